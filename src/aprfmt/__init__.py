@@ -50,6 +50,8 @@ _LAZY = {
     "Diagnosis": "aprfmt.running.doctor",
     "evaluate": "aprfmt.api",
     "bench": "aprfmt.api",
+    "qa": "aprfmt.api",
+    "QaReport": "aprfmt.running.qa",
     "BenchReport": "aprfmt.running.bench",
     "imatrix": "aprfmt.api",
     "merge_imatrix": "aprfmt.api",
@@ -82,6 +84,7 @@ __all__ = [
     "Lint",
     "Model",
     "PushReport",
+    "QaReport",
     "RawTensor",
     "Report",
     "RunResult",
@@ -116,6 +119,7 @@ __all__ = [
     "open",
     "prune_model",
     "push",
+    "qa",
     "quantize_model",
     "read_v1",
     "report",
@@ -139,6 +143,7 @@ if TYPE_CHECKING:
         lint,
         lint_rules,
         merge_imatrix,
+        qa,
         quantize_model,
         report,
         run,
@@ -171,6 +176,7 @@ if TYPE_CHECKING:
     from aprfmt.running.embeddings import Embeddings
     from aprfmt.running.generate import RunResult
     from aprfmt.running.importance import ImatrixReport
+    from aprfmt.running.qa import QaReport
 
 
 def __getattr__(name: str) -> object:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aprfmt.running.embeddings import Embeddings
     from aprfmt.running.generate import RunResult
     from aprfmt.running.importance import ImatrixReport
+    from aprfmt.running.qa import GateResult, QaReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,43 @@ def bench(
         gates=parse_gates(gates),
         say=log,
         progress=progress,
+    )
+
+
+def qa(
+    file: PathLike,
+    *,
+    against: PathLike | None = None,
+    allow_skip: Sequence[str] = (),
+    threads: int = 0,
+    log: Callable[[str], None] = lambda line: None,
+    on_gate: Callable[[GateResult], None] = lambda gate: None,
+) -> QaReport:
+    """Examines a model that generates text by gates that it can fail; docs/qa.md says what each shows.
+
+    Args:
+        file: the model, in any form.
+        against: what it was made from, to compare with.
+        allow_skip: gates that may be skipped.
+        threads: threads of llama.cpp; 0: half of the processors.
+        log: called with a line where a model is exported first.
+        on_gate: called with each gate as soon as it has looked.
+
+    Raises:
+        UsageError: for the name of a gate that there is not.
+        UnsupportedError: for an encoder.
+        MissingDependencyError: without llama.cpp.
+    """
+    from aprfmt.running.qa import examine
+
+    _check_numbers(threads=(threads, 0))
+    return examine(
+        formats.path_text(file, "file"),
+        against=formats.path_text(against, "against") if against is not None else None,
+        allow_skip=[allow_skip] if isinstance(allow_skip, str) else [*allow_skip],
+        threads=threads,
+        log=log,
+        on_gate=on_gate,
     )
 
 

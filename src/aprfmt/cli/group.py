@@ -51,6 +51,7 @@ COMMANDS = {
         Row("run", "run:Run", "Ask a model, talk with it, or embed texts, in llama.cpp.", "Run"),
         Row("bench", "bench:Bench", "Speed and memory in llama.cpp; several files in turns.", "Run"),
         Row("push", "push", "A model on the hub, with a card of origin and checksums.", "Convert"),
+        Row("qa", "qa:qa", "Gates that a broken model fails; exit 1 if one does.", "Run"),
         Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
         Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),

@@ -16,7 +16,7 @@ def open_decoder(
     n_ctx: int,
     n_threads: int = 0,
     gpu_layers: int = 0,
-    importance: str | None = None,
+    watched: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Llama:
     """The model `file`, exported first where it is no GGUF. Use in `with`.
@@ -40,5 +40,5 @@ def open_decoder(
         n_bytes=n_bytes,
         n_threads=n_threads,
         gpu_layers=gpu_layers,
-        importance=importance,
+        watched=watched,
     )

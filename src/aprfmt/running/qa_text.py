@@ -8,28 +8,30 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PROSE = """\
-The village lay at the end of a narrow valley, where the road stopped being a road and became a path for sheep. In \
-winter the sun came over the ridge at eleven and was gone again before three, and people lit their lamps early and went \
-to bed early too. Nobody could remember a time when the school had had more than twenty children, and this year there \
-were only nine of them. Their teacher, a tall woman called Anna Berg, had come from the city for one year and stayed \
-for thirty.
+The village lay at the end of a narrow valley, where the road stopped being a road and became a path for sheep. \
+In winter the sun came over the ridge at eleven and was gone again before three, and people lit their lamps \
+early and went to bed early too. Nobody could remember a time when the school had had more than twenty children, \
+and this year there were only nine of them. Their teacher, a tall woman called Anna Berg, had come from the city \
+for one year and stayed for thirty.
 
-One morning in March the snow on the roof of the school began to slide. The children heard it first: a long, low sound, \
-like a cart being pulled over stones. Then a great white sheet fell past the windows and the room was dark. For a moment \
-no one said anything. Then the youngest boy began to laugh, and the others laughed with him, and Anna took the shovel \
-from behind the door and went out to see what had happened. When she came back, her coat was white up to the shoulders. \
-"Well," she said, "it seems that spring has arrived."
+One morning in March the snow on the roof of the school began to slide. The children heard it first: a long, low \
+sound, like a cart being pulled over stones. Then a great white sheet fell past the windows and the room was \
+dark. For a moment no one said anything. Then the youngest boy began to laugh, and the others laughed with him, \
+and Anna took the shovel from behind the door and went out to see what had happened. When she came back, her \
+coat was white up to the shoulders. "Well," she said, "it seems that spring has arrived."
 
-Water boils at a lower temperature in the mountains than it does by the sea, because there is less air above it to press \
-it down. This is why an egg takes longer to cook in a high valley. A good cook knows this without knowing why, in the \
-same way that a good carpenter knows which way a board will bend when it dries. Most of what we know is of this kind. We \
-can ride a bicycle, but we cannot say how; we know the face of a friend in a crowd, but we could not draw it. What can \
-be written down is only a small part of what can be learned, and the rest has to be shown by one person to another.
+Water boils at a lower temperature in the mountains than it does by the sea, because there is less air above it \
+to press it down. This is why an egg takes longer to cook in a high valley. A good cook knows this without \
+knowing why, in the same way that a good carpenter knows which way a board will bend when it dries. Most of what \
+we know is of this kind. We can ride a bicycle, but we cannot say how; we know the face of a friend in a crowd, \
+but we could not draw it. What can be written down is only a small part of what can be learned, and the rest has \
+to be shown by one person to another.
 
-The first clocks had no hands. They rang a bell, and people who heard it counted the strokes. Only much later did \
-somebody think of putting a dial on the tower, so that the hour could be seen as well as heard, and it took another \
-three hundred years before anyone needed to know the minute. Trains changed that. A train that leaves at noon must leave \
-at the same noon in every town along the line, and so the towns gave up their own time and took that of the railway.
+The first clocks had no hands. They rang a bell, and people who heard it counted the strokes. Only much later \
+did somebody think of putting a dial on the tower, so that the hour could be seen as well as heard, and it took \
+another three hundred years before anyone needed to know the minute. Trains changed that. A train that leaves at \
+noon must leave at the same noon in every town along the line, and so the towns gave up their own time and took \
+that of the railway.
 """
 
 CODE = '''\

@@ -1,0 +1,73 @@
+"""`apr qa`: whether a model is what it should be, by gates that it can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import aprfmt
+from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.output import out, printable
+from aprfmt.text import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from aprfmt.running.qa import GateResult, QaReport
+
+_STYLES = {"pass": "green", "fail": "red", "skip": "yellow"}
+
+
+def qa(
+    file: ModelArgument,
+    *,
+    against: Annotated[
+        str | None, typer.Option(metavar="FILE", help="What the model was made from, to compare with.")
+    ] = None,
+    allow_skip: Annotated[
+        list[str] | None, typer.Option("--allow-skip", metavar="GATE", help="A gate that may be skipped; repeatable.")
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Threads of llama.cpp; 0: half of the processors.")
+    ] = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Examine a model in llama.cpp: does it load, compute numbers, write text, know its tokens and its chat template?
+
+    A gate that was skipped is no pass, unless the model has nothing that it looks at. Exit status 1: the model did not
+    pass. docs/qa.md says what each gate shows and what it cannot.
+
+    \b
+    apr qa model.gguf
+    apr qa model-q4_k_m.gguf --against model.gguf
+    apr qa model.apr --json
+    """
+    report = aprfmt.qa(
+        file, against=against, allow_skip=allow_skip or (), threads=threads, log=out.progress_line, on_gate=_tell
+    )
+    out.result(report.to_json(), _verdict(report))
+    return 0 if report.passed else 1
+
+
+def _tell(gate: GateResult) -> None:
+    """A line as soon as a gate has looked: some take seconds."""
+    value = "" if gate.value is None else f"{gate.value:.4g}"
+    limit = "" if gate.threshold is None else f"{gate.threshold:.4g}"
+    figures = f"  [{value}, limit {limit}]" if value and limit else ""
+    status = out.style(gate.status, _STYLES[gate.status])
+    out.line(f"{status}  {gate.id:<13}  {printable(gate.message)}{out.style(figures, 'dim')}")
+
+
+def _verdict(report: QaReport) -> Iterator[str]:
+    failed = [gate.id for gate in report.gates if gate.status == "fail"]
+    skipped = [gate.id for gate in report.gates if gate.status == "skip" and gate.required]
+    model = f"{format_count(report.parameters)} parameters, {report.bits_per_weight:.2f} bits a weight"
+    time = f"{format_seconds(report.seconds)}"
+    if report.passed:
+        n = sum(gate.status == "pass" for gate in report.gates)
+        yield f"{out.style('passed', 'green')}: {n} gates; {model}; {time}"
+        return
+    parts = [f"failed {', '.join(failed)}"] if failed else []
+    parts += [f"skipped {', '.join(skipped)}"] if skipped else []
+    yield f"{out.style('not passed', 'red')}: {'; '.join(parts)}; {model}; {time}"

@@ -1,0 +1,109 @@
+"""Whether a chat template is the one that a model was trained with: by its tokens, and by what the model expects."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from aprfmt.errors import AprError, MissingDependencyError
+from aprfmt.running.examined import Examined
+from aprfmt.running.findings import Finding, SkippedError
+from aprfmt.running.qa_text import ANSWER, FORMATS, USER
+from aprfmt.text import first_few
+from aprfmt.tokenizer.chat import ChatTemplate
+
+BETTER = 4.0
+"""Nats of an answer and its end, together, that another form may be better by."""
+
+_MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^<>\s]{1,40}\uff5c>|<(?:start|end)_of_turn>")
+_PLAIN = f"Question: {USER}\nAnswer: "
+
+
+class _Exchange(NamedTuple):
+    """Losses of the answer and of what ends it, in nats; both are sums."""
+
+    answer: float
+    end: float
+
+
+def chat_template(x: Examined) -> Finding:
+    """Renders a conversation, looks for its markers in the vocabulary, and compares losses with other forms."""
+    template = x.metadata("tokenizer.chat_template")
+    if not isinstance(template, str) or not template.strip():
+        raise SkippedError("the model has no chat template", required=False)
+    if "{" not in template:
+        raise SkippedError(f"the template is only named: {template[:40]}", required=False)
+    try:
+        text = _rendered(x, template)
+    except MissingDependencyError as error:
+        raise SkippedError(error.message) from error
+    except AprError as error:
+        return Finding(False, error.message)
+    head, found, tail = text.partition(ANSWER)
+    if not found or USER not in head:
+        return Finding(False, "the template leaves out what was said")
+    foreign = [marker for marker in dict.fromkeys(_MARKER.findall(text)) if len(_ids(x, marker)) != 1]
+    if foreign:
+        return Finding(
+            False,
+            f"it writes markers that are no tokens of this vocabulary: {first_few(foreign)}",
+            value=len(foreign),
+            threshold=0,
+        )
+    own = _exchange(x, head, tail.strip().split("\n")[0])
+    others = {
+        name: _exchange(x, form.text[0], form.behind)
+        for name, form in FORMATS.items()
+        if all(len(_ids(x, marker)) == 1 for marker in (*_MARKER.findall("".join(form)), form.behind))
+    }
+    plain = _exchange(x, _PLAIN, None)
+    best = min(others, key=lambda name: sum(others[name]), default=None)
+    worse = sum(own) - sum(others[best]) if best is not None else 0.0
+    than_plain = own.answer - plain.answer
+    said = f"answer {own.answer:.1f} nats and its end {own.end:.1f} by the template; {plain.answer:.1f} without one"
+    if best is not None:
+        said += f"; {sum(others[best]):.1f} together in {best}'s form"
+    if worse > BETTER:
+        return Finding(False, f"the model expects {best}'s form: {said}", value=worse, threshold=BETTER)
+    return Finding(than_plain <= BETTER, said, value=max(worse, than_plain), threshold=BETTER)
+
+
+def _rendered(x: Examined, template: str) -> str:
+    special = {}
+    for role, token in {"bos": x.llama.facts.bos, "eos": x.llama.facts.eos}.items():
+        special[role] = x.llama.detokenize([token], special=True) if token >= 0 else ""
+    talk = [{"role": "user", "content": USER}, {"role": "assistant", "content": ANSWER}]
+    return ChatTemplate(template, special, path=x.file).render(talk, add_generation_prompt=False)
+
+
+def _ids(x: Examined, text: str) -> list[int]:
+    ids = x.llama.tokenize(text, add_special=False)
+    return ids[1:] if len(ids) == 2 and ids[0] == _space(x) else ids
+
+
+def _space(x: Examined) -> int:
+    """What a SentencePiece vocabulary puts before a marker."""
+    ids = x.llama.tokenize(" ", add_special=False)
+    return ids[0] if len(ids) == 1 else -1
+
+
+def _exchange(x: Examined, head: str, behind: str | None) -> _Exchange:
+    """Losses of the answer behind `head`, and of `behind` or, where that is empty, the end token; None: of no end."""
+    facts = x.llama.facts
+    begun = x.llama.tokenize(head, add_special=False)
+    begin = [facts.bos] if facts.adds_bos and begun[:1] != [facts.bos] else []
+    answered = x.llama.tokenize(head + ANSWER, add_special=False)
+    whole = x.llama.tokenize(head + ANSWER + (behind or ""), add_special=False)
+    if behind == "" and facts.eos >= 0:
+        whole = [*answered, facts.eos]
+    first = sum(1 for _ in _same(begun, answered))
+    last = sum(1 for _ in _same(answered, whole))
+    losses = x.reader.score([*begin, *whole]).loss
+    shift = len(begin) - 1
+    return _Exchange(float(losses[first + shift : last + shift].sum()), float(losses[last + shift :].sum()))
+
+
+def _same(a: list[int], b: list[int]) -> list[int]:
+    """The ids that both begin with."""
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:n]

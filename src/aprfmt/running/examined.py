@@ -1,0 +1,203 @@
+"""A model under examination by `apr qa`: what several gates need is loaded and computed once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from aprfmt import formats
+from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.errors import AprError
+from aprfmt.inspection.validate import Validation, validate
+from aprfmt.llama.client import Llama
+from aprfmt.running.decoders import open_decoder
+from aprfmt.running.prepared import prepare
+from aprfmt.running.qa_text import TEXTS, Question
+from aprfmt.running.scoring import Reader, Scored
+from aprfmt.tokenizer.model import Tokenizer
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+CONTEXT = 1024
+
+
+class Examined:
+    """A model in llama.cpp, beside the one that it was made from. Use in `with`.
+
+    Args:
+        file: the model.
+        against: what it was made from.
+        n_threads: as for Llama.
+        say: called with a line where something is exported first.
+    """
+
+    def __init__(
+        self, file: str, against: str | None, n_threads: int, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.file, self.against = file, against
+        self._n_threads, self._say = n_threads, say
+        self._stack = ExitStack()
+        self._llama: Llama | None = None
+
+    def __enter__(self) -> Self:
+        self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-qa-"))
+        self.model: Model = self._stack.enter_context(formats.open(self.file))
+        self.gguf: Model = self._stack.enter_context(formats.open(prepare(self.file, say=self._say).path))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def llama(self) -> Llama:
+        """The model; loaded when it is first asked for."""
+        if self._llama is None:
+            self._llama = self._open(self.file)
+        return self._llama
+
+    @cached_property
+    def original(self) -> Llama:
+        """What it was made from."""
+        assert self.against is not None
+        return self._open(self.against)
+
+    @cached_property
+    def watched(self) -> Llama:
+        """The model again, in memory that is its own."""
+        return self._open(self.file, watched=True)
+
+    def _open(self, file: str, *, watched: bool = False) -> Llama:
+        return self._stack.enter_context(
+            open_decoder(file, n_ctx=CONTEXT, n_threads=self._n_threads, watched=watched, say=self._say)
+        )
+
+    def close_watched(self) -> None:
+        """Lets go of its memory."""
+        if "watched" in self.__dict__:
+            self.watched.close()
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Reads its logits."""
+        return Reader(self._folder, self.llama)
+
+    @cached_property
+    def original_reader(self) -> Reader:
+        """Reads those of what it was made from."""
+        return Reader(self._folder, self.original)
+
+    def reader_of(self, llama: Llama) -> Reader:
+        """Reads the logits of one of its other forms."""
+        return Reader(self._folder, llama)
+
+    @cached_property
+    def canonical(self) -> Canonical | None:
+        """The model by the table of architectures; None where it does not know it."""
+        try:
+            return canonical(self.model)
+        except AprError:
+            return None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer; None without one."""
+        try:
+            return self.model.tokenizer
+        except AprError:
+            return None
+
+    @cached_property
+    def n_params(self) -> int:
+        """Its parameters."""
+        if self.canonical is not None:
+            return self.canonical.n_params
+        return sum(_product(tensor.shape) for tensor in self.gguf.tensors.entries)
+
+    @cached_property
+    def bits_per_weight(self) -> float:
+        """Of all tensors."""
+        values = sum(_product(tensor.shape) for tensor in self.gguf.tensors.entries)
+        return 8 * sum(tensor.n_bytes for tensor in self.gguf.tensors.entries) / max(1, values)
+
+    @cached_property
+    def validation(self) -> Validation:
+        """What the rules of `apr validate` say."""
+        return validate(self.file)
+
+    @cached_property
+    def texts(self) -> list[list[int]]:
+        """Ids of the bundled texts."""
+        return [self.llama.tokenize(text, parse_special=False)[:CONTEXT] for text in TEXTS]
+
+    @cached_property
+    def scores(self) -> list[Scored]:
+        """The scores of the bundled texts."""
+        return [self.reader.score(ids) for ids in self.texts]
+
+    @cached_property
+    def loss(self) -> float:
+        """Mean loss of the bundled texts, in nats a token."""
+        return sum(float(found.loss.sum()) for found in self.scores) / sum(len(found.loss) for found in self.scores)
+
+    @cached_property
+    def bits_per_byte(self) -> float:
+        """Loss of the bundled texts in bits a byte, which does not depend on how long the tokens are."""
+        n_bytes = sum(
+            len(self.llama.detokenize(ids[1:]).encode()) if len(ids) >= CONTEXT else len(text.encode())
+            for ids, text in zip(self.texts, TEXTS, strict=True)
+        )
+        return sum(float(found.loss.sum()) for found in self.scores) / _LN2 / max(1, n_bytes)
+
+    @cached_property
+    def compared(self) -> dict[str, float]:
+        """Means over the bundled texts beside the original: kl, agreement, loss, other_loss."""
+        reader = Reader(self._folder, self.llama, self.original)
+        found = [reader.score(ids) for ids in self.texts]
+        n = sum(len(each.loss) for each in found)
+        names = {"kl": "kl", "agreement": "agree", "loss": "loss", "other_loss": "other_loss"}
+        return {name: float(sum(getattr(each, field).sum() for each in found)) / n for name, field in names.items()}
+
+    def metadata(self, key: str) -> object:
+        """A key of the GGUF, in which ARCH stands for the architecture."""
+        return self.gguf.metadata.get(key.replace("ARCH", str(self.gguf.metadata.get("general.architecture"))))
+
+    def answer(self, question: Question, reader: Reader, llama: Llama) -> tuple[float, bool]:
+        """(ln of the right answer's probability among the answers, whether it is the first choice)."""
+        import numpy as np
+
+        begun = llama.tokenize(question.prompt, parse_special=False)
+        whole = [llama.tokenize(question.prompt + answer, parse_special=False) for answer in question.answers]
+        shared = len(begun)
+        while all(len(ids) > shared for ids in whole) and len({ids[shared] for ids in whole}) == 1:
+            shared += 1  # such as a space of its own
+        firsts = [ids[shared] if len(ids) > shared else -1 for ids in whole]
+        ids = whole[question.right][:shared]
+        *_, (_, rows) = reader.logits(ids)
+        last = rows[0][-1].astype(np.float64)
+        values = np.array([last[first] if first >= 0 else -np.inf for first in firsts])
+        right = values[question.right]
+        log_sum = values.max() + np.log(np.exp(values - values.max()).sum())
+        return float(right - log_sum), bool(right == values.max() and (values == right).sum() == 1)
+
+    def answers(self, questions: Sequence[Question], *, original: bool = False) -> tuple[float, float]:
+        """(mean ln of the right answer's probability, share of questions answered rightly)."""
+        reader, llama = (self.original_reader, self.original) if original else (self.reader, self.llama)
+        found = [self.answer(question, reader, llama) for question in questions]
+        return sum(value for value, _ in found) / len(found), sum(right for _, right in found) / len(found)
+
+
+_LN2 = 0.6931471805599453
+
+
+def _product(shape: Sequence[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

@@ -1,0 +1,351 @@
+"""The gates of `apr qa`: what each shows, by what evidence, and where its limit is."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from aprfmt.canonical.model import embedding_rows
+from aprfmt.errors import RunError
+from aprfmt.inspection.validate import Check
+from aprfmt.llama.engine import Sampling
+from aprfmt.running.chat_gate import chat_template
+from aprfmt.running.examined import Examined
+from aprfmt.running.findings import Finding, SkippedError
+from aprfmt.running.qa_text import ARITHMETIC, COPY, PROMPTS, STORIES
+from aprfmt.text import first_few
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One gate.
+
+    Attributes:
+        id: its name.
+        shows: what holds when it passes.
+        look: gives the finding; raises SkippedError where there is nothing to look at.
+        needs: gates without which it cannot look.
+    """
+
+    id: str
+    shows: str
+    look: Callable[[Examined], Finding]
+    needs: tuple[str, ...] = ()
+
+
+# --- the file ---
+
+
+def _of_checks(checks: Sequence[Check], said: str) -> Finding:
+    failed = [check for check in checks if check.status == "fail"]
+    text = first_few(f"{check.message}{f' ({check.tensor})' if check.tensor else ''}" for check in failed)
+    return Finding(not failed, text or said, value=len(failed), threshold=0)
+
+
+def _structure(x: Examined) -> Finding:
+    checks = [check for check in x.validation.checks if not check.id.startswith("values.")]
+    return _of_checks(checks, f"{len(checks)} rules of apr validate hold")
+
+
+def _weights(x: Examined) -> Finding:
+    checks = [check for check in x.validation.checks if check.id.startswith("values.")]
+    if not checks:
+        raise SkippedError("there are no weights to look at")
+    return _of_checks(checks, f"{len(x.model.tensors.entries):,} tensors: no NaN, no infinity, none of zeros")
+
+
+def _loads(x: Examined) -> Finding:
+    try:
+        facts = x.llama.facts
+    except RunError as error:
+        return Finding(False, error.message)
+    return Finding(True, f"in {facts.load_seconds:.2g} s by {facts.engine}", value=facts.load_seconds)
+
+
+def _vocabulary(x: Examined) -> Finding:
+    embedding = x.gguf.tensors.get("token_embd.weight")
+    rows = embedding.shape[0] if embedding is not None else embedding_rows(x.canonical) if x.canonical else None
+    if rows is None:
+        raise SkippedError("the model has no embedding of tokens")
+    n = x.llama.n_vocab
+    text = f"{n:,} tokens, {rows:,} rows of the embedding"
+    return Finding(n == rows, text, value=n, threshold=rows)
+
+
+# --- what it computes ---
+
+
+def _finite(x: Examined) -> Finding:
+    for number, prompt in enumerate(PROMPTS, 1):
+        try:
+            x.reader.score(x.llama.tokenize(prompt, parse_special=False))
+        except RunError as error:
+            return Finding(False, f"prompt {number} of {len(PROMPTS)}: {error.message}", value=number - 1)
+    n = len(PROMPTS)
+    return Finding(True, f"the logits of {n} prompts hold numbers", value=n, threshold=n)
+
+
+LEAST_EFFECT = 1e-3
+"""Of a layer: by how much of their size the hidden states are moved. Layers of trained models move them by 0.05 and
+more; one that does nothing, by 0."""
+
+
+def _layers(x: Examined) -> Finding:
+    effects, _ = x.watched.effects(x.texts[0][:96])
+    known = {i: value for i, value in enumerate(effects) if value is not None}
+    if not known:
+        raise SkippedError("llama.cpp does not name the hidden states of this architecture", required=False)
+    idle = [i for i, value in known.items() if not value >= LEAST_EFFECT]
+    least = min(known, key=lambda i: known[i])
+    text = (
+        f"layers that do nothing: {first_few(map(str, idle))}"
+        if idle
+        else f"{len(known)} layers, the least active is {least}: it moves its input by {known[least]:.2g}"
+    )
+    return Finding(not idle, text, value=known[least], threshold=LEAST_EFFECT)
+
+
+ORDER_MARGIN = 0.25
+"""Nats a token that another order of Q and K may be better by: noise between equal orders is far below."""
+
+_PART = re.compile(r"blk\.(\d+)\.attn_(q|k|qkv)\.(weight|bias)")
+
+
+def _rope_order(x: Examined) -> Finding:
+    ids = x.texts[0][:192]
+    _, names = x.watched.effects(ids[:16])
+    heads = _heads(x, names)
+    reader = x.reader_of(x.watched)
+    losses = {"as it is": float(reader.score(ids).loss.mean())}
+    for name, halves in (("permuted once less", True), ("permuted once more", False)):
+        x.watched.reorder(heads, halves=halves)
+        losses[name] = float(reader.score(ids).loss.mean())
+        x.watched.reorder(heads, halves=not halves)
+    x.close_watched()
+    own = losses.pop("as it is")
+    best = min(losses, key=lambda name: losses[name])
+    gain = own - losses[best]
+    passed = gain < ORDER_MARGIN
+    others = ", ".join(f"{name} {math.exp(loss):,.1f}" for name, loss in losses.items())
+    text = f"perplexity {math.exp(own):,.1f} with the rows of Q and K as they are; {others}"
+    if not passed:
+        text = f"the rows of Q and K stand in the wrong order, they must be {best}: {text}"
+    return Finding(passed, text, value=gain, threshold=ORDER_MARGIN)
+
+
+def _heads(x: Examined, names: Sequence[str]) -> list[tuple[str, int, int, int]]:
+    """What is reordered: (weight, first row, heads, rows of a head). Raises SkippedError."""
+
+    def per_layer(key: str, layer: int) -> int:
+        value: Any = x.metadata(f"ARCH.attention.{key}")
+        value = value[layer] if isinstance(value, list | tuple) else value
+        return value if isinstance(value, int) else 0
+
+    found = []
+    width: Any = x.metadata("ARCH.embedding_length")
+    for name in names:
+        part = _PART.fullmatch(name)
+        if part is None:
+            continue
+        layer = int(part[1])
+        n_q = per_layer("head_count", layer)
+        n_kv = per_layer("head_count_kv", layer) or n_q
+        if not n_q:
+            continue
+        size = per_layer("key_length", layer) or width // n_q
+        rotated: Any = x.metadata("ARCH.rope.dimension_count") or size
+        if rotated != size:
+            raise SkippedError("only a part of each head is rotated", required=False)
+        if part[2] in ("q", "qkv"):
+            found.append((name, 0, n_q, size))
+        if part[2] in ("k", "qkv"):
+            found.append((name, n_q * size if part[2] == "qkv" else 0, n_kv, size))
+    if not found:
+        raise SkippedError("the model has no rows of Q and K that are rotated as heads", required=False)
+    return found
+
+
+SAME_TOKENS = 0.95
+FOREIGN_GAP = 0.4
+"""Share of the tokens that come back, and of ln(vocabulary): by so much the text is less likely than what the model
+writes by itself. Of SmolLM2 0.98 and 0.03; with the tokenizer of Qwen 0.62 and 0.83."""
+
+
+def _tokenizer(x: Examined) -> Finding:
+    """A model that is sure of its own tokens, but not of what the tokenizer makes of text, learned other ones."""
+    begin = max(0, x.llama.facts.bos)
+    same = total = 0
+    losses = []
+    for seed in (1, 2):
+        made = x.llama.generate([begin], 64, sampling=Sampling(temperature=0.8, seed=seed))
+        ids = made.ids[:-1] if made.ended == "end" else made.ids
+        if len(ids) < 8:
+            continue
+        again = x.llama.tokenize(x.llama.detokenize(ids, special=True), add_special=False)
+        same += sum(b.size for b in SequenceMatcher(None, ids, again, autojunk=False).get_matching_blocks())
+        total += len(ids)
+        losses += x.reader.score([begin, *ids]).loss.tolist()
+    if not losses:
+        raise SkippedError("the model writes too little by itself", required=False)
+    own, share = sum(losses) / len(losses), same / total
+    gap = (x.loss - own) / math.log(x.llama.n_vocab)
+    foreign = gap > FOREIGN_GAP and share < SAME_TOKENS
+    text = (
+        f"{share:.1%} of the tokens that the model writes come back from their text; loss {own:.2f} nats of its own "
+        f"tokens, {x.loss:.2f} of text"
+    )
+    return Finding(
+        not foreign,
+        f"another model's tokenizer, or weights that were not trained: {text}" if foreign else text,
+        value=gap,
+        threshold=FOREIGN_GAP,
+    )
+
+
+LONGEST_PERIOD, LEAST_DISTINCT = 4, 6
+
+
+def _text(x: Examined) -> Finding:
+    """Greedy text: of several beginnings one at least must go on with more than a few tokens in a circle."""
+    made = [x.llama.generate(prompt, 48) for prompt in STORIES]
+    circling = []
+    for each in made:
+        ids = each.ids
+        loop = any(
+            len(ids) >= 32 and ids[-24:] == ids[-24 - period : -period] for period in range(1, LONGEST_PERIOD + 1)
+        )
+        few = each.ended == "length" and len(set(ids)) < LEAST_DISTINCT
+        circling.append(loop or few or not each.text.strip())
+    sample = " ".join(made[circling.index(False) if False in circling else 0].text.split())[:60]
+    distinct = max(len(set(each.ids)) for each in made)
+    text = "the text goes round in a circle" if all(circling) else f"{distinct} different tokens"
+    return Finding(not all(circling), f"{text}: \u201c{sample}\u2026\u201d", value=distinct, threshold=LEAST_DISTINCT)
+
+
+_MEASURED, _MEASURED_PARAMS, _FACTOR, _LEAST_PARAMS = 0.78, 134.5e6, 2.0, 10e6
+
+
+def bits_limit(n_params: int) -> float:
+    """The most bits a byte of the bundled text that a language model of this size may need.
+
+    Twice what is expected: SmolLM2-135M measured, other sizes by the term of Chinchilla's law in the number of
+    parameters (Hoffmann et al. 2022, arXiv:2203.15556: 406.4 / N^0.34 nats a token), at 4 bytes a token.
+    """
+    n = max(float(n_params), _LEAST_PARAMS)
+    nats = 406.4 / n**0.34 - 406.4 / _MEASURED_PARAMS**0.34
+    limit: float = _FACTOR * (_MEASURED + nats / math.log(2) / 4)
+    return limit
+
+
+def _perplexity(x: Examined) -> Finding:
+    bits, limit = x.bits_per_byte, bits_limit(x.n_params)
+    parts = ", ".join(
+        f"{name} {math.exp(float(found.loss.mean())):,.1f}"
+        for name, found in zip(("prose", "code", "numbers"), x.scores, strict=True)
+    )
+    text = f"{bits:.2f} bits a byte of the bundled text, perplexity {math.exp(x.loss):,.1f} ({parts})"
+    return Finding(bits <= limit, text, value=bits, threshold=limit)
+
+
+COPIED, REMEMBERED = 0.5, 0.25
+"""Share of right answers without an original to compare with (chance: 1/8), and how much it may fall below one's."""
+
+_CHANCE = math.log(10)
+"""Loss of an answer that is drawn among ten."""
+
+
+def _copy(x: Examined) -> Finding:
+    _, share = x.answers(COPY)
+    limit, of = COPIED, "chance 12%"
+    if x.against is not None:
+        theirs = x.answers(COPY, original=True)[1]
+        limit, of = theirs - REMEMBERED, f"the original {theirs:.0%}"
+    return Finding(share >= limit, f"{share:.0%} of {len(COPY)} words copied, {of}", value=share, threshold=limit)
+
+
+LOST = 1.5
+"""Nats by which the right sums may be less likely than to the original: Q2_K of SmolLM2 loses 0.7."""
+
+
+def _arithmetic(x: Examined) -> Finding:
+    likely, share = x.answers(ARITHMETIC)
+    limit, of = -_CHANCE, "chance 10%"
+    if x.against is not None:
+        theirs = x.answers(ARITHMETIC, original=True)
+        limit, of = theirs[0] - LOST, f"the original {theirs[1]:.0%}"
+    text = f"{share:.0%} of {len(ARITHMETIC)} sums right, {of}; ln probability {likely:.2f}"
+    return Finding(likely >= limit, text, value=likely, threshold=limit)
+
+
+# --- beside the original ---
+
+
+_LIMITS = ((12.0, 0.005), (8.0, 0.02), (6.4, 0.05), (5.5, 0.08), (4.6, 0.12), (4.0, 0.16), (3.4, 0.2), (0.0, 0.25))
+"""(bits a weight, nats): the largest KL from the original for as many bits or more."""
+
+
+def kl_limit(bits: float) -> float:
+    """Nats a token from the original that are usual for a good quantization of so many bits a weight, and then some."""
+    return next(limit for least, limit in _LIMITS if bits >= least)
+
+
+def _original(x: Examined) -> dict[str, float]:
+    if x.against is None:
+        raise SkippedError("there is no original to compare with: --against FILE", required=False)
+    if x.original.n_vocab != x.llama.n_vocab or any(
+        x.original.tokenize(x.llama.detokenize(ids), add_special=False)
+        != x.llama.tokenize(x.llama.detokenize(ids), add_special=False)
+        for ids in x.texts
+    ):
+        raise SkippedError("the original reads text as other tokens")
+    return x.compared
+
+
+def _kl(x: Examined) -> Finding:
+    kl, limit = _original(x)["kl"], kl_limit(x.bits_per_weight)
+    text = f"{kl:.4f} nats a token from the original, at {x.bits_per_weight:.2f} bits a weight"
+    return Finding(kl <= limit, text, value=kl, threshold=limit)
+
+
+def _agreement(x: Examined) -> Finding:
+    share = _original(x)["agreement"]
+    # A first choice changes where two are about as likely: its share falls with the root of the KL.
+    limit = 1 - 0.62 * math.sqrt(kl_limit(x.bits_per_weight))
+    return Finding(
+        share >= limit, f"{share:.1%} of the tokens have the same first choice", value=share, threshold=limit
+    )
+
+
+def _ratio(x: Examined) -> Finding:
+    found = _original(x)
+    ratio, limit = math.exp(found["loss"] - found["other_loss"]), math.exp(kl_limit(x.bits_per_weight))
+    text = f"perplexity {math.exp(found['loss']):,.2f}, {ratio:.3f} times the original's"
+    return Finding(ratio <= limit, text, value=ratio, threshold=limit)
+
+
+_RUNS = ("loads", "finite")
+_SOUND = (*_RUNS, "layers", "rope-order", "tokenizer")
+"""What names a cause; of a model that fails there, the symptoms say nothing more."""
+
+GATES = (
+    Gate("structure", "the rules of apr validate about names, shapes, keys and tokens hold", _structure),
+    Gate("weights", "no tensor holds NaN or infinity, or only zeros", _weights),
+    Gate("loads", "llama.cpp loads the model", _loads),
+    Gate("vocabulary", "there are as many tokens as rows of the embedding", _vocabulary, ("loads",)),
+    Gate("finite", "every logit of several prompts is a number", _finite, ("loads",)),
+    Gate("layers", "every layer moves the hidden states", _layers, _RUNS),
+    Gate("rope-order", "no other order of the rows of Q and K predicts text better", _rope_order, (*_RUNS, "layers")),
+    Gate("tokenizer", "the tokens are those that the model has learned", _tokenizer, (*_RUNS, "layers", "rope-order")),
+    Gate("text", "greedy text is not one token, and no loop of a few", _text, _SOUND),
+    Gate("perplexity", "text costs no more bits than it may at this size", _perplexity, _SOUND),
+    Gate("copy", "words are copied by example", _copy, _SOUND),
+    Gate("arithmetic", "small sums are done by example", _arithmetic, _SOUND),
+    Gate("chat-template", "the chat template is the one that the model was trained with", chat_template, _SOUND),
+    Gate("kl", "next to the original: how far the predictions are", _kl, _SOUND),
+    Gate("agreement", "next to the original: how often the first choice is the same", _agreement, _SOUND),
+    Gate("ratio", "next to the original: the perplexity", _ratio, _SOUND),
+)

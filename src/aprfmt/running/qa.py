@@ -1,0 +1,138 @@
+"""Runs the gates of `apr qa` on a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from aprfmt.errors import MissingDependencyError, RunError, UsageError
+from aprfmt.llama.client import require_llama
+from aprfmt.running.examined import Examined
+from aprfmt.running.findings import Finding, SkippedError
+from aprfmt.running.gates import GATES, Gate
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """One gate.
+
+    Attributes:
+        id: its name.
+        status: "pass", "fail" or "skip".
+        required: of one that was skipped, whether the model cannot pass without it.
+        shows: what holds when it passes.
+        message: the evidence, or why it was skipped.
+        value, threshold: the figure that decided and its limit, where there are some.
+        seconds: what it took.
+    """
+
+    id: str
+    status: str
+    required: bool
+    shows: str
+    message: str
+    value: float | None
+    threshold: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class QaReport:
+    """What the gates say of a model.
+
+    Attributes:
+        model, against: the files.
+        passed: whether no gate failed, and none that is required was skipped.
+        engine: the package that brought llama.cpp; None where it did not load the model.
+        parameters, bits_per_weight: of the model.
+        gates: all of them, in the order in which they looked.
+        seconds: of everything.
+    """
+
+    model: str
+    against: str | None
+    passed: bool
+    engine: str | None
+    parameters: int
+    bits_per_weight: float
+    gates: list[GateResult]
+    seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr qa --json`."""
+        return asdict(self)
+
+
+def examine(
+    file: str,
+    *,
+    against: str | None = None,
+    allow_skip: Sequence[str] = (),
+    threads: int = 0,
+    log: Callable[[str], None] = lambda line: None,
+    on_gate: Callable[[GateResult], None] = lambda gate: None,
+) -> QaReport:
+    """Looks through every gate; what a failed one keeps from being computed is skipped, and that is no pass.
+
+    Raises:
+        UsageError: for the name of a gate that there is not.
+        UnsupportedError: the model is an encoder.
+        MissingDependencyError: llama.cpp is not installed.
+    """
+    known = [gate.id for gate in GATES]
+    for name in allow_skip:
+        if name not in known:
+            raise UsageError(f"there is no gate {name!r:.40}", hint=f"gates are {', '.join(known)}")
+    require_llama()
+    started = time.monotonic()
+    results: dict[str, GateResult] = {}
+    with Examined(file, against, threads, log) as x:
+        for gate in GATES:
+            results[gate.id] = _look(gate, x, results, allow_skip)
+            on_gate(results[gate.id])
+        loaded = results["loads"].status == "pass"
+        return QaReport(
+            file,
+            against,
+            all(map(_is_fine, results.values())),
+            x.llama.engine if loaded else None,
+            x.n_params,
+            x.bits_per_weight,
+            [*results.values()],
+            time.monotonic() - started,
+        )
+
+
+def _is_fine(gate: GateResult) -> bool:
+    """Whether a gate passed, or had nothing that it must look at."""
+    return gate.status == "pass" or (gate.status == "skip" and not gate.required)
+
+
+def _look(gate: Gate, x: Examined, before: dict[str, GateResult], allow_skip: Sequence[str]) -> GateResult:
+    started = time.monotonic()
+    required = gate.id not in allow_skip
+    finding, status = Finding(False, ""), "skip"
+    missing = [name for name in gate.needs if not _is_fine(before[name])]
+    if missing:
+        finding = Finding(False, f"not looked at, as {missing[0]} did not pass")
+    else:
+        try:
+            finding = gate.look(x)
+            status = "pass" if finding.passed else "fail"
+        except SkippedError as skip:
+            finding, required = Finding(False, str(skip)), required and skip.required
+        except MissingDependencyError:
+            raise
+        except RunError as error:  # llama.cpp failed where the gate did not expect it
+            finding, status = Finding(False, error.message), "fail"
+    return GateResult(
+        gate.id,
+        status,
+        required,
+        gate.shows,
+        finding.message,
+        finding.value,
+        finding.threshold,
+        time.monotonic() - started,
+    )
