@@ -93,7 +93,7 @@ def test_no_module_imports_from_a_higher_layer(path: Path) -> None:
 
 def test_llama_cpp_is_imported_by_its_worker_alone() -> None:
     """It dies on some machines and files. libggml, of which codecs call checked functions, is not llama.cpp."""
-    inside = {f"aprfmt.llama.{name}" for name in ("capi", "session", "importance", "media")}
+    inside = {f"aprfmt.llama.{name}" for name in ("capi", "session", "importance", "media", "watch")}
     worker = "aprfmt.llama.worker"
     for package in ("aprfmt", "aprtrain"):
         for path in modules(package):
