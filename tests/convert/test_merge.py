@@ -387,7 +387,7 @@ def test_a_source_that_cannot_be_read_is_an_error_in_every_thread() -> None:
 def test_a_model_merged_with_itself_is_itself(smollm2_gguf: Path, tmp_path: Path) -> None:
     for number, options in enumerate((
         {"method": "linear"},
-        {"method": "slerp", "t": 0.5},
+        {"method": "slerp"},
         {"method": "ties", "base": smollm2_gguf, "density": 0.5},
         {"method": "dare_ties", "base": smollm2_gguf, "density": 0.5},
         {"method": "task_arithmetic", "base": smollm2_gguf, "weight": 0.3},

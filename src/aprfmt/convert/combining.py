@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from aprfmt import formats
 from aprfmt.canonical.combined import Slice, combined
-from aprfmt.canonical.merge_methods import LINEAR, PASSTHROUGH, Rule
+from aprfmt.canonical.merge_methods import LINEAR, PASSTHROUGH, SLERP, Rule
 from aprfmt.canonical.model import Canonical, canonical, require_config, with_dims_of_tensors
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.relayered import parse_layers
@@ -79,6 +79,7 @@ def merge_models(
     progress: StartProgress | None = None,
     threads: int | None = None,
     max_memory: int | str | None = None,
+    max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
     """Writes one model merged from several as `dst`, in any form that can be written.
@@ -191,7 +192,7 @@ def _from_options(own: dict[str, object]) -> Recipe:
     if word == WEIGHTED and own["weight"] is None:
         raise UsageError("weighted needs a weight for each model", hint="--weight 0.7 --weight 0.3, or --method linear")
     base = formats.path_text(own["base"], "base") if own["base"] is not None else None
-    base = models[0] if base is None and method == "slerp" else base
+    base = models[0] if base is None and method == SLERP else base
     if base is not None and method in (LINEAR, PASSTHROUGH):
         raise UsageError(f"--base does not apply to {method}", hint="the first model gives config and tokenizer")
     tuned = [*models]
@@ -209,6 +210,8 @@ def _from_options(own: dict[str, object]) -> Recipe:
     for name in (*shared, *(name for name, value in each.items() if value)):
         if name not in PARAMETERS[method]:
             raise UsageError(f"--{name} does not apply to {word}", hint=f"it has {', '.join(PARAMETERS[method])}")
+    if method == SLERP:
+        shared.setdefault("t", Node(0.5))
     if "weight" in PARAMETERS[method] and not each["weight"]:
         each["weight"] = [1.0] * len(tuned)
     sources = [
