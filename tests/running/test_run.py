@@ -69,7 +69,7 @@ def gguf(tmp_path: Path) -> Path:
 
 def test_every_form_of_smollm2_gives_the_same_text(smollm2_gguf: Path, tmp_path: Path, capsys: Capture) -> None:
     aprfmt.import_model(smollm2_gguf, tmp_path / "m.apr")
-    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "hf", dtype="f32")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "hf", dtype="f16")
     texts = []
     for name in (smollm2_gguf, tmp_path / "m.apr", tmp_path / "hf"):
         assert run(["run", str(name), QUESTION, "-n", "16", "--json"]) == 0
@@ -262,6 +262,7 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
         (("--embed", "x", "--max-tokens", "3"), 2, "--max_tokens has no effect"),
         (("-", "-"), 2, "standard input is read once"),
         (("x " * 400,), 8, "the context room for"),
+        (("x " * 400,), 8, "a longer context (--ctx)"),
     ],
 )
 def test_what_makes_no_sense(gguf: Path, capsys: Capture, words: tuple[str, ...], code: int, message: str) -> None:

@@ -35,6 +35,7 @@ _REASON = re.compile(r"(?:error loading model(?: \w+)?: )+(.+)|(GGML_ASSERT.+)")
 _BUFFER = re.compile(r"(?:KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 _LAST_LINES, _LONGEST_LINE = 3, 300
 _INSTALL = "pip install 'aprfmt[llama]'"
+_MAY_BE_WRONG = "apr validate FILE may show what is wrong with it"
 _SECONDS_TO_END = 5.0
 
 
@@ -454,7 +455,8 @@ class Llama:
         message = str(reply["error"])
         if call == "load":
             message = f"llama.cpp does not load the file: {reason_in(self._worker.log()) or message}"
-        raise RunError(self._named(message), path=self._name, hint="apr validate FILE may show what is wrong with it")
+        hint = "a longer context (--ctx) has room" if reply.get("room") else _MAY_BE_WRONG
+        raise RunError(self._named(message), path=self._name, hint=hint)
 
     def _named(self, message: str) -> str:
         return message.replace(self._request.path, self._name)

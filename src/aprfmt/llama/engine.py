@@ -67,5 +67,9 @@ class EngineError(Exception):
     """llama.cpp refuses a model or a request."""
 
 
+class RoomError(EngineError):
+    """A text has more tokens than the context has room for."""
+
+
 class LayoutError(EngineError):
     """A build of llama.cpp whose structures are laid out in a way that is not known."""

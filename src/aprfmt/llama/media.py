@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aprfmt.llama.capi import Bitmap, InputText, MediaLibrary
-from aprfmt.llama.engine import MEDIA_MARKER, EngineError
+from aprfmt.llama.engine import MEDIA_MARKER, EngineError, RoomError
 
 
 class Tower:
@@ -45,7 +45,7 @@ class Tower:
                 raise EngineError(f"mtmd does not prepare the prompt and its files (code {code})")
             n = int(self._c.helper_get_n_tokens(chunks))
             if n >= room:
-                raise EngineError(f"the prompt has {n:,} tokens with its files, the context room for {room:,}")
+                raise RoomError(f"the prompt has {n:,} tokens with its files, the context room for {room:,}")
             behind = ctypes.c_int32()
             if code := self._c.helper_eval_chunks(
                 self._context, context, chunks, 0, 0, n_batch, True, ctypes.byref(behind)

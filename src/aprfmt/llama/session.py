@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.llama.capi import Batch, ChatMessage, Library, Token
-from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, Sampling
+from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, RoomError, Sampling
 from aprfmt.llama.importance import Collector, Sums
 from aprfmt.llama.media import Tower
 from aprfmt.llama.watch import Watcher
@@ -183,7 +183,7 @@ class Session:
         step = self._c.n_batch(self._context)
         room = self._c.n_ctx(self._context) - len(self._past)
         if len(ids) > room:
-            raise EngineError(f"the text has {len(ids):,} tokens, the context room for {room:,}")
+            raise RoomError(f"the text has {len(ids):,} tokens, the context room for {room:,}")
         for start in range(0, len(ids), step):
             if start and self._stopped():
                 return
@@ -314,9 +314,7 @@ class Session:
         self._forget()
         ids = self.tokenize(text) if isinstance(text, str) else text
         if len(ids) > self._c.n_ctx(self._context):
-            raise EngineError(
-                f"the text has {len(ids):,} tokens, the context room for {self._c.n_ctx(self._context):,}"
-            )
+            raise RoomError(f"the text has {len(ids):,} tokens, the context room for {self._c.n_ctx(self._context):,}")
         self._compute(ids or [max(0, self._c.vocab_bos(self._vocab))])
         pointer = self._c.get_embeddings_seq(self._context, 0)
         if not pointer:

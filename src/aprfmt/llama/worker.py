@@ -1,8 +1,9 @@
 """The process that llama.cpp runs in: `python -m aprfmt.llama.worker` answers one JSON line for each of stdin's.
 
-A request is [name, arguments]: "load" first, then CALLS. An answer is {"ok": value}, {"error": message}, or
-{"missing": message} where no engine can be used; before it come the parts of a call that has some, {"part": value}. The
-line "stop" ends a generation after the next token. What llama.cpp prints goes to stderr, the client's log.
+A request is [name, arguments]: "load" first, then CALLS. An answer is {"ok": value}, {"error": message, "room":
+whether a longer context would do}, or {"missing": message} where no engine can be used; before it come the parts of a
+call that has some, {"part": value}. The line "stop" ends a generation after the next token. What llama.cpp prints goes
+to stderr, the client's log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from importlib.metadata import version
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any
 
-from aprfmt.llama.engine import ENGINES, EngineError, LayoutError, LoadRequest
+from aprfmt.llama.engine import ENGINES, EngineError, LayoutError, LoadRequest, RoomError
 from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def main() -> None:
                 answer = _result(getattr(model, CALLS[CALLS.index(call)])(**arguments), replies)
             reply: JsonObject = {"ok": answer}
         except EngineError as error:
-            reply = {"error": str(error)}
+            reply = {"error": str(error), "room": isinstance(error, RoomError)}
         except ImportError as error:
             reply = {"missing": str(error)}
         except Exception as error:

@@ -7,18 +7,18 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aprfmt
 from aprfmt import formats
-from aprfmt.canonical.adapter import looks_like_adapter, read_adapter
-from aprfmt.canonical.base_model import find_base
-from aprfmt.convert.api import Report, convert_model
-from aprfmt.convert.targets.base import parse_size
 from aprfmt.errors import RefusedError, storage_error
 from aprfmt.io.cache import CacheFolder
 from aprfmt.io.source import is_folder, watch_opened
 from aprfmt.text import format_bytes
 from aprfmt.types import PathLike
+
+if TYPE_CHECKING:
+    from aprfmt.convert.api import Report
 
 SIZE_VARIABLE = "APR_CACHE_SIZE"
 """Environment variable: how much room exports may take, the latest one apart."""
@@ -106,6 +106,9 @@ def prepare_adapter(
 
     Raises RefusedError for one that is for another model, and what convert_model raises.
     """
+    from aprfmt.canonical.adapter import looks_like_adapter, read_adapter
+    from aprfmt.canonical.base_model import find_base
+
     name, of = formats.path_text(file, "file"), formats.path_text(base, "base")
     found = _look(name)
     with formats.open(name) as model:
@@ -173,12 +176,16 @@ def exported(
         options: of convert_model.
         say: called with a line before something is exported.
     """
+    from aprfmt.convert.targets.base import parse_size
+
     folder = CacheFolder("exports")
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name)[:40]
     own = key(sources, options)
     with folder.make(f"{stem}-{own}{suffix}") as (target, found):
         report = None
         if not found:
+            from aprfmt.convert.api import convert_model
+
             say(f"exporting {name} ({format_bytes(size)}) to the cache, once")
             report = convert_model(name, target, force=True, fsync=False, **options)  # type: ignore[arg-type]
         limit = parse_size(os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE, least=0, name=SIZE_VARIABLE)
