@@ -32,8 +32,8 @@ class Tower:
         if not self._context:
             raise EngineError(f"mtmd does not load the tower {path}")
 
-    def feed(self, context: Any, prompt: str, files: Sequence[str], n_batch: int, room: int) -> tuple[int, int]:
-        """Computes a prompt with a marker for each file, in an empty context; its tokens, and the position behind it.
+    def feed(self, context: Any, prompt: str, files: Sequence[str], n_batch: int, room: int) -> int:
+        """Computes a prompt with a marker for each file, in an empty context; how many tokens it has.
 
         Raises EngineError, also where it has more tokens than there is `room` for.
         """
@@ -51,7 +51,7 @@ class Tower:
                 self._context, context, chunks, 0, 0, n_batch, True, ctypes.byref(behind)
             ):
                 raise EngineError(f"llama.cpp does not compute the prompt with its files (code {code})")
-        return n, behind.value
+        return n
 
     @contextmanager
     def _chunks(self) -> Iterator[Any]:

@@ -71,7 +71,6 @@ class Session:
         )
         self._seconds = time.perf_counter() - started
         self._past: list[int] = []
-        self._position: int | None = None
 
     def _options(self, request: LoadRequest) -> Any:
         options = self._c.context_params()
@@ -168,16 +167,10 @@ class Session:
         """Computes ids that follow those of the context, with outputs for the last one or for every one."""
         memory = (Token * len(ids))(*ids)
         wanted = (ctypes.c_int8 * len(ids))(*([every] * (len(ids) - 1)), True)
-        batch = Batch(n_tokens=len(ids), token=memory, logits=wanted)
-        if self._position is not None:
-            # A picture may take fewer positions than tokens, which llama.cpp cannot know.
-            batch.pos = (Token * len(ids))(*range(self._position, self._position + len(ids)))
-        code = self._c.decode(self._context, batch)
+        code = self._c.decode(self._context, Batch(n_tokens=len(ids), token=memory, logits=wanted))
         if code:
             raise EngineError(f"llama.cpp does not compute the model (code {code})")
         self._past += ids
-        if self._position is not None:
-            self._position += len(ids)
 
     def _decode(self, ids: Sequence[int]) -> None:
         step = self._c.n_batch(self._context)
@@ -196,7 +189,6 @@ class Session:
             self._c.memory_clear(memory, True)
             keep = 0
         del self._past[keep:]
-        self._position = None  # what is kept has no pictures
         return keep
 
     def _row(self, index: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -231,8 +223,8 @@ class Session:
             raise EngineError("the model has no tower that sees or hears")
         self._forget()
         n_batch = self._c.n_batch(self._context)
-        n, behind = self._tower.feed(self._context, prompt, media, n_batch, self._c.n_ctx(self._context))
-        self._past, self._position = [_NO_TOKEN] * n, behind
+        n = self._tower.feed(self._context, prompt, media, n_batch, self._c.n_ctx(self._context))
+        self._past = [_NO_TOKEN] * n
         return n
 
     def generate(
