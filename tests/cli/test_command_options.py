@@ -14,6 +14,7 @@ import pytest
 
 import aprfmt
 from aprfmt.cli import convert as commands
+from aprfmt.cli import imatrix, merge, merge_models, prune
 from aprfmt.cli.options import Common
 from aprfmt.convert import api
 from aprfmt.convert.api import Report
@@ -55,3 +56,22 @@ def test_the_types_of_options_are_those_of_the_parameters(name: str) -> None:
     for option in (f.name for f in fields(command) if f.name not in OF_THE_COMMAND | {"mix", "tensor_type", "data"}):
         assert types_of(given[option]) <= types_of(wanted[option]), option
     assert types_of(given["tensor_type"]) - {type(None)} <= types_of(wanted["tensor_type"])
+
+
+NAMES_ALONE: dict[str, tuple[type[Common], Callable[..., object], set[str]]] = {
+    "merge": (merge_models.Merge, aprfmt.merge_models, {"allow_requantize"}),
+    "merge-adapter": (
+        merge.MergeAdapter, aprfmt.merge_adapter, {"adapters", "adapter", "base", "allow_requantize", "rank", "unmerge"}
+    ),
+    "prune": (prune.Prune, aprfmt.prune_model, set()),
+    "imatrix": (imatrix.Imatrix, aprfmt.imatrix, {"files", "merge"}),
+}  # fmt: skip
+"""Command -> (its options, its function, what one of the two has alone)."""
+
+
+@pytest.mark.parametrize("name", NAMES_ALONE)
+def test_other_commands_pass_on_every_option(name: str) -> None:
+    command, function, alone = NAMES_ALONE[name]
+    options, parameters = {f.name for f in fields(command)}, {*inspect.signature(function).parameters}
+    assert options - OF_THE_COMMAND - alone <= parameters
+    assert parameters - OF_THE_FUNCTION - OF_THE_COMMAND - alone <= options
