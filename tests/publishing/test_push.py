@@ -17,7 +17,7 @@ from aprfmt.errors import AprError, NotFoundError, RefusedError, StorageError, U
 from aprfmt.formats import hub as hub_address
 from aprfmt.formats import hub_files
 from aprfmt.formats.hub import HubPath
-from aprfmt.io import remote, source
+from aprfmt.io import remote_file, source
 from aprfmt.provenance.model_card import front_matter
 from aprfmt.publishing.card import BEGIN, END
 
@@ -45,8 +45,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(hub_files, "_opened", {})
     monkeypatch.setattr(hub_files, "_by_folder", {})
     monkeypatch.setattr(source, "_STAND_INS", {})
-    monkeypatch.setattr(remote, "traffic", remote.Traffic())
-    monkeypatch.setattr(hub_files, "traffic", remote.traffic)
+    monkeypatch.setattr(remote_file, "traffic", remote_file.Traffic())
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     with serve() as found:
         monkeypatch.setattr(constants, "ENDPOINT", found.address)

@@ -23,7 +23,7 @@ from aprfmt.types import Json
 
 if TYPE_CHECKING:
     from aprfmt.io.pipe import Progress, StartProgress
-    from aprfmt.io.remote import Traffic
+    from aprfmt.io.remote_file import Traffic
 
 _INTERVAL_S = 0.1
 _BAR_COLUMNS, _LEAST_BAR_COLUMNS = 24, 4
@@ -176,7 +176,7 @@ class Output:
 
 def _hub_traffic() -> Traffic | None:
     """What was fetched of the hub; None where no model was read there."""
-    module = sys.modules.get("aprfmt.io.remote")
+    module = sys.modules.get("aprfmt.io.remote_file")
     found: Traffic | None = module.traffic if module is not None else None
     return found if found is not None and found.origins else None
 

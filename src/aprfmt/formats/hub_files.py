@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import AprError, ChangedError, CorruptError, MissingDependencyError, StorageError, UnsupportedError
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
+from aprfmt.io import remote_file
 from aprfmt.io.cache import cache_home
-from aprfmt.io.remote import LEAST_STORED_BYTES, RemoteFile, Store, fetch_heads, place, remove_old, traffic
+from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
+from aprfmt.io.remote import fetch_heads, place, remove_old
+from aprfmt.io.remote_file import RemoteFile
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_PATH_CHARS, MAX_PATH_PARTS, MAX_TEXT_FILE_BYTES
 
 if TYPE_CHECKING:
@@ -115,7 +118,7 @@ def _place(repo: str, commit: str, siblings: list[Any]) -> Repository:
     made = Repository(repo, commit, root / "snapshots" / commit, files, store)
     store.adopt([*files.values()])
     place(made.folder, [*files.values()], made.store)
-    traffic.origins.append(f"hf://{repo}@{commit}")
+    remote_file.traffic.origins.append(f"hf://{repo}@{commit}")
     return made
 
 
@@ -189,7 +192,7 @@ def _request(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> 
     headers = build_hf_headers(library_name="aprfmt")
     headers |= {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
     with _count:
-        traffic.requests += 1
+        remote_file.traffic.requests += 1
     with get_session().stream("GET", url, headers=headers, timeout=_timeout(), follow_redirects=True) as response:
         if response.status_code >= 400 and response.status_code != 416:
             response.read()
@@ -198,7 +201,7 @@ def _request(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> 
         left = end - start
         for data in response.iter_raw():
             with _count:
-                traffic.n_bytes += len(data)
+                remote_file.traffic.n_bytes += len(data)
             yield data[:left]
             left -= len(data)
             if left <= 0:

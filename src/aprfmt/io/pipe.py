@@ -23,7 +23,7 @@ from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, s
 from aprfmt.io.crc import combine, crc32, crc32_after
 from aprfmt.io.digest import BLAKE3, CRC32, Digest, StreamDigest, altered, crc_digest
 from aprfmt.io.sink import AtomicFile, AtomicFolder
-from aprfmt.io.source import Buffer, Source, is_file, is_folder, is_same
+from aprfmt.io.source import Buffer, Source, is_file, is_folder, is_same, reads_given_up
 from aprfmt.io.system import keep_freed_memory, n_processors
 
 # --- what a file consists of ---
@@ -305,6 +305,7 @@ class _Line:
         n = self._flow.n_workers
         threads = [threading.Thread(target=self._work, name=f"apr-{i}", daemon=True) for i in range(n)]
         started: list[threading.Thread] = []
+        is_whole = False
         try:
             for thread in threads:
                 thread.start()
@@ -313,12 +314,14 @@ class _Line:
                 if batch.error is not None:
                     raise batch.error
                 yield batch
+            is_whole = True
         finally:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
-            for thread in started:
-                thread.join()
+            with nullcontext() if is_whole else reads_given_up():
+                for thread in started:
+                    thread.join()
 
     def _next(self) -> _Batch | None:
         """The oldest batch once it is made; the one given before leaves the window."""

@@ -227,6 +227,26 @@ def stand_for(path: PathLike, make: Callable[[str], Source]) -> None:
     _STAND_INS[os.path.abspath(path)] = make
 
 
+_WAITERS: list[Callable[[bool], None]] = []
+
+
+def on_giving_up(call: Callable[[bool], None]) -> None:
+    """Has `call` called with True when nobody wants any longer what reads wait for, and with False afterwards."""
+    _WAITERS.append(call)
+
+
+@contextmanager
+def reads_given_up() -> Iterator[None]:
+    """For the block, reads that wait for bytes from elsewhere raise StorageError."""
+    for call in _WAITERS:
+        call(True)
+    try:
+        yield
+    finally:
+        for call in _WAITERS:
+            call(False)
+
+
 _OPENED: ContextVar[list[Source] | None] = ContextVar("opened", default=None)
 
 

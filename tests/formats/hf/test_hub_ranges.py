@@ -29,7 +29,7 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.formats import hub, hub_files
-from aprfmt.io import remote, source
+from aprfmt.io import chunks, remote_file, source
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -58,8 +58,7 @@ def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(hub_files, "_opened", {})
     monkeypatch.setattr(hub_files, "_by_folder", {})
     monkeypatch.setattr(source, "_STAND_INS", {})
-    monkeypatch.setattr(remote, "traffic", remote.Traffic())
-    monkeypatch.setattr(hub_files, "traffic", remote.traffic)
+    monkeypatch.setattr(remote_file, "traffic", remote_file.Traffic())
     with serve() as found:
         monkeypatch.setattr(constants, "ENDPOINT", found.address)
         template = found.address + "/{repo_id}/resolve/{revision}/{filename}"
@@ -176,7 +175,7 @@ def test_a_path_that_is_neither(server: Hub) -> None:
 
 def test_headers_alone_are_read(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "model-00001-of-00002.safetensors"
-    monkeypatch.setattr(remote, "_BLOCK_BYTES", 4 * KIB)
+    monkeypatch.setattr(remote_file, "BLOCK_BYTES", 4 * KIB)
     aprfmt.inspect("hf://org/name")
     spans = [request.span for request in server.of_files() if name in request.path]
     assert spans == [(0, 4 * KIB)]
@@ -243,7 +242,7 @@ def test_the_bytes_are_those_of_a_folder(suffix: str, server: Hub, folder: Path,
     aprfmt.convert_model(folder, tmp_path / f"here{suffix}")
     assert convert(tmp_path / f"there{suffix}") == (tmp_path / f"here{suffix}").read_bytes()
     shards = [name for name in server.files if name.endswith(".safetensors")]
-    verified = {address.rsplit("/", 1)[1] for address in remote.traffic.verified}
+    verified = {address.rsplit("/", 1)[1] for address in remote_file.traffic.verified}
     assert set(shards) <= verified
 
 
@@ -256,9 +255,9 @@ def test_blake3_of_what_is_fetched(server: Hub, folder: Path, tmp_path: Path) ->
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     """Chunks of 16 KiB, so that each shard has a dozen."""
-    monkeypatch.setattr(remote, "CHUNK_BYTES", 16 * KIB)
-    monkeypatch.setattr(remote, "LEAST_STORED_BYTES", 64 * KIB)
-    monkeypatch.setattr(remote, "_KEPT_BYTES", 16 * KIB)
+    monkeypatch.setattr(remote_file, "CHUNK_BYTES", 16 * KIB)
+    monkeypatch.setattr(chunks, "LEAST_STORED_BYTES", 64 * KIB)
+    monkeypatch.setattr(chunks, "_KEPT_BYTES", 16 * KIB)
     return 16 * KIB
 
 
@@ -268,13 +267,13 @@ def test_the_disk_is_bounded(
     aprfmt.convert_model(folder, tmp_path / "here.gguf")
     most = 5 * small_chunks
     seen = []
-    whole = remote.Store._write
+    whole = chunks.Store._write
 
-    def watch(store: remote.Store, chunk: remote._Chunk) -> None:
+    def watch(store: chunks.Store, chunk: chunks._Chunk) -> None:
         whole(store, chunk)
         seen.append(on_disk(tmp_path))
 
-    monkeypatch.setattr(remote.Store, "_write", watch)
+    monkeypatch.setattr(chunks.Store, "_write", watch)
     assert convert(tmp_path / "there.gguf", max_disk=most) == (tmp_path / "here.gguf").read_bytes()
     shard_bytes = sum(len(data) for name, data in server.files.items() if name.endswith(".safetensors"))
     assert len(seen) >= shard_bytes // small_chunks
@@ -423,7 +422,7 @@ def test_what_came_before_an_error_is_used_again(
     server.fault = lambda request: None
     del server.requests[:]
     assert convert(tmp_path / "there.gguf") == (tmp_path / "here.gguf").read_bytes()
-    assert remote.traffic.reused_bytes >= 3 * small_chunks
+    assert remote_file.traffic.reused_bytes >= 3 * small_chunks
     spans = [request.span for request in server.of_files() if is_shard(request)]
     assert sum(span is not None and span[1] - span[0] <= small_chunks for span in spans) <= 24 - 3
 
@@ -436,11 +435,11 @@ def test_a_part_of_a_chunk_is_gone_on_with(server: Hub, tmp_path: Path) -> None:
         calls.append((start, end))
         yield data[start:end]
 
-    file = remote.RemoteFile("x", "hf://org/name/x", len(data), hashlib.sha256(data).hexdigest(), fetch)
+    file = remote_file.RemoteFile("x", "hf://org/name/x", len(data), hashlib.sha256(data).hexdigest(), fetch)
     place = tmp_path / "chunks" / file.digest
     place.mkdir(parents=True)
     (place / "00000.part").write_bytes(data[:100_000])
-    store = remote.Store(tmp_path / "chunks", 64 * MIB)
+    store = chunks.Store(tmp_path / "chunks", 64 * MIB)
     store.adopt([file])
     out = bytearray(50)
     store.read(file, 200_000, memoryview(out))
@@ -450,7 +449,7 @@ def test_a_part_of_a_chunk_is_gone_on_with(server: Hub, tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_share_a_store(tmp_path: Path) -> None:
-    first, second = (remote.Store(tmp_path / "chunks", 64 * MIB) for _ in range(2))
+    first, second = (chunks.Store(tmp_path / "chunks", 64 * MIB) for _ in range(2))
     assert first.folder != second.folder
     for store in (first, second):
         store.close()
@@ -462,15 +461,15 @@ def test_many_readers_in_any_order(small_chunks: int, tmp_path: Path) -> None:
     rng = random.Random(11)
     blobs = [rng.randbytes(40 * small_chunks + 77) for _ in range(3)]
 
-    def file_of(number: int, data: bytes) -> remote.RemoteFile:
+    def file_of(number: int, data: bytes) -> remote_file.RemoteFile:
         def fetch(start: int, end: int) -> Iterator[bytes]:
             time.sleep(0.0005)
             yield data[start:end]
 
-        return remote.RemoteFile(f"f{number}", f"f{number}", len(data), hashlib.sha256(data).hexdigest(), fetch)
+        return remote_file.RemoteFile(f"f{number}", f"f{number}", len(data), hashlib.sha256(data).hexdigest(), fetch)
 
     files = [file_of(number, data) for number, data in enumerate(blobs)]
-    store = remote.Store(tmp_path / "chunks", 4 * small_chunks)
+    store = chunks.Store(tmp_path / "chunks", 4 * small_chunks)
     wrong: list[object] = []
 
     def work(seed: int) -> None:
@@ -514,6 +513,34 @@ def test_a_kill_and_another_run(when: float, server: Hub, folder: Path, tmp_path
     server.fault = lambda request: None
     subprocess.run([*words, "--force"], env=environment, check=True, capture_output=True)
     assert (tmp_path / "there.gguf").read_bytes() == (tmp_path / "here.gguf").read_bytes()
+
+
+def test_an_interrupt_does_not_wait_for_the_server(server: Hub, tmp_path: Path) -> None:
+    server.fault = on_weights(Answer(pause=30.0))
+    environment = {**os.environ, "HF_ENDPOINT": server.address, "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
+    words = [sys.executable, "-m", "aprfmt", "convert", "hf://org/name", "-o", str(tmp_path / "there.gguf")]
+    child = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not any(map(server.fault, server.requests)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=20)
+    assert (child.returncode, "no partial output" in said) == (130, True)
+    assert not (tmp_path / "there.gguf").exists()
+
+
+def test_a_gguf_for_programs_that_read_by_themselves(server: Hub, folder: Path) -> None:
+    from aprfmt.running.prepared import prepare
+
+    data = (folder.parents[2] / "tiny.gguf").read_bytes()
+    server.files = {"m.Q4_K_M.gguf": data, "m.Q8_0.gguf": b"x" * 70_000}
+    found = prepare("org/name:Q4_K_M")
+    assert Path(found.path).read_bytes() == data
+    with aprfmt.open("org/name:Q4_K_M") as model:
+        assert model.path.parts[-4:-2] == ("models--org--name", "snapshots")
+    server.requests.clear()
+    assert prepare("org/name:Q4_K_M").path == found.path
 
 
 def test_too_little_room_is_refused(server: Hub, tmp_path: Path) -> None:

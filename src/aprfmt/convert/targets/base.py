@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from aprfmt import formats
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
-from aprfmt.io import remote
+from aprfmt.io import chunks
 from aprfmt.io.pipe import MOST_THREADS, FileLayout, StartProgress, WriteOptions
 from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.types import PathLike
@@ -196,7 +196,7 @@ _PARSERS: dict[str, Parser] = {
     "group_size": _optional(_whole),
     "carry": lambda name, value: parse_size(value, least=0, name=name),
     "max_memory": _optional(lambda name, value: parse_size(value, name=name)),
-    "max_disk": _optional(lambda name, value: parse_size(value, least=remote.LEAST_STORED_BYTES, name=name)),
+    "max_disk": _optional(lambda name, value: parse_size(value, least=chunks.LEAST_STORED_BYTES, name=name)),
     "shard_size": _optional(lambda name, value: parse_size(value, least=0, name=name)),
 }
 _PARSERS_BY_TYPE: dict[str, Parser] = {

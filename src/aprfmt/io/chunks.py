@@ -1,0 +1,315 @@
+"""Chunks of files that lie elsewhere, kept on this disk within a limit.
+
+FOLDER/DIGEST/00000       the first CHUNK_BYTES of the file with that digest, complete
+FOLDER/DIGEST/00001.part  the next ones, as far as they came
+FOLDER/.lock              held by the process that uses the folder
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from aprfmt.errors import AprError, ChecksumError, StorageError, storage_error, storage_errors
+from aprfmt.io import remote_file
+from aprfmt.io.remote_file import RemoteFile
+from aprfmt.io.source import on_giving_up
+from aprfmt.types import PathLike
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes fetch each for itself
+    fcntl = None  # type: ignore[assignment]
+
+LEAST_STORED_BYTES = 64 << 20
+"""The smallest limit on the disk that a store works with."""
+
+_AHEAD = 3
+_KEPT_BYTES = 16 << 20  # files up to this size stay in the store after a conversion
+
+
+@dataclass(eq=False, slots=True)
+class _Chunk:
+    """A chunk that is in the store or on its way into it."""
+
+    file: RemoteFile
+    number: int
+    n_bytes: int
+    path: Path
+    used: int = 0
+    tick: int = 0
+    readers: int = 0
+    is_ready: bool = False
+    is_old: bool = False
+    error: BaseException | None = None
+
+
+class Store:
+    """Chunks of files on this disk, never more than `most_bytes` of them together.
+
+    What was read, and hashed, goes first where room is needed, then what was not used for longest.
+
+    Args:
+        folder: where they lie; another process that uses it keeps it, and this one takes a folder of its own.
+        most_bytes: the limit.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.peak_bytes = 0
+        self._chunks: dict[tuple[str, int], _Chunk] = {}
+        self._used = 0
+        self._tick = 0
+        self._changed = threading.Condition()
+        self._lock: int | None = None
+        self._own: tempfile.TemporaryDirectory[str] | None = None
+        self.folder = self._claim(folder)
+        self._parts: dict[Path, int] = {}
+        self._is_given_up = False
+        on_giving_up(self._give_up)
+
+    def _claim(self, folder: Path) -> Path:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            if fcntl is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            self._own = tempfile.TemporaryDirectory(dir=folder.parent, prefix="chunks-", ignore_cleanup_errors=True)
+            return Path(self._own.name)
+        except OSError as error:
+            raise _no_room(error, folder) from error
+        return folder
+
+    def close(self) -> None:
+        """Leaves the folder to others."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        if self._own is not None:
+            self._own.cleanup()
+
+    def _give_up(self, is_given_up: bool) -> None:
+        with self._changed:
+            self._is_given_up = is_given_up
+            self._changed.notify_all()
+
+    def read(self, file: RemoteFile, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer`; fetches the chunks that it takes. Raises AprError."""
+        file.is_read = True
+        done = 0
+        while done < len(buffer):
+            number, at = divmod(offset + done, remote_file.CHUNK_BYTES)
+            view = buffer[done : done + remote_file.CHUNK_BYTES - at]
+            self._read_chunk(file, number, at, view)
+            done += len(view)
+
+    def _read_chunk(self, file: RemoteFile, number: int, at: int, view: memoryview) -> None:
+        chunk = self._wait_for(file, number)
+        try:
+            with storage_errors(chunk.path):
+                fd = os.open(chunk.path, os.O_RDONLY)
+                try:
+                    n = os.preadv(fd, [view], at)
+                finally:
+                    os.close(fd)
+            if n < len(view):
+                raise StorageError("a chunk of the cache became shorter", path=chunk.path, hint="run it again")
+        finally:
+            with self._changed:
+                chunk.readers -= 1
+                chunk.used += len(view)
+                if chunk.is_old:
+                    chunk.is_old = False
+                    remote_file.traffic.reused_bytes += chunk.n_bytes
+                self._tick += 1
+                chunk.tick = self._tick
+                self._changed.notify_all()
+
+    def _wait_for(self, file: RemoteFile, number: int) -> _Chunk:
+        """The chunk, ready, with this thread among its readers."""
+        with self._changed:
+            chunk = self._chunks.get((file.digest, number)) or self._begin(file, number, wait=True)
+            chunk.readers += 1
+            if number and (file.digest, number - 1) in self._chunks:
+                for next_one in range(number + 1, min(number + 1 + _AHEAD, file.n_chunks)):
+                    if (file.digest, next_one) not in self._chunks:
+                        self._begin(file, next_one, wait=False)
+            while not chunk.is_ready and chunk.error is None:
+                if self._is_given_up:
+                    chunk.readers -= 1
+                    raise StorageError("the read was given up", path=file.address)
+                self._changed.wait()
+            if chunk.error is not None:
+                chunk.readers -= 1
+                raise chunk.error
+            return chunk
+
+    def adopt(self, files: Sequence[RemoteFile]) -> None:
+        """Takes over what an earlier run has left of `files`, as far as there is room; removes the rest."""
+        known = {file.digest: file for file in files}
+        with self._changed, storage_errors(self.folder):
+            for folder in sorted(self.folder.iterdir()):
+                for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                    if not self._take(path, known.get(folder.name)):
+                        path.unlink()
+            self.peak_bytes = max(self.peak_bytes, self._used)
+
+    def _take(self, path: Path, file: RemoteFile | None) -> bool:
+        n_bytes, number = path.stat().st_size, int(path.stem) if path.stem.isdecimal() else -1
+        if file is None or not 0 <= number < file.n_chunks or self._used + n_bytes > self.most_bytes:
+            return False
+        if path.suffix == ".part":
+            if n_bytes > file.chunk_bytes(number):
+                return False
+            self._parts[path] = n_bytes
+            self._used += n_bytes
+            return True
+        if path.suffix or n_bytes != file.chunk_bytes(number):
+            return False
+        self._chunks[file.digest, number] = _Chunk(file, number, n_bytes, path, is_ready=True, is_old=True)
+        self._used += n_bytes
+        return True
+
+    def _begin(self, file: RemoteFile, number: int, *, wait: bool) -> _Chunk:
+        """Starts to fetch a chunk when there is room; without `wait` only in place of what was used up."""
+        n_bytes = file.chunk_bytes(number)
+        chunk = _Chunk(file, number, n_bytes, self.folder / file.digest / f"{number:05}", tick=self._tick)
+        own = chunk.path.with_suffix(".part")
+        while self._used + (more_bytes := n_bytes - self._parts.get(own, 0)) > self.most_bytes:
+            if (old := next((path for path in self._parts if path != own), None)) is not None:
+                self._used -= self._parts.pop(old)
+                old.unlink(missing_ok=True)
+                continue
+            victim = self._victim()
+            if victim is not None and (wait or _is_spent(victim)):
+                self._drop(victim)
+            elif wait:
+                if self._is_given_up:
+                    raise StorageError("the read was given up", path=file.address)
+                self._changed.wait()
+                if (found := self._chunks.get((file.digest, number))) is not None:
+                    return found
+            else:
+                return chunk
+        self._chunks[file.digest, number] = chunk
+        self._parts.pop(own, None)
+        self._used += more_bytes
+        self.peak_bytes = max(self.peak_bytes, self._used)
+        threading.Thread(target=self._fetch, args=(chunk,), name="apr-fetch", daemon=True).start()
+        return chunk
+
+    def _victim(self) -> _Chunk | None:
+        free = [chunk for chunk in self._chunks.values() if chunk.is_ready and not chunk.readers]
+        return min(free, key=lambda chunk: (not _is_spent(chunk), chunk.tick), default=None)
+
+    def _drop(self, chunk: _Chunk) -> None:
+        del self._chunks[chunk.file.digest, chunk.number]
+        self._used -= chunk.n_bytes
+        with suppress(FileNotFoundError):
+            chunk.path.unlink()
+
+    def _fetch(self, chunk: _Chunk) -> None:
+        """Fetches a chunk behind what an earlier run has left of it, and takes the digest as far as it goes."""
+        error: BaseException | None = None
+        try:
+            self._write(chunk)
+        except BaseException as caught:
+            error = caught
+            if isinstance(caught, OSError) and not isinstance(caught, AprError):
+                error = _no_room(caught, chunk.path)
+        with self._changed:
+            chunk.error, chunk.is_ready = error, error is None
+            if error is not None:
+                self._chunks.pop((chunk.file.digest, chunk.number), None)
+                self._used -= chunk.n_bytes
+                part = chunk.path.with_suffix(".part")
+                with suppress(OSError):
+                    self._parts[part] = part.stat().st_size
+                    self._used += self._parts[part]
+            self._changed.notify_all()
+        if error is None:
+            with suppress(ChecksumError, OSError):  # `verify` says so again
+                chunk.file.hash_chunks(lambda number: self._open(chunk.file, number))
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _write(self, chunk: _Chunk) -> None:
+        chunk.path.parent.mkdir(exist_ok=True)
+        part = chunk.path.with_suffix(".part")
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            done = os.fstat(fd).st_size
+            if done > chunk.n_bytes:
+                done = 0
+            remote_file.traffic.reused_bytes += done
+            start = chunk.number * remote_file.CHUNK_BYTES
+            for data in chunk.file.fetch(start + done, start + chunk.n_bytes) if done < chunk.n_bytes else ():
+                view = memoryview(data)
+                while view:
+                    n = os.pwrite(fd, view, done)
+                    view, done = view[n:], done + n
+            os.ftruncate(fd, done)
+        finally:
+            os.close(fd)
+        if chunk.file.n_chunks == 1:
+            try:
+                chunk.file.hash_chunks(lambda _: os.open(part, os.O_RDONLY))
+            except ChecksumError:
+                part.unlink()
+                raise
+        os.replace(part, chunk.path)
+
+    def _open(self, file: RemoteFile, number: int) -> int | None:
+        with self._changed:
+            chunk = self._chunks.get((file.digest, number))
+            if chunk is None or not chunk.is_ready:
+                return None
+            return os.open(chunk.path, os.O_RDONLY)
+
+    def verify(self, file: RemoteFile) -> None:
+        """Compares a file of which weights were read with its digest; fetches what is missing of it.
+
+        Raises ChecksumError; nothing of the file is kept then.
+        """
+        try:
+            file.hash_chunks(lambda number: self._open(file, number))
+            while file.hashed < file.n_chunks:
+                chunk = self._wait_for(file, file.hashed)
+                try:
+                    file.hash_chunks(lambda number: self._open(file, number))
+                finally:
+                    with self._changed:
+                        chunk.readers -= 1
+                        self._changed.notify_all()
+        except ChecksumError:
+            self.clear([file])
+            raise
+
+    def clear(self, files: Sequence[RemoteFile] | None = None) -> None:
+        """Removes what is kept of `files`, by default of all that have more than one chunk."""
+        with self._changed:
+            for chunk in [*self._chunks.values()]:
+                wanted = chunk.file.size > _KEPT_BYTES if files is None else chunk.file in files
+                if wanted and chunk.is_ready and not chunk.readers:
+                    self._drop(chunk)
+                    with suppress(OSError):
+                        chunk.path.parent.rmdir()
+
+
+def _is_spent(chunk: _Chunk) -> bool:
+    """Whether all of it was read, and hashed: a conversion reads each byte once, but for a header."""
+    least = chunk.n_bytes if chunk.number else chunk.n_bytes - chunk.n_bytes // 8
+    return chunk.used >= least and chunk.number < chunk.file.hashed
+
+
+def _no_room(error: OSError, path: PathLike) -> StorageError:
+    found = storage_error(error, path)
+    hint = "set APR_CACHE to a folder on another disk, or allow less with --max-disk"
+    return StorageError(f"what is fetched cannot be kept: {found.message}", path=path, hint=hint)
