@@ -464,6 +464,7 @@ def run(
     ctx: int | None = None,
     threads: int = 0,
     gpu_layers: int = 0,
+    dtype: str = "keep",
     on_text: Callable[[str], None] | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
@@ -488,6 +489,7 @@ def run(
         ctx: tokens of the context; 0: those that the model was trained with; None: these, at most 4096.
         threads: threads of llama.cpp; 0: half of the processors.
         gpu_layers: layers to compute on a GPU, if this llama.cpp can.
+        dtype: what the weights become in the export, such as "q8_0".
         on_text: called with each piece of the answer as it comes.
         log: called with a line before something is exported.
 
@@ -509,6 +511,7 @@ def run(
         mmproj=mmproj,
         media=bool(asked.media),
         template=template,
+        dtype=dtype,
     )
     with Runner(file, loading, log) as runner:
         return runner.ask(asked, max_tokens=max_tokens, sampling=sampling, stop=words, on_text=on_text)
@@ -522,6 +525,7 @@ def embed(
     ctx: int | None = None,
     threads: int = 0,
     gpu_layers: int = 0,
+    dtype: str = "keep",
     log: Callable[[str], None] = lambda line: None,
 ) -> Embeddings:
     """The vectors that the model `file`, in any form, makes of texts, through llama.cpp, pooled as the file says.
@@ -534,7 +538,7 @@ def embed(
     from aprfmt.running.embeddings import compute
     from aprfmt.running.generate import Loading
 
-    loading = Loading(ctx=ctx, threads=threads, gpu_layers=gpu_layers, lora=_adapters(lora))
+    loading = Loading(ctx=ctx, threads=threads, gpu_layers=gpu_layers, lora=_adapters(lora), dtype=dtype)
     return compute(file, [text] if isinstance(text, str) else [*text], loading, log)
 
 

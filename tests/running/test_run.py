@@ -132,6 +132,24 @@ def test_the_begin_token_is_there_once(tmp_path: Path, writes: str, adds: bool) 
         assert runner.ids("abc", raw=True).count(bos) == (1 if adds else 0)
 
 
+def test_weights_of_another_type(adapted: Path, capsys: Capture) -> None:
+    plain = aprfmt.run(adapted / "base", "Hello", raw=True, max_tokens=2)
+    lines: list[str] = []
+    small = aprfmt.run(adapted / "base", "Hello", raw=True, max_tokens=2, dtype="q8_0", log=lines.append)
+    assert small.exported is not None
+    with aprfmt.open(small.exported) as model:
+        assert model.tensors["token_embd.weight"].dtype == "Q8_0"
+    assert len(lines) == 1
+    aprfmt.export_model(adapted / "base", adapted / "f32.gguf", force=True)
+    words = ("--raw", "Hello", "-n", "2", "--quantize", "q8_0", "--json")
+    assert run(["run", str(adapted / "f32.gguf"), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == small.tokens
+    assert plain.prompt_tokens == small.prompt_tokens
+    assert run(["run", str(adapted / "f32.gguf"), "Hi", "--quantize", "q9"]) == 2
+    assert run(["run", str(adapted / "base"), "--embed", "Hi", "--quantize", "q8_0"]) == 0
+    capsys.readouterr()
+
+
 # --- streams and stops ---
 
 
@@ -445,7 +463,9 @@ def test_sound(towers: Callable[[str], Path], media: Path, engine: str) -> None:
         aprfmt.run(folder, "What is this?", raw=True, audio=media / "a.wav", ctx=256)
 
 
-def test_a_conversation_about_a_picture(towers: Callable[[str], Path], media: Path, tmp_path: Path) -> None:
+def test_a_conversation_about_a_picture(
+    towers: Callable[[str], Path], media: Path, tmp_path: Path, engine: str
+) -> None:
     (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
     loading = Loading(media=True, template=str(tmp_path / "t.jinja"))
     with Runner(towers("qwen2_vl_vision"), loading) as runner:
@@ -454,8 +474,35 @@ def test_a_conversation_about_a_picture(towers: Callable[[str], Path], media: Pa
         second = talk.ask("And what else?")
         assert second.prompt.startswith(f"user: {MEDIA_MARKER}\nWhat is this?\nassistant:")
         assert second.prompt_tokens > len(runner.ids(second.prompt.replace(MEDIA_MARKER, "")))
+        # The picture is a picture, and not text, also where the context holds it from before.
         alone = runner.answer(second.prompt, max_tokens=4, media=[media / "0.png"])
         assert alone.tokens == second.tokens
+        other = runner.answer(second.prompt, max_tokens=4, media=[media / "1.png"], reuse=True)
+        assert other.tokens == runner.answer(second.prompt, max_tokens=4, media=[media / "1.png"]).tokens
+        long = talk.ask("word " * 100 + "?")
+        assert long.prompt_tokens > 100
+        dropped: list[int] = []
+        talk.ask("word " * 60 + "?", on_drop=dropped.append)
+        assert sum(dropped) >= 2
+        assert MEDIA_MARKER not in talk.turns[0]["content"]
+
+
+def test_a_picture_is_computed_once(towers: Callable[[str], Path], media: Path, tmp_path: Path, engine: str) -> None:
+    folder, picture = towers("qwen2_vl_vision"), tmp_path / "0.png"
+    picture.write_bytes((media / "0.png").read_bytes())
+    text, tower = prepare(folder), prepare_tower(folder)
+    first, second = f"{MEDIA_MARKER}\nWhat is this? ", f"{MEDIA_MARKER}\nWhat is this? And that?"
+    with Llama(text.path, n_ctx=256, tower=tower.path) as llama:
+        whole = llama.generate(second, 6, media=[picture])
+        llama.generate(first, 1, media=[picture])
+        other = llama.generate(second, 6, media=[media / "1.png"], reuse=True)
+        assert other == llama.generate(second, 6, media=[media / "1.png"])
+        llama.generate(first, 1, media=[picture])
+        picture.unlink()
+        again = llama.generate(second, 6, media=[picture], reuse=True)
+        assert again.prompt_tokens == pytest.approx(whole.prompt_tokens, abs=2)
+        with pytest.raises(RunError, match="makes nothing of"):
+            llama.generate(second, 6, media=[picture])
 
 
 # --- vectors ---

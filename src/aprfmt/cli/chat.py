@@ -48,6 +48,7 @@ def chat(options: Run) -> None:
         mmproj=options.mmproj,
         media=bool(media),
         template=options.template,
+        dtype=options.dtype,
     )
     with suppress(ImportError):
         import readline  # noqa: F401  # input() then edits lines and remembers them

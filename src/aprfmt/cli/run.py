@@ -86,6 +86,12 @@ class Run(Common, LlamaMachine):
     mmproj: Annotated[
         str | None, typer.Option(metavar="FILE", help="The GGUF that sees or hears, if the model's own file does not.")
     ] = None
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype", "--quantize", metavar="TYPE", help="Run it with its weights in TYPE, such as q8_0 or q4_k_m."
+        ),
+    ] = "keep"
     embed: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="Embed a text; repeatable. A reranker compares the first with the others."),
@@ -123,6 +129,7 @@ class Run(Common, LlamaMachine):
             ctx=self.ctx,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
+            dtype=self.dtype,
             on_text=None if json else out.stream,
             log=out.progress_line,
         )
@@ -174,6 +181,7 @@ class Run(Common, LlamaMachine):
             ctx=self.ctx,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
+            dtype=self.dtype,
             log=out.progress_line,
         )
         out.result(found.to_json(), _vectors(found))

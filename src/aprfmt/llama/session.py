@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,15 @@ _LOAD_INTO_MEMORY = 0
 
 _BATCH, _MICRO_BATCH = 2048, 512
 """Tokens that llama.cpp takes in one call, and computes at once: its own defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A prompt with pictures or sound that the context begins with, and its tokens there."""
+
+    prompt: str
+    media: list[str]
+    n_past: int
 
 
 _NO_TOKEN = -1
@@ -71,6 +81,7 @@ class Session:
         )
         self._seconds = time.perf_counter() - started
         self._past: list[int] = []
+        self._seen: _Seen | None = None
 
     def _options(self, request: LoadRequest) -> Any:
         options = self._c.context_params()
@@ -189,6 +200,7 @@ class Session:
             self._c.memory_clear(memory, True)
             keep = 0
         del self._past[keep:]
+        self._seen = None
         return keep
 
     def _row(self, index: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -217,14 +229,21 @@ class Session:
         kept = self._forget(min(same, len(ids) - 1) if reuse else 0)
         self._decode(ids[kept:])
 
-    def _look(self, prompt: str, media: Sequence[str]) -> int:
-        """Computes a prompt with pictures and sound; how many tokens it has."""
+    def _look(self, prompt: str, media: Sequence[str], reuse: bool) -> int:
+        """Computes a prompt with pictures and sound, of which the context may hold the beginning; how many tokens."""
         if self._tower is None:
             raise EngineError("the model has no tower that sees or hears")
+        seen = self._seen
+        if reuse and seen is not None and seen.media == [*media]:
+            known = seen.prompt + self.detokenize(self._past[seen.n_past :], special=True)
+            more = self.tokenize(prompt.removeprefix(known), add_special=False)
+            if prompt.startswith(known) and more:
+                self._decode(more)
+                return len(self._past)
         self._forget()
         n_batch = self._c.n_batch(self._context)
         n = self._tower.feed(self._context, prompt, media, n_batch, self._c.n_ctx(self._context))
-        self._past = [_NO_TOKEN] * n
+        self._past, self._seen = [_NO_TOKEN] * n, _Seen(prompt, [*media], n)
         return n
 
     def generate(
@@ -240,7 +259,7 @@ class Session:
         """Continues a prompt. Parts: {"text": what is certain so far}. The result: see client.Generated."""
         started = time.perf_counter()
         if media:
-            n_prompt = self._look(str(prompt), media)
+            n_prompt = self._look(str(prompt), media, reuse)
         else:
             ids = self.tokenize(prompt, parse_special=parse_special) if isinstance(prompt, str) else prompt
             n_prompt = len(ids)

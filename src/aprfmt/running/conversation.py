@@ -31,6 +31,8 @@ class Conversation:
     stop: Sequence[str] = ()
     turns: list[dict[str, str]] = field(default_factory=list)
     _media: list[list[PathLike]] = field(default_factory=list)
+    _unspelled: int = 0
+    """Tokens of pictures and sound."""
 
     def ask(
         self,
@@ -68,6 +70,7 @@ class Conversation:
         except BaseException:
             del self.turns[max(before, 0) :], self._media[max(before, 0) :]
             raise
+        self._unspelled = found.prompt_tokens - len(self.runner.ids(prompt)) if any(self._media) else 0
         self.turns.append({"role": "assistant", "content": found.text})
         self._media.append([])
         return found
@@ -85,8 +88,10 @@ class Conversation:
         while True:
             system = [{"role": "system", "content": self.system}] if self.system else []
             prompt = self.runner.chat_text([*system, *self.turns])
-            if len(self.turns) < 3 or len(self.runner.ids(prompt)) + reserve <= n_ctx:
+            spelled = len(self.runner.ids(prompt))
+            if len(self.turns) < 3 or spelled + self._unspelled + reserve <= n_ctx:
                 return prompt, dropped
             # A question goes with its answer.
             del self.turns[:2], self._media[:2]
+            self._unspelled = self._unspelled if any(self._media) else 0
             dropped += 2

@@ -95,7 +95,7 @@ def compute(
     path = formats.path_text(file, "file")
     if not texts:
         raise UsageError("there is no text to embed")
-    prepared = prepare(file, say=say)
+    prepared = prepare(file, dtype=loading.dtype, say=say)
     metadata = metadata_of(prepared.path)
     refuse_others(metadata, path)
     pooling, encodes = pooling_of(metadata)

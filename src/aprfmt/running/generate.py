@@ -80,6 +80,7 @@ class Loading:
         mmproj: GGUF of the towers (vision, audio), or a model that has them.
         media: whether there will be pictures or sound.
         template: file of a chat template, or the name of one of the model's or of llama.cpp's; None: the model's.
+        dtype: what the weights become in an export, as for convert_model.
     """
 
     ctx: int | None = None
@@ -89,6 +90,7 @@ class Loading:
     mmproj: PathLike | None = None
     media: bool = False
     template: str | None = None
+    dtype: str = "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ class Runner:
 
     def __init__(self, file: PathLike, loading: Loading, say: Callable[[str], None] = lambda line: None) -> None:
         self.path = formats.path_text(file, "file")
-        self._prepared = prepare(file, say=say)
+        self._prepared = prepare(file, dtype=loading.dtype, say=say)
         metadata = metadata_of(self._prepared.path)
         refuse_others(metadata, self.path)
         if pooling_of(metadata)[1]:

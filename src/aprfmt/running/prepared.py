@@ -43,7 +43,7 @@ class Prepared:
     report: Report | None = None
 
 
-def prepare(file: PathLike, *, say: Callable[[str], None] = lambda line: None) -> Prepared:
+def prepare(file: PathLike, *, dtype: str = "keep", say: Callable[[str], None] = lambda line: None) -> Prepared:
     """The model `file` as a GGUF: itself where it is one, else an export of it in the cache.
 
     An export is found again by the names, sizes, times and inodes of all files that the model is made of: a file that
@@ -51,6 +51,7 @@ def prepare(file: PathLike, *, say: Callable[[str], None] = lambda line: None) -
 
     Args:
         file: a model in any form.
+        dtype: what the weights become, as for convert_model.
         say: called with a line before something is exported.
 
     Raises:
@@ -58,7 +59,10 @@ def prepare(file: PathLike, *, say: Callable[[str], None] = lambda line: None) -
     """
     name = formats.path_text(file, "file")
     found = _look(name)
-    return found.gguf or exported(".gguf", found.sources, name, found.size, {}, say)
+    if found.gguf is not None and dtype == "keep":
+        return found.gguf
+    options: dict[str, object] = {"dtype": dtype} if dtype != "keep" else {}
+    return exported(".gguf", found.sources, name, found.size, options, say)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,8 @@ def exported(
         if not found:
             from aprfmt.convert.api import convert_model
 
-            say(f"exporting {name} ({format_bytes(size)}) to the cache, once")
+            what = "the towers of " if options.get("mmproj") else ""
+            say(f"exporting {what}{name} ({format_bytes(size)}) to the cache, once")
             report = convert_model(name, target, force=True, fsync=False, **options)  # type: ignore[arg-type]
         limit = parse_size(os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE, least=0, name=SIZE_VARIABLE)
         folder.trim(limit, target)
