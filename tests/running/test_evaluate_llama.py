@@ -125,6 +125,8 @@ def test_refusals(tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPat
     aprfmt.export_model(folder, tmp_path / "bert.gguf", dtype="f32")
     with pytest.raises(UnsupportedError, match="encoder"):
         aprfmt.evaluate(tmp_path / "bert.gguf", documents, engine="llama")
+    with pytest.raises(UnsupportedError, match="encoder"):
+        aprfmt.evaluate(gguf_of("t5", tmp_path), documents, engine="llama")
     gguf = gguf_of("llama", tmp_path)
     with pytest.raises(UsageError, match="no engine"):
         aprfmt.evaluate(gguf, documents, engine="onnx")

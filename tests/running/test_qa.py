@@ -216,7 +216,7 @@ def test_text_that_goes_round(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatc
 def test_formats_are_told_apart() -> None:
     heads = [form.text[0] for form in FORMATS.values()]
     assert len(set(heads)) == len(heads)
-    assert 3000 < sum(map(len, TEXTS)) < 9000
+    assert 4000 < sum(map(len, TEXTS)) < 9000
     assert all(text.isascii() for text in TEXTS)
 
 
@@ -283,10 +283,18 @@ def test_a_file_that_llama_cpp_refuses(small: Callable[[str], Path]) -> None:
     assert report.engine is None
 
 
+def test_no_more_positions_than_there_are(small: Callable[[str], Path]) -> None:
+    """llama.cpp dies where a text is longer than a table of positions."""
+    report = aprfmt.qa(small("gpt2"))
+    assert not [each.message for each in report.gates if "died" in each.message]
+    assert gate(report, "rope-order").status == "pass"  # nothing is rotated, so the order of both does not matter
+
+
 def test_an_encoder_and_no_llama_cpp(small: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = small("bert")
-    with pytest.raises(UnsupportedError, match="encoder"):
-        aprfmt.qa(path)
+    for name in ("bert", "t5"):
+        path = small(name)
+        with pytest.raises(UnsupportedError, match="encoder"):
+            aprfmt.qa(path)
     monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError):
         aprfmt.qa(path)

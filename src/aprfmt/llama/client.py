@@ -179,6 +179,7 @@ class Facts:
         weight_bytes: size of all tensors.
         bos, eos: ids of the tokens that begin and end a text; -1 without one.
         adds_bos: whether a text begins with it.
+        has_encoder: whether an encoder reads the text before a decoder writes.
     """
 
     engine: str
@@ -191,6 +192,7 @@ class Facts:
     bos: int
     eos: int
     adds_bos: bool
+    has_encoder: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ class Session:
             "weight_bytes": self._c.model_size(self._model),
             "bos": self._c.vocab_bos(self._vocab),
             "eos": self._c.vocab_eos(self._vocab),
+            "has_encoder": self._c.model_has_encoder(self._model),
             "adds_bos": self._c.vocab_get_add_bos(self._vocab),
         }
 
@@ -359,8 +360,6 @@ class Session:
             prompt_seconds: for the prompt; first_seconds: until a token was drawn behind it; seconds: for the text.
             peak_bytes: the most memory that the process has had so far.
         """
-        if self._c.model_has_encoder(self._model):
-            raise EngineError("a model with an encoder is not measured: it computes no text before the encoder's")
         ids = np.random.default_rng(0).integers(0, self.n_vocab, prompt_tokens).tolist()
         sampler = self._sampler(Sampling())
         try:

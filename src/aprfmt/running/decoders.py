@@ -22,7 +22,7 @@ def open_decoder(
     """The model `file`, exported first where it is no GGUF. Use in `with`.
 
     Raises:
-        UnsupportedError: it is an encoder, which has no next token.
+        UnsupportedError: it is an encoder, which has no next token, or has one, which reads the text first.
         AprError: as prepare and Llama.
     """
     prepared = prepare(file, say=say)
@@ -33,7 +33,7 @@ def open_decoder(
             path=file,
             hint="apr convert FILE -o m.gguf --verify computes an embedding with it",
         )
-    return Llama(
+    llama = Llama(
         prepared.path,
         n_ctx=n_ctx,
         name=file,
@@ -42,3 +42,11 @@ def open_decoder(
         gpu_layers=gpu_layers,
         watched=watched,
     )
+    if llama.facts.has_encoder:
+        llama.close()
+        raise UnsupportedError(
+            "the model has an encoder, which reads the text before the decoder writes: it predicts no text as such",
+            path=file,
+            hint="apr run FILE PROMPT",
+        )
+    return llama

@@ -75,7 +75,7 @@ class Examined:
 
     def _open(self, file: str, *, watched: bool = False) -> Llama:
         return self._stack.enter_context(
-            open_decoder(file, n_ctx=CONTEXT, n_threads=self._n_threads, watched=watched, say=self._say)
+            open_decoder(file, n_ctx=self.n_ctx, n_threads=self._n_threads, watched=watched, say=self._say)
         )
 
     def close_watched(self) -> None:
@@ -134,7 +134,7 @@ class Examined:
     @cached_property
     def texts(self) -> list[list[int]]:
         """Ids of the bundled texts."""
-        return [self.llama.tokenize(text, parse_special=False)[:CONTEXT] for text in TEXTS]
+        return [self.llama.tokenize(text, parse_special=False)[: self.n_ctx] for text in TEXTS]
 
     @cached_property
     def scores(self) -> list[Scored]:
@@ -150,7 +150,7 @@ class Examined:
     def bits_per_byte(self) -> float:
         """Loss of the bundled texts in bits a byte, which does not depend on how long the tokens are."""
         n_bytes = sum(
-            len(self.llama.detokenize(ids[1:]).encode()) if len(ids) >= CONTEXT else len(text.encode())
+            len(self.llama.detokenize(ids[1:]).encode()) if len(ids) >= self.n_ctx else len(text.encode())
             for ids, text in zip(self.texts, TEXTS, strict=True)
         )
         return sum(float(found.loss.sum()) for found in self.scores) / _LN2 / max(1, n_bytes)
@@ -163,6 +163,12 @@ class Examined:
         n = sum(len(each.loss) for each in found)
         names = {"kl": "kl", "agreement": "agree", "loss": "loss", "other_loss": "other_loss"}
         return {name: float(sum(getattr(each, field).sum() for each in found)) / n for name, field in names.items()}
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the context: what is needed, but no more positions than the model has."""
+        trained = self.metadata("ARCH.context_length")
+        return min(CONTEXT, trained) if isinstance(trained, int) and trained > 0 else CONTEXT
 
     def metadata(self, key: str) -> object:
         """A key of the GGUF, in which ARCH stands for the architecture."""

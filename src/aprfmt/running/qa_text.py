@@ -32,6 +32,13 @@ did somebody think of putting a dial on the tower, so that the hour could be see
 another three hundred years before anyone needed to know the minute. Trains changed that. A train that leaves at \
 noon must leave at the same noon in every town along the line, and so the towns gave up their own time and took \
 that of the railway.
+
+The bakery in the lower town opens at six. By then the bread has been in the oven for half an hour, and the smell of \
+it has gone up the street as far as the church. The baker is a quiet man who has done the same work in the same room \
+since he was fifteen years old. If you ask him how he knows when a loaf is ready, he will take one out, turn it over \
+and knock on it with one finger, the way you would knock on a door. "It has to answer," he says. He sells two hundred \
+loaves on a Monday and three hundred and fifty on a Saturday, and what is left in the evening goes to the school, \
+where the children eat it with butter and honey.
 """
 
 CODE = '''\
@@ -56,6 +63,15 @@ class Stack:
 
     def __len__(self):
         return len(self.items)
+
+
+def count_words(path):
+    counts = {}
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            for word in line.lower().split():
+                counts[word] = counts.get(word, 0) + 1
+    return sorted(counts.items(), key=lambda item: item[1], reverse=True)
 
 
 def main():
