@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE_BYTES = 1 << 16
@@ -67,7 +67,9 @@ class Hub:
         sent: bytes of bodies of files that were sent.
         rate: bytes a second that all answers take together, None: as fast as can be.
         requests: what was asked so far.
-        uploaded: what a commit brought, by name; of LFS by their digests before that.
+        elsewhere: files of LFS are sent by another host, to which the hub leads.
+        lfs: what was uploaded, by its digest.
+        commits, created: what was asked of the hub to write.
     """
 
     def __init__(self, repo: str = "org/name") -> None:
@@ -78,6 +80,7 @@ class Hub:
         self.sent = 0
         self.rate: float | None = None
         self.exists = True
+        self.elsewhere = False
         self.lfs: dict[str, bytes] = {}
         self.commits: list[dict[str, Any]] = []
         self.created: list[dict[str, Any]] = []
@@ -148,7 +151,9 @@ class Hub:
                 return
         path = unquote(urlsplit(request.path).path)
         prefix = f"/api/models/{self.repo}"
-        if path.startswith(f"/{self.repo}/resolve/") and self.exists:
+        if path.startswith("/cdn/"):
+            self._file(handler, request, path.removeprefix("/cdn/"), fault)
+        elif path.startswith(f"/{self.repo}/resolve/") and self.exists:
             self._file(handler, request, path.split("/", 5)[5], fault)
         elif request.method == "GET" and path in (prefix, *(f"{prefix}/revision/{rev}" for rev in ("main", COMMIT))):
             self._info(handler)
@@ -201,6 +206,12 @@ class Hub:
         data = self.files[name]
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{self.digest(name)}"', "Accept-Ranges": "bytes"}
         headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{self.digest(name)}"'}
+        if request.path.startswith("/cdn/"):
+            headers = {"ETag": '"of-another-kind"', "Accept-Ranges": "bytes"}
+        elif self.elsewhere and len(data) >= LARGE_BYTES:
+            place = self.address.replace("127.0.0.1", "localhost")
+            send(handler, 302, headers | {"Location": f"{place}/cdn/{quote(name)}"}, b"")
+            return
         span = request.span
         start, end = (0, len(data)) if span is None or (fault and fault.whole) else span
         if start >= len(data) and len(data):

@@ -30,6 +30,7 @@ class RemoteSource(Source):
     def __init__(self, path: str, file: RemoteFile, store: Store, identity: Identity) -> None:
         super().__init__(path, None, None, file.size, identity)
         self.file = file
+        self.stated_digest = file.digest
         self.store = store
         self._is_open = True
 

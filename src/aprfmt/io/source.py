@@ -56,7 +56,11 @@ class Source:
         size: bytes of the file when it was opened; nothing behind them is read.
         identity: of the file when it was opened, None for bytes in memory.
         record: where given, is told all that is read without mapping, and closed with the source.
+        stated_digest: what the place of a file that lies elsewhere says that its SHA-256 is, in hex (of a short one
+            git's digest of a blob, of 40 digits); None for any other.
     """
+
+    stated_digest: str | None = None
 
     def __init__(
         self, path: str, fd: int | None, data: Buffer | None, size: int, identity: Identity | None = None

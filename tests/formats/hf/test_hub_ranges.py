@@ -213,6 +213,34 @@ def test_the_token_goes_along(server: Hub, monkeypatch: pytest.MonkeyPatch) -> N
     assert {request.headers.get("authorization") for request in server.requests} == {"Bearer hf_secret"}
 
 
+def test_files_that_another_host_sends(
+    server: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the hub does with large files: its own answer has the ETag, the other host must not see the token."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    server.elsewhere = True
+    aprfmt.convert_model(folder, tmp_path / "here.gguf")
+    assert convert(tmp_path / "there.gguf") == (tmp_path / "here.gguf").read_bytes()
+    others = [request for request in server.requests if request.path.startswith("/cdn/")]
+    assert others
+    assert not any("authorization" in request.headers for request in others)
+    own = [request for request in server.requests if "/resolve/" in request.path]
+    assert all(request.headers["authorization"] == "Bearer hf_secret" for request in own)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_comparison_of_metadata_fetches_headers_alone(
+    is_same: bool, server: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_file, "BLOCK_BYTES", 4 * KIB)
+    data = (folder.parents[2] / "tiny.gguf").read_bytes()
+    server.files = {"m.gguf": data if is_same else data[:-1] + bytes([data[-1] ^ 1])}
+    found = aprfmt.diff("hf://org/name/m.gguf", folder.parents[2] / "tiny.gguf", metadata_only=True)
+    assert found.identical
+    assert remote_file.traffic.n_bytes < len(data) // 2
+    assert aprfmt.diff("hf://org/name/m.gguf", folder.parents[2] / "tiny.gguf").identical is is_same
+
+
 @pytest.mark.parametrize("name", ["../odd", "/odd", "a//odd", "a\\odd", "a/../../odd", "\x1bodd", ""])
 def test_names_that_lead_elsewhere_are_left_out(name: str, server: Hub, tmp_path: Path) -> None:
     server.files[name] = b"{}"
