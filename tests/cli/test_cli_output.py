@@ -99,6 +99,17 @@ def test_colour_rules(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPat
     assert not out.colour(stdout)  # decided per stream
 
 
+@pytest.mark.parametrize("mode", ["human", "quiet"])
+def test_streamed_text_cannot_drive_the_terminal(streams: Callable[..., Any], mode: str) -> None:
+    text = "a\tb\nü \x1b[31m\x07\u202e"
+    for kind, expected in ((Terminal, "a\tb\nü \\x1b[31m\\x07\\u202e"), (io.StringIO, text)):
+        stdout, _ = streams(kind)
+        out = Output()
+        out.configure(["run", *(["-q"] if mode == "quiet" else [])])
+        out.stream(text)
+        assert stdout.getvalue() == expected
+
+
 def test_hostile_names_cannot_drive_the_terminal() -> None:
     assert printable("a\x1b[2Jb\r\u202e\udc80") == "a\\x1b[2Jb\\r\\u202e\\udc80"
     assert printable("Ġhé漢") == "Ġhé漢"

@@ -113,6 +113,14 @@ def test_another_template(smollm2_gguf: Path, tmp_path: Path) -> None:
         aprfmt.run(smollm2_gguf, "Hi", template=str(tmp_path / "absent.jinja"))
 
 
+def test_templates_by_name(tmp_path: Path) -> None:
+    build_demo(tmp_path / "demo.gguf")
+    keys = {"tokenizer.chat_template": "rwkv-world", "tokenizer.chat_template.tool": "T {{ messages[0].content }}"}
+    aprfmt.stamp(tmp_path / "demo.gguf", tmp_path / "m.gguf", set=keys)
+    assert aprfmt.run(tmp_path / "m.gguf", "Hi", max_tokens=1).prompt == "User: Hi\n\nAssistant:"
+    assert aprfmt.run(tmp_path / "m.gguf", "Hi", max_tokens=1, template="tool").prompt == "T Hi"
+
+
 @pytest.mark.parametrize("writes", ["", "{{ bos_token }}"])
 @pytest.mark.parametrize("adds", [True, False])
 def test_the_begin_token_is_there_once(tmp_path: Path, writes: str, adds: bool) -> None:
@@ -278,6 +286,10 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
         (("Hi", "--mmproj", "{gguf}"), 5, "nothing that sees or hears"),
         (("Hi", "--embed", "x"), 2, "a prompt has no effect"),
         (("--embed", "x", "--max-tokens", "3"), 2, "--max_tokens has no effect"),
+        (("a\udcffb",), 2, "not valid Unicode"),
+        (("--embed", "a\udcffb"), 2, "not valid Unicode"),
+        (("Hi", "--threads", "100000"), 2, "n_threads must be a number from 0 to 512"),
+        (("Hi", "--ctx", "5000000000"), 2, "n_ctx must be a number from 0 to"),
         (("-", "-"), 2, "standard input is read once"),
         (("x " * 400,), 8, "the context room for"),
         (("x " * 400,), 8, "a longer context (--ctx)"),
@@ -286,6 +298,13 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 def test_what_makes_no_sense(gguf: Path, capsys: Capture, words: tuple[str, ...], code: int, message: str) -> None:
     assert run(["run", str(gguf), *(word.replace("{gguf}", str(gguf)) for word in words)]) == code
     assert message in capsys.readouterr().err
+
+
+def test_a_context_that_no_memory_holds(smollm2_gguf: Path) -> None:
+    """46 TB, which are refused at once."""
+    with pytest.raises(RunError) as caught:
+        aprfmt.run(smollm2_gguf, "Hi", ctx=2**31 - 1)
+    assert "a shorter context (--ctx)" in str(caught.value.hint)
 
 
 def test_what_no_file_is(tmp_path: Path, capsys: Capture) -> None:

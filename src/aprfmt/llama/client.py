@@ -36,6 +36,10 @@ _BUFFER = re.compile(r"(?:KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 _LAST_LINES, _LONGEST_LINE = 3, 300
 _INSTALL = "pip install 'aprfmt[llama]'"
 _MAY_BE_WRONG = "apr validate FILE may show what is wrong with it"
+_NO_MEMORY = re.compile(r"failed to allocate|unable to allocate|out of memory|bad_alloc")
+_MOST_THREADS = 512
+"""That ggml knows."""
+
 _SECONDS_TO_END = 5.0
 
 
@@ -241,6 +245,7 @@ class Llama:
         facts: what llama.cpp says of the model.
 
     Raises:
+        UsageError: a number is out of range.
         MissingDependencyError: no engine is installed, or none works.
         RunError: llama.cpp refuses the file.
         LlamaDiedError: it died twice, or took too long.
@@ -265,6 +270,13 @@ class Llama:
         engines: Sequence[str] = tuple(ENGINES),
     ) -> None:
         require_llama()
+        for what, value, most in (
+            ("n_ctx", n_ctx, 2**31 - 1),
+            ("n_threads", n_threads, _MOST_THREADS),
+            ("gpu_layers", gpu_layers, 2**31 - 1),
+        ):
+            if type(value) is not int or not 0 <= value <= most:
+                raise UsageError(f"{what} must be a number from 0 to {most}, not {value!r:.40}")
         self._name = os.fspath(name if name is not None else path)
         self._request = LoadRequest(
             os.path.abspath(path),
@@ -458,6 +470,8 @@ class Llama:
         if call == "load":
             message = f"llama.cpp does not load the file: {reason_in(self._worker.log()) or message}"
         hint = "a longer context (--ctx) has room" if reply.get("room") else _MAY_BE_WRONG
+        if _NO_MEMORY.search(message):
+            hint = "a shorter context (--ctx) and weights of fewer bits (apr quantize) take less memory"
         raise RunError(self._named(message), path=self._name, hint=hint)
 
     def _named(self, message: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aprfmt.llama.engine import Sampling
-from aprfmt.running.generate import Runner, RunResult, with_markers
+from aprfmt.running.generate import Runner, RunResult, require_unicode, with_markers
 from aprfmt.types import PathLike
 
 _SHARE, _MOST = 4, 512
@@ -50,6 +50,7 @@ class Conversation:
             on_text: called with each piece of the answer.
             on_drop: called with how many of the oldest messages were forgotten, because the context is full.
         """
+        require_unicode(text)
         before = len(self.turns)
         self.turns.append({"role": "user", "content": with_markers(text, len(media))})
         self._media.append([*media])

@@ -10,7 +10,7 @@ from typing import Any
 from aprfmt import formats
 from aprfmt.errors import UsageError
 from aprfmt.llama.client import Llama, pooling_of
-from aprfmt.running.generate import Loading, context_of, metadata_of, refuse_others
+from aprfmt.running.generate import Loading, context_of, metadata_of, refuse_others, require_unicode
 from aprfmt.running.prepared import prepare, prepare_adapter
 from aprfmt.types import PathLike
 
@@ -95,6 +95,8 @@ def compute(
     path = formats.path_text(file, "file")
     if not texts:
         raise UsageError("there is no text to embed")
+    for text in texts:
+        require_unicode(text)
     prepared = prepare(file, dtype=loading.dtype, say=say)
     metadata = metadata_of(prepared.path)
     refuse_others(metadata, path)

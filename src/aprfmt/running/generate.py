@@ -16,6 +16,7 @@ from aprfmt.llama.client import Generated, Llama, pooling_of
 from aprfmt.llama.engine import MEDIA_MARKER, Sampling
 from aprfmt.running.prepared import Prepared, prepare, prepare_adapter, prepare_tower
 from aprfmt.tokenizer.chat import ChatTemplate
+from aprfmt.tokenizer.model import is_unicode
 from aprfmt.types import PathLike
 
 DEFAULT_CONTEXT = 4096
@@ -114,6 +115,8 @@ class Prompt:
         if self.raw and self.system is not None:
             raise UsageError("a system message needs a chat template, which --raw leaves out")
         with_markers(self.text, len(self.media))
+        for text in (self.text, self.system):
+            require_unicode(text or "")
         for path in self.media:
             if not is_file(path):
                 raise NotFoundError("there is no such file", path=path)
@@ -346,6 +349,12 @@ def context_of(metadata: Mapping[str, Any], wanted: int | None, usual: int = DEF
         return wanted
     trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     return min(trained, usual) if isinstance(trained, int) and trained > 0 else usual
+
+
+def require_unicode(text: str) -> None:
+    """Raises UsageError for a text with what no encoding of Unicode has, such as bytes that were none."""
+    if not is_unicode(text):
+        raise UsageError("the text is not valid Unicode", hint="give it in UTF-8")
 
 
 def with_markers(text: str, n: int) -> str:
