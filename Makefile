@@ -52,6 +52,7 @@ bench: $(VENV)/.test
 	$(BIN)/python tools/bench_quantize.py $(if $(FULL),--full)
 	$(BIN)/python tools/bench_mlx.py
 	$(BIN)/python tools/bench_hub.py $(if $(FULL),,--layers 4 --rate 0)
+	$(BIN)/python tools/bench_merge.py $(if $(FULL),,--layers 4)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=FULL_LAYERS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=None, help="folder for models and outputs (a temporary one)")
+    parser.add_argument("--only", nargs="*", default=[], help="methods to measure (all)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.work) as folder:
         work = Path(folder)
@@ -79,6 +80,7 @@ def main() -> None:
             ours("passthrough", [*pair, "--method", "passthrough", "--layers", f"0-{given.layers // 2 - 1}",
                                  "--layers", f"{given.layers // 2}-{given.layers - 1}"], out),
         ]  # fmt: skip
+        jobs = [job for job in jobs if job.floor or not given.only or job.name in given.only]
         warm(a, b)
         print(machine(work))
         series = interleaved(jobs, given.rounds, [a, b], partial(touch, work, n_bytes + n_bytes // 4))

@@ -372,7 +372,7 @@ APRFMT = (
         "old.produced.values().astype(np.float64) - new.produced.values().astype(np.float64)"),
     Mutation("TIES keeps every value on its threshold", "aprfmt/canonical/merge_methods.py",
         "test_merge.py::test_ties_keeps_as_many_values_as_its_density_says_however_many_are_equal",
-        "        if rest == counts[low]:\n", "        if True:\n"),
+        "        if rest == there:\n", "        if True:\n"),
     Mutation("TIES elects no sign", "aprfmt/canonical/merge_methods.py",
         "test_merge.py::test_ties_trims_elects_and_averages_as_its_paper_says",
         "positive = total >= 0\n", "positive = total >= -np.inf\n"),

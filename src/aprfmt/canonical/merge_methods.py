@@ -39,6 +39,7 @@ at all."""
 _PARALLEL = 0.9995
 """Cosine from which on two weights are interpolated linearly."""
 
+_RUN = 256
 _TINY = 1e-8
 _LEAST_SUM = 1e-7
 
@@ -100,18 +101,25 @@ class _Trim:
     scale: float = 1.0
 
 
+_Found = tuple[tuple[float, ...], "Array | None"]
+"""What a chunk of a pass gives: numbers, which are added up in order, and counts."""
+
+
 class _Pass:
     """Chunks of one pass over a weight, done by whichever threads want the result."""
 
     def __init__(self, n: int) -> None:
         self._n, self._next, self._done = n, 0, 0
-        self._found: list[tuple[float, ...]] = [()] * n
-        self._total: Array | None = None
+        self._numbers: list[tuple[float, ...]] = [()] * n
+        self._counts: Array | None = None
         self._error: BaseException | None = None
+        self._result: tuple[float, ...] | None = None
         self._changed = Condition()
 
-    def run(self, work: Callable[[int], tuple[tuple[float, ...], Array | None]]) -> tuple[list[float], Array | None]:
-        """What `work` gives of all chunks: its numbers added up in order, exactly the same each time, and its counts.
+    def run(
+        self, work: Callable[[int], _Found], finish: Callable[[list[float], Array | None], tuple[float, ...]]
+    ) -> tuple[float, ...]:
+        """What `finish` makes of the sums of what `work` gives of all chunks, which are the same each time.
 
         Raises what `work` raises, in every thread that waits.
         """
@@ -132,15 +140,19 @@ class _Pass:
                     error = caught
                 finally:
                     self._changed.acquire()
-                self._found[i] = numbers
+                self._numbers[i] = numbers
                 if counts is not None:
-                    self._total = counts if self._total is None else self._total + counts
+                    self._counts = counts if self._counts is None else self._counts + counts
                 self._error = self._error or error
                 self._done += 1
                 self._changed.notify_all()
             if self._error is not None:
                 raise self._error
-            return [math.fsum(column) for column in zip(*self._found, strict=True)], self._total
+            if self._result is None:
+                sums = [math.fsum(column) for column in zip(*self._numbers, strict=True)]
+                self._result = finish(sums, self._counts)
+                self._numbers, self._counts = [], None  # a model has thousands of passes
+            return self._result
 
 
 @dataclass(slots=True)
@@ -189,29 +201,28 @@ class Combination:
             self._trims = trims
 
     def _pass(
-        self, number: int, work: Callable[[int, int], tuple[tuple[float, ...], Array | None]]
-    ) -> tuple[list[float], Array | None]:
-        """Pass `number` over the weight; `work` is given the first and the last element of a chunk."""
+        self,
+        number: int,
+        work: Callable[[int, int], _Found],
+        finish: Callable[[list[float], Array | None], tuple[float, ...]],
+    ) -> tuple[float, ...]:
+        """Pass `number` over the weight; `work` is given the first element of a chunk and the one behind its last."""
         with self._lock:
             while len(self._passes) <= number:
                 self._passes.append(_Pass(-(-self.n // STEP)))
-        return self._passes[number].run(lambda i: work(i * STEP, min((i + 1) * STEP, self.n)))
+        return self._passes[number].run(lambda i: work(i * STEP, min((i + 1) * STEP, self.n)), finish)
 
     def _spherical(self) -> tuple[float, float]:
         """What base and other are multiplied by."""
-        import numpy as np
-
         assert self.rule.base is not None
         pair = self.inputs[self.rule.base], self.inputs[1 - self.rule.base]
 
-        def work(first: int, last: int) -> tuple[tuple[float, ...], None]:
+        def work(first: int, last: int) -> _Found:
             a, b = (values.read(first, last) for values in pair)
-            sums = [(np.multiply(x, y, dtype=np.float64).sum() for x, y in ((a[p], a[p]), (b[p], b[p]), (a[p], b[p])))
-                    for p in blocks(last - first)]  # fmt: skip
-            return tuple(math.fsum(column) for column in zip(*sums, strict=True)), None
+            return tuple(_sum_of_products(x, y) for x, y in ((a, a), (b, b), (a, b))), None
 
         t = self.rule.t
-        numbers, _ = self._pass(0, work)
+        numbers = self._pass(0, work, lambda sums, _: tuple(sums))
         if not numbers:
             return 1 - t, t
         lengths = [math.sqrt(square) if math.sqrt(square) > _TINY else 1.0 for square in numbers[:2]]
@@ -240,51 +251,48 @@ class Combination:
         """The `k` values of largest magnitude of the delta of input `i`; of equal ones those that come first."""
         import numpy as np
 
-        def upper(first: int, last: int) -> tuple[tuple[float, ...], Array]:
+        def upper(first: int, last: int) -> _Found:
             return (), np.bincount(self._bits(i, first, last) >> 16, minlength=1 << 15)
 
-        _, counts = self._pass(number, upper)
-        assert counts is not None
-        top, rest = _bin_of(counts, k)
+        top, rest, _ = map(int, self._pass(number, upper, lambda _, counts: _bin_of(counts, k)))
 
-        def lower(first: int, last: int) -> tuple[tuple[float, ...], Array]:
+        def lower(first: int, last: int) -> _Found:
             bits = self._bits(i, first, last)
             return (), np.bincount(bits[bits >> 16 == top] & 0xFFFF, minlength=1 << 16)
 
-        _, counts = self._pass(number + 1, lower)
-        assert counts is not None
-        low, rest = _bin_of(counts, rest)
+        low, rest, there = map(int, self._pass(number + 1, lower, lambda _, counts: _bin_of(counts, rest)))
         threshold = top << 16 | low
-        if rest == counts[low]:
+        if rest == there:
             return _Trim(threshold), number + 2
         n_chunks = -(-self.n // STEP)
 
-        def equal(first: int, last: int) -> tuple[tuple[float, ...], Array]:
+        def equal(first: int, last: int) -> _Found:
             found = np.zeros(n_chunks, np.int64)
             found[first // STEP] = np.count_nonzero(self._bits(i, first, last) == threshold)
             return (), found
 
-        _, counts = self._pass(number + 2, equal)
-        assert counts is not None
-        chunk = int(np.searchsorted(np.cumsum(counts), rest))
-        before = int(counts[:chunk].sum())
-        first = chunk * STEP
-        there = np.flatnonzero(self._bits(i, first, min(first + STEP, self.n)) == threshold)
-        return _Trim(threshold, first + int(there[rest - before - 1]) + 1), number + 3
+        def last_kept(_: list[float], counts: Array | None) -> tuple[float, ...]:
+            assert counts is not None
+            chunk = int(np.searchsorted(np.cumsum(counts), rest))
+            first = chunk * STEP
+            places = np.flatnonzero(self._bits(i, first, min(first + STEP, self.n)) == threshold)
+            return (first + int(places[rest - int(counts[:chunk].sum()) - 1]),)
+
+        return _Trim(threshold, int(self._pass(number + 2, equal, last_kept)[0]) + 1), number + 3
 
     def _norm_scale(self, i: int, trim: _Trim, number: int) -> float:
         """By what the sum of magnitudes of a delta shrank."""
         import numpy as np
 
-        def work(first: int, last: int) -> tuple[tuple[float, ...], None]:
+        def work(first: int, last: int) -> _Found:
             delta = self._delta(i, first, last)
             sums = []
             for part in blocks(last - first):
                 kept = self._kept(i, delta[part], first + part.start, trim)
-                sums.append([np.abs(values).sum(dtype=np.float64) for values in (delta[part], kept)])
+                sums.append([float(np.abs(values).sum()) for values in (delta[part], kept)])
             return tuple(math.fsum(column) for column in zip(*sums, strict=True)), None
 
-        (before, after), _ = self._pass(number, work)
+        before, after = self._pass(number, work, lambda sums, _: tuple(sums))
         return before / after if before >= _LEAST_SUM and after >= _LEAST_SUM else 1.0
 
     def _delta(self, i: int, first: int, last: int) -> Array:
@@ -374,8 +382,11 @@ class Combination:
             return np.zeros_like(delta)
         if rule.method == TIES:
             bits = np.abs(delta).view(np.int32)
-            stays = bits > trim.bits
-            stays[: max(0, trim.end - first)] |= bits[: max(0, trim.end - first)] == trim.bits
+            if trim.end >= first + len(delta):
+                stays = bits >= trim.bits
+            else:
+                stays = bits > trim.bits
+                stays[: max(0, trim.end - first)] |= bits[: max(0, trim.end - first)] == trim.bits
         else:
             stays = kept_at_random(rule.seed, self.name, i, first, first + len(delta), rule.densities[i])
         out: Array = delta * stays
@@ -384,13 +395,25 @@ class Combination:
         return out
 
 
-def _bin_of(counts: Array, k: int) -> tuple[int, int]:
-    """The bin in which the `k`-th largest lies, and which of that bin's it is, from 1 on."""
+def _sum_of_products(x: Array, y: Array) -> float:
+    """The dot product of two vectors of float32: runs of 256 products in float32, their sums in float64."""
     import numpy as np
 
+    whole = len(x) // _RUN * _RUN
+    pairs = [(x[part].reshape(-1, _RUN), y[part].reshape(-1, _RUN)) for part in blocks(whole)]
+    pairs.append((x[whole:].reshape(1, -1), y[whole:].reshape(1, -1)))
+    return math.fsum(float(np.einsum("ij,ij->i", *pair).sum(dtype=np.float64)) for pair in pairs)
+
+
+def _bin_of(counts: Array | None, k: int) -> tuple[int, int, int]:
+    """The bin in which the `k`-th largest lies, which of that bin's it is, from 1 on, and how many are there."""
+    import numpy as np
+
+    assert counts is not None
     above = np.cumsum(counts[::-1])
     place = int(np.searchsorted(above, k))
-    return len(counts) - 1 - place, k - int(above[place - 1] if place else 0)
+    found = len(counts) - 1 - place
+    return found, k - int(above[place - 1] if place else 0), int(counts[found])
 
 
 def kept_at_random(seed: int, name: str, model: int, first: int, last: int, density: float) -> Array:
