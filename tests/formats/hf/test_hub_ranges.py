@@ -525,6 +525,32 @@ def test_many_readers_in_any_order(small_chunks: int, tmp_path: Path) -> None:
     store.close()
 
 
+def test_what_is_still_to_be_read_stays(small_chunks: int, tmp_path: Path) -> None:
+    """Half of a chunk of one file, then all of another that fills the store twice, then the other half."""
+    calls: list[str] = []
+
+    def file_of(name: str, n_chunks: int) -> remote_file.RemoteFile:
+        data = random.Random(name).randbytes(n_chunks * small_chunks)
+
+        def fetch(start: int, end: int) -> Iterator[bytes]:
+            calls.append(name)
+            yield data[start:end]
+
+        return remote_file.RemoteFile(name, name, len(data), hashlib.sha256(data).hexdigest(), fetch)
+
+    one, other = file_of("one", 2), file_of("other", 8)
+    store = chunks.Store(tmp_path / "chunks", 4 * small_chunks)
+    half = memoryview(bytearray(small_chunks // 2))
+    store.read(one, 0, half)
+    for start in range(0, other.size, small_chunks // 2):
+        store.read(other, start, half)
+        while other.hashed * small_chunks < start:
+            time.sleep(0.001)
+    store.read(one, small_chunks // 2, half)
+    store.close()
+    assert (calls.count("one"), calls.count("other")) == (1, 8)
+
+
 @pytest.mark.parametrize("when", [0.3, 0.6])
 def test_a_kill_and_another_run(when: float, server: Hub, folder: Path, tmp_path: Path) -> None:
     aprfmt.convert_model(folder, tmp_path / "here.gguf")
