@@ -293,6 +293,8 @@ class Hub:
             elif row["key"] == "lfsFile":
                 commit["files"][value["path"]] = self.lfs[value["oid"]]
         self.files |= commit["files"]
+        for name in commit["files"]:
+            self._digests.pop(name, None)
         self.commits.append(commit)
 
 

@@ -19,7 +19,7 @@ BEGIN, END = "<!-- apr: files -->", "<!-- apr: end -->"
 _SECTION = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
 _ROW = re.compile(r"^\| `(?P<name>[^`]+)` \|", re.MULTILINE)
 _FENCE = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n")
-_HEADER = "| file | type | bits a weight | size |\n|---|---|--:|--:|"
+_HEADER = "| file | type | bits a weight | size | parameters | architecture |\n|---|---|--:|--:|--:|---|"
 _SUMS = "| file | SHA-256 |\n|---|---|"
 
 
@@ -113,14 +113,9 @@ def _section(
         lines = part.splitlines()
         tables[name] += [line for line in lines if (match := _ROW.match(line)) and match["name"] in there]
         tables[name].sort()
-    known = dict.fromkeys(row.architecture for row in models if row.architecture)
-    facts = [
-        ("architecture", ", ".join(known)),
-        ("parameters", ", ".join({format_count(row.params) for row in models})),
-    ]
-    facts += [(name.replace("_", " "), info[name]) for name in ("source", "data_source", "license") if info.get(name)]
+    facts = [(name.replace("_", " "), info[name]) for name in ("source", "data_source", "license") if info.get(name)]
     lines = [BEGIN, "## Files", "", _HEADER, *tables[""], ""]
-    lines += [f"* {name}: {_plain(value)}" for name, value in facts if value]
+    lines += [f"* {name}: {_plain(value)}" for name, value in facts]
     lines += [f"* written by apr {__version__}", ""]
     if tables["sums"]:
         lines += [_SUMS, *tables["sums"], ""]
@@ -129,7 +124,8 @@ def _section(
 
 def _model_line(row: ModelRow) -> str:
     bits = f"{row.bits_per_weight:.2f}" if row.bits_per_weight is not None else ""
-    return f"| `{row.file}` | {_plain(row.type)} | {bits} | {format_bytes(row.size_bytes)} |"
+    cells = (f"`{row.file}`", row.type, bits, format_bytes(row.size_bytes), format_count(row.params), row.architecture)
+    return f"| {' | '.join(_plain(cell or '') for cell in cells)} |"
 
 
 def _plain(text: str) -> str:
