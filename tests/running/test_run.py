@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adapter_models import FAMILIES, write_adapter, write_base
-from arch_models import build, find_case, write_tokenizers
+from arch_models import build, find_case, write_checkpoint, write_tokenizers
 from demo_model import build as build_demo
 from tower_models import all_tower_cases, build_tower
 
@@ -320,6 +320,29 @@ def test_values_of_the_function(gguf: Path, value: Any, name: str) -> None:
         aprfmt.run(gguf, "Hi", max_tokens=value)
     with pytest.raises(UsageError, match="seed"):
         aprfmt.run(gguf, "Hi", temperature=1.0, seed=-1)
+
+
+@pytest.mark.parametrize("case", ["t5", "mamba"])
+def test_other_kinds_of_decoders(tmp_path: Path, engine: str, case: str) -> None:
+    """One whose encoder reads the prompt at once, and one whose state cannot be cut."""
+    folder, found = tmp_path / "m", find_case(case)
+    build(found, folder, write_tokenizers(tmp_path / "tokenizers", [found.tokenizer], 512))
+    with Runner(folder, Loading(ctx=1024)) as runner:
+        first = runner.answer("Hello there", raw=True, max_tokens=6)
+        assert runner.answer("Hello there", raw=True, max_tokens=6, reuse=True).tokens == first.tokens
+        assert runner.answer("Hello where", raw=True, max_tokens=6, reuse=True).tokens
+        long = runner.answer("word " * 400, raw=True, max_tokens=2)
+        assert long.prompt_tokens > 512  # more than are computed at once
+        with pytest.raises(RunError, match="the context room for"):
+            runner.answer("word " * 2000, raw=True)
+        assert runner.answer("Hello there", raw=True, max_tokens=6).tokens == first.tokens
+
+
+def test_a_diffusion_model_is_refused_by_its_kind(tmp_path: Path) -> None:
+    case = find_case("llada")
+    write_checkpoint(case, tmp_path / "m", write_tokenizers(tmp_path / "tokenizers", [case.tokenizer], 512))
+    with pytest.raises(RefusedError, match="diffusion language model"):
+        aprfmt.run(tmp_path / "m", "Hello")
 
 
 # --- adapters ---

@@ -88,7 +88,7 @@ class Session:
         n_ctx = request.n_ctx or self._c.model_n_ctx_train(self._model)
         options.n_ctx = n_ctx
         # A whole text goes through an encoder at once, and a chunk where its products are looked at.
-        whole = request.pooling or self._collector
+        whole = request.pooling or self._collector or self._c.model_has_encoder(self._model)
         options.n_batch = n_ctx if whole else min(n_ctx, _BATCH)
         # The parts of a picture may see each other, so they are computed at once.
         options.n_ubatch = options.n_batch if whole or request.tower else min(n_ctx, _MICRO_BATCH)
@@ -220,6 +220,8 @@ class Session:
         ids = ids or [max(0, self._c.vocab_bos(self._vocab))]  # a vocabulary that cannot spell the prompt
         if self._c.model_has_encoder(self._model) and self._c.model_has_decoder(self._model):
             self._forget()
+            if len(ids) > (room := self._c.n_ctx(self._context)):
+                raise RoomError(f"the text has {len(ids):,} tokens, the context room for {room:,}")
             code = self._c.encode(self._context, Batch(n_tokens=len(ids), token=(Token * len(ids))(*ids)))
             if code:
                 raise EngineError(f"llama.cpp does not compute the encoder (code {code})")

@@ -173,6 +173,12 @@ class Runner:
         self._prepared = prepare(file, dtype=loading.dtype, say=say)
         metadata = metadata_of(self._prepared.path)
         refuse_others(metadata, self.path)
+        if any(key.startswith("diffusion.") for key in metadata):
+            raise RefusedError(
+                "the model is a diffusion language model, which does not write its text token by token",
+                path=self.path,
+                hint=f"llama-diffusion-cli -m {self._prepared.path} of llama.cpp runs it",
+            )
         if pooling_of(metadata)[1]:
             raise RefusedError(
                 "the model is an encoder: it writes no text, but gives vectors of texts",
