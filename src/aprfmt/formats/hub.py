@@ -95,7 +95,7 @@ def _of_page(url: str) -> HubPath:
         hint = "pip install 'aprfmt[hub]', or write hf://org/repo"
         raise MissingDependencyError("a URL needs huggingface_hub", path=url, hint=hint) from error
     parts = urlsplit(url)
-    hosts = {*constants.HF_URL_HOSTS, urlsplit(constants.ENDPOINT).hostname}
+    hosts = {*getattr(constants, "HF_URL_HOSTS", ()), urlsplit(constants.ENDPOINT).hostname}
     match = _PAGE.fullmatch(parts.path)
     if parts.hostname not in hosts or match is None or match["repo"].split("/")[0] in _NO_MODELS:
         hint = "write hf://org/repo, or fetch the file and give its path"
