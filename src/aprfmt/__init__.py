@@ -26,6 +26,7 @@ _LAZY = {
     "export_model": "aprfmt.convert.api",
     "convert_model": "aprfmt.convert.api",
     "quantize_model": "aprfmt.api",
+    "merge": "aprfmt.convert.combining:merge_models",
     "merge_models": "aprfmt.convert.combining",
     "merge_adapter": "aprfmt.convert.merging",
     "extract_adapter": "aprfmt.convert.merging",
@@ -113,6 +114,7 @@ __all__ = [
     "lint",
     "lint_rules",
     "load_file",
+    "merge",
     "merge_adapter",
     "merge_imatrix",
     "merge_models",
@@ -152,6 +154,7 @@ if TYPE_CHECKING:
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import Report, convert_model, export_model, import_model
     from aprfmt.convert.combining import merge_models
+    from aprfmt.convert.combining import merge_models as merge
     from aprfmt.convert.merging import extract_adapter, merge_adapter
     from aprfmt.convert.pruning import prune_model
     from aprfmt.convert.stamp import StampReport, stamp

@@ -403,7 +403,7 @@ def test_a_model_merged_with_itself_is_itself(smollm2_gguf: Path, tmp_path: Path
         out.unlink()
 
 
-FAMILIES = ("llama", "gpt2", "mixtral", "falcon", "gemma2", "granite")
+FAMILIES = ("llama", "llama/llama3", "gpt2", "mixtral", "falcon", "gemma2", "granite", "deepseek_v3")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -430,6 +430,23 @@ def test_the_result_is_the_same_whatever_forms_the_models_have(family: str, tmp_
             assert {n: t.shape for n, t in one.tensors.items()} == {n: t.shape for n, t in two.tensors.items()}
             for name, tensor in one.tensors.items():
                 assert np.abs(tensor.numpy() - two.tensors[name].numpy()).max() <= 2e-6, name
+
+
+@pytest.mark.parametrize("family", ["gpt2", "deepseek_v3"])
+def test_blocks_that_have_no_place_in_a_checkpoint_are_merged_with_one(family: str, tmp_path: Path) -> None:
+    case = find_case(family)
+    a = tmp_path / "a"
+    build(case, a, write_tokenizers(tmp_path / "tokenizers", [case.tokenizer], 300))
+    b = noisy(a, tmp_path / "b", 1)
+    aprfmt.convert_model(b, tmp_path / "b.gguf", dtype="q8_0")
+    one, two = weights(a), weights(b)
+    for pair in ([a, tmp_path / "b.gguf"], [tmp_path / "b.gguf", a]):
+        report = aprfmt.merge_models(pair, tmp_path / "out", method="linear", format="hf", force=True)
+        assert any("have no place in a checkpoint's order" in loss for loss in report.losses) == (pair[1] is a)
+        made = weights(tmp_path / "out")
+        assert made.keys() == one.keys()
+        for name, values in made.items():
+            assert np.abs(values - (one[name] + two[name]) / 2).max() <= 0.01 * np.abs(two[name]).max(), name
 
 
 def test_a_quantized_model_is_decoded_and_only_what_changed_is_quantized_again(
@@ -633,6 +650,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "alias": ("merge_method: &a linear\nmodels: [{model: *a}]", "line 1: anchors and aliases"),
     "deep": ("merge_method: " + "[" * (MAX_RECIPE_DEPTH + 1), f"nested deeper than {MAX_RECIPE_DEPTH} levels"),
     "large": ("#" * (MAX_RECIPE_BYTES + 1), f"{MAX_RECIPE_BYTES} bytes"),
+    "adapter": ("merge_method: linear\nmodels:\n- model: base+lora", "line 3: base+lora names an adapter"),
     "date": ("merge_method: 2001-99-99", "line 1: month must be in 1..12"),
 }
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from threading import Lock
 
-from aprfmt.arch.names import matches
+from aprfmt.arch.names import is_gguf_only, matches
 from aprfmt.arch.outside import layer_of
 from aprfmt.canonical.merge_methods import PASSTHROUGH, Combination, Rule, Values
 from aprfmt.canonical.merged import encodes_alone
-from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model import Canonical, hf_side
 from aprfmt.canonical.relayered import SourceLayer, check_layer, relayered, renumbered
 from aprfmt.canonical.rowmap import Produced
 from aprfmt.canonical.tensor import CanonicalTensor, is_float
@@ -279,6 +279,7 @@ class _Merge:
     pad: bool
     orders: _Orders = field(default_factory=_Orders)
     requantized: int = 0
+    narrowed: int = 0
     padded: set[int] = field(default_factory=set)
 
 
@@ -295,6 +296,7 @@ def combined(
     cannot be encoded; and as relayered.
     """
     _check_architectures(models)
+    models, notes = _under_one_set_of_names(models)
     for part in slices:
         for model, first in zip(part.inputs, part.firsts, strict=True):
             for layer in (first, first + part.n_layers - 1):
@@ -308,10 +310,13 @@ def combined(
         skeleton = relayered([c, *models[1:]], stack)
     _check_complete(merge, places)
     tensors = {name: _merged(merge, skeleton, tensor, places) for name, tensor in skeleton.tensors.items()}
-    outside, notes = _outside(merge, skeleton)
+    outside, told = _outside(merge, skeleton)
+    notes += told
     if merge.requantized:
         again = "and quantized again where they changed" if keep else "for it"
         notes.append(f"{plural(merge.requantized, 'quantized weight')} were decoded {again}")
+    if merge.narrowed:
+        notes.append(f"{plural(merge.narrowed, 'weight')} of F64 were merged in float32")
     notes += [
         f"rows of embedding and head that {models[number].model.path} does not share with the first model are those"
         " of the first"
@@ -341,6 +346,24 @@ def _check_architectures(models: Sequence[Canonical]) -> None:
 
 def _architecture(c: Canonical) -> str:
     return c.arch.id if c.arch is not None else c.hparams.architecture or c.part or "unknown"
+
+
+def _under_one_set_of_names(models: Sequence[Canonical]) -> tuple[Sequence[Canonical], list[str]]:
+    """The models with weights of the same names.
+
+    Blocks that would have to be decoded to be those of a checkpoint have the names of a GGUF, which all models must
+    have then, or none.
+    """
+    own = [{t.name for t in c.tensors.values() if t.link is not None and t.name in t.link.gguf} for c in models]
+    if all(names == own[0] for names in own):
+        return models, []
+    changed = []
+    for c in models:
+        assert c.arch is not None
+        kept = {name: t for name, t in c.tensors.items() if is_gguf_only(c.arch, name)}
+        changed.append(replace(c, tensors=kept | {t.name: t for t in hf_side(c.arch, c.tensors)}))
+    made = f"{plural(len(own[0]), 'quantized weight')} became F32: their blocks have no place in a checkpoint's order"
+    return changed, [made] if own[0] else []
 
 
 def _own_head(merge: _Merge, c: Canonical) -> Canonical:
@@ -375,6 +398,8 @@ def _slice_of(merge: _Merge, c: Canonical, name: str, places: Sequence[tuple[int
 
 
 def _merged(merge: _Merge, c: Canonical, tensor: CanonicalTensor, places: Sequence[tuple[int, int]]) -> CanonicalTensor:
+    if c.arch is not None and is_gguf_only(c.arch, tensor.name):
+        return tensor  # it follows from config.json
     number, i = _slice_of(merge, c, tensor.name, places)
     part = merge.slices[number]
     names = [tensor.name] * len(part.inputs)
@@ -434,6 +459,7 @@ def _combine(
     combination = Combination(tensor.name, prod(shape), rule, values)
     blocks = DTYPES[tensor.dtype].kind != "plain"
     merge.requantized += blocks
+    merge.narrowed += any(other.dtype == "F64" for _, other in inputs)
     if not merge.keep or (blocks and (piece.dtype == "F32" or DTYPES[tensor.dtype].kind == "aprq")):
         return CanonicalTensor(tensor.name, (CombinedPiece(name, "F32", shape, combination),))
     if blocks and not encodes_alone(DTYPES[tensor.dtype].name):
@@ -490,6 +516,8 @@ def _check_complete(merge: _Merge, places: Sequence[tuple[int, int]]) -> None:
             for name in other.tensors:
                 layer = layer_of(lead.arch, name)
                 if layer is not None and not first <= layer < first + part.n_layers:
+                    continue
+                if is_gguf_only(lead.arch, name):
                     continue
                 here = name if layer is None else renumbered(name, layer, layer - first + part.firsts[part.lead])
                 if _find(lead, here) is None:

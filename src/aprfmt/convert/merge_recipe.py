@@ -27,6 +27,7 @@ from aprfmt.canonical.merge_methods import (
     Rule,
 )
 from aprfmt.errors import NotFoundError, UsageError, storage_errors
+from aprfmt.io.source import exists
 from aprfmt.limits import MAX_LAYERS, MAX_RECIPE_BYTES, MAX_RECIPE_DEPTH
 from aprfmt.text import first_few
 from aprfmt.types import PathLike
@@ -504,6 +505,10 @@ def _source(node: Node, method: str, notes: list[str], what: str, *, layers: boo
     if "model" not in entries:
         raise node.error(f"{what} needs the key model, a path")
     path = _text(entries["model"], "model")
+    if "+" in path and not exists(path):
+        raise entries["model"].error(
+            f"{path:.60} names an adapter", "merge it first: apr merge-adapter BASE ADAPTER -o OUT"
+        )
     given: tuple[int, int] | None = None
     if layers:
         if "layer_range" not in entries:
