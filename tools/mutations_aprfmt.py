@@ -427,7 +427,7 @@ APRFMT = (
         "test_merge.py::test_each_method_gives_what_mergekit_gives",
         "    scaled = place * (len(numbers) - 1)\n", "    scaled = (1 - place) * (len(numbers) - 1)\n"),
     Mutation("rows of the same values are quantized again", "aprfmt/canonical/combined.py",
-        "test_merge.py::test_a_model_merged_with_itself_is_itself",
+        "test_merge.py::test_rows_that_do_not_change_keep_their_blocks",
         "changed = (values != before).any(axis=1)\n", "changed = np.ones(len(values), bool)\n"),
     Mutation("models of other tokens are merged", "aprfmt/convert/combining.py",
         "test_merge.py::test_other_tokens_are_refused_with_the_first_that_differs",

@@ -358,6 +358,10 @@ def test_slerp_keeps_the_angle_and_is_linear_for_parallel_weights() -> None:
     made = combine(Rule(method="slerp", base=1, weights=(1, 1), t=1 / 3), b, a, threads=2, step=STEP // 2)
     assert made[0] == pytest.approx(2 * np.sin(np.pi / 3), 1e-6)
     assert made[n - 1] == pytest.approx(3 * np.sin(np.pi / 6), 1e-6)
+    b[0], b[n - 1] = 3 * np.cos(np.pi / 3), 3 * np.sin(np.pi / 3)
+    made = combine(Rule(method="slerp", base=0, weights=(1, 1), t=0.5), a, b)
+    assert made[0] == pytest.approx((2 + 1.5) * np.sin(np.pi / 6) / np.sin(np.pi / 3), 1e-6)
+    b[0], b[n - 1] = 0, 3
     made = combine(Rule(method="slerp", base=0, weights=(1, 1), t=0.25), a, 3 * a)
     assert made[0] == 3
     assert combine(Rule(method="slerp", base=0, weights=(1, 1), t=0.25), 0 * a, b)[n - 1] == pytest.approx(
@@ -430,6 +434,16 @@ def test_the_result_is_the_same_whatever_forms_the_models_have(family: str, tmp_
             assert {n: t.shape for n, t in one.tensors.items()} == {n: t.shape for n, t in two.tensors.items()}
             for name, tensor in one.tensors.items():
                 assert np.abs(tensor.numpy() - two.tensors[name].numpy()).max() <= 2e-6, name
+
+
+def test_rows_that_do_not_change_keep_their_blocks(folders: Folders, tmp_path: Path) -> None:
+    a, out = tmp_path / "a.gguf", tmp_path / "out.gguf"
+    aprfmt.convert_model(folders["llama"], a, dtype="iq4_nl", pure=True)
+    aprfmt.merge_models([a, a], out, method="linear")
+    with aprfmt.open(a) as one, aprfmt.open(out) as two:
+        assert "IQ4_NL" in {tensor.dtype for tensor in one.tensors.values()}  # whose values become other blocks
+        for name, tensor in one.tensors.items():
+            assert bytes(tensor.raw()) == bytes(two.tensors[name].raw()), name
 
 
 @pytest.mark.parametrize("family", ["gpt2", "deepseek_v3"])
