@@ -293,18 +293,22 @@ def imatrix(
         log: called with a line where a model that is no GGUF is exported first.
 
     Raises:
-        RefusedError: for text that is shorter than a chunk, and to resume a run of another model or text.
+        RefusedError: for an output that is the model or the text, for text that is shorter than a chunk, and to resume
+            a run of another model or text.
         RunError: llama.cpp does not compute the model.
     """
     from aprfmt.running.importance import Wanted, compute
     from aprfmt.running.prepared import prepare
+    from aprtrain.data.sources import list_files
 
     _check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
     paths = [data] if isinstance(data, str | os.PathLike) else [*data]
     texts = [Path(formats.path_text(path, "data")) for path in paths]
     prepared = prepare(file, say=log)
+    name = formats.path_text(file, "file")
     wanted = Wanted(
         prepared.path,
+        name,
         prepared.key,
         chunk_size=chunk_size,
         chunks=chunks,
@@ -315,9 +319,17 @@ def imatrix(
     )
     target = formats.path_text(output, "output")
     names = [path.name for path in texts]
-    report = compute(wanted, _text_of(texts), names, target, resume=resume, plan=plan, force=force, progress=progress)
-    report.sources = [formats.path_text(file, "file")]
-    return report
+    return compute(
+        wanted,
+        _text_of(texts),
+        names,
+        target,
+        inputs=[*prepared.sources, *(str(file.path) for file in list_files(texts, Counter()))],
+        resume=resume,
+        plan=plan,
+        force=force,
+        progress=progress,
+    )
 
 
 def _text_of(paths: Sequence[Path]) -> Iterator[str]:
@@ -430,7 +442,7 @@ def cached_imatrix(
     with CacheFolder("imatrix").make(name) as (target, found):
         if not found:
             log(f"computing an importance matrix of {', '.join(texts)}, once")
-            imatrix(model.path, texts, target, chunks=chunks, chunk_size=DEFAULT_CHUNK, resume=True, progress=progress)
+            imatrix(file, texts, target, chunks=chunks, chunk_size=DEFAULT_CHUNK, resume=True, progress=progress)
         return str(target), remarks(read_sums(target), str(target))
 
 

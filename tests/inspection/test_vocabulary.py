@@ -178,3 +178,8 @@ def test_truncation_and_padding_are_not_done(smollm2_gguf: Path, tmp_path: Path)
     (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(parsed))
     (tokens,) = aprfmt.vocab(tmp_path / "hf", "one two three four").texts
     assert len(tokens.ids) == 4
+
+
+def test_a_text_that_is_no_utf8(smollm2_gguf: Path) -> None:
+    with pytest.raises(UsageError, match="not valid Unicode"):
+        aprfmt.vocab(smollm2_gguf, ["a\udcff"])

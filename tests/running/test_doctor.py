@@ -136,3 +136,11 @@ def test_caches_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "exports").mkdir()
     (tmp_path / "exports" / "a.gguf").write_bytes(bytes(2048))
     assert "2.00 KiB in 1 files" in finding("cache: exports for llama.cpp").message
+
+
+def test_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    found = finding("disk: current folder")
+    assert (found.status, found.message) == ("fail", "there is none: No such file or directory")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -328,6 +329,46 @@ def test_text_that_is_too_short(gguf: Path, tmp_path: Path) -> None:
         aprfmt.imatrix(gguf, tmp_path / "t.txt", tmp_path / "m.gguf")
     assert "--chunk-size" in (caught.value.hint or "")
     assert not (tmp_path / "m.gguf").exists()
+
+
+def test_an_input_is_never_the_output(gguf: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even with force, and not where the model that llama.cpp reads is an export of the input."""
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    aprfmt.convert_model(gguf, tmp_path / "m.apr")
+    folder = tmp_path / "hf"
+    aprfmt.convert_model(gguf, folder, format="hf")
+    (tmp_path / "texts").mkdir()
+    shutil.copy(text, tmp_path / "texts")
+    for model, data, output in (
+        (tmp_path / "m.apr", text, tmp_path / "m.apr"),
+        (folder, text, folder / "config.json"),
+        (gguf, text, text),
+        (gguf, tmp_path / "texts", tmp_path / "texts" / text.name),
+    ):
+        before = output.read_bytes()
+        with pytest.raises(RefusedError, match="the output is the input"):
+            aprfmt.imatrix(model, data, output, chunk_size=CHUNK, force=True)
+        assert output.read_bytes() == before
+
+
+def test_a_matrix_beside_the_weights_does_not_change_the_model(
+    gguf: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    aprfmt.convert_model(gguf, tmp_path / "hf", format="hf")
+    lines: list[str] = []
+    for _ in range(2):
+        aprfmt.imatrix(
+            tmp_path / "hf", text, tmp_path / "hf" / "m.gguf", chunk_size=CHUNK, force=True, log=lines.append
+        )
+        (tmp_path / "hf" / "m.gguf.state").write_text("of a run")
+    assert len(lines) == 1, "the model was exported again"
+
+
+def test_merging_heeds_no_options_of_computing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--chunks", "3"], ["--process-output"], ["--threads", "2"], ["--data", "x"]):
+        assert run(["imatrix", "a.gguf", "b.gguf", "--merge", "-o", str(tmp_path / "c.gguf"), *words]) == 2
+        assert f"{words[0]} does not apply to --merge" in capsys.readouterr().err
 
 
 def test_an_output_that_exists(gguf: Path, text: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import plain_models
 import pytest
 
 import aprfmt
-from aprfmt.errors import AprError, StorageError
+from aprfmt.errors import AprError, StorageError, UsageError
 from aprfmt.running.prepared import SIZE_VARIABLE, prepare
 
 
@@ -118,4 +118,16 @@ def test_a_cache_that_cannot_be_made(folder: Path, tmp_path: Path, monkeypatch: 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("APR_CACHE", str(tmp_path / "file"))
     with pytest.raises(StorageError, match="the cache cannot be written"):
+        prepare(folder)
+
+
+def test_variables_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("APR_CACHE_SIZE", "much")
+    with pytest.raises(UsageError, match="APR_CACHE_SIZE is 'much'"):
+        prepare(folder)
+    assert not (tmp_path / "cache").exists(), "said before anything is exported"
+    monkeypatch.delenv("APR_CACHE_SIZE")
+    monkeypatch.setenv("APR_CACHE", "~nobody-of-this-name/cache")
+    with pytest.raises(UsageError, match="the cache has no place"):
         prepare(folder)

@@ -285,11 +285,15 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
         (("Hi", "--lora", "{gguf}"), 5, "this is no adapter"),
         (("Hi", "--mmproj", "{gguf}"), 5, "nothing that sees or hears"),
         (("Hi", "--embed", "x"), 2, "a prompt has no effect"),
-        (("--embed", "x", "--max-tokens", "3"), 2, "--max_tokens has no effect"),
         (("a\udcffb",), 2, "not valid Unicode"),
         (("--embed", "a\udcffb"), 2, "not valid Unicode"),
         (("Hi", "--threads", "100000"), 2, "n_threads must be a number from 0 to 512"),
         (("Hi", "--ctx", "5000000000"), 2, "n_ctx must be a number from 0 to"),
+        (("--embed", "x", "--max-tokens", "3"), 2, "--max-tokens has no effect"),
+        (("--embed", "x", "--top-k", "3"), 2, "--top-k has no effect"),
+        (("--embed", "x", "--temperature", "0.5"), 2, "--temperature has no effect"),
+        (("Hi", "--gpu-layers", str(2**32)), 2, "gpu_layers must be"),
+        (("Hi", "--lora", "absent:nan"), 2, "the scale of an adapter must be a number, not nan"),
         (("-", "-"), 2, "standard input is read once"),
         (("x " * 400,), 8, "the context room for"),
         (("x " * 400,), 8, "a longer context (--ctx)"),
@@ -305,6 +309,21 @@ def test_a_context_that_no_memory_holds(smollm2_gguf: Path) -> None:
     with pytest.raises(RunError) as caught:
         aprfmt.run(smollm2_gguf, "Hi", ctx=2**31 - 1)
     assert "a shorter context (--ctx)" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"", "is empty"), (b" \n", "is empty"), (b"{{ \xff }}", "is not UTF-8 text")]
+)
+def test_a_file_that_is_no_template(gguf: Path, data: bytes, message: str) -> None:
+    path = gguf.with_name("t.jinja")
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=message):
+        aprfmt.run(gguf, "Hi", template=str(path))
+
+
+def test_a_template_of_words_alone(gguf: Path) -> None:
+    gguf.with_name("t.jinja").write_text("plain words")
+    assert aprfmt.run(gguf, "Hi", template=str(gguf.with_name("t.jinja")), max_tokens=1).prompt == "plain words"
 
 
 def test_what_no_file_is(tmp_path: Path, capsys: Capture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,9 @@ from aprfmt.text import first_few, format_seconds
 
 if TYPE_CHECKING:
     from aprfmt.running.importance import ImatrixReport
+
+_OF_MERGE = ("files", "output", "merge", "plan", "force", "as_json", "quiet")
+"""Options that --merge heeds."""
 
 
 @dataclass(kw_only=True)
@@ -61,8 +64,9 @@ class Imatrix(Common, LlamaMachine):
         """Runs the command."""
         refuse_terminal(self.output)
         if self.merge:
-            if self.data or self.resume:
-                raise UsageError(f"--{'data' if self.data else 'resume'} does not apply to --merge")
+            for field in fields(self):
+                if field.name not in _OF_MERGE and getattr(self, field.name) not in (field.default, []):
+                    raise UsageError(f"--{field.name.replace('_', '-')} does not apply to --merge")
             report = aprfmt.merge_imatrix(self.files, self.output, plan=self.plan, force=self.force)
         else:
             if len(self.files) != 1:

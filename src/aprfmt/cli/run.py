@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from aprfmt.running.generate import RunResult
 
 _SCALE = ":"
+_OF_VECTORS = ("file", "embed", "lora", "ctx", "threads", "gpu_layers", "dtype", "as_json", "quiet")
+"""Options that --embed heeds."""
 
 
 @dataclass(kw_only=True)
@@ -171,9 +173,11 @@ class Run(Common, LlamaMachine):
         return found
 
     def _embed(self, texts: list[str]) -> None:
-        for name in ("system", "raw", "template", "max_tokens", "stop", "image", "audio", "mmproj", "prompt"):
-            if getattr(self, name):
-                raise UsageError(f"--embed writes no text, so {'a ' if name == 'prompt' else '--'}{name} has no effect")
+        for field in fields(self):
+            name = field.name
+            if name not in _OF_VECTORS and getattr(self, name) not in (field.default, []):
+                word = "a prompt" if name == "prompt" else f"--{name.replace('_', '-')}"
+                raise UsageError(f"--embed writes no text, so {word} has no effect")
         found = aprfmt.embed(
             self.file,
             texts,

@@ -15,7 +15,7 @@ from aprfmt.io.source import is_folder
 from aprfmt.text import plural
 from aprfmt.tokenizer.encoding import TOKENIZER_JSON, hard_texts, load, tokenizer_json
 from aprfmt.tokenizer.hf import has_vocabulary
-from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer, TokenType, without_padding
+from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer, TokenType, is_unicode, without_padding
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -203,7 +203,9 @@ class _Encoder:
         return [list(one.ids) for one in found]
 
     def encode(self, text: str) -> Tokens:
-        """The tokens of a text."""
+        """The tokens of a text. Raises UsageError for one that is not valid Unicode."""
+        if not is_unicode(text):
+            raise UsageError("the text is not valid Unicode", hint="give it in UTF-8")
         made = self._call(lambda: self._fast.encode(text, add_special_tokens=self._special))
         tokens = [
             Token(i, self._piece(i), text[start:end]) for i, (start, end) in zip(made.ids, made.offsets, strict=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aprfmt.errors import StorageError
+from aprfmt.errors import StorageError, UsageError
 
 try:
     import fcntl
@@ -24,12 +24,22 @@ CACHE_VARIABLE = "APR_CACHE"
 
 
 def cache_home(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder of everything that is cached; it need not exist."""
+    """The folder of everything that is cached; it need not exist. Raises UsageError without a home."""
     env = os.environ if environment is None else environment
     if env.get(CACHE_VARIABLE):
-        return Path(env[CACHE_VARIABLE]).expanduser()
-    base = Path(env["XDG_CACHE_HOME"]).expanduser() if env.get("XDG_CACHE_HOME") else Path.home() / ".cache"
-    return base / "aprfmt"
+        return _expanded(env[CACHE_VARIABLE])
+    return _expanded(env.get("XDG_CACHE_HOME") or "~/.cache") / "aprfmt"
+
+
+def _expanded(path: str) -> Path:
+    """`path` with its ~ as the folder of the user. Raises UsageError where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"the cache has no place: {path} is in the folder of a user who has none",
+            hint=f"{CACHE_VARIABLE}=FOLDER names one",
+        ) from None
 
 
 class CacheFolder:

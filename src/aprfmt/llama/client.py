@@ -468,7 +468,8 @@ class Llama:
             raise MissingDependencyError(f"llama.cpp cannot be used: {reply['missing']}", hint=_INSTALL)
         message = str(reply["error"])
         if call == "load":
-            message = f"llama.cpp does not load the file: {reason_in(self._worker.log()) or message}"
+            reason = reason_in(self._worker.log())
+            message = f"{message}: {reason}" if reason else message
         hint = "a longer context (--ctx) has room" if reply.get("room") else _MAY_BE_WRONG
         if _NO_MEMORY.search(message):
             hint = "a shorter context (--ctx) and weights of fewer bits (apr quantize) take less memory"

@@ -212,8 +212,12 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _disks() -> Iterator[Finding]:
-    for name, place in (("current folder", Path.cwd()), ("temporary files", Path(tempfile.gettempdir()))):
-        free = shutil.disk_usage(place).free
+    for name, find in (("current folder", os.getcwd), ("temporary files", tempfile.gettempdir)):
+        try:
+            free = shutil.disk_usage(place := find()).free
+        except OSError as error:
+            yield Finding(f"disk: {name}", "fail", f"there is none: {error.strerror}", "cd to a folder that exists")
+            continue
         status: Status = "ok" if free >= _LITTLE_DISK else "warn"
         yield Finding(f"disk: {name}", status, f"{format_bytes(free)} free at {place}")
     for name, folder, hint in (

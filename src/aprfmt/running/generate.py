@@ -93,6 +93,16 @@ class Loading:
     template: str | None = None
     dtype: str = "keep"
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for a scale that is no number."""
+        for path, scale in self.lora:
+            if not -_MOST_SCALE <= scale <= _MOST_SCALE:
+                raise UsageError(f"the scale of an adapter must be a number, not {scale!r:.40}: {os.fspath(path)}")
+
+
+_MOST_SCALE = 1e30
+"""Of a float32, with room for what it is multiplied with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -171,7 +181,7 @@ class Runner:
     def __init__(self, file: PathLike, loading: Loading, say: Callable[[str], None] = lambda line: None) -> None:
         self.path = formats.path_text(file, "file")
         self._prepared = prepare(file, dtype=loading.dtype, say=say)
-        metadata = metadata_of(self._prepared.path)
+        self._metadata = metadata = metadata_of(self._prepared.path)
         refuse_others(metadata, self.path)
         if any(key.startswith("diffusion.") for key in metadata):
             raise RefusedError(
@@ -200,18 +210,19 @@ class Runner:
             tower=tower.path if tower is not None else None,
         )
         try:
-            self.template = self._template(metadata, loading.template)
+            self.template = self._template(loading.template)
         except BaseException:
             self.llama.close()
             raise
 
-    def _template(self, metadata: Mapping[str, Any], wanted: str | None) -> ChatTemplate | str | None:
-        source, path, name = metadata.get(_TEMPLATE), self.path, "the chat template"
+    def _template(self, wanted: str | None) -> ChatTemplate | str | None:
+        metadata, path = self._metadata, self.path
+        source, name = metadata.get(_TEMPLATE), "the chat template"
         if wanted is not None:
             if (own := metadata.get(f"{_TEMPLATE}.{wanted}")) is not None:
                 source, name = own, f"the chat template {wanted!r}"
             elif is_file(wanted):
-                source, path = hf_files.read_text_file(Path(wanted)).decode(errors="replace"), wanted
+                return self._rendering(_template_file(wanted), "the chat template", wanted)
             elif os.sep in wanted or wanted.endswith(".jinja"):
                 raise NotFoundError("there is no such chat template", path=wanted)
             else:
@@ -220,6 +231,10 @@ class Runner:
             return None
         if "{" not in source:
             return source  # the name of one of llama.cpp's
+        return self._rendering(source, name, path)
+
+    def _rendering(self, source: str, name: str, path: str) -> ChatTemplate:
+        metadata = self._metadata
         roles = {"bos": self.llama.facts.bos, "eos": self.llama.facts.eos}
         for role, key in _ROLES.items():
             value = metadata.get(f"tokenizer.ggml.{key}_token_id")
@@ -330,6 +345,17 @@ class Runner:
 _TEMPLATE = "tokenizer.chat_template"
 _ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls", "mask": "mask"}
 """Role of a special token -> the word of its GGUF key; "seperator" is how the key is spelled."""
+
+
+def _template_file(path: str) -> str:
+    """A Jinja template. Raises UsageError for a file that is none."""
+    try:
+        text = hf_files.read_text_file(Path(path)).decode()
+    except UnicodeDecodeError:
+        raise UsageError("the chat template is not UTF-8 text", path=path) from None
+    if not text.strip():
+        raise UsageError("the chat template is empty", path=path)
+    return text
 
 
 def metadata_of(gguf: str) -> dict[str, Any]:

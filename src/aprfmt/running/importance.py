@@ -70,6 +70,7 @@ class Wanted:
 
     Attributes:
         gguf: the model, in a form that llama.cpp loads.
+        name: the model as given, which errors name.
         model: another name when the model has changed.
         chunk_size: tokens of a piece of text.
         chunks: at most so many pieces; None: all.
@@ -79,6 +80,7 @@ class Wanted:
     """
 
     gguf: str
+    name: str
     model: str = ""
     chunk_size: int = DEFAULT_CHUNK
     chunks: int | None = None
@@ -94,6 +96,7 @@ def compute(
     datasets: Sequence[str],
     target: str,
     *,
+    inputs: Sequence[str] = (),
     resume: bool = False,
     plan: bool = False,
     force: bool = False,
@@ -103,19 +106,31 @@ def compute(
 
     What is computed lies beside the target every minute, as `target` + STATE_SUFFIX, until it is complete.
 
+    Args:
+        wanted: what decides over the matrix.
+        text: all of it, in parts.
+        datasets: names of the text.
+        target: the file to write.
+        inputs: files that it must not be, beside the model's GGUF.
+        resume: go on from the state of an earlier run.
+        plan: only count chunks.
+        force: replace the target.
+        progress: called with the tokens to compute; gives the function to call as they are.
+
     Raises:
-        RefusedError: the text is too short, or `resume` finds the state of another run.
+        RefusedError: the target is an input, the text is too short, or `resume` finds the state of another run.
         UnsupportedError: the model has no products that are looked at.
         RunError: llama.cpp refuses the file, dies, or computes NaN.
     """
     started = time.monotonic()
-    check_target(target, [wanted.gguf], force or plan)
+    check_target(target, [wanted.gguf, *inputs], force or plan)
     pooling, n_bytes = encoder_pooling(wanted.gguf)
     importance = "output" if wanted.output else "layers"
     with (
         tempfile.TemporaryDirectory(prefix="apr-imatrix-") as scratch,
         Llama(
             wanted.gguf,
+            name=wanted.name,
             n_ctx=wanted.chunk_size,
             pooling=pooling,
             n_bytes=n_bytes,
@@ -132,7 +147,7 @@ def compute(
                 hint="give more text with --data (100,000 words are usual), or a smaller --chunk-size",
             )
         if plan:
-            return _report(Sums({}, tuple(datasets), len(chunks), wanted.chunk_size), target, [wanted.gguf])
+            return _report(Sums({}, tuple(datasets), len(chunks), wanted.chunk_size), target, [wanted.name])
         state = _State(target + STATE_SUFFIX, scratch, _identity(wanted, chunks))
         done = state.load(llama) if resume else 0
         if not done:
@@ -147,7 +162,7 @@ def compute(
             if not found["weights"]:
                 raise UnsupportedError(
                     "llama.cpp multiplies no weight of its layers with a text",
-                    path=wanted.gguf,
+                    path=wanted.name,
                     hint="apr inspect FILE",
                 )
             if advance is not None:
@@ -159,7 +174,7 @@ def compute(
         engine = llama.engine
     write_file(target, file_of(sums, os.path.basename(target)), WriteOptions(force=force))
     state.remove()
-    report = _report(sums, target, [wanted.gguf])
+    report = _report(sums, target, [wanted.name])
     report.tokens, report.resumed, report.engine = len(chunks) * wanted.chunk_size, done, engine
     report.seconds = time.monotonic() - started
     return report

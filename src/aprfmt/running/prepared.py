@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import aprfmt
 from aprfmt import formats
-from aprfmt.errors import RefusedError, storage_error
+from aprfmt.errors import RefusedError, UsageError, storage_error
 from aprfmt.io.cache import CacheFolder
 from aprfmt.io.source import is_folder, watch_opened
 from aprfmt.text import format_bytes
@@ -35,12 +35,14 @@ class Prepared:
         n_bytes: of all parts.
         key: another one when the model has changed.
         report: of the export, where one was made.
+        sources: every file that the model was read from, and its folder where it is one.
     """
 
     path: str
     n_bytes: int
     key: str
     report: Report | None = None
+    sources: tuple[str, ...] = ()
 
 
 def prepare(file: PathLike, *, dtype: str = "keep", say: Callable[[str], None] = lambda line: None) -> Prepared:
@@ -80,7 +82,7 @@ def _look(name: str) -> _Looked:
         gguf = None
         if model.format == "gguf":
             parts = formats.on_this_disk([source.path for source in model.sources])
-            gguf = Prepared(parts[0], size, key(parts, {}))
+            gguf = Prepared(parts[0], size, key(parts, {}), sources=tuple(parts))
         return _Looked(size, sorted({str(model.path), *(source.path for source in opened)}), gguf)
 
 
@@ -180,9 +182,7 @@ def exported(
         options: of convert_model.
         say: called with a line before something is exported.
     """
-    from aprfmt.convert.targets.base import parse_size
-
-    folder = CacheFolder("exports")
+    folder, limit = CacheFolder("exports"), _limit()
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name)[:40]
     own = key(sources, options)
     with folder.make(f"{stem}-{own}{suffix}") as (target, found):
@@ -193,9 +193,19 @@ def exported(
             what = "the towers of " if options.get("mmproj") else ""
             say(f"exporting {what}{name} ({format_bytes(size)}) to the cache, once")
             report = convert_model(name, target, force=True, fsync=False, **options)  # type: ignore[arg-type]
-        limit = parse_size(os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE, least=0, name=SIZE_VARIABLE)
         folder.trim(limit, target)
-        return Prepared(str(target), target.stat().st_size, own, report)
+        return Prepared(str(target), target.stat().st_size, own, report, tuple(sources))
+
+
+def _limit() -> int:
+    """Bytes that exports may take. Raises UsageError."""
+    from aprfmt.convert.targets.base import parse_size
+
+    text = os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE
+    try:
+        return parse_size(text, least=0)
+    except UsageError as error:
+        raise UsageError(f"{SIZE_VARIABLE} is {text!r:.40}", hint=error.hint) from None
 
 
 def key(sources: list[str], options: dict[str, object]) -> str:
@@ -214,13 +224,16 @@ def key(sources: list[str], options: dict[str, object]) -> str:
 _BESIDE = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".safetensors", ".yaml")
 """Files of a repository that say what the weights beside them are."""
 
+_MADE = (".gguf", ".dat", ".state")
+"""Files that no export reads: what was made of the model in a folder, such as an importance matrix."""
+
 
 def _files(path: str) -> Iterator[str]:
     """A file and those beside it that say what it is; of a folder all files."""
     if is_folder(path):
         for where, folders, names in os.walk(path):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            yield from (os.path.join(where, name) for name in names)
+            yield from (os.path.join(where, name) for name in names if not name.endswith(_MADE))
         return
     yield path
     if not path.endswith(".apr"):
