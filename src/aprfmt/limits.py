@@ -88,3 +88,6 @@ MAX_RECIPE_BYTES = 1 << 20
 
 MAX_RECIPE_DEPTH = 16
 """Levels of a recipe."""
+
+MAX_FILE_NAME_BYTES = 255
+"""A file's name in a folder, of which no file system takes more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from aprfmt.errors import CorruptError, LimitError, RefusedError, storage_errors
 from aprfmt.io.jsonx import check_values
 from aprfmt.io.source import Source
-from aprfmt.limits import MAX_TEXT_FILE_BYTES
+from aprfmt.limits import MAX_FILE_NAME_BYTES, MAX_TEXT_FILE_BYTES
 from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -123,9 +124,18 @@ def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> Js
 
 
 def check_file_name(name: str, what: str, path: Path) -> None:
-    """Refuses a name that leads out of its folder. `what` names it in the file `path`. Raises CorruptError."""
+    """Refuses a name that leads out of its folder, or that none can have. `what` names it in the file `path`.
+
+    Raises CorruptError, LimitError.
+    """
     if not name or name in (".", "..") or set(name) & set("/\\:\0") or not name.isprintable():
-        raise CorruptError(f"{what} names {name!r}, which is not a file of its folder", path=path)
+        raise CorruptError(f"{what} names {name[:80]!r}, which is not a file of its folder", path=path)
+    if len(os.fsencode(name)) > MAX_FILE_NAME_BYTES:
+        raise LimitError(
+            f"{what} names a file with {len(os.fsencode(name)):,} bytes in its name; file systems take "
+            f"{MAX_FILE_NAME_BYTES}",
+            path=path,
+        )
 
 
 def read_config(path: Path) -> JsonObject:

@@ -415,12 +415,14 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
         )
     pairs = mlx_pairs(c, adapter)
     rank = max(pair.rank for pair in pairs.values())
-    scale = Counter(pair.scale for pair in pairs.values()).most_common(1)[0][0]
+    scales = Counter(pair.scale for pair in pairs.values())
+    # A scale of 0 can only be that of all: no factor of the others' makes it.
+    scale = max((each for each in scales if each), key=scales.__getitem__, default=0.0)
     named: Named = []
     rounded = 0
     for name, pair in pairs.items():
         rounded += not factors.is_power_of_two(pair.scale / scale if scale else 1.0)
-        one = factors.with_scale(pair, scale, rank) if scale else pair
+        one = factors.with_scale(pair if scale else replace(pair, scale=1.0), scale or 1.0, rank)
         a, b = (name.removesuffix(".weight") + ending for ending in (lora.A, lora.B))
         if len(pair.shape) == 2:
             named += [(a, _turned(one.a, a)), (b, _turned(one.b, b))]

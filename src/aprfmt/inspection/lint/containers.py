@@ -230,10 +230,16 @@ def config_dtype(subject: Subject) -> Iterator[Check]:
     config, main = _config(subject), main_dtype(matrices_of(subject.model))
     stated = config and (config.get("dtype") or config.get("torch_dtype"))
     names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-    if config is None or stated not in names or "quantization_config" in config or main not in names.values():
+    if (
+        config is None
+        or not isinstance(stated, str)
+        or stated not in names
+        or "quantization_config" in config
+        or main not in names.values()
+    ):
         yield skip("config.json names no dtype of plain weights")
-    elif names[str(stated)] != main:
-        dtype = names[str(stated)].lower()
+    elif names[stated] != main:
+        dtype = names[stated].lower()
         fix = f"apr convert {quoted(subject.model)} -o NEW --format hf --dtype {dtype}, or name {main} in config.json"
         yield Check("fail", f"config.json says {stated}, and most of the weights are {main}", suggestion=fix)
 
