@@ -110,8 +110,9 @@ class Worker:
             self._process.kill()
 
         timer = threading.Timer(seconds, end)
-        timer.start()
+        timer.daemon = True  # Ctrl-C may come while it starts, and nobody waits for it then
         try:
+            timer.start()
             line = self._process.stdout.readline()
         finally:
             timer.cancel()
