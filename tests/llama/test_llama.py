@@ -351,3 +351,16 @@ def test_an_interrupt_while_the_clock_starts_leaves_no_clock(monkeypatch: pytest
         worker.close()
     clocks[0].join(10)
     assert not clocks[0].is_alive()
+
+
+@pytest.mark.llama
+def test_a_request_that_was_given_up_answers_no_other(tmp_path: Path) -> None:
+    def give_up(text: str) -> None:
+        raise KeyboardInterrupt
+
+    build(tmp_path / "m.gguf")
+    with Llama(tmp_path / "m.gguf") as llama:
+        expected = llama.generate(PROMPT, 8)
+        with pytest.raises(KeyboardInterrupt):
+            llama.generate(PROMPT, 64, on_text=give_up)
+        assert llama.generate(PROMPT, 8) == expected

@@ -462,7 +462,11 @@ class Llama:
 
     def _reply(self, call: str, arguments: JsonObject, on_part: Callable[[Any], None] | None = None) -> Any:
         assert self._worker is not None
-        reply = self._worker.ask([call, arguments], self._seconds, on_part)
+        try:
+            reply = self._worker.ask([call, arguments], self._seconds, on_part)
+        except BaseException:  # what it still says belongs to no other request
+            self.close()
+            raise
         if "ok" in reply:
             return reply["ok"]
         if "missing" in reply:
