@@ -183,7 +183,7 @@ class Combination:
             end = min(start + STEP, last)
             read = [values.read(start, end) for values in self.inputs]
             with np.errstate(all="ignore"):  # values that are not finite stay so
-                for part in blocks(end - start):
+                for part in blocks(end - start, STEP):
                     rows = [values[part] for values in read]
                     out[start - first + part.start : start - first + part.stop] = self._mixed(rows, start + part.start)
         return out
