@@ -365,6 +365,15 @@ def test_a_matrix_beside_the_weights_does_not_change_the_model(
     assert len(lines) == 1, "the model was exported again"
 
 
+@pytest.mark.parametrize("what", ["adapter", "imatrix", "mmproj"])
+def test_what_is_no_model(gguf: Path, text: Path, tmp_path: Path, what: str) -> None:
+    aprfmt.stamp(gguf, tmp_path / "x.gguf", set={"general.type": what})
+    with pytest.raises(RefusedError, match="this is a"):
+        aprfmt.imatrix(tmp_path / "x.gguf", text, tmp_path / "m.gguf", chunk_size=CHUNK)
+    with pytest.raises(RefusedError, match="this is a"):
+        aprfmt.bench(tmp_path / "x.gguf", prompt_tokens=2, tokens=2, runs=1)
+
+
 def test_merging_heeds_no_options_of_computing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--chunks", "3"], ["--process-output"], ["--threads", "2"], ["--data", "x"]):
         assert run(["imatrix", "a.gguf", "b.gguf", "--merge", "-o", str(tmp_path / "c.gguf"), *words]) == 2

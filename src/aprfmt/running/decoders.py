@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from aprfmt.errors import UnsupportedError
 from aprfmt.llama.client import Llama, encoder_pooling
+from aprfmt.running.generate import metadata_of, refuse_others
 from aprfmt.running.prepared import prepare
 from aprfmt.types import PathLike
 
@@ -23,9 +25,11 @@ def open_decoder(
 
     Raises:
         UnsupportedError: it is an encoder, which has no next token, or has one, which reads the text first.
+        RefusedError: it is an adapter, a tower or an importance matrix.
         AprError: as prepare and Llama.
     """
     prepared = prepare(file, say=say)
+    refuse_others(metadata_of(prepared.path), os.fspath(file))
     pooling, n_bytes = encoder_pooling(prepared.path)
     if pooling is not None:
         raise UnsupportedError(

@@ -369,6 +369,10 @@ def refuse_others(metadata: Mapping[str, Any], path: str) -> None:
     kind = metadata.get("general.type")
     if kind == "adapter":
         raise RefusedError("this is an adapter", path=path, hint=f"apr run BASE --lora {path}")
+    if kind == "imatrix":
+        raise RefusedError(
+            "this is an importance matrix", path=path, hint=f"apr quantize MODEL MIX -o OUT --imatrix {path}"
+        )
     if kind == "mmproj" or metadata.get("general.architecture") == "clip":
         raise RefusedError(
             "this is a tower without its language model", path=path, hint=f"apr run TEXT.gguf --mmproj {path}"
