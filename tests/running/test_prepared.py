@@ -124,7 +124,7 @@ def test_a_cache_that_cannot_be_made(folder: Path, tmp_path: Path, monkeypatch: 
 def test_variables_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("APR_CACHE_SIZE", "much")
-    with pytest.raises(UsageError, match="APR_CACHE_SIZE is 'much'"):
+    with pytest.raises(UsageError, match="APR_CACHE_SIZE: 'much' is not a size"):
         prepare(folder)
     assert not (tmp_path / "cache").exists(), "said before anything is exported"
     monkeypatch.delenv("APR_CACHE_SIZE")

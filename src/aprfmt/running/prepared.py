@@ -205,7 +205,7 @@ def _limit() -> int:
     try:
         return parse_size(text, least=0)
     except UsageError as error:
-        raise UsageError(f"{SIZE_VARIABLE} is {text!r:.40}", hint=error.hint) from None
+        raise UsageError(f"{SIZE_VARIABLE}: {error.message}", hint=error.hint) from None
 
 
 def key(sources: list[str], options: dict[str, object]) -> str:
