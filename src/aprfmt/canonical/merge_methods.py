@@ -323,12 +323,14 @@ class Combination:
             out += rows[1 - rule.base] * np.float32(self._shares[1])
             return out
         if rule.method == LINEAR:
-            out = rows[0] * np.float32(rule.weights[0])
-            for values, weight in zip(rows[1:], rule.weights[1:], strict=True):
-                out += values * np.float32(weight)
-            if rule.normalize:
-                out /= np.float32(math.fsum(rule.weights))
-            return out
+            # What was read is nobody else's: each pass that needs no new memory saves the time to have it cleared.
+            for values, weight in zip(rows, rule.weights, strict=True):
+                if weight != 1:
+                    np.multiply(values, np.float32(weight), out=values)
+            for values in rows[1:]:
+                np.add(rows[0], values, out=rows[0])
+            total = math.fsum(rule.weights)
+            return np.divide(rows[0], np.float32(total), out=rows[0]) if rule.normalize and total != 1 else rows[0]
         return self._with_deltas(rows, first)
 
     def _with_deltas(self, rows: Sequence[Array], first: int) -> Array:

@@ -11,8 +11,11 @@ import binascii
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from operator import add, methodcaller
+from weakref import WeakValueDictionary
 
 from aprfmt.errors import CorruptError, LimitError, RefusedError, UnsupportedError
 from aprfmt.io.jsonx import check_values
@@ -131,10 +134,31 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = N
         RefusedError: the settings ask for a token that is not in the vocabulary.
         UnsupportedError: an algorithm that llama.cpp does not have, or only files of other tokenizer libraries.
     """
-    tokenizer = _read_files({name: bytes(data) for name, data in files.items() if is_tokenizer_file(name)}, config)
-    if tokenizer is not None:
-        tokenizer.extra |= generation.suppressed(files.get(generation.FILE_NAME))
-    return tokenizer
+    kept = {name: bytes(data) for name, data in files.items() if is_tokenizer_file(name)}
+    key = _digest(kept, config)
+    known = _KNOWN.get(key)
+    tokenizer = known if known is not None else _read_files(kept, config)
+    if tokenizer is None:
+        return None
+    _KNOWN[key] = tokenizer
+    small = {name: copy(getattr(tokenizer, name)) for name in _CHANGEABLE}
+    own = replace(tokenizer, **small, shared=tokenizer)
+    own.extra |= generation.suppressed(files.get(generation.FILE_NAME))
+    return own
+
+
+_KNOWN: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
+"""Tokenizers that somebody holds, by their files: models that are merged or compared have one of a large vocabulary."""
+
+_CHANGEABLE = ("special", "flags", "chat_templates", "files", "extra", "gguf_keys", "notes")
+
+
+def _digest(files: Mapping[str, bytes], config: Mapping[str, Json] | None) -> bytes:
+    digest = blake2b(repr(sorted((config or {}).items())).encode(errors="surrogatepass"))
+    for name, data in sorted(files.items()):
+        digest.update(f"\0{name}\0{len(data)}\0".encode(errors="surrogatepass"))
+        digest.update(data)
+    return digest.digest()
 
 
 def _read_files(kept: dict[str, bytes], config: Mapping[str, Json] | None) -> Tokenizer | None:

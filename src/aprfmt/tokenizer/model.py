@@ -64,7 +64,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-@dataclass(slots=True, repr=False)
+@dataclass(slots=True, repr=False, weakref_slot=True)
 class Tokenizer:
     """A tokenizer as data; nothing here encodes text.
 
@@ -90,6 +90,7 @@ class Tokenizer:
         gguf_keys: the GGUF keys in the order of the file they came from; only their order, so not compared.
         pre_note: how `pre` was chosen, or what stands against every known one; one sentence for the user.
         notes: what is odd but harmless about the files it was read from.
+        shared: the tokenizer whose tokens and merges these are, where files were read that are known.
     """
 
     model: str
@@ -108,6 +109,7 @@ class Tokenizer:
     gguf_keys: list[str] = field(default_factory=list, compare=False)
     pre_note: str = field(default="", compare=False)
     notes: list[str] = field(default_factory=list, compare=False)
+    shared: Tokenizer | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         special = ", ".join(f"{role} {i}" for role, i in self.special.items())

@@ -116,7 +116,8 @@ def source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
     if recipe is not None:
         texts = recipe.text_files()
         own = {name: data for name, data in texts.items() if is_tokenizer_file(name)}
-        if c.tokenizer is not None and not own.keys() <= recipe.digests.keys():  # nothing else tells damage in them
+        # Where no digest tells damage in them, and they are not what the tokenizer was read from.
+        if c.tokenizer is not None and not own.keys() <= recipe.digests.keys() and c.tokenizer.files != own:
             read_files(own, {})
         return texts
     if (folder := c.model.native_as(HfNative)) is not None:
