@@ -36,6 +36,12 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _build(CASES["qwen2_vl_vision"], tmp_path_factory.mktemp("qwen"))
 
 
+@pytest.fixture(scope="module")
+def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that hears in codes, whose encoder lies in a subfolder."""
+    return _build(CASES["mimo_v2_towers"], tmp_path_factory.mktemp("mimo"))
+
+
 def _build(case: TowerCase, work: Path) -> Path:
     pytest.importorskip("transformers")
     if not CACHE.is_dir():
@@ -285,3 +291,59 @@ def test_what_llama_cpp_takes_for_granted_of_a_codec_must_hold(tmp_path: Path) -
     (folder / name).unlink()
     with pytest.raises(RefusedError, match=r"speech_tokenizer/config\.json is missing"):
         aprfmt.export_model(folder, tmp_path / "towers.gguf", mmproj=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("encoder_skip_layer_id", 2, "encoder_skip_layer_id is 2"),
+        ("encoder_causal", False, "encoder_causal is False"),
+        ("hybrid_attention", False, "hybrid_attention is False"),
+        ("encoder_attn_window_size", [8, 8], r"encoder_attn_window_size is \[8, 8\].*looks back alone"),
+        ("encoder_attn_window_size", [-1, 0], r"encoder_attn_window_size is \[-1, 0\]"),
+        ("codebook_size", [24, 16, 12], "8 entries, config.json says 12"),
+        ("codebook_size", "24", "codebook_size is '24'"),
+        ("num_quantizers", 2, "audio_channels is 3, and audio_tokenizer/config.json has 2 codebooks"),
+    ],
+)
+def test_what_llama_cpp_takes_for_granted_of_codes_of_sounds_must_hold(
+    mimo: Path, tmp_path: Path, name: str, value: object, message: str
+) -> None:
+    """Its network is of one kind, and its loader sees no other."""
+    shutil.copytree(mimo, tmp_path / "folder")
+    path = tmp_path / "folder/audio_tokenizer/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(AprError, match=message):
+        aprfmt.export_model(tmp_path / "folder", tmp_path / "towers.gguf", mmproj=True)
+    assert not (tmp_path / "towers.gguf").exists()
+
+
+def test_a_folder_of_two_ggufs_has_the_encoder_of_sounds_in_its_subfolder(mimo: Path, tmp_path: Path) -> None:
+    """Where the network looks for it, with its own config.json."""
+    aprfmt.export_model(mimo, tmp_path / "text.gguf", no_tokenizer=True)
+    aprfmt.export_model(mimo, tmp_path / "towers.gguf", mmproj=True)
+    aprfmt.import_model(tmp_path / "text.gguf", tmp_path / "one.apr", mmproj=tmp_path / "towers.gguf")
+    aprfmt.export_model(tmp_path / "one.apr", tmp_path / "back", format="hf")
+    config = json.loads((tmp_path / "back/config.json").read_text())
+    assert "audio_tokenizer" not in config
+    told, source = (json.loads((at / "audio_tokenizer/config.json").read_text()) for at in (tmp_path / "back", mimo))
+    assert {key: source[key] for key in told if key in source} == {key: told[key] for key in told if key in source}
+    assert {"swa_per_block", "hybrid_attention", "encoder_attn_window_size", "codebook_size"} <= told.keys()
+    inside = load_file(tmp_path / "back/audio_tokenizer/model.safetensors")
+    original = load_file(mimo / "audio_tokenizer/model.safetensors")
+    names = {name for name in original if name.startswith("encoder.") and "_codebook." not in name}
+    assert names
+    assert names <= inside.keys()
+    assert all(np.array_equal(inside[name], original[name]) for name in names)
+    assert not any(name.startswith("audio_tokenizer.") for name in load_file(tmp_path / "back/model.safetensors"))
+
+
+def test_codebooks_that_are_not_all_there_are_refused(mimo: Path, tmp_path: Path) -> None:
+    """The quantizer subtracts one after the other."""
+    shutil.copytree(mimo, tmp_path / "folder")
+    path = tmp_path / "folder/audio_tokenizer/model.safetensors"
+    tensors = load_file(path)
+    del tensors["encoder.quantizer.vq.layers.1._codebook.embed"]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(AprError, match=r"layers\.1\._codebook\.embed"):
+        aprfmt.export_model(tmp_path / "folder", tmp_path / "towers.gguf", mmproj=True)

@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_ROW: dict[str, str] = {
     "Gemma3nForConditionalGeneration": "names of layers with two numbers (blocks.1.2), each of its own kind and sizes",
     "Granite4VisionForConditionalGeneration": "projectors numbered by two maps, of which a GGUF of towers tells half",
-    "MiMoV2ForCausalLM": "weights of its audio encoder in a folder of their own, audio_tokenizer",
 }
 """Classes whose towers the converter writes and the table does not know, and what they need."""
 

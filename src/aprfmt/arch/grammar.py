@@ -271,6 +271,13 @@ def _is_in_pyramid(h: Hyperparams, layer: int) -> bool:
     return isinstance(count, int) and count > 0
 
 
+def _has_window(h: Hyperparams, layer: int) -> bool:
+    """Whether the layer of a tower attends to a window of rows or columns, as its list says by anything but -1."""
+    key = next((key for key in h.extra if key.endswith(".vit_window_attn_types")), "")
+    kinds = _list(h, key) or []
+    return layer < len(kinds) and kinds[layer] != -1
+
+
 def _is_moe(h: Hyperparams, layer: int) -> bool:
     """Whether the layer has routed experts rather than one dense MLP, by whichever key the config has for it."""
     if not h.num_experts or (h.num_experts == 1 and _int(h, "expert_layer_period")):
@@ -345,6 +352,7 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "deepstack": lambda h, layer: layer in _deepstack(h),
     "unread": _is_unread,
     "pyramid": _is_in_pyramid,
+    "windowed": _has_window,
     "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
     "shares_kv": _shares_kv,
     "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),

@@ -75,6 +75,7 @@ def _templates(name: str) -> Iterator[_Reading]:
     for i, first in enumerate(numbers):
         head, tail = name[: first.start()], name[first.end() :]
         yield f"{head}{{n}}{tail}", int(first[1]), None
+        yield f"{head}{{e}}{tail}", None, int(first[1])
         for second in numbers[i + 1 :]:
             middle, end = name[first.end() : second.start()], name[second.end() :]
             yield f"{head}{{n}}{middle}{{e}}{end}", int(first[1]), int(second[1])

@@ -10,6 +10,7 @@ from aprfmt.arch.fields import as_int
 from aprfmt.arch.values_towers_d import D_CONVERTERS
 from aprfmt.arch.values_towers_g import G_CONVERTERS
 from aprfmt.arch.values_towers_h import H_CONVERTERS
+from aprfmt.arch.values_towers_m import M_CONVERTERS
 from aprfmt.arch.values_towers_vit import VIT_CONVERTERS
 from aprfmt.errors import RefusedError
 
@@ -125,6 +126,7 @@ TOWER_CONVERTERS: dict[str, Converter] = {
     **D_CONVERTERS,
     **H_CONVERTERS,
     **G_CONVERTERS,
+    **M_CONVERTERS,
     "deepstack": Converter(_deepstack_to, _deepstack_from),
     "tokens_as_pixels": Converter(_tokens_to, _tokens_from),
     "root": Converter(_root_to, default),

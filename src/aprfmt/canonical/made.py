@@ -17,6 +17,7 @@ from aprfmt.arch import names
 from aprfmt.arch.grammar import evaluate, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Tower
+from aprfmt.arch.values_towers_m import book_sizes
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError
@@ -178,6 +179,33 @@ def _codebooks(sources: Sources, arguments: Sequence[str]) -> Array | None:
     return np.stack(books) if len(books) > 1 else books[0]
 
 
+def _padded_books(sources: Sources, arguments: Sequence[str]) -> Array | None:
+    """The books of a quantizer, [books, entries, width], the shorter ones filled up with zeros.
+
+    The arguments are their list, how many there are, and the config key of their numbers of entries.
+    """
+    import numpy as np
+
+    name, count, key = arguments
+    n_books = sources.size(count)
+    books = [sources.values(f"{name}.{i}._codebook.embed") for i in range(n_books)]
+    known = [book for book in books if book is not None]
+    if not known or len(known) < n_books:
+        return None
+    told = book_sizes(sources.h.extra.get(key), n_books)
+    for i, (book, size) in enumerate(zip(known, told, strict=True)):
+        if len(book) != size:
+            raise RefusedError(
+                f"the book has {len(book)} entries, config.json says {size}",
+                tensor=f"{name}.{i}._codebook.embed",
+                hint="the files belong to different models; fetch the repository again",
+            )
+    padded = np.zeros((n_books, max(told), known[0].shape[1]), np.float32)
+    for i, book in enumerate(known):
+        padded[i, : len(book)] = book
+    return padded
+
+
 MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
     "sinusoids": _sinusoids,
     "batch_scale": _batch_scale,
@@ -186,5 +214,6 @@ MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
     "grid": _grid,
     "sum_of_frames": _sum_of_frames,
     "codebooks": _codebooks,
+    "padded_books": _padded_books,
 }
 """Name -> what makes the values of a tensor of its arguments, None where something for it is not there."""

@@ -242,6 +242,7 @@ def whole_config(
     preprocessor_config.json.
     """
     config = to_config(part.hparams, part.row)
+    config = {key: value for key, value in config.items() if key not in part.row.files}
     told = config.pop(PREPROCESSOR, {})
     config.pop("text_config", None)  # the language model speaks for itself
     if "text_config" in text:
@@ -258,6 +259,12 @@ def whole_config(
         whole["text_config"] = own
     whole |= {key: text[key] for key in shared if key in text}
     return dict(sorted(whole.items())), dict(as_mapping(told))
+
+
+def further_files(part: TowerPart) -> dict[str, dict[str, object]]:
+    """What the further files of the folder say that the row names, by their names."""
+    config = to_config(part.hparams, part.row)
+    return {name: dict(as_mapping(config.get(key))) for key, name in part.row.files.items()}
 
 
 def _identity(part: TowerPart, inner: Architecture) -> tuple[str, str]:

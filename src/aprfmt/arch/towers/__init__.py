@@ -8,6 +8,7 @@ from aprfmt.arch.towers import (
     gemma4,
     glm,
     granite,
+    mimo,
     mixed,
     moon,
     omni,
@@ -43,6 +44,7 @@ _FILES = (
     mixed,
     gemma4,
     speech,
+    mimo,
 )
 
 TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)

@@ -12,7 +12,14 @@ CONVOLUTIONS = (".conv1d.1.weight", ".conv1d.2.weight")
 
 
 def whisper(
-    hf: str, width: str, ffn: str, depth: str, *, positions: bool = True, last: str = "layer_norm"
+    hf: str,
+    width: str,
+    ffn: str,
+    depth: str,
+    *,
+    positions: bool = True,
+    last: str = "layer_norm",
+    mel: str = "num_mel_bins",
 ) -> tuple[TensorRow, ...]:
     """The encoder; `positions` tells whether a checkpoint holds them, though they follow from a formula."""
     table = tensor(f"{hf}embed_positions.weight", "a.position_embd.weight", f"max_source_positions,{width}")
@@ -24,7 +31,7 @@ def whisper(
         )
 
     return (
-        *convolution(1, "num_mel_bins"),
+        *convolution(1, mel),
         *convolution(2, width),
         *((table,) if positions else ()),
         *layers(

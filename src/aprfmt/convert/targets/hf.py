@@ -22,7 +22,7 @@ from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.files import say_left_behind
 from aprfmt.convert.recipe import Recipe, overlay, restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
-from aprfmt.convert.towers import PREPROCESSOR_FILE, whole_config
+from aprfmt.convert.towers import PREPROCESSOR_FILE, further_files, whole_config
 from aprfmt.errors import RefusedError
 from aprfmt.formats import INDEX_SUFFIXES, apr_metadata, mistral, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
@@ -89,6 +89,7 @@ def folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> O
         whole, preprocessor = whole_config(c.tower, parse_config(config, c.model.path), c.arch)
         files[CONFIG] = _json(whole)
         files.update({PREPROCESSOR_FILE: _json(preprocessor)} if preprocessor else {})
+        files.update({name: _json(told) for name, told in further_files(c.tower).items()})
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(INDEX_SUFFIXES)}
     if shard_bytes is None:
         shard_bytes = DEFAULT_SHARD_BYTES
