@@ -74,7 +74,7 @@ ROWS = {
     "nothing for fp8": Row({"--teacher-residency": "fp8"}, 5, "8-bit floats", "bf16"),
     # Training on the CPU for hours, in silence.
     "no GPU": Row({"--device": None}, 6, "no CUDA device", "--device cpu"),
-    "no GPU to score on": Row({"--device": None}, 6, "no CUDA device", "--device cpu", "eval"),
+    "no GPU to score on": Row({"--device": "cuda"}, 6, "no CUDA device", "--device cpu", "eval"),
     "any device": Row({"--device": "auto"}, 2, "'auto'", "--device cpu"),
     # Heads of 152064 and 151936 rows compared as vocabularies.
     "a permuted tokenizer": Row(other("permuted.apr"), 5, "id 40 is", "teacher's tokenizer"),
