@@ -67,7 +67,8 @@ class TowerCase:
         rounds: pattern of tensors of the GGUF that are computed (roots, sines, exponentials), whose last bits are those
             of a library: a millionth of the largest value may part them from the converter's.
         converter_cannot: why the converter does not convert the model; empty where it does.
-        patches: edits of the converter that is asked, each of which takes only away that it knows one size.
+        patches: edits of the converter that is asked, each of which takes only away that it knows one size, or lets
+            it take the name that a sibling's tensor has.
         patched: why it is edited; it must fail as it is.
         lost: pattern of a source's tensors that a folder made of two GGUFs lacks or has in part, as these hold
             what is made of them.

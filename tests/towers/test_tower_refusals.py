@@ -42,6 +42,12 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _build(CASES["mimo_v2_towers"], tmp_path_factory.mktemp("mimo"))
 
 
+@pytest.fixture(scope="module")
+def gemma3n(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that sees by convolutions."""
+    return _build(CASES["gemma3n_towers"], tmp_path_factory.mktemp("gemma3n"))
+
+
 def _build(case: TowerCase, work: Path) -> Path:
     pytest.importorskip("transformers")
     if not CACHE.is_dir():
@@ -347,3 +353,45 @@ def test_codebooks_that_are_not_all_there_are_refused(mimo: Path, tmp_path: Path
     save_file(tensors, path, {"format": "pt"})
     with pytest.raises(AprError, match=r"layers\.1\._codebook\.embed"):
         aprfmt.export_model(tmp_path / "folder", tmp_path / "towers.gguf", mmproj=True)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda folder: _tensors(folder, lambda name: "blocks.2.9.attn.key.down_conv" not in name), "down_conv"),
+        (lambda folder: _tensors(folder, lambda name: "blocks.3.38." not in name), r"blocks\.3\.38"),
+        (
+            lambda folder: _config(
+                folder,
+                lambda config: config.update(
+                    vision_config={"architecture": "resnet50", "hidden_size": 32, "vocab_size": 8}
+                ),
+            ),
+            "architecture is 'resnet50'",
+        ),
+        (
+            lambda folder: (folder / "preprocessor_config.json").write_text('{"image_seq_length": 250}'),
+            "image_seq_length is 250",
+        ),
+    ],
+    ids=["a part of a block", "a block", "another network", "tokens that do not divide"],
+)
+def test_blocks_of_a_convolutional_tower_are_those_of_its_network(
+    gemma3n: Path, tmp_path: Path, edit: Edit, message: str
+) -> None:
+    """Each of the 84 has a kind of its own."""
+    shutil.copytree(gemma3n, tmp_path / "folder")
+    edit(tmp_path / "folder")
+    with pytest.raises(AprError, match=message):
+        aprfmt.export_model(tmp_path / "folder", tmp_path / "towers.gguf", mmproj=True)
+
+
+def test_depthwise_kernels_are_halves_whatever_is_asked_for(gemma3n: Path, tmp_path: Path) -> None:
+    """llama.cpp dies of others."""
+    aprfmt.export_model(gemma3n, tmp_path / "towers.gguf", mmproj=True, dtype="f32")
+    with aprfmt.open(tmp_path / "towers.gguf") as model:
+        depthwise = {name: t.dtype for name, t in model.tensors.items() if t.shape[1:2] == (1,) and "v.blk" in name}
+        assert len(depthwise) == 14 + 28 + 3
+        assert {*depthwise.values()} == {"F16"}
+        assert model.tensors["v.blk.1.0.pw_exp.conv.weight"].dtype == "F32"
+        assert model.tensors["v.blk.1.0.layer_scale.gamma"].shape == (1, 10, 1, 1)

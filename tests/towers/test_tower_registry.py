@@ -20,8 +20,7 @@ from aprfmt.canonical.made import MADE
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_ROW: dict[str, str] = {
-    "Gemma3nForConditionalGeneration": "names of layers with two numbers (blocks.1.2), each of its own kind and sizes",
-    "Granite4VisionForConditionalGeneration": "projectors numbered by two maps, of which a GGUF of towers tells half",
+    "Granite4VisionForConditionalGeneration": "projectors numbered by two maps, of which a GGUF of towers tells half"
 }
 """Classes whose towers the converter writes and the table does not know, and what they need."""
 

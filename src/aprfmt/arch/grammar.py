@@ -62,6 +62,10 @@ def evaluate(size: str, sizes: Mapping[str, int]) -> int | None:
     return total if total >= 0 else None
 
 
+ANY = "any_"
+"""How words of sizes begin that no key tells: those of the tensors themselves."""
+
+
 def size_words(size: str) -> set[str]:
     """The words of a size; none of "", the shape of a single value."""
     return {atom for _, factors in _parse_size(size) for _, atom in factors if not atom.isdigit()}

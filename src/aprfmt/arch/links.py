@@ -18,13 +18,23 @@ and GGUF's llama neighbours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
 from typing import TypeAlias
 
-from aprfmt.arch.grammar import evaluate, factor_of, has_layer, is_unwanted, parse_order, shape_of, sizes_of
+from aprfmt.arch.grammar import (
+    ANY,
+    dims_of,
+    evaluate,
+    factor_of,
+    has_layer,
+    is_unwanted,
+    parse_order,
+    shape_of,
+    sizes_of,
+)
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import Match, expand, fits, gguf_names, in_stacks, matches
 from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, PRODUCT, Architecture, TensorRow
@@ -539,6 +549,8 @@ def _both_sides(
     """
     per_name = len(hf) // len(row.hf)
     dims = row.dims * len(row.hf)  # one for all names, or one each
+    told = ((name, dims[i // per_name]) for i, name in enumerate(hf))
+    sizes = {**_free_sizes((*told, *zip(gguf, row.gguf_dims, strict=False)), shapes), **sizes}
     before = [_shape_of(name, dims[i // per_name], sizes, shapes) for i, name in enumerate(hf)]
     after_dims = row.gguf_dims or (None,) * len(gguf)
     after = [_shape_of(name, d, sizes, shapes) for name, d in zip(gguf, after_dims, strict=True)]
@@ -554,6 +566,16 @@ def _both_sides(
         if shape is None:
             raise RefusedError("its shape does not follow from the known hyper-parameters", tensor=name, hint=_NO_DIMS)
     return tuple(s for s in before if s is not None), tuple(s for s in after if s is not None)
+
+
+def _free_sizes(told: Iterable[tuple[str, str]], shapes: Mapping[str, Shape]) -> dict[str, int]:
+    """The sizes that no key tells (ANY), by the shapes of the tensors that are there: names with their dims."""
+    found: dict[str, int] = {}
+    for name, dims in told:
+        words = dims_of(dims)
+        if name in shapes and len(shapes[name]) == len(words):
+            found |= {word: size for word, size in zip(words, shapes[name], strict=True) if word.startswith(ANY)}
+    return found
 
 
 def _swap_last(shape: Shape, transposed: bool) -> Shape:

@@ -80,8 +80,8 @@ def projectors(kv: Mapping[str, object]) -> str:
 
 def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None:
     """Sizes that no key of the GGUF says, from the first tensor that is as long; depths from the tensors' names."""
-    wanted = {key.hf[0].rpartition(".")[2]: key.hf[0] for key in row.keys if key.hf and not key.gguf and not key.via}
-    wanted |= {path: path for path in wanted.values()}
+    paths = [key.hf[0] for key in row.keys if key.hf and not key.gguf and not key.via]
+    wanted = {path.rpartition(".")[2]: path for path in paths} | {path: path for path in paths}
     depths = {part.depth for part in row.tensors} & {*wanted.values()}
     found = dict.fromkeys(depths, 0)
     for match in (match for name in shapes if depths for match in names.matches(row, name, "gguf")[:1]):

@@ -160,7 +160,7 @@ def _missing_parts(row: Tower, config: Mapping[str, object]) -> list[str]:
     found: dict[str, bool] = {}
     for key in row.keys:
         parents = [parent for name in key.hf if (parent := name.rpartition(".")[0])]
-        if key.gguf and parents and parents[0] not in (PREPROCESSOR, "text_config"):
+        if key.gguf and parents and parents[0].partition(".")[0] not in (PREPROCESSOR, "text_config"):
             there = any(look_up(config, (parent,))[1] for parent in parents)
             found[parents[0]] = found.get(parents[0], False) or there
     return [parent for parent, there in found.items() if not there]

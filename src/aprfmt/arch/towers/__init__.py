@@ -5,6 +5,7 @@ from __future__ import annotations
 from aprfmt.arch.row import Tower
 from aprfmt.arch.towers import (
     documents,
+    gemma3n,
     gemma4,
     glm,
     granite,
@@ -45,6 +46,7 @@ _FILES = (
     gemma4,
     speech,
     mimo,
+    gemma3n,
 )
 
 TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)
