@@ -100,6 +100,34 @@ def write_adapter(folder: Path) -> Path:
     return folder
 
 
+def write_seeing_folder(folder: Path) -> Path:
+    """A Llava folder: such a model behind a Pixtral tower of one layer."""
+    folder.mkdir()
+    random = np.random.default_rng(2)
+    width, ffn, patch = 32, 48, 4
+    layer: dict[str, tuple[int, ...]] = {f"attention.{name}_proj": (width, width) for name in "qkvo"}
+    layer |= {"attention_norm": (width,), "ffn_norm": (width,), "feed_forward.down_proj": (width, ffn)}
+    layer |= {f"feed_forward.{name}_proj": (ffn, width) for name in ("gate", "up")}
+    shapes: dict[str, tuple[int, ...]] = {
+        "vision_tower.patch_conv": (width, 3, patch, patch),
+        "vision_tower.ln_pre": (width,),
+        **{f"vision_tower.transformer.layers.0.{name}": shape for name, shape in layer.items()},
+        "multi_modal_projector.linear_1": (HIDDEN, width),
+        "multi_modal_projector.linear_2": (HIDDEN, HIDDEN),
+    }
+    tower = {f"{name}.weight": random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    text = {f"language_model.{name}": array for name, array in weights().items()}
+    save_file({**text, **tower}, folder / "model.safetensors", metadata={"format": "pt"})
+    vision = {"model_type": "pixtral", "hidden_size": width, "intermediate_size": ffn, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "patch_size": patch, "image_size": 16}
+    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "vision_config": vision}
+    (folder / "config.json").write_text(json.dumps({**config, "text_config": CONFIG}))
+    images = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    write_byte_tokenizer(folder)
+    return folder
+
+
 GGUF_KEYS: dict[str, tuple[gguf.GGUFValueType, Any]] = {
     "llama.block_count": (gguf.GGUFValueType.UINT32, LAYERS),
     "llama.context_length": (gguf.GGUFValueType.UINT32, 128),

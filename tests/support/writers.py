@@ -144,6 +144,15 @@ OPERATIONS: dict[str, Operation] = {
     "export safetensors": convert("m.gguf", "m.safetensors"),
     "export shards over": convert("m.apr", "apr-parts", format="apr-shards", shard_size=_PART),
     "quantize": convert("hf", "q8.gguf", dtype="q8_0"),
+    "export towers": command(
+        "export", "IN/seeing", "-o", "OUT/towers.gguf", "--mmproj", "--dtype", "f16", "--force", "--quiet"
+    ),
+    "import towers": command(
+        "import", "IN/text.gguf", "--mmproj", "IN/towers.gguf", "-o", "OUT/seeing.apr", "--force", "--quiet"
+    ),
+    "export a folder of two GGUFs": command(
+        "export", "IN/seeing.apr", "-o", "OUT/seeing", "--format", "hf", "--force", "--quiet"
+    ),
     "import adapter": convert("lora", "lora.apr"),
     "merge adapter": merge("m.gguf", "lora", "m.gguf"),
     "merge models": merge_models("m.gguf", "hf", "m.gguf"),
@@ -178,6 +187,10 @@ def prepare(root: Path) -> None:
     aprfmt.convert_model(folder, source / "part.gguf", shard_size=_PART)
     aprfmt.convert_model(source / "m.apr", source / "apr-parts", format="apr-shards", shard_size=_PART)
     plain_models.write_adapter(source / "lora")
+    seeing = plain_models.write_seeing_folder(source / "seeing")
+    aprfmt.convert_model(seeing, source / "text.gguf")
+    aprfmt.convert_model(seeing, source / "towers.gguf", mmproj=True)
+    aprfmt.import_model(source / "text.gguf", source / "seeing.apr", mmproj=source / "towers.gguf")
     new_imatrix(source / "a.imatrix.gguf", {"w": [1.0, 2.0]}, {"w": [3.0]})
     (source / "b.imatrix.dat").write_bytes(old_imatrix({"w": [4.0, 5.0]}))
     shutil.copy(source / "a.imatrix.gguf", source / "c.imatrix.gguf")
