@@ -77,7 +77,8 @@ class TowerCase:
             has no such network.
         inner: class in transformers of the part that sees and hears, "thinker" of the whole; "" for the whole.
         images: (height, width) of three images that no preprocessor changes, or numbers of samples of two sounds.
-        mtmd_cannot: why mtmd does not compute what transformers computes; empty where it does.
+        mtmd_cannot: why mtmd does not compute what transformers computes, or, without a feed, why it is not asked;
+            empty where it does.
     """
 
     id: str

@@ -84,7 +84,9 @@ def _mtmd(cases: Sequence[TowerCase]) -> str:
         return plural(len(found.images), "image" if len(found.images[0]) == 2 else "sound")
     if any(case.feed for case in cases):
         return f"not: {next(case.mtmd_cannot for case in cases if case.feed)}"
-    return "not asked" if any(case.config_class for case in cases) else "transformers has no such network"
+    if any(case.config_class for case in cases):
+        return "not asked"
+    return next((f"not: {case.mtmd_cannot}" for case in cases if case.mtmd_cannot), "transformers has no such network")
 
 
 def write_page() -> None:

@@ -170,7 +170,7 @@ class TowerBench:
         from aprfmt.convert.api import export_model
 
         if self._llama is None or not case.feed:
-            return Found(note="not asked" if case.feed else "transformers has no such network")
+            return Found(note="not asked" if case.feed else case.mtmd_cannot or "transformers has no such network")
         text, towers = work / "mtmd_text.gguf", work / "mtmd_towers.gguf"
         export_model(saved, text, dtype="f32")
         export_model(saved, towers, mmproj=True, dtype="f32")
