@@ -74,8 +74,8 @@ def _templates(name: str) -> Iterator[_Reading]:
     numbers = list(islice(_NUMBER.finditer(name), _MAX_NUMBERS))
     for i, first in enumerate(numbers):
         head, tail = name[: first.start()], name[first.end() :]
-        yield f"{head}{{n}}{tail}", int(first[1]), None
         yield f"{head}{{e}}{tail}", None, int(first[1])
+        yield f"{head}{{n}}{tail}", int(first[1]), None
         for second in numbers[i + 1 :]:
             middle, end = name[first.end() : second.start()], name[second.end() :]
             yield f"{head}{{n}}{middle}{{e}}{end}", int(first[1]), int(second[1])
