@@ -13,9 +13,8 @@ FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -30,7 +29,6 @@ from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Origin, Pair, open_pair, origin_of
 from aprtrain.network.shape import Shape
-from aprtrain.teacher.cache import bytes_per_token
 from aprtrain.teacher.teacher import estimate_bytes, teacher_dtype
 from aprtrain.world import world_size
 
@@ -51,13 +49,8 @@ class Row:
     n_bytes: int
 
 
-def memory_plan(
-    config: Config, pair: Pair, device: torch.device, *, backbone: bool = True, processes: int = 1
-) -> list[Row]:
-    """What each of several processes holds on `device` at the peak of a step.
-
-    Without `backbone` the teacher's states are read, and only its head is loaded.
-    """
+def memory_plan(config: Config, pair: Pair, device: torch.device, *, processes: int = 1) -> list[Row]:
+    """What each of several processes holds on `device` at the peak of a step."""
     student, teacher = pair.student.shape, pair.teacher
     tokens = min(config.micro_tokens, max(config.seq_len, config.tokens_per_step // processes))
     on_gpu = device.type == "cuda"
@@ -75,14 +68,14 @@ def memory_plan(
     ]
     if teacher is not None:
         s, residency = teacher.shape, config.teacher_residency
-        resident = estimate_bytes(teacher, residency, backbone=backbone)
+        resident = estimate_bytes(teacher, residency)
         resident *= teacher_dtype(residency, device).itemsize // 2
         one_pass = tokens * (6 * s.d_model + 3 * s.d_ffn) * width + _score_bytes(config, s, tokens)
         rows += [
             Row(f"teacher: weights, {residency}", resident),
             Row("teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")),
             Row("teacher: hidden states", tokens * s.d_model * width),
-            Row("teacher: a pass", one_pass if backbone else 0),
+            Row("teacher: a pass", one_pass),
         ]
     return [*rows, Row("workspaces", _OVERHEAD if on_gpu else 0)]
 
@@ -143,16 +136,10 @@ def check_peak(rows: list[Row], peak_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Useful FLOPs of a token; `teacher_head` are those of the teacher's that are its head's."""
+    """Useful FLOPs of a token."""
 
     teacher: float
     student: float
-    teacher_head: float = 0.0
-
-    @property
-    def without_backbone(self) -> Flops:
-        """Where the teacher's hidden states are read."""
-        return replace(self, teacher=self.teacher_head)
 
     @property
     def total(self) -> float:
@@ -166,7 +153,6 @@ def flops_of(config: Config, pair: Pair) -> Flops:
     return Flops(
         teacher=_forward(teacher, config.seq_len) if teacher is not None else 0.0,
         student=3 * _forward(student, config.seq_len),
-        teacher_head=_head(teacher) if teacher is not None else 0.0,
     )
 
 
@@ -207,7 +193,6 @@ class Plan(TypedDict):
         memory: name and bytes of each part.
         student, teacher: the numbers of their shapes, and `parameters`.
         data: the tokens of shards, else files and bytes; what would be left out, by reason.
-        teacher_cache: folder, bytes_per_token, bytes at most (what is cached is only known later), free.
     """
 
     command: str
@@ -222,7 +207,6 @@ class Plan(TypedDict):
     vocabulary: dict[str, Any] | None
     compiled: bool
     data: dict[str, Any]
-    teacher_cache: dict[str, Any] | None
     config: JsonObject
     digest: str
     origin: Origin
@@ -251,7 +235,6 @@ def plan(command: str, config: Config) -> Plan:
             "vocabulary": asdict(pair.vocabulary) if pair.vocabulary is not None else None,
             "compiled": config.is_compiled(device.type),
             "data": _plan_data(config),
-            "teacher_cache": _plan_cache(config, pair, device, tokens),
             "config": config.to_json(),
             "digest": config.digest(),
             "origin": origin_of(command, config, pair, None),
@@ -266,20 +249,6 @@ def _plan_data(config: Config) -> dict[str, Any]:
     files = list_files([path], skipped, Path(config.output) if config.output is not None else None)
     n_bytes = sum(file.size for file in files)
     return {"tokens": None, "files": len(files), "bytes": n_bytes, "left_out": dict(+skipped)}
-
-
-def _plan_cache(config: Config, pair: Pair, device: torch.device, tokens: int | None) -> dict[str, Any] | None:
-    if config.teacher_cache is None or pair.teacher is None:
-        return None
-    folder = Path(config.teacher_cache).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    each = bytes_per_token(config, pair.teacher, device)
-    return {
-        "folder": config.teacher_cache,
-        "bytes_per_token": each,
-        "bytes": tokens and (tokens + config.eval_windows * config.seq_len) * each,
-        "free": shutil.disk_usage(existing).free,
-    }
 
 
 def _dims(shape: Shape) -> dict[str, Any]:

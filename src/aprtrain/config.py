@@ -140,10 +140,6 @@ class Config:
         "bf16", "How the teacher's weights are held in memory.", choices=("bf16", "q4k", "fp8"),
         env=ENV_PREFIX + "TEACHER_BACKEND", commands=_DISTILL, place="what",
     )  # fmt: skip
-    teacher_cache: str | None = _option(
-        None, "Folder that keeps the teacher's hidden states, to be read when a text comes again.",
-        commands=_DISTILL,
-    )  # fmt: skip
     recompute: str = _option("none", "What the backward pass computes again to save memory.", choices=("none", "block"))
     shard: str = _option(
         "states", "What several processes share out: masters and moments, or the student's weights too.",

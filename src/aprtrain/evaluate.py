@@ -76,7 +76,6 @@ def evaluate(
     teacher: Teacher | None = None,
     vocabulary: Vocabulary | None = None,
     max_windows: int | None = None,
-    cached: Callable[[Batch], Tensor] | None = None,
 ) -> Scores:
     """Scores of a model on windows of held-out text.
 
@@ -87,7 +86,6 @@ def evaluate(
         device: where the models are.
         teacher, vocabulary: what it is compared with, and the ids that both share.
         max_windows: reads an even selection of so many.
-        cached: gives the teacher's hidden states of a batch, where they do not come from `teacher` itself.
 
     Raises:
         RunError: anything that keeps the score from being one: an exception, hidden states that are missing, of a
@@ -106,7 +104,7 @@ def evaluate(
             hidden = _hidden(student(batch.tokens_NT, batch.documents), size, "model")
             sides = [_Side(hidden[counts_NT], student.head_weight, student.shape.logit_softcap)]
             if teacher is not None and vocabulary is not None:
-                found = cached(batch) if cached else teacher.hidden(batch.tokens_NT, batch.documents)
+                found = teacher.hidden(batch.tokens_NT, batch.documents)
                 hidden, cap = _hidden(found, size, "teacher"), teacher.shape.logit_softcap
                 sides.append(_Side(hidden[counts_NT], teacher.head_weight[: vocabulary.n_real], cap))
                 if (dropped := teacher.dropped_weight) is not None:

@@ -29,7 +29,6 @@ from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
 from aprtrain.report.metrics import Numbers, Recorder, StepValues
-from aprtrain.teacher.cache import CachedHidden
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
@@ -53,7 +52,6 @@ class Parts:
         flops: useful FLOPs of a token.
         origin: where checkpoints come from.
         on_stall: called from another thread when a step takes too long; ends the process.
-        cached: gives the teacher's hidden states, if they are kept in files.
     """
 
     student: Decoder
@@ -69,7 +67,6 @@ class Parts:
     flops: budget.Flops
     origin: Origin
     on_stall: Callable[[RunError], None]
-    cached: CachedHidden | None = None
 
 
 @dataclass
@@ -216,8 +213,8 @@ class Trainer:
         config, parts = self.config, self.parts
         hidden, head = None, None
         if parts.teacher is not None:
-            found = parts.cached(batch) if parts.cached else parts.teacher.hidden(batch.tokens_NT, batch.documents)
-            hidden, head = found.flatten(0, 1), self._head_of(parts.teacher)
+            hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
+            head = self._head_of(parts.teacher)
         x_ND = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1)
         out = distill_head(
             x_ND, parts.student.head_weight, hidden, head, batch.labels_NT.flatten(), parts.objective,
@@ -271,7 +268,6 @@ class Trainer:
 
     def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> StepValues:
         config, parts, n = self.config, self.parts, pending.n_valid
-        flops = parts.flops.without_backbone if parts.cached and parts.cached.is_read else parts.flops
         rate = config.tokens_per_step / max(seconds, 1e-9)
         has_teacher = parts.teacher is not None
         values: StepValues = {
@@ -288,16 +284,16 @@ class Trainer:
             "seconds": seconds,
             "tokens_per_s": rate,
             "eta_s": (config.stop - pending.step) * seconds,
-            "student_tflops": rate * flops.student / 1e12,
+            "student_tflops": rate * parts.flops.student / 1e12,
             "mfu": None,
             "utilisation": self._utilisation.latest if self._utilisation else None,
             "memory_bytes": torch.cuda.max_memory_allocated(self.world.device) if self._on_gpu else None,
         }
         if has_teacher:
-            values["teacher_tflops"] = rate * flops.teacher / 1e12
+            values["teacher_tflops"] = rate * parts.flops.teacher / 1e12
         if self._on_gpu:
             peak = budget.peak_flops(torch.cuda.get_device_name(self.world.device))
-            values["mfu"] = peak and rate * flops.total / self.world.size / peak
+            values["mfu"] = peak and rate * parts.flops.total / self.world.size / peak
         return values
 
     def _stop_for_nan(self, step: int) -> None:

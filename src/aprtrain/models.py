@@ -162,10 +162,8 @@ def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Opt
     return decoder, optimizer
 
 
-def load_teacher(
-    config: Config, pair: Pair, held_out: Windows, device: torch.device, *, backbone: bool = True
-) -> Teacher | None:
-    """The teacher on `device`, or without `backbone` its head; bfloat16, but float32 for a bf16 one on the CPU."""
+def load_teacher(config: Config, pair: Pair, held_out: Windows, device: torch.device) -> Teacher | None:
+    """The teacher on `device`; bfloat16, but float32 for a bf16 one on the CPU."""
     if pair.teacher is None or pair.vocabulary is None:
         return None
     sample = None
@@ -180,7 +178,6 @@ def load_teacher(
         dtype=teacher_dtype(config.teacher_residency, device),
         sample_NT=sample,
         compiled=config.is_compiled(device.type),
-        backbone=backbone,
     )
 
 

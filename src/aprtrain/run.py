@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import NotRequired, TextIO, TypedDict, cast
 
@@ -36,7 +35,6 @@ from aprtrain.optim.adamw import load_states
 from aprtrain.report import page
 from aprtrain.report.metrics import Numbers, Recorder
 from aprtrain.resume import Saved, check_student, find_saved, leave_behind, state_file
-from aprtrain.teacher.cache import check_folder, open_cache
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World, join_world, world_size
 
@@ -148,7 +146,6 @@ def _train(
     pair: Pair,
     on_stall: Callable[[RunError], None],
 ) -> Summary:
-    check_folder(config)
     corpus = _corpus(config, world, folder, saved, pair, recorder)
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
@@ -158,36 +155,26 @@ def _train(
     if saved is not None:
         _check_resumed(config, saved, origin)
         check_student(folder, saved, pair.student)
-    cache = open_cache(
-        config, pair.teacher, pair.vocabulary, corpus, (windows, held_out), batches, world.device, recorder.say
-    )
-    backbone = cache is None or cache.missing > 0
-    plan = memory_plan(config, pair, world.device, backbone=backbone, processes=world.size)
+    plan = memory_plan(config, pair, world.device, processes=world.size)
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         budget.check_fits(plan, torch.cuda.get_device_properties(world.device).total_memory)
     student, optimizer = load_student(config, pair, world)
-    load = partial(load_teacher, config, pair, held_out, world.device)
-    teacher = load(backbone=backbone)
+    teacher = load_teacher(config, pair, held_out, world.device)
     named = [*student.named_parameters(), *(teacher.decoder.named_parameters() if teacher is not None else [])]
     # A matrix that stays blocks has a stand-in without memory.
     guards.check_resident(((name, p) for name, p in named if not p.is_meta), world.device)
 
-    def load_late() -> Teacher | None:
-        plan[:] = memory_plan(config, pair, world.device, processes=world.size)
-        return load()
-
     kind, saver = cast(Kind, config.loss), None
     if config.smoke is None and world.is_first:
         saver = Saver(folder, pair.identity, config.keep, recorder.say, recorder.record)
-    cached = cache.connect(teacher, load_late) if cache is not None and teacher is not None else {}
     # No more than a step's passes take, for which the memory is planned.
     rows = min(config.windows_per_pass, config.windows_per_step // world.size)
 
     def score() -> Numbers:
         found = evaluate(
             student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
-            max_windows=config.eval_windows, cached=cached.get("held_out"),
+            max_windows=config.eval_windows,
         )  # fmt: skip
         return {**asdict(found), "best": found.ce if found.kl is None else found.kl}
 
@@ -205,7 +192,6 @@ def _train(
         flops=flops_of(config, pair),
         origin=origin,
         on_stall=on_stall,
-        cached=cached.get("train"),
     )
     if saved is not None:
         with open_state(state_file(folder, saved.step)) as state:
@@ -220,7 +206,7 @@ def _train(
     _announce(command, config, world, recorder, origin, teacher)
     if saved is not None:
         recorder.say(f"continues after step {saved.step}, {saved.progress.tokens:,} tokens")
-    with cache or nullcontext(), catch_signals() as stop:
+    with catch_signals() as stop:
         progress = saved.progress if saved is not None else Progress()
         return _run_loop(Trainer(config, world, parts, progress, stop), command, saved)
 

@@ -13,7 +13,6 @@ import torch
 import train_runs
 
 from aprtrain.run import run
-from aprtrain.teacher.cache import CachedHidden
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,17 +54,3 @@ def distil(tmp_path: Path, corpus_file: Path, teacher_file: Path) -> Callable[..
         return {**run("distill", config, stream=stream)}
 
     return start
-
-
-@pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The windows that were asked for, batch by batch, when the reading began."""
-    found: list[tuple[int, ...]] = []
-    honest = CachedHidden._begin
-
-    def spied(self: CachedHidden, windows: tuple[int, ...]) -> Any:
-        found.append(windows)
-        return honest(self, windows)
-
-    monkeypatch.setattr(CachedHidden, "_begin", spied)
-    return found

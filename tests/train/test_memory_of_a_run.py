@@ -63,7 +63,7 @@ def tensor_bytes() -> int:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("given", [{}, {"compile": "on"}, {"teacher_cache": "kept"}, {"recompute": "block"}])
+@pytest.mark.parametrize("given", [{}, {"compile": "on"}, {"recompute": "block"}])
 def test_two_runs_leave_nothing(
     distil: Distil, held: dict[str, weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     given: dict[str, str],

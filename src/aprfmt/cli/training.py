@@ -232,10 +232,6 @@ def _plan_text(body: "Plan") -> Iterator[str]:
     if (v := body["vocabulary"]) is not None:
         words = f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}"
         rows.append(("vocabulary", words))
-    if (cache := body["teacher_cache"]) is not None:
-        most = f", at most {format_bytes(cache['bytes'])}" if cache["bytes"] else ""
-        each, free = format_bytes(cache["bytes_per_token"]), format_bytes(cache["free"])
-        rows.append(("teacher cache", f"{each} a token{most}; {free} free in {printable(cache['folder'])}"))
     yield from pairs(rows)
     yield f"configuration {body['digest']}"
     config = body["config"].items()

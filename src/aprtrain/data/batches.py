@@ -12,9 +12,8 @@ Shape suffixes: N windows or rows, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -315,18 +314,6 @@ class Batches:
         self._announce(self.cursor)
         self.cursor += self.windows_per_step
         return step
-
-    def upcoming(self) -> Iterator[tuple[int, ...]]:
-        """The windows of this process's micro-batches from here to the end of the data; the cursor stays."""
-        steps: Iterable[int] = count(self.cursor, self.windows_per_step)
-        if self.epochs is not None:
-            steps = range(self.cursor, len(self.windows) * self.epochs, self.windows_per_step)
-        return (tuple(some) for cursor in steps for some in self._shared(self._ids(cursor)))
-
-    def windows_until(self, n_steps: int) -> Iterator[int]:
-        """The windows of all processes from here to the end of step `n_steps`; -1 for rows that only fill."""
-        steps = range(self.cursor, n_steps * self.windows_per_step, self.windows_per_step)
-        return (window for cursor in steps for window in self._ids(cursor))
 
     def _shared(self, ids: list[int]) -> list[list[int]]:
         """This process's windows of a step, by micro-batch."""

@@ -54,16 +54,14 @@ class BlocksDecoder(Decoder):
         notes: which matrices are bf16 all the time, and why.
     """
 
-    def __init__(self, network: Network, device: torch.device, only: str | None = None) -> None:
-        """Loads it, or the parameter `only` alone. Raises RefusedError where no matrix can stay, else as `fill`."""
+    def __init__(self, network: Network, device: torch.device) -> None:
+        """Loads it. Raises RefusedError where no matrix can stay, else as `fill`."""
         super().__init__(network.shape, torch.bfloat16, "meta")
         self.stored: dict[str, tuple[Blocks, ...]] = {}
         self.notes: list[str] = []
         self._targets: dict[nn.Module, list[tuple[Blocks, Tensor]]] = {block: [] for block in self.blocks}
         others: Counter[str] = Counter()
         for parameter, parts in parts_of(network.shape).items():
-            if only not in (None, parameter):
-                continue
             tensors = [network.tensors[name] for name, _, _ in parts]
             if all(map(stays_blocks, tensors)):
                 self.stored[parameter] = tuple(upload_blocks(tensor, device) for tensor in tensors)
@@ -76,7 +74,7 @@ class BlocksDecoder(Decoder):
             for name, target in hf_parts(network.shape, parameter, whole):
                 fill(network, name, target)
             self._put(parameter, whole)
-        if not self.stored and only is None:
+        if not self.stored:
             raise RefusedError(
                 f"the teacher has no {', '.join(BLOCK_TYPES)} matrix to keep as blocks",
                 path=network.path,
@@ -244,15 +242,6 @@ def _put(decoder: Decoder, name: str, weights: dict[int, Fp8Weight] | dict[int, 
 # --- the teacher ---
 
 
-def load_head(network: Network, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """The network with its head alone: the other weights take no memory and cannot be used."""
-    decoder, name = Decoder(network.shape, dtype, "meta"), head_name(network.shape)
-    weight = torch.empty_like(decoder.get_parameter(name), device=device, requires_grad=False)
-    fill(network, parts_of(network.shape)[name][0][0], weight)
-    decoder.register_parameter(name, nn.Parameter(weight, requires_grad=False))
-    return decoder
-
-
 class Teacher:
     """A network that is never trained.
 
@@ -263,7 +252,6 @@ class Teacher:
         residency: one of RESIDENCIES.
         gate: how an fp8 teacher compares with bf16, else None.
         notes: what the user should know about it.
-        has_backbone: whether more than its head is there.
     """
 
     def __init__(
@@ -276,7 +264,6 @@ class Teacher:
         dtype: torch.dtype = torch.bfloat16,
         sample_NT: Tensor | None = None,
         compiled: bool = False,
-        backbone: bool = True,
     ) -> None:
         """Loads it.
 
@@ -288,7 +275,6 @@ class Teacher:
             dtype: of matrices and hidden states; only the residency bf16 has others, for the CPU.
             sample_NT: held-out tokens by which an fp8 teacher is compared with bf16; the residency fp8 needs them.
             compiled: whether its layers are compiled.
-            backbone: whether its layers are loaded; its head always is.
 
         Raises:
             RefusedError: nothing that q4k could keep, fp8 that differs too much from bf16, a matrix of zeros.
@@ -300,24 +286,21 @@ class Teacher:
         self.residency = residency
         self.gate: Gate | None = None
         self.notes: list[str] = []
-        self.has_backbone = backbone
         self.decoder: Decoder
         if residency == "q4k":
-            only = None if backbone else head_name(network.shape)
-            self.decoder = BlocksDecoder(network, device, only)
+            self.decoder = BlocksDecoder(network, device)
             self.notes += self.decoder.notes
         else:
-            load = load_decoder if backbone else load_head
-            self.decoder = load(network, dtype, device)
+            self.decoder = load_decoder(network, dtype, device)
         self.decoder.requires_grad_(False).eval()
-        if residency == "fp8" and sample_NT is not None and backbone:
+        if residency == "fp8" and sample_NT is not None:
             self.gate = convert_to_fp8(self.decoder, sample_NT.to(device), vocabulary.n_real)
             kept = f", {' and '.join(self.gate.kept)} in bf16" if self.gate.kept else ""
             self.notes.append(
                 f"e4m3{kept}: KL to bf16 {self.gate.kl:.2g} nats, the same first choice at "
                 f"{self.gate.agreement:.2%} of {self.gate.tokens} held-out positions"
             )
-        if compiled and backbone:
+        if compiled:
             self.decoder.compile_blocks()
 
     def hidden(self, tokens_NT: Tensor, documents: Documents | None = None) -> Tensor:
@@ -347,15 +330,13 @@ def teacher_dtype(residency: str, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" and residency == "bf16" else torch.bfloat16
 
 
-def estimate_bytes(network: Network, residency: str, *, backbone: bool = True) -> int:
+def estimate_bytes(network: Network, residency: str) -> int:
     """Bytes that a Teacher holds between batches, from the file's index alone; fp8 as if it passes at once.
 
     An fp8 teacher takes what a bf16 one takes beside it while it is compared.
     """
     total, scratch = 0, dict[str, int]()
     for parameter, parts in parts_of(network.shape).items():
-        if not backbone and parameter != head_name(network.shape):
-            continue
         tensors = [network.tensors[name] for name, _, _ in parts]
         rows, values = sum(t.shape[0] for t in tensors), sum(prod(t.shape) for t in tensors)
         if residency == "q4k" and all(map(stays_blocks, tensors)):

@@ -63,21 +63,6 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 # --- steps ---
 
 
-@pytest.mark.parametrize("epochs", [2, None])
-def test_what_comes_is_known_before_it_is_taken(epochs: int | None) -> None:
-    data = windows(37)
-    both = [batches(data, per_micro=1, epochs=epochs, rank=rank, world=2, cursor=8) for rank in range(2)]
-    coming = [steps.upcoming() for steps in both]
-    until = both[0].windows_until(19)
-    for _ in range(2, 19):
-        step = [next(steps) for steps in both]
-        for ahead, micro in zip(coming, step, strict=True):
-            assert [next(ahead) for _ in micro] == [batch.windows for batch in micro]
-        assert [next(until) for _ in range(4)] == taken(step[0]) + taken(step[1])
-    assert next(until, None) is None
-    assert (next(coming[0], None) is None) is (epochs == 2)
-
-
 def test_every_window_comes_once_an_epoch_and_then_the_data_end() -> None:
     data = windows(37)
     steps = batches(data, epochs=2)
