@@ -127,7 +127,7 @@ def evaluate(
 
         return evaluate_llama.score(model, text, teacher=other, seq_len=seq_len, limit=limit, log=log)
     if find_spec("torch") is None:
-        raise MissingDependencyError("this evaluation needs torch", hint="pip install 'aprfmt[train]'")
+        raise MissingDependencyError("this evaluation needs torch", hint="pip install torch")
     from aprtrain.evaluate import score
 
     device = device or "cuda"

@@ -270,7 +270,7 @@ def test_demo(apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert done.code == 0
     assert "every one the same" in done.stdout
     assert "all steps but generate passed" in done.stdout
-    assert "pip install 'aprfmt[llama]'" in done.stderr
+    assert "pip install xllamacpp" in done.stderr
     assert (tmp_path / "kept" / "tiny.roundtrip.gguf").read_bytes() == tiny_gguf.read_bytes()
     monkeypatch.setenv("APR_DEMO_MODEL", str(tiny_gguf))
     body = apr("demo", "--json").json

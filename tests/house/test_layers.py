@@ -157,7 +157,6 @@ def test_documents_name_every_room_and_the_version() -> None:
         for room in {path.parent.name for path in (SRC / package).glob("*/*.py")}:
             assert f"`{room}/`" in architecture, f"ARCHITECTURE.md does not name the room {room}/"
     assert re.search(rf"^## {re.escape(aprfmt.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert f'version = "{aprfmt.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_readme_documents_every_command_and_exit_code() -> None:

@@ -318,7 +318,7 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="xllamacpp, llama-cpp-python") as caught:
         verify_gguf(gguf, None)
-    assert caught.value.hint == "pip install 'aprfmt[llama]'"
+    assert caught.value.hint == "pip install xllamacpp, or where it has no wheel: pip install llama-cpp-python"
 
 
 def test_the_reason_is_found_in_the_log() -> None:

@@ -266,7 +266,7 @@ def test_it_says_what_it_had_before_llama_cpp_died(
 def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
     assert run(["run", str(gguf), "Hello"]) == 6
-    assert "pip install 'aprfmt[llama]'" in capsys.readouterr().err
+    assert "pip install xllamacpp" in capsys.readouterr().err
     with pytest.raises(MissingDependencyError):
         aprfmt.embed(gguf, "Hello")
 

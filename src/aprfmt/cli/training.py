@@ -134,7 +134,7 @@ apr pretrain --like m.apr --shape config.json --data c.jsonl -o run --epochs 1
 def train(command: str, given: Mapping[str, object], config: Path | None, *, plan: bool) -> int:
     """Runs or plans; prints the summary; the exit code (0, or 128 and the signal that ended the run)."""
     if find_spec("torch") is None:
-        raise MissingDependencyError("training needs torch", hint="pip install 'aprfmt[train]'")
+        raise MissingDependencyError("training needs torch", hint="pip install torch")
     from aprtrain import budget
     from aprtrain import run as trainer
     from aprtrain.config import build, command_fields

@@ -110,7 +110,7 @@ def decode_torch(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: st
     try:
         import torch
     except ImportError as error:
-        raise MissingDependencyError("this needs torch", hint="pip install 'aprfmt[train]'") from error
+        raise MissingDependencyError("this needs torch", hint="pip install torch") from error
     row = DTYPES[dtype]
     if row.kind != "plain":
         return torch.from_numpy(decode(dtype, data, shape, tensor=tensor).copy())

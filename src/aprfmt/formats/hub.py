@@ -92,7 +92,7 @@ def _of_page(url: str) -> HubPath:
     try:
         from huggingface_hub import constants
     except ImportError as error:
-        hint = "pip install 'aprfmt[hub]', or write hf://org/repo"
+        hint = "pip install huggingface_hub, or write hf://org/repo"
         raise MissingDependencyError("a URL needs huggingface_hub", path=url, hint=hint) from error
     parts = urlsplit(url)
     hosts = {*getattr(constants, "HF_URL_HOSTS", ()), urlsplit(constants.ENDPOINT).hostname}

@@ -87,7 +87,7 @@ def open_repository(wanted: HubPath) -> Repository:
     except ImportError as error:
         raise MissingDependencyError(
             f"hf://{wanted.repo} is not in the local cache, and huggingface_hub is not installed",
-            hint="pip install 'aprfmt[hub]', or give a path to a folder",
+            hint="pip install huggingface_hub, or give a path to a folder",
         ) from error
     key = (str(constants.ENDPOINT), wanted.repo, wanted.revision)
     found = _opened.get(key)

@@ -34,7 +34,7 @@ _LOG_PREFIX = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] ")
 _REASON = re.compile(r"(?:error loading model(?: \w+)?: )+(.+)|(GGML_ASSERT.+)")
 _BUFFER = re.compile(r"(?:KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 _LAST_LINES, _LONGEST_LINE = 3, 300
-_INSTALL = "pip install 'aprfmt[llama]'"
+_INSTALL = "pip install xllamacpp, or where it has no wheel: pip install llama-cpp-python"
 _MAY_BE_WRONG = "apr validate FILE may show what is wrong with it"
 _NO_MEMORY = re.compile(r"failed to allocate|unable to allocate|out of memory|bad_alloc")
 _MOST_THREADS = 512

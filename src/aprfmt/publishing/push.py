@@ -184,7 +184,7 @@ def _api() -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
-        hint = "pip install 'aprfmt[hub]'"
+        hint = "pip install huggingface_hub"
         raise MissingDependencyError("publishing needs huggingface_hub", hint=hint) from error
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise UsageError("HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE")

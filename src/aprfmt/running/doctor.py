@@ -102,7 +102,7 @@ def _python() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     """What the package itself needs, in the versions that it asks for."""
-    wrong, found = [], []
+    wrong, found, mend = [], [], []
     try:
         needed = [Requirement(text) for text in requires("aprfmt") or []]
     except PackageNotFoundError:
@@ -115,12 +115,16 @@ def _packages() -> Iterator[Finding]:
             installed = version(requirement.name)
         except PackageNotFoundError:
             wrong.append(f"{requirement.name} is missing")
+            mend.append(requirement)
             continue
         found.append(f"{requirement.name} {installed}")
         if not requirement.specifier.contains(installed, prereleases=True):
             wrong.append(f"{requirement.name} is {installed}, not {requirement.specifier}")
+            mend.append(requirement)
     if wrong:
-        yield Finding("packages", "fail", "; ".join(wrong), "pip install --upgrade aprfmt")
+        yield Finding(
+            "packages", "fail", "; ".join(wrong), " ".join(["pip install", *(f"'{r.name}{r.specifier}'" for r in mend)])
+        )
     else:
         yield Finding("packages", "ok", first_few(found, len(found)))
 
@@ -130,9 +134,7 @@ def _extras() -> Iterator[Finding]:
         if find_spec(package) is not None:
             yield Finding(f"extra {extra}", "ok", f"{package} {_version(package)}: {commands}")
         else:
-            yield Finding(
-                f"extra {extra}", "absent", f"not installed; needed for {commands}", f"pip install 'aprfmt[{extra}]'"
-            )
+            yield Finding(f"extra {extra}", "absent", f"not installed; needed for {commands}", f"pip install {package}")
 
 
 def _version(package: str) -> str:
