@@ -326,6 +326,27 @@ def test_ties_keeps_as_many_values_as_its_density_says_however_many_are_equal() 
     assert made[: int(0.4 * n)].all()
 
 
+@pytest.mark.parametrize(("sample", "most"), [(1 << 17, 1 << 22), (1 << 10, 1 << 22), (1 << 17, 100)])
+@pytest.mark.parametrize("kind", ["sorted", "coarse", "random"])
+def test_ties_finds_the_threshold_exactly_whatever_the_sample_says(
+    sample: int, most: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge_methods, "_SAMPLE", sample)
+    monkeypatch.setattr(merge_methods, "_MOST_CANDIDATES", most)
+    n = 3 * merge_methods.CHUNK + 77
+    tuned = np.random.default_rng(5).standard_normal(n).astype(np.float32)
+    if kind == "sorted":  # the first values of a chunk say nothing of the others
+        tuned = np.sort(tuned)
+    elif kind == "coarse":
+        tuned = np.round(tuned * 4) / 4
+    rule = Rule(method="ties", base=0, weights=(0, 1), densities=(0, 0.3))
+    made = combine(rule, np.zeros(n, np.float32), tuned, threads=3)
+    kept = np.argsort(-np.abs(tuned), kind="stable")[: int(0.3 * n)]
+    expected = np.zeros(n, np.float32)
+    expected[kept] = tuned[kept]
+    assert np.array_equal(made, expected)
+
+
 @pytest.mark.parametrize("density", [0.1, 0.9])
 def test_dare_drops_at_random_and_rescales_as_its_paper_says(density: float) -> None:
     n = 2 * STEP + 5

@@ -15,7 +15,7 @@ from threading import Lock
 
 from aprfmt.arch.names import is_gguf_only, matches
 from aprfmt.arch.outside import layer_of
-from aprfmt.canonical.merge_methods import PASSTHROUGH, Combination, Rule, Values
+from aprfmt.canonical.merge_methods import CHUNK, PASSTHROUGH, Combination, Rule, Values
 from aprfmt.canonical.merged import encodes_alone
 from aprfmt.canonical.model import Canonical, hf_side
 from aprfmt.canonical.relayered import SourceLayer, check_layer, relayered, renumbered
@@ -176,6 +176,10 @@ class _Stored:
         import numpy as np
 
         row = DTYPES[self.piece.dtype]
+        if row.kind == "plain":
+            data = np.empty((last - first) * row.block_bytes, np.uint8)
+            self.piece.read_into(first * row.block_bytes, data.data)
+            return plain.decode(row.name, data).astype(np.float32, copy=False)
         low, high = first // row.block * row.block, -(-last // row.block) * row.block
         begin = low // row.block * row.block_bytes
         # All of an AprQ8 has one scale, which stands before it.
@@ -239,9 +243,15 @@ class CombinedPiece:
             return
         size = DTYPES[self.dtype].block_bytes
         first, last = offset // size, -(-(offset + len(buffer)) // size)
-        made = plain.encode(self.dtype, self.combination.read(first, last), self._overflow)
-        start = offset - first * size
-        buffer[:] = made.reshape(-1).view("u1")[start : start + len(buffer)].data
+        for start in range(first, last, CHUNK):
+            end = min(start + CHUNK, last)
+            values = self.combination.read(start, end)
+            low, high = start * size - offset, end * size - offset
+            if low >= 0 and high <= len(buffer):
+                plain.encode_into(self.dtype, values, buffer[low:high], self._overflow)
+            else:
+                made = plain.encode(self.dtype, values, self._overflow).view("u1")
+                buffer[max(low, 0) : high] = made[max(-low, 0) : len(buffer) - low].data
 
     def _overflow(self, n: int) -> None:
         raise RefusedError(

@@ -242,9 +242,11 @@ def _whole(piece: Piece, n_bytes: int, unit: int) -> Iterator[Item]:
 
 
 def _read(piece: Piece, start: int, n_bytes: int) -> Buffer:
-    buffer = bytearray(n_bytes)
-    piece.read_into(start, memoryview(buffer))
-    return buffer
+    import numpy as np
+
+    data = np.empty(n_bytes, np.uint8).data  # a bytearray would be cleared, and other threads wait for that
+    piece.read_into(start, data)
+    return data
 
 
 @dataclass(frozen=True, slots=True)

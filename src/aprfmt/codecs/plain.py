@@ -57,6 +57,18 @@ def decode(dtype: str, data: Buffer | Array) -> Array:
     return raw != 0 if dtype == "BOOL" else raw
 
 
+def encode_into(dtype: str, values: Array, out: memoryview, overflow: Overflow = None) -> None:
+    """`encode` of float32 `values` into the bytes of `out`, which are as many as they take."""
+    import numpy as np
+
+    codes = np.frombuffer(out, DTYPES[dtype].numpy)
+    if dtype in ("F16", "BF16") and codes.flags.aligned:
+        _kernel("F32", dtype)(values, codes)
+        _settle(dtype, values, codes, overflow)
+    else:
+        np.copyto(codes, encode(dtype, values, overflow))  # unlike memoryviews' own copies it lets other threads run
+
+
 def encode(dtype: str, values: Array, overflow: Overflow = None) -> Array:
     """1-d float `values` as the stored elements of `dtype`, one of ENCODABLE.
 
