@@ -334,7 +334,7 @@ def test_ties_finds_the_threshold_exactly_whatever_the_sample_says(
     monkeypatch.setattr(merge_methods, "_SAMPLE", sample)
     monkeypatch.setattr(merge_methods, "_MOST_CANDIDATES", most)
     n = 3 * merge_methods.CHUNK + 77
-    tuned = np.random.default_rng(5).standard_normal(n).astype(np.float32)
+    tuned: Array = np.random.default_rng(5).standard_normal(n).astype(np.float32)
     if kind == "sorted":  # the first values of a chunk say nothing of the others
         tuned = np.sort(tuned)
     elif kind == "coarse":
