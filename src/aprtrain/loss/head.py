@@ -26,6 +26,7 @@ from torch import Tensor
 
 from aprfmt.errors import UsageError
 from aprtrain.loss.objective import Kind, Objective, dense
+from aprtrain.loss.topk import CELLS, TopK, sparse
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.decoder import soft_cap
 
@@ -69,6 +70,7 @@ class _Job:
     labels_N: Tensor
     objective: Objective
     vocabulary: Vocabulary | None
+    top: TopK | None
     n_valid: int
     chunk: int
     logits: Logits
@@ -95,6 +97,7 @@ def distill_head(
     logits: Logits = "fp16",
     softcaps: Softcaps = Softcaps(),  # noqa: B008 - immutable
     grad_w: Tensor | None = None,
+    top: TopK | None = None,
 ) -> HeadOut:
     """The distillation loss of a batch of positions, its parts, and its gradient; never waits for the device.
 
@@ -114,6 +117,8 @@ def distill_head(
         grad_w: [V, D] float32 (float64 for float64 inputs), to which the gradient of w_VD is added at once; w_VD gets
             none through autograd then. The gradient that arrives at the loss must be 1, any other makes that of x_ND
             NaN: scale with n_valid and the objective.
+        top: what is known of a teacher that is not there, in place of t_NE, wt_RE and the vocabulary; see `topk`. The
+            logits are float32 then, and a chunk is at most topk.CELLS of them.
 
     Returns:
         The loss and the sums, see HeadOut. Without gradients enabled, only values are computed.
@@ -124,7 +129,8 @@ def distill_head(
     """
     learns = x_ND.requires_grad or w_VD.requires_grad or grad_w is not None
     with_grad = torch.is_grad_enabled() and learns
-    job = _Job(t_NE, wt_RE, labels_N, objective, vocabulary, n_valid, chunk, logits, softcaps, grad_w, with_grad)
+    chunk = top_chunk(chunk, len(w_VD)) if top is not None else chunk
+    job = _Job(t_NE, wt_RE, labels_N, objective, vocabulary, top, n_valid, chunk, logits, softcaps, grad_w, with_grad)
     _check(x_ND, w_VD, job)
     run = cast(Callable[..., tuple[Tensor, ...]], _Head.apply)
     return HeadOut(*run(x_ND, w_VD, job))
@@ -144,7 +150,12 @@ def logit_weight_bytes(vocabulary: Vocabulary, d_teacher: int, logits: Logits, d
 
 
 def head_bytes(
-    vocabulary: Vocabulary, d_student: int, chunk: int = 2048, logits: Logits = "fp16", teacher: bool = True
+    vocabulary: Vocabulary,
+    d_student: int,
+    chunk: int = 2048,
+    logits: Logits = "fp16",
+    teacher: bool = True,
+    top: bool = False,
 ) -> int:
     """Bytes that `distill_head` allocates on CUDA beside its inputs and their gradients, whatever the batch.
 
@@ -153,12 +164,20 @@ def head_bytes(
         d_student: width of the student.
         chunk, logits: as in `distill_head`.
         teacher: whether there is one; its head is taken to be given as `logit_weight` makes it.
+        top: whether there are files of it.
     """
+    if top:  # logits, two buffers beside them, the gradient in bfloat16
+        return 14 * top_chunk(chunk, vocabulary.student_rows) * vocabulary.student_rows
     size = 2 if logits == "fp16" else 4
     student = chunk * _padded(vocabulary.student_rows)
     gradient = 0 if logits == "fp16" else 2 * student
     copy = 2 * vocabulary.student_rows * d_student if logits == "fp16" else 0
     return size * (student + teacher * chunk * _padded(vocabulary.teacher_width)) + gradient + copy
+
+
+def top_chunk(chunk: int, rows: int) -> int:
+    """Positions of a chunk where files of a teacher are read, for a head of so many rows."""
+    return max(1, min(chunk, CELLS // rows))
 
 
 def _check(x: Tensor, w: Tensor, job: _Job) -> None:
@@ -170,7 +189,9 @@ def _check(x: Tensor, w: Tensor, job: _Job) -> None:
         "hidden states and head do not fit": x.ndim != 2 or w.shape[1:] != x.shape[1:] or w.dtype != x.dtype,
         "labels must be one int64 a position": labels.shape != x.shape[:1] or labels.dtype != torch.int64,
         "all tensors must be on one device": len({a.device for a in tensors}) > 1,
-        "a KD weight above 0 needs a teacher": job.objective.kd_weight > 0 and t is None,
+        "a KD weight above 0 needs a teacher": job.objective.kd_weight > 0 and t is None and job.top is None,
+        "a teacher is there or in files, not both": t is not None and job.top is not None,
+        "there must be ids of the teacher's for each position": job.top is not None and len(job.top.ids_NK) != len(x),
         "a teacher is hidden states, head and vocabulary": len({t is None, wt is None, vocabulary is None}) > 1,
         f"grad_w must be {wide} and of the head's shape": grad_w is not None
         and (grad_w.shape != w.shape or grad_w.dtype != wide or not grad_w.is_contiguous()),
@@ -189,21 +210,26 @@ def _padded(n: int) -> int:
 
 
 def _plain_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Terms:
-    """Any device and type, through `objective.dense`."""
-    shared_RE = None
+    """Any device and type, through `objective.dense` or `topk.sparse`; bfloat16 products are summed in float32."""
+    wide, top, shared_RE = terms_5N.dtype, job.top, None
     if job.wt_RE is not None and job.vocabulary is not None:
-        shared_RE = job.wt_RE[: job.vocabulary.n_real].to(terms_5N.dtype)
+        shared_RE = job.wt_RE[: job.vocabulary.n_real].to(wide)
 
     def terms(rows: slice) -> Tensor:
-        s_CV = soft_cap(x_ND[rows] @ w_VD.t(), job.caps.student)
-        t_CR = None
+        x_CD, t_CR = x_ND[rows], None
+        s_CV = x_CD @ w_VD.t() if x_CD.dtype == wide else torch.mm(x_CD, w_VD.t(), out_dtype=wide)
+        s_CV = soft_cap(s_CV, job.caps.student)
         if job.t_NE is not None and shared_RE is not None:
             t_CR = soft_cap(job.t_NE[rows].to(shared_RE.dtype) @ shared_RE.t(), job.caps.teacher)
-        found, grad_CV = dense(job.objective, s_CV, t_CR, job.labels_N[rows])
+        if top is not None:
+            some = TopK(top.ids_NK[rows], *(values[rows].to(wide) for values in top[1:]))
+            found, grad_CV = sparse(job.objective, s_CV, some, job.labels_N[rows])
+        else:
+            found, grad_CV = dense(job.objective, s_CV, t_CR, job.labels_N[rows])
         terms_5N[:, rows] = torch.stack(found)
         if job.caps.student:
             grad_CV = grad_CV * (1 - (s_CV / job.caps.student) ** 2)
-        return grad_CV / job.n_valid
+        return (grad_CV / job.n_valid).to(x_CD.dtype)
 
     return terms
 
@@ -332,7 +358,7 @@ class _Head(torch.autograd.Function):
         fused = x_ND.is_cuda and x_ND.dtype == torch.bfloat16
         x, w = (x_ND, w_VD) if fused else (x_ND.to(wide), w_VD.to(wide))
         terms_5N = torch.zeros(5, len(x), dtype=wide, device=x.device)
-        terms = (_fused_terms if fused else _plain_terms)(x, w, job, terms_5N)
+        terms = (_fused_terms if fused and job.top is None else _plain_terms)(x, w, job, terms_5N)
         for start in range(0, len(x), job.chunk):
             rows = slice(start, start + job.chunk)
             grad_CV = terms(rows)

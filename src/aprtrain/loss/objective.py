@@ -84,16 +84,17 @@ class Rows(NamedTuple):
     """The teacher's entropy at temperature 1."""
 
 
-def _times_log(weight: Tensor, log: Tensor) -> Tensor:
+def times_log(weight: Tensor, log: Tensor) -> Tensor:
     """weight * log with 0 * log 0 = 0."""
     return torch.where(weight > 0, weight * log, 0)
 
 
-def _forward(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+def forward_kl(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """KL(teacher, student) of a row and its gradient, see DIVERGENCES."""
     q_NR, shared = logq_NR.exp(), logq_NR.shape[1]
     grad_NV = logp_NV.exp()
     grad_NV[:, :shared] -= q_NR
-    return _times_log(q_NR, logq_NR - logp_NV[:, :shared]).sum(1), grad_NV
+    return times_log(q_NR, logq_NR - logp_NV[:, :shared]).sum(1), grad_NV
 
 
 def _reverse(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -101,9 +102,9 @@ def _reverse(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Ten
     mass_N1 = logp_NV[:, :shared].logsumexp(1, keepdim=True)
     logr_NR = logp_NV[:, :shared] - mass_N1
     r_NR, ratio_NR = logr_NR.exp(), logr_NR - logq_NR
-    value_N1 = _times_log(r_NR, ratio_NR).sum(1, keepdim=True)
+    value_N1 = times_log(r_NR, ratio_NR).sum(1, keepdim=True)
     grad_NV = logp_NV.exp()
-    grad_NV[:, :shared] += _times_log(r_NR, ratio_NR - value_N1) - r_NR
+    grad_NV[:, :shared] += times_log(r_NR, ratio_NR - value_N1) - r_NR
     return (value_N1 - mass_N1)[:, 0], grad_NV
 
 
@@ -112,16 +113,16 @@ def _jsd(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]
     p_NV, q_NR = logp_NV.exp(), logq_NR.exp()
     logm_NV = logp_NV + math.log(1 - beta)
     logm_NV[:, :shared] = torch.logaddexp(logm_NV[:, :shared], logq_NR + math.log(beta))
-    ratio_NV = _times_log(p_NV, logp_NV - logm_NV)
+    ratio_NV = times_log(p_NV, logp_NV - logm_NV)
     terms_NV = (1 - beta) * ratio_NV
-    terms_NV[:, :shared] += beta * _times_log(q_NR, logq_NR - logm_NV[:, :shared])
+    terms_NV[:, :shared] += beta * times_log(q_NR, logq_NR - logm_NV[:, :shared])
     # Each term is non-negative (log-sum inequality): what is below 0 is rounding.
     value_N = terms_NV.clamp(min=0).sum(1)
     return value_N, (1 - beta) * (ratio_NV - p_NV * ratio_NV.sum(1, keepdim=True))
 
 
 _Divergence = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
-_DIVERGENCES: dict[Kind, _Divergence] = {"forward": _forward, "reverse": _reverse, "jsd": _jsd}
+DIVERGENCES: dict[Kind, _Divergence] = {"forward": forward_kl, "reverse": _reverse, "jsd": _jsd}
 """(log p [N, V], log q [N, R], beta) -> value [N], gradient [N, V] with respect to the logits that p comes from."""
 
 
@@ -148,7 +149,7 @@ def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Ten
     if t_NR is not None:
         shared, temperature = t_NR.shape[1], objective.temperature
         logq_NR = t_NR.log_softmax(1)
-        divergence = _DIVERGENCES[objective.kind]
+        divergence = DIVERGENCES[objective.kind]
         kl_N, slope_NV = divergence(
             (s_NV / temperature).log_softmax(1), (t_NR / temperature).log_softmax(1), objective.beta
         )
@@ -156,8 +157,8 @@ def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Ten
         top_NR = (t_NR == t_NR.amax(1, keepdim=True)) & (s_NV[:, :shared] == s_NV.amax(1, keepdim=True))
         rows = rows._replace(
             kl_N=kl_N,
-            kl1_N=_forward(logp_NV, logq_NR, 0)[0],
+            kl1_N=forward_kl(logp_NV, logq_NR, 0)[0],
             agree_N=top_NR.any(1).to(s_NV.dtype),
-            entropy_N=-_times_log(logq_NR.exp(), logq_NR).sum(1),
+            entropy_N=-times_log(logq_NR.exp(), logq_NR).sum(1),
         )
     return Rows(*(value_N.where(valid_N, 0) for value_N in rows)), grad_NV.where(valid_N[:, None], 0)

@@ -82,12 +82,12 @@ def test_wrong_weights_show(weights: object, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_logged_divergence_that_is_not_the_trained_one_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward, reverse = module._forward, module._reverse
+    forward, reverse = module.forward_kl, module._reverse
 
     def faulty(logp: Tensor, logq: Tensor, beta: float) -> tuple[Tensor, Tensor]:
         return reverse(logp, logq, beta)[0], forward(logp, logq, beta)[1]
 
-    monkeypatch.setitem(module._DIVERGENCES, "forward", faulty)
+    monkeypatch.setitem(module.DIVERGENCES, "forward", faulty)
     with pytest.raises(AssertionError):
         check_differences(Objective(0.7, 3.0))
 

@@ -1,0 +1,117 @@
+"""The objective against a teacher of whom each position's k most likely ids are known, and the mass of all others.
+
+Both distributions are taken as k + 1 outcomes, the k ids and "any other id":
+
+    L = (1 - w) CE(y, softmax(s)) + w T^2 D(Q, P),   Q = (q_1 .. q_k, r),  P = (p_1 .. p_k, 1 - p_1 - .. - p_k)
+
+where q and p are softmax(t / T) and softmax(s / T) over all ids, and r the teacher's mass of the others at T. What the
+forward divergence leaves out is r KL(q | others, p | others): it is never above that of the whole distributions. The
+gradient spreads over the other ids as the student's own probabilities do.
+
+Shape suffixes: N rows (positions), V rows of the student's head, K known ids, B = K + 1 outcomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aprtrain.loss.objective import DIVERGENCES, Objective, Rows, forward_kl, times_log
+
+CELLS = 1 << 27
+"""Logits of a chunk: each of the float32 buffers takes half a GiB."""
+
+
+class TopK(NamedTuple):
+    """What is known of a teacher at each of N positions.
+
+    Attributes:
+        ids_NK: the most likely ids, int64, the first one first; no id twice.
+        logprobs_NK: their log-probabilities at temperature 1.
+        rest_N: probability of all other ids at the temperature of the objective.
+        rest1_N: likewise at temperature 1.
+    """
+
+    ids_NK: Tensor
+    logprobs_NK: Tensor
+    rest_N: Tensor
+    rest1_N: Tensor
+
+    def outcomes(self, temperature: float, rest_N: Tensor) -> Tensor:
+        """log Q [N, B]; a mass of 0 is taken for the least number above it."""
+        rest_N1 = rest_N[:, None]
+        top_NK = (self.logprobs_NK / temperature).log_softmax(1) + torch.log1p(-rest_N1)
+        return torch.cat([top_NK, rest_N1.clamp(min=torch.finfo(rest_N.dtype).tiny).log()], 1)
+
+
+class _Folded(NamedTuple):
+    """A student's logits as B outcomes: z_NB, up to a constant of the row; the others' exponentials and their sum."""
+
+    z_NB: Tensor
+    others_NV: Tensor
+    sum_N1: Tensor
+
+
+def _fold(s_NV: Tensor, ids_NK: Tensor, temperature: float) -> _Folded:
+    scaled_NV = (s_NV - s_NV.amax(1, keepdim=True)).div_(temperature)
+    top_NK = scaled_NV.gather(1, ids_NK)
+    # Summed without the known ids: 1 minus their sum would lose the digits of a small mass.
+    others_NV = scaled_NV.exp_().scatter_(1, ids_NK, 0)
+    sum_N1 = others_NV.sum(1, keepdim=True).clamp_(min=torch.finfo(s_NV.dtype).tiny)
+    return _Folded(torch.cat([top_NK, sum_N1.log()], 1), others_NV, sum_N1)
+
+
+def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> tuple[Rows, Tensor]:
+    """As `objective.dense`, of outcomes: kl_N, kl1_N and entropy_N are those of Q and P.
+
+    Takes two tensors of the size of s_NV beside it; the gradient is one of them.
+    """
+    valid_N = labels_N >= 0
+    index_N1 = labels_N.clamp(min=0)[:, None]
+    ce_weight, kd_weight = objective.weights()
+    one = _fold(s_NV, top.ids_NK, 1.0)
+    log_sum_N1 = one.z_NB.logsumexp(1, keepdim=True)
+    logp_NB, logq1_NB = one.z_NB - log_sum_N1, top.outcomes(1.0, top.rest1_N)
+    highest_N1 = s_NV.amax(1, keepdim=True)
+    ce_N = (log_sum_N1 + highest_N1 - s_NV.gather(1, index_N1))[:, 0]
+    grad_NV = one.others_NV.mul_(ce_weight * torch.exp(-log_sum_N1))
+    grad_NV.scatter_(1, top.ids_NK, ce_weight * logp_NB[:, :-1].exp())
+    grad_NV.scatter_add_(1, index_N1, torch.full_like(index_N1, -ce_weight, dtype=s_NV.dtype))
+
+    temperature = objective.temperature
+    soft = _fold(s_NV, top.ids_NK, temperature)
+    kl_N, slope_NB = DIVERGENCES[objective.kind](
+        soft.z_NB.log_softmax(1), top.outcomes(temperature, top.rest_N), objective.beta
+    )
+    slope_NB *= kd_weight / temperature
+    grad_NV.addcmul_(soft.others_NV, slope_NB[:, -1:] / soft.sum_N1)
+    grad_NV.scatter_add_(1, top.ids_NK, slope_NB[:, :-1])
+
+    is_top_NK = (top.logprobs_NK == top.logprobs_NK[:, :1]) & (s_NV.gather(1, top.ids_NK) == highest_N1)
+    rows = Rows(
+        ce_N=ce_N,
+        kl_N=kl_N,
+        kl1_N=forward_kl(logp_NB, logq1_NB, 0)[0],
+        agree_N=is_top_NK.any(1).to(s_NV.dtype),
+        entropy_N=-times_log(logq1_NB.exp(), logq1_NB).sum(1),
+    )
+    return Rows(*(value_N.where(valid_N, 0) for value_N in rows)), grad_NV.mul_(valid_N[:, None])
+
+
+def know(t_NR: Tensor, k: int, temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a teacher's logits [N, R]: ids [N, k], log-probabilities [N, k], mass of all others [N, temperatures].
+
+    Exact for the type of the logits: the mass is the sum of the others.
+    """
+    logq_NR = t_NR.log_softmax(1)
+    logprobs_NK, ids_NK = logq_NR.topk(k, 1)
+    rest = []
+    for temperature in temperatures:
+        scaled_NR = logq_NR / temperature
+        log_sum_N = scaled_NR.logsumexp(1)
+        others_NR = scaled_NR.scatter_(1, ids_NK, -torch.inf)
+        rest.append((others_NR.logsumexp(1) - log_sum_N).exp())
+    return ids_NK, logprobs_NK, torch.stack(rest, 1)
