@@ -29,7 +29,7 @@ APRFMT = (
         "test_hub_ranges.py::test_a_server_without_ranges",
         '    if start == 0 and response.headers.get("Content-Length") == str(file.size) and end == file.size:\n',
         "    if start == 0:\n"),
-    Mutation("a token is printed", "aprfmt/formats/hub.py",
+    Mutation("a token is printed", "aprfmt/formats/hub_answers.py",
         "test_push.py::test_a_token_is_not_printed",
         "{_SECRET.sub('…', reason)}", "{reason}"),
     Mutation("a model is published without a licence", "aprfmt/publishing/push.py",

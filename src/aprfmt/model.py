@@ -169,9 +169,12 @@ class Tensors(Mapping[str, Tensor]):
     def _unknown(self, name: str) -> UnknownTensorError:
         from difflib import get_close_matches
 
-        near = get_close_matches(str(name), self._by_name, 1)
+        word = str(name)
+        near = get_close_matches(word, self._by_name, 1)
+        near = near or [other for other in self._by_name if len(word) > 2 and word in other]
         nearest = f"; did you mean {near[0]!r}?" if near else ""
-        return UnknownTensorError(f"no tensor {name!r}{nearest}", path=self.path)
+        hint = None if near else f"apr tensors {self.path} lists their names"
+        return UnknownTensorError(f"no tensor {name!r}{nearest}", path=self.path, hint=hint)
 
     def __repr__(self) -> str:
         return f"Tensors({len(self)}: {first_few(map(repr, self))})"

@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,19 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, module
 
 
+def imported(path: Path, known: Container[str]) -> set[str]:
+    """The modules that `path` imports; a module that is imported from its package counts, and not the package."""
+    lines = {line for line, _ in imports(path)}
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import) and node.lineno in lines:
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.lineno in lines:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in known else str(node.module) for name in whole}
+    return found
+
+
 def inner_lines(path: Path) -> set[int]:
     """Lines that stand inside functions."""
     functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
@@ -89,6 +102,21 @@ def test_no_module_imports_from_a_higher_layer(path: Path) -> None:
         if other is not None:
             assert RANK[other] <= RANK[own], f"{path}:{line}: {own} imports {other}, which lies above it"
             assert (own, other) not in SIBLINGS, f"{path}:{line}: {own} and {other} stand side by side"
+
+
+def in_our_house() -> dict[str, Path]:
+    """Our modules by their names."""
+    paths = [*modules("aprfmt"), *modules("aprtrain")]
+    return {".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Between the two packages aprfmt.api is the one that does: the trainer's results are its types."""
+    paths = in_our_house()
+    found = {name: imported(path, paths) & {*paths} for name, path in paths.items()}
+    both = {(one, other) for one in found for other in found[one] if one < other and one in found[other]}
+    assert {(one, other) for one, other in both if one.split(".")[0] == other.split(".")[0]} == set()
+    assert {one for one, other in both if other.startswith("aprtrain.")} <= {"aprfmt.api"}
 
 
 def test_llama_cpp_is_imported_by_its_worker_alone() -> None:

@@ -122,8 +122,11 @@ def test_a_mistyped_name_names_the_nearest(model: aprfmt.Model, folder: Path) ->
     assert isinstance(error, AprError)
     assert isinstance(error, UnknownTensorError)
     assert str(error) == f"{folder}: no tensor 'model.norm.wieght'; did you mean 'model.norm.weight'?"
-    with pytest.raises(KeyError, match=r"no tensor 'x'$"):
+    with pytest.raises(KeyError, match=r"no tensor 'x'$") as caught:
         model.tensors["x"]
+    assert caught.value.hint == f"apr tensors {folder} lists their names"
+    with pytest.raises(KeyError, match=r"did you mean 'model.layers.0.self_attn.q_proj.weight'"):
+        model.tensors["q_proj"]
     assert "x" not in model.tensors
     assert "model.norm.weight" in model.tensors
     assert model.tensors.get("x") is None

@@ -14,9 +14,8 @@ from hub_server import COMMIT, Answer, Hub, Request, serve
 import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.errors import AprError, NotFoundError, RefusedError, StorageError, UsageError
-from aprfmt.formats import hub as hub_address
-from aprfmt.formats import hub_files
-from aprfmt.formats.hub import HubPath
+from aprfmt.formats import hub_answers, hub_files
+from aprfmt.formats.hub_answers import HubPath
 from aprfmt.io import remote_file, source
 from aprfmt.provenance.model_card import front_matter
 from aprfmt.publishing.card import BEGIN, END
@@ -236,7 +235,7 @@ def test_a_hub_that_refuses(
 
 @pytest.mark.parametrize("text", ["Illegal header value b'Bearer hf_secret'", "Bearer other-secret", "hf_secret?"])
 def test_a_token_is_not_printed(text: str) -> None:
-    error = hub_address.failure(ValueError(text), HubPath("org/name"), Path(), "org/name")
+    error = hub_answers.failure(ValueError(text), HubPath("org/name"), Path(), "org/name")
     assert "secret" not in str(error)
 
 

@@ -10,8 +10,8 @@ from aprfmt import formats
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical import adapter as adapters
-from aprfmt.canonical.adapter import Base
 from aprfmt.canonical.model import canonical
+from aprfmt.canonical.pairs import Base
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.formats import hf_files, hub
 from aprfmt.io.source import is_file, is_folder

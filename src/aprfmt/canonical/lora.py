@@ -20,7 +20,7 @@ from aprfmt.arch.links import MIRROR, VALUES, Link, find_link, indices, link_of,
 from aprfmt.arch.names import canonical_name, embedding, head, matches
 from aprfmt.arch.names import check_shapes as check_dims
 from aprfmt.arch.row import Architecture
-from aprfmt.canonical.adapter import Adapter, Base, Blocks, Pair, is_embedding, stacked_name
+from aprfmt.canonical.pairs import Adapter, Base, Blocks, Pair, is_embedding, stacked_name
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import encode

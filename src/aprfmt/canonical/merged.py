@@ -17,8 +17,8 @@ from threading import Lock
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical import lora as factors
-from aprfmt.canonical.adapter import Adapter, Base, Pair
 from aprfmt.canonical.model import Canonical, links
+from aprfmt.canonical.pairs import Adapter, Base, Pair
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES

@@ -24,9 +24,9 @@ from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import adapter as adapters
 from aprfmt.canonical import envelope
-from aprfmt.canonical.adapter import Adapter, Base
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.packed import AS_STORED, Decoding, PackedTensor, Packing, packing
+from aprfmt.canonical.pairs import Adapter, Base
 from aprfmt.canonical.rowmap import BufferedPiece, keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import TowerPart, read_tower

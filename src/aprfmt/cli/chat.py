@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from aprfmt.cli.output import out, printable
 from aprfmt.errors import AprError, UsageError
 from aprfmt.llama.client import LlamaDiedError
-from aprfmt.text import plural
+from aprfmt.text import format_seconds, plural
 
 if TYPE_CHECKING:
     from aprfmt.cli.run import Run
     from aprfmt.running.conversation import Conversation
+    from aprfmt.running.generate import RunResult
 
 _PROMPT = ">>> "
 _HELP = """\
@@ -66,8 +67,6 @@ def chat(options: Run) -> None:
 
 def _answer(talk: Conversation, line: str, media: list[str]) -> list[str]:
     """Prints an answer; gives the files that the next message is about."""
-    from aprfmt.cli.run import statistics
-
     try:
         with _ending_answers(talk):
             found = talk.ask(
@@ -135,3 +134,22 @@ def _command(line: str, talk: Conversation) -> bool:
         for text in _HELP.splitlines():
             out.progress_line(text)
     return True
+
+
+def statistics(found: RunResult) -> str:
+    """One line about an answer."""
+    parts = [f"{found.prompt_tokens:,} + {len(found.tokens):,} tokens"]
+    if found.tokens_per_second is not None:
+        parts.append(f"{found.tokens_per_second:.1f} tokens/s")
+    parts.append(f"prompt {format_seconds(found.prompt_seconds)}")
+    parts.append(_ENDED[found.ended])
+    return ", ".join(part for part in parts if part)
+
+
+_ENDED = {
+    "end": "",
+    "stop": "ended by --stop",
+    "length": "cut at --max-tokens",
+    "context": "cut: the context is full (--ctx)",
+    "interrupt": "interrupted",
+}

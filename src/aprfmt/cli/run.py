@@ -14,11 +14,9 @@ import aprfmt
 from aprfmt.cli.options import Common, LlamaMachine, ModelArgument
 from aprfmt.cli.output import out, printable, shorten, table, width
 from aprfmt.errors import UsageError
-from aprfmt.text import format_seconds
 
 if TYPE_CHECKING:
     from aprfmt.running.embeddings import Embeddings
-    from aprfmt.running.generate import RunResult
 
 _SCALE = ":"
 _OF_VECTORS = ("file", "embed", "lora", "ctx", "threads", "gpu_layers", "dtype", "as_json", "quiet")
@@ -104,10 +102,10 @@ class Run(Common, LlamaMachine):
         if self.embed:
             self._embed(self.embed)
             return
+        from aprfmt.cli.chat import chat, statistics
+
         text = self._text()
         if text is None:
-            from aprfmt.cli.chat import chat
-
             chat(self)
             return
         json = out.mode == "json"
@@ -190,24 +188,6 @@ class Run(Common, LlamaMachine):
         )
         out.result(found.to_json(), _vectors(found))
 
-
-def statistics(found: RunResult) -> str:
-    """One line about an answer."""
-    parts = [f"{found.prompt_tokens:,} + {len(found.tokens):,} tokens"]
-    if found.tokens_per_second is not None:
-        parts.append(f"{found.tokens_per_second:.1f} tokens/s")
-    parts.append(f"prompt {format_seconds(found.prompt_seconds)}")
-    parts.append(_ENDED[found.ended])
-    return ", ".join(part for part in parts if part)
-
-
-_ENDED = {
-    "end": "",
-    "stop": "ended by --stop",
-    "length": "cut at --max-tokens",
-    "context": "cut: the context is full (--ctx)",
-    "interrupt": "interrupted",
-}
 
 _SHOWN = 6
 

@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from aprfmt import formats
 from aprfmt.arch import hparams as hp
-from aprfmt.canonical.adapter import Base, is_adapter
+from aprfmt.canonical.adapter import is_adapter
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.model import (
     Canonical,
@@ -27,6 +27,7 @@ from aprfmt.canonical.model import (
     without_drafts,
 )
 from aprfmt.canonical.packed import Decoding
+from aprfmt.canonical.pairs import Base
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
 from aprfmt.convert.files import with_files

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from aprfmt import formats
-from aprfmt.canonical.adapter import Adapter, Base, is_adapter, read_adapter
+from aprfmt.canonical.adapter import is_adapter, read_adapter
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.extracted import Extraction, extracted
 from aprfmt.canonical.merged import with_adapters
 from aprfmt.canonical.model import Canonical, canonical
 from aprfmt.canonical.packed import Decoding
+from aprfmt.canonical.pairs import Adapter, Base
 from aprfmt.convert.api import Report, convert
 from aprfmt.convert.mixes import find_mix
 from aprfmt.errors import RefusedError, UsageError

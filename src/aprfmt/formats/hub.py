@@ -8,19 +8,18 @@ hf://org/repo[@revision][/file][:QUANT]   org/repo[:QUANT]   a URL of the hub's 
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, UsageError, storage_error
+from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, UsageError
 from aprfmt.formats import hub_files
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES, belongs, read_text_file
 from aprfmt.formats.hfdir import read_weight_map
+from aprfmt.formats.hub_answers import HubPath, cache_folder, failure
 from aprfmt.text import first_few
 
 _COMMIT = re.compile(r"[A-Za-z0-9._-]+")
@@ -38,28 +37,6 @@ _NO_MODELS = ("datasets", "spaces", "docs", "collections", "papers", "api", "blo
 _PART = re.compile(r"-(?P<number>\d{5})-of-\d{5}\.gguf")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|MXFP\d|BF16|F16|F32)[A-Z0-9_]*)(?=[-./]|$)", re.IGNORECASE)
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.apr")
-
-
-@dataclass(frozen=True, slots=True)
-class HubPath:
-    """A parsed address.
-
-    Attributes:
-        repo: "org/name".
-        revision: a branch, a tag, a commit or "refs/pr/N".
-        file: relative to the repository, "" for all of it.
-        quant: of which of the repository's GGUFs, "Q4_K_M"; "" for none.
-    """
-
-    repo: str
-    revision: str = "main"
-    file: str = ""
-    quant: str = ""
-
-    def __str__(self) -> str:
-        revision = "" if self.revision == "main" else f"@{self.revision}"
-        file, quant = (f"{mark}{text}" if text else "" for mark, text in (("/", self.file), (":", self.quant)))
-        return f"hf://{self.repo}{revision}{file}{quant}"
 
 
 def is_address(text: str) -> bool:
@@ -103,18 +80,6 @@ def _of_page(url: str) -> HubPath:
     revision = f"@{unquote(match['revision'])}" if match["revision"] else ""
     file = f"/{unquote(match['file'])}" if match["file"] else ""
     return parse(f"hf://{match['repo']}{revision}{file}")
-
-
-def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Where huggingface_hub keeps repositories: HF_HUB_CACHE, or below HF_HOME, XDG_CACHE_HOME, ~."""
-    env = os.environ if environment is None else environment
-    for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if env.get(key):
-            return Path(env[key]).expanduser()
-    if env.get("HF_HOME"):
-        return Path(env["HF_HOME"]).expanduser() / "hub"
-    base = Path(env["XDG_CACHE_HOME"]).expanduser() if env.get("XDG_CACHE_HOME") else Path.home() / ".cache"
-    return base / "huggingface" / "hub"
 
 
 def snapshot(address: str) -> Path:
@@ -248,94 +213,3 @@ def _is_complete(found: Path) -> bool:
             shards = set(read_weight_map(read_text_file(index), index).values())
             return all((found / name).is_file() for name in shards)
     return True
-
-
-# What the library calls an answer of the hub, by the names of its classes; the first that fits counts.
-_ANSWERS = {
-    "GatedRepoError": (
-        StorageError,
-        "{address} is gated",
-        "accept its terms at {page}, then hf auth login, or set HF_TOKEN",
-    ),
-    "RepositoryNotFoundError": (
-        NotFoundError,
-        "{address} is not on the hub",
-        "check the name; a private repository needs hf auth login, or HF_TOKEN",
-    ),
-    "RevisionNotFoundError": (NotFoundError, "{repo} has no revision {revision}", "check the name behind the @"),
-    "RemoteEntryNotFoundError": (NotFoundError, "{address} is not on the hub", "check the file's name"),
-}
-_STATUS_HINTS = {
-    401: "hf auth login, or set HF_TOKEN to a valid token or unset it: the hub did not take the one it got",
-    403: "hf auth login with, or set HF_TOKEN to, a token that may read the repository",
-    429: "wait some minutes, or set HF_TOKEN: the hub limits the rate of requests",
-}
-_NOT_FETCHED = "is not in the local cache and could not be fetched"
-_SECRET = re.compile(r"hf_\w+|(?<=Bearer )\S+")
-_LOCAL_HINT = "what the cache holds needs no network; or give a path to a folder"
-
-
-def failure(error: BaseException, wanted: HubPath, cache: Path, address: str, what: str = _NOT_FETCHED) -> AprError:
-    """Why a request failed: the disk, an answer of the hub, or no answer; `what` says what came of it.
-
-    The library wraps most of them in an error that says only that the cache holds nothing: the causes tell.
-    """
-    chain = list(_causes(error))
-    return _answer(chain, wanted, address) or _local(chain, cache) or _no_answer(chain, address, what)
-
-
-def _answer(chain: Sequence[BaseException], wanted: HubPath, address: str) -> AprError | None:
-    for kind in (kind.__name__ for cause in chain for kind in type(cause).__mro__):
-        if kind in _ANSWERS:
-            refused, message, hint = _ANSWERS[kind]
-            from huggingface_hub import constants
-
-            page = f"{constants.ENDPOINT}/{wanted.repo}"
-            words = {"address": address, "repo": wanted.repo, "revision": wanted.revision, "page": page}
-            return refused(message.format(**words), hint=hint.format(**words))
-    return None
-
-
-def _local(chain: Sequence[BaseException], cache: Path) -> AprError | None:
-    if isinstance(missing := chain[-1], ImportError):
-        name = missing.name or str(missing)
-        return MissingDependencyError(f"huggingface_hub needs {name} for this", hint=f"pip install {name}")
-    for cause in chain:
-        if isinstance(cause, OSError) and cause.errno in _DISK:
-            found = storage_error(cause, cause.filename or cache)
-            if cause.errno in (errno.ENOSPC, errno.EDQUOT):
-                found.hint = "free some space, or set HF_HOME to a folder on another disk, and run it again"
-            return found
-    return None
-
-
-def _no_answer(chain: Sequence[BaseException], address: str, what: str) -> AprError:
-    status = next((code for cause in chain if (code := _status(cause))), None)
-    if status is not None:
-        reason, hint = f"the hub answered {status}", _STATUS_HINTS.get(status, f"try again later; {_LOCAL_HINT}")
-    elif any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in chain):
-        reason, hint = "the hub did not answer in time", _LOCAL_HINT
-    elif any(_NETWORK & {kind.__name__ for kind in type(cause).__mro__} for cause in chain):
-        reason, hint = f"the hub cannot be reached: {chain[-1]}", f"check the network and its proxies; {_LOCAL_HINT}"
-    else:
-        reason, hint = str(chain[0]), f"check the network; {_LOCAL_HINT}"
-    return StorageError(f"{address} {what}: {_SECRET.sub('…', reason)}", hint=hint)
-
-
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG, errno.EMFILE)
-_NETWORK = {"ConnectionError", "gaierror", "NetworkError", "ProxyError", "RemoteProtocolError", "SSLError"}
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it came from, innermost last."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _status(error: BaseException) -> int | None:
-    """The HTTP status of the answer that the error is about."""
-    code = getattr(getattr(error, "response", None), "status_code", None)
-    return code if isinstance(code, int) else None

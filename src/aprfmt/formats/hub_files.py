@@ -12,19 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.errors import AprError, ChangedError, CorruptError, MissingDependencyError, StorageError, UnsupportedError
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
+from aprfmt.formats.hub_answers import HubPath, cache_folder, failure
 from aprfmt.io import remote_file
 from aprfmt.io.cache import cache_home
 from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
 from aprfmt.io.remote import fetch_heads, place, remove_old
 from aprfmt.io.remote_file import RemoteFile
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_PATH_CHARS, MAX_PATH_PARTS, MAX_TEXT_FILE_BYTES
-
-if TYPE_CHECKING:
-    from aprfmt.formats.hub import HubPath
 
 RETRIES = 5
 """How often a request that brought nothing is made again."""
@@ -242,8 +240,6 @@ def _changed(file: RemoteFile, how: str) -> ChangedError:
 
 
 def _failure(error: Exception, repo: str, commit: str, file: RemoteFile) -> AprError:
-    from aprfmt.formats.hub import HubPath, failure
-
     if isinstance(error, _CutError) or type(error).__name__ == "RemoteProtocolError":
         hint = "run it again: what came is kept, and goes on from there"
         return StorageError(f"the hub breaks off: {error}, {RETRIES + 1} times", path=file.address, hint=hint)
@@ -263,8 +259,6 @@ def download(path: str) -> str:
         return path
     repository, name = found
     from huggingface_hub import hf_hub_download
-
-    from aprfmt.formats.hub import HubPath, cache_folder, failure
 
     try:
         return str(hf_hub_download(repository.name, name, revision=repository.commit, cache_dir=cache_folder()))

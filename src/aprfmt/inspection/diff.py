@@ -12,10 +12,11 @@ from threading import Lock
 from typing import Literal, TypeGuard
 
 from aprfmt import formats
-from aprfmt.canonical.adapter import Adapter, Base, Pair, is_adapter
+from aprfmt.canonical.adapter import is_adapter
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.lora import to_hf
 from aprfmt.canonical.model import canonical
+from aprfmt.canonical.pairs import Adapter, Base, Pair
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.codecs.stream import regroup

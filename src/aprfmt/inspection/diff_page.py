@@ -6,12 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from aprfmt.html.page import Cell, Series, chart, grid, heading, heat_map, page, table, text, tiles
-from aprfmt.inspection.diff import Comparison, Difference
 from aprfmt.inspection.distance import TensorFigures
 from aprfmt.inspection.layers import Layers, by_layer
 from aprfmt.text import format_bytes, plural
+
+if TYPE_CHECKING:
+    from aprfmt.inspection.diff import Comparison, Difference
 
 _MAX_ROWS = 2000
 """Rows of the table: a browser sorts more of them too slowly."""

@@ -15,7 +15,8 @@ from aprfmt.canonical.clip import is_clip
 from aprfmt.convert.mixes import MIXES
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, RefusedError, UsageError
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
-from aprfmt.formats.hub import HubPath, failure, parse
+from aprfmt.formats.hub import parse
+from aprfmt.formats.hub_answers import HubPath, failure
 from aprfmt.inspection.describe import inspect
 from aprfmt.io.pipe import StartProgress, sha256_of_range
 from aprfmt.io.source import Identity, Source, is_folder, read_whole

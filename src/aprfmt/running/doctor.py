@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 import aprfmt
 from aprfmt.codecs import backend
 from aprfmt.errors import AprError, MissingDependencyError
-from aprfmt.formats.hub import cache_folder
+from aprfmt.formats.hub_answers import cache_folder
 from aprfmt.io.cache import cache_home
 from aprfmt.llama.client import PROMPT, Llama
 from aprfmt.text import first_few, format_bytes

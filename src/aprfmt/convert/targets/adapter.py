@@ -15,8 +15,8 @@ from dataclasses import replace
 from aprfmt.arch import names
 from aprfmt.arch.links import RowMap, find_link
 from aprfmt.canonical import lora as factors
-from aprfmt.canonical.adapter import GGUF_KEY, Adapter, Pair, is_embedding
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.pairs import GGUF_KEY, Adapter, Pair, is_embedding
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.files import say_left_behind
