@@ -18,8 +18,11 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.demo
 	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
-	@APR_DEMO_MODEL="$$(ls $${APR_MATERIAL:-$$HOME/.cache/aprfmt/material}/smollm2/*.gguf 2>/dev/null | head -n 1)" \
-		$(BIN)/apr demo -o demo-output
+	@mkdir -p demo-output
+	@for model in $${APR_MATERIAL:-$$HOME/.cache/aprfmt/material}/smollm2/*.gguf; do \
+		if [ -f "$$model" ]; then cp "$$model" demo-output/; fi; done
+	@APR_DEMO_MODEL="$$(ls demo-output/SmolLM2*[0-9].gguf 2>/dev/null | head -n 1)" $(BIN)/apr demo -o demo-output
+	@echo 'next: . $(VENV)/bin/activate && cd demo-output' >&2
 
 test: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py || echo "no network: tests that need real material are skipped" >&2
