@@ -187,13 +187,14 @@ def test_documents_name_every_room_and_the_version() -> None:
     assert re.search(rf"^## {re.escape(aprfmt.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
-def test_the_readme_documents_every_command_and_exit_code() -> None:
+def test_the_documents_have_every_command_and_exit_code() -> None:
     from aprfmt.cli.group import COMMANDS
     from aprfmt.errors import AprError
 
-    readme = (ROOT / "README.md").read_text()
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/commands.md").read_text()
     for name in COMMANDS:
-        assert f"`apr {name}" in readme, f"README.md does not show apr {name}"
+        assert f"`apr {name}`" in readme, f"README.md does not show apr {name}"
+        assert f"| `apr {name}" in page, f"docs/commands.md does not show apr {name}"
     codes = {AprError.exit_code, *(c.exit_code for c in AprError.__subclasses__())}
     for code in codes:
-        assert re.search(rf"^\| {code} \|", readme, re.MULTILINE), f"README.md does not explain exit code {code}"
+        assert re.search(rf"^\| {code} \|", page, re.MULTILINE), f"docs/commands.md does not explain exit code {code}"
