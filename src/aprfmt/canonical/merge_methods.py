@@ -7,8 +7,8 @@ upper 15 bits of the floats are counted in one pass and the lower 16 of those th
 sums of magnitudes where a delta is rescaled. A pass is divided into chunks, which the threads that want the weight
 take in turns.
 
-What DARE drops follows from seed, weight, model and element alone (Philox, a generator that counts), so that it is the
-same whatever the number of threads and the size of the pieces.
+What DARE drops follows from seed, weight, model and element alone (PCG64DXSM, which can be advanced to any place), so
+that it is the same whatever the number of threads and the size of the pieces.
 
 Sources: TIES-Merging (Yadav et al., 2023), Language Models are Super Mario (DARE; Yu et al., 2023), Editing Models with
 Task Arithmetic (Ilharco et al., 2022), Animating Rotation with Quaternion Curves (slerp; Shoemake, 1985).
@@ -50,6 +50,9 @@ since values that lie together resemble each other."""
 
 _MOST_CANDIDATES = 1 << 22
 """Candidates for the threshold that are held, of 4 bytes each."""
+
+_MOST_DRAWN = 1 << 28
+"""Values of a weight of which it is held, a bit each, what DARE keeps of them."""
 
 _TINY = 1e-8
 _LEAST_SUM = 1e-7
@@ -184,6 +187,7 @@ class Combination:
     _shares: tuple[float, float] | None = None
     _lock: Condition = field(default_factory=Condition)
     _kept_bits: dict[tuple[int, int, int], Array] = field(default_factory=dict)
+    _drawn: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     def read(self, first: int, last: int) -> Array:
         """Elements [first, last) of the result, float32."""
@@ -363,8 +367,8 @@ class Combination:
         def work(first: int, last: int) -> _Found:
             delta = self._delta(i, first, last)
             np.abs(delta, out=delta)
-            whole = float(delta.sum())
-            return (whole, float(self._kept(i, delta, first, trim).sum())), None
+            whole = _sum(delta)
+            return (whole, _sum(self._kept(i, delta, first, trim))), None
 
         before, after = self._pass(number, work, lambda sums, _: tuple(sums))
         return before / after if before >= _LEAST_SUM and after >= _LEAST_SUM else 1.0
@@ -490,11 +494,35 @@ class Combination:
                 stays = bits > trim.bits
                 stays[: max(0, trim.end - first)] |= bits[: max(0, trim.end - first)] == trim.bits
         else:
-            stays = kept_at_random(rule.seed, self.name, i, first, first + len(delta), rule.densities[i])
+            stays = self._random(i, first, first + len(delta))
         delta *= stays
         if trim.scale != 1:
             delta *= np.float32(trim.scale)
         return delta
+
+    def _random(self, i: int, first: int, last: int) -> Array:
+        """What DARE keeps of a range: drawn once, where a first pass asks for it, and held as bits until the end of a chunk
+        is merged."""
+        import numpy as np
+
+        rule = self.rule
+        chunk = first // CHUNK * CHUNK
+        end = min(chunk + CHUNK, self.n)
+        held = self._drawn.pop((i, chunk), None) if last == end else self._drawn.get((i, chunk))
+        if held is not None and last <= end:
+            return np.unpackbits(held, count=end - chunk).view(np.bool_)[first - chunk : last - chunk]
+        stays = kept_at_random(rule.seed, self.name, i, first, last, rule.densities[i])
+        if self._trims is None and (first, last) == (chunk, end) and self.n <= _MOST_DRAWN:
+            self._drawn[i, chunk] = np.packbits(stays)
+        return stays
+
+
+def _sum(x: Array) -> float:
+    """The sum of a vector of float32: runs of 256 in float32, their sums in float64."""
+    import numpy as np
+
+    whole = len(x) // _RUN * _RUN
+    return float(np.einsum("ij->i", x[:whole].reshape(-1, _RUN)).sum(dtype=np.float64)) + float(x[whole:].sum())
 
 
 def _sum_of_products(x: Array, y: Array) -> float:
@@ -517,8 +545,8 @@ def _bin_of(counts: Array | None, k: int) -> tuple[int, int, int]:
     return found, k - int(above[place - 1] if place else 0), int(counts[found])
 
 
-_DRAWS = 16
-"""Numbers of 16 bits that Philox gives for each count."""
+_DRAWS = 4
+"""Numbers of 16 bits in each that the generator gives."""
 
 
 def kept_at_random(seed: int, name: str, model: int, first: int, last: int, density: float) -> Array:
@@ -530,6 +558,8 @@ def kept_at_random(seed: int, name: str, model: int, first: int, last: int, dens
 
     key = int.from_bytes(blake2b(f"{seed}\0{model}\0{name}".encode(), digest_size=16).digest(), "little")
     low, high = first // _DRAWS, -(-last // _DRAWS)
-    drawn = np.random.Philox(key=key, counter=low).random_raw((high - low) * _DRAWS // 4).view("<u2")
+    generator = np.random.PCG64DXSM(key)
+    generator.advance(low)
+    drawn = generator.random_raw(high - low).view("<u2")
     kept: Array = drawn[first - low * _DRAWS : last - low * _DRAWS] < min(round(density * (1 << 16)), (1 << 16) - 1)
     return kept

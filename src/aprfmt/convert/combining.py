@@ -29,6 +29,7 @@ from aprfmt.convert.merging import refuse_output
 from aprfmt.convert.mixes import find_mix
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.pipe import StartProgress
+from aprfmt.io.system import n_processors
 from aprfmt.limits import MAX_LAYERS
 from aprfmt.provenance.model_card import entries
 from aprfmt.tokenizer.model import without_padding
@@ -38,6 +39,10 @@ _OWN = (
     *("models", "method", "base", "config", "weight", "density", "t", "normalize", "rescale", "lambda_", "scale"),
     *("layers", "seed", "pad_vocab"),
 )
+
+
+_MOST_THREADS = 8
+"""More of them wait for each other, where calls are as short as the arithmetic of merging."""
 
 
 def merge_models(
@@ -106,6 +111,7 @@ def merge_models(
         layers: for passthrough, the layers of each model, numbered from 0: "0-11"; all of them by default.
         seed: of what dare drops.
         pad_vocab: fill up an embedding that has fewer rows than the base's with the base's, and drop what it has more.
+        threads: worker threads; None: one a processor, of which arithmetic alone, without quantizing, takes eight.
 
     Raises:
         AprError: for models of different networks or vocabularies, for a recipe that cannot be, and as convert_model.
@@ -121,6 +127,8 @@ def merge_models(
         given["dtype"] = made.dtype
     if isinstance(dtype, str) and find_mix(dtype) is not None:
         given["allow_requantize"] = True
+    elif threads is None:
+        given["threads"] = min(_MOST_THREADS, n_processors())
     paths = made.models
     sizes: list[int] = []
     with ExitStack() as stack:
