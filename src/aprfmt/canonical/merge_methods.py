@@ -501,8 +501,7 @@ class Combination:
         return delta
 
     def _random(self, i: int, first: int, last: int) -> Array:
-        """What DARE keeps of a range: drawn once, where a first pass asks for it, and held as bits until the end of a chunk
-        is merged."""
+        """What DARE keeps of a range; what a first pass asks for is held, a bit each, until the chunk was merged."""
         import numpy as np
 
         rule = self.rule
