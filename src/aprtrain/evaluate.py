@@ -76,6 +76,7 @@ def evaluate(
     teacher: Teacher | None = None,
     vocabulary: Vocabulary | None = None,
     max_windows: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Scores:
     """Scores of a model on windows of held-out text.
 
@@ -86,6 +87,7 @@ def evaluate(
         device: where the models are.
         teacher, vocabulary: what it is compared with, and the ids that both share.
         max_windows: reads an even selection of so many.
+        progress: called with how many windows are read, and of how many.
 
     Raises:
         RunError: anything that keeps the score from being one: an exception, hidden states that are missing, of a
@@ -114,6 +116,7 @@ def evaluate(
         sums = torch.zeros(_SUMS, dtype=torch.float64, device=device)
         count = 0
         for start in range(0, n, rows):
+            progress(start, n)
             batch = batch_of(windows, ids[start : start + rows])
             count += batch.n_valid
             sums += sums_of(batch.to(device))

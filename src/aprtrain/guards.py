@@ -280,11 +280,11 @@ class Stop:
 
 
 @contextmanager
-def catch_signals() -> Iterator[Stop]:
+def catch_signals(tell: Callable[[str], None] = lambda words: None) -> Iterator[Stop]:
     """A Stop that the signals set while the block runs; outside of the main thread none does.
 
-    SIGTERM and SIGINT ask a run to end after its step; a second one ends it at once. SIGHUP, which says that the
-    terminal is gone, ends no run.
+    SIGTERM and SIGINT ask a run to end after its step, which `tell` is told of at once, in another thread; a second
+    one ends it at once. SIGHUP, which says that the terminal is gone, ends no run.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -298,11 +298,28 @@ def catch_signals() -> Iterator[Stop]:
         for n, handler in before.items():
             signal.signal(n, handler)
 
+    # A handler runs when the interpreter comes to it, which a kernel may keep waiting; the byte comes at once.
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def hear() -> None:
+        while number := os.read(reading, 1)[0]:
+            if number in before:
+                tell(f"{signal.Signals(number).name}: ends after this step; a second one ends it at once")
+
+    hearing = threading.Thread(target=hear, name="apr-signals", daemon=True)
+    hearing.start()
     for n in before:
         signal.signal(n, ask)
     try:
         yield stop
     finally:
+        signal.set_wakeup_fd(wakeup)
+        os.write(writing, b"\0")
+        hearing.join()
+        os.close(reading)
+        os.close(writing)
         signal.signal(signal.SIGHUP, hang_up)
         for n, handler in before.items():
             signal.signal(n, handler)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,11 +29,12 @@ from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
-from aprtrain.report.metrics import Numbers, Recorder, StepValues
+from aprtrain.report.metrics import Numbers, Recorder, StepValues, mean_of
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
 _SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "save", "stop")
+_MOST_UNSAID = 10_000  # steps that a line stands for
 _PEAK_STEP = 2  # after which the peak of memory is looked at
 
 
@@ -127,6 +129,8 @@ class Trainer:
         self._utilisation: Utilisation | None = None
         self.progress = progress
         self.latest: StepValues | None = None
+        self._unsaid: deque[StepValues] = deque(maxlen=_MOST_UNSAID)
+        self._said: StepValues | None = None
         self.step_seconds: list[float] = []
         self.early: str | None = None
 
@@ -134,6 +138,11 @@ class Trainer:
     def is_done(self) -> bool:
         """Whether there is nothing left to train."""
         return self.progress.step >= self.config.stop or self.early is not None
+
+    @property
+    def mean(self) -> StepValues | None:
+        """Of the steps since the last line about some, else what that line said."""
+        return mean_of(self._unsaid) if self._unsaid else self._said
 
     def run(self) -> None:
         """All steps, evaluations and periodic checkpoints. Raises RunError (NaN, stall, idle GPU, memory)."""
@@ -248,9 +257,13 @@ class Trainer:
         self._asked_to_save, self._asked_to_stop = (number > 0 for number in numbers[len(_SUMS) - 2 : -1])
         values = self._values(pending, dict(zip((*_SUMS, "grad_norm"), numbers, strict=True)), seconds)
         self.latest = values
-        logged = pending.step % self.config.log_every == 0 or pending.step in (1, self.config.stop)
+        self._unsaid.append(values)
+        is_said = pending.step % self.config.log_every == 0 or pending.step in (1, self.config.stop)
+        if is_said:
+            self._said = mean_of(self._unsaid)
+            self._unsaid.clear()
         if self.world.is_first:
-            self.parts.recorder.step(values, is_logged=logged, total=self.config.stop)
+            self.parts.recorder.step(values, total=self.config.stop, mean=self._said if is_said else None)
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             raise _NotFiniteError(pending.step)
 

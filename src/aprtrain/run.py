@@ -52,6 +52,7 @@ class Summary(TypedDict):
         seconds, tokens_per_s: of this process, the median of its steps.
         first, last: scores of the first and the last evaluation.
         loss: of the last step.
+        train: means over the last steps, as the last line of progress has them.
         checkpoints, failed_saves: steps that were saved, number of saves that failed.
         config, digest: the resolved configuration and its hash.
         projected_steps, projected_seconds: of the whole run, estimated by a smoke run.
@@ -70,6 +71,7 @@ class Summary(TypedDict):
     first: Numbers | None
     last: Numbers | None
     loss: float | None
+    train: Numbers | None
     checkpoints: list[int]
     failed_saves: int
     config: JsonObject
@@ -175,7 +177,9 @@ def _train(
         found = evaluate(
             student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
             max_windows=config.eval_windows,
+            progress=lambda done, of: recorder.doing(f"scoring held-out text: {done} of {of} windows"),
         )  # fmt: skip
+        recorder.doing("")
         return {**asdict(found), "best": found.ce if found.kl is None else found.kl}
 
     parts = Parts(
@@ -206,7 +210,7 @@ def _train(
     _announce(command, config, world, recorder, origin, teacher)
     if saved is not None:
         recorder.say(f"continues after step {saved.step}, {saved.progress.tokens:,} tokens")
-    with catch_signals() as stop:
+    with catch_signals(recorder.notice) as stop:
         progress = saved.progress if saved is not None else Progress()
         return _run_loop(Trainer(config, world, parts, progress, stop), command, saved)
 
@@ -384,6 +388,7 @@ def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: floa
     config, parts, progress, saver = trainer.config, trainer.parts, trainer.progress, trainer.parts.saver
     times = trainer.step_seconds[2:] or trainer.step_seconds
     typical = statistics.median(times) if times else math.nan
+    mean = trainer.mean
     summary: Summary = {
         "command": command,
         "output": None if saver is None else str(saver.folder),
@@ -395,6 +400,7 @@ def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: floa
         "first": progress.evaluations[0] if progress.evaluations else None,
         "last": progress.evaluations[-1] if progress.evaluations else None,
         "loss": trainer.latest["loss"] if trainer.latest is not None else None,
+        "train": mean and {"loss": mean["loss"], "ce": mean["ce"], "kl": mean["kl1"], "agreement": mean["agreement"]},
         "checkpoints": list(saver.saved) if saver is not None else [],
         "failed_saves": saver.failed if saver is not None else 0,
         "config": config.to_json(),

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from train_faults import CONFIG
 from train_runs import lines, weights
 
 import aprfmt
+from aprfmt.cli.training import _summary_text
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.io.pipe import write_file
 from aprtrain import loop
@@ -367,6 +368,40 @@ def test_progress_is_told_by_default_and_metrics_have_every_key(distil: Distil, 
     assert [line["step"] for line in lines(tmp_path / "run", "evaluation")] == [0, 12]
     described = json.loads((tmp_path / "run" / METADATA).read_text())
     assert (described["status"], described["steps"], described["resolved"]["seed"]) == ("done", 12, 42)
+
+
+def test_a_line_that_stands_for_several_steps_gives_their_means(distil: Distil, tmp_path: Path) -> None:
+    said = io.StringIO()
+    distil(steps=12, log_every=10, stream=said)
+    steps = lines(tmp_path / "run")
+    assert [line["step"] for line in steps] == list(range(1, 13)), "the file has every step"
+    (told,) = [line for line in said.getvalue().splitlines() if line.startswith("step 10/")]
+    for name, key in (("loss", "loss"), ("ce", "ce"), ("kl", "kl1")):
+        mean = sum(line[key] for line in steps[1:10]) / 9  # the first step has a line of its own
+        assert f"{name} {mean:.4f}" in told
+    assert f"lr {steps[9]['lr']:.2e}" in told
+
+
+def test_a_run_that_is_stopped_says_what_it_reached(distil: Distil, tmp_path: Path) -> None:
+    """Before its first line: each step is in the file, and the summary has their means."""
+
+    class Stopping(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith("step 1/"):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().write(text)
+
+    said = Stopping()
+    summary = distil(steps=50, log_every=10, eval_every=0, stream=said)
+    steps = lines(tmp_path / "run")
+    assert [line["step"] for line in steps] == list(range(1, summary["steps"] + 1))
+    assert summary["interrupted"] == signal.SIGTERM
+    unsaid = steps[1:] or steps
+    assert summary["train"]["ce"] == pytest.approx(sum(line["ce"] for line in unsaid) / len(unsaid))
+    assert "SIGTERM: ends after this step" in said.getvalue()
+    text = [*_summary_text(cast(Any, {"command": "distill"} | summary))]
+    assert any("reached" in line and f"step {summary['steps']} of 50" in line for line in text)
+    assert not any(line.startswith("after") for line in text), "what was scored before is no result"
 
 
 def test_data_that_do_not_last_need_a_word(distil: Distil) -> None:

@@ -190,7 +190,11 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
     rate = f", {summary['tokens_per_s']:,.0f} tokens/s" if summary["tokens_per_s"] is not None else ""
     part = " since it was resumed" if summary["config"]["resume"] is not False else ""
     rows = [("time", format_seconds(summary["seconds"]) + part + rate)]
-    for label, scores in (("before", summary["first"]), ("after", summary["last"])):
+    if stopped and (train := summary["train"]):
+        found = ", ".join(f"{name} {value:.4f}" for name, value in train.items() if value is not None)
+        rows.append(("reached", f"step {summary['steps']:,} of {summary['config']['steps']:,}; training text: {found}"))
+    first, last = summary["first"], summary["last"] if summary["last"] != summary["first"] else None
+    for label, scores in (("before", first), ("last scored" if stopped else "after", last)):
         if scores:
             names = ("ce", "kl", "agreement", "teacher_ce")
             found = ", ".join(f"{name} {scores[name]:.4f}" for name in names if scores.get(name) is not None)
@@ -207,6 +211,8 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
     if summary["model"]:
         rows.append(("model", printable(summary["model"])))
     elif stopped and summary["output"]:
+        name = f"ckpt-step-{summary['steps']:06d}.apr"
+        rows.append(("checkpoint", printable(str(Path(summary["output"]) / name))))
         rows.append(("to continue", "the same command with --resume"))
     yield from pairs(rows)
 

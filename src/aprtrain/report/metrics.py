@@ -1,4 +1,4 @@
-"""What a run says of itself: a JSON line for every logged step; for people a line too, or a panel on a terminal.
+"""What a run says of itself: a JSON line for every step; for people a line for several, or a panel on a terminal.
 
 Never silent, never in the way: what cannot be written or shown stops no run.
 """
@@ -15,8 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import NotRequired, TextIO, TypedDict
+from statistics import fmean, harmonic_mean
+from typing import NotRequired, TextIO, TypedDict, cast
 
 from aprfmt.errors import storage_errors
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
@@ -56,11 +56,26 @@ class StepValues(TypedDict):
     teacher_tflops: NotRequired[float]
 
 
+_MEANS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "grad_norm", "seconds", "mfu")
+
+
+def mean_of(steps: Sequence[StepValues]) -> StepValues:
+    """What several steps in a row came to: the last one's values, with the means of what is measured at each."""
+    values = steps[-1].copy()
+    means, rows = cast(Numbers, values), cast(Sequence[Numbers], steps)
+    for name in _MEANS:
+        found = [value for row in rows if (value := row[name]) is not None]
+        means[name] = fmean(found) if found else None
+    values["tokens_per_s"] = harmonic_mean([step["tokens_per_s"] for step in steps])  # each took as many tokens
+    values["eta_s"] *= values["seconds"] / max(steps[-1]["seconds"], 1e-9)
+    return values
+
+
 class Recorder:
     """Appends to `metrics.jsonl` (none without a folder) and writes progress to `stream` (none when None).
 
-    On a terminal a panel of the latest step is drawn in place and other lines stay above it; elsewhere every logged
-    step is a line. Several threads may use it.
+    On a terminal a panel of the latest step is drawn in place and other lines stay above it; elsewhere a line says
+    what the steps since the last one came to. Several threads may use it.
     """
 
     def __init__(self, folder: Path | None, stream: TextIO | None = sys.stderr) -> None:
@@ -68,6 +83,7 @@ class Recorder:
         self._stream = stream
         self._panel = Panel(stream) if stream is not None and fits(stream) else None
         self._lock = threading.RLock()
+        self._said_at = time.monotonic()
 
     def begin(self, resumed_step: int | None, damaged: Sequence[Mapping[str, object]] = ()) -> None:
         """Empties the file, or drops what was recorded after the step that the run continues from.
@@ -98,14 +114,27 @@ class Recorder:
         except OSError:  # a full disk fails the next save, with its own words
             self.say("metrics cannot be written: the disk may be full")
 
-    def step(self, values: StepValues, *, is_logged: bool, total: int) -> None:
-        """A step's values; to the file, and as a line where there is no panel, when it is a logged one."""
-        if is_logged:
-            self.record("step", values)
+    def step(self, values: StepValues, *, total: int, mean: StepValues | None = None) -> None:
+        """A step's values, to the file and the panel; `mean` is a line where there is no panel."""
+        self.record("step", values)
         if self._panel is not None:
             self._show(lambda panel: panel.step(values, total))
-        elif is_logged:
-            self.say(line(values, total))
+        elif mean is not None:
+            self.say(line(mean, total))
+
+    def doing(self, words: str) -> None:
+        """What goes on for a while beside the steps ("": nothing): in the panel, elsewhere now and then as a line."""
+        if self._panel is not None:
+            self._show(lambda panel: panel.doing(words))
+        elif words and time.monotonic() - self._said_at >= _RARELY_S:
+            self.say(words)
+
+    def notice(self, words: str) -> None:
+        """What holds until the end: in the panel at once, elsewhere as a line."""
+        if self._panel is not None:
+            self._show(lambda panel: panel.notice(words))
+        else:
+            self.say(words)
 
     def say(self, text: str) -> None:
         """A line of text."""
@@ -124,6 +153,7 @@ class Recorder:
     def _put(self, text: str) -> None:
         if self._stream is None or not text:
             return
+        self._said_at = time.monotonic()
         try:
             with self._lock:
                 self._stream.write(text)
@@ -153,6 +183,7 @@ def _plain(value: object) -> object:
 # --- what people see ---
 
 _INTERVAL_S = 0.125  # eight drawings a second, and the last one
+_RARELY_S = 20.0  # between lines about something that takes long
 _HISTORY = 240  # values behind a sparkline
 _CELLS = 12  # of a sparkline
 _RECENT = 20  # steps that the time left goes by
@@ -224,6 +255,7 @@ class Panel:
         self._scores: Mapping[str, object] = {}
         self._saved: tuple[object, float] | None = None
         self._failed = 0
+        self._doing = self._notice = ""
         self._shown = 0
         self._drawn_at = -math.inf
 
@@ -245,7 +277,19 @@ class Panel:
             self._saved = values["step"], time.monotonic()
         elif event == "failed_save":
             self._failed += 1
+        if event in ("end", "error"):
+            self._doing = self._notice = ""
         return self.draw(always=event == "end")
+
+    def doing(self, words: str) -> str:
+        """Takes in what goes on beside the steps."""
+        self._doing = words
+        return self.draw(always=not words)
+
+    def notice(self, words: str) -> str:
+        """Takes in what holds until the end."""
+        self._notice = words
+        return self.draw(always=True)
 
     def above(self, text: str) -> str:
         """A line of text that stays, above the panel."""
@@ -256,12 +300,17 @@ class Panel:
     def draw(self, *, always: bool = False) -> str:
         """The panel over the one before, at most every eighth of a second unless `always`."""
         now = time.monotonic()
-        if self._values is None or (now - self._drawn_at < _INTERVAL_S and not always):
+        if now - self._drawn_at < _INTERVAL_S and not always:
+            return ""
+        columns, rows = _size(self._stream)
+        values, news = self._values, iter([(self._notice, "33"), (self._doing, "36")])
+        if values is not None:
+            parts = [self._progress(values, columns), news, self._losses(values), self._speed(values), self._results()]
+        elif self._notice or self._doing or self._shown:
+            parts = [news]
+        else:
             return ""
         self._drawn_at = now
-        columns, rows = _size(self._stream)
-        values = self._values
-        parts = (self._progress(values, columns), self._losses(values), self._speed(values), self._results())
         lines = [text for segments in parts if (text := self._fit(segments, columns - 1))][: max(1, rows - 1)]
         drawn = self._back() + "".join(f"{text}\x1b[K\n" for text in lines) + "\x1b[J"
         self._shown = len(lines)

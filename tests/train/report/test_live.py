@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,14 +124,14 @@ def test_the_panel_stays_in_place_and_lines_stand_above_it(clock: Callable[[floa
     recorder.say("first words")
     for n in range(1, 21):
         clock(1)
-        recorder.step(values(n), is_logged=True, total=40)
+        recorder.step(values(n), total=40)
     clock(1)
     recorder.record("evaluation", {"step": 20, "kl": 0.25, "ce": 2.5})
     recorder.say("words of step 20")
     clock(1)
     recorder.record("checkpoint", {"step": 20, "bytes": 5})
     clock(75)
-    recorder.step(values(21), is_logged=False, total=40)
+    recorder.step(values(21), total=40)
     first, second, *panel = terminal.screen
     assert [first, second] == ["first words", "words of step 20"]
     assert len(panel) == 5, "four lines, and the one that the cursor stands on"
@@ -147,7 +149,7 @@ def test_no_more_than_ten_drawings_a_second(clock: Callable[[float], None]) -> N
     terminal, recorder = shown(100)
     for n in range(1, 2001):
         clock(0.005)
-        recorder.step(values(n), is_logged=True, total=2000)
+        recorder.step(values(n), total=2000)
     recorder.record("end", {"step": 2000, "finished": True})
     assert 50 <= terminal.drawn <= 101
     assert "step 2,000/2,000" in terminal.screen[0], "the last state is the one that stays"
@@ -158,7 +160,7 @@ def test_any_size_of_terminal_will_do(clock: Callable[[float], None], columns: i
     terminal, recorder = shown(columns, rows)
     for n in range(1, 5):
         clock(1)
-        recorder.step(values(n), is_logged=False, total=4)
+        recorder.step(values(n), total=4)
         recorder.record("failed_save", {"step": n, "error": "x"})
     assert terminal.screen[0].startswith("step 4/4")
     assert len(terminal.screen) == min(5, rows)
@@ -167,20 +169,54 @@ def test_any_size_of_terminal_will_do(clock: Callable[[float], None], columns: i
 
 def test_colours_only_where_they_are_wanted(clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, recorder = shown(100)
-    recorder.step(values(1), is_logged=False, total=4)
+    recorder.step(values(1), total=4)
     assert "\x1b[36m" in terminal.raw
     monkeypatch.setenv("NO_COLOR", "1")
     terminal, recorder = shown(100)
-    recorder.step(values(1), is_logged=False, total=4)
+    recorder.step(values(1), total=4)
     assert not re.search(r"\x1b\[[0-9;]*m", terminal.raw)
     assert "step 1/4" in terminal.raw
 
 
 def test_a_terminal_without_unicode_gets_plain_characters(clock: Callable[[float], None]) -> None:
     terminal, recorder = shown(100, encoding="ISO-8859-1")
-    recorder.step(values(2), is_logged=False, total=4)
+    recorder.step(values(2), total=4)
     assert "##" in terminal.raw
     assert terminal.raw.isascii()
+
+
+def test_the_panel_says_what_goes_on_and_that_it_ends(clock: Callable[[float], None]) -> None:
+    terminal, recorder = shown(100)
+    recorder.doing("scoring held-out text: 0 of 9 windows")
+    assert terminal.screen[0] == "scoring held-out text: 0 of 9 windows", "before there is a step"
+    clock(1)
+    recorder.doing("scoring held-out text: 5 of 9 windows")
+    assert terminal.screen[0] == "scoring held-out text: 5 of 9 windows"
+    recorder.doing("")
+    assert "".join(terminal.screen) == ""
+    recorder.step(values(1), total=4)
+    recorder.notice("SIGINT: ends after this step")
+    recorder.doing("scoring held-out text: 1 of 9 windows")
+    assert terminal.screen[1] == "SIGINT: ends after this step", "at once, though the panel was drawn just now"
+    clock(1)
+    recorder.step(values(2), total=4)
+    assert terminal.screen[1] == "SIGINT: ends after this step   scoring held-out text: 1 of 9 windows"
+    recorder.record("end", {"step": 2})
+    assert "ends after" not in "\n".join(terminal.screen)
+
+
+def test_elsewhere_what_takes_long_is_a_line_now_and_then(clock: Callable[[float], None]) -> None:
+    stream = io.StringIO()
+    recorder = Recorder(None, stream)
+    for n in range(100):
+        clock(1)
+        recorder.doing(f"{n} of 100 windows")
+    recorder.doing("")
+    recorder.notice("ends after this step")
+    assert stream.getvalue().splitlines() == [
+        *(f"{n} of 100 windows" for n in range(19, 100, 20)),
+        "ends after this step",
+    ]
 
 
 def test_a_dumb_terminal_and_a_file_get_lines(clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +224,7 @@ def test_a_dumb_terminal_and_a_file_get_lines(clock: Callable[[float], None], mo
     for stream in (Terminal(500), io.StringIO()):
         recorder = Recorder(None, stream)
         for n in range(1, 4):
-            recorder.step(values(n), is_logged=n != 2, total=3)
+            recorder.step(values(n), total=3, mean=None if n == 2 else values(n))
         text = stream.raw if isinstance(stream, Terminal) else stream.getvalue()
         assert [line[:9] for line in text.splitlines()] == ["step 1/3 ", "step 3/3 "]
         assert "\x1b" not in text
@@ -196,16 +232,16 @@ def test_a_dumb_terminal_and_a_file_get_lines(clock: Callable[[float], None], mo
 
 def test_values_that_are_not_finite_are_shown(clock: Callable[[float], None]) -> None:
     terminal, recorder = shown(100)
-    recorder.step(values(1), is_logged=False, total=4)
+    recorder.step(values(1), total=4)
     clock(1)
-    recorder.step(values(2, loss=float("nan"), kl=float("inf")), is_logged=False, total=4)
+    recorder.step(values(2, loss=float("nan"), kl=float("inf")), total=4)
     assert "loss nan" in "\n".join(terminal.screen)
 
 
 def test_a_pretraining_shows_no_kl(clock: Callable[[float], None]) -> None:
     terminal, recorder = shown(100)
     gone = {"kl": None, "kl1": None, "agreement": None, "mfu": None, "utilisation": None, "memory_bytes": None}
-    recorder.step(values(1, **gone), is_logged=False, total=4)
+    recorder.step(values(1, **gone), total=4)
     recorder.record("end", {"step": 1})
     text = "\n".join(terminal.screen)
     assert not re.search("kl|agree|mfu|gpu|GiB", text)
@@ -237,6 +273,20 @@ def test_a_hang_up_ends_no_run() -> None:
     assert signal.getsignal(signal.SIGHUP) is before
 
 
+def test_a_signal_is_told_of_while_a_kernel_keeps_the_handler_waiting() -> None:
+    told: list[tuple[float, str]] = []
+    with catch_signals(lambda words: told.append((time.monotonic(), words))) as stop:
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        hashlib.sha256(bytes(1 << 28))  # no handler runs meanwhile
+        late = time.monotonic()
+        assert stop.number == signal.SIGINT
+        timer.join()
+    ((when, words),) = told
+    assert when < late
+    assert words == "SIGINT: ends after this step; a second one ends it at once"
+
+
 def test_a_run_on_a_terminal_shows_its_end(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     _SIZE[0] = os.terminal_size((120, 30))
@@ -244,6 +294,7 @@ def test_a_run_on_a_terminal_shows_its_end(distil: Distil, monkeypatch: pytest.M
     monkeypatch.setattr(Terminal, "_put", lambda self, part: None)
     stream = Terminal(120, 30)
     distil(steps=5, save_every=2, stream=stream)
+    assert "scoring held-out text: 0 of" in re.split(r"step \d/5", stream.raw)[0], "the first scores take long"
     last = stream.raw[stream.raw.rindex("step 5/5") :]
     assert "held-out at 5: kl" in last
     assert "checkpoint 5, 0:00:0" in last
