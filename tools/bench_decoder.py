@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprtrain.network.attention import VARLEN_OPTIONS, Documents
+from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of
 
@@ -80,7 +80,7 @@ def step(decoder: Decoder, ids: Tensor, documents: Documents | None, g: Tensor) 
 
 def check() -> None:
     """Hidden states and gradients in bf16 against float32, packed and not, with and without windows."""
-    print(f"torch {torch.__version__}, varlen options {sorted(VARLEN_OPTIONS)}")
+    print(f"torch {torch.__version__}")
     cases = {
         "qwen2": shape("0.5B", num_hidden_layers=2),
         "mistral, window 100": shape("1.5B", "mistral", num_hidden_layers=2, sliding_window=100),

@@ -70,7 +70,7 @@ def memory_plan(config: Config, pair: Pair, device: torch.device, *, processes: 
         s, residency = teacher.shape, config.teacher_residency
         resident = estimate_bytes(teacher, residency)
         resident *= teacher_dtype(residency, device).itemsize // 2
-        one_pass = tokens * (6 * s.d_model + 3 * s.d_ffn) * width + _score_bytes(config, s, tokens)
+        one_pass = tokens * (6 * s.d_model + 3 * s.mlp_width) * width + _score_bytes(config, s, tokens)
         rows += [
             Row(f"teacher: weights, {residency}", resident),
             Row("teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")),
@@ -101,12 +101,12 @@ def _activation_elements(config: Config, s: Shape, compiled: bool) -> int:
     block += 0 if compiled else 6 * s.d_model + s.d_ffn + 2 * s.kv_rows
     if config.recompute == "block":
         return s.n_layers * s.d_model + block
-    return s.n_layers * (block + (2 * (s.q_rows + kv) if s.qk_norm else 0))
+    return s.n_layers * (block + (2 * (s.q_rows + kv) if s.has("q_norm") else 0))
 
 
 def _score_bytes(config: Config, s: Shape, tokens: int) -> int:
-    """Scores of a layer are written out for a softcap: bounded and as weights in bf16, in float32 between."""
-    return 8 * tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
+    """Scores of a layer are written out for a softcap or sinks: bounded and as weights in bf16, in float32 between."""
+    return 8 * tokens * s.n_heads * config.seq_len if s.writes_scores else 0
 
 
 def total(rows: list[Row]) -> int:
@@ -158,7 +158,7 @@ def flops_of(config: Config, pair: Pair) -> Flops:
 
 def _forward(s: Shape, seq_len: int) -> float:
     seen = sum(min(window, seq_len) if window else seq_len / 2 for window in s.windows)
-    return 2.0 * s.n_layers * s.n_layer_params + _head(s) + 4.0 * s.q_rows * seen
+    return 2.0 * s.n_active_params + _head(s) + 4.0 * s.q_rows * seen
 
 
 def _head(s: Shape) -> float:

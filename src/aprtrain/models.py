@@ -28,7 +28,7 @@ from torch import Tensor
 import aprfmt
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.errors import NotFoundError, RefusedError, UsageError
+from aprfmt.errors import NotFoundError, RefusedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import read_config
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
@@ -39,7 +39,7 @@ from aprtrain.config import Config, command_fields, what_fields
 from aprtrain.data.batches import Windows, batch_of, check_length
 from aprtrain.guards import check_distinct
 from aprtrain.loss.vocab import Vocabulary, align
-from aprtrain.network.decoder import Decoder, hf_parts
+from aprtrain.network.decoder import Decoder, hf_names, hf_parts, parts_of
 from aprtrain.network.shape import Shape, shape_of, to_hparams
 from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros, whole
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
@@ -94,6 +94,7 @@ def _distilled(config: Config, stack: ExitStack) -> Pair:
     teacher, made = _open(config.teacher, stack), None
     if config.student is not None:
         student = _open(config.student, stack)
+        _check_student(student.shape)
     else:
         assert config.student_init is not None
         made, student = make_student(teacher, config.student_init, seed=config.seed)
@@ -113,12 +114,21 @@ def _pretrained(config: Config, stack: ExitStack) -> Pair:
     made = None
     if config.init is not None:
         student = _open(config.init, stack)
+        _check_student(student.shape)
     else:
         assert config.shape is not None
         source = _open(config.like, stack)
         made, student = fresh_student(config.shape, source.tokenizer, seed=config.seed)
     align(student.tokenizer, student.tokenizer, student.shape.vocab_rows, student.shape.vocab_rows)
     return Pair(None, student, made, _identity(student, None), None)
+
+
+def _check_student(shape: Shape) -> None:
+    if shape.experts is not None:
+        raise UnsupportedError(
+            f"a network of the kind {shape.architecture} can teach, but it cannot be trained",
+            hint="give a student without experts: --student FILE, or a config.json of such a network",
+        )
 
 
 def _identity(student: Network, teacher: Network | None) -> Identity:
@@ -206,8 +216,14 @@ def make_student(teacher: Network, how: str, *, seed: int = 42) -> tuple[Decoder
             layers = _layers(text, teacher.shape.n_layers)
         else:
             widths = _widths(text, teacher.shape)
+    _check_student(teacher.shape)
     hparams = to_hparams(teacher.hparams, layers, widths)
     student = replace(teacher, model=None, tensors={}, hparams=hparams, shape=shape_of(hparams, teacher.arch))
+    if hparams.head_dim != hparams.plain_head_dim and not any("head_dim" in key.hf for key in teacher.arch.keys):
+        raise RefusedError(
+            f"heads of a {teacher.arch.id} have hidden / heads values, those kept of this teacher {hparams.head_dim}",
+            hint=f"name both: width:heads=N,hidden=M with M = {hparams.head_dim} N",
+        )
     decoder = Decoder(student.shape)
     _take(teacher, decoder, layers)
     return decoder, student
@@ -268,47 +284,46 @@ def _widths(text: str, s: Shape) -> dict[str, int]:
 _Kept = dict[str, Tensor | None]
 """Indices that are kept of each axis (hidden, ffn, q, kv); None or absent for all."""
 
-# Hugging Face name behind `model.layers.N.`, without its ending -> (axis of its rows, axis of its columns).
-_AXES = {
-    "self_attn.q_proj": ("q", "hidden"),
-    "self_attn.k_proj": ("kv", "hidden"),
-    "self_attn.v_proj": ("kv", "hidden"),
-    "self_attn.o_proj": ("hidden", "q"),
-    "self_attn.q_norm": ("", ""),
-    "self_attn.k_norm": ("", ""),
-    "mlp.gate_proj": ("ffn", "hidden"),
-    "mlp.up_proj": ("ffn", "hidden"),
-    "mlp.down_proj": ("hidden", "ffn"),
-}
-_OTHER_AXES = {"model.embed_tokens.weight": ("", "hidden"), "lm_head.weight": ("", "hidden")}
-_NORM_AXES = ("hidden", "")
-
 
 def _take(teacher: Network, student: Decoder, layers: tuple[int, ...]) -> None:
     """Writes what is kept of the teacher's tensors over the student's, a tensor at a time."""
     s, targets = student.shape, student.hf_tensors()
     hidden = _largest(whole(teacher, "model.embed_tokens.weight").square().sum(0), s.d_model)
-    for name, target in targets.items():
-        if not name.startswith("model.layers."):
-            _copy(teacher, name, target, _OTHER_AXES.get(name, _NORM_AXES), {"hidden": hidden})
+    for _, parts in s.outer:
+        for part in parts:
+            _copy(teacher, part.name, targets[part.name], part.axes, {"hidden": hidden})
     for new, old in enumerate(layers):
-        kept = _kept_of_layer(teacher, f"model.layers.{old}.", s, hidden)
-        prefix = f"model.layers.{new}."
-        for name, target in targets.items():
-            if name.startswith(prefix):
-                part = name.removeprefix(prefix)
-                axes = _AXES.get(part.rpartition(".")[0], _NORM_AXES)
-                _copy(teacher, f"model.layers.{old}.{part}", target, axes, kept)
+        kept = _kept_of_layer(teacher, old, s, hidden)
+        for _, parts in s.kinds[s.layer_kinds[new]]:
+            for part in parts:
+                target = targets[part.name.replace("{n}", str(new))]
+                _copy(teacher, part.name.replace("{n}", str(old)), target, part.axes, kept)
 
 
-def _copy(teacher: Network, name: str, target: Tensor, axes: tuple[str, str], kept: _Kept) -> None:
-    rows, cols = (kept.get(axis) for axis in axes)
-    if rows is None and cols is None:
+def _copy(teacher: Network, name: str, target: Tensor, axes: tuple[str, ...], kept: _Kept) -> None:
+    taken = [_indices(axis, kept, teacher.shape) for axis in axes]
+    if all(index is None for index in taken):
         fill(teacher, name, target)
         return
     values = whole(teacher, name)
-    values = values if rows is None else values[rows]
-    target.copy_(values if cols is None or values.ndim < 2 else values[:, cols])
+    for dim, index in enumerate(taken):
+        values = values if index is None else values.index_select(dim, index)
+    target.copy_(values)
+
+
+def _indices(axis: str, kept: _Kept, t: Shape) -> Tensor | None:
+    """What is kept of an axis of the teacher's ("q", "2*ffn", "q+2*kv"): indices, None for all."""
+    sizes = {"hidden": t.d_model, "ffn": t.d_ffn, "q": t.q_rows, "kv": t.kv_rows}
+    terms = (term.rpartition("*") for term in axis.split("+"))
+    runs = [word for count, _, word in terms for _ in range(int(count or 1))]
+    if all(kept.get(word) is None for word in runs):
+        return None
+    found, first = list[Tensor](), 0
+    for word in runs:
+        index = kept.get(word)
+        found.append(first + (torch.arange(sizes[word]) if index is None else index))
+        first += sizes[word]
+    return torch.cat(found)
 
 
 def _largest(scores: Tensor, count: int) -> Tensor | None:
@@ -318,15 +333,19 @@ def _largest(scores: Tensor, count: int) -> Tensor | None:
     return torch.topk(scores, count).indices.sort().values
 
 
-def _kept_of_layer(teacher: Network, prefix: str, s: Shape, hidden: Tensor | None) -> _Kept:
+def _kept_of_layer(teacher: Network, layer: int, s: Shape, hidden: Tensor | None) -> _Kept:
     t = teacher.shape
     kept: _Kept = {"hidden": hidden}
+
+    def joined(parameter: str) -> Tensor:
+        return torch.cat([whole(teacher, name) for name, _, _ in parts_of(t)[f"blocks.{layer}.{parameter}"]])
+
     if s.d_ffn != t.d_ffn:
-        gate, up = (whole(teacher, f"{prefix}mlp.{x}_proj.weight").norm(dim=1) for x in ("gate", "up"))
-        kept["ffn"] = _largest(gate * up * whole(teacher, f"{prefix}mlp.down_proj.weight").norm(dim=0), s.d_ffn)
+        into = joined("gate_up").norm(dim=1).view(-1, t.d_ffn).prod(0)
+        kept["ffn"] = _largest(into * joined("down").norm(dim=0), s.d_ffn)
     if (s.n_heads, s.n_kv_heads) != (t.n_heads, t.n_kv_heads):
-        values = whole(teacher, f"{prefix}self_attn.v_proj.weight").view(t.n_kv_heads, -1)
-        out = whole(teacher, f"{prefix}self_attn.o_proj.weight").view(t.d_model, t.n_heads, t.head_dim)
+        values = joined("qkv")[-t.kv_rows :].view(t.n_kv_heads, -1)
+        out = joined("out").view(t.d_model, t.n_heads, t.head_dim)
         heads_KG = out.square().sum((0, 2)).sqrt().view(t.n_kv_heads, -1)
         groups = _largest(heads_KG.sum(1) * values.norm(dim=1), s.n_kv_heads)
         groups = torch.arange(t.n_kv_heads) if groups is None else groups
@@ -358,6 +377,7 @@ def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 
     row = ARCHITECTURES.get(hparams.architecture or "")
     shape = shape_of(hparams, row)
     assert row is not None
+    _check_student(shape)
     hparams.tied = shape.tied
     if tokenizer is not None and len(tokenizer.tokens) > shape.vocab_rows:
         raise RefusedError(
@@ -378,14 +398,13 @@ def initialise(decoder: Decoder, seed: int, spread: float = 0.02) -> None:
     (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3); norms scale by 1.
     """
     s, generator = decoder.shape, torch.Generator().manual_seed(seed)
-    for name, tensor in decoder.hf_tensors().items():
+    for hf, tensor in decoder.hf_tensors().items():
+        name = hf_names(s)[hf][0].rpartition(".")[2]
         if tensor.ndim > 1:
-            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            deviation = spread / math.sqrt(2 * s.n_layers) if residual else spread
+            deviation = spread / math.sqrt(2 * s.n_layers) if name in ("out", "down") else spread
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * deviation)
         else:
-            is_norm = name.endswith("norm.weight")
-            tensor.fill_(1.0 if is_norm and not s.norm_plus_one else 0.0)
+            tensor.fill_(1.0 if name.endswith("norm") and not s.norm_plus_one else 0.0)
 
 
 # --- where a checkpoint comes from ---

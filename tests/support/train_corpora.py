@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from tiny_models import write_byte_tokenizer
 
+from aprfmt.arch.hparams import from_hf_config
+from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.data.corpus import Part
 from aprtrain.models import Pair, initialise
 from aprtrain.network.decoder import Decoder
-from aprtrain.network.shape import Rope, Shape
+from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import Network
 
 
@@ -69,12 +71,20 @@ def varied(n: int, seed: int = 0, high: int = 300) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(0, high, n)]
 
 
-SHAPE = Shape(
-    architecture="llama", n_layers=2, d_model=16, n_heads=2, n_kv_heads=1, head_dim=8, d_ffn=24, vocab_rows=320,
-    norm_eps=1e-5, tied=True, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False, norm_plus_one=False,
-    post_norms=False, embed_scale=1.0, act="silu", attn_scale=8**-0.5, attn_softcap=0.0, logit_softcap=0.0,
-    windows=(0, 0), ropes=(Rope((1.0, 0.1, 0.01, 0.001), 1.0),), layer_ropes=(0, 0),
-)  # fmt: skip
+_CONFIG: dict[str, Any] = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "head_dim": 8,
+    "num_key_value_heads": 1, "intermediate_size": 24, "vocab_size": 320, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def shape_of_config(**config: Any) -> Shape:
+    """The network of a config.json."""
+    h = from_hf_config(config)
+    return shape_of(h, ARCHITECTURES.get(h.architecture or ""))
+
+
+SHAPE = shape_of_config(**_CONFIG)
 
 
 def tiny_decoder(seed: int, **changes: Any) -> Decoder:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import train_runs
-from train_corpora import student_alone
+from train_corpora import shape_of_config, student_alone
 
 from aprfmt.errors import NotFoundError
 from aprtrain import budget
@@ -64,13 +64,12 @@ def test_the_plan_counts_the_teachers_head_where_the_loss_takes_a_copy(
 
 def test_flops_of_a_known_network() -> None:
     """2 x 494 M - embedding for Qwen2.5-0.5B: 2.15 GFLOP forward and backward in the backbone, 0.82 in the head."""
-    from aprtrain.network.shape import Rope, Shape
-
-    fields: dict[str, Any] = dict.fromkeys(Shape.__annotations__, 0)
-    fields |= {"n_layers": 24, "d_model": 896, "n_heads": 14, "n_kv_heads": 2, "head_dim": 64, "d_ffn": 4864}
-    fields |= {"vocab_rows": 151_936, "tied": True, "windows": (0,) * 24}
-    assert Rope is not None
-    work = budget.flops_of(Config(seq_len=2048), student_alone(Shape(**fields)))
+    shape = shape_of_config(
+        model_type="qwen2", num_hidden_layers=24, hidden_size=896, num_attention_heads=14, num_key_value_heads=2,
+        intermediate_size=4864, vocab_size=151_936, rms_norm_eps=1e-6, tie_word_embeddings=True,
+    )  # fmt: skip
+    assert shape.n_params == 494_032_768
+    work = budget.flops_of(Config(seq_len=2048), student_alone(shape))
     assert work.teacher == 0
     assert work.student / 1e9 == pytest.approx(2.15 + 0.82 + 0.26, rel=0.02)
 

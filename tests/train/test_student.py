@@ -85,6 +85,12 @@ def test_a_student_of_all_layers_is_the_teacher(tiny: Maker) -> None:
         ("qwen2", "width:heads=2,kv_heads=1,hidden=32"),
         ("qwen3/untied", "width:kv_heads=1,heads=2+layers:1"),
         ("gemma3_text", "layers:0,5+width:hidden=32"),
+        ("phi3", "width:heads=2,kv_heads=1,ffn=64,hidden=32"),
+        ("glm4", "width:heads=2,kv_heads=1,ffn=64,hidden=32"),
+        ("olmo2", "width:ffn=64+layers:1"),
+        ("arcee/biases", "width:heads=2,kv_heads=1,ffn=32"),
+        ("starcoder2", "width:hidden=32,ffn=64"),
+        ("cohere2", "layers:0,3+width:heads=2,kv_heads=1"),
     ],
 )
 def test_a_narrow_student_is_a_network(case_id: str, how: str, tiny: Maker, tmp_path: Path) -> None:
@@ -164,6 +170,21 @@ def test_what_cannot_be_made_is_refused(how: str, kind: type[AprError], words: s
         make_student(teacher, how)
 
 
+@pytest.mark.parametrize("case_id", ["mixtral", "gpt_oss", "deepseek_v3/all_dense"])
+def test_a_network_with_experts_cannot_be_a_student(case_id: str, tiny: Maker) -> None:
+    with open_network(tiny(case_id).folder) as teacher:
+        for how in ("layers:1", str(tiny(case_id).folder)):
+            with pytest.raises(UnsupportedError, match="can teach, but it cannot be trained"):
+                make_student(teacher, how)
+
+
+def test_heads_whose_size_a_config_cannot_say_are_refused(tiny: Maker) -> None:
+    with open_network(tiny("phi3").folder) as teacher, pytest.raises(RefusedError, match="hidden / heads") as error:
+        make_student(teacher, "width:heads=2,kv_heads=1")
+    assert error.value.hint is not None
+    assert "M = 16 N" in error.value.hint
+
+
 def write_config(folder: Path, **config: object) -> Path:
     usual = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 64, "vocab_size": 1024,
@@ -204,6 +225,6 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tiny: Maker, tmp_pa
 
 
 def test_a_config_of_a_network_that_cannot_be_trained_is_refused(tmp_path: Path) -> None:
-    path = write_config(tmp_path / "config", architectures=["Olmo2ForCausalLM"], model_type="olmo2")
-    with pytest.raises(UnsupportedError, match="'olmo2'"):
+    path = write_config(tmp_path / "config", architectures=["OlmoForCausalLM"], model_type="olmo")
+    with pytest.raises(UnsupportedError, match="'olmo'"):
         fresh_student(path, None)

@@ -5,7 +5,6 @@ Shape suffixes: N rows of a batch, T positions, S = N T, H query heads, K key-va
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -56,27 +55,12 @@ def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tens
     return (flat_S - documents.cu_seqlens[number_S]).view(n, t), number_S.view(n, t)
 
 
-def _varlen_options() -> frozenset[str]:
-    if torch.version.cuda is None:
-        return frozenset()  # the import would load torch's compiler, a second that nobody needs
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    names = frozenset(inspect.signature(varlen_attn).parameters)
-    return names if {"window_size", "scale"} <= names else frozenset()
-
-
-VARLEN_OPTIONS = _varlen_options()
-"""Option names of torch's kernel for packed documents; empty without CUDA or a sliding window (torch < 2.11)."""
-
-
 class AttentionPlan(NamedTuple):
     """How the layers with one window attend in one batch.
 
     Attributes:
         kind: "causal" (SDPA of whole rows), "cudnn" (the same by cuDNN), "varlen" (flash kernel over `cu_seqlens`),
-            "mask" (SDPA under a mask) or "eager" (scores written out, for a softcap).
+            "mask" (SDPA under a mask) or "eager" (scores written out, for a softcap or sinks).
         mask: what may be attended to, bool [N or 1, 1, T, T], for "mask" and "eager".
         cu_seqlens, max_len: see Documents, for "varlen".
         window: positions that are attended to, for "varlen"; 0 for all.
@@ -95,23 +79,24 @@ def choose(
     number_NT: Tensor | None,
     *,
     window: int,
-    softcap: float,
+    written: bool,
     heads: tuple[int, int, int],
     dtype: torch.dtype,
 ) -> AttentionPlan:
-    """The cheapest way that is exact for these documents, this window (0: none) and softcap (0: none).
+    """The cheapest way that is exact for these documents and this window (0: none).
 
-    `heads` are the query heads, the key-value heads and the size of each.
+    `written` says that scores must be written out, for a softcap or for sinks; `heads` are the query heads, the
+    key-value heads and the size of each.
     """
     n, t = tokens_NT.shape
     window = 0 if window >= t else window
-    if softcap:
+    if written:
         return AttentionPlan("eager", _mask(tokens_NT, number_NT, window))
     fits = tokens_NT.is_cuda and dtype in (torch.bfloat16, torch.float16) and heads[2] <= _FLASH_HEAD
     if documents is None and not window:
         strict = torch.are_deterministic_algorithms_enabled()
         return AttentionPlan("cudnn" if fits and not strict and _cudnn_agrees(heads, dtype) else "causal")
-    if fits and VARLEN_OPTIONS:
+    if fits:
         if documents is None:
             rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
             documents = Documents(rows, t)
@@ -161,17 +146,31 @@ def _mask(tokens_NT: Tensor, number_NT: Tensor | None, window: int) -> Tensor:
 
 
 def attend(
-    q_NTHE: Tensor, k_NTKE: Tensor, v_NTKE: Tensor, plan: AttentionPlan, *, scale: float, softcap: float
+    q_NTHE: Tensor,
+    k_NTKE: Tensor,
+    v_NTKE: Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Values [N, T, H, E] by the way that `choose` gave."""
+    """Values [N, T, H, E] by the way that `choose` gave; `sinks` [H] are scores of a position without a value.
+
+    Heads of V may be smaller than those of Q and K, and are in what is given back.
+    """
     kind, mask = plan.kind, plan.mask
+    if v_NTKE.shape[-1] < q_NTHE.shape[-1]:
+        wide = functional.pad(v_NTKE, (0, q_NTHE.shape[-1] - v_NTKE.shape[-1]))
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        return attend(q_NTHE, k_NTKE, wide, plan, **options)[..., : v_NTKE.shape[-1]]
     if kind == "varlen":
         return _varlen(q_NTHE, k_NTKE, v_NTKE, plan, scale)
     q, k, v = (x.transpose(1, 2) for x in (q_NTHE, k_NTKE, v_NTKE))
     if kind == "eager":
         assert mask is not None
-        return _eager(q, k, v, mask, scale, softcap).transpose(1, 2)
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+        return _eager(q, k, v, mask, scale, softcap, sinks).transpose(1, 2)
+    options = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     if kind == "cudnn":
         with sdpa_kernel(_CUDNN_FIRST, set_priority=True):
             out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
@@ -181,11 +180,10 @@ def attend(
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention.varlen import varlen_attn  # it loads torch's compiler
 
-    options: dict[str, Any] = {"scale": scale, "window_size": (plan.window - 1, 0)}  # -1: no window
-    if "enable_gqa" in VARLEN_OPTIONS:
-        options["enable_gqa"] = q.shape[2] != k.shape[2]
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[2] != k.shape[2]}
+    options["window_size"] = (plan.window - 1, 0)  # -1: no window
     flat_q, flat_k, flat_v = (x.reshape(-1, x.shape[2], x.shape[3]) for x in (q, k, v))
     assert plan.cu_seqlens is not None
     ends = plan.cu_seqlens
@@ -194,13 +192,17 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float) 
     return out.view(q.shape)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
-    """Softmax in float32 over scores that are capped before the mask, as Gemma 2 was trained."""
+def _eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None) -> Tensor:
+    """Softmax in float32 over scores that are capped before the mask, as Gemma 2 was trained, and over sinks."""
     n, heads, t, size = q.shape
     grouped = q.reshape(n, k.shape[1], -1, t, size)
     scores = grouped @ k[:, :, None].transpose(-1, -2) * scale
-    scores = softcap * torch.tanh(scores / softcap)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask[:, :, None], float("-inf"))
     wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = torch.softmax(scores, -1, dtype=wide).to(q.dtype)
+    if sinks is not None:
+        column = sinks.view(1, k.shape[1], -1, 1, 1).to(scores.dtype)
+        scores = torch.cat((scores, column.expand(*scores.shape[:-1], 1)), -1)
+    weights = torch.softmax(scores, -1, dtype=wide)[..., :t].to(q.dtype)
     return (weights @ v[:, :, None]).reshape(n, heads, t, size)

@@ -3,15 +3,17 @@
 Projections of the same input are one matrix: Q, K, V in `qkv`, gate and up in `gate_up`. `hf_tensors` gives their
 parts under Hugging Face names.
 
-Shape suffixes: N rows of a batch, T positions, D = d_model, H query heads, K key-value heads, E = head_dim,
-R = E / 2 frequencies of a rotation.
+Shape suffixes: N rows of a batch, T positions, S = N T, D = d_model, H query heads, K key-value heads, E = head_dim,
+R frequencies of a rotation; of experts E all, U those that a token takes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,74 +22,38 @@ from torch.utils.checkpoint import checkpoint
 
 from aprtrain.kernels.fp8 import linear
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
-from aprtrain.network.shape import Shape
-
-Part = tuple[str, int]
-"""A Hugging Face name and the rows that it has of a fused tensor."""
-
-
-def _layer_parts(s: Shape) -> list[tuple[str, int | None, list[Part]]]:
-    """(parameter of Block, columns (None for a vector), its parts in order) of one layer."""
-    qkv = [(f"self_attn.{x}_proj", rows) for x, rows in zip("qkv", (s.q_rows, s.kv_rows, s.kv_rows), strict=True)]
-    gate_up = [("mlp.gate_proj", s.d_ffn), ("mlp.up_proj", s.d_ffn)]
-    out, down = [("self_attn.o_proj", s.d_model)], [("mlp.down_proj", s.d_model)]
-    before_mlp = "pre_feedforward_layernorm" if s.post_norms else "post_attention_layernorm"
-    norms = [("attn_norm", "input_layernorm", s.d_model), ("mlp_norm", before_mlp, s.d_model)]
-    if s.qk_norm:
-        norms += [(f"{x}_norm", f"self_attn.{x}_norm", s.head_dim) for x in "qk"]
-    if s.post_norms:
-        norms += [("attn_post_norm", "post_attention_layernorm", s.d_model)]
-        norms += [("mlp_post_norm", "post_feedforward_layernorm", s.d_model)]
-    linears = [
-        ("qkv", s.d_model, qkv, s.qkv_bias),
-        ("out", s.q_rows, out, s.o_bias),
-        ("gate_up", s.d_model, gate_up, s.mlp_bias),
-        ("down", s.d_ffn, down, s.mlp_bias),
-    ]
-    table: list[tuple[str, int | None, list[Part]]] = []
-    for name, cols, parts, biased in linears:
-        table.append((name, cols, [(f"{hf}.weight", rows) for hf, rows in parts]))
-        if biased:
-            table.append((f"{name}_bias", None, [(f"{hf}.bias", rows) for hf, rows in parts]))
-    return table + [(name, None, [(f"{hf}.weight", rows)]) for name, hf, rows in norms]
-
-
-def _all_parts(s: Shape) -> Iterator[tuple[str, int | None, list[Part]]]:
-    """The same for the whole network, in its order, with parameter names of Decoder."""
-    yield "embed", s.d_model, [("model.embed_tokens.weight", s.vocab_rows)]
-    for n in range(s.n_layers):
-        for name, cols, parts in _layer_parts(s):
-            yield f"blocks.{n}.{name}", cols, [(f"model.layers.{n}.{hf}", rows) for hf, rows in parts]
-    yield "norm", None, [("model.norm.weight", s.d_model)]
-    if not s.tied:
-        yield "head", s.d_model, [("lm_head.weight", s.vocab_rows)]
+from aprtrain.network.layout import WEIGHTS, Layout
+from aprtrain.network.rotation import Turn, rotate, turn_of
+from aprtrain.network.shape import Experts, Latent, Shape
 
 
 @cache
 def hf_names(shape: Shape) -> Mapping[str, tuple[str, int, tuple[int, ...]]]:
     """Hugging Face name -> (parameter of Decoder, its first row there, shape), in the order of the network."""
     found: dict[str, tuple[str, int, tuple[int, ...]]] = {}
-    for parameter, cols, parts in _all_parts(shape):
-        first = 0
-        for hf, rows in parts:
-            found[hf] = parameter, first, (rows,) if cols is None else (rows, cols)
-            first += rows
+    layers = [(f"blocks.{n}.", n, shape.kinds[kind]) for n, kind in enumerate(shape.layer_kinds)]
+    for prefix, layer, layout in (("", 0, shape.outer[:1]), *layers, ("", 0, shape.outer[1:])):
+        for name, parts in layout:
+            first = 0
+            for part in parts:
+                found[part.name.replace("{n}", str(layer))] = prefix + name, first, part.size
+                first += part.rows
     return found
 
 
 @cache
-def parts_of(shape: Shape) -> Mapping[str, list[tuple[str, int, int]]]:
-    """Parameter of Decoder -> (Hugging Face name, first row, rows) of its parts, in the order of rows."""
-    found: dict[str, list[tuple[str, int, int]]] = {}
+def parts_of(shape: Shape) -> Mapping[str, list[tuple[str, int, tuple[int, ...]]]]:
+    """Parameter of Decoder -> (Hugging Face name, first row, shape) of its parts, in the order of rows."""
+    found: dict[str, list[tuple[str, int, tuple[int, ...]]]] = {}
     for hf, (parameter, first, size) in hf_names(shape).items():
-        found.setdefault(parameter, []).append((hf, first, size[0]))
+        found.setdefault(parameter, []).append((hf, first, size))
     return found
 
 
 def hf_parts(shape: Shape, parameter: str, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The Hugging Face tensors that a parameter of Decoder consists of, as views of its values `whole`."""
-    for hf, first, rows in parts_of(shape)[parameter]:
-        yield hf, whole.narrow(0, first, rows)
+    for hf, first, size in parts_of(shape)[parameter]:
+        yield hf, whole.narrow(0, first, prod(size[:-1]) if len(size) > 1 else size[0]).view(size)
 
 
 def head_name(shape: Shape) -> str:
@@ -95,11 +61,11 @@ def head_name(shape: Shape) -> str:
     return "embed" if shape.tied else "head"
 
 
-def _empty(cols: int | None, parts: list[Part], dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
-    """NaN until it is loaded, so that a tensor that never was cannot go unseen."""
-    rows = sum(rows for _, rows in parts)
-    size = (rows,) if cols is None else (rows, cols)
-    return nn.Parameter(torch.full(size, float("nan"), dtype=dtype, device=device))
+def _register(owner: nn.Module, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> None:
+    """The parameters of `layout`, NaN until they are loaded, so that a tensor that never was cannot go unseen."""
+    for name, parts in layout:
+        rows, cols = sum(part.rows for part in parts), parts[0].size[1:][-1:]
+        owner.register_parameter(name, nn.Parameter(torch.full((rows, *cols), math.nan, dtype=dtype, device=device)))
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
@@ -107,92 +73,161 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap) if cap else x
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) in float32 (arXiv 1910.07467), times weight or 1 + weight."""
+def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, s: Shape) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) in float32 (arXiv 1910.07467), of x less its mean for layer norms, times the weight."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if s.norm_centred:
+        wide = wide - wide.mean(-1, keepdim=True)
     unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if plus_one:
+    if s.norm_plus_one:
         return (unit * (1.0 + weight.to(wide.dtype))).to(x.dtype)
+    if s.norm_centred:
+        scaled = unit * weight.to(wide.dtype)
+        return (scaled if bias is None else scaled + bias.to(wide.dtype)).to(x.dtype)
     return weight * unit.to(x.dtype)
 
 
-def _tables(rope: tuple[Tensor, float], positions_NT: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [N, T, 1, R] of positions, float32, by the frequencies [R] and the factor of a Rope."""
-    inv_freq_R, factor = rope
-    angles = positions_NT[..., None, None].float() * inv_freq_R
-    return angles.cos() * factor, angles.sin() * factor
-
-
-def _rotate(x_NTHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Each half of a head against the other, in float32, as Hugging Face orders the rows of Q and K."""
-    wide = x_NTHE.to(torch.promote_types(x_NTHE.dtype, torch.float32))
-    first, second = wide.chunk(2, dim=-1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return rotated.to(x_NTHE.dtype)
+def _scaled(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1.0 else x * scale
 
 
 class Block(nn.Module):
-    """One layer. Its parameters are those of `_layer_parts`; absent ones are None."""
+    """One layer. Its parameters are those of its layout, those that it does not have are None.
 
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
-    attn_norm: Tensor
-    mlp_norm: Tensor
-    q_norm: Tensor
-    k_norm: Tensor
-    attn_post_norm: Tensor
-    mlp_post_norm: Tensor
+    Matrices of experts lie one below the other.
+    """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, shape: Shape, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.shape = shape
         # A function that takes the block, and no method of it: a block that owned itself would outlive its run.
         self.function: Callable[..., Tensor] = Block.compute
-        for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias"):
+        for name in WEIGHTS:
             self.register_parameter(name, None)
-        for name, cols, parts in _layer_parts(shape):
-            self.register_parameter(name, _empty(cols, parts, dtype, device))
+            self.register_parameter(f"{name}_bias", None)
+        _register(self, layout, dtype, device)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def forward(self, *inputs: Any) -> Tensor:
         """See `compute`, which may have been compiled."""
         return self.function(self, *inputs)
 
-    def compute(self, x_NTD: Tensor, turn: tuple[Tensor, Tensor] | None, plan: AttentionPlan) -> Tensor:
-        """The layer's output [N, T, D]; `turn` is cosines and sines, None where it does not rotate."""
+    def compute(self, x_NTD: Tensor, turn: Turn | None, plan: AttentionPlan) -> Tensor:
+        """The layer's output [N, T, D]; `turn` is None where it does not rotate."""
         s = self.shape
-        y = self._norm(x_NTD, self.attn_norm)
-        q, k, v = self._heads(y)
-        if turn is not None:
-            q, k = _rotate(q, *turn), _rotate(k, *turn)
-        y = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap)
-        y = linear(y.flatten(2), self.out, self.out_bias)
-        x_NTD = x_NTD + (self._norm(y, self.attn_post_norm) if s.post_norms else y)
-        y = self._mlp(self._norm(x_NTD, self.mlp_norm))
-        return x_NTD + (self._norm(y, self.mlp_post_norm) if s.post_norms else y)
+        y = self._normed(x_NTD, "attn_norm")
+        q, k, v = self._heads(y, turn) if s.latent is None else self._latent_heads(y, turn, s.latent)
+        mixed = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap, sinks=self.sinks)
+        mixed = self._linear(mixed.flatten(2), "out")
+        if self.mlp_norm is None and self.mlp_post_norm is None:
+            return x_NTD + mixed + self._mlp(y)
+        x_NTD = x_NTD + _scaled(self._normed(mixed, "attn_post_norm"), s.residual_scale)
+        y = self._mlp(self._normed(x_NTD, "mlp_norm"))
+        return x_NTD + _scaled(self._normed(y, "mlp_post_norm"), s.residual_scale)
 
-    def _heads(self, y_NTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return linear(x, getattr(self, name), getattr(self, f"{name}_bias"))
+
+    def _normed(self, x: Tensor, name: str, eps: float | None = None) -> Tensor:
+        """`x` itself where there is no such norm; of heads one by one, or all at once where the weight is as long."""
+        weight, s = getattr(self, name), self.shape
+        if weight is None:
+            return x
+        if weight.shape[-1] != x.shape[-1]:
+            return self._normed(x.flatten(2), name, eps).view_as(x)
+        return _norm(x, weight, getattr(self, f"{name}_bias"), s.norm_eps if eps is None else eps, s)
+
+    def _heads(self, y_NTD: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
         """Q [N, T, H, E], K and V [N, T, K, E]."""
         s = self.shape
-        fused = linear(y_NTD, self.qkv, self.qkv_bias)
+        fused = self._linear(y_NTD, "qkv")
         heads = fused.view(*fused.shape[:2], -1, s.head_dim)
         q, k, v = torch.split(heads, [s.n_heads, s.n_kv_heads, s.n_kv_heads], dim=2)
-        if s.qk_norm:
-            q, k = self._norm(q, self.q_norm), self._norm(k, self.k_norm)
+        if not s.late_qk_norm:
+            q, k = self._normed(q, "q_norm"), self._normed(k, "k_norm")
+        if turn is not None:
+            q, k = rotate(q, turn, s.adjacent), rotate(k, turn, s.adjacent)
+            q = q if turn[2] is None else q * turn[2].to(q.dtype)
+        if s.late_qk_norm:
+            q, k = self._normed(q, "q_norm"), self._normed(k, "k_norm")
         return q, k, v
 
-    def _mlp(self, y_NTD: Tensor) -> Tensor:
-        gate, up = linear(y_NTD, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        acted = functional.silu(gate) if self.shape.act == "silu" else functional.gelu(gate, approximate="tanh")
-        return linear(acted * up, self.down, self.down_bias)
+    def _latent_heads(self, y_NTD: Tensor, turn: Turn | None, at: Latent) -> tuple[Tensor, Tensor, Tensor]:
+        """Q and K [N, T, H, E], V [N, T, H, values of a head]."""
+        assert turn is not None
+        s, few = self.shape, y_NTD
+        if self.q_a is not None:
+            few = self._normed(self._linear(y_NTD, "q_a"), "q_a_norm", at.eps)
+        q_heads = self._linear(few, "q_b").view(*y_NTD.shape[:2], s.n_heads, -1)
+        q_still, q_turned = torch.split(q_heads, [at.still, at.turned], -1)
+        few, k_turned = torch.split(self._linear(y_NTD, "kv_a"), [at.rank, at.turned], -1)
+        kv_heads = self._linear(self._normed(few, "kv_a_norm", at.eps), "kv_b").view(*y_NTD.shape[:2], s.n_heads, -1)
+        k_still, v = torch.split(kv_heads, [at.still, at.values], -1)
+        k_turned = rotate(k_turned[:, :, None], turn, s.adjacent).expand(*k_still.shape[:-1], -1)
+        q = torch.cat((q_still, rotate(q_turned, turn, s.adjacent)), -1)
+        return q, torch.cat((k_still, k_turned), -1), v
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _rms_norm(x, weight, self.shape.norm_eps, self.shape.norm_plus_one)
+    def _mlp(self, y_NTD: Tensor) -> Tensor:
+        if self.router is None:
+            return self._linear(self._activated(self._linear(y_NTD, "gate_up")), "down")
+        assert self.shape.experts is not None
+        y = self._routed(y_NTD.flatten(0, 1), self.shape.experts).view_as(y_NTD)
+        if self.shared_down is None:
+            return y
+        return y + self._linear(self._activated(self._linear(y_NTD, "shared_gate_up")), "shared_down")
+
+    def _activated(self, up: Tensor) -> Tensor:
+        if not self.shape.gated:
+            return self._act(up)
+        gate, up = up.chunk(2, dim=-1)
+        return self._act(gate) * up
+
+    def _act(self, x: Tensor) -> Tensor:
+        if self.shape.act == "silu":
+            return functional.silu(x)
+        return functional.relu(x).square() if self.shape.act == "relu2" else functional.gelu(x, approximate="tanh")
+
+    def _routed(self, y_SD: Tensor, e: Experts) -> Tensor:
+        """What the experts of each token give, by one grouped product for all of them."""
+        weights_SU, chosen_SU = self._route(y_SD, e)
+        order = chosen_SU.flatten().argsort(stable=True)
+        expert, token = chosen_SU.flatten()[order], order // e.used
+        numbers = torch.arange(e.n, device=y_SD.device)
+        ends = torch.searchsorted(expert, numbers, right=True).int()
+        up = self._grouped(y_SD[token], "experts_gate_up", expert, ends, e)
+        if e.limit:
+            gate, up = up[:, ::2].clamp(max=e.limit), up[:, 1::2].clamp(-e.limit, e.limit)
+            up = (up + 1) * gate * torch.sigmoid(gate * e.slope)
+        else:
+            up = self._activated(up)
+        down = self._grouped(up, "experts_down", expert, ends, e) * weights_SU.flatten()[order, None].to(up.dtype)
+        return torch.zeros_like(y_SD).index_add_(0, token, down)
+
+    def _grouped(self, x_SI: Tensor, name: str, expert_S: Tensor, ends: Tensor, e: Experts) -> Tensor:
+        """Each row times the matrix of its expert; the rows of an expert lie together, up to its `ends`."""
+        matrices, bias = getattr(self, name).unflatten(0, (e.n, -1)), getattr(self, f"{name}_bias")
+        y = functional.grouped_mm(x_SI, matrices if e.transposed else matrices.transpose(1, 2), offs=ends)
+        return y if bias is None else y + bias[expert_S]
+
+    def _route(self, y_SD: Tensor, e: Experts) -> tuple[Tensor, Tensor]:
+        """(weights, numbers) of the experts of each token, [S, used], in float32."""
+        bias = None if self.router_bias is None else self.router_bias.float()
+        logits_SE = functional.linear(y_SD.float(), self.router.float(), bias)
+        scores_SE = logits_SE.softmax(-1) if e.score == "softmax" else logits_SE.sigmoid()
+        choice_SE = scores_SE if self.choice_bias is None else scores_SE + self.choice_bias.float()
+        if e.groups > e.groups_used:
+            grouped = choice_SE.unflatten(-1, (e.groups, -1))
+            group_S = grouped.topk(2, -1).values.sum(-1).topk(e.groups_used, -1).indices
+            taken = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, group_S, True)
+            choice_SE = grouped.masked_fill(~taken[..., None], -math.inf).flatten(1)
+        chosen_SU = choice_SE.topk(e.used, -1).indices
+        weights_SU = scores_SE.gather(1, chosen_SU)
+        if e.normed:
+            weights_SU = weights_SU / weights_SU.sum(-1, keepdim=True)
+        return weights_SU * e.scale, chosen_SU
 
 
 class Decoder(nn.Module):
@@ -205,6 +240,7 @@ class Decoder(nn.Module):
 
     embed: Tensor
     norm: Tensor
+    norm_bias: Tensor | None
     head: Tensor
 
     def __init__(self, shape: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
@@ -212,11 +248,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape = shape
         self.recompute = "none"
-        self.blocks = nn.ModuleList(Block(shape, dtype, device) for _ in range(shape.n_layers))
-        for name, cols, parts in _all_parts(shape):
-            if "." not in name:
-                self.register_parameter(name, _empty(cols, parts, dtype, device))
-        self._on_device: list[tuple[Tensor, float]] = []
+        self.blocks = nn.ModuleList(Block(shape, shape.kinds[kind], dtype, device) for kind in shape.layer_kinds)
+        self.register_parameter("norm_bias", None)
+        _register(self, shape.outer, dtype, device)
+        self._on_device: list[Tensor] = []
         # The product is taken in the network's dtype, by a scale of that dtype.
         self._embed_scale = float(torch.tensor(shape.embed_scale, dtype=dtype))
 
@@ -235,33 +270,31 @@ class Decoder(nn.Module):
         Without `documents` every row is one document; with them no token sees another document.
         """
         s = self.shape
-        x_NTD = self.look_up(tokens_NT)
-        if self._embed_scale != 1.0:
-            x_NTD = x_NTD * self._embed_scale
+        x_NTD = _scaled(self.look_up(tokens_NT), self._embed_scale)
         positions_NT, number_NT = places(tokens_NT, documents)
-        turns = [_tables(rope, positions_NT) for rope in self._ropes(tokens_NT.device)]
+        frequencies = self._frequencies(tokens_NT.device)
+        turns = [turn_of(kind, inv_freq, positions_NT) for kind, inv_freq in zip(s.ropes, frequencies, strict=True)]
         plans = {
             window: choose(
                 tokens_NT, documents, number_NT,
-                window=window, softcap=s.attn_softcap, heads=(s.n_heads, s.n_kv_heads, s.head_dim), dtype=x_NTD.dtype,
+                window=window, written=s.writes_scores, heads=(s.n_heads, s.n_kv_heads, s.head_dim), dtype=x_NTD.dtype,
             )
             for window in dict.fromkeys(s.windows)
         }  # fmt: skip
         for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
             x_NTD = self._run(block, x_NTD, turns[rope] if rope >= 0 else None, plans[window])
-        return _rms_norm(x_NTD, self.norm, s.norm_eps, s.norm_plus_one)
+        # What logits are multiplied with is linear in the hidden states: so the loss need not know of it.
+        return _scaled(_norm(x_NTD, self.norm, self.norm_bias, s.norm_eps, s), s.logit_scale)
 
     def look_up(self, tokens_NT: Tensor) -> Tensor:
         """Rows of the embedding [N, T, D]."""
         return functional.embedding(tokens_NT, self.embed)
 
-    def _ropes(self, device: torch.device) -> list[tuple[Tensor, float]]:
-        """(frequencies [R], factor) of each kind, kept on the device: a copy at every call would wait for the GPU."""
-        if not self._on_device or self._on_device[0][0].device != device:
-            self._on_device = [
-                (torch.tensor(rope.inv_freq, dtype=torch.float32, device=device), rope.factor)
-                for rope in self.shape.ropes
-            ]
+    def _frequencies(self, device: torch.device) -> list[Tensor]:
+        """Those of each kind of rotation [R], kept on the device: a copy at every call would wait for the GPU."""
+        if not self._on_device or self._on_device[0].device != device:
+            ropes = self.shape.ropes
+            self._on_device = [torch.tensor(kind.inv_freq, dtype=torch.float32, device=device) for kind in ropes]
         return self._on_device
 
     def _run(self, block: nn.Module, *inputs: object) -> Tensor:
@@ -284,7 +317,9 @@ class Decoder(nn.Module):
         compiled = torch.compile(Block.compute, fullgraph=True, dynamic=False, backend=backend)
         for block in self.blocks:
             assert isinstance(block, Block)
-            block.function = compiled
+            # A grouped product in another dtype runs, but cannot be compiled.
+            if block.router is None or block.router.dtype == torch.bfloat16:
+                block.function = compiled
 
     def hf_tensors(self) -> dict[str, Tensor]:
         """Views of the parameters under Hugging Face names, in HF row order; writing to them changes the network."""

@@ -3,58 +3,99 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from aprfmt.arch import rope
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.hparams import active_window
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.rope import DEFAULT_THETA, scaling_of
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
+from aprfmt.arch.row import Architecture
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.types import Json
+from aprtrain.network.layout import Layout, layout_of
+from aprtrain.network.rotation import Rope, rope_of, yarn_scale
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotation of one kind of layers.
+class Experts:
+    """The routed experts of a layer.
 
     Attributes:
-        inv_freq: radians a position, [R], each a float32 number.
-        factor: what cosines and sines are multiplied with (yarn's attention factor; 1 for the others).
+        n, used, width: experts, those that a token takes, and the width of one.
+        score: what makes scores of logits, "softmax" or "sigmoid".
+        groups, groups_used: a token takes experts of so many groups, those with the largest two scores in sum.
+        normed: whether the scores of the experts that a token takes are divided by their sum.
+        scale: what they are multiplied with at last.
+        transposed: whether the matrix of an expert has a row an input.
+        alternating: whether rows of gate and up alternate.
+        limit, slope: gates are at most `limit`, ups within -limit and limit, and the output is
+            (up + 1) gate sigmoid(slope gate); 0 for the network's usual activation.
     """
 
-    inv_freq: tuple[float, ...]
-    factor: float = 1.0
+    n: int
+    used: int
+    width: int
+    score: str
+    groups: int
+    groups_used: int
+    normed: bool
+    scale: float
+    transposed: bool
+    alternating: bool
+    limit: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Attention whose keys and values are made of a few values a token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    Attributes:
+        rank: values that keys and values are made of.
+        still, turned: values of a head of Q and K that are not rotated, and those behind them that are.
+        values: values of a head of V.
+        eps: added to the mean square in the norms of this part.
+    """
+
+    rank: int
+    still: int
+    turned: int
+    values: int
+    eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A network of the llama kind.
+    """A decoder network.
 
     Attributes:
         architecture: row of aprfmt's architecture table.
-        n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ffn: sizes.
+        n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ffn: sizes; `head_dim` of Q and K, `d_ffn` of dense layers.
         vocab_rows: rows of the embedding; at least the tokens of the tokenizer.
-        norm_eps: added to the mean square in RMS norms.
-        tied: whether the output head is the embedding.
-        qkv_bias, o_bias, mlp_bias: which linear layers have biases.
-        qk_norm: whether every head of Q and K is normalised before the rotation.
+        norm_eps: added to the mean square in norms.
+        norm_centred: whether norms subtract the mean first (layer norms).
         norm_plus_one: whether norms scale by 1 + weight.
-        post_norms: whether what attention and MLP give is normalised too, before it is added.
-        embed_scale: what embeddings are multiplied with.
-        act: activation of the MLP's gate, "silu" or "gelu_tanh".
+        tied: whether the output head is the embedding.
+        embed_scale, residual_scale, logit_scale: what embeddings, what a layer's halves add, and logits are multiplied
+            with.
+        act: activation of the MLP, "silu", "gelu_tanh" or "relu2".
+        gated: whether it is that of a gate.
+        late_qk_norm: whether heads of Q and K are normalised behind the rotation.
         attn_scale: what attention scores are multiplied with.
         attn_softcap, logit_softcap: c of c tanh(x / c) over scores and logits; 0 for none.
         windows: positions that each layer attends to, its own counted; 0 for all before it.
         ropes: the kinds of rotation that occur.
         layer_ropes: index into `ropes` of each layer; -1 for a layer without rotation.
+        adjacent: whether adjacent values of a head are rotated against each other.
+        experts, latent: see there; None for none.
+        outer: the parameters outside of layers.
+        kinds: those of a layer, for each kind of layers that occurs.
+        layer_kinds: index into `kinds` of each layer.
     """
 
     architecture: str
@@ -66,21 +107,27 @@ class Shape:
     d_ffn: int
     vocab_rows: int
     norm_eps: float
-    tied: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+    norm_centred: bool
     norm_plus_one: bool
-    post_norms: bool
+    tied: bool
     embed_scale: float
+    residual_scale: float
+    logit_scale: float
     act: str
+    gated: bool
+    late_qk_norm: bool
     attn_scale: float
     attn_softcap: float
     logit_softcap: float
     windows: tuple[int, ...]
     ropes: tuple[Rope, ...]
     layer_ropes: tuple[int, ...]
+    adjacent: bool
+    experts: Experts | None
+    latent: Latent | None
+    outer: Layout
+    kinds: tuple[Layout, ...]
+    layer_kinds: tuple[int, ...]
 
     @property
     def q_rows(self) -> int:
@@ -93,76 +140,171 @@ class Shape:
         return self.n_kv_heads * self.head_dim
 
     @property
-    def n_layer_params(self) -> int:
-        """Elements of the matrices of one layer."""
-        attention = self.d_model * (2 * self.q_rows + 2 * self.kv_rows)
-        return attention + 3 * self.d_model * self.d_ffn
+    def n_params(self) -> int:
+        """Elements of all tensors."""
+        layouts = [self.outer, *(self.kinds[kind] for kind in self.layer_kinds)]
+        return sum(prod(part.size) for layout in layouts for _, parts in layout for part in parts)
 
     @property
-    def n_params(self) -> int:
-        """Elements of all matrices; the norms and biases are not counted."""
-        heads = 1 if self.tied else 2
-        return self.n_layers * self.n_layer_params + heads * self.vocab_rows * self.d_model
+    def n_layer_params(self) -> int:
+        """Elements of the matrices of one layer, the largest."""
+        return max(_elements(layout, 1.0) for layout in self.kinds)
+
+    @property
+    def n_active_params(self) -> int:
+        """Elements of the matrices that a token is multiplied with in all layers: of experts those that it takes."""
+        share = self.experts.used / self.experts.n if self.experts is not None else 1.0
+        return sum(_elements(self.kinds[kind], share) for kind in self.layer_kinds)
+
+    @property
+    def mlp_width(self) -> int:
+        """Values between the two products of an MLP, of all experts that a token takes."""
+        routed = self.experts.used * self.experts.width if self.experts is not None else 0
+        return max(self.d_ffn, routed)
+
+    @property
+    def writes_scores(self) -> bool:
+        """Whether attention scores are written out: no kernel has a softcap or sinks."""
+        return bool(self.attn_softcap) or self.has("sinks")
+
+    def has(self, parameter: str) -> bool:
+        """Whether some layer has this parameter."""
+        return any(parameter == name for layout in self.kinds for name, _ in layout)
 
 
-FAMILIES: Mapping[str, str] = {
-    "llama": "hidden_act",
-    "mistral": "hidden_act",
-    "ministral": "hidden_act",
-    "smollm3": "hidden_act",
-    "qwen2": "hidden_act",
-    "qwen3": "hidden_act",
-    "seed_oss": "hidden_act",
-    "gemma": "hidden_act",
-    "gemma2": "hidden_activation",
-    "gemma3_text": "hidden_activation",
-}
-"""Rows that can be trained, and the config.json key of their activation."""
-
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+def _elements(layout: Layout, share: float) -> int:
+    parts = ((share if name.startswith("experts") else 1.0, part) for name, parts in layout for part in parts)
+    return round(sum(share * prod(part.size) for share, part in parts if len(part.size) > 1))
 
 
-def shape_of(h: Hyperparams, row: Architecture | None) -> Shape:
+_ROOT, _PARTIAL, _LOCAL, _MIXED, _LATE, _ROUTED = "root", "partial", "local", "mixed", "late", "routed"
+
+FAMILIES: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(
+        ("llama", "mistral", "ministral", "ministral3", "smollm3", "qwen2", "qwen3", "seed_oss", "granite", "olmo2",
+         "olmo3", "arcee", "ernie4_5", "starcoder2"), frozenset(),
+    ),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), frozenset((_ROOT,))),
+    **dict.fromkeys(("phi3", "glm", "glm4"), frozenset((_PARTIAL,))),
+    "cohere2": frozenset((_LOCAL,)),
+    "exaone4": frozenset((_MIXED,)),
+    "hunyuan_v1_dense": frozenset((_LATE,)),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"), frozenset((_ROUTED,))),
+}  # fmt: skip
+"""Rows whose networks are computed, and what neither their tensors nor their keys say: `root`, embeddings times the
+root of the width; `partial`, heads may be rotated in part; `local`, only layers with a window are rotated; `mixed`, so
+where the network has a window; `late`, heads are normalised behind the rotation; `routed`, experts: such a network can
+only teach."""
+
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "relu2",
+}  # fmt: skip
+
+
+def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] = ()) -> Shape:
     """The network that the hyper-parameters and their row of the architecture table describe.
 
-    Raises UnsupportedError for an architecture or feature that cannot be trained, RefusedError for missing sizes.
+    `present` are the names of the checkpoint's tensors, for families that spell them in several ways. Raises
+    UnsupportedError for an architecture or feature that is not computed, RefusedError for missing sizes.
     """
     if row is None or row.id not in FAMILIES:
         raise UnsupportedError(
             f"architecture {row.id if row else h.architecture!r} cannot be trained or distilled",
             hint=f"these can: {', '.join(FAMILIES)}",
         )
-    sizes = _sizes(h)
+    words, sizes = FAMILIES[row.id], _sizes(h)
     if h.rms_norm_eps is None:
         raise RefusedError(
             "the model does not give its rms_norm_eps", hint="set it first: apr stamp FILE --set rms_norm_eps=VALUE"
         )
-    for feature in ("use_bidirectional_attention", "num_local_experts", "clip_qkv"):
+    for feature in ("use_bidirectional_attention", "clip_qkv"):
         if h.extra.get(feature):
             raise UnsupportedError(f"{feature} of this {row.id} cannot be trained")
-    windows, ropes, layer_ropes = _layers(h, row, sizes["n_layers"])
-    tensors = {name: t for t in row.tensors for name in t.gguf}
-    scalar = as_float(h.extra.get("query_pre_attn_scalar"), "query_pre_attn_scalar")
-    norm = tensors["blk.{n}.attn_norm.weight"]
+    outer = layout_of(h, row, None, present)
+    if not h.tied and "head" not in dict(outer):
+        raise RefusedError(f"a {h.hf_architecture} has no output head", hint="give a model that predicts tokens")
+    layers = [layout_of(h, row, n, present) for n in range(sizes["n_layers"])]
+    kinds = tuple(dict.fromkeys(layers))
+    latent = _latent(h) if any(name == "kv_a" for name, _ in kinds[0]) else None
+    if latent is not None:
+        sizes |= {"head_dim": latent.still + latent.turned, "n_kv_heads": sizes["n_heads"]}
+    windows, ropes, layer_ropes = _layers(h, row, sizes["n_layers"], latent)
+    query = next(t for t in row.tensors if t.gguf[:1] in (("blk.{n}.attn_q.weight",), ("blk.{n}.attn_qkv.weight",)))
     return Shape(
         architecture=row.id,
         **sizes,
         norm_eps=h.rms_norm_eps,
+        norm_centred=any(key.gguf == "attention.layer_norm_epsilon" for key in row.keys),
+        norm_plus_one=any(t.value == "plus_one" for t in row.tensors),
         tied=bool(h.tied),
-        qkv_bias=_has(tensors, "attn_q.bias", h),
-        o_bias=_has(tensors, "attn_output.bias", h),
-        mlp_bias=_has(tensors, "ffn_gate.bias", h),
-        qk_norm="blk.{n}.attn_q_norm.weight" in tensors,
-        norm_plus_one=norm.value == "plus_one",
-        post_norms="blk.{n}.post_ffw_norm.weight" in tensors,
-        embed_scale=math.sqrt(sizes["d_model"]) if row.id.startswith("gemma") else 1.0,
+        embed_scale=math.sqrt(sizes["d_model"]) if _ROOT in words else _factor(h, "embedding_multiplier"),
+        residual_scale=_factor(h, "residual_multiplier"),
+        logit_scale=_factor(h, "logit_scale") / _factor(h, "logits_scaling"),
         act=_activation(h, row),
-        attn_scale=(scalar or sizes["head_dim"]) ** -0.5,
+        gated=_is_gated(kinds),
+        late_qk_norm=_LATE in words,
+        attn_scale=_attn_scale(h, sizes["head_dim"], latent),
         attn_softcap=as_float(h.extra.get("attn_logit_softcapping"), "attn_logit_softcapping") or 0.0,
         logit_softcap=as_float(h.extra.get("final_logit_softcapping"), "final_logit_softcapping") or 0.0,
         windows=windows,
         ropes=ropes,
         layer_ropes=layer_ropes,
+        adjacent=row.rope_type == 0 and not query.order and h.extra.get("rope_interleave") is not False,
+        experts=_experts(h, row) if _ROUTED in words else None,
+        latent=latent,
+        outer=outer,
+        kinds=kinds,
+        layer_kinds=tuple(kinds.index(layout) for layout in layers),
+    )
+
+
+def _factor(h: Hyperparams, key: str) -> float:
+    value = as_float(h.extra.get(key), key)
+    return 1.0 if value is None else value
+
+
+def _attn_scale(h: Hyperparams, head_dim: int, latent: Latent | None) -> float:
+    if (given := as_float(h.extra.get("attention_multiplier"), "attention_multiplier")) is not None:
+        return given
+    scalar = as_float(h.extra.get("query_pre_attn_scalar"), "query_pre_attn_scalar")
+    stretched = yarn_scale(scaling_of(h)) if latent is not None else 1.0
+    return stretched / math.sqrt(scalar or head_dim)
+
+
+def _is_gated(kinds: tuple[Layout, ...]) -> bool:
+    """Whether what goes into the MLP's last product is half as wide as what comes out of its first."""
+    mlps = (dict(layout) for layout in kinds)
+    widths = [(sum(part.rows for part in mlp["gate_up"]), mlp["down"][0].size[1]) for mlp in mlps if "gate_up" in mlp]
+    return all(rows == 2 * cols for rows, cols in widths)
+
+
+def _latent(h: Hyperparams) -> Latent:
+    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return Latent(*(as_int(h.extra.get(key), key) or 0 for key in keys))
+
+
+def _experts(h: Hyperparams, row: Architecture) -> Experts:
+    stacked = next((t for t in row.tensors if "blk.{n}.ffn_up_exps.weight" in t.gguf and "{e}" not in t.hf[0]), None)
+    n, used = h.num_experts or 0, h.num_experts_per_tok or 0
+    groups, groups_used = (as_int(h.extra.get(key), key) or 1 for key in ("n_group", "topk_group"))
+    score = str(h.extra.get("scoring_func") or "softmax")
+    if score not in ("softmax", "sigmoid"):
+        raise UnsupportedError(f"scores of experts by {score!r:.40} cannot be computed")
+    if not (0 < used <= n and 0 < groups_used <= groups and n % groups == 0 and used * groups <= n * groups_used):
+        raise CorruptError(f"{used} of {n} experts cannot be taken from {groups_used} of {groups} groups")
+    return Experts(
+        n=n,
+        used=used,
+        width=h.moe_intermediate_size or h.intermediate_size or 0,
+        score=score,
+        groups=groups,
+        groups_used=groups_used,
+        normed=bool(h.extra.get("norm_topk_prob", True)),
+        scale=_factor(h, "routed_scaling_factor"),
+        transposed=stacked is not None and stacked.transposed,
+        alternating=stacked is not None and stacked.order == ("deal:experts*moe_ffn,1,1",),
+        limit=as_float(h.extra.get("swiglu_limit"), "swiglu_limit") or 0.0,
+        slope=as_float(h.extra.get("swiglu_alpha"), "swiglu_alpha") or 0.0,
     )
 
 
@@ -190,27 +332,19 @@ def _sizes(h: Hyperparams) -> dict[str, int]:
     return found
 
 
-def _has(tensors: Mapping[str, TensorRow], name: str, h: Hyperparams) -> bool:
-    """Whether the network has the tensor: always, or where a config key says so."""
-    row = tensors.get(f"blk.{{n}}.{name}")
-    if row is None or row.need in (OPTIONAL, HEAD):
-        return False
-    return row.need == REQUIRED or bool(h.extra.get(row.need))
-
-
 def _activation(h: Hyperparams, row: Architecture) -> str:
-    key = FAMILIES[row.id]
-    usual = "gelu_pytorch_tanh" if row.id.startswith("gemma") else "silu"
-    word = h.extra.get(key) or row.defaults.get("", {}).get(key) or usual
+    constants = {key.hf[0]: key.constant for key in row.keys if key.hf}
+    name = "hidden_activation" if "hidden_activation" in constants else "hidden_act"
+    word = h.extra.get(name) or constants.get(name) or row.defaults.get("", {}).get(name)
     if word not in _ACTIVATIONS:
         raise UnsupportedError(
             f"activation {word!r:.40} cannot be trained", hint=f"known are {', '.join(_ACTIVATIONS)}"
         )
-    return _ACTIVATIONS[word]
+    return _ACTIVATIONS[str(word)]
 
 
 def _layers(
-    h: Hyperparams, row: Architecture, n_layers: int
+    h: Hyperparams, row: Architecture, n_layers: int, latent: Latent | None
 ) -> tuple[tuple[int, ...], tuple[Rope, ...], tuple[int, ...]]:
     """(windows, ropes, index of a rope of each layer)."""
     kinds = h.extra.get("layer_types")
@@ -221,77 +355,21 @@ def _layers(
     if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise UnsupportedError(f"layers of the kinds {sorted(set(map(str, kinds)))} cannot be trained")
     sliding = [kind == "sliding_attention" for kind in kinds[:n_layers]]
-    ropes = [_rope_of(h, h.rope_theta or DEFAULT_THETA, scaling_of(h))]
+    words, dim = FAMILIES[row.id], latent.turned if latent is not None else rope.rotary_dim(h) or 0
+    if dim % 2 or dim < 2 or (latent is None and dim != h.head_dim and _PARTIAL not in words):
+        raise UnsupportedError(f"heads of {h.head_dim} values rotated in part cannot be trained")
+    ropes = [rope_of(h, h.rope_theta or DEFAULT_THETA, scaling_of(h), dim)]
     local = _mapping(_mapping(h.extra.get("rope_layers")).get("sliding_attention"))
     if local and row.nested_rope:
         rest = {key: value for key, value in local.items() if key != "rope_theta"}
-        ropes.append(_rope_of(h, as_float(local.get("rope_theta"), "rope_theta") or DEFAULT_THETA, rest))
+        ropes.append(rope_of(h, as_float(local.get("rope_theta"), "rope_theta") or DEFAULT_THETA, rest, dim))
     layer_ropes = [len(ropes) - 1 if slides else 0 for slides in sliding]
     rotated = h.extra.get("no_rope_layers")
+    if _LOCAL in words or (_MIXED in words and window):
+        rotated = [slides and window > 0 for slides in sliding]
     if isinstance(rotated, list) and len(rotated) >= n_layers:  # 1 where a layer is rotated, despite the name
         layer_ropes = [index if rotated[i] else -1 for i, index in enumerate(layer_ropes)]
     return tuple(window if slides else 0 for slides in sliding), tuple(ropes), tuple(layer_ropes)
-
-
-_SCALINGS = ("default", "dynamic", "linear", "llama3", "yarn")
-
-
-def _rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object]) -> Rope:
-    """The rotation at base `theta` under the `scaling` dict of a config.json ({} for none).
-
-    Raises UnsupportedError for a kind of scaling whose frequencies depend on the length of the text.
-    """
-    dim = h.head_dim or 0
-    if rope.rotary_dim(h) != dim or dim % 2 or dim < 2:
-        raise UnsupportedError(f"heads of {dim} values rotated in part cannot be trained")
-    kind = str(scaling.get("rope_type", "default")).lower()
-    if kind not in _SCALINGS or (kind == "dynamic" and scaling.get("alpha")):
-        raise UnsupportedError(
-            f"rope scaling {kind!r} cannot be trained", hint=f"known are {', '.join(_SCALINGS)} (dynamic without alpha)"
-        )
-    # Computed in float32 as transformers does it, so that long positions give the same angles.
-    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    inv_freq, factor = 1.0 / (theta**exponents), 1.0
-    # `dynamic` changes nothing within the positions that a network is made for.
-    if kind == "linear":
-        inv_freq = inv_freq / _number(scaling, "factor", 1.0)
-    elif kind == "llama3":
-        factors = rope.llama3_factors(theta, dim, scaling, h.max_position_embeddings)
-        inv_freq = inv_freq / torch.tensor(factors, dtype=torch.float32)
-    elif kind == "yarn":
-        inv_freq, factor = _yarn(h, theta, scaling, inv_freq)
-    return Rope(tuple(inv_freq.tolist()), factor)
-
-
-def _yarn(h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq: Tensor) -> tuple[Tensor, float]:
-    """Frequencies and attention factor of yarn (Peng et al., arXiv 2309.00071, section 3.2).
-
-    Slow pairs are stretched, fast ones are not. A pair turns r times within the original context; from `beta_fast`
-    turns on it keeps its frequency f, up to `beta_slow` it gets f / factor, between them a mixture that is linear in
-    the number of the pair.
-    """
-    original = rope.original_context(h, scaling) or 1
-    factor = _number(scaling, "factor", 0.0) or (h.max_position_embeddings or original) / original
-    dim = 2 * len(inv_freq)
-
-    def pair_of(turns: float) -> float:
-        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = pair_of(_number(scaling, "beta_fast", 32.0))
-    high = pair_of(_number(scaling, "beta_slow", 1.0))
-    if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
-    pairs = torch.arange(len(inv_freq), dtype=torch.float32)
-    slow = ((pairs - low) / (high - low if high != low else 0.001)).clamp(0, 1)
-    attention = rope.attention_factor(h, "yarn", scaling)
-    mixed = inv_freq / factor * slow + inv_freq * (1 - slow)
-    return mixed, rope.mscale_of(factor) if attention is None else attention
-
-
-def _number(scaling: Mapping[str, object], key: str, default: float) -> float:
-    value = as_float(scaling.get(key), key)
-    return default if value is None else value
 
 
 def _mapping(value: object) -> Mapping[str, Json]:

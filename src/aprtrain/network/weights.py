@@ -76,7 +76,7 @@ def open_network(path: str | os.PathLike[str]) -> Network:
         if not model.tensors:
             raise RefusedError("the file holds no tensors", path=path, hint="give the file that holds the weights")
         c = canonical(model, decoding=AS_VALUES)
-        shape = shape_of(c.hparams, c.arch)
+        shape = shape_of(c.hparams, c.arch, c.tensors)
         assert c.arch is not None
         check_before_writing(c, allow_unmapped=False)
         missing = [name for name in hf_names(shape) if name not in c.tensors]

@@ -183,9 +183,10 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
     blocks = list(enumerate(decoder.blocks))
     weights = {
         name: {
-            n: quantize_weight(getattr(block, name))
+            n: quantize_weight(weight)
             for n, block in blocks
-            if becomes_fp8(decoder.shape, f"blocks.{n}.{name}", *getattr(block, name).shape)
+            if (weight := getattr(block, name)) is not None
+            and becomes_fp8(decoder.shape, f"blocks.{n}.{name}", *weight.shape)
         }
         for name in MATRICES
     }

@@ -19,12 +19,26 @@ from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprtrain.models import initialise
-from aprtrain.network.attention import VARLEN_OPTIONS, Documents, choose
+from aprtrain.network.attention import Documents, choose
 from aprtrain.network.decoder import Decoder, hf_names
 from aprtrain.network.shape import FAMILIES, Shape, shape_of
 
-CASES = [case.id for case in all_cases() if case.row in FAMILIES and case.computable and "longrope" not in case.id]
-PACKED = ["llama", "mistral/window", "smollm3/window", "qwen3", "gemma2", "gemma2/uncapped", "gemma3_text"]
+CASES = [
+    case.id
+    for case in all_cases()
+    if case.row in FAMILIES and case.computable and "longrope" not in case.id
+    and case.dtype == "float32"  # transformers rounds its frequencies to another
+]  # fmt: skip
+TEACHERS = ["mixtral", "qwen3_moe/every_second", "gpt_oss", "deepseek_v3", "deepseek_v3/whole_q"]
+STUDENTS = [
+    "llama", "qwen2/untied", "gemma3_text", "phi3/partial", "granite", "olmo2", "olmo3", "glm", "glm4",
+    "arcee/biases", "ernie4_5", "exaone4/hybrid_small", "hunyuan_v1_dense", "cohere2", "starcoder2",
+    "ministral3/temperature",
+]  # fmt: skip
+PACKED = [
+    "mistral/window", "smollm3/window", "qwen3", "gemma2", "gemma2/uncapped", "phi3/window", "starcoder2/window",
+    *STUDENTS, *TEACHERS,
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +87,7 @@ def test_a_packed_document_is_computed_as_if_it_were_alone(case_id: str) -> None
     changed_NT[0, :13] = (changed_NT[0, :13] + 1) % 64
     with torch.no_grad():
         again_SD = decoder(changed_NT, documents).flatten(0, 1)
-    assert torch.equal(again_SD[13:], packed_SD[13:])
+    assert error(again_SD[13:], packed_SD[13:]) < (1e-6 if decoder.shape.experts else 1e-12)  # other rows of a product
     assert not torch.equal(again_SD[:13], packed_SD[:13])
 
 
@@ -106,8 +120,9 @@ def test_every_parameter_learns_and_the_loss_falls() -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_gradients_equal_those_of_transformers(tiny: Maker) -> None:
-    model = tiny("qwen2/untied")
+@pytest.mark.parametrize("case_id", STUDENTS)
+def test_gradients_equal_those_of_transformers(case_id: str, tiny: Maker) -> None:
+    model = tiny(case_id)
     decoder, reference = load(model.folder), model.reference
     labels = model.ids_NT[0, 1:]
     ours = functional.cross_entropy(decoder.logits(decoder(model.ids_NT))[0, :-1], labels)
@@ -119,6 +134,7 @@ def test_gradients_equal_those_of_transformers(tiny: Maker) -> None:
     assert set(hf_names(decoder.shape)) == set(expected)
     for hf, (name, first, size) in hf_names(decoder.shape).items():
         assert error(of_parameter[name].narrow(0, first, size[0]), expected[hf]) < 1e-4, hf
+        assert bool(expected[hf].any()), hf
 
 
 def test_recomputed_blocks_give_the_same_gradients() -> None:
@@ -133,7 +149,7 @@ def test_recomputed_blocks_give_the_same_gradients() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, gradients(), strict=True))
 
 
-@pytest.mark.parametrize("case_id", ["llama/biases", "qwen3/untied", "gemma3_text"])
+@pytest.mark.parametrize("case_id", ["llama/biases", "qwen3/untied", *STUDENTS, *TEACHERS])
 def test_tensors_come_back_as_they_were_loaded(case_id: str) -> None:
     shape = shape_of_case(case_id)
     decoder = Decoder(shape)
@@ -156,16 +172,18 @@ def test_the_head_is_the_embedding_only_where_it_is_tied() -> None:
     assert untied.head.shape == untied.embed.shape
 
 
-@pytest.mark.parametrize("case_id", ["llama", "qwen2", "gemma2", "gemma3_text", "smollm3"])
+@pytest.mark.parametrize("case_id", ["gemma2", "smollm3", *STUDENTS, *TEACHERS])
 def test_blocks_compile_once_whatever_the_documents(case_id: str, fresh_dynamo: None) -> None:
-    decoder = random_decoder(shape_of_case(case_id))
+    shape = shape_of_case(case_id)
+    decoder = random_decoder(shape, torch.bfloat16 if shape.experts else torch.float32)
     tokens_NT = torch.arange(24).view(1, 24)
     packed = [Documents.of(lengths, max_len=24, capacity=4) for lengths in ([24], [10, 14], [1, 2, 3, 18])]
     with torch.no_grad():
         plain = [decoder(tokens_NT, documents) for documents in packed]
         counter = torch._dynamo.testing.CompileCounter()
         decoder.compile_blocks(counter)
-        kinds = {(decoder.shape.windows[n], decoder.shape.layer_ropes[n] < 0) for n in range(len(decoder.blocks))}
+        s = decoder.shape
+        kinds = {(s.windows[n], s.layer_ropes[n] < 0, s.layer_kinds[n]) for n in range(s.n_layers)}
         for documents, expected in zip(packed, plain, strict=True):
             assert torch.equal(decoder(tokens_NT, documents), expected)
             assert counter.frame_count <= len(kinds)
@@ -185,14 +203,14 @@ def test_the_cheapest_exact_way_is_chosen() -> None:
 
     def way(packed: bool, **more: Any) -> str:
         number_NT = torch.zeros(2, 16) if packed else None
-        options: dict[str, Any] = {"window": 0, "softcap": 0.0, "heads": (4, 2, 64), "dtype": torch.bfloat16, **more}
+        options: dict[str, Any] = {"window": 0, "written": False, "heads": (4, 2, 64), "dtype": torch.bfloat16, **more}
         return choose(tokens_NT, documents if packed else None, number_NT, **options).kind
 
     assert way(False) == "causal"
     assert way(False, window=16) == "causal"  # no position is out of reach
     assert way(False, window=15) == "mask"
     assert way(True) == "mask"
-    assert way(False, softcap=30.0) == way(True, softcap=30.0, window=4) == "eager"
+    assert way(False, written=True) == way(True, written=True, window=4) == "eager"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -208,10 +226,10 @@ def test_a_gpu_computes_the_same_in_float32_and_nearly_so_in_bfloat16(case_id: s
             decoder = random_decoder(shape, dtype, "cuda")
             out = decoder(tokens_NT.cuda(), on_gpu).cpu().float()
             assert error(out, expected) < most
-    if not shape.attn_softcap and VARLEN_OPTIONS:
+    if not shape.writes_scores:
         plan = choose(
             tokens_NT.cuda(), on_gpu, None,
-            window=8, softcap=0.0, heads=(4, 2, shape.head_dim), dtype=torch.bfloat16,
+            window=8, written=False, heads=(4, 2, shape.head_dim), dtype=torch.bfloat16,
         )  # fmt: skip
         assert plan.kind == "varlen"
 
@@ -226,10 +244,11 @@ def test_documents_of_impossible_lengths_are_refused() -> None:
 @pytest.mark.parametrize(
     ("case_id", "config", "words"),
     [
-        ("olmo2", {}, "architecture 'olmo2' cannot be trained"),
-        ("phi3", {}, "architecture 'phi3' cannot be trained"),
-        ("llama/longrope", {}, "rope scaling 'longrope'"),
-        ("llama", {"hidden_act": "relu2"}, "activation 'relu2'"),
+        ("olmo", {}, "architecture 'olmo' cannot be trained"),
+        ("qwen2_moe", {}, "architecture 'qwen2_moe' cannot be trained"),
+        ("phi3/longrope", {}, "rope scaling 'longrope'"),
+        ("llama", {"hidden_act": "tanh"}, "activation 'tanh'"),
+        ("deepseek_v3", {"scoring_func": "sqrt"}, "scores of experts by 'sqrt'"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rotated in part"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
@@ -244,9 +263,18 @@ def test_a_config_without_sizes_is_refused_by_name() -> None:
         shape_of(from_hf_config({"model_type": "llama", "hidden_size": 64}), ARCHITECTURES["llama"])
 
 
-def test_shapes_count_their_elements() -> None:
-    for case_id in ("llama", "qwen2", "gemma2"):
-        shape = shape_of_case(case_id)
-        matrices = [size for _, _, size in hf_names(shape).values() if len(size) == 2]
-        assert shape.n_params == sum(rows * cols for rows, cols in matrices)
-    assert replace(shape, tied=False).n_params > shape.n_params
+@pytest.mark.parametrize("case_id", ["llama", "llama/tied", "llama/biases", "gemma2", *TEACHERS])
+def test_shapes_count_their_elements(case_id: str, tiny: Maker) -> None:
+    shape = shape_of_case(case_id)
+    assert shape.n_params == sum(parameter.numel() for parameter in Decoder(shape).parameters())
+    published = sum(v.numel() for name, v in tiny(case_id).reference.state_dict().items() if name != "lm_head.weight")
+    here = tiny(case_id).reference.config.vocab_size * shape.d_model
+    assert shape.n_params - (1 if shape.tied else 2) * 64 * shape.d_model == published - here
+
+
+def test_of_experts_those_that_a_token_takes_are_work() -> None:
+    """Of four experts with three matrices of 64 x 48 a token takes two."""
+    shape = shape_of_case("qwen3_moe")
+    assert shape.n_layers * shape.n_layer_params - shape.n_active_params == 2 * 2 * 3 * 64 * 48
+    dense = shape_of_case("qwen3")
+    assert dense.n_active_params == dense.n_layers * dense.n_layer_params

@@ -1,0 +1,93 @@
+"""Which tensors of a checkpoint a network's parameters consist of, read from its row of the architecture table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import prod
+from typing import NamedTuple
+
+from aprfmt.arch.grammar import dims_of, evaluate, has_layer, is_needed, sizes_of
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Architecture, TensorRow
+from aprfmt.errors import RefusedError, UnsupportedError
+
+
+class Part(NamedTuple):
+    """A tensor of a checkpoint that is a run of rows of a parameter.
+
+    Attributes:
+        name: Hugging Face name, with `{n}` for the layer.
+        size: its shape.
+        axes: the same in the words of the row: ("q+2*kv", "hidden").
+    """
+
+    name: str
+    size: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows that it has of the parameter: matrices of experts lie one below the other."""
+        return prod(self.size[:-1]) if len(self.size) > 1 else self.size[0]
+
+
+Layout = tuple[tuple[str, tuple[Part, ...]], ...]
+"""(parameter, its parts in the order of rows), in the order of the network."""
+
+# Name in a GGUF without layer and ending -> parameter; what is multiplied with the same input is one matrix.
+_PARAMETERS = {
+    "token_embd": "embed", "output_norm": "norm", "output": "head",
+    "attn_norm": "attn_norm", "attn_q": "qkv", "attn_k": "qkv", "attn_v": "qkv", "attn_qkv": "qkv",
+    "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "attn_sinks": "sinks", "attn_output": "out",
+    "attn_q_a": "q_a", "attn_q_a_norm": "q_a_norm", "attn_q_b": "q_b",
+    "attn_kv_a_mqa": "kv_a", "attn_kv_a_norm": "kv_a_norm", "attn_k_b": "kv_b",
+    "post_attention_norm": "attn_post_norm", "ffn_norm": "mlp_norm", "post_ffw_norm": "mlp_post_norm",
+    "ffn_gate": "gate_up", "ffn_up": "gate_up", "ffn_down": "down",
+    "ffn_gate_inp": "router", "exp_probs_b": "choice",
+    "ffn_gate_exps": "experts_gate_up", "ffn_up_exps": "experts_gate_up", "ffn_down_exps": "experts_down",
+    "ffn_gate_shexp": "shared_gate_up", "ffn_up_shexp": "shared_gate_up", "ffn_down_shexp": "shared_down",
+}  # fmt: skip
+
+WEIGHTS = tuple(dict.fromkeys(_PARAMETERS.values()))
+"""Parameters of all networks, in an order that is the same in every process; each may have a `_bias`."""
+
+
+def layout_of(h: Hyperparams, row: Architecture, layer: int | None, present: Collection[str]) -> Layout:
+    """The parameters of a layer, or with None those outside of layers.
+
+    Where a family's checkpoints spell a tensor in several ways, the one that is among the names `present` counts, else
+    the first. Raises UnsupportedError for a tensor that no decoder has, RefusedError for one of unknown size.
+    """
+    sizes, found = sizes_of(h, layer), dict[str, list[tuple[int, Part]]]()
+    for t in _rows(h, row, layer, present):
+        stem, _, ending = t.gguf[0].removeprefix("blk.{n}.").rpartition(".")
+        if stem not in _PARAMETERS:
+            raise UnsupportedError(f"the tensors {t.hf[0]} of this {row.id} cannot be computed")
+        axes = tuple(dims_of(t.dims[0]))
+        size = tuple(evaluate(axis, sizes) or 0 for axis in axes)
+        if 0 in size:
+            raise RefusedError(f"the model does not give its {axes[size.index(0)]}", tensor=t.hf[0])
+        parts = found.setdefault(_PARAMETERS[stem] + ("_bias" if ending == "bias" else ""), [])
+        for expert in _experts(t, sizes):
+            parts.append((expert, Part(t.hf[0].replace("{e}", str(expert)), size, axes)))
+    if "kv_a" in found and "qkv" in found:
+        found["q_b"] = found.pop("qkv")
+    if "attn_post_norm" in found and not {"mlp_norm", "mlp_post_norm"} & set(found):
+        found["mlp_norm"] = found.pop("attn_post_norm")
+    in_order = ((name, sorted(parts, key=lambda part: part[0])) for name, parts in found.items())
+    return tuple((name, tuple(part for _, part in parts)) for name, parts in in_order)
+
+
+def _experts(t: TensorRow, sizes: dict[str, int]) -> Iterable[int]:
+    return range(evaluate(t.count, sizes) or 0) if "{e}" in t.hf[0] else (0,)
+
+
+def _rows(h: Hyperparams, row: Architecture, layer: int | None, present: Collection[str]) -> list[TensorRow]:
+    chosen: dict[str, TensorRow] = {}
+    for t in row.tensors:
+        if t.pack or ("{n}" in t.hf[0]) != (layer is not None) or not is_needed(row, t.need, h):
+            continue
+        if layer is None or has_layer(t.layers, h, layer):
+            is_present = t.hf[0].replace("{n}", str(layer)).replace("{e}", "0") in present
+            chosen |= {name: t for name in t.gguf if is_present or name not in chosen}
+    return list(dict.fromkeys(chosen.values()))

@@ -1,0 +1,124 @@
+"""Rotary positions: frequencies of each kind of scaling, and the rotation of heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aprfmt.arch import rope
+from aprfmt.arch.fields import as_float
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotation of one kind of layers.
+
+    Attributes:
+        inv_freq: radians a position, [R], each a float32 number; 2 R values of a head are rotated.
+        factor: what cosines and sines are multiplied with (yarn's attention factor; 1 for the others).
+        beta, context: queries at position p are multiplied with 1 + beta ln(1 + floor(p / context)); beta is 0 for
+            most networks.
+    """
+
+    inv_freq: tuple[float, ...]
+    factor: float = 1.0
+    beta: float = 0.0
+    context: int = 1
+
+
+_SCALINGS = ("default", "dynamic", "linear", "llama3", "yarn")
+
+
+def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: int) -> Rope:
+    """The rotation of `dim` values of a head at base `theta` under the `scaling` dict of a config.json ({} for none).
+
+    Raises UnsupportedError for a kind of scaling whose frequencies depend on the length of the text.
+    """
+    kind = str(scaling.get("rope_type", "default")).lower()
+    if kind not in _SCALINGS:
+        raise UnsupportedError(f"rope scaling {kind!r} cannot be trained", hint=f"known are {', '.join(_SCALINGS)}")
+    # `dynamic` changes nothing within the positions that a network is made for, unless it has an alpha.
+    theta *= _number(scaling, "alpha", 1.0) ** (dim / (dim - 2)) if kind == "dynamic" and dim > 2 else 1.0
+    # Computed in float32 as transformers does it, so that long positions give the same angles.
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    inv_freq, factor = 1.0 / (theta**exponents), 1.0
+    if kind == "linear":
+        inv_freq = inv_freq / _number(scaling, "factor", 1.0)
+    elif kind == "llama3":
+        factors = rope.llama3_factors(theta, dim, scaling, h.max_position_embeddings)
+        inv_freq = inv_freq / torch.tensor(factors, dtype=torch.float32)
+    elif kind == "yarn":
+        inv_freq, factor = _yarn(h, theta, scaling, inv_freq)
+    beta = _number(scaling, "llama_4_scaling_beta", 0.0)
+    return Rope(tuple(inv_freq.tolist()), factor, beta, rope.original_context(h, scaling) or 1 if beta else 1)
+
+
+def _yarn(h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq: Tensor) -> tuple[Tensor, float]:
+    """Frequencies and attention factor of yarn (Peng et al., arXiv 2309.00071, section 3.2).
+
+    Slow pairs are stretched, fast ones are not. A pair turns r times within the original context; from `beta_fast`
+    turns on it keeps its frequency f, up to `beta_slow` it gets f / factor, between them a mixture that is linear in
+    the number of the pair.
+    """
+    original = rope.original_context(h, scaling) or 1
+    factor = _number(scaling, "factor", 0.0) or (h.max_position_embeddings or original) / original
+    dim = 2 * len(inv_freq)
+
+    def pair_of(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = pair_of(_number(scaling, "beta_fast", 32.0))
+    high = pair_of(_number(scaling, "beta_slow", 1.0))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    pairs = torch.arange(len(inv_freq), dtype=torch.float32)
+    slow = ((pairs - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    attention = rope.attention_factor(h, "yarn", scaling)
+    mixed = inv_freq / factor * slow + inv_freq * (1 - slow)
+    return mixed, rope.mscale_of(factor) if attention is None else attention
+
+
+def yarn_scale(scaling: Mapping[str, object]) -> float:
+    """What scores of latent attention are multiplied with for a stretch by yarn."""
+    stretch, all_dim = (_number(scaling, key, 0.0) for key in ("factor", "mscale_all_dim"))
+    return rope.mscale_of(stretch, all_dim) ** 2 if all_dim and scaling.get("rope_type") != "default" else 1.0
+
+
+def _number(scaling: Mapping[str, object], key: str, default: float) -> float:
+    value = as_float(scaling.get(key), key)
+    return default if value is None else value
+
+
+Turn = tuple[Tensor, Tensor, Tensor | None]
+"""Cosines and sines [N, T, 1, R] of positions, and what queries are multiplied with, [N, T, 1, 1]; all float32."""
+
+
+def turn_of(kind: Rope, inv_freq_R: Tensor, positions_NT: Tensor) -> Turn:
+    """The rotation at these positions; `inv_freq_R` are the frequencies of `kind` on their device."""
+    angles = positions_NT[..., None, None].float() * inv_freq_R
+    warmth = None
+    if kind.beta:
+        steps = torch.floor(positions_NT[..., None, None].float() / kind.context)
+        warmth = 1 + kind.beta * torch.log(1 + steps)
+    return angles.cos() * kind.factor, angles.sin() * kind.factor, warmth
+
+
+def rotate(x_NTHE: Tensor, turn: Turn, adjacent: bool) -> Tensor:
+    """The first 2 R values of each head rotated, in float32; the others stay.
+
+    Pairs are values i and i + R, or `adjacent` ones, as the network's checkpoints order the rows of Q and K.
+    """
+    cos, sin, _ = turn
+    wide = x_NTHE.to(torch.promote_types(x_NTHE.dtype, torch.float32))
+    turned, rest = wide[..., : 2 * cos.shape[-1]], wide[..., 2 * cos.shape[-1] :]
+    first, second = (turned[..., ::2], turned[..., 1::2]) if adjacent else turned.chunk(2, dim=-1)
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    rotated = torch.stack(pair, dim=-1).flatten(-2) if adjacent else torch.cat(pair, dim=-1)
+    return (torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated).to(x_NTHE.dtype)
