@@ -15,7 +15,7 @@ from threading import Lock
 
 from aprfmt.arch.names import is_gguf_only, matches
 from aprfmt.arch.outside import layer_of
-from aprfmt.canonical.merge_methods import CHUNK, PASSTHROUGH, Combination, Rule, Values
+from aprfmt.canonical.merge_methods import PASSTHROUGH, SCRATCH, Combination, Rule, Values
 from aprfmt.canonical.merged import encodes_alone
 from aprfmt.canonical.model import Canonical, hf_side
 from aprfmt.canonical.relayered import SourceLayer, check_layer, relayered, renumbered
@@ -172,24 +172,23 @@ class _Stored:
 
     piece: Piece
 
-    def read(self, first: int, last: int) -> Array:
-        import numpy as np
-
+    def read_into(self, first: int, out: Array) -> None:
         row = DTYPES[self.piece.dtype]
+        last = first + len(out)
         if row.kind == "plain":
-            data = np.empty((last - first) * row.block_bytes, np.uint8)
-            self.piece.read_into(first * row.block_bytes, data.data)
-            return plain.decode(row.name, data).astype(np.float32, copy=False)
+            with SCRATCH.lent(len(out) * row.block_bytes) as data:
+                self.piece.read_into(first * row.block_bytes, data)
+                plain.decode_into(row.name, data, out)
+            return
         low, high = first // row.block * row.block, -(-last // row.block) * row.block
         begin = low // row.block * row.block_bytes
         # All of an AprQ8 has one scale, which stands before it.
         scale = _SCALE_BYTES if row.name == "AprQ8" else 0
-        data = np.empty(scale + (high - low) // row.block * row.block_bytes, np.uint8)
-        if scale:
-            self.piece.read_into(0, data[:scale].data)
-        self.piece.read_into(scale + begin, data[scale:].data)
-        values = decode(row.name, data.data, (high - low,), tensor=self.piece.name)
-        return values[first - low : last - low].astype(np.float32, copy=False)
+        with SCRATCH.lent(scale + (high - low) // row.block * row.block_bytes) as data:
+            if scale:
+                self.piece.read_into(0, data[:scale])
+            self.piece.read_into(scale + begin, data[scale:])
+            out[:] = decode(row.name, data, (high - low,), tensor=self.piece.name)[first - low : last - low]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +199,12 @@ class _Filled:
     n: int
     rest: Values
 
-    def read(self, first: int, last: int) -> Array:
-        import numpy as np
-
-        if last <= self.n:
-            return self.own.read(first, last)
-        if first >= self.n:
-            return self.rest.read(first, last)
-        return np.concatenate([self.own.read(first, self.n), self.rest.read(self.n, last)])
+    def read_into(self, first: int, out: Array) -> None:
+        n_own = min(max(self.n - first, 0), len(out))
+        if n_own:
+            self.own.read_into(first, out[:n_own])
+        if n_own < len(out):
+            self.rest.read_into(first + n_own, out[n_own:])
 
 
 # --- the result ---
@@ -243,10 +240,8 @@ class CombinedPiece:
             return
         size = DTYPES[self.dtype].block_bytes
         first, last = offset // size, -(-(offset + len(buffer)) // size)
-        for start in range(first, last, CHUNK):
-            end = min(start + CHUNK, last)
-            values = self.combination.read(start, end)
-            low, high = start * size - offset, end * size - offset
+        for start, values in self.combination.pieces(first, last):
+            low, high = start * size - offset, (start + len(values)) * size - offset
             if low >= 0 and high <= len(buffer):
                 plain.encode_into(self.dtype, values, buffer[low:high], self._overflow)
             else:

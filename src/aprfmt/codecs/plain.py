@@ -57,6 +57,16 @@ def decode(dtype: str, data: Buffer | Array) -> Array:
     return raw != 0 if dtype == "BOOL" else raw
 
 
+def decode_into(dtype: str, data: Buffer, out: Array) -> None:
+    """`decode` of a float dtype into the float32 array `out`, which is as long."""
+    import numpy as np
+
+    if dtype in ("F16", "BF16"):
+        _widen(dtype, np.frombuffer(data, DTYPES[dtype].numpy).view("<u2"), out)
+    else:
+        np.copyto(out, decode(dtype, data), casting="same_kind")
+
+
 def encode_into(dtype: str, values: Array, out: memoryview, overflow: Overflow = None) -> None:
     """`encode` of float32 `values` into the bytes of `out`, which are as many as they take."""
     import numpy as np
@@ -113,11 +123,12 @@ def _resize(values: Array, dtype: str, overflow: Overflow) -> Array:
     return out
 
 
-def _widen(dtype: str, codes: Array) -> Array:
+def _widen(dtype: str, codes: Array, out: Array | None = None) -> Array:
     """Codes of F16 or BF16 as float32."""
     import numpy as np
 
-    out = np.empty(codes.size, dtype="<f4")
+    if out is None:
+        out = np.empty(codes.size, dtype="<f4")
     codes = np.require(codes, requirements=["C", "A"])
     _kernel(dtype, "F32")(codes, out)
     if dtype == "F16" and _has_special("F16", codes):
