@@ -3,6 +3,7 @@
 # make check  format, lint, types
 # make mutations  proof that the tests bite: faults put in one by one; ONLY="'lr dropped'" only that one,
 #                 ONLY="--package aprfmt" those of one package
+# make docs   the manual, in site/; a warning is an error
 # make dist   wheel and source archive, in dist/
 # make fuzz   damaged files against every reader and writer; MINUTES=120 JOBS=8
 # make kills  300 writers killed at any moment: what each leaves, and what the next run makes of it; KILLS=1000
@@ -14,7 +15,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check dist mutations fuzz kills conformance bench clean
+.PHONY: demo test check docs dist mutations fuzz kills conformance bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
@@ -32,6 +33,9 @@ check: $(VENV)/.check
 	$(BIN)/ruff format --check src tests tools
 	$(BIN)/ruff check src tests tools
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 dist: $(VENV)/.dist
 	$(BIN)/python -m build --outdir dist
@@ -73,6 +77,10 @@ $(VENV)/.test: $(BIN)/python pyproject.toml
 	tools/install_llama.sh $(BIN)/python || echo "without llama-cpp-python: tests that compare with it are skipped" >&2
 	@touch $@
 
+$(VENV)/.docs: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	@touch $@
+
 $(VENV)/.dist: $(BIN)/python
 	$(BIN)/python -m pip install --quiet build
 	@touch $@
@@ -82,4 +90,4 @@ $(VENV)/.check: $(BIN)/python pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist demo-output fuzz-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist site demo-output fuzz-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -80,7 +80,9 @@ def test_every_extra_of_the_project_is_known() -> None:
 
     project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert {name for name in extras if name not in ("all", "dev", "test", "llama-cpp-python")} == doctor.EXTRAS.keys()
+    assert {
+        name for name in extras if name not in ("all", "dev", "docs", "test", "llama-cpp-python")
+    } == doctor.EXTRAS.keys()
     for name, (package, _) in doctor.EXTRAS.items():
         assert any(line.split(">")[0].split("=")[0] == package for line in extras[name])
 

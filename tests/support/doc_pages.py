@@ -3,7 +3,8 @@
 A fence says what becomes of its block:
 
 * `console`: the lines after `$ ` are commands, the others what they print: in this order, a line `…` for any number of
-  lines, `…` within a line for any text, times and rates for any other;
+  lines, `…` within a line for any text, times and rates for any other. A command of which a line `error: …` is printed
+  must fail;
 * `sh`: a script that must succeed;
 * `python`: a program that must succeed;
 * any language with `title="NAME"`: a file of that name;
@@ -106,7 +107,7 @@ class _Session:
         for name in ("FORCE_COLOR", "APR_DEBUG"):
             self.env.pop(name, None)
 
-    def run(self, program: list[str], words: str, line: int) -> str:
+    def run(self, program: list[str], words: str, line: int, *, fails: bool = False) -> str:
         done = subprocess.run(
             program,
             cwd=self.folder,
@@ -119,18 +120,19 @@ class _Session:
             check=False,
         )
         self.count += 1
-        assert done.returncode == 0, f"{self.page}:{line}: exit {done.returncode}: {words}\n{done.stdout}"
+        assert (done.returncode != 0) == fails, f"{self.page}:{line}: exit {done.returncode}: {words}\n{done.stdout}"
         return done.stdout
 
-    def shell(self, words: str, line: int) -> str:
+    def shell(self, words: str, line: int, *, fails: bool = False) -> str:
         """What a script prints; where it ends is where the next one begins."""
-        end = "\n__code=$?; printf '\\n%s' \"$PWD\"; exit $__code"
-        output, _, where = self.run(["bash", "-eo", "pipefail", "-c", words + end], words, line).rpartition("\n")
+        begin = 'trap \'printf "\\n%s" "$PWD"\' EXIT\n'
+        output, _, where = self.run(["bash", "-e", "-c", begin + words], words, line, fails=fails).rpartition("\n")
         self.folder = Path(where)
         return output
 
     def prints(self, command: Command) -> None:
-        output = self.shell(command.words, command.line)
+        fails = any(line.startswith("error: ") for line in command.prints)
+        output = self.shell(command.words, command.line, fails=fails)
         wanted = "\n".join(map(_pattern, command.prints))
         assert re.fullmatch(wanted, _even(output)) or not command.prints, (
             f"{self.page}:{command.line}: {command.words}\nprints\n{output}\nthe page says\n"
