@@ -366,6 +366,12 @@ APRFMT = (
         "zip(pieces[:half], pieces[half:], outer.before, strict=True)",
         "zip(pieces[:half], pieces[: half - 1 : -1], outer.before, strict=True)"),
     # adapters
+    Mutation("projectors stand in the order of their lists", "aprfmt/arch/projectors.py",
+        "test_projectors.py::test_a_gguf_has_them_in_the_order_of_the_layers_that_they_feed",
+        "return sorted(placed, key=lambda one: one.text_layer)", "return placed"),
+    Mutation("states are counted as layers", "aprfmt/arch/values_projectors.py",
+        "test_projectors.py::test_a_network_that_llama_cpp_does_not_have",
+        "layer = number + depth if number < 0 else number - 1", "layer = number + depth if number < 0 else number"),
     Mutation("the rows of an adapter move the wrong way", "aprfmt/canonical/lora.py",
         "test_adapters.py::test_scales_reach_the_gguf",
         "    index = indices(m.orders, m.n_rows, inverse=inverse)\n",

@@ -129,6 +129,12 @@ _XDROPE = {
     "mscale_all_dim": 1.0,
     "mrope_section": [2, 2, 2, 2],
 }
+_MULTIPLIED: Config = {
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 2.0,
+}
 _TIED: Config = {"tie_word_embeddings": True}
 
 CASES: tuple[ArchCase, ...] = (
@@ -157,6 +163,16 @@ CASES: tuple[ArchCase, ...] = (
         "Mistral3",
         {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
         {"model_type": "pixtral", **_TOWER},
+    ),
+    _sees(
+        "granite/vision",
+        "Granite4Vision",
+        {"architectures": ["GraniteForCausalLM"], "num_hidden_layers": 3, **_MULTIPLIED},
+        {**_SIGLIP, "hidden_size": 64},
+        qformer_config={"model_type": "blip_2_qformer", "num_hidden_layers": 1, "intermediate_size": 48},
+        downsample_rate="1/2",
+        deepstack_layer_map=[[-1, 2]],
+        spatial_target_layers=[0],
     ),
     _sees("llama/llava", "Llava", {"model_type": "llama"}, _CLIP),
     _sees("llama/llava_next", "LlavaNext", {"model_type": "llama"}, _CLIP),

@@ -158,8 +158,21 @@ def _pairs_of_frames(model: Any, folder: Path, samples: Array) -> Any:
     return model.get_audio_features(scaled[: len(scaled) // 2 * 2].reshape(1, -1, 160))
 
 
+def _tiles(model: Any, folder: Path, pixels: Array) -> Any:
+    """An image as large as a tile: itself as the overview, and as the only tile."""
+    import torch
+
+    scaled = _scaled(folder, pixels)
+    sizes = torch.tensor([pixels.shape[:2]])
+    found = model.get_image_features(pixel_values=torch.stack([scaled, scaled], 1), image_sizes=sizes)
+    # mtmd has the features of all projectors side by side, in the order of the layers that get them.
+    fed = sorted(found.deepstack_features, key=lambda one: one[0] % model.config.text_config.num_hidden_layers)
+    return torch.cat([torch.cat(list(features)) for _, features in fed], -1)
+
+
 FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {
     "pixels": _pixels,
+    "tiles": _tiles,
     "columns": _columns,
     "sized": _sized,
     "merged": _merged,

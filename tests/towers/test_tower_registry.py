@@ -19,9 +19,7 @@ from aprfmt.arch.values import CONVERTERS
 from aprfmt.canonical.made import MADE
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHOUT_ROW: dict[str, str] = {
-    "Granite4VisionForConditionalGeneration": "projectors numbered by two maps, of which a GGUF of towers tells half"
-}
+WITHOUT_ROW: dict[str, str] = {}
 """Classes whose towers the converter writes and the table does not know, and what they need."""
 
 

@@ -23,6 +23,7 @@ from aprfmt.arch.fields import as_float
 from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.layer_sizes import layer_sizes
+from aprfmt.arch.projectors import LAYERWISE, NUMBERS, SPATIAL
 from aprfmt.arch.row import HEAD, OPTIONAL, OUTPUT, REQUIRED, WHOLE_KEYS, Architecture
 from aprfmt.errors import CorruptError
 
@@ -357,6 +358,8 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "unread": _is_unread,
     "pyramid": _is_in_pyramid,
     "windowed": _has_window,
+    "layerwise": lambda h, layer: layer in NUMBERS[LAYERWISE](h),
+    "spatial": lambda h, layer: layer in NUMBERS[SPATIAL](h),
     "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
     "shares_kv": _shares_kv,
     "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),

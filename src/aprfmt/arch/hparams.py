@@ -32,6 +32,7 @@ from aprfmt.arch.fields import (
 )
 from aprfmt.arch.heads import MODULE_KEYS, head_of
 from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
+from aprfmt.arch.projectors import MAP, TARGETS
 from aprfmt.arch.row import HEAD, MOST, OPTIONAL, OUTPUT, OWN, REQUIRED, WHOLE_KEYS, Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.arch.values import CONVERTERS, head_dim_is_named
@@ -73,7 +74,7 @@ _MODEL_TYPE_OF = {"smollm": "llama", "smollm2": "llama"}
 _OF_ASSISTANTS = ("backbone_hidden_size", "use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k")
 _OF_THE_WHOLE = (
     "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
-    "quantization_config", "model_type", "vision_config", "image_token_id", *_OF_ASSISTANTS,
+    "quantization_config", "model_type", "vision_config", "image_token_id", MAP, TARGETS, *_OF_ASSISTANTS,
 )  # fmt: skip
 # Read and written by other code than the keys of a row.
 _ELSEWHERE = frozenset(("tie_word_embeddings", *_TOKEN_IDS, *rope.NAMES))

@@ -238,8 +238,8 @@ class Tower(Architecture):
         text: how checkpoints of the whole begin the names of the language model's tensors: put before those of its
             row, or, where it begins with "model." or is `bare`, in the place of the row's "model.".
         bare: whether the language model in the whole is one without a head, whose names have no "model." before them.
-        listed: beginnings of names whose number counts the items of a list of layers, and the key of that list: item 2
-            of [5, 11, 17] is layer 17 in the row, as it is in a GGUF.
+        listed: beginnings of names whose number counts the items of a list of layers, and the key of that list, or a
+            word of arch.projectors.NUMBERS: item 2 of [5, 11, 17] is layer 17 in the row, as it is in a GGUF.
         files: further files of a folder, relative to it, whose objects count as keys of config.json, by these keys.
     """
 

@@ -30,6 +30,7 @@ from aprfmt.arch.values_layers import (
     periodic,
 )
 from aprfmt.arch.values_ngrams import NGRAMS, with_plain_kinds
+from aprfmt.arch.values_projectors import PROJECTORS
 from aprfmt.arch.values_remote import REMOTE
 from aprfmt.arch.values_rwkv import RWKV
 from aprfmt.arch.values_sparse import SPARSE
@@ -862,6 +863,7 @@ CONVERTERS: dict[str, Converter] = {
     **HYBRID,
     **RWKV,
     **REMOTE,
+    **PROJECTORS,
     **EXPERTS,
     **WINDOWS,
     **SPARSE,

@@ -24,6 +24,7 @@ from aprfmt.arch.layer_sizes import layer_sizes
 from aprfmt.arch.links import Link
 from aprfmt.arch.names import matches
 from aprfmt.arch.outside import layer_of
+from aprfmt.arch.projectors import DEEPSTACK, MAP, TARGETS, fed_layers
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -74,6 +75,7 @@ BY_NUMBER: Mapping[str, Callable[[Hyperparams, int], object]] = {
     "rescale_every": lambda h, layer: layer // step if (step := _int(h, "rescale_every")) > 0 else 0,
     "attn_res_block_size": lambda h, layer: layer % step if (step := _int(h, "attn_res_block_size")) > 0 else 0,
     "scale_attn_by_inverse_layer_idx": lambda h, layer: layer if h.extra.get("scale_attn_by_inverse_layer_idx") else 0,
+    DEEPSTACK: lambda h, layer: fed_layers(h).get(layer),
     "deepstack_layers": lambda h, layer: min(layer, _int(h, "deepstack_layers")),
 }
 """config.json key -> what follows from it and a layer's number, where no list and no tensor tells."""
@@ -82,7 +84,7 @@ OTHER_LISTS = frozenset(
     (
         *("adapter_substitute_token_ids", "adapter_token_ids", "aux_hidden_state_layer_ids", "target_layer_ids"),
         *("dflash_config.target_layer_ids", "dspark_target_layer_ids", "eagle_aux_hidden_state_layer_ids", "id2label"),
-        *("mrope_section", "target_rope_sections"),
+        *("mrope_section", "target_rope_sections", DEEPSTACK, MAP, TARGETS),
     )
 )
 """config.json keys with lists that have nothing to do with this network's layers."""

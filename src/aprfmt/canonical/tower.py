@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aprfmt.arch import names
 from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.projectors import NUMBERS
 from aprfmt.arch.row import Tower
 from aprfmt.arch.towers import TOWERS
 from aprfmt.errors import CorruptError
@@ -69,7 +70,7 @@ def _renumbered(row: Tower, h: Hyperparams, name: str, *, to_layer: bool) -> str
     for beginning, key in row.listed.items():
         if name.startswith(beginning):
             number, dot, rest = name[len(beginning) :].partition(".")
-            layers = h.extra.get(key)
+            layers = NUMBERS[key](h) if key in NUMBERS else h.extra.get(key)
             layers = layers if isinstance(layers, list) else []
             known = dict(enumerate(layers)) if to_layer else {layer: i for i, layer in enumerate(layers)}
             if number.isdecimal() and int(number) in known:

@@ -10,6 +10,7 @@ from aprfmt.arch.configless import VARIANT, config_of_tensors
 from aprfmt.arch.converter import look_up
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.projectors import DEEPSTACK, with_layers
 from aprfmt.arch.row import Architecture, Tower
 from aprfmt.arch.table import classes_of
 from aprfmt.arch.tower_table import PREPROCESSOR, find_tower, from_config, missing_keys, to_config
@@ -245,6 +246,9 @@ def whole_config(
     config = {key: value for key, value in config.items() if key not in part.row.files}
     told = config.pop(PREPROCESSOR, {})
     config.pop("text_config", None)  # the language model speaks for itself
+    mapping = text.get(DEEPSTACK)
+    config = with_layers(config, mapping)
+    text = {key: value for key, value in text.items() if key != DEEPSTACK}
     if "text_config" in text:
         return dict(sorted({**config, **text}.items())), dict(as_mapping(told))
     hf_class, model_type = _identity(part, inner)

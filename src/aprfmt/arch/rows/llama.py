@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.projectors import DEEPSTACK, MAP, TARGETS
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, GROUPED, HEAD_DIM, NO_WINDOW, PAD, ROPE, ROPE_DIM, SCALES, SILU, SLIDING_LAYERS, VOCAB, WINDOW,
@@ -136,9 +137,15 @@ ROWS: tuple[Architecture, ...] = (
         }},
     ),
     Architecture(
-        id="granite", required={"logit_scale": ""}, gguf="granite", **hf_names("Granite", "granite"), rope_type=0,
-        tensors=_BIASED, keys=(*_LLAMA, *SCALES, SILU, *_BIASES),
-        defaults={"": {
+        id="granite", required={"logit_scale": ""}, gguf="granite",
+        **hf_names("Granite", "granite", also=("granite4_vision_text",)), rope_type=0,
+        tensors=_BIASED,
+        keys=(
+            *_LLAMA, *SCALES, SILU, *_BIASES,
+            Key("deepstack_mapping", (DEEPSTACK,), "i32[]", via="deepstack_mapping"), Key("", (MAP,)),
+            Key("", (TARGETS,)),
+        ),
+        defaults={"granite4_vision": {TARGETS: [12, 15, 18, 21]}, "": {
             "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
             "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
             "bos_token_id": 1, "eos_token_id": 2,

@@ -27,6 +27,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("BailingMoeV3VLForConditionalGeneration", "bailing_moe_v3_vl", "bailing_moe_v3"),
     Wrapper("Exaone4_5_ForConditionalGeneration", "exaone4_5", "exaone4"),
     Wrapper("MiniCPMV4_6ForConditionalGeneration", "minicpmv4_6", "qwen3_5_text"),
+    Wrapper("Granite4VisionForConditionalGeneration", "granite4_vision", "granite"),
     Wrapper("Qwen3ASRForConditionalGeneration", "qwen3_asr", "qwen3_vl", {"qwen3": "qwen3_vl"}),
     Wrapper("Glm4vForConditionalGeneration", "glm4v", "glm4v"),
     Wrapper("GlmOcrForConditionalGeneration", "glm_ocr", "glm4v"),

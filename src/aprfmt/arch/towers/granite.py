@@ -1,18 +1,22 @@
-"""Granite's towers that hear: a conformer and a Q-Former that asks each window of it. Data only."""
+"""Granite's towers: a conformer or SigLIP, and Q-Formers that ask each window of it. Data only."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.projectors import LAYERWISE, MAP, SPATIAL, SPATIAL_LAYER, TARGETS, TEXT_LAYERS
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
-from aprfmt.arch.rows.parts import linear, norm, tensor
-from aprfmt.arch.towers.parts import hears, layers, projector
+from aprfmt.arch.rows.parts import linear, must_be, norm, tensor
+from aprfmt.arch.towers.parts import GELU, IMAGE, WIDTH, epsilon, hears, layers, projector, sees, sizes
+from aprfmt.arch.towers.vit import siglip, vision
 
 _C = "encoder_config"
 _Q = "projector_config"
 _W = "hidden_dim"
 _HEADS = "num_heads*dim_head"
 _WIDTH = f"{_Q}.hidden_size"
+_F = "qformer_config"
+_SEES = "model.vision_tower.vision_model."
 
 
 def _feed_forward(name: str, end: str) -> tuple[TensorRow, ...]:
@@ -23,14 +27,46 @@ def _feed_forward(name: str, end: str) -> tuple[TensorRow, ...]:
     )
 
 
-def _attends(name: str, gguf: str, keys: str) -> tuple[TensorRow, ...]:
-    """Attention of the Q-Former, whose keys and values are `keys` wide before they are projected."""
+def _attends(name: str, gguf: str, width: str, keys: str) -> tuple[TensorRow, ...]:
+    """Attention of a Q-Former, whose keys and values are `keys` wide before they are projected."""
     return (
-        *linear(f"{name}.attention.query", f"{gguf}_q", f"{_WIDTH},{_WIDTH}", REQUIRED),
-        *linear(f"{name}.attention.key", f"{gguf}_k", f"{_WIDTH},{keys}", REQUIRED),
-        *linear(f"{name}.attention.value", f"{gguf}_v", f"{_WIDTH},{keys}", REQUIRED),
-        *linear(f"{name}.output.dense", f"{gguf}_out", f"{_WIDTH},{_WIDTH}", REQUIRED),
-        *norm(f"{name}.output.LayerNorm", f"{gguf}_norm", _WIDTH, REQUIRED),
+        *linear(f"{name}.attention.query", f"{gguf}_q", f"{width},{width}", REQUIRED),
+        *linear(f"{name}.attention.key", f"{gguf}_k", f"{width},{keys}", REQUIRED),
+        *linear(f"{name}.attention.value", f"{gguf}_v", f"{width},{keys}", REQUIRED),
+        *linear(f"{name}.output.dense", f"{gguf}_out", f"{width},{width}", REQUIRED),
+        *norm(f"{name}.output.LayerNorm", f"{gguf}_norm", width, REQUIRED),
+    )
+
+
+def _asks(width: str, keys: str, ffn: str) -> tuple[TensorRow, ...]:
+    """A layer of a Q-Former."""
+    return (
+        *_attends("attention", "self_attn", width, width),
+        *_attends("crossattention", "cross_attn", width, keys),
+        *linear("intermediate_query.dense", "ffn_up", f"{ffn},{width}", REQUIRED),
+        *linear("output_query.dense", "ffn_down", f"{width},{ffn}", REQUIRED),
+        *norm("output_query.LayerNorm", "ffn_norm", width, REQUIRED),
+    )
+
+
+def _projectors(kind: str) -> tuple[TensorRow, ...]:
+    """Those of a kind: each a Q-Former of one layer."""
+    rows = (
+        tensor("image_positions", "img_pos", f"1,any_window,{WIDTH}"),
+        *norm("norm", "norm", WIDTH, REQUIRED),
+        *linear("out_linear", "linear", f"hidden,{WIDTH}", REQUIRED),
+        *(
+            replace(row, hf=tuple(f"qformer.encoder.layer.0.{name}" for name in row.hf))
+            for row in _asks(WIDTH, WIDTH, f"{_F}.intermediate_size")
+        ),
+        *norm("qformer.layernorm", "post_norm", WIDTH, REQUIRED),
+        tensor("query", "query", f"1,any_queries,{WIDTH}"),
+    )
+    return layers(
+        *(replace(row, layers=kind) for row in rows),
+        hf=f"model.{kind}_projectors.{{n}}.",
+        gguf="v.proj_blk.{n}.",
+        depth=f"{MAP}+{TARGETS}",
     )
 
 
@@ -99,11 +135,7 @@ _SPEECH = Tower(
         *norm("projector.qformer.layernorm", "a.proj_norm", _WIDTH, REQUIRED),
         *linear("projector.linear", "a.proj_linear", f"hidden,{_WIDTH}", REQUIRED),
         *layers(
-            *_attends("attention", "self_attn", _WIDTH),
-            *_attends("crossattention", "cross_attn", f"{_Q}.encoder_hidden_size"),
-            *linear("intermediate_query.dense", "ffn_up", f"{_Q}.intermediate_size,{_WIDTH}", REQUIRED),
-            *linear("output_query.dense", "ffn_down", f"{_WIDTH},{_Q}.intermediate_size", REQUIRED),
-            *norm("output_query.LayerNorm", "ffn_norm", _WIDTH, REQUIRED),
+            *_asks(_WIDTH, f"{_Q}.encoder_hidden_size", f"{_Q}.intermediate_size"),
             hf="projector.qformer.encoder.layer.{n}.",
             gguf="a.proj_blk.{n}.",
             depth=f"{_Q}.num_hidden_layers",
@@ -159,5 +191,60 @@ TOWERS: tuple[Tower, ...] = (
         model_types=("granite_speech_plus",),
         when="projector_type=granite_speech&audio.feature_layer",
         keys=(*_SPEECH.keys, Key("audio.feature_layer", (f"{_C}.cat_hidden_layers",), "i32[]", via="optional")),
+    ),
+    Tower(
+        id="granite4_vision",
+        gguf="clip",
+        hf_class="Granite4VisionForConditionalGeneration",
+        model_type="granite4_vision",
+        hf_classes=("Granite4VisionForConditionalGeneration",),
+        model_types=("granite4_vision",),
+        when="projector_type=granite4_vision",
+        text="model.language_model.",
+        prefixes=((_SEES, _SEES), ("model.vision_tower.", _SEES)),
+        listed={f"model.{kind}_projectors.": kind for kind in (LAYERWISE, SPATIAL)},
+        tensors=(
+            tensor("model.image_newline", "v.image_newline", "hidden"),
+            *(row for kind in (LAYERWISE, SPATIAL) for row in _projectors(kind)),
+            *siglip(_SEES, part="vision_config."),
+        ),
+        f32=(".position_embd.", ".img_pos", ".query"),
+        keys=sees(
+            *sizes(),
+            *IMAGE,
+            projector("granite4_vision"),
+            epsilon("vision", "vision_config.layer_norm_eps"),
+            GELU,
+            Key("vision.preproc_image_size", ("vision_config.image_size",)),
+            Key("vision.projector.query_side", ("downsample_rate",), via="query_side"),
+            Key("vision.projector.window_side", ("downsample_rate",), via="window_side"),
+            Key("", (TARGETS,)),
+            Key("", (SPATIAL_LAYER,), "i32"),
+            Key("", (TEXT_LAYERS,)),
+            Key("vision.feature_layer", (MAP,), "i32[]", via="projector_layers"),
+            Key("vision.image_grid_pinpoints", ("image_grid_pinpoints",), "i32[]", via="pinpoints"),
+            Key("", (f"{_F}.intermediate_size",)),
+            must_be("vision_config.hidden_act", "gelu_pytorch_tanh"),
+            must_be(f"{_F}.num_hidden_layers", 1),
+            must_be(f"{_F}.hidden_act", "gelu"),
+            must_be(f"{_F}.layer_norm_eps", 1e-12),
+        ),
+        defaults={
+            "": {
+                **vision(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12),
+                **vision(image_size=224, patch_size=16, layer_norm_eps=1e-6, hidden_act="gelu_pytorch_tanh"),
+                **{f"{_F}.num_hidden_layers": 1, f"{_F}.intermediate_size": 3072, f"{_F}.hidden_act": "gelu"},
+                **{f"{_F}.layer_norm_eps": 1e-12, TARGETS: [12, 15, 18, 21], SPATIAL_LAYER: -1},
+                "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+                "preprocessor_config.image_mean": [0.5, 0.5, 0.5],
+                "preprocessor_config.image_std": [0.5, 0.5, 0.5],
+            }
+        },
+        config={
+            "vision_feature_select_strategy": "full",
+            "vision_config.model_type": "siglip_vision_model",
+            "vision_config.vision_use_head": False,
+            f"{_F}.model_type": "blip_2_qformer",
+        },
     ),
 )

@@ -42,12 +42,21 @@ def vision(**values: object) -> dict[str, object]:
     return {f"vision_config.{name}": value for name, value in values.items()}
 
 
-def siglip(hf: str, *, positions: str = f"{_PATCHES},{WIDTH}") -> tuple[TensorRow, ...]:
-    """SigLIP: patches, positions, layers, and the norm behind them."""
+def siglip(hf: str, *, positions: str = f"{_PATCHES},{WIDTH}", part: str = "") -> tuple[TensorRow, ...]:
+    """SigLIP: patches, positions, layers, and the norm behind them.
+
+    `part` ("vision_config.") begins words of sizes that another part has too.
+    """
     return (
         *patches(f"{hf}embeddings.patch_embedding"),
         tensor(f"{hf}embeddings.position_embedding.weight", "v.position_embd.weight", positions),
-        *layers(*norms("layer_norm1", "layer_norm2"), *attention(), *mlp(), hf=f"{hf}encoder.layers.{{n}}."),
+        *layers(
+            *norms("layer_norm1", "layer_norm2"),
+            *attention(),
+            *mlp(ffn=f"{part}intermediate_size"),
+            hf=f"{hf}encoder.layers.{{n}}.",
+            depth=f"{part}num_hidden_layers",
+        ),
         *norm(f"{hf}post_layernorm", "v.post_ln", WIDTH, REQUIRED),
     )
 

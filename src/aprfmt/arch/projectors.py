@@ -1,0 +1,138 @@
+"""Granite 4 Vision's projectors: which layer of the tower each takes, and which layer of the language model gets it.
+
+Its config.json has two lists, of projectors by layers and of projectors by corners of squares of patches, and counts
+each from 0. A GGUF has one list, in the order of the language model's layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.errors import CorruptError, RefusedError
+
+LAYERWISE, SPATIAL = "layerwise", "spatial"
+DEEPSTACK = "deepstack_mapping"
+"""GGUF key of the language model, and key of a config.json that was made of such a GGUF alone."""
+
+MAP, TARGETS, SPATIAL_LAYER = "deepstack_layer_map", "spatial_target_layers", "spatial_vision_layer"
+VISION_LAYERS, TEXT_LAYERS = "vision_config.num_hidden_layers", "text_config.num_hidden_layers"
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """One of them.
+
+    Attributes:
+        kind: LAYERWISE or SPATIAL.
+        item: its number among those of its kind; of a SPATIAL one the corner that it takes.
+        vision_layer: whose states it takes, as config.json counts: 1 is what the first layer gives, -1 the last.
+        text_layer: the layer of the language model that gets what it gives, from 0.
+    """
+
+    kind: str
+    item: int
+    vision_layer: int
+    text_layer: int
+
+
+def projectors(told: Mapping[str, object], n_text: int | None) -> list[Projector]:
+    """All that the lists of a config.json name, in a GGUF's order; `n_text` is how many layers the language model has.
+
+    Raises CorruptError for lists of something else.
+    """
+    pairs, targets = told.get(MAP) or [], told.get(TARGETS) or []
+    last = -1 if told.get(SPATIAL_LAYER) is None else told[SPATIAL_LAYER]
+    if not isinstance(pairs, list) or not all(_is_numbers(pair) and len(pair) == 2 for pair in pairs):
+        raise CorruptError(f"{MAP} is {pairs!r:.60}, not pairs of layers")
+    if not _is_numbers(targets) or not isinstance(targets, list):
+        raise CorruptError(f"{TARGETS} is {targets!r:.60}, not a list of layers")
+    if type(last) is not int:
+        raise CorruptError(f"{SPATIAL_LAYER} is {last!r:.40}, not a layer")
+    found = [
+        *(Projector(LAYERWISE, item, vision, text) for item, (vision, text) in enumerate(pairs)),
+        *(Projector(SPATIAL, item, last, text) for item, text in enumerate(targets)),
+    ]
+
+    def layer(one: Projector) -> int:
+        return one.text_layer + (n_text or 0) if one.text_layer < 0 else one.text_layer
+
+    placed = [Projector(one.kind, one.item, one.vision_layer, layer(one)) for one in found]
+    return sorted(placed, key=lambda one: one.text_layer)
+
+
+def _is_numbers(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(type(number) is int for number in value)
+
+
+def check(found: list[Projector]) -> None:
+    """Raises RefusedError for what llama.cpp's network does not compute."""
+    layers = [one.text_layer for one in found]
+    hint = "an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf"
+    if twice := [layer for layer in layers if layers.count(layer) > 1]:
+        what = f"two projectors feed layer {twice[0]} of the language model, and llama.cpp takes one"
+        raise RefusedError(what, hint=hint)
+    if layers and layers[0] != 0:
+        raise RefusedError(
+            f"no projector feeds layer 0 of the language model, the first feeds layer {layers[0]}: llama.cpp's network "
+            "takes the features of the first for embeddings",
+            hint=hint,
+        )
+
+
+def _numbers_of(kind: str) -> Callable[[Hyperparams], list[int]]:
+    def numbers(h: Hyperparams) -> list[int]:
+        n_text = h.extra.get(TEXT_LAYERS)
+        found = projectors(h.extra, n_text if type(n_text) is int else None)
+        by_item = {one.item: i for i, one in enumerate(found) if one.kind == kind}
+        return [by_item[item] for item in sorted(by_item)]
+
+    return numbers
+
+
+NUMBERS: dict[str, Callable[[Hyperparams], list[int]]] = {kind: _numbers_of(kind) for kind in (LAYERWISE, SPATIAL)}
+"""Kind -> the numbers that its projectors have in a GGUF, in the order of config.json."""
+
+
+def deepstack_mapping(told: Mapping[str, object], n_text: int) -> list[int]:
+    """For each layer of the language model the number of the projector that feeds it, -1 where none does.
+
+    The first projector gives the embeddings of an image themselves, and has no place here.
+    """
+    found = projectors(told, n_text)
+    check(found)
+    if found and found[-1].text_layer >= n_text:
+        raise CorruptError(f"a projector feeds layer {found[-1].text_layer} of a language model with {n_text} layers")
+    fed = {one.text_layer: i for i, one in enumerate(found) if i}
+    return [fed.get(layer, -1) for layer in range(n_text)]
+
+
+def fed_layers(h: Hyperparams) -> dict[int, int]:
+    """Layers of the language model -> the numbers of the projectors that feed them, by whatever a source says."""
+    told = h.extra.get(DEEPSTACK)
+    if isinstance(told, list):
+        return {layer: number for layer, number in enumerate(told) if type(number) is int and number >= 0}
+    return {one.text_layer: i for i, one in enumerate(projectors(h.extra, h.num_layers)) if i}
+
+
+def with_layers(config: dict[str, object], mapping: object) -> dict[str, object]:
+    """`config`, made of a GGUF of towers, with the layers of the language model that the `mapping` of its GGUF tells.
+
+    Such a GGUF numbers the projectors, and its config has these numbers where a config.json has layers.
+    Raises RefusedError for a mapping of other projectors.
+    """
+    if MAP not in config:
+        return config
+    mapping = mapping if isinstance(mapping, list) else []
+    layers = {0: 0, **{number: layer for layer, number in enumerate(mapping) if type(number) is int and number > 0}}
+    found = projectors(config, None)
+    if sorted(layers) != list(range(len(found))):
+        raise RefusedError(
+            f"the towers have {len(found)} projectors, and the language model's deepstack_mapping names "
+            f"{sorted(layers)}",
+            hint="it belongs to another model: give the mmproj that was published with this one",
+        )
+    pairs = [(one.item, [one.vision_layer, layers[i]]) for i, one in enumerate(found) if one.kind == LAYERWISE]
+    targets = [(one.item, layers[i]) for i, one in enumerate(found) if one.kind == SPATIAL]
+    return {**config, MAP: [pair for _, pair in sorted(pairs)], TARGETS: [layer for _, layer in sorted(targets)]}
