@@ -50,6 +50,8 @@ _LAZY = {
     "doctor": "aprfmt.running.doctor",
     "Diagnosis": "aprfmt.running.doctor",
     "evaluate": "aprfmt.api",
+    "teacher": "aprfmt.api",
+    "TeacherReport": "aprfmt.api",
     "bench": "aprfmt.api",
     "qa": "aprfmt.api",
     "QaReport": "aprfmt.running.qa",
@@ -90,6 +92,7 @@ __all__ = [
     "Report",
     "RunResult",
     "StampReport",
+    "TeacherReport",
     "Tensor",
     "Tree",
     "Validation",
@@ -129,6 +132,7 @@ __all__ = [
     "run",
     "save_file",
     "stamp",
+    "teacher",
     "tree",
     "validate",
     "vocab",
@@ -138,6 +142,7 @@ __all__ = [
 if TYPE_CHECKING:
     from aprfmt.api import (
         Evaluation,
+        TeacherReport,
         bench,
         embed,
         evaluate,
@@ -149,6 +154,7 @@ if TYPE_CHECKING:
         quantize_model,
         report,
         run,
+        teacher,
         validate,
     )
     from aprfmt.codecs.recode import encode

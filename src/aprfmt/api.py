@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -159,6 +159,141 @@ def _engine_for(models: Sequence[str], device: str | None) -> str:
     except UnsupportedError:
         return "llama"
     return "torch"
+
+
+@dataclass(slots=True, kw_only=True)
+class TeacherReport:
+    """Files of what a teacher says.
+
+    Attributes:
+        output: their folder.
+        teacher, engine: what says it, and what computed it.
+        top_k, temperatures, seq_len: ids known of a position, where the mass of all others is known, window's tokens.
+        windows: by part; in a plan of text that is not tokenised yet, about so many.
+        tokens: positions that were computed; in a plan, about what there is.
+        files, resumed: how many there are, and how many of them were there before.
+        bytes: of all files; in a plan, about.
+        prompts: how many were written, None where none were asked for.
+        teacher_ce: cross entropy in nats of the positions that were computed; None where none were.
+        rest: temperature -> mean mass of all others at those.
+        seconds: what it took.
+    """
+
+    output: str
+    teacher: str
+    engine: str
+    top_k: int
+    temperatures: list[float]
+    seq_len: int
+    windows: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    files: int = 0
+    resumed: int = 0
+    bytes: int = 0
+    prompts: int | None = None
+    teacher_ce: float | None = None
+    rest: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr teacher --json`."""
+        return asdict(self)
+
+
+def teacher(
+    file: PathLike | None,
+    data: PathLike | Sequence[PathLike],
+    output: PathLike,
+    *,
+    top_k: int = 64,
+    temperature: Sequence[float] = (),
+    student: PathLike | None = None,
+    seq_len: int | None = None,
+    held_out: float = 0.01,
+    engine: str | None = None,
+    device: str | None = None,
+    threads: int = 0,
+    gpu_layers: int = 0,
+    from_vllm: PathLike | None = None,
+    prompts: PathLike | None = None,
+    plan: bool = False,
+    progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> TeacherReport:
+    """Writes what the model `file` says on text, as files for `apr distill --teacher-logprobs`.
+
+    The same call goes on where an earlier one was interrupted.
+
+    Args:
+        file: the teacher, in any container; None with `from_vllm` or `prompts`.
+        data: text, jsonl or Parquet files, folders of them, or token shards.
+        output: the folder to write; the tokens of the text are put into it too.
+        top_k: most likely ids to keep of each position.
+        temperature: at which the mass of all other ids is kept, beside 1; (): 2, 3 and 4.
+        student: the model whose tokenizer reads the text; None: `file`.
+        seq_len: tokens of a window; None: 2048, or the context of the teacher where it is less.
+        held_out: share of the documents that is held out.
+        engine: "torch" or "llama", see `evaluate`.
+        device: of torch: "cuda", "cuda:N" or "cpu". Names the engine torch.
+        threads: threads of llama.cpp; 0: half of the processors.
+        gpu_layers: layers that llama.cpp computes on a GPU, if it can.
+        from_vllm: JSON lines of vLLM's responses to take the probabilities from; they are known at temperature 1 alone.
+        prompts: only write the prompts to ask vLLM for, as JSON lines.
+        plan: only say how much there is to write.
+        progress: called with the tokens to compute; gives the function to call as they are.
+        log: called with a line now and then.
+
+    Raises:
+        MissingDependencyError: without torch.
+        RefusedError: the folder holds files of another run; the tokenizers differ; vLLM was not asked for a window.
+        RunError: the teacher does not compute probabilities.
+    """
+    _check_numbers(top_k=(top_k, 1), seq_len=(seq_len, 2), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
+    if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
+        raise UsageError(f"held_out is a share above 0, at most 0.9, not {held_out!r:.40}")
+    if not all(isinstance(t, (int, float)) and 0.05 <= t <= 100 for t in temperature):
+        raise UsageError(f"temperature holds numbers from 0.05 to 100, not {[*temperature]!r:.60}")
+    if from_vllm is not None and (file is not None or set(temperature) - {1}):
+        raise UsageError(
+            "from_vllm takes the place of a teacher, and its file knows temperature 1 alone",
+            hint="leave out the model and --temperature; --student names the model whose tokenizer reads the text",
+        )
+    if engine not in (None, *_ENGINES):
+        raise UsageError(f"there is no engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
+    if engine == "llama" and device is not None:
+        raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
+    if find_spec("torch") is None:
+        raise MissingDependencyError("files of a teacher need torch", hint="pip install torch")
+    if file is None and from_vllm is None and prompts is None:
+        raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
+    from aprtrain.teach import Wanted, write
+
+    def path(value: PathLike | None, name: str) -> Path | None:
+        return None if value is None else Path(formats.path_text(value, name))
+
+    model = None if file is None else formats.path_text(file, "file")
+    other = None if student is None else formats.path_text(student, "student")
+    chosen = "vllm" if from_vllm is not None else engine
+    if chosen is None and not (plan or prompts):
+        chosen = _engine_for([model] if model is not None else [], device)
+    others = () if from_vllm is not None else (temperature or (2.0, 3.0, 4.0))
+    wanted = Wanted(
+        file=model,
+        data=[Path(formats.path_text(each, "data")) for each in _paths(data)],
+        output=Path(formats.path_text(output, "output")),
+        top_k=top_k,
+        temperatures=(1.0, *sorted({float(t) for t in others} - {1.0})),
+        student=other,
+        seq_len=seq_len,
+        held_out=held_out,
+        engine=chosen or "",
+        device=device or "cuda",
+        threads=threads,
+        gpu_layers=gpu_layers,
+        from_vllm=path(from_vllm, "from_vllm"),
+        prompts=path(prompts, "prompts"),
+    )
+    return write(wanted, plan=plan, progress=progress, log=log)
 
 
 def bench(

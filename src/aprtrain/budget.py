@@ -57,7 +57,8 @@ def memory_plan(config: Config, pair: Pair, device: torch.device, *, processes: 
     width, compiled = 2 if on_gpu else 4, config.is_compiled(device.type)
     vocabulary = pair.vocabulary or Vocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
     logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
-    head = head_bytes(vocabulary, student.d_model, min(config.chunk, tokens), logits, teacher is not None)
+    chunk, from_files = min(config.chunk, tokens), pair.files is not None
+    head = head_bytes(vocabulary, student.d_model, chunk, logits, teacher is not None, from_files)
     scores = _score_bytes(config, student, tokens) * (1 if config.recompute == "block" else student.n_layers)
     rows = [
         *_weights(config, student, width, processes),

@@ -71,6 +71,13 @@ class Config:
     """A run's options. `None` stands for a default that follows from other fields; `resolve` fills those in."""
 
     teacher: str | None = _option(None, "The model to learn from.", commands=_DISTILL)
+    teacher_logprobs: str | None = _option(
+        None, "Folder of files that apr teacher wrote, in place of a teacher.", commands=_DISTILL
+    )
+    top_k: int | None = _option(
+        None, "Ids of a position to use of --teacher-logprobs (default: all that the files know).", low=1,
+        commands=_DISTILL, place="what",
+    )  # fmt: skip
     student: str | None = _option(None, "The model to train: .apr, .gguf, .safetensors or a folder.", commands=_DISTILL)
     student_init: str | None = _option(
         None,
@@ -429,12 +436,16 @@ def _check_together(config: Config, command: str) -> None:
     if command == "pretrain":
         ways, names, what = (c.init, c.like), "--init or --like", "where to start"
     needed = [("data", "what to train on; there is no default")]
-    needed += [("teacher", "the model to learn from")] if command == "distill" else []
+    needed += [("teacher", "the model to learn from")] if command == "distill" and c.teacher_logprobs is None else []
     needed += [("output", "the folder to write")] if c.smoke is None else []
     faults = (
         (not any(ways), f"{names} is missing: {what}", "add one of them"),
         (all(ways), f"{names}, not both", keep_one),
         *((getattr(c, name) is None, f"--{name} is missing: {what}", f"add --{name} PATH") for name, what in needed),
+        (all((c.teacher, c.teacher_logprobs)), "a teacher or --teacher-logprobs, not both", keep_one),
+        (all((c.student_init, c.teacher_logprobs)), "--student-init needs the teacher itself, not files of it",
+            "apr prune makes a student; name it with --student"),
+        (c.top_k is not None and c.teacher_logprobs is None, "--top-k is for --teacher-logprobs", None),
         (c.beta != Config.beta and c.loss != "jsd", "--beta is for --loss jsd", "add it, or leave --beta out"),
         ((c.like is None) != (c.shape is None), "--like and --shape go together",
             "a model for its tokenizer, and the config.json to train"),

@@ -31,6 +31,7 @@ from aprtrain.loss import IGNORED
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.weights import Network, load_decoder, open_network
+from aprtrain.teacher.files import Answers, Given
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import device_of
 
@@ -38,6 +39,7 @@ _HEAD_ROWS = 8192
 _POSITIONS = 2048
 _SUMS = 6
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
+_NO_MASS = 1e-7  # 1 minus a sum of float32 is no more exact
 _ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
 
 
@@ -77,6 +79,7 @@ def evaluate(
     vocabulary: Vocabulary | None = None,
     max_windows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    answers: Answers | None = None,
 ) -> Scores:
     """Scores of a model on windows of held-out text.
 
@@ -88,6 +91,7 @@ def evaluate(
         teacher, vocabulary: what it is compared with, and the ids that both share.
         max_windows: reads an even selection of so many.
         progress: called with how many windows are read, and of how many.
+        answers: what files say, in place of a teacher; the KL is then that of the known ids and all others as one.
 
     Raises:
         RunError: anything that keeps the score from being one: an exception, hidden states that are missing, of a
@@ -103,6 +107,7 @@ def evaluate(
         def sums_of(batch: Batch) -> Tensor:
             """Sums [6] over the labels of a batch; lets go of the heads, which a teacher may have decoded for it."""
             counts_NT, size = batch.labels_NT != IGNORED, batch.tokens_NT.shape
+            labels_P = batch.labels_NT[counts_NT]
             hidden = _hidden(student(batch.tokens_NT, batch.documents), size, "model")
             sides = [_Side(hidden[counts_NT], student.head_weight, student.shape.logit_softcap)]
             if teacher is not None and vocabulary is not None:
@@ -111,7 +116,8 @@ def evaluate(
                 sides.append(_Side(hidden[counts_NT], teacher.head_weight[: vocabulary.n_real], cap))
                 if (dropped := teacher.dropped_weight) is not None:
                     sides.append(_Side(hidden[counts_NT], dropped, cap))
-            return _sums(sides, batch.labels_NT[counts_NT])
+            given = answers(batch.windows).to(labels_P.device) if answers is not None else None
+            return _sums(sides, labels_P, given)
 
         sums = torch.zeros(_SUMS, dtype=torch.float64, device=device)
         count = 0
@@ -121,7 +127,7 @@ def evaluate(
             count += batch.n_valid
             sums += sums_of(batch.to(device))
         has_dropped = teacher is not None and teacher.dropped_weight is not None
-        return _scores(n, count, sums.tolist(), teacher is not None, has_dropped)
+        return _scores(n, count, sums.tolist(), teacher is not None or answers is not None, has_dropped)
 
 
 def _hidden(hidden: object, size: torch.Size, who: str) -> Tensor:
@@ -168,36 +174,48 @@ class _Running:
         if values_PR is not None:
             self.weighted = self.weighted * shrink + (weights_PR * values_PR).sum(1)
         self.top = new_top
-        place = labels_P - first
-        inside = (place >= 0) & (place < logits_PR.shape[1])
-        own = logits_PR.gather(1, place.clamp(0, logits_PR.shape[1] - 1)[:, None])[:, 0]
-        self.label = torch.where(inside, own, self.label)
+        self.label = _pick(logits_PR, (labels_P - first)[:, None], self.label[:, None])[:, 0]
 
     @property
     def log_sum(self) -> Tensor:
         return self.top + self.sum.log()
 
 
-def _sums(sides: list[_Side], labels_P: Tensor) -> Tensor:
+def _pick(logits_PR: Tensor, places_PK: Tensor, otherwise_PK: Tensor) -> Tensor:
+    """The logits at these places, where they are among these rows of the head."""
+    inside = (places_PK >= 0) & (places_PK < logits_PR.shape[1])
+    return torch.where(inside, logits_PR.gather(1, places_PK.clamp(0, logits_PR.shape[1] - 1)), otherwise_PK)
+
+
+def _sums(sides: list[_Side], labels_P: Tensor, given: Given | None = None) -> Tensor:
     """Sums [6] over positions: cross entropy, hits, KL, agreement, the teacher's cross entropy, dropped mass.
 
-    The sides are the model, the teacher, and the rows that only the teacher has.
+    The sides are the model, the teacher, and the rows that only the teacher has; or the model alone.
     """
     total = torch.zeros(_SUMS, dtype=torch.float64, device=labels_P.device)
     for start in range(0, len(labels_P), _POSITIONS):
         places = slice(start, start + _POSITIONS)
         labels = labels_P[places]
         running = [_Running(len(labels), labels.device) for _ in sides]
+        ids_PK = given.top.ids_NK[places] if given is not None else labels[:, None]
+        known_PK = torch.full(ids_PK.shape, math.nan, device=labels.device)
         for first in range(0, max(len(side.head_VD) for side in sides), _HEAD_ROWS):
             logits = [side.logits(places, slice(first, first + _HEAD_ROWS)) for side in sides]
             if logits[0].shape[1]:
                 running[0].add(logits[0], first, labels)
+                known_PK = _pick(logits[0], ids_PK - first, known_PK)
             if len(sides) > 1 and (width := logits[1].shape[1]):
                 running[1].add(logits[1], first, labels, logits[1] - logits[0][:, :width])
             if len(sides) > 2 and logits[2].shape[1]:
                 running[2].add(logits[2], first, labels)
         student = running[0]
         found = [student.log_sum - student.label, (student.top_id == labels).float()]
+        if given is not None:
+            logp_PK = (known_PK - student.log_sum[:, None]).double()
+            others_P = (1 - logp_PK.exp().sum(1)).clamp(min=_NO_MASS)
+            logq_PK, rest_P = given.top.logprobs_NK[places].double(), given.top.rest1_N[places].double()
+            kl = (logq_PK.exp() * (logq_PK - logp_PK)).sum(1) + torch.special.xlogy(rest_P, rest_P / others_P)
+            found += [kl, (student.top_id == ids_PK[:, 0]).float(), -given.label_P[places]]
         if len(sides) > 1:
             teacher = running[1]
             kl = teacher.weighted / teacher.sum - teacher.log_sum + student.log_sum

@@ -74,7 +74,7 @@ def score(
         opened = [stack.enter_context(aprfmt.open(each)) for each in paths]
         names = ["model", "teacher"]
         facts = [_facts(each, model) for each, model in zip(paths, opened, strict=True)]
-        made_for = {who: n for who, model in zip(names, opened, strict=False) if (n := _positions(model))}
+        made_for = {who: n for who, model in zip(names, opened, strict=False) if (n := positions_of(model))}
         length = window_length(seq_len, limit, made_for)
         loaded = [
             stack.enter_context(open_decoder(each, n_ctx=length + 8, n_threads=threads, gpu_layers=gpu_layers, say=log))
@@ -172,10 +172,12 @@ _LOG_S = 20.0
 
 
 def _facts(path: str, model: Model) -> dict[str, object]:
-    return {"file": path, "format": model.label, "architecture": _architecture(model), "parameters": _parameters(model)}
+    name, size = architecture_of(model), parameters_of(model)
+    return {"file": path, "format": model.label, "architecture": name, "parameters": size}
 
 
-def _architecture(model: Model) -> str:
+def architecture_of(model: Model) -> str:
+    """Its id in the table; where that does not know it, what the GGUF calls it."""
     try:
         row = find_row(model)
     except AprError:
@@ -183,14 +185,16 @@ def _architecture(model: Model) -> str:
     return row.id if row is not None else str(model.metadata.get("general.architecture", "unknown"))
 
 
-def _parameters(model: Model) -> int:
+def parameters_of(model: Model) -> int:
+    """How many values its network has; where the table does not know it, all of the file."""
     try:
         return canonical(model).n_params
     except AprError:  # llama.cpp may know what the table does not
         return sum(math.prod(tensor.shape) for tensor in model.tensors.entries)
 
 
-def _positions(model: Model) -> int | None:
+def positions_of(model: Model) -> int | None:
+    """How long a text it was made for; None where that is not known."""
     try:
         return model.hparams.max_position_embeddings
     except AprError:

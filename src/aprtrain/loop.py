@@ -30,6 +30,7 @@ from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
 from aprtrain.report.metrics import Numbers, Recorder, StepValues, mean_of
+from aprtrain.teacher.files import Answers
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
@@ -54,6 +55,7 @@ class Parts:
         flops: useful FLOPs of a token.
         origin: where checkpoints come from.
         on_stall: called from another thread when a step takes too long; ends the process.
+        answers: what files say, in place of a teacher.
     """
 
     student: Decoder
@@ -69,6 +71,7 @@ class Parts:
     flops: budget.Flops
     origin: Origin
     on_stall: Callable[[RunError], None]
+    answers: Answers | None = None
 
 
 @dataclass
@@ -224,12 +227,19 @@ class Trainer:
         if parts.teacher is not None:
             hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
             head = self._head_of(parts.teacher)
-        x_ND = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1)
+        x_ND, labels_N, top = (
+            parts.student(batch.tokens_NT, batch.documents).flatten(0, 1),
+            batch.labels_NT.flatten(),
+            None,
+        )
+        if parts.answers is not None:
+            given = parts.answers(batch.windows).to(self.world.device)
+            x_ND, labels_N, top = x_ND[given.index_P], labels_N[given.index_P], given.top
         out = distill_head(
-            x_ND, parts.student.head_weight, hidden, head, batch.labels_NT.flatten(), parts.objective,
-            parts.vocabulary, n_valid=batch.n_valid, chunk=config.chunk,
+            x_ND, parts.student.head_weight, hidden, head, labels_N, parts.objective,
+            parts.vocabulary if hidden is not None else None, n_valid=batch.n_valid, chunk=config.chunk,
             logits="fp32" if config.logits == "fp32" else "fp16", softcaps=self._softcaps,
-            grad_w=parts.optimizer.grad_of(self._head_name),
+            grad_w=parts.optimizer.grad_of(self._head_name), top=top,
         )  # fmt: skip
         torch.autograd.backward(out.loss)
         return torch.stack([value.detach().float() for value in out])
@@ -282,7 +292,7 @@ class Trainer:
     def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> StepValues:
         config, parts, n = self.config, self.parts, pending.n_valid
         rate = config.tokens_per_step / max(seconds, 1e-9)
-        has_teacher = parts.teacher is not None
+        has_teacher = parts.teacher is not None or parts.answers is not None
         values: StepValues = {
             "step": pending.step,
             "loss": sums["loss"],
@@ -302,7 +312,7 @@ class Trainer:
             "utilisation": self._utilisation.latest if self._utilisation else None,
             "memory_bytes": torch.cuda.max_memory_allocated(self.world.device) if self._on_gpu else None,
         }
-        if has_teacher:
+        if parts.teacher is not None:
             values["teacher_tflops"] = rate * parts.flops.teacher / 1e12
         if self._on_gpu:
             peak = budget.peak_flops(torch.cuda.get_device_name(self.world.device))

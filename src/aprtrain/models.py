@@ -37,12 +37,14 @@ from aprfmt.types import JsonObject, PathLike
 from aprtrain.checkpoints.checkpoint import Identity
 from aprtrain.config import Config, command_fields, what_fields
 from aprtrain.data.batches import Windows, batch_of, check_length
+from aprtrain.data.corpus import Encoder
 from aprtrain.guards import check_distinct
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts, parts_of
 from aprtrain.network.shape import Shape, shape_of, to_hparams
 from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros, whole
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
+from aprtrain.teacher.files import Answers, TeacherFiles, open_files
 from aprtrain.teacher.teacher import Teacher, teacher_dtype
 from aprtrain.world import World
 
@@ -59,6 +61,7 @@ class Pair:
         made: the student's weights where it was made for this run, float32 on the CPU; else they are in its file.
         identity: what checkpoints say of the student beside its weights.
         vocabulary: the ids that both share; None in pretraining.
+        files: what takes the teacher's place.
     """
 
     teacher: Network | None
@@ -66,6 +69,7 @@ class Pair:
     made: Decoder | None
     identity: Identity
     vocabulary: Vocabulary | None
+    files: TeacherFiles | None = None
 
     def student_fingerprint(self) -> str:
         """Tells the student's initial weights from others."""
@@ -91,6 +95,12 @@ def _open(path: str | None, stack: ExitStack) -> Network:
 
 
 def _distilled(config: Config, stack: ExitStack) -> Pair:
+    if config.teacher_logprobs is not None:
+        files, student = open_files(config.teacher_logprobs), _open(config.student, stack)
+        digest = Encoder(student.tokenizer).digest
+        files.check(digest, config.seq_len, config.top_k, config.temperature)
+        own = align(student.tokenizer, student.tokenizer, student.shape.vocab_rows, student.shape.vocab_rows)
+        return Pair(None, student, None, _identity(student, None), own, files)
     teacher, made = _open(config.teacher, stack), None
     if config.student is not None:
         student = _open(config.student, stack)
@@ -189,6 +199,20 @@ def load_teacher(config: Config, pair: Pair, held_out: Windows, device: torch.de
         sample_NT=sample,
         compiled=config.is_compiled(device.type),
     )
+
+
+def answers_of(
+    config: Config, pair: Pair, windows: Windows, held_out: Windows
+) -> tuple[Answers | None, Answers | None]:
+    """What files say of the windows to train on and of those that are scored. Raises RefusedError (one is missing)."""
+    files = pair.files
+    if files is None or pair.vocabulary is None:
+        return None, None
+    parts = {"training": (windows, range(len(windows))), "held-out": (held_out, held_out.select(config.eval_windows))}
+    places = [files.bind(part, ids, what) for what, (part, ids) in parts.items()]
+    n_ids, k = pair.vocabulary.n_real, config.top_k
+    train, scored = (Answers(files, some, n_ids, k, config.temperature) for some in places)
+    return train, scored
 
 
 # --- students that a run makes ---
@@ -447,7 +471,7 @@ def origin_of(command: str, config: Config, pair: Pair, data: str | None) -> Ori
     return {
         "schema": SCHEMA,
         "command": command,
-        "teacher": _model_origin(pair.teacher, edge_fingerprint(pair.teacher)) if pair.teacher else None,
+        "teacher": _teacher_origin(pair),
         "student": {
             **_model_origin(pair.student, pair.student_fingerprint()),
             "made": made or without_folders(config.shape),
@@ -458,6 +482,14 @@ def origin_of(command: str, config: Config, pair: Pair, data: str | None) -> Ori
         "overrides": overrides,
         "versions": {"aprfmt": aprfmt.__version__, "torch": torch.__version__, "python": platform.python_version()},
     }
+
+
+def _teacher_origin(pair: Pair) -> ModelOrigin | None:
+    if pair.files is not None:
+        f = pair.files.facts
+        words = f"{f.sha256} {f.k} {f.temperatures}"
+        return {"name": f.teacher, "print": words, "architecture": f.architecture, "parameters": f.parameters}
+    return _model_origin(pair.teacher, edge_fingerprint(pair.teacher)) if pair.teacher is not None else None
 
 
 def _model_origin(network: Network, fingerprint: str) -> ModelOrigin:

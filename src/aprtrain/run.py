@@ -30,7 +30,7 @@ from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.objective import Kind, Objective
-from aprtrain.models import Origin, Pair, load_student, load_teacher, open_pair, origin_of
+from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of
 from aprtrain.optim.adamw import load_states
 from aprtrain.report import page
 from aprtrain.report.metrics import Numbers, Recorder
@@ -173,22 +173,25 @@ def _train(
     # No more than a step's passes take, for which the memory is planned.
     rows = min(config.windows_per_pass, config.windows_per_step // world.size)
 
+    answers, scored = answers_of(config, pair, windows, held_out)
+
     def score() -> Numbers:
         found = evaluate(
             student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
-            max_windows=config.eval_windows,
+            max_windows=config.eval_windows, answers=scored,
             progress=lambda done, of: recorder.doing(f"scoring held-out text: {done} of {of} windows"),
         )  # fmt: skip
         recorder.doing("")
         return {**asdict(found), "best": found.ce if found.kl is None else found.kl}
 
+    learns = teacher is not None or answers is not None
     parts = Parts(
         student=student,
         optimizer=optimizer,
         teacher=teacher,
         vocabulary=pair.vocabulary,
         batches=batches,
-        objective=Objective(0.0 if teacher is None else config.kd_weight, config.temperature, kind, config.beta),
+        objective=Objective(config.kd_weight if learns else 0.0, config.temperature, kind, config.beta),
         evaluate=score,
         saver=saver,
         recorder=recorder,
@@ -196,6 +199,7 @@ def _train(
         flops=flops_of(config, pair),
         origin=origin,
         on_stall=on_stall,
+        answers=answers,
     )
     if saved is not None:
         with open_state(state_file(folder, saved.step)) as state:
@@ -354,7 +358,7 @@ def _check_models(trainer: Trainer) -> None:
     """The guards that need both models to answer: on the first evaluation."""
     parts, config = trainer.parts, trainer.config
     scores = trainer.evaluate() if config.smoke is None else parts.evaluate()
-    if parts.teacher is None or parts.vocabulary is None or not scores:
+    if parts.vocabulary is None or not scores:
         return
     kl, teacher_ce, ce = (scores[name] or 0.0 for name in ("kl", "teacher_ce", "ce"))
     guards.check_dropped(scores["dropped_mass"])

@@ -14,7 +14,7 @@ import pytest
 
 import aprfmt
 from aprfmt.cli import convert as commands
-from aprfmt.cli import imatrix, merge, merge_models, prune
+from aprfmt.cli import imatrix, merge, merge_models, prune, teacher
 from aprfmt.cli.options import Common
 from aprfmt.convert import api
 from aprfmt.convert.api import Report
@@ -65,6 +65,7 @@ NAMES_ALONE: dict[str, tuple[type[Common], Callable[..., object], set[str]]] = {
     ),
     "prune": (prune.Prune, aprfmt.prune_model, set()),
     "imatrix": (imatrix.Imatrix, aprfmt.imatrix, {"files", "merge"}),
+    "teacher": (teacher.Teacher, aprfmt.teacher, set()),
 }  # fmt: skip
 """Command -> (its options, its function, what one of the two has alone)."""
 

@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"checkpoints"},
     {"guards"},
     {"models", "evaluate", "evaluate_llama"},
-    {"budget"},
+    {"budget", "teach"},
     {"loop"},
     {"resume"},
     {"run"},

@@ -15,6 +15,7 @@ from imatrix_files import new_imatrix, old_imatrix
 import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_folder
+from aprtrain.teacher.files import Answer, Facts, write_shard
 
 _PART = 200_000  # bytes of a shard: three of them
 
@@ -110,6 +111,17 @@ def folder(name: str) -> Operation:
     return lambda at: write_folder(str(at.out / name), layouts, WriteOptions(force=True))
 
 
+def teacher(name: str) -> Operation:
+    """A file of a teacher that knows two ids at each of three positions."""
+
+    def operation(at: Place) -> None:
+        facts = Facts("t", "0" * 64, "llama", 1, "torch", "0" * 64, 8, 2, (1.0,))
+        column, pairs = np.arange(3), np.full((3, 2), -1.0)
+        write_shard(at.out / name, facts, [bytes(32)], [Answer(column, pairs, pairs, column[:, None], column)])
+
+    return operation
+
+
 def command(*words: str) -> Operation:
     """A command line; words with a suffix or in capitals stand for inputs and outputs."""
 
@@ -132,6 +144,8 @@ OPERATIONS: dict[str, Operation] = {
     "save new": save("new.apr", force=False),
     "write folder over": folder("tree"),
     "write folder new": folder("tree-new"),
+    "write a teacher's file over": teacher("m.safetensors"),
+    "write a teacher's file": teacher("train-00001-of-00001.safetensors"),
     "import folder": convert("hf", "m.apr"),
     "import gguf": convert("m.gguf", "new.apr"),
     "export gguf": convert("m.apr", "m.gguf"),

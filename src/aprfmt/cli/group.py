@@ -53,6 +53,7 @@ COMMANDS = {
         Row("push", "push", "A model on the hub, with a card of origin and checksums.", "Convert"),
         Row("qa", "qa:qa", "Gates that a broken model fails; exit 1 if one does.", "Run"),
         Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
+        Row("teacher", "teacher:Teacher", "What a teacher says on text, as files to distil from.", "Train"),
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
         Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
         Row("report", "measure:report", "A page about a training run or a model.", "Train"),

@@ -110,8 +110,7 @@ def know(t_NR: Tensor, k: int, temperatures: Sequence[float]) -> tuple[Tensor, T
     logprobs_NK, ids_NK = logq_NR.topk(k, 1)
     rest = []
     for temperature in temperatures:
-        scaled_NR = logq_NR / temperature
-        log_sum_N = scaled_NR.logsumexp(1)
-        others_NR = scaled_NR.scatter_(1, ids_NK, -torch.inf)
-        rest.append((others_NR.logsumexp(1) - log_sum_N).exp())
+        mass_NR = (logq_NR / temperature).exp_()
+        all_N = mass_NR.sum(1)
+        rest.append(mass_NR.scatter_(1, ids_NK, 0).sum(1) / all_N)
     return ids_NK, logprobs_NK, torch.stack(rest, 1)

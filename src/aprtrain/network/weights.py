@@ -6,7 +6,6 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -24,9 +23,8 @@ from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import recode_jobs
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
-from aprfmt.io.pipe import run_jobs, sha256_of_range, source_chunks
+from aprfmt.io.pipe import run_jobs, source_chunks
 from aprfmt.model import Model
-from aprfmt.model import Tensor as StoredTensor
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.kernels.blocks import Blocks, decode, is_kept, upload
 from aprtrain.network.decoder import Decoder, hf_names
@@ -236,39 +234,20 @@ def fingerprint(source: Decoder | Network) -> str:
 # --- of an opened file, as it is stored ---
 
 _EDGE_BYTES = 1 << 16
-_READERS = 4
 
 
-def edge_fingerprint(network: Network) -> str:
+def edge_fingerprint(source: Network | Model) -> str:
     """SHA-256 over names, dtypes, shapes and both ends of every tensor of an opened file.
 
     Enough to tell two models apart, at the cost of a few reads a tensor. Raises RefusedError for a made network.
     """
+    model = source.model if isinstance(source, Network) else source
+    if model is None:
+        raise RefusedError("a network without a file has no stored tensors")
     digest = hashlib.sha256()
-    for tensor in _stored(network):
+    for tensor in sorted(model.tensors.values(), key=lambda tensor: tensor.name):
         digest.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         n_bytes = min(_EDGE_BYTES, tensor.n_bytes)
         for start in (tensor.offset, tensor.offset + tensor.n_bytes - n_bytes):
             digest.update(tensor.source.read(start, n_bytes))
     return digest.hexdigest()
-
-
-def byte_fingerprint(network: Network) -> str:
-    """SHA-256 over names, dtypes, shapes and all bytes of an opened file's tensors, several read at a time.
-
-    Also tells apart models of which a few rows of the embedding differ. Raises RefusedError for a made network.
-    """
-
-    def one(tensor: StoredTensor) -> bytes:
-        words = f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode()
-        stored = sha256_of_range(tensor.source, tensor.offset, tensor.n_bytes)
-        return hashlib.sha256(words + bytes.fromhex(stored)).digest()
-
-    with ThreadPoolExecutor(_READERS) as pool:
-        return hashlib.sha256(b"".join(pool.map(one, _stored(network)))).hexdigest()
-
-
-def _stored(network: Network) -> list[StoredTensor]:
-    if network.model is None:
-        raise RefusedError("a network without a file has no stored tensors")
-    return sorted(network.model.tensors.values(), key=lambda tensor: tensor.name)

@@ -1,0 +1,111 @@
+"""`apr teacher`: what a teacher says on text, as files to distil from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import aprfmt
+from aprfmt.cli.options import Common, LlamaMachine, PlanOption
+from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
+from aprfmt.text import format_bytes, format_seconds
+
+
+@dataclass(kw_only=True)
+class Teacher(Common, LlamaMachine):
+    """Write what a model says on text: the k most likely tokens of each position, and the mass of all others.
+
+    `apr distill --teacher-logprobs` learns from the files without the model. torch computes the families that can be
+    trained, llama.cpp every decoder that it runs. The same command goes on where it was interrupted. --prompts and
+    --from-vllm take the probabilities from a vLLM server instead.
+
+    \b
+    apr teacher big.gguf --data c.jsonl -o said --top-k 64
+    apr teacher big.gguf --data c.jsonl -o said --student s.apr --plan
+    apr distill --teacher-logprobs said --student s.apr --data said/tokens ...
+    apr teacher --student s.apr --data c.jsonl -o said --prompts p.jsonl
+    apr teacher --student s.apr --data c.jsonl -o said --from-vllm r.jsonl
+    """
+
+    file: Annotated[str | None, typer.Argument(metavar="[TEACHER]", help="The teacher, in any form.")] = None
+    data: Annotated[
+        list[Path],
+        typer.Option("--data", "-d", metavar="PATH", help="Text, jsonl, parquet, folders, token shards; repeatable."),
+    ]
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the files.")]
+    top_k: Annotated[int, typer.Option(metavar="K", min=1, help="Most likely tokens to keep of a position.")] = 64
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="T", help="Where the mass of all others is kept, beside 1; repeatable. [default: 2, 3, 4]"
+        ),
+    ] = None
+    student: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The model whose tokenizer reads the text. [default: TEACHER]")
+    ] = None
+    seq_len: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=2, help="Tokens of a window. [default: 2048, or the teacher's context if less]"),
+    ] = None
+    held_out: Annotated[float, typer.Option(metavar="X", help="Share of the documents that is held out.")] = 0.01
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU where it can]")
+    ] = None
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="Of torch: cuda, cuda:N or cpu.")] = None
+    from_vllm: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take the probabilities from vLLM's responses, as JSON lines.")
+    ] = None
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Only write the prompts to ask vLLM for, as JSON lines.")
+    ] = None
+    plan: PlanOption = False
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        with progress_bar("computing", tokens) as progress:
+            found = aprfmt.teacher(
+                self.file,
+                self.data,
+                self.output,
+                top_k=self.top_k,
+                temperature=self.temperature or (),
+                student=self.student,
+                seq_len=self.seq_len,
+                held_out=self.held_out,
+                engine=self.engine,
+                device=self.device,
+                threads=self.threads,
+                gpu_layers=self.gpu_layers,
+                from_vllm=self.from_vllm,
+                prompts=self.prompts,
+                plan=self.plan,
+                progress=progress,
+                log=out.progress_line,
+            )
+        out.result(found.to_json(), _text(found, plan=self.plan))
+
+
+def _text(found: aprfmt.TeacherReport, *, plan: bool) -> Iterator[str]:
+    verb = "would write" if plan else out.style("wrote", "green")
+    what = f"{found.prompts:,} prompts, and tokens in " if found.prompts is not None else ""
+    yield f"{verb} {what}{out.style(printable(found.output), 'bold')}"
+    about = "about " if plan else ""
+    windows = ", ".join(f"{about}{n:,} {part.replace('_', ' ')}" for part, n in found.windows.items())
+    rows = [("windows", f"{windows}, of {found.seq_len:,} tokens")]
+    if found.prompts is None:
+        temperatures = ", ".join(f"{t:g}" for t in found.temperatures)
+        rows.append(("known", f"{found.top_k} tokens a position; all others at temperature {temperatures}"))
+        rows.append(("size", f"{about}{format_bytes(found.bytes)}"))
+    if found.resumed:
+        rows.append(("resumed", f"{found.resumed:,} of {found.files:,} files were there already"))
+    if found.teacher_ce is not None:
+        rows.append(("teacher", f"{found.engine}, cross entropy {found.teacher_ce:.4f} nats"))
+        rest = ", ".join(f"{mass:.2%} at {t}" for t, mass in found.rest.items())
+        rows.append(("all others", f"{rest}, of the probability"))
+    if not plan:
+        rows.append(("time", format_seconds(found.seconds)))
+    yield from pairs(rows)

@@ -1,0 +1,288 @@
+"""`apr teacher`: files of what a teacher says, computed by torch or llama.cpp, or taken from what vLLM computed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import aprfmt
+from aprfmt.api import TeacherReport
+from aprfmt.errors import ExistsError, RefusedError, RunError, UsageError, storage_errors
+from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
+from aprfmt.model import Model
+from aprfmt.running.decoders import open_decoder
+from aprfmt.running.scoring import Reader
+from aprtrain.data.batches import Int64, Windows, batch_of
+from aprtrain.data.corpus import PARTS, Encoder, Log, prepare, read_header
+from aprtrain.data.scored import window_length
+from aprtrain.data.sources import HEADER, list_files
+from aprtrain.evaluate_llama import architecture_of, parameters_of, positions_of
+from aprtrain.loss.topk import know
+from aprtrain.loss.vocab import Vocabulary, align
+from aprtrain.network.decoder import soft_cap
+from aprtrain.network.weights import edge_fingerprint, open_network
+from aprtrain.teacher.files import Answer, Facts, Shard, answer_of, fault_of, shard_path, window_hashes, write_shard
+from aprtrain.teacher.teacher import Teacher, teacher_dtype
+from aprtrain.teacher.vllm import Responses, pieces_of
+from aprtrain.world import device_of
+
+_SHARD_BYTES = 64 << 20
+_POSITIONS = 256  # whose logits are held at a time
+_TOKENS = "tokens"
+_CHARS = 4  # bytes of text a token, about, where it is not tokenised yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What `apr teacher` was asked for; see `aprfmt.api.teacher`."""
+
+    file: str | None
+    data: list[Path]
+    output: Path
+    top_k: int
+    temperatures: tuple[float, ...]
+    student: str | None
+    seq_len: int | None
+    held_out: float
+    engine: str
+    device: str
+    threads: int
+    gpu_layers: int
+    from_vllm: Path | None
+    prompts: Path | None
+
+
+_Answers = Callable[[Windows, int], Answer]
+"""Says what the teacher does of the window of a number."""
+
+
+def write(wanted: Wanted, *, plan: bool, progress: StartProgress | None, log: Log) -> TeacherReport:
+    """What `aprfmt.api.teacher` does."""
+    begin = time.perf_counter()
+    with ExitStack() as stack:
+        model = stack.enter_context(aprfmt.open(wanted.file)) if wanted.file is not None else None
+        reader = stack.enter_context(aprfmt.open(wanted.student)) if wanted.student is not None else model
+        if reader is None:
+            raise UsageError("no model is named", hint="apr teacher F ..., or with --from-vllm FILE --student S")
+        encoder = Encoder(reader.tokenizer)
+        made_for = {} if model is None else {"teacher": positions_of(model)}
+        length = window_length(wanted.seq_len, None, {who: n for who, n in made_for.items() if n})
+        report = TeacherReport(
+            output=str(wanted.output), teacher=wanted.file or str(wanted.from_vllm or ""), engine=wanted.engine,
+            top_k=wanted.top_k, temperatures=list(wanted.temperatures), seq_len=length,
+        )  # fmt: skip
+        if plan:
+            return _planned(wanted, report)
+        shards = _check_output(wanted.output)
+        header = read_header(wanted.output / _TOKENS) if shards else None
+        corpus = prepare(
+            wanted.data, reader.tokenizer, wanted.output / _TOKENS, held_out=wanted.held_out, log=log,
+            wanted=header["key"] if header is not None else None, own=wanted.output,
+        )  # fmt: skip
+        parts = {
+            part: Windows(held, length, corpus.separator)
+            for part, held in zip(PARTS, (corpus.train, corpus.held_out), strict=True)
+        }
+        report.windows = {part: len(windows) for part, windows in parts.items()}
+        if wanted.prompts is not None:
+            report.prompts = _write_prompts(wanted.prompts, parts, wanted.top_k)
+        else:
+            facts, answer = _engine(wanted, model, reader, encoder, length, stack, log)
+            report.engine = facts.engine
+            _write_parts(wanted.output, parts, facts, answer, report, progress)
+    report.seconds = time.perf_counter() - begin
+    return report
+
+
+def _check_output(folder: Path) -> list[Path]:
+    """Makes the folder; gives the files of a teacher that it holds. Raises ExistsError for a folder of other things."""
+    with storage_errors(folder):
+        os.makedirs(folder, exist_ok=True)
+        names = [path for path in folder.iterdir() if path.name != _TOKENS and not path.name.startswith(".")]
+    others = [path.name for path in names if "-of-" not in path.name]
+    if others:
+        raise ExistsError(f"the folder holds {sorted(others)[0]}, not files of a teacher", path=folder)
+    return names
+
+
+def _planned(wanted: Wanted, report: TeacherReport) -> TeacherReport:
+    header = read_header(wanted.data[0]) if len(wanted.data) == 1 and (wanted.data[0] / HEADER).is_file() else None
+    if header is not None:
+        counts = {part: header["parts"][part]["tokens"] for part in PARTS}
+    else:
+        n_bytes = sum(file.size for file in list_files(wanted.data, Counter()))
+        counts = {"train": n_bytes // _CHARS}
+    report.windows = {part: -(-n // report.seq_len) for part, n in counts.items()}
+    report.tokens = sum(counts.values())
+    report.bytes = report.tokens * _row_bytes(wanted.top_k, len(wanted.temperatures))
+    return report
+
+
+def _row_bytes(k: int, n_temperatures: int) -> int:
+    return 8 * k + 4 * n_temperatures + 8
+
+
+def _write_parts(
+    folder: Path, parts: dict[str, Windows], facts: Facts, answer: _Answers, report: TeacherReport,
+    progress: StartProgress | None,
+) -> None:  # fmt: skip
+    """Writes what is not there yet, file after file."""
+    size = facts.seq_len * _row_bytes(facts.k, len(facts.temperatures))
+    each = max(1, _SHARD_BYTES // size)
+    todo: list[tuple[Path, Windows, range]] = []
+    for part, windows in parts.items():
+        count = -(-len(windows) // each)
+        for number in range(count):
+            some = range(number * each, min((number + 1) * each, len(windows)))
+            path = shard_path(folder, part, number, count)
+            if path.exists():
+                _check_same(path, facts, windows, some)
+                report.resumed += 1
+                report.bytes += path.stat().st_size
+            else:
+                todo.append((path, windows, some))
+    report.files = report.resumed + len(todo)
+    advance = progress(sum(facts.seq_len * len(some) for _, _, some in todo)) if progress is not None else None
+    loss, rest = 0.0, np.zeros(len(facts.temperatures))
+    for path, windows, some in todo:
+        answers = []
+        for i in some:
+            answers.append(found := answer(windows, i))
+            if fault := fault_of(found, facts):
+                raise RunError(f"window {i}: {fault}", path=path, hint="the teacher's weights may be damaged")
+            report.tokens += len(found.label_P)
+            loss -= float(found.label_P.sum(dtype=np.float64))
+            rest += found.rest_PR.sum(0, dtype=np.float64)
+            if advance is not None:
+                advance(facts.seq_len, path.name)
+        write_shard(path, facts, [window_hashes(windows.rows([i]))[0] for i in some], answers)
+        report.bytes += path.stat().st_size
+    if report.tokens:
+        report.teacher_ce = loss / report.tokens
+        report.rest = dict(zip([f"{t:g}" for t in facts.temperatures], (rest / report.tokens).tolist(), strict=True))
+
+
+def _check_same(path: Path, facts: Facts, windows: Windows, some: range) -> None:
+    """Refuses to go on with what was made otherwise."""
+    shard = Shard(path)
+    old, new = shard.facts.to_metadata(), facts.to_metadata()
+    if different := [f"{name} was {old[name]}, is {new[name]}" for name in new if old[name] != new[name]]:
+        raise RefusedError(
+            f"the folder holds files of another run: {'; '.join(different)}", path=path,
+            hint="the same options go on with it; choose another -o for others",
+        )  # fmt: skip
+    if shard.hashes != [window_hashes(windows.rows([i]))[0] for i in some]:
+        raise RefusedError("the folder holds files of other text", path=path, hint="choose another -o")
+
+
+def _write_prompts(path: Path, parts: dict[str, Windows], k: int) -> int:
+    """One JSON object a line: the ids of a prompt, and what is to be asked for. Gives their number."""
+    lines = [
+        json.dumps({"prompt": piece.prompt, "prompt_logprobs": k, "max_tokens": 1, "return_token_ids": True}) + "\n"
+        for windows in parts.values()
+        for i in range(len(windows))
+        for piece in pieces_of(windows.rows([i]), 0)
+    ]
+    write_file(str(path), FileLayout(path.name, [Literal("".join(lines).encode())]), WriteOptions())
+    return len(lines)
+
+
+# --- what answers ---
+
+
+def _engine(
+    wanted: Wanted, model: Model | None, reader: Model, encoder: Encoder, length: int, stack: ExitStack, log: Log
+) -> tuple[Facts, _Answers]:
+    temperatures, k = wanted.temperatures, wanted.top_k
+    if wanted.from_vllm is not None:
+        responses = Responses(wanted.from_vllm)
+        with storage_errors(wanted.from_vllm), wanted.from_vllm.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        name = responses.model or wanted.from_vllm.name
+        facts = Facts(name, digest, "", 0, "vllm", encoder.digest, length, k, temperatures)
+        return facts, lambda windows, i: responses.answer(windows, i, facts)
+    assert model is not None
+    assert wanted.file is not None
+    if wanted.engine == "torch":
+        where = device_of(wanted.device)
+        network = stack.enter_context(open_network(wanted.file))
+        vocabulary = _shared(model, reader, network.shape.vocab_rows)
+        decoder = Teacher(network, vocabulary, "bf16", where, dtype=teacher_dtype("bf16", where))
+        logits: _Logits = _of_torch(decoder, where)
+        engine = f"torch {where.type}"
+    else:
+        llama = stack.enter_context(
+            open_decoder(wanted.file, n_ctx=length + 8, n_threads=wanted.threads, gpu_layers=wanted.gpu_layers, say=log)
+        )
+        vocabulary = _shared(model, reader, llama.n_vocab)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-teacher-"))
+        logits = _of_llama(Reader(folder, llama))
+        engine = f"llama.cpp ({llama.engine})"
+    if k > vocabulary.n_real:
+        raise UsageError(f"--top-k {k} is more than the {vocabulary.n_real} tokens there are")
+    name, architecture, size = Path(wanted.file).name, architecture_of(model), parameters_of(model)
+    facts = Facts(
+        name, edge_fingerprint(model), architecture, size, engine, encoder.digest, length, k, temperatures
+    )  # fmt: skip
+    return facts, lambda windows, i: _told(logits(windows, i), vocabulary.n_real, facts)
+
+
+def _shared(model: Model, reader: Model, rows: int) -> Vocabulary:
+    own = len(reader.tokenizer.tokens) if reader.tokenizer is not None else 0
+    return align(model.tokenizer, reader.tokenizer, rows, max(own, rows) if reader is model else own)
+
+
+_Logits = Callable[[Windows, int], Iterator[tuple[Int64, Int64, Tensor]]]
+"""(places [P], labels [P], logits [P, V]) of some labelled positions of a window at a time, in order."""
+
+
+def _of_torch(teacher: Teacher, device: torch.device) -> _Logits:
+    head_VD = teacher.decoder.head_rows(teacher.vocabulary.n_real).float()
+
+    def logits(windows: Windows, number: int) -> Iterator[tuple[Int64, Int64, Tensor]]:
+        batch = batch_of(windows, [number])
+        places = np.flatnonzero(batch.labels_NT[0].numpy() >= 0)
+        labels = batch.labels_NT[0].numpy()[places]
+        batch = batch.to(device)
+        hidden_TD = teacher.hidden(batch.tokens_NT, batch.documents)[0]
+        for start in range(0, len(places), _POSITIONS):
+            some = slice(start, start + _POSITIONS)
+            product = hidden_TD[torch.from_numpy(places[some]).to(device)].float() @ head_VD.t()
+            yield places[some], labels[some], soft_cap(product, teacher.shape.logit_softcap)
+
+    return logits
+
+
+def _of_llama(reader: Reader) -> _Logits:
+    def logits(windows: Windows, number: int) -> Iterator[tuple[Int64, Int64, Tensor]]:
+        for piece in pieces_of(windows.rows([number]), 0):
+            for begin, (rows,) in reader.logits(piece.ids):
+                at = piece.places_P - piece.start - begin
+                inside = (at >= 0) & (at < len(rows))
+                yield piece.places_P[inside], piece.labels_P[inside], torch.from_numpy(rows[at[inside]])
+
+    return logits
+
+
+def _told(found: Iterator[tuple[Int64, Int64, Tensor]], n_real: int, facts: Facts) -> Answer:
+    answers = []
+    for places, labels, logits_PV in found:
+        t_PR = logits_PV[:, :n_real]
+        if not bool(t_PR.isfinite().all()):
+            raise RunError("the teacher computes logits that are not numbers", hint="its weights may be damaged")
+        ids, logprobs, rest = know(t_PR, facts.k, facts.temperatures)
+        own = t_PR.gather(1, torch.from_numpy(labels).to(t_PR.device)[:, None])[:, 0] - t_PR.logsumexp(1)
+        answers.append((places, *(value.cpu().numpy() for value in (ids, logprobs, rest, own))))
+    return answer_of(answers, facts)

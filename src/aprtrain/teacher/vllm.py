@@ -1,0 +1,141 @@
+"""What vLLM computed: JSON lines of responses with `prompt_logprobs`, one for each piece of text that was asked for.
+
+A line is a choice of /v1/completions (or a whole response, or one in the frame of a batch) with `prompt_token_ids` and
+`prompt_logprobs`: null for the first token, then for each token an object of ids, each with `logprob`. The k most
+likely ids are there, and the prompt's own token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aprfmt.errors import CorruptError, NotFoundError, RefusedError, UsageError, storage_errors
+from aprtrain.data.batches import Int64, Rows, Windows
+from aprtrain.teacher.files import Answer, Facts, answer_of
+
+
+class Piece(NamedTuple):
+    """A piece of a document in a window, as far as its labels go.
+
+    Attributes:
+        places_P: positions in the window that have a label.
+        labels_P: the labels.
+        ids: what is read up to the last of them; the places in it that have a label are places_P minus `start`.
+        start: where it begins in the window.
+    """
+
+    places_P: Int64
+    labels_P: Int64
+    ids: list[int]
+    start: int
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens whose log-probabilities say all of it: those that are read, and the last label."""
+        return [*self.ids, int(self.labels_P[-1])]
+
+
+def pieces_of(rows: Rows, row: int) -> Iterator[Piece]:
+    """The pieces of one window in which there is something to predict."""
+    start = 0
+    for length in rows.lengths[row]:
+        labelled = np.flatnonzero(rows.labels_NT[row, start : start + length] >= 0)
+        if len(labelled):
+            ids = rows.tokens_NT[row, start : start + int(labelled[-1]) + 1].tolist()
+            yield Piece(labelled + start, rows.labels_NT[row, labelled + start], ids, start)
+        start += length
+
+
+class Responses:
+    """A file of them, of which the places of the lines are held in memory.
+
+    Attributes:
+        model: what the lines call the model; "" where they do not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads all lines once. Raises NotFoundError, CorruptError, StorageError."""
+        if not path.is_file():
+            raise NotFoundError("no such file of responses", path=path)
+        self.path = path
+        self.model = ""
+        self._starts: dict[bytes, int] = {}
+        start = 0
+        with storage_errors(path), path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    ids, _, model = _response(line, path, number)
+                    self.model = self.model or model
+                    self._starts[_key(ids)] = start
+                start += len(line)
+
+    def answer(self, windows: Windows, number: int, facts: Facts) -> Answer:
+        """What it says of a window. Raises RefusedError where a piece is missing, UsageError, CorruptError."""
+        columns = []
+        with storage_errors(self.path), self.path.open("rb") as file:
+            for piece in pieces_of(windows.rows([number]), 0):
+                start = self._starts.get(_key(piece.prompt))
+                if start is None:
+                    raise RefusedError(
+                        f"window {number}: no response to its {len(piece.prompt)} tokens from {piece.start} on",
+                        path=self.path,
+                        hint="apr teacher --prompts FILE writes the prompts; ask for each by its ids",
+                    )
+                file.seek(start)
+                _, told, _ = _response(file.readline(), self.path, None)
+                for place, label in zip(piece.places_P, piece.labels_P.tolist(), strict=True):
+                    known = self._position(told[place - piece.start + 1], label, facts.k, number)
+                    columns.append(tuple(np.array([value]) for value in (place, *known)))
+        return answer_of(columns, facts)
+
+    def _position(
+        self, told: Any, label: int, k: int, window: int
+    ) -> tuple[list[int], list[float], list[float], float]:
+        try:
+            found = sorted(((int(i), float(entry["logprob"])) for i, entry in told.items()), key=lambda pair: -pair[1])
+            own = dict(found)[label]
+        except (AttributeError, TypeError, ValueError, KeyError):
+            raise CorruptError(
+                f"window {window}: the log-probabilities of a position are not those of its token {label}",
+                path=self.path,
+            ) from None
+        if len(found) < k:
+            raise UsageError(
+                f"window {window}: the response knows {len(found)} ids of a position, --top-k asks for {k}",
+                hint=f"--top-k {len(found)}, or ask vLLM for prompt_logprobs={k}",
+            )
+        ids, logprobs = [i for i, _ in found[:k]], [value for _, value in found[:k]]
+        return ids, logprobs, [max(0.0, 1.0 - math.fsum(map(math.exp, logprobs)))], own
+
+
+def _key(ids: list[int]) -> bytes:
+    return hashlib.sha256(np.array(ids, "<i4").tobytes()).digest()
+
+
+def _response(line: bytes, path: Path, number: int | None) -> tuple[list[int], list[Any], str]:
+    """Token ids, log-probabilities, and the model's name."""
+    where = f"line {number}" if number is not None else "a line"
+    try:
+        found = json.loads(line)
+        found = found["response"]["body"] if isinstance(found.get("response"), dict) else found
+        choice = found["choices"][0] if "choices" in found else found
+        ids = [int(i) for i in choice["prompt_token_ids"]]
+        told = choice["prompt_logprobs"]
+        np.array(ids, "<i4")
+        if not isinstance(told, list) or len(told) != len(ids):
+            raise TypeError("not a list as long as prompt_token_ids")
+        return ids, told, str(found.get("model") or "")
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise CorruptError(
+            f"{where} is not a response with prompt_token_ids and prompt_logprobs: {what}",
+            path=path,
+            hint="ask for return_token_ids and prompt_logprobs; docs/teacher-files.md has a script",
+        ) from None

@@ -1,0 +1,467 @@
+"""Files of a teacher: written through torch and llama.cpp, taken from vLLM's responses, read by a run, or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import train_runs
+from flips import draw, flipped
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from train_runs import lines, weights
+
+import aprfmt
+from aprfmt.cli.main import run as apr
+from aprfmt.errors import AprError
+from aprtrain.config import build
+from aprtrain.data.batches import Windows, batch_of
+from aprtrain.data.corpus import open_corpus, read_header
+from aprtrain.evaluate import evaluate
+from aprtrain.network.weights import load_decoder, open_network
+from aprtrain.run import run
+from aprtrain.teacher.files import Answers, TeacherFiles
+from aprtrain.teacher.vllm import pieces_of
+
+IDS = 300
+GIVEN: dict[str, Any] = {"seq_len": 32, "held_out": 0.1}
+Run = Callable[..., dict[str, Any]]
+
+
+class Made(NamedTuple):
+    """A teacher, the first of its layers as a student, text, and files of the teacher with all of its ids."""
+
+    teacher: Path
+    student: Path
+    text: Path
+    files: Path
+
+
+@pytest.fixture(scope="module")
+def made(teacher_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    root = tmp_path_factory.mktemp("files")
+    text = train_runs.write_corpus(root / "c.jsonl", documents=60)
+    aprfmt.prune_model(teacher_file, root / "s.apr", keep_layers=[0])
+    report = aprfmt.teacher(teacher_file, text, root / "all", top_k=IDS, device="cpu", **GIVEN)
+    assert report.files == 2
+    assert report.rest["1"] < 1e-6
+    return Made(teacher_file, root / "s.apr", text, root / "all")
+
+
+@pytest.fixture
+def distil(made: Made, tmp_path: Path) -> Run:
+    """A short run of the student into tmp_path / `to`, from the files in a folder or from the teacher itself."""
+
+    def start(to: str, files: Path | None = None, **given: Any) -> dict[str, Any]:
+        source = {"teacher": str(made.teacher)} if files is None else {"teacher_logprobs": str(files)}
+        how = {"student": str(made.student), "steps": 3, "lr": 3e-3, "repeat": True, "temperature": 2.0}
+        config = train_runs.options("distill", made.text, tmp_path / to, **{**source, **how, **given})
+        return {**run("distill", config, stream=None)}
+
+    return start
+
+
+def losses(folder: Path) -> list[dict[str, Any]]:
+    return lines(folder)
+
+
+def close(a: list[dict[str, Any]], b: list[dict[str, Any]], bound: float) -> bool:
+    names = ("loss", "ce", "kl", "kl1", "agreement", "grad_norm")
+    return all(abs(x[n] - y[n]) <= bound * max(1e-2, abs(y[n])) for x, y in zip(a, b, strict=True) for n in names)
+
+
+# --- writing and reading ---
+
+
+@pytest.mark.parametrize("loss", ["forward", "reverse", "jsd"])
+def test_files_of_all_ids_teach_what_the_teacher_does(made: Made, distil: Run, tmp_path: Path, loss: str) -> None:
+    there, read = distil("there", loss=loss), distil("read", made.files, loss=loss)
+    assert close(losses(tmp_path / "read"), losses(tmp_path / "there"), 1e-4)
+    for when in ("first", "last"):
+        for name in ("ce", "kl", "agreement", "teacher_ce"):
+            assert read[when][name] == pytest.approx(there[when][name], rel=1e-3, abs=1e-4), name
+    a, b = (aprfmt.load_file(tmp_path / name / "model.apr") for name in ("there", "read"))
+    assert all(np.allclose(a[name], b[name], atol=1e-4) for name in a)
+    metadata = json.loads((tmp_path / "read/distillation_metadata.json").read_text())
+    assert metadata["teacher"]["name"] == made.teacher.name
+
+
+def test_llama_cpp_says_what_torch_says(made: Made, tmp_path: Path) -> None:
+    report = aprfmt.teacher(made.teacher, made.text, tmp_path / "out", top_k=16, engine="llama", **GIVEN)
+    assert "llama.cpp" in report.engine
+    torch_says = aprfmt.teacher(made.teacher, made.text, tmp_path / "torch", top_k=16, device="cpu", **GIVEN)
+    assert report.teacher_ce == pytest.approx(torch_says.teacher_ce, abs=1e-3)
+    for path in sorted((tmp_path / "out").glob("*.safetensors")):
+        a, b = load_file(path), load_file(tmp_path / "torch" / path.name)
+        for name in ("windows", "counts", "positions"):
+            assert np.array_equal(a[name], b[name])
+        assert (a["ids"][:, 0] == b["ids"][:, 0]).mean() > 0.99
+        assert np.allclose(a["logprobs"], b["logprobs"], atol=0.05)
+        assert np.allclose(a["rest"], b["rest"], atol=0.01)
+
+
+def test_the_first_ids_of_many_are_the_files_of_a_few(made: Made, distil: Run, tmp_path: Path) -> None:
+    aprfmt.teacher(made.teacher, made.text, tmp_path / "few", top_k=8, device="cpu", **GIVEN)
+    distil("few-run", tmp_path / "few")
+    distil("many-run", made.files, top_k=8)
+    assert close(losses(tmp_path / "few-run"), losses(tmp_path / "many-run"), 1e-5)
+    distil("all-run", made.files)
+    whole, part = (losses(tmp_path / f"{name}-run")[0]["kl"] for name in ("all", "few"))
+    assert part < whole
+
+
+def test_files_held_out_are_scored_by_their_definition(made: Made) -> None:
+    """KL of four ids and all others, the teacher's cross entropy and agreement, from whole logits in float64."""
+    files = TeacherFiles(made.files)
+    header = read_header(made.files / "tokens")
+    assert header is not None
+    corpus = open_corpus(made.files / "tokens", header["tokenizer"])
+    windows = Windows(corpus.held_out, 32, corpus.separator)
+    answers = Answers(files, files.bind(windows, range(len(windows)), "held-out"), IDS, 4, 1.0)
+    with open_network(made.teacher) as a, open_network(made.student) as b:
+        teacher, student = load_decoder(a, torch.float32, "cpu"), load_decoder(b, torch.float32, "cpu")
+    found = evaluate(student, windows, rows=4, answers=answers)
+    sums = torch.zeros(3, dtype=torch.float64)
+    for i in range(len(windows)):
+        batch = batch_of(windows, [i])
+        counts = batch.labels_NT >= 0
+        t, s = (
+            each.logits(each(batch.tokens_NT, batch.documents))[counts].double().softmax(1)
+            for each in (teacher, student)
+        )
+        ids = t.topk(4, 1).indices
+        q, p = (torch.cat([x.gather(1, ids), x.scatter(1, ids, 0).sum(1, keepdim=True)], 1) for x in (t, s))
+        own = t.gather(1, batch.labels_NT[counts][:, None]).log()
+        values = (q * (q / p).log()).sum(), (t.argmax(1) == s.argmax(1)).sum(), -own.sum()
+        sums += torch.stack([value.detach().double() for value in values])
+    wanted = (sums / found.tokens).tolist()
+    assert (found.kl, found.agreement, found.teacher_ce) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_no_teacher_is_loaded_and_a_run_goes_on_as_if_it_had_not_stopped(
+    made: Made, distil: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aprtrain.models.Teacher", None)
+    distil("whole", made.files, steps=4)
+    distil("part", made.files, steps=2, total_steps=4)
+    distil("part", made.files, steps=4, total_steps=4, resume=True)
+    assert weights(tmp_path / "whole/model.apr") == weights(tmp_path / "part/model.apr")
+
+
+def test_writing_goes_on_where_it_was_interrupted(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aprtrain.teach._SHARD_BYTES", 1 << 18)
+
+    def write() -> aprfmt.TeacherReport:
+        return aprfmt.teacher(made.teacher, made.text, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
+
+    first = write()
+    paths = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert first.files == len(paths) > 3
+    before = {path.name: path.read_bytes() for path in paths}
+    paths[1].unlink()
+    with pytest.raises(AprError, match=f"{paths[1].name} is missing"):
+        TeacherFiles(tmp_path / "out")
+    second = write()
+    assert (second.resumed, second.files) == (first.files - 1, first.files)
+    assert {path.name: path.read_bytes() for path in paths} == before
+    assert write().tokens == 0
+
+
+def test_the_documented_form_is_what_is_written(made: Made) -> None:
+    """With the safetensors library, not with ours."""
+    path = next(made.files.glob("train-*"))
+    tensors = load_file(path)
+    n, rows = len(tensors["windows"]), len(tensors["ids"])
+    assert {name: (value.dtype.name, value.shape) for name, value in tensors.items()} == {
+        "windows": ("uint8", (n, 32)), "counts": ("int64", (n,)), "sums": ("int64", (n,)),
+        "positions": ("int32", (rows,)), "ids": ("int32", (rows, IDS)), "logprobs": ("float32", (rows, IDS)),
+        "rest": ("float32", (rows, 4)), "label_logprobs": ("float32", (rows,)),
+    }  # fmt: skip
+    with safe_open(path, "np") as opened:
+        metadata = opened.metadata()
+    header = read_header(made.files / "tokens")
+    assert header is not None
+    assert metadata["format"] == "aprtrain-teacher/1"
+    assert metadata["tokenizer"] == header["tokenizer"]
+    assert (metadata["k"], metadata["seq_len"]) == (str(IDS), "32")
+    assert json.loads(metadata["temperatures"]) == [1, 2, 3, 4]
+    assert tensors["counts"].sum() == rows
+
+
+# --- vLLM ---
+
+
+def responses(made: Made, prompts: Path, k: int) -> list[dict[str, Any]]:
+    """What a vLLM server would answer: the most likely ids of each position, and the prompt's own."""
+    files = TeacherFiles(made.files)
+    header = read_header(made.files / "tokens")
+    assert header is not None
+    corpus = open_corpus(made.files / "tokens", header["tokenizer"])
+    by_prompt = {}
+    for part in (corpus.train, corpus.held_out):
+        windows = Windows(part, 32, corpus.separator)
+        for i, (shard, number) in files.bind(windows, range(len(windows)), "").items():
+            answer = shard.read(number)
+            for piece in pieces_of(windows.rows([i]), 0):
+                told: list[Any] = [None, *[{}] * len(piece.ids)]
+                for place, label in zip(piece.places_P, piece.labels_P.tolist(), strict=True):
+                    row = int(np.searchsorted(answer.positions_P, place))
+                    pairs = dict(zip(answer.ids_PK[row].tolist(), answer.logprobs_PK[row].tolist(), strict=True))
+                    wanted = {label: pairs[label]} | dict(list(pairs.items())[:k])
+                    told[place - piece.start + 1] = {
+                        str(j): {"logprob": value, "rank": 1, "decoded_token": "?"} for j, value in wanted.items()
+                    }
+                by_prompt[tuple(piece.prompt)] = told
+    asked = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+    return [{"index": 0, "prompt_token_ids": ids, "prompt_logprobs": by_prompt[tuple(ids)]} for ids in asked]
+
+
+@pytest.fixture(scope="module")
+def answered(made: Made, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Prompts that were asked for, and their responses with eight ids."""
+    folder = tmp_path_factory.mktemp("vllm")
+    report = aprfmt.teacher(None, made.text, folder / "x", student=made.student, prompts=folder / "p.jsonl", **GIVEN)
+    found = responses(made, folder / "p.jsonl", 8)
+    assert report.prompts == len(found) > 100
+    return folder / "p.jsonl", found
+
+
+FRAMES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "choice": lambda choice: choice,
+    "response": lambda choice: {"model": "org/big", "choices": [choice]},
+    "batch": lambda choice: {"custom_id": "1", "response": {"body": {"model": "org/big", "choices": [choice]}}},
+}
+
+
+def taken(made: Made, folder: Path, found: list[dict[str, Any]], frame: str = "choice", **given: Any) -> Path:
+    """Files taken from responses."""
+    folder.mkdir()
+    (folder / "r.jsonl").write_text("".join(json.dumps(FRAMES[frame](choice)) + "\n" for choice in found))
+    given = {"student": made.student, "from_vllm": folder / "r.jsonl", "top_k": 8, **GIVEN, **given}
+    aprfmt.teacher(None, made.text, folder / "out", **given)
+    return folder / "out"
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_what_vllm_says_teaches_what_our_files_of_the_same_numbers_do(
+    made: Made, distil: Run, tmp_path: Path, answered: tuple[Path, list[dict[str, Any]]], frame: str
+) -> None:
+    folder = taken(made, tmp_path / "taken", answered[1], frame)
+    distil("ours", made.files, top_k=8, temperature=1.0)
+    distil("theirs", folder, temperature=1.0)
+    assert close(losses(tmp_path / "theirs"), losses(tmp_path / "ours"), 2e-5)
+    name = TeacherFiles(folder).facts.teacher
+    assert name == ("r.jsonl" if frame == "choice" else "org/big")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found[5:], "no response to its"),
+        (lambda found: [{**found[0], "prompt_logprobs": found[0]["prompt_logprobs"][1:]}, *found[1:]], "line 1 is not"),
+        (lambda found: [{"prompt_token_ids": [1, 2]}], "prompt_logprobs"),
+        (lambda found: [{**c, "prompt_logprobs": [None] * len(c["prompt_token_ids"])} for c in found], "its token"),
+        (
+            lambda found: [
+                {**c, "prompt_logprobs": [p and {i: {"logprob": -0.1} for i in p} for p in c["prompt_logprobs"]]}
+                for c in found
+            ],
+            "add up to",
+        ),
+    ],
+)
+def test_responses_that_do_not_fit_are_refused(
+    made: Made, tmp_path: Path, answered: tuple[Path, list[dict[str, Any]]],
+    change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], message: str,
+) -> None:  # fmt: skip
+    with pytest.raises(AprError, match=message):
+        taken(made, tmp_path / "taken", change(answered[1]))
+
+
+def test_more_ids_than_vllm_was_asked_for_are_refused(
+    made: Made, tmp_path: Path, answered: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    with pytest.raises(AprError, match="--top-k asks for 12") as caught:
+        taken(made, tmp_path / "taken", answered[1], top_k=12)
+    assert "--top-k" in str(caught.value.hint)
+
+
+# --- what a run refuses ---
+
+
+def damage(path: Path, name: str, change: Callable[[Any], None]) -> None:
+    """Rewrites a file with other values, and checksums that fit them."""
+    from aprfmt.io.crc import crc32_of
+
+    tensors = load_file(path)
+    change(tensors[name])
+    with safe_open(path, "np") as opened:
+        metadata = opened.metadata()
+    ends = np.cumsum(tensors["counts"])
+    columns = [tensors[each] for each in ("positions", "ids", "logprobs", "rest", "label_logprobs")]
+    for i, end in enumerate(ends):
+        rows = slice(end - tensors["counts"][i], end)
+        tensors["sums"][i] = crc32_of(*(column[rows].tobytes() for column in columns))
+    save_file(tensors, path, metadata)
+
+
+def _all(value: float) -> Callable[[Any], None]:
+    return lambda values: values.fill(value)
+
+
+def _train(folder: Path) -> Path:
+    return next(folder.glob("train-*"))
+
+
+def _each(folder: Path, change: Callable[[Path], None]) -> None:
+    for path in folder.glob("*.safetensors"):
+        change(path)
+
+
+Break = Callable[[Path], object]
+REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
+    "no files": (lambda f: _each(f, os.unlink), {}, 3, "no files of", "apr teacher"),
+    "no folder": (shutil.rmtree, {}, 3, "no such folder", "apr teacher"),
+    "a missing file": (lambda f: _train(f).rename(f / "train-00002-of-00002.safetensors"), {}, 5,
+        "train-00001-of-00002.safetensors is missing", "goes on"),
+    "half a file": (lambda f: os.truncate(_train(f), _train(f).stat().st_size // 2), {}, 4, "the file at", ""),
+    "another tokenizer": (lambda f: _each(f, lambda p: _restate(p, tokenizer="0" * 64)), {}, 5,
+        "another tokenizer", "--student"),
+    "files of two teachers": (lambda f: _restate(_train(f), teacher="other"), {}, 5, "another teacher", ""),
+    "another length": (lambda f: None, {"--seq-len": "16", "--tokens-per-step": "64"}, 5, "of 32 tokens, not 16",
+        "--seq-len 32"),
+    "other text": (lambda f: None, {"--data": "OTHER"}, 5, "window 0 of the training data", "--data"),
+    "another split": (lambda f: None, {"--held-out": "0.3"}, 5, "data is not in the teacher's files", "--held-out"),
+    "more ids than there are": (lambda f: None, {"--top-k": "301"}, 5, "know 300 ids of a position", "--top-k"),
+    "another temperature": (lambda f: None, {"--temperature": "2.5"}, 5, "temperature 1, 2, 3, 4, not at 2.5",
+        "apr teacher --temperature 2.5"),
+    "NaN": (lambda f: damage(_train(f), "logprobs", _all(np.nan)), {}, 4, "not finite", "remove the file"),
+    "too much mass": (lambda f: damage(_train(f), "rest", _all(1)), {}, 4, "add up to 2", "remove the file"),
+    "a negative mass": (lambda f: damage(_train(f), "rest", _all(-1e-2)), {}, 4, "add up to", "remove the file"),
+    "ids twice": (lambda f: damage(_train(f), "ids", _all(7)), {}, 4, "comes twice", "remove the file"),
+    "no such id": (lambda f: damage(_train(f), "ids", lambda v: v.__iadd__(1)), {}, 5, "id 300", ""),
+    "both": (lambda f: None, {"": "TEACHER"}, 2, "not both", "keep one"),
+    "no student": (lambda f: None, {"--student": "", "--student-init": "layers:1"}, 2, "needs the teacher itself",
+        "apr prune"),
+}  # fmt: skip
+
+
+def _restate(path: Path, **change: str) -> None:
+    with safe_open(path, "np") as opened:
+        metadata = opened.metadata()
+    save_file(load_file(path), path, {**metadata, **change})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_that_do_not_fit_are_refused_by_name(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    spoil, change, code, message, hint = REFUSED[name]
+    shutil.copytree(made.files, tmp_path / "files")
+    spoil(tmp_path / "files")
+    other = train_runs.write_corpus(tmp_path / "other.jsonl", documents=30, seed=9)
+    named = {"OTHER": str(other), "TEACHER": str(made.teacher)}
+    given = {
+        "--teacher-logprobs": str(tmp_path / "files"), "--student": str(made.student), "--data": str(made.text),
+        "-o": str(tmp_path / "run"), "--steps": "2", "--device": "cpu", "--seq-len": "32", "--tokens-per-step": "128",
+        "--micro-tokens": "64", "--held-out": "0.1", "--temperature": "2", **change,
+    }  # fmt: skip
+    words = [word for key, value in given.items() if key and value for word in (key, named.get(value, value))]
+    words += [named[given[""]]] if "" in given else []
+    assert apr(["distill", *words, "--repeat", "--json"]) == code
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert message in error["message"]
+    assert hint in (error["hint"] or "")
+    assert not (tmp_path / "run/model.apr").exists()
+
+
+def test_top_k_alone_means_nothing(made: Made, tmp_path: Path) -> None:
+    given = {"teacher": str(made.teacher), "student": str(made.student), "data": str(made.text), "top_k": 4, "steps": 2}
+    with pytest.raises(AprError, match="--top-k is for --teacher-logprobs"):
+        build("distill", {**given, "output": str(tmp_path / "run")})
+
+
+def test_no_bit_of_the_files_turns_over_unnoticed(made: Made, tmp_path: Path) -> None:
+    aprfmt.teacher(made.teacher, made.text, tmp_path / "files", top_k=4, device="cpu", **GIVEN)
+    names = sorted((tmp_path / "files").glob("*.safetensors"))
+    untouched = TeacherFiles(tmp_path / "files")
+    wanted = {window: untouched._places[window][0].read(untouched._places[window][1]) for window in untouched._places}
+    for path, bit in draw(names, int(os.environ.get("APR_FLIPS", "60"))):
+        with flipped(path, bit):
+            try:
+                found = TeacherFiles(tmp_path / "files")
+                assert found.facts == untouched.facts
+                assert set(found._places) == set(wanted)
+                for window in wanted:
+                    found._places[window][0].read(found._places[window][1])
+            except (AprError, AssertionError):
+                continue
+            raise AssertionError(f"bit {bit} of {path.name} turned over unnoticed")
+
+
+# --- the command ---
+
+
+def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["teacher", str(made.teacher), "--data", str(made.text), "-o", str(tmp_path / "out"), "--top-k", "4"]
+    words += ["--seq-len", "32", "--held-out", "0.1", "--device", "cpu", "--temperature", "2"]
+    assert apr([*words, "--plan", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["schema"] == "apr.teacher/1"
+    assert not (tmp_path / "out").exists()
+    assert apr([*words, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["top_k"], body["temperatures"], body["files"], body["resumed"]) == (4, [1, 2], 2, 0)
+    assert body["windows"]["train"] > 10
+    assert 0 < body["rest"]["1"] < body["rest"]["2"] < 1
+    assert body["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
+    assert apr(words) == 0
+    assert "2 of 2 files were there already" in capsys.readouterr().out
+    assert apr([*words, "--top-k", "8", "--json"]) == 5
+    assert "k was 4, is 8" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "the teacher is missing"),
+        (["TEACHER", "--from-vllm", "r.jsonl"], 2, "takes the place of a teacher"),
+        (["TEACHER", "--engine", "magic"], 2, "no engine"),
+        (["TEACHER", "--engine", "llama", "--device", "cpu"], 2, "device is torch's"),
+        (["TEACHER", "--top-k", "301", "--device", "cpu"], 2, "more than the 300 tokens"),
+        (["TEACHER", "--temperature", "0", "--device", "cpu"], 2, "0.05 to 100"),
+        (["TEACHER", "--seq-len", "99999", "--device", "cpu"], 5, "was made for"),
+        (["--student", "STUDENT", "--from-vllm", "absent.jsonl"], 3, "no such file of responses"),
+        (["--from-vllm", "absent.jsonl"], 2, "no model is named"),
+    ],
+)
+def test_what_the_command_refuses(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+) -> None:
+    given = [{"TEACHER": str(made.teacher), "STUDENT": str(made.student)}.get(word, word) for word in words]
+    assert apr(["teacher", *given, "--data", str(made.text), "-o", str(tmp_path / "out"), "--json"]) == code
+    assert message in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_folder_of_other_things_is_left_alone(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(AprError, match=r"notes\.txt"):
+        aprfmt.teacher(made.teacher, made.text, tmp_path, device="cpu", **GIVEN)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt"]
+
+
+def test_a_teacher_that_computes_nothing_writes_nothing(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aprtrain.teach.soft_cap", lambda x, cap: torch.full_like(x, torch.nan))
+    with pytest.raises(AprError, match="not numbers") as caught:
+        aprfmt.teacher(made.teacher, made.text, tmp_path / "out", device="cpu", **GIVEN)
+    assert caught.value.exit_code == 8
+    assert not [*(tmp_path / "out").glob("*.safetensors")]
