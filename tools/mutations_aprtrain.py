@@ -302,7 +302,7 @@ APRTRAIN = (
         "for layout in layouts for _, parts in layout for part in parts)",
         "for layout in layouts for _, parts in layout for part in parts if len(part.size) > 1)"),
     Mutation("fused matrices are narrowed as one", "aprtrain/models.py",
-        "test_student.py::test_a_narrow_student_is_a_network",
+        "test_student.py::test_what_the_teacher_does_not_use_is_what_goes",
         "        first += sizes[word]\n", ""),
     Mutation("a network with experts is trained", "aprtrain/models.py",
         "test_student.py::test_a_network_with_experts_cannot_be_a_student",

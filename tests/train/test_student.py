@@ -102,7 +102,7 @@ def test_a_narrow_student_is_a_network(case_id: str, how: str, tiny: Maker, tmp_
     check_with_transformers(decoder, student, model.ids_NT, tmp_path / "student")
 
 
-@pytest.mark.parametrize("case_id", ["llama/biases", "llama/mha", "qwen3", "gemma2"])
+@pytest.mark.parametrize("case_id", ["llama/biases", "llama/mha", "qwen3", "gemma2", "glm4"])
 def test_what_the_teacher_does_not_use_is_what_goes(case_id: str, tiny: Maker, tmp_path: Path) -> None:
     """Neurons and heads whose output is multiplied with (nearly) nothing change no logit when they go."""
     model = tiny(case_id)

@@ -18,7 +18,7 @@ import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.rope import FREQS, scaling_of
 from aprfmt.arch.row import Architecture
-from aprfmt.canonical.model import Canonical, canonical, check_before_writing
+from aprfmt.canonical.model import Canonical, canonical, check_before_writing, hf_side
 from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import recode_jobs
@@ -74,17 +74,18 @@ def open_network(path: str | os.PathLike[str]) -> Network:
         if not model.tensors:
             raise RefusedError("the file holds no tensors", path=path, hint="give the file that holds the weights")
         c = canonical(model, decoding=AS_VALUES)
-        shape = shape_of(c.hparams, c.arch, c.tensors)
+        tensors = {tensor.name: tensor for tensor in hf_side(c.arch, c.tensors)}
+        shape = shape_of(c.hparams, c.arch, tensors)
         assert c.arch is not None
         check_before_writing(c, allow_unmapped=False)
-        missing = [name for name in hf_names(shape) if name not in c.tensors]
+        missing = [name for name in hf_names(shape) if name not in tensors]
         if missing:
             raise RefusedError(
                 f"{len(missing)} tensors of the network are missing", path=path, tensor=missing[0],
                 hint="a sharded model needs all its shards",
             )  # fmt: skip
         _check_frequencies(c)
-        return Network(path, model, c.arch, shape, c.hparams, c.tokenizer, c.tensors)
+        return Network(path, model, c.arch, shape, c.hparams, c.tokenizer, tensors)
     except BaseException:
         model.close()
         raise

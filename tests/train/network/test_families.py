@@ -1,0 +1,110 @@
+"""A student of every family is trained, saved, continued and exported; a teacher with experts teaches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train_runs
+from arch_models import find_case
+from train_blocks import resident_bytes
+from train_corpora import functions, write_jsonl
+from train_models import Maker, error, load, our_logits, same_winners
+from train_runs import lines, weights
+
+import aprfmt
+from aprtrain.loss.vocab import align
+from aprtrain.network.shape import FAMILIES
+from aprtrain.network.weights import open_network
+from aprtrain.run import run
+from aprtrain.teacher.teacher import Teacher, estimate_bytes
+
+TEACHERS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
+STUDENTS = tuple(row for row in FAMILIES if row not in TEACHERS)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
+    pytest.importorskip("transformers")
+    return Maker(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Functions, in files of jsonl."""
+    return write_jsonl(tmp_path_factory.mktemp("data") / "code.jsonl", functions(120))
+
+
+def trained(command: str, data: Path, folder: Path, steps: int, **given: Any) -> Path:
+    how = {"steps": steps, "total_steps": 3, "save_every": 2, "lr": 3e-3, **given}
+    model = run(command, train_runs.options(command, data, folder, **how), stream=None)["model"]
+    assert model is not None
+    return Path(model)
+
+
+def exported(model: Path, folder: Path) -> Path:
+    """The model as a GGUF, under a name that has nothing of its family: llama.cpp reads the name of a Phi-3."""
+    aprfmt.import_model(model, folder / "model.apr", force=True)
+    aprfmt.stamp(folder / "model.apr", folder / "named.apr", set={"name": "tiny"})
+    out = folder / "tiny.gguf"
+    aprfmt.export_model(folder / "named.apr", out)
+    return out
+
+
+def test_every_family_is_here() -> None:
+    assert {*STUDENTS, *TEACHERS} == set(FAMILIES)
+    assert not set(TEACHERS) & set(STUDENTS)
+
+
+@pytest.mark.parametrize("row", STUDENTS)
+def test_a_student_is_trained_continued_and_exported(row: str, tiny: Maker, data: Path, tmp_path: Path) -> None:
+    folder = tiny(row).folder
+    whole = trained("pretrain", data, tmp_path / "whole", 3, init=str(folder))
+    trained("pretrain", data, tmp_path / "parts", 2, init=str(folder))
+    parts = trained("pretrain", data, tmp_path / "parts", 3, init=str(folder), resume=True)
+    assert weights(whole) == weights(parts)
+    assert [line["loss"] for line in lines(tmp_path / "whole")] == [line["loss"] for line in lines(tmp_path / "parts")]
+    before, after = weights(folder), weights(whole)
+    assert before.keys() == after.keys()
+    assert all(before[name] != after[name] for name in before)
+    ids_NT = tiny(row).ids_NT
+    logits = our_logits(load(whole), ids_NT)
+    gguf = exported(whole, tmp_path)
+    assert error(our_logits(load(gguf), ids_NT), logits) < 1e-6
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("row", [row for row in FAMILIES if not find_case(row).llama_cpp_cannot])
+def test_llama_cpp_gives_the_same_score(row: str, tiny: Maker, data: Path, tmp_path: Path) -> None:
+    gguf = exported(tiny(row).folder, tmp_path)
+    ours = aprfmt.evaluate(gguf, data, seq_len=32, limit=256, engine="torch", device="cpu")
+    theirs = aprfmt.evaluate(gguf, data, seq_len=32, limit=256, engine="llama")
+    assert ours.ce == pytest.approx(theirs.ce, rel=1e-3)
+
+
+@pytest.mark.parametrize("row", TEACHERS)
+def test_a_teacher_with_experts_teaches(row: str, tiny: Maker, data: Path, tmp_path: Path) -> None:
+    student = tiny("llama").folder
+    given = {"teacher": str(tiny(row).folder), "student": str(student), "allow_weaker_teacher": True}
+    model = trained("distill", data, tmp_path / "run", 3, **given)
+    kl = [line["kl1"] for line in lines(tmp_path / "run")]
+    assert kl[-1] < kl[0]
+    with open_network(model) as network:
+        assert network.shape.architecture == "llama"
+
+
+@pytest.mark.parametrize("row", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_experts_stay_blocks(row: str, tiny: Maker, tmp_path: Path) -> None:
+    """In a GGUF the matrices of all experts are one tensor, and each is a slice of its blocks."""
+    gguf = tmp_path / "q8.gguf"
+    aprfmt.quantize_model(exported(tiny(row).folder, tmp_path), gguf, "q8_0")
+    ids_NT, rows = tiny(row).ids_NT, 1000
+    with open_network(gguf) as network:
+        vocabulary = align(network.tokenizer, network.tokenizer, rows, rows)
+        kept = Teacher(network, vocabulary, "q4k", "cpu")
+        wide = Teacher(network, vocabulary, "bf16", "cpu")
+        assert resident_bytes(kept.decoder) == estimate_bytes(network, "q4k") < estimate_bytes(network, "bf16")
+    assert torch.equal(kept.hidden(ids_NT), wide.hidden(ids_NT))
+    assert same_winners(kept.decoder.logits(kept.hidden(ids_NT)), wide.decoder.logits(wide.hidden(ids_NT)))
