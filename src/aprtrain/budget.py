@@ -21,14 +21,16 @@ from typing import Any, TypedDict
 import torch
 
 from aprfmt.errors import RefusedError, RunError, UsageError
+from aprfmt.llama.client import require_llama
 from aprfmt.types import JsonObject
 from aprtrain.config import Config, resolve
 from aprtrain.data.corpus import read_header
 from aprtrain.data.sources import list_files
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
 from aprtrain.loss.vocab import Vocabulary
-from aprtrain.models import Origin, Pair, open_pair, origin_of
+from aprtrain.models import Origin, Pair, open_pair, origin_of, settle
 from aprtrain.network.shape import Shape
+from aprtrain.report.tracker import check_tracker
 from aprtrain.teacher.teacher import estimate_bytes, teacher_dtype
 from aprtrain.world import world_size
 
@@ -70,10 +72,11 @@ def memory_plan(config: Config, pair: Pair, device: torch.device, *, processes: 
     if teacher is not None:
         s, residency = teacher.shape, config.teacher_residency
         resident = estimate_bytes(teacher, residency)
-        resident *= teacher_dtype(residency, device).itemsize // 2
+        dtype = teacher_dtype(residency, device)
+        resident *= dtype.itemsize // 2
         one_pass = tokens * (6 * s.d_model + 3 * s.mlp_width) * width + _score_bytes(config, s, tokens)
         rows += [
-            Row(f"teacher: weights, {residency}", resident),
+            Row(f"teacher: weights, {'f32' if dtype.itemsize == 4 else residency}", resident),
             Row("teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")),
             Row("teacher: hidden states", tokens * s.d_model * width),
             Row("teacher: a pass", one_pass),
@@ -178,8 +181,11 @@ def peak_flops(device_name: str) -> float | None:
 # --- of a run ---
 
 
-def check_sharding(config: Config, processes: int) -> None:
-    """Raises UsageError for --shard weights with a single process."""
+def check_means(config: Config, processes: int) -> None:
+    """Raises UsageError for --shard weights with a single process, MissingDependencyError for what options need."""
+    check_tracker(config.log_to)
+    if config.qa:
+        require_llama()
     if config.shard == "weights" and processes == 1:
         raise UsageError(
             "--shard weights divides the student among processes, and there is one",
@@ -216,8 +222,9 @@ class Plan(TypedDict):
 def plan(command: str, config: Config) -> Plan:
     """What a run would take and do, without a device: memory, FLOPs, time, vocabulary, hashes. Raises AprError."""
     device, processes = torch.device(config.device.split(":")[0]), world_size()
-    check_sharding(config, processes)
+    check_means(config, processes)
     with open_pair(command, config) as pair:
+        config = settle(config, pair)
         rows = memory_plan(config, pair, device, processes=processes)
         work = flops_of(config, pair)
         tokens = config.steps * config.tokens_per_step if config.steps is not None else None

@@ -144,8 +144,8 @@ class Config:
         choices=("shared", "renormalise"), commands=_DISTILL, place="what",
     )  # fmt: skip
     teacher_residency: str = _option(
-        "bf16", "How the teacher's weights are held in memory.", choices=("bf16", "q4k", "fp8"),
-        env=ENV_PREFIX + "TEACHER_BACKEND", commands=_DISTILL, place="what",
+        "auto", "How the teacher's weights are held in memory; auto: Q4_K, Q6_K and Q8_0 as in its file.",
+        choices=("auto", "bf16", "q4k", "fp8"), env=ENV_PREFIX + "TEACHER_BACKEND", commands=_DISTILL, place="what",
     )  # fmt: skip
     recompute: str = _option("none", "What the backward pass computes again to save memory.", choices=("none", "block"))
     shard: str = _option(
@@ -159,6 +159,9 @@ class Config:
         5000, "Steps between checkpoints; 0: by the clock alone.", low=0, env=ENV_PREFIX + "CHECKPOINT_EVERY"
     )
     save_minutes: float = _option(15.0, "Also save every so many minutes; 0: by steps alone.", low=0)
+    save_epochs: int | None = _option(
+        None, "Also save after so many passes over the data, again and again; these stay beside --keep.", low=1
+    )
     keep: int = _option(3, "Number of latest checkpoints to keep besides the best, two or more.", low=2)
     save_dtype: str = _option("bf16", "Dtype of saved weights.", choices=("bf16", "f16", "f32"))
     eval_every: int = _option(1000, "Steps between evaluations on held-out data; 0: first and last.", low=0)
@@ -170,6 +173,8 @@ class Config:
     )
     eval_tokens: int = _option(65536, "Held-out tokens of an evaluation.", low=2)
     log_every: int = _option(10, "Steps between lines.", low=1, env=ENV_PREFIX + "LOG_EVERY")
+    log_to: str | None = _option(None, "Also show the numbers in one of these.", choices=("tensorboard", "wandb"))
+    qa: bool = _option(False, "At the end look at the model as apr qa does; exit status 1 if it does not pass.")
     resume: bool | int = _option(
         False, "Continue from the latest checkpoint in the output folder, or from that of STEP.", low=0, number="STEP"
     )
@@ -365,7 +370,7 @@ def _nearest(name: str, rows: Mapping[str, Field]) -> str:
 
 
 # What the reference's words for the teacher's place mean here.
-_BACKENDS = {"auto": "bf16", "cudatrainer": "bf16", "realizar-q4k": "q4k"}
+_BACKENDS = {"cudatrainer": "bf16", "realizar-q4k": "q4k"}
 
 
 def _read_environment(
@@ -454,6 +459,7 @@ def _check_together(config: Config, command: str) -> None:
             "--steps or --epochs is missing: how long to train", "add --steps N, or --epochs 1 for one pass"),
         (c.eval_data is not None and c.held_out != Config.held_out,
             "--held-out and --eval-data contradict each other", keep_one),
+        (c.qa and c.smoke is not None, "--qa looks at the model, and --smoke writes none", keep_one),
         (c.repeat and c.epochs is not None, "--repeat and --epochs contradict each other", keep_one),
         ((c.patience or c.target_val_loss) is not None and not (c.eval_every or c.save_every),
             "--patience and --target-val-loss go by evaluations, and there are none on the way", "add --eval-every N"),

@@ -338,6 +338,7 @@ class Trainer:
         if step >= config.stop:
             return  # the end evaluates and saves
         is_due = self._asked_to_save or (config.save_every and step % config.save_every == 0)
+        is_due = is_due or self.parts.batches.ends_epochs(step, config.save_epochs)
         saves = bool(is_due) and config.smoke is None
         if saves or (config.eval_every and step % config.eval_every == 0):
             self._pause()

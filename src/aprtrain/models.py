@@ -45,7 +45,7 @@ from aprtrain.network.shape import Shape, shape_of, to_hparams
 from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros, whole
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
 from aprtrain.teacher.files import Answers, TeacherFiles, open_files
-from aprtrain.teacher.teacher import Teacher, teacher_dtype
+from aprtrain.teacher.teacher import Teacher, residency_of, teacher_dtype
 from aprtrain.world import World
 
 _GATE_TOKENS = 4096  # that an fp8 teacher is compared with bf16 on
@@ -85,6 +85,13 @@ def open_pair(command: str, config: Config) -> Iterator[Pair]:
             if network is not None:
                 check_length(config.seq_len, who, network.hparams.max_position_embeddings)
         yield pair
+
+
+def settle(config: Config, pair: Pair) -> Config:
+    """`config` with what follows from the models."""
+    if config.teacher_residency != "auto":
+        return config
+    return replace(config, teacher_residency=residency_of(pair.teacher) if pair.teacher is not None else "bf16")
 
 
 def _open(path: str | None, stack: ExitStack) -> Network:

@@ -11,16 +11,18 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import NotRequired, TextIO, TypedDict, cast
+from typing import Any, NotRequired, TextIO, TypedDict, cast
 
 import torch
 
+import aprfmt
 from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.text import format_clock
 from aprfmt.types import JsonObject
 from aprtrain import budget, guards
-from aprtrain.budget import check_sharding, flops_of, memory_plan
+from aprtrain.budget import check_means, flops_of, memory_plan
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve
@@ -30,7 +32,7 @@ from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.objective import Kind, Objective
-from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of
+from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
 from aprtrain.optim.adamw import load_states
 from aprtrain.report import page
 from aprtrain.report.metrics import Numbers, Recorder
@@ -58,6 +60,7 @@ class Summary(TypedDict):
         projected_steps, projected_seconds: of the whole run, estimated by a smoke run.
         interrupted: the signal that ended the run.
         early: why it ended before its last step.
+        qa: what `apr qa` says of the model, with --qa.
         damaged: the newer checkpoints that a resumed run could not go on from: `step` and `reason`.
     """
 
@@ -80,6 +83,7 @@ class Summary(TypedDict):
     projected_seconds: NotRequired[float]
     interrupted: NotRequired[int]
     early: NotRequired[str]
+    qa: NotRequired[dict[str, Any]]
     damaged: NotRequired[list[JsonObject]]
 
 
@@ -102,7 +106,7 @@ def run(
             if config.deterministic:
                 stack.enter_context(guards.deterministic())
             world = stack.enter_context(join_world(config.device))
-            check_sharding(config, world.size)
+            check_means(config, world.size)
             keeps = config.output is not None and config.smoke is None and world.is_first
             recorder = Recorder(Path(config.output or "") if keeps else None, stream if world.is_first else None)
             for line in lines:
@@ -111,7 +115,7 @@ def run(
             for line in saved.lines() if saved is not None else ():
                 recorder.say(line)
             pair = stack.enter_context(open_pair(command, config))
-            return _train(command, config, world, recorder, folder, saved, pair, on_stall)
+            return _train(command, settle(config, pair), world, recorder, folder, saved, pair, on_stall)
     except BaseException as error:
         _clear_frames(error)
         if isinstance(error, torch.OutOfMemoryError):
@@ -170,6 +174,7 @@ def _train(
     kind, saver = cast(Kind, config.loss), None
     if config.smoke is None and world.is_first:
         saver = Saver(folder, pair.identity, config.keep, recorder.say, recorder.record)
+        saver.stays = partial(batches.ends_epochs, each=config.save_epochs)
     # No more than a step's passes take, for which the memory is planned.
     rows = min(config.windows_per_pass, config.windows_per_step // world.size)
 
@@ -210,7 +215,7 @@ def _train(
             if saver is not None:
                 saver.left.update(saved.left)
     damaged = [asdict(damage) for damage in saved.damaged] if saved is not None else []
-    recorder.begin(saved.step if saved is not None else None, damaged)
+    recorder.begin(saved.step if saved is not None else None, damaged, config.log_to, config.to_json())
     _announce(command, config, world, recorder, origin, teacher)
     if saved is not None:
         recorder.say(f"continues after step {saved.step}, {saved.progress.tokens:,} tokens")
@@ -348,6 +353,8 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved | None) -> Summary:
         summary["early"] = trainer.early
     if not is_done:
         summary["interrupted"] = trainer.stop.number or 15
+    if config.qa and model is not None:
+        summary["qa"] = _examine(model, parts.recorder)
     _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])
     parts.recorder.record("end", {"step": progress.step, "finished": is_done})
     _write_report(trainer)
@@ -386,6 +393,19 @@ def _finish(trainer: Trainer, *, is_done: bool) -> Path | None:
         )  # fmt: skip
     trainer.world.barrier()
     return model
+
+
+def _examine(model: Path, recorder: Recorder) -> dict[str, Any]:
+    """What the gates of `apr qa` say of the model, as llama.cpp runs it; an error is a gate that failed."""
+    recorder.say("examining the model in llama.cpp")
+    try:
+        report = aprfmt.qa(model, log=recorder.say, on_gate=lambda gate: recorder.doing(f"{gate.id}: {gate.status}"))
+    except AprError as error:
+        return {"passed": False, "error": error.message, "gates": []}
+    finally:
+        recorder.doing("")
+    recorder.record("qa", {"passed": report.passed})
+    return report.to_json()
 
 
 def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: float) -> Summary:

@@ -57,7 +57,7 @@ def test_environment_variables_are_echoed_and_an_overruled_one_is_named() -> Non
     ]
 
 
-@pytest.mark.parametrize(("word", "residency"), [("realizar-q4k", "q4k"), ("auto", "bf16"), ("fp8", "fp8")])
+@pytest.mark.parametrize(("word", "residency"), [("realizar-q4k", "q4k"), ("auto", "auto"), ("fp8", "fp8")])
 def test_the_backend_variable_of_the_reference_is_honoured(word: str, residency: str) -> None:
     assert made(None, {"APR_DISTILL_TEACHER_BACKEND": word}).teacher_residency == residency
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,8 +35,9 @@ def distil(distil: Distil, small_corpus: Path) -> Distil:
 
 def observe(distil: Distil, tmp_path: Path, given: dict[str, Any], to: str) -> dict[str, Any]:
     """What a run of three steps shows: weights, metrics, scores, files, the plan."""
+    said = io.StringIO()
     try:
-        summary = distil(to, **({"steps": 3, "save_every": 0} | given))
+        summary = distil(to, **({"steps": 3, "save_every": 0, "stream": said} | given))
     except AprError as error:
         return {"error": error.message}
     folder = tmp_path / to
@@ -47,6 +49,8 @@ def observe(distil: Distil, tmp_path: Path, given: dict[str, Any], to: str) -> d
         "scores": [line | {"time": None} for line in lines(folder, "evaluation")],
         "files": sorted(path.name for path in folder.iterdir()),
         "checkpoints": summary["checkpoints"],
+        "said": [line.split()[1] for line in said.getvalue().splitlines() if line.startswith("step ")],
+        "examined": "qa" in summary,
     }
 
 
@@ -89,6 +93,11 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "seed": ({}, {"seed": 1}),
     "save_every": ({}, {"save_every": 1}),
     "save_minutes": ({}, {"save_minutes": 1e-6}),
+    "save_epochs": (
+        {"steps": None, "repeat": False, "epochs": 2, **_LARGE},
+        {"steps": None, "repeat": False, "epochs": 2, "save_epochs": 1, **_LARGE},
+    ),
+    "qa": ({}, {"qa": True}),
     "keep": ({"save_every": 1}, {"save_every": 1, "keep": 2}),
     "save_dtype": ({}, {"save_dtype": "bf16"}),
     "eval_every": ({}, {"eval_every": 1}),
@@ -162,5 +171,6 @@ def test_a_field_changes_the_plan(corpus_file: Path, teacher_file: Path, name: s
 def test_no_field_is_left_out() -> None:
     elsewhere = {"teacher", "student", "init", "like", "shape", "data", "output", "resume", "allow_changed"}
     elsewhere |= {"allow_same_arch", "allow_weaker_teacher", "deadline", "vocab_policy", "teacher_logprobs", "top_k"}
+    elsewhere |= {"log_to"}
     planned = {"micro_tokens", "chunk", "recompute", "logits", "compile", "deterministic"}
     assert set(schema()) == set(CHANGES) | elsewhere | planned

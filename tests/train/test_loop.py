@@ -18,7 +18,7 @@ from train_runs import lines, weights
 
 import aprfmt
 from aprfmt.cli.training import _summary_text
-from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
+from aprfmt.errors import ExistsError, MissingDependencyError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.io.pipe import write_file
 from aprtrain import loop
 from aprtrain.checkpoints import checkpoint, state
@@ -412,9 +412,48 @@ def test_data_that_do_not_last_need_a_word(distil: Distil) -> None:
     assert distil(steps=None, epochs=1, repeat=False, **large)["steps"] == 19
 
 
+def test_checkpoints_of_epochs_stay(distil: Distil, tmp_path: Path) -> None:
+    """19 steps of 32 windows are a pass over 605: the checkpoint is of the step in which it ends."""
+    how: dict[str, Any] = {"steps": None, "repeat": False, "tokens_per_step": 1024, "micro_tokens": 1024, "keep": 2}
+    summary = distil(epochs=3, save_epochs=1, save_every=5, **how)
+    windows = -(-(open_tokens(tmp_path / "run") - 1) // 32)
+    ends = [-(-windows * n // 32) for n in (1, 2, 3)]
+    assert set(ends) <= {*summary["checkpoints"]}
+    left = {int(path.stem[-6:]) for path in (tmp_path / "run").glob("ckpt-*.apr")}
+    best = checkpoint.read_pointer(tmp_path / "run", BEST)
+    assert left == {*ends, *summary["checkpoints"][-2:], best}
+    assert distil("two", epochs=3, save_epochs=2, save_every=0, **how)["checkpoints"] == ends[1:]
+
+
+def open_tokens(folder: Path) -> int:
+    return int(json.loads((folder / "tokens/tokens.json").read_text())["parts"]["train"]["tokens"])
+
+
+@pytest.mark.llama
+def test_the_model_is_examined_at_the_end(distil: Distil, tmp_path: Path) -> None:
+    said = io.StringIO()
+    summary = distil(steps=2, qa=True, stream=said)
+    found = summary["qa"]
+    assert found["model"] == summary["model"]
+    assert {gate["id"]: gate["status"] for gate in found["gates"]}["loads"] == "pass"
+    assert not found["passed"], "two steps make no model that writes"
+    assert lines(tmp_path / "run", "qa") == [{"event": "qa", "passed": False}]
+    assert any("apr qa" in line and "not passed: " in line for line in _summary_text(cast(Any, summary)))
+
+
+def test_llama_cpp_that_is_missing_is_told_before_the_first_step(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="llama"):
+        distil(steps=2, qa=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_quantized_teacher_teaches_from_its_blocks(distil: Distil, teacher_file: Path, tmp_path: Path) -> None:
     aprfmt.export_model(teacher_file, tmp_path / "t.gguf", dtype="q8_0")
     given: dict[str, Any] = {"teacher": str(tmp_path / "t.gguf"), "steps": 6}
-    blocks, decoded = distil("blocks", **given, teacher_residency="q4k"), distil("decoded", **given)
+    blocks, decoded = distil("blocks", **given), distil("decoded", **given, teacher_residency="bf16")
+    assert blocks["config"]["teacher_residency"] == "q4k", "of itself: the file is Q8_0"
     assert blocks["last"]["kl"] < blocks["first"]["kl"]
     assert blocks["last"]["kl"] == pytest.approx(decoded["last"]["kl"], rel=0.05)

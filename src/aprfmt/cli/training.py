@@ -167,7 +167,8 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
         raise
     out.result(summary, _summary_text(summary))
     number: int = summary.get("interrupted", 0)
-    return 128 + number if number else 0
+    is_well = summary.get("qa", {"passed": True})["passed"]
+    return 128 + number if number else 0 if is_well else 1
 
 
 def _end(error: AprError) -> None:
@@ -210,6 +211,10 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
         rows.append(("projection", f"{summary['projected_steps']:,} steps: {time}"))
     if summary["model"]:
         rows.append(("model", printable(summary["model"])))
+    if (examined := summary.get("qa")) is not None:
+        ids = [gate["id"] for gate in examined["gates"] if gate["status"] == "fail" or gate["required"]]
+        words = "passed" if examined["passed"] else f"not passed: {examined.get('error') or ', '.join(ids)}"
+        rows.append(("apr qa", printable(words)))
     elif stopped and summary["output"]:
         name = f"ckpt-step-{summary['steps']:06d}.apr"
         rows.append(("checkpoint", printable(str(Path(summary["output"]) / name))))

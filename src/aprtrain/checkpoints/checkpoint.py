@@ -242,14 +242,16 @@ def files_by_step(folder: Path) -> dict[int, list[Path]]:
     return dict(sorted(found.items()))
 
 
-def prune(folder: Path, keep: int, left: Collection[int] = ()) -> list[Path]:
-    """Removes all checkpoints but the latest `keep` and the best; gives what was removed.
+def prune(
+    folder: Path, keep: int, left: Collection[int] = (), stays: Callable[[int], bool] = lambda step: False
+) -> list[Path]:
+    """Removes all checkpoints but the latest `keep`, the best, and those of steps that `stays` names.
 
-    The steps `left`, those of a line that the run did not go on with, are none of the latest.
+    The steps `left`, those of a line that the run did not go on with, are none of them. Gives what was removed.
     """
     found, latest, best = files_by_step(folder), read_pointer(folder, LATEST), read_pointer(folder, BEST)
     own = [step for step in found if step not in left]
-    kept = {*own[-keep:], best, latest}
+    kept = {*own[-keep:], best, latest, *filter(stays, own)}
     removed = [path for step, paths in found.items() if step not in kept for path in paths]
     for path in removed:
         path.unlink(missing_ok=True)
@@ -313,6 +315,7 @@ class Saver:
         failed: how many periodic saves were given up.
         saved: steps of the checkpoints that were written.
         left: steps of those that a resumed run leaves behind; they go when one of its own is there.
+        stays: whether the checkpoint of a step is kept beside the latest and the best.
     """
 
     folder: Path
@@ -323,6 +326,7 @@ class Saver:
     failed: int = 0
     saved: list[int] = field(default_factory=list)
     left: set[int] = field(default_factory=set)
+    stays: Callable[[int], bool] = lambda step: False
     _thread: threading.Thread | None = None
 
     def trial_save(self, snapshot: Snapshot) -> None:
@@ -380,7 +384,7 @@ class Saver:
             write_pointer(self.folder, BEST, snapshot.step)
         try:
             self.left.discard(snapshot.step)
-            prune(self.folder, self.keep, self.left)
+            prune(self.folder, self.keep, self.left, self.stays)
         except (AprError, OSError) as error:  # this one is saved; the next one tries again
             self.tell(f"old checkpoints could not be removed: {error}")
         if snapshot.step not in self.saved:

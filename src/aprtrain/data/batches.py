@@ -303,6 +303,11 @@ class Batches:
                 hint=f"give more data, fewer --steps, --epochs {-(-needed // available)} or --repeat",
             )
 
+    def ends_epochs(self, step: int, each: int | None) -> bool:
+        """Whether update `step` (the first is 1) ends the `each`-th pass over the data, the next so many, ..."""
+        n = len(self.windows) * (each or 0)
+        return n > 0 and step > 0 and step * self.windows_per_step // n > (step - 1) * self.windows_per_step // n
+
     def __iter__(self) -> Iterator[list[Batch]]:
         return self
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import NotRequired, TextIO, TypedDict, cast
@@ -21,6 +22,7 @@ from typing import NotRequired, TextIO, TypedDict, cast
 from aprfmt.errors import storage_errors
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.text import format_clock, format_number
+from aprtrain.report.tracker import Track, open_tracker
 
 FILE = "metrics.jsonl"
 METADATA = "distillation_metadata.json"
@@ -84,11 +86,19 @@ class Recorder:
         self._panel = Panel(stream) if stream is not None and fits(stream) else None
         self._lock = threading.RLock()
         self._said_at = time.monotonic()
+        self._track: Track | None = None
 
-    def begin(self, resumed_step: int | None, damaged: Sequence[Mapping[str, object]] = ()) -> None:
+    def begin(
+        self,
+        resumed_step: int | None,
+        damaged: Sequence[Mapping[str, object]] = (),
+        log_to: str | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
         """Empties the file, or drops what was recorded after the step that the run continues from.
 
-        `damaged` are newer checkpoints that it could not continue from: `step` and `reason`.
+        `damaged` are newer checkpoints that it could not continue from: `step` and `reason`. Steps and scores go to
+        `log_to` too, with the configuration.
         """
         if self._path is None:
             return
@@ -99,6 +109,9 @@ class Recorder:
         resumed = resumed_step is not None
         facts = {"step": resumed_step or 0, "resumed": resumed, "damaged": list(damaged), "environment": here}
         self.record("begin", facts)
+        if log_to is not None:
+            with self._tracking():
+                self._track = open_tracker(log_to, self._path.parent, config or {}, resumed_step)
 
     def record(self, event: str, values: Mapping[str, object]) -> None:
         """One line {"event": ..., "time": seconds since 1970, ...}; numbers that are not finite become null."""
@@ -113,6 +126,17 @@ class Recorder:
                 file.write(text + "\n")
         except OSError:  # a full disk fails the next save, with its own words
             self.say("metrics cannot be written: the disk may be full")
+        if self._track is not None:
+            with self._tracking():
+                self._track(event, plain)
+
+    @contextmanager
+    def _tracking(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of a library that has nothing to do with the training
+            self._track = None
+            self.say(f"--log-to failed, and is left: {type(error).__name__}: {error}")
 
     def step(self, values: StepValues, *, total: int, mean: StepValues | None = None) -> None:
         """A step's values, to the file and the panel; `mean` is a line where there is no panel."""

@@ -78,7 +78,7 @@ class BlocksDecoder(Decoder):
             raise RefusedError(
                 f"the teacher has no {', '.join(BLOCK_TYPES)} matrix to keep as blocks",
                 path=network.path,
-                hint="leave --teacher-residency at bf16, or apr quantize the teacher first",
+                hint="leave --teacher-residency out, which is bf16 here, or apr quantize the teacher first",
             )
         self.notes += [f"{n} matrices are {dtype} and become bf16" for dtype, n in others.items()]
         self._share_scratch(device)
@@ -194,7 +194,7 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
         raise RefusedError(
             "no matrix of the teacher can be 8-bit floats: only layers between the first and the last are, and "
             "only matrices whose dims are multiples of 16",
-            hint="leave --teacher-residency at bf16",
+            hint="leave --teacher-residency out, or give bf16",
         )
     bf16 = {name: {n: getattr(decoder.blocks[n], name) for n in found} for name, found in weights.items()}
     for kept in _TRIES:
@@ -324,6 +324,15 @@ class Teacher:
         """The rows [R, D] of the head that stand for tokens of the teacher alone; None where there are none."""
         rows = self.vocabulary.dropped_rows
         return self.decoder.head_rows(rows.stop)[rows] if rows.start < rows.stop else None
+
+
+def residency_of(network: Network) -> str:
+    """What --teacher-residency auto stands for: "q4k" where most of the file's weights are blocks that can stay."""
+    kept = 0
+    for parts in parts_of(network.shape).values():
+        tensors = [network.tensors[name] for name, _, _ in parts]
+        kept += sum(prod(t.shape) for t in tensors) if all(map(stays_blocks, tensors)) else 0
+    return "q4k" if 2 * kept > network.shape.n_params else "bf16"
 
 
 def teacher_dtype(residency: str, device: torch.device) -> torch.dtype:

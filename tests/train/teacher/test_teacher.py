@@ -26,7 +26,7 @@ from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.teacher import teacher as module
-from aprtrain.teacher.teacher import RESIDENCIES, BlocksDecoder, Teacher, estimate_bytes
+from aprtrain.teacher.teacher import RESIDENCIES, BlocksDecoder, Teacher, estimate_bytes, residency_of
 
 VOCABULARY = Vocabulary(300, VOCAB, VOCAB)
 
@@ -79,6 +79,21 @@ def test_blocks_give_what_bf16_gives_bit_by_bit(types: dict[str, str], tied: boo
             assert torch.equal(loaded(batch, ends), want)
     assert torch.equal(kept.head_weight, plain.head_weight)
     assert torch.equal(our_logits(kept.decoder, tokens(3)), our_logits(plain.decoder, tokens(3)))
+
+
+@pytest.mark.parametrize(
+    ("types", "residency"),
+    [
+        (MIX, "q4k"),
+        (dict.fromkeys([*MIX, "token_embd"], "Q8_0"), "q4k"),
+        (dict.fromkeys([*MIX, "token_embd"], "F16"), "bf16"),
+        (dict.fromkeys([*MIX, "token_embd"], "Q5_0"), "bf16"),
+        (dict.fromkeys([*MIX, "token_embd"], "F16") | {"ffn_down": "Q4_K"}, "bf16"),
+    ],
+)
+def test_a_teacher_stays_what_most_of_its_file_is(types: dict[str, str], residency: str, tmp_path: Path) -> None:
+    with open_network(write_gguf(tmp_path / "t.gguf", types)) as network:
+        assert residency_of(network) == residency
 
 
 def test_an_apr_keeps_the_same_blocks(tmp_path: Path) -> None:

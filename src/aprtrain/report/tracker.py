@@ -1,0 +1,75 @@
+"""A run's numbers where TensorBoard or Weights & Biases show them, if the package is installed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from aprfmt.errors import MissingDependencyError
+
+_GROUPS = {"step": "train", "evaluation": "held-out"}
+_WANDB_ID = "wandb.id"
+
+Track = Callable[[str, Mapping[str, object]], None]
+"""Takes an event and its values, as Recorder.record does."""
+
+
+def check_tracker(kind: str | None) -> None:
+    """Raises MissingDependencyError where the package of `kind` is not installed."""
+    try:
+        import_module(kind or "json")
+    except ImportError as error:
+        hint = f"pip install {kind}, or leave --log-to out"
+        raise MissingDependencyError(f"--log-to {kind} needs {kind}", hint=hint) from error
+
+
+def open_tracker(kind: str, folder: Path, config: Mapping[str, object], resumed_step: int | None) -> Track:
+    """What takes the numbers of the run in `folder`; a run that is resumed goes on after `resumed_step`.
+
+    Its files are in `folder` too. Raises whatever the library raises.
+    """
+    put, close = (_tensorboard if kind == "tensorboard" else _wandb)(folder, config, resumed_step)
+
+    def track(event: str, values: Mapping[str, object]) -> None:
+        if event in _GROUPS:
+            put(
+                {f"{_GROUPS[event]}/{name}": x for name, x in values.items() if _is_number(x) and name != "step"},
+                int(str(values["step"])),
+            )
+        elif event in ("end", "error"):
+            close()
+
+    return track
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_Put = Callable[[dict[str, Any], int], None]
+
+
+def _tensorboard(folder: Path, config: Mapping[str, object], resumed: int | None) -> tuple[_Put, Callable[[], None]]:
+    purge = None if resumed is None else resumed + 1
+    writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+    writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()))
+
+    def put(numbers: dict[str, Any], step: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+
+    return put, writer.close
+
+
+def _wandb(folder: Path, config: Mapping[str, object], resumed: int | None) -> tuple[_Put, Callable[[], None]]:
+    path = folder / _WANDB_ID
+    if resumed is None or not path.exists():
+        path.write_text(secrets.token_hex(4))
+    run = import_module("wandb").init(
+        project="apr", name=folder.resolve().name, dir=str(folder), config=dict(config), id=path.read_text(),
+        resume="allow",
+    )  # fmt: skip
+    return run.log, run.finish
