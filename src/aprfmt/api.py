@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt import formats
 from aprfmt.errors import AprError, MissingDependencyError, UnmappedError, UnsupportedError, UsageError
-from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
+from aprfmt.io.pipe import StartProgress
 from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.types import PathLike
 
@@ -751,28 +751,24 @@ def report(
     Raises:
         AprError: with code "usage" for another suffix.
     """
+    from aprfmt.html.file import check_page, write_page
     from aprtrain.report.page import is_run, summarise, write_report
 
     path = Path(formats.path_text(file, "file"))
     target = Path(formats.path_text(output, "output")) if output is not None else None
-    written = {"output": str(target) if target is not None else None}
+    names = {"file": os.fspath(file), "output": str(target) if target is not None else None}
     if is_run(path):
-        return (
-            {"file": os.fspath(file)}
-            | (summarise(path) if target is None else write_report(path, target, force=force))
-            | written
-        )
+        return {**(summarise(path) if target is None else write_report(path, target, force=force)), **names}
     from aprfmt.inspection.model_page import html, survey
 
-    if target is not None and target.suffix.lower() not in (".html", ".htm"):
-        raise UsageError("the report on a model is an HTML page: -o page.html", path=target)
+    if target is not None:
+        check_page(target)
     with formats.open_unchanged(path) as model:
         n_bytes = sum(t.n_bytes for t in model.tensors.entries)
         found = survey(model, progress(n_bytes) if progress is not None else None)
     if target is not None:
-        layout = FileLayout(target.name, [Literal(html(found).encode())])
-        write_file(str(target), layout, WriteOptions(force=force))
-    return found.to_json() | {"file": os.fspath(file)} | written
+        write_page(target, html(found), force=force)
+    return found.to_json() | names
 
 
 def lint_rules() -> tuple[Rule, ...]:

@@ -24,3 +24,6 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 JsonObject: TypeAlias = "dict[str, Json]"
 """A JSON object."""
+
+Numbers: TypeAlias = dict[str, float | None]
+"""Measured numbers by name; None for one that was not measured. JSON data."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import AprError, RunError
+from aprfmt.types import Numbers
 from aprtrain import budget
 from aprtrain.checkpoints.checkpoint import Host, Saver, Snapshot, copy_state
 from aprtrain.config import Config
@@ -29,7 +30,7 @@ from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
-from aprtrain.report.metrics import Numbers, Recorder, StepValues, mean_of
+from aprtrain.report.metrics import Recorder, StepValues, mean_of
 from aprtrain.teacher.files import Answers
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World

@@ -20,7 +20,7 @@ import torch
 import aprfmt
 from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.text import format_clock
-from aprfmt.types import JsonObject
+from aprfmt.types import JsonObject, Numbers
 from aprtrain import budget, guards
 from aprtrain.budget import check_means, flops_of, memory_plan
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
@@ -35,7 +35,7 @@ from aprtrain.loss.objective import Kind, Objective
 from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
 from aprtrain.optim.adamw import load_states
 from aprtrain.report import page
-from aprtrain.report.metrics import Numbers, Recorder
+from aprtrain.report.metrics import Recorder
 from aprtrain.resume import Saved, check_student, find_saved, leave_behind, state_file
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World, join_world, world_size

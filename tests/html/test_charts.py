@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from pages import Page
 
-from aprfmt.html.page import HEIGHT, WIDTH, Cell, Mark, Series, chart, heat_map, histograms, page, table, text, thin
+from aprfmt.html.charts import HEIGHT, WIDTH, Bar, Chart, Mark, Series, bars, draw, histograms, thin
+from aprfmt.html.heatmaps import Cell, Legend, Scale, heat_map
+from aprfmt.html.page import page, table, text
+
+
+def chart(title: str, series: Sequence[Series], **more: Any) -> str:
+    return draw(Chart(title, series, more.pop("x_name", "x"), more.pop("y_name", "y"), **more))
 
 
 def curve(figure: str, number: int = 0) -> list[tuple[float, float]]:
@@ -90,16 +98,55 @@ def test_histograms_stand_one_above_the_other_each_as_high_as_its_fullest_bin() 
 
 
 def test_a_heat_map_needs_rows_and_columns() -> None:
-    assert heat_map("t", [], ["1"]) == ""
-    text = heat_map("t", [("a" * 50, [Cell(1.0, "w"), Cell(0.0, "v"), Cell(None)])], ["1", "2", "3"])
+    assert heat_map("t", [], ["1"], Legend(), "layer") == ""
+    text = heat_map("t", [("a" * 50, [Cell(1.0, "w"), Cell(0.0, "v"), Cell(None)])], ["1", "2", "3"], Legend(), "layer")
     assert re.findall(r'fill-opacity="([\d.]+)"', text) == ["1.00", "0.12"]
-    assert "…" + "a" * 32 in text
+    assert 'aria-label="' + "a" * 50 + ': w … v"' in text
+
+
+def test_a_scale_begins_at_zero_and_spans_decades_by_logarithms() -> None:
+    near = Scale.of([0.0785, 0.0818])
+    assert near.strength(0.0785) > 0.95, "values that are all but equal look all but equal"
+    assert (near.legend.ramp, near.legend.note) == (("0", "0.0818"), "")
+    far = Scale.of([0.01, 0.1, 1.0, 0.0])
+    assert [far.strength(v) for v in (0.0, 0.01, 0.1, 1.0)] == pytest.approx([0, 0, 0.5, 1])
+    assert far.legend.note == "log scale"
+    assert Scale.of([]).strength(0.0) == Scale.of([0.0]).strength(0.0) == 0.0
+
+
+def test_a_legend_says_what_is_smoothed_and_over_which_scale() -> None:
+    noisy = [1.0 + (i % 3) / 10 for i in range(100)]
+    assert "s (smoothed): 1.07" in chart("t", [Series("s", range(100), noisy)])
+    assert "smoothed" not in chart("t", [Series("s", range(100), noisy, "exact")])
+    assert "(smoothed)" in chart("t", [Series("s", range(1000), noisy * 10)]), "means of neighbours"
+    wide = chart("t", [Series("s", [0, 1], [0.01, 1.0])], x_name="tokens", y_name="nats")
+    assert "<span class=note>log scale</span>" in wide
+    assert 'aria-label="t: nats, log scale over tokens. s 0.01 to 1, lowest 0.01, highest 1."' in wide
+    assert [name in wide for name in (">tokens</text>", ">nats</text>")] == [True, True]
+    assert "log scale" not in chart("t", [Series("s", [0, 1], [0.5, 1.0])])
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    figure = bars("speed", [Bar("a", 50.0, 40.0, 60.0, "50"), Bar("b", 100.0, 90.0, 110.0, "100")], "tokens/s")
+    widths = [float(w) for w in re.findall(r'<rect class="area f\d" [^>]*width="([\d.]+)"', figure)]
+    assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
+    assert bars("speed", [], "tokens/s") == ""
+
+
+def test_a_box_searches_also_what_is_not_in_the_document() -> None:
+    rows = [[f"blk.{i}.x", str(i)] for i in range(5)]
+    found = table(["tensor", "n"], rows, right="n", search="tensors", shown=2)
+    assert found.count("<tr>") == 3
+    assert "the first 2 of 5 tensors" in found
+    assert "blk.4.x" in found.split("<table")[0]
+    assert "<table" in table(["tensor", "n"], rows, search="tensors")
+    assert "5 tensors" in table(["tensor", "n"], rows, search="tensors")
 
 
 def test_text_is_escaped_everywhere() -> None:
     evil = '"><script>x</script>'
     body = [chart(evil, [Series(evil, [1, 2], [1, 2])], x_name=evil, marks=[Mark(1, evil)]), table([evil], [[evil]])]
     found = Page(page(evil, body))
-    assert "script" not in found.tags
+    assert len(found.tags["script"]) == 1, "the page's own"
     assert found.titles == [evil]
     assert text("a\x00\x1b\ud800") == "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}?"

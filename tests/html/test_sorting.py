@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "src" / "aprfmt" / "html" / "chart.js"
+SCRIPT = Path(__file__).resolve().parents[2] / "src" / "aprfmt" / "html" / "page.js"
 _DOCUMENT = """
 const cell = t => ({textContent: t, tabIndex: -1, ariaSort: null, on: {}, addEventListener(k, f) { this.on[k] = f }});
 const head = {cells: HEADER.map(cell)}, orders = [];
 let order = null;
-head.parentNode = {append(...rows) { order = rows.map(row => row.cells[0].textContent).join("") }};
-const table = {rows: [head, ...ROWS.map(row => ({cells: row.map(cell)}))]};
+const parentNode = {append(...rows) { order = rows.map(row => row.cells[0].textContent).join("") }};
+const table = {rows: [head, ...ROWS.map(row => ({cells: row.map(cell), parentNode}))]};
 globalThis.document = {querySelectorAll: which => which == "table.sortable" ? [table] : []};
+globalThis.addEventListener = () => {};
 CODE
 for (const title of head.cells) for (const event of ["click", "keydown"]) {
-  title.on[event]({key: "Enter"});
+  title.on[event]({key: "Enter", preventDefault() {}});
   orders.push([title.ariaSort, order]);
 }
 console.log(JSON.stringify(orders));

@@ -16,7 +16,7 @@ from aprfmt.text import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from aprfmt.api import EvaluatedModel, Evaluation
-    from aprtrain.report.page import RunReport
+    from aprfmt.inspection.run_page import RunReport
 
 
 def evaluate(
@@ -145,10 +145,10 @@ def report(
 
 
 def _run_report(body: RunReport, output: Path | None) -> Iterator[str]:
-    from aprtrain.report.page import STATUS, damage_text, name, sentence
+    from aprfmt.inspection.run_page import STATUS, damage_text, sentence, title
 
     words, _ = STATUS[body["status"]]
-    yield out.style(printable(f"{name(body)}: {words}"), "bold")
+    yield out.style(printable(f"{title(body)}: {words}"), "bold")
     of = f" of {body['total_steps']:,.0f}" if body["total_steps"] else ""
     rows = [("result", sentence(body)), ("steps", f"{body['steps']:,}{of}, {format_count(int(body['tokens']))} tokens")]
     if body["seconds"] is not None:

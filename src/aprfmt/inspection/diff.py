@@ -35,17 +35,7 @@ from aprfmt.inspection.distance import (
     side_by_side,
     together,
 )
-from aprfmt.io.pipe import (
-    MOST_THREADS,
-    FileLayout,
-    Flow,
-    Progress,
-    StartProgress,
-    WriteOptions,
-    is_same_content,
-    write_file,
-)
-from aprfmt.io.pipe import Literal as LiteralBytes
+from aprfmt.io.pipe import MOST_THREADS, Flow, Progress, StartProgress, is_same_content
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import read_whole
 from aprfmt.model import Model
@@ -184,10 +174,10 @@ def diff(
                     differences += _tensor_differences(name, x, y)
                     advance(x.n_bytes if x is not None else 0, name)
     if output is not None:
+        from aprfmt.html.file import write_page
         from aprfmt.inspection.diff_page import html
 
-        layout = FileLayout(os.path.basename(output), [LiteralBytes(html(found).encode())])
-        write_file(os.fspath(output), layout, WriteOptions(force=force))
+        write_page(output, html(found), force=force)
     return found
 
 
@@ -206,8 +196,9 @@ def _check_options(
         return
     if not values:
         raise UsageError("a page shows what --values compares", hint="apr diff A B --values -o page.html")
-    if not os.fspath(output).lower().endswith((".html", ".htm")):
-        raise UsageError("the page is HTML: -o page.html", path=output)
+    from aprfmt.html.file import check_page
+
+    check_page(output)
 
 
 _Pair = tuple[str, CanonicalTensor | None, CanonicalTensor | None]

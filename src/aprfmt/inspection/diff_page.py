@@ -8,7 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from aprfmt.html.page import Cell, Series, chart, grid, heading, heat_map, page, table, text, tiles
+from aprfmt.html.charts import Chart, Series, draw
+from aprfmt.html.heatmaps import Cell, Legend, heat_map
+from aprfmt.html.page import grid, heading, headline, page, paragraph, table, tiles
 from aprfmt.inspection.distance import TensorFigures
 from aprfmt.inspection.layers import Layers, by_layer
 from aprfmt.text import format_bytes, plural
@@ -16,8 +18,8 @@ from aprfmt.text import format_bytes, plural
 if TYPE_CHECKING:
     from aprfmt.inspection.diff import Comparison, Difference
 
-_MAX_ROWS = 2000
-"""Rows of the table: a browser sorts more of them too slowly."""
+_SHOWN_ROWS = 500
+"""Rows in the document, the worst ones: its search box finds the others too."""
 
 _NO_LOSS_DB, _LOST_DB = 60.0, 0.0
 """SNR at which a square of the map is palest, and at which it is fullest."""
@@ -30,28 +32,28 @@ def html(found: Comparison) -> str:
     layers = sorted({layer for of_kind in kinds.values() for layer in of_kind})
     parts = [*_head(found), _tiles(found)]
     if layers:
-        parts += [heading("Layers"), _map(kinds, layers), grid(_charts(kinds))]
+        parts += [heading("Layers"), _map(kinds, layers), grid(map(draw, _charts(kinds)))]
     if rows:
         parts += [heading("Tensors, the worst first"), _table(rows)]
     others = [row for row in found.differences if row.distance is None]
     if others:
         parts += [heading("What could not be compared by value"), _others(others)]
-    return page(f"{Path(found.a).name} and {Path(found.b).name}", parts, interactive=True)
+    return page(f"{Path(found.a).name} and {Path(found.b).name}", parts)
 
 
 def _head(found: Comparison) -> Iterator[str]:
-    yield "<h1>How far two models are apart</h1>"
+    yield headline("How far two models are apart")
     for side, name in (("A", found.a), ("B", found.b)):
-        yield f"<p class=soft>{side}: {text(name)}</p>"
+        yield paragraph(f"{side}: {name}")
     words = "the values are the same" if found.identical else plural(len(found.differences), "difference")
     compared = f"{plural(found.tensors_compared, 'tensor')} compared, {words}. All figures are relative to A."
-    yield f"<p class=lead>{compared}</p>"
+    yield paragraph(compared, "lead")
     odd = sum(row.distance.nonfinite_different for row in found.tensors or ())
     if odd:
         where = "a NaN or an infinity stands against another value"
-        yield f"<p class=bad>In {plural(odd, 'place')} {where}; the figures are of the rest.</p>"
+        yield paragraph(f"In {plural(odd, 'place')} {where}; the figures are of the rest.", "bad")
     for note in found.notes:
-        yield f"<p class=soft>{text(note)}</p>"
+        yield paragraph(note)
 
 
 def _tiles(found: Comparison) -> str:
@@ -84,15 +86,21 @@ def _map(kinds: dict[str, Layers[TensorFigures]], layers: Sequence[int]) -> str:
         (kind, [cell(kind, layer, of[layer]) if layer in of else Cell(None) for layer in layers])
         for kind, of in kinds.items()
     ]
-    legend = [("60 dB and more", Cell(0.0)), ("30 dB", Cell(0.5)), ("0 dB", Cell(1.0)), ("NaN", Cell(1.0, colour=1))]
-    return heat_map("SNR of B, in dB", squares, [str(layer) for layer in layers], legend, x_name="layer")
+    legend = Legend([("NaN", Cell(1.0, colour=1))], ("60 dB and more", "0 dB"))
+    return heat_map("SNR of B, in dB", squares, [str(layer) for layer in layers], legend, "layer")
 
 
-def _charts(kinds: dict[str, Layers[TensorFigures]]) -> Iterator[str]:
-    for kind, of in kinds.items():
-        layers = sorted(of)
-        ys = [_mean([row.distance.snr_db for row in of[layer]]) for layer in layers]
-        yield chart(kind, [Series("SNR", layers, ys, "exact")], x_name="layer", y_name="SNR of B, dB")
+def _charts(kinds: dict[str, Layers[TensorFigures]]) -> list[Chart]:
+    """A chart a kind, all over the same range."""
+    curves = {
+        kind: Series(
+            "mean SNR", layers := sorted(of), [_mean([row.distance.snr_db for row in of[i]]) for i in layers], "exact"
+        )
+        for kind, of in kinds.items()
+    }
+    values = [y for curve in curves.values() for y in curve.ys if y is not None]
+    ends = (min(0.0, *values), max(values)) if values else None
+    return [Chart(kind, [curve], "layer", "SNR of B, dB", y_range=ends, zero=True) for kind, curve in curves.items()]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -109,10 +117,9 @@ def _table(rows: Sequence[TensorFigures]) -> str:
             *(_plain(row.distance.max_diff), f"{row.distance.n_different:,}"),
             f"{row.distance.nonfinite_different:,}",
         ]
-        for row in rows[:_MAX_ROWS]
+        for row in rows
     ]
-    more = f"<p class=soft>{len(rows) - _MAX_ROWS:,} better ones are not listed.</p>" if len(rows) > _MAX_ROWS else ""
-    return table(header, cells, right="|".join(header[3:]), sortable=True) + more
+    return table(header, cells, right="|".join(header[3:]), sortable=True, search="tensors", shown=_SHOWN_ROWS)
 
 
 def _plain(value: float) -> str:

@@ -14,18 +14,22 @@ from statistics import fmean
 from typing import TypedDict
 
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError
-from aprfmt.html.page import Cell, facts, fold, grid, heading, heat_map, histograms, page, table, text, tiles
+from aprfmt.html.charts import histograms
+from aprfmt.html.heatmaps import Cell, Legend, Scale, heat_map
+from aprfmt.html.page import facts, fold, grid, heading, headline, page, paragraph, table, tiles
 from aprfmt.inspection.describe import DIMS, Inspection, describe
 from aprfmt.inspection.layers import Layers, by_layer
 from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.io.pipe import Progress
 from aprfmt.model import Model, Tensor
-from aprfmt.text import format_number, format_shape
+from aprfmt.text import format_bytes, format_count, format_shape, plural
 from aprfmt.types import Array
 
 _BINS = 128
 _DRAWN_BINS = 64
 _MAX_VALUE_CHARS = 600
+_SHOWN_ROWS = 500
+"""Rows of tensors in the document: its search box finds the others too."""
 
 
 class HistogramJson(TypedDict):
@@ -161,40 +165,43 @@ def html(found: Survey) -> str:
     total = sum(row["bytes"] for row in dtypes.values())
     rows = [
         [
-            *(name, f"{row['tensors']:,}", format_number(row["params"])),
-            *(f"{row['bytes']:,}", f"{row['bytes'] / (total or 1):.1%}"),
+            *(name, f"{row['tensors']:,}", format_count(row["params"])),
+            *(format_bytes(row["bytes"]), f"{row['bytes'] / (total or 1):.1%}"),
+            f"{8 * row['bytes'] / row['params']:.2f}" if row["params"] else "",
         ]
         for name, row in dtypes.items()
     ]
     parts = [*_head(found), _tiles(found, total)]
     if rows:
-        header = ["dtype", "tensors", "params", "bytes", "share"]
-        parts.append(heading("Dtypes") + table(header, rows, right="tensors|params|bytes|share"))
+        header = ["dtype", "tensors", "params", "size", "share", "bits/weight"]
+        parts.append(heading("Dtypes") + table(header, rows, right="|".join(header[1:])))
     if layers:
         parts += [heading("Layers"), _dtype_map(kinds, layers)]
         for title, figure in (("Standard deviation of the values", _mean_std), ("Largest magnitude", _largest)):
-            parts.append(_figure_map(f"{title}, each row on its own scale", figure, kinds, layers))
+            parts += _figure_maps(title, figure, kinds, layers)
         pictures = [_histograms(kind, of_kind) for kind, of_kind in kinds.items()]
         parts += [heading("Values of every layer, first layer on top"), grid(pictures)]
-    parts += [*_rest(rest), *_tokenizer(found), *_provenance(found)]
+    if rest:
+        parts += [heading("Values of the tensors outside the layers")]
+        parts.append(grid(_histograms(row.tensor.name, {0: [row]}) for row in rest))
+    parts += [*_tensors(found.tensors), *_tokenizer(found), *_provenance(found)]
     return page(f"{found.inspection.file}: {found.inspection.format}", parts)
 
 
 def _head(found: Survey) -> Iterator[str]:
     what = found.inspection
-    yield f"<h1>{text(what.metadata.get('name') or what.file)}</h1>"
+    yield headline(str(what.metadata.get("name") or what.file))
     arch = what.architecture or "unknown architecture"
-    size = format_number(what.param_count)
-    yield f"<p class=lead>{text(arch)}, {size} parameters, {text(what.format)}</p>"
-    yield f"<p class=soft>{text(what.file)}</p>"
+    yield paragraph(f"{arch}, {format_count(what.param_count)} parameters, {what.format}", "lead")
+    yield paragraph(what.file)
     bad = sum(int(row.stats[key] or 0) for row in found.tensors for key in ("nan_count", "inf_count"))
     if bad:
-        yield f"<p class=bad>{bad:,} {'values are' if bad > 1 else 'value is'} NaN or infinite</p>"
+        yield paragraph(f"{plural(bad, 'value')} {'are' if bad > 1 else 'is'} NaN or infinite", "bad")
     for row in found.tensors:
         if row.error is not None:
-            yield f"<p class=bad>{text(row.tensor.name)} cannot be read: {text(row.error)}</p>"
+            yield paragraph(f"{row.tensor.name} cannot be read: {row.error}", "bad")
     for warning in what.warnings:
-        yield f"<p class=warn>{text(warning)}</p>"
+        yield paragraph(warning, "warn")
 
 
 def _tiles(found: Survey, stored: int) -> str:
@@ -202,8 +209,8 @@ def _tiles(found: Survey, stored: int) -> str:
     metadata = what.metadata
     bits = f"{8 * stored / what.param_count:.2f}" if what.param_count else "–"
     rows = [
-        ("size", f"{format_number(what.size_bytes)}B", f"{what.size_bytes:,} bytes", ""),
-        ("parameters", format_number(what.param_count), "", ""),
+        ("size", format_bytes(what.size_bytes), f"{what.size_bytes:,} bytes", ""),
+        ("parameters", format_count(what.param_count), "", ""),
         ("bits per weight", bits, "", ""),
         ("tensors", f"{what.tensor_count:,}", "", ""),
     ]
@@ -230,29 +237,36 @@ def _dtype_map(kinds: Mapping[str, Layers[TensorValues]], layers: Sequence[int])
         (kind, [cell(kind, layer, found[layer]) if layer in found else Cell(None) for layer in layers])
         for kind, found in kinds.items()
     ]
-    return heat_map("Dtypes", squares, [str(layer) for layer in layers], list(look.items()))
+    return heat_map("Dtypes", squares, [str(layer) for layer in layers], Legend(list(look.items())), "layer")
 
 
-def _figure_map(
+def _figure_maps(
     title: str,
     figure: Callable[[Sequence[TensorValues]], float | None],
     kinds: Mapping[str, Layers[TensorValues]],
     layers: Sequence[int],
-) -> str:
-    """Each row from its least value (pale) to its largest."""
-    squares = []
-    for kind, found in kinds.items():
-        values = {layer: value for layer, rows in found.items() if (value := figure(rows)) is not None}
-        low = min(values.values(), default=0.0)
-        span = max(values.values(), default=0.0) - low
-        cells = [
-            Cell((values[layer] - low) / span if span else 0.5, f"layer {layer} {kind}: {values[layer]:.4g}")
-            if layer in values
-            else Cell(None)
-            for layer in layers
+) -> Iterator[str]:
+    """A map of the matrices and one of the vectors, each with one colour scale: norms are no weights."""
+    for name, is_one in (("matrices", False), ("vectors: norms, biases", True)):
+        values = {
+            kind: {layer: value for layer, rows in found.items() if (value := figure(rows)) is not None}
+            for kind, found in kinds.items()
+            if (len(next(iter(found.values()))[0].tensor.shape) < 2) == is_one
+        }
+        scale = Scale.of([value for row in values.values() for value in row.values()])
+        squares = [
+            (
+                kind,
+                [
+                    Cell(scale.strength(row[layer]), f"layer {layer} {kind}: {row[layer]:.4g}")
+                    if layer in row
+                    else Cell(None)
+                    for layer in layers
+                ],
+            )
+            for kind, row in values.items()
         ]
-        squares.append((kind, cells))
-    return heat_map(title, squares, [str(layer) for layer in layers])
+        yield heat_map(f"{title}: {name}", squares, [str(layer) for layer in layers], scale.legend, "layer")
 
 
 def _mean_std(rows: Sequence[TensorValues]) -> float | None:
@@ -278,27 +292,29 @@ def _histograms(kind: str, found: Layers[TensorValues]) -> str:
     return histograms(kind, lines, reach, ("", "") if len(ends) == 1 else (f"layer {ends[0]}", str(ends[-1])))
 
 
-def _rest(rows: Sequence[TensorValues]) -> Iterator[str]:
+def _tensors(rows: Sequence[TensorValues]) -> Iterator[str]:
     if not rows:
         return
     names = ("mean", "std", "min", "max")
     cells = [
         [
-            *(row.tensor.name, row.tensor.dtype, format_shape(row.tensor.shape)),
+            *(row.tensor.name, row.tensor.dtype, format_shape(row.tensor.shape), format_bytes(row.tensor.n_bytes)),
             *("–" if (value := row.stats[name]) is None else f"{value:.4g}" for name in names),
+            "–" if (zeros := row.stats["zero_fraction"]) is None else f"{zeros:.1%}",
         ]
         for row in rows
     ]
-    yield heading("Tensors outside the layers")
-    yield table(["tensor", "dtype", "shape", *names], cells, right="|".join(names))
-    yield grid(_histograms(row.tensor.name, {0: [row]}) for row in rows)
+    header = ["tensor", "dtype", "shape", "size", *names, "zeros"]
+    right = "|".join(header[3:])
+    yield heading("Tensors")
+    yield table(header, cells, right=right, sortable=True, search="tensors", shown=_SHOWN_ROWS)
 
 
 def _tokenizer(found: Survey) -> Iterator[str]:
     yield heading("Tokenizer")
     info = found.inspection.tokenizer
     if info is None:
-        yield "<p class=soft>none embedded</p>"
+        yield paragraph("none embedded")
         return
     yield facts((name.replace("_", " "), _number(value)) for name, value in asdict(info).items() if value is not None)
     yield fold("Special tokens", facts(found.special_tokens.items()))

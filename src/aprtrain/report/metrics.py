@@ -31,10 +31,6 @@ METADATA = "distillation_metadata.json"
 _TELLING = ("APR_", "CUDA_", "CUBLAS_", "NCCL_", "PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "WORLD_SIZE")
 
 
-Numbers = dict[str, float | None]
-"""Measured numbers by name; None for one that was not measured. JSON data."""
-
-
 class StepValues(TypedDict):
     """What a step says of itself: losses in nats are means over its labels; None without a teacher or a GPU."""
 

@@ -20,17 +20,18 @@ from pages import Page
 
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, RunError, UnknownFormatError
+from aprfmt.inspection.run_page import html, sentence
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.state import save_state
 from aprtrain.config import Config, resolve
 from aprtrain.loop import Trainer
 from aprtrain.report.metrics import FILE, METADATA, Recorder
-from aprtrain.report.page import PAGE, html, sentence, summarise
+from aprtrain.report.page import PAGE, summarise
 from aprtrain.run import run
 
 Distil = Callable[..., dict[str, Any]]
 
-TEACHER_PANELS = {"KL to the teacher, nats", "Same first choice as the teacher", "Loss"}
+TEACHER_PANELS = {"KL to the teacher", "Same first choice as the teacher", "Loss"}
 
 
 def page_of(path: Path) -> Page:
@@ -99,11 +100,11 @@ def test_the_page_shows_what_happened_and_when(resumed_run: Path) -> None:
     page = Page(html(summarise(resumed_run)))
     assert "Held-out KL to the teacher fell from 2 to 0.5 (\N{MINUS SIGN}75.0 %)" in page.text
     assert set(page.titles) > TEACHER_PANELS
-    for title in ("Use of the GPU", "Peak memory, GiB"):
+    for title in ("Use of the GPU", "Peak memory"):
         assert title not in page.titles, "nothing was measured"
     assert page.text.count("resumed at step 6") == len(page.titles)
     assert "no checkpoint at step 4: no space left" in page.text
-    kl = page.charts["KL to the teacher, nats"]
+    kl = page.charts["KL to the teacher"]
     held_out = next(s for s in kl["s"] if s["n"] == "held-out")
     assert (held_out["x"], held_out["y"]) == ([0, 1000], [2.0, 0.5])
     marks = [line for line in page.tags["line"] if (line.get("class") or "").startswith("mark")]
@@ -147,7 +148,7 @@ def test_a_run_without_a_teacher_has_no_panels_of_one(tmp_path: Path, corpus_fil
     run("pretrain", config, stream=None)
     page = page_of(tmp_path / "run" / PAGE)
     assert not TEACHER_PANELS & set(page.titles)
-    assert "Cross entropy, nats" in page.titles
+    assert "Cross entropy" in page.titles
     assert "held-out cross entropy" in page.text.lower()
     assert "model llama" in page.text
     assert "student llama" not in page.text
@@ -261,7 +262,7 @@ def test_what_was_seen_after_the_last_logged_step_counts(tmp_path: Path) -> None
     folder = made(tmp_path / "r", [scores(0), step(1), step(2), scores(4)])
     body = summarise(folder)
     assert (body["steps"], body["tokens"]) == (4, 400)
-    assert Page(html(body)).charts["Cross entropy, nats"]["hi"] == 400
+    assert Page(html(body)).charts["Cross entropy"]["hi"] == 400
 
 
 def test_the_first_steps_are_no_measure_of_speed(tmp_path: Path) -> None:
