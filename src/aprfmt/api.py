@@ -305,6 +305,8 @@ def bench(
     threads: int = 0,
     gpu_layers: int = 0,
     gates: Mapping[str, object] | Sequence[str] = (),
+    output: PathLike | None = None,
+    force: bool = False,
     progress: StartProgress | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> BenchReport:
@@ -318,6 +320,8 @@ def bench(
         threads: threads of llama.cpp; 0: half of the processors.
         gpu_layers: layers to compute on a GPU, if this llama.cpp can.
         gates: limits by name (running.bench.GATES), or NAME=VALUE each.
+        output: a page to write, a .html.
+        force: replace an existing output.
         progress: called with the tokens to compute; gives the function to call as they are.
         log: called with a line where a model is exported first.
 
@@ -332,8 +336,10 @@ def bench(
     paths = [files] if isinstance(files, str | os.PathLike) else [*files]
     if not paths:
         raise UsageError("there is no model to measure")
-    return measure(
-        [formats.path_text(path, "files") for path in paths],
+    names = [formats.path_text(path, "files") for path in paths]
+    target = _page_target(output, names, force=force)
+    found = measure(
+        names,
         prompt_tokens=prompt_tokens,
         tokens=tokens,
         runs=runs,
@@ -343,6 +349,12 @@ def bench(
         say=log,
         progress=progress,
     )
+    if target is not None:
+        from aprfmt.html.file import write_page
+        from aprfmt.running.pages import bench_html
+
+        write_page(target, bench_html(found), force=force)
+    return found
 
 
 def qa(
@@ -351,6 +363,8 @@ def qa(
     against: PathLike | None = None,
     allow_skip: Sequence[str] = (),
     threads: int = 0,
+    output: PathLike | None = None,
+    force: bool = False,
     log: Callable[[str], None] = lambda line: None,
     on_gate: Callable[[GateResult], None] = lambda gate: None,
 ) -> QaReport:
@@ -361,6 +375,8 @@ def qa(
         against: what it was made from, to compare with.
         allow_skip: gates that may be skipped.
         threads: threads of llama.cpp; 0: half of the processors.
+        output: a page to write, a .html, whether the model passes or not.
+        force: replace an existing output.
         log: called with a line where a model is exported first.
         on_gate: called with each gate as soon as it has looked.
 
@@ -372,14 +388,35 @@ def qa(
     from aprfmt.running.qa import examine
 
     _check_numbers(threads=(threads, 0))
-    return examine(
-        formats.path_text(file, "file"),
+    name = formats.path_text(file, "file")
+    target = _page_target(output, [name], force=force)
+    found = examine(
+        name,
         against=formats.path_text(against, "against") if against is not None else None,
         allow_skip=[allow_skip] if isinstance(allow_skip, str) else [*allow_skip],
         threads=threads,
         log=log,
         on_gate=on_gate,
     )
+    if target is not None:
+        from aprfmt.html.file import write_page
+        from aprfmt.running.pages import qa_html
+
+        write_page(target, qa_html(found), force=force)
+    return found
+
+
+def _page_target(output: PathLike | None, sources: Sequence[str], *, force: bool) -> str | None:
+    """The page to write, checked before anything is computed for it."""
+    if output is None:
+        return None
+    from aprfmt.html.file import check_page
+    from aprfmt.io.sink import check_target
+
+    target = formats.path_text(output, "output")
+    check_page(target)
+    check_target(target, [*sources], force)
+    return target
 
 
 def _check_numbers(**given: tuple[object, int]) -> None:

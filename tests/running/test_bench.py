@@ -11,6 +11,7 @@ import pytest
 from arch_models import build as build_case
 from arch_models import find_case, write_tokenizers
 from demo_model import build
+from pages import Page
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -79,6 +80,22 @@ def test_gates(gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "missed  tok_s" in text
     assert "met  ttft_ms" in text
     assert "missed  memory" in text
+
+
+def test_a_page_of_it(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "page.html"
+    words = ["bench", str(gguf), *SMALL, "--threads", "1", "-o", str(target)]
+    assert run([*words, "--gate", "tok_s=1e12", "--json"]) == 1
+    body = json.loads(capsys.readouterr().out)
+    assert body["output"] == str(target)
+    page = Page(target.read_text())
+    assert "a gate was missed" in page.text
+    assert f"{body['models'][0]['tok_s']['median']:,.1f}" in page.text
+    assert page.charts["Text"]["s"][0]["y"] == pytest.approx(body["models"][0]["tok_s"]["samples"], rel=1e-3)
+    started = time.perf_counter()
+    assert run(words) == 5, "there is a page already"
+    assert run(["bench", str(gguf), "-o", str(gguf), "--force"]) == 2, "no page has that name"
+    assert time.perf_counter() - started < 5, "refused before anything was measured"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import broken_models
 import pytest
 from arch_models import build as build_case
 from arch_models import find_case, write_tokenizers
+from pages import Page
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -89,8 +90,12 @@ def test_a_layer_of_zeros(smollm2_gguf: Path, tmp_path: Path) -> None:
 
 def test_a_nan(smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = broken_models.with_nan(smollm2_gguf, tmp_path / "m.gguf", "blk.7.ffn_norm.weight")
-    assert run(["qa", str(path)]) == 1
+    assert run(["qa", str(path), "-o", str(tmp_path / "page.html")]) == 1
     text = capsys.readouterr().out
+    assert f"wrote            {tmp_path}/page.html" in text
+    page = Page((tmp_path / "page.html").read_text())
+    assert "not passed" in page.words
+    assert "blk.7.ffn_norm.weight" in page.text
     assert "blk.7.ffn_norm.weight" in text
     assert "not passed: failed weights, finite; skipped layers, rope-order" in text
 

@@ -68,7 +68,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False, media: str = "screen") -> None:
+    def open(self, path: Path, *, width: int = 1280, dark: bool = False, media: str = "") -> None:
         """Shows `path`, as wide as asked for, and waits until it is there."""
         self.asked, self.complaints = [], []
         self._call(
@@ -83,7 +83,8 @@ class Browser:
             time.sleep(0.02)
 
     def run(self, code: str) -> Any:
-        """The value of a JavaScript expression."""
+        """The value of a JavaScript expression; `$all(SELECTOR)` is a list of elements."""
+        code = f"var $all = which => [...document.querySelectorAll(which)];\n{code}"
         found = self._call("Runtime.evaluate", expression=code, returnByValue=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import Common, LlamaMachine
-from aprfmt.cli.output import out, pairs, printable, progress_bar, table
+from aprfmt.cli.options import Common, ForceOption, LlamaMachine, PageOption
+from aprfmt.cli.output import out, pairs, printable, progress_bar, table, with_page
 from aprfmt.text import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Bench(Common, LlamaMachine):
     \b
     apr bench model.gguf
     apr bench model.apr model-q8_0.gguf model-q4_k_m.gguf
+    apr bench model.gguf model-q8_0.gguf -o page.html
     apr bench model.gguf --gate tok_s=325 --gate memory=2GB --json
     """
 
@@ -43,6 +44,9 @@ class Bench(Common, LlamaMachine):
         ),
     ] = None
 
+    output: PageOption = None
+    force: ForceOption = False
+
     def __call__(self) -> int:
         """Runs the command; 1 where a gate was missed."""
         with progress_bar("measuring", _tokens) as progress:
@@ -54,10 +58,12 @@ class Bench(Common, LlamaMachine):
                 threads=self.threads,
                 gpu_layers=self.gpu_layers,
                 gates=self.gate or (),
+                output=self.output,
+                force=self.force,
                 progress=progress,
                 log=out.progress_line,
             )
-        out.result(report.to_json(), _text(report))
+        out.result(*with_page(report.to_json(), _text(report), self.output))
         return 0 if report.passed else 1
 
 

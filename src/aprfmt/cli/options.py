@@ -22,6 +22,7 @@ ModelArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, even on failure.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
+PageOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write a page too: page.html.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
 PlanOption = Annotated[bool, typer.Option("--plan", help="Show sizes, memory, losses and tensor names; write nothing.")]
 ArchOption = Annotated[str | None, typer.Option(metavar="NAME", help="Architecture, if the source does not name it.")]

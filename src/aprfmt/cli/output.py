@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from aprfmt.errors import AprError, StorageError
@@ -233,6 +234,15 @@ def pairs(rows: Iterable[tuple[str, str]], *, indent: int = 2, label: int = 15) 
         lines.append(" " * indent + out.style(name.ljust(label), "dim") + "  " + parts[0])
         lines += [" " * (indent + label + 2) + part for part in parts[1:]]
     return lines
+
+
+def with_page(
+    body: dict[str, object], lines: Iterable[str], output: Path | None
+) -> tuple[dict[str, object], Iterable[str]]:
+    """A command's answer with the page that it wrote, if it did."""
+    if output is None:
+        return body, lines
+    return body | {"output": str(output)}, [*lines, *pairs([("wrote", str(output))], indent=0)]
 
 
 @contextmanager

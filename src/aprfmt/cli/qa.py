@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
-from aprfmt.cli.output import out, printable
+from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, PageOption, QuietOption
+from aprfmt.cli.output import out, printable, with_page
 from aprfmt.text import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def qa(
     threads: Annotated[
         int, typer.Option(metavar="N", min=0, help="Threads of llama.cpp; 0: half of the processors.")
     ] = 0,
+    output: PageOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -41,12 +43,20 @@ def qa(
     \b
     apr qa model.gguf
     apr qa model-q4_k_m.gguf --against model.gguf
+    apr qa model.gguf -o page.html
     apr qa model.apr --json
     """
     report = aprfmt.qa(
-        file, against=against, allow_skip=allow_skip or (), threads=threads, log=out.progress_line, on_gate=_tell
+        file,
+        against=against,
+        allow_skip=allow_skip or (),
+        threads=threads,
+        output=output,
+        force=force,
+        log=out.progress_line,
+        on_gate=_tell,
     )
-    out.result(report.to_json(), _verdict(report))
+    out.result(*with_page(report.to_json(), _verdict(report), output))
     return 0 if report.passed else 1
 
 

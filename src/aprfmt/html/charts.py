@@ -13,7 +13,7 @@ from aprfmt.html.page import text
 from aprfmt.text import format_number
 
 WIDTH, HEIGHT = 400.0, 214.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 8.0, 10.0, 38.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 8.0, 10.0, 38.0
 _POINTS = 400
 """Points of a drawn curve at most: one a unit of the view box."""
 _NOISY = 60
@@ -206,7 +206,8 @@ class _Curve:
     @property
     def is_smoothed(self) -> bool:
         """Whether the bold line shows means."""
-        return bool(self.smooth) or any(span is not None and span[0] < span[1] for span in self.spans)
+        spread = any(span is not None and span[0] < span[1] for span in self.spans)
+        return bool(self.smooth) or (self.series.look == "line" and spread)
 
 
 def histograms(
@@ -336,7 +337,7 @@ def _x_title(name: str, bottom: float, middle: float = (_LEFT + WIDTH - _RIGHT) 
 
 def _axis_names(x_name: str, y_name: str) -> Iterator[str]:
     yield from _x_title(x_name, HEIGHT - _BOTTOM)
-    place = f'transform="translate(11 {(_TOP + HEIGHT - _BOTTOM) / 2:g}) rotate(-90)"'
+    place = f'transform="translate(10 {(_TOP + HEIGHT - _BOTTOM) / 2:g}) rotate(-90)"'
     yield f'<text class="name" {place} text-anchor="middle">{text(y_name)}</text>'
 
 

@@ -12,6 +12,7 @@ from aprfmt.text import format_number
 _LOG_RATIO = 30.0
 """Positive values that span more than this are coloured by their logarithms."""
 _TICKS = 16
+_LABEL_CHARS = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def heat_map(
     )
     axis = f"<div class=row aria-hidden=true><span></span><div class=ticks>{ticks}<b>{text(x_name)}</b></div></div>"
     caption = f"<figcaption><b>{text(title)}</b>{''.join(_legend(legend))}</figcaption>"
-    return f"<figure class=map>{caption}{body}{axis}<output></output></figure>"
+    width = 0.49 * min(_LABEL_CHARS, max(len(name) for name, _ in rows))
+    return f'<figure class=map style="--label:{width:.1f}rem">{caption}{body}{axis}<output></output></figure>'
 
 
 def _legend(legend: Legend) -> Iterator[str]:

@@ -94,8 +94,8 @@ for (const s of document.querySelectorAll(".search")) {
     const fits = text => words.every(word => text.toLowerCase().includes(word));
     added.forEach(row => row.remove());
     let n = 0;
-    for (const row of body.rows) n += !(row.hidden = !fits([...row.cells].map(cell => cell.textContent).join(" ")));
-    const found = words.length ? more.filter(cells => fits(cells.join(" "))) : [];
+    for (const row of body.rows) n += !(row.hidden = !fits([...row.cells].filter(cell => cell.className != "n").map(cell => cell.textContent).join(" ")));
+    const found = words.length ? more.filter(cells => fits(cells.filter((cell, i) => kinds[i] != "n").join(" "))) : [];
     added = found.slice(0, MOST).map(cells => {
       const row = document.createElement("tr");
       cells.forEach((words, i) => { const cell = row.insertCell(); cell.textContent = words; if (kinds[i]) cell.className = kinds[i]; });

@@ -62,7 +62,7 @@ def _tiles(found: Comparison) -> str:
         return ""
     rows = [
         ("relative RMSE", percent(total.distance.relative_rmse), "of A's root mean square", ""),
-        ("SNR", decibels(total.distance.snr_db), "dB", ""),
+        ("SNR", f"{decibels(total.distance.snr_db)} dB", "of A against the difference", ""),
         ("cosine", cosine(total.distance.cosine), "", ""),
     ]
     for side, size, bits in (("A", total.size_a, total.bits_a), ("B", total.size_b, total.bits_b)):

@@ -22,6 +22,7 @@ from typing import NotRequired, TextIO, TypedDict, cast
 from aprfmt.errors import storage_errors
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.text import format_clock, format_number
+from aprfmt.types import Numbers
 from aprtrain.report.tracker import Track, open_tracker
 
 FILE = "metrics.jsonl"
