@@ -158,6 +158,16 @@ def test_packed_weights_are_counted_as_what_they_stand_for(made: Path, tmp_path:
     assert 4 < report.bits_per_weight < 16
 
 
+@pytest.mark.parametrize("name", list(CONVERTED))
+def test_every_form_of_a_model_has_as_many_parameters(name: str, made: Path, tmp_path: Path) -> None:
+    wanted = aprfmt.inspect(made / name).param_count
+    assert aprfmt.inspect(made / f"{name}-mlx").param_count == wanted
+    report = aprfmt.import_model(made / f"{name}-mlx", tmp_path / "m.apr")
+    assert report.param_count == wanted
+    found = aprfmt.inspect(tmp_path / "m.apr")
+    assert (found.param_count, found.metadata["param_count"]) == (wanted, wanted)
+
+
 def test_an_apr_of_an_mlx_folder_is_quantized_anew(made: Path, tmp_path: Path) -> None:
     aprfmt.import_model(made / "qwen3-mlx", tmp_path / "m.apr")
     report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", format="mlx", bits=4, group_size=64)

@@ -73,6 +73,15 @@ def test_kept_pieces_come_back_as_the_same_files(tmp_path: Path) -> None:
         assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.parametrize("packed", [FP8, {"model.layers.0.self_attn.v_proj": gptq()}], ids=["FP8", "GPTQ"])
+def test_packed_weights_are_counted_as_what_they_stand_for(packed: dict[str, Packed], tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "f", packed)
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    decoded = aprfmt.convert_model(folder, tmp_path / "d", format="hf", dtype="f32", allow_unmapped=True)
+    for path in (folder, tmp_path / "m.apr", tmp_path / "d"):
+        assert aprfmt.inspect(path).param_count == decoded.param_count
+
+
 def test_packed_draft_layers_are_carried_and_no_mix_blows_them_up(tmp_path: Path) -> None:
     draft = "model.layers.2.mlp.up_proj"
     folder = folder_of(tmp_path / "f", FP8 | {draft: fp8("block", FFN, HIDDEN, seed=2)})

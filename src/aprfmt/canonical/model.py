@@ -129,8 +129,11 @@ class Canonical:
 
     @property
     def n_params(self) -> int:
-        """Elements of all tensors."""
-        return sum(n_elements(t.shape) for t in self.all_tensors.values())
+        """Elements of all tensors, of packed ones of what they stand for."""
+        if self.packs.decoded:
+            return sum(n_elements(t.shape) for t in self.all_tensors.values())
+        kept = (t.shape for t in self.all_tensors.values() if t.pieces[0].name not in self.packs.parts)
+        return sum(map(n_elements, (*kept, *(weight.shape for weight in self.packs.weights))))
 
     def outside_parts(self) -> list[Part]:
         """What the tensors outside the network are of, by the names that a checkpoint has them under."""

@@ -490,6 +490,12 @@ def _override(c: Canonical, options: Options) -> Canonical:
     return replace(c, stated=stated, info=c.info | stated, general=general, tokenizer=tokenizer)
 
 
+def _count(c: Canonical, output: Output) -> int | None:
+    """Parameters of what is written, where its tensors are not one for each of them; None where they are."""
+    packed = c.packs.weights and not c.packs.decoded
+    return c.n_params if packed and output.n_params is None else output.n_params
+
+
 def _report(
     c: Canonical, output: Output, losses: Losses, src: str, dst: str, target: Target, options: Options
 ) -> Report:
@@ -503,7 +509,7 @@ def _report(
         input_bytes=c.model.size_bytes,
         output_bytes=sum(layout.n_bytes for layout in output.layouts),
         dtypes=dtype_totals(output.tensors),
-        param_count=output.n_params,
+        param_count=_count(c, output),
         lossless=output.lossless,
         warnings=[*c.warnings, *losses.warnings],
         losses=losses.sentences(),

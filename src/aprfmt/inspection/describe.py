@@ -14,7 +14,8 @@ from aprfmt.arch.table import row_of
 from aprfmt.arch.tower_table import find_tower_gguf
 from aprfmt.canonical.adapter import is_adapter, looks_like_adapter, read_adapter
 from aprfmt.canonical.clip import is_clip
-from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals, n_elements
+from aprfmt.canonical.packed import count_params
+from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
 from aprfmt.formats.gguf import KvMapping
@@ -328,7 +329,7 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         version=model.version,
         size_bytes=model.size_bytes,
         tensor_count=len(entries),
-        param_count=sum(n_elements(t.shape) for t in entries),
+        param_count=count_params(model),
         checksum=checksum,
         flags=dict(model.flags),
         architecture=model.hparams.architecture or (stated if isinstance(stated, str) else None),
