@@ -109,8 +109,8 @@ def _activation_elements(config: Config, s: Shape, compiled: bool) -> int:
 
 
 def _score_bytes(config: Config, s: Shape, tokens: int) -> int:
-    """Scores of a layer are written out for a softcap or sinks: bounded and as weights in bf16, in float32 between."""
-    return 8 * tokens * s.n_heads * config.seq_len if s.writes_scores else 0
+    """Scores of a layer are written out for a softcap: bounded and as weights in bf16, in float32 between."""
+    return 8 * tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
 
 
 def total(rows: list[Row]) -> int:

@@ -464,11 +464,12 @@ def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
     if FREQS in arch.gguf_only and (kind == "proportional" or arch.freqs_always):
         return {FREQS: _proportional(h, scaling)}
     if kind == "longrope" and LONG in arch.gguf_only:
-        return {LONG: _listed(scaling, "long_factor", dim), SHORT: _listed(scaling, "short_factor", dim)}
+        return {LONG: listed_factors(scaling, "long_factor", dim), SHORT: listed_factors(scaling, "short_factor", dim)}
     return {}
 
 
-def _listed(scaling: Mapping[str, object], key: str, dim: int) -> list[float]:
+def listed_factors(scaling: Mapping[str, object], key: str, dim: int) -> list[float]:
+    """Divisors [dim / 2] of frequencies that `scaling` lists. Raises RefusedError for a list of another length."""
     values = scaling.get(key)
     if not isinstance(values, list) or len(values) * 2 != dim:
         raise RefusedError(f"rope {key} is not a list of {dim // 2} numbers")

@@ -45,14 +45,16 @@ class Documents:
         return cls(torch.cat((ends, padding)).int(), max_len)
 
 
-def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor | None]:
-    """(position of each token in its document, number of its document), both [N, T]; None for a document a row."""
+def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Position of each token in its document, length and number of that, [N, T]; no number for a document a row."""
     n, t = tokens_NT.shape
     if documents is None:
-        return torch.arange(t, device=tokens_NT.device).expand(n, t), None
-    flat_S = torch.arange(n * t, device=tokens_NT.device, dtype=torch.int32)
-    number_S = torch.searchsorted(documents.cu_seqlens, flat_S, right=True) - 1
-    return (flat_S - documents.cu_seqlens[number_S]).view(n, t), number_S.view(n, t)
+        position = torch.arange(t, device=tokens_NT.device).expand(n, t)
+        return position, torch.full_like(position, t), None
+    flat_S, ends = torch.arange(n * t, device=tokens_NT.device, dtype=torch.int32), documents.cu_seqlens
+    number_S = torch.searchsorted(ends, flat_S, right=True) - 1
+    position_S, length_S = flat_S - ends[number_S], ends.diff()[number_S]
+    return position_S.view(n, t), length_S.view(n, t), number_S.view(n, t)
 
 
 class AttentionPlan(NamedTuple):
@@ -79,21 +81,22 @@ def choose(
     number_NT: Tensor | None,
     *,
     window: int,
-    written: bool,
+    written: bool = False,
+    sinks: bool = False,
     heads: tuple[int, int, int],
     dtype: torch.dtype,
 ) -> AttentionPlan:
     """The cheapest way that is exact for these documents and this window (0: none).
 
-    `written` says that scores must be written out, for a softcap or for sinks; `heads` are the query heads, the
-    key-value heads and the size of each.
+    `written` says that scores must be written out, for a softcap; `sinks` that there are some; `heads` are the query
+    heads, the key-value heads and the size of each.
     """
     n, t = tokens_NT.shape
     window = 0 if window >= t else window
     if written:
         return AttentionPlan("eager", _mask(tokens_NT, number_NT, window))
     fits = tokens_NT.is_cuda and dtype in (torch.bfloat16, torch.float16) and heads[2] <= _FLASH_HEAD
-    if documents is None and not window:
+    if documents is None and not window and not sinks:
         strict = torch.are_deterministic_algorithms_enabled()
         return AttentionPlan("cudnn" if fits and not strict and _cudnn_agrees(heads, dtype) else "causal")
     if fits:
@@ -101,7 +104,7 @@ def choose(
             rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
             documents = Documents(rows, t)
         return AttentionPlan("varlen", None, documents.cu_seqlens, documents.max_len, window)
-    return AttentionPlan("mask", _mask(tokens_NT, number_NT, window))
+    return AttentionPlan("eager" if sinks else "mask", _mask(tokens_NT, number_NT, window))
 
 
 @cache
@@ -165,7 +168,7 @@ def attend(
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
         return attend(q_NTHE, k_NTKE, wide, plan, **options)[..., : v_NTKE.shape[-1]]
     if kind == "varlen":
-        return _varlen(q_NTHE, k_NTKE, v_NTKE, plan, scale)
+        return _varlen(q_NTHE, k_NTKE, v_NTKE, plan, scale, sinks)
     q, k, v = (x.transpose(1, 2) for x in (q_NTHE, k_NTKE, v_NTKE))
     if kind == "eager":
         assert mask is not None
@@ -179,15 +182,20 @@ def attend(
     return out.transpose(1, 2)
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # it loads torch's compiler
+def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, sinks: Tensor | None) -> Tensor:
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn  # it loads torch's compiler
 
     options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[2] != k.shape[2]}
     options["window_size"] = (plan.window - 1, 0)  # -1: no window
     flat_q, flat_k, flat_v = (x.reshape(-1, x.shape[2], x.shape[3]) for x in (q, k, v))
     assert plan.cu_seqlens is not None
     ends = plan.cu_seqlens
-    out = varlen_attn(flat_q, flat_k, flat_v, ends, ends, plan.max_len, plan.max_len, **options)
+    options["return_aux"] = AuxRequest(lse=sinks is not None)
+    out: Any = varlen_attn(flat_q, flat_k, flat_v, ends, ends, plan.max_len, plan.max_len, **options)
+    if sinks is not None:
+        # exp(a) of exp(a) + exp(sink), where a is the logarithm of the sum of all weights.
+        out, sums_HS = out
+        out = out * torch.sigmoid(sums_HS.t() - sinks)[..., None].to(out.dtype)
     assert isinstance(out, Tensor)
     return out.view(q.shape)
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from aprtrain.kernels.fp8 import linear
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.layout import WEIGHTS, Layout
-from aprtrain.network.rotation import Turn, rotate, turn_of
+from aprtrain.network.rotation import Turn, frequencies_of, rotate, turn_of
 from aprtrain.network.shape import Experts, Latent, Shape
 
 
@@ -271,13 +271,14 @@ class Decoder(nn.Module):
         """
         s = self.shape
         x_NTD = _scaled(self.look_up(tokens_NT), self._embed_scale)
-        positions_NT, number_NT = places(tokens_NT, documents)
+        positions_NT, lengths_NT, number_NT = places(tokens_NT, documents)
         frequencies = self._frequencies(tokens_NT.device)
-        turns = [turn_of(kind, inv_freq, positions_NT) for kind, inv_freq in zip(s.ropes, frequencies, strict=True)]
+        turns = [turn_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
         plans = {
             window: choose(
                 tokens_NT, documents, number_NT,
-                window=window, written=s.writes_scores, heads=(s.n_heads, s.n_kv_heads, s.head_dim), dtype=x_NTD.dtype,
+                window=window, written=bool(s.attn_softcap), sinks=s.has("sinks"),
+                heads=(s.n_heads, s.n_kv_heads, s.head_dim), dtype=x_NTD.dtype,
             )
             for window in dict.fromkeys(s.windows)
         }  # fmt: skip
@@ -291,10 +292,9 @@ class Decoder(nn.Module):
         return functional.embedding(tokens_NT, self.embed)
 
     def _frequencies(self, device: torch.device) -> list[Tensor]:
-        """Those of each kind of rotation [R], kept on the device: a copy at every call would wait for the GPU."""
+        """Those of each kind of rotation, kept on the device: a copy at every call would wait for the GPU."""
         if not self._on_device or self._on_device[0].device != device:
-            ropes = self.shape.ropes
-            self._on_device = [torch.tensor(kind.inv_freq, dtype=torch.float32, device=device) for kind in ropes]
+            self._on_device = [frequencies_of(kind, device) for kind in self.shape.ropes]
         return self._on_device
 
     def _run(self, block: nn.Module, *inputs: object) -> Tensor:

@@ -22,23 +22,25 @@ class Rope:
     Attributes:
         inv_freq: radians a position, [R], each a float32 number; 2 R values of a head are rotated.
         factor: what cosines and sines are multiplied with (yarn's attention factor; 1 for the others).
-        beta, context: queries at position p are multiplied with 1 + beta ln(1 + floor(p / context)); beta is 0 for
-            most networks.
+        long: the frequencies in documents of more tokens than `context`; () where they are the same.
+        beta: queries at position p are multiplied with 1 + beta ln(1 + floor(p / context)); 0 for most networks.
+        context: tokens that the network was made for before it was stretched.
     """
 
     inv_freq: tuple[float, ...]
     factor: float = 1.0
+    long: tuple[float, ...] = ()
     beta: float = 0.0
     context: int = 1
 
 
-_SCALINGS = ("default", "dynamic", "linear", "llama3", "yarn")
+_SCALINGS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 
 def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: int) -> Rope:
     """The rotation of `dim` values of a head at base `theta` under the `scaling` dict of a config.json ({} for none).
 
-    Raises UnsupportedError for a kind of scaling whose frequencies depend on the length of the text.
+    Raises UnsupportedError for an unknown kind of scaling, RefusedError for parameters that describe no frequencies.
     """
     kind = str(scaling.get("rope_type", "default")).lower()
     if kind not in _SCALINGS:
@@ -47,7 +49,7 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: in
     theta *= _number(scaling, "alpha", 1.0) ** (dim / (dim - 2)) if kind == "dynamic" and dim > 2 else 1.0
     # Computed in float32 as transformers does it, so that long positions give the same angles.
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    inv_freq, factor = 1.0 / (theta**exponents), 1.0
+    inv_freq, factor, long = 1.0 / (theta**exponents), 1.0, ()
     if kind == "linear":
         inv_freq = inv_freq / _number(scaling, "factor", 1.0)
     elif kind == "llama3":
@@ -55,8 +57,12 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: in
         inv_freq = inv_freq / torch.tensor(factors, dtype=torch.float32)
     elif kind == "yarn":
         inv_freq, factor = _yarn(h, theta, scaling, inv_freq)
-    beta = _number(scaling, "llama_4_scaling_beta", 0.0)
-    return Rope(tuple(inv_freq.tolist()), factor, beta, rope.original_context(h, scaling) or 1 if beta else 1)
+    elif kind == "longrope":
+        named = (rope.listed_factors(scaling, key, dim) for key in ("short_factor", "long_factor"))
+        short, stretched = (1.0 / (torch.tensor(factors, dtype=torch.float32) * theta**exponents) for factors in named)
+        inv_freq, long, factor = short, tuple(stretched.tolist()), rope.attention_factor(h, kind, scaling) or 1.0
+    beta, context = _number(scaling, "llama_4_scaling_beta", 0.0), rope.original_context(h, scaling) or 1
+    return Rope(tuple(inv_freq.tolist()), factor, long, beta, context)
 
 
 def _yarn(h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq: Tensor) -> tuple[Tensor, float]:
@@ -100,9 +106,15 @@ Turn = tuple[Tensor, Tensor, Tensor | None]
 """Cosines and sines [N, T, 1, R] of positions, and what queries are multiplied with, [N, T, 1, 1]; all float32."""
 
 
-def turn_of(kind: Rope, inv_freq_R: Tensor, positions_NT: Tensor) -> Turn:
-    """The rotation at these positions; `inv_freq_R` are the frequencies of `kind` on their device."""
-    angles = positions_NT[..., None, None].float() * inv_freq_R
+def frequencies_of(kind: Rope, device: torch.device) -> Tensor:
+    """Those of short and of long documents, [2, R], float32."""
+    return torch.tensor((kind.inv_freq, kind.long or kind.inv_freq), dtype=torch.float32, device=device)
+
+
+def turn_of(kind: Rope, inv_freq_2R: Tensor, positions_NT: Tensor, lengths_NT: Tensor) -> Turn:
+    """The rotation at these positions of documents of these lengths; `inv_freq_2R` as `frequencies_of` gives it."""
+    inv_freq = inv_freq_2R[(lengths_NT > kind.context).long()][:, :, None] if kind.long else inv_freq_2R[0]
+    angles = positions_NT[..., None, None].float() * inv_freq
     warmth = None
     if kind.beta:
         steps = torch.floor(positions_NT[..., None, None].float() / kind.context)

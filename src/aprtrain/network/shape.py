@@ -162,11 +162,6 @@ class Shape:
         routed = self.experts.used * self.experts.width if self.experts is not None else 0
         return max(self.d_ffn, routed)
 
-    @property
-    def writes_scores(self) -> bool:
-        """Whether attention scores are written out: no kernel has a softcap or sinks."""
-        return bool(self.attn_softcap) or self.has("sinks")
-
     def has(self, parameter: str) -> bool:
         """Whether some layer has this parameter."""
         return any(parameter == name for layout in self.kinds for name, _ in layout)

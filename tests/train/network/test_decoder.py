@@ -26,14 +26,14 @@ from aprtrain.network.shape import FAMILIES, Shape, shape_of
 CASES = [
     case.id
     for case in all_cases()
-    if case.row in FAMILIES and case.computable and "longrope" not in case.id
+    if case.row in FAMILIES and case.computable
     and case.dtype == "float32"  # transformers rounds its frequencies to another
 ]  # fmt: skip
 TEACHERS = ["mixtral", "qwen3_moe/every_second", "gpt_oss", "deepseek_v3", "deepseek_v3/whole_q"]
 STUDENTS = [
     "llama", "qwen2/untied", "gemma3_text", "phi3/partial", "granite", "olmo2", "olmo3", "glm", "glm4",
     "arcee/biases", "ernie4_5", "exaone4/hybrid_small", "hunyuan_v1_dense", "cohere2", "starcoder2",
-    "ministral3/temperature",
+    "ministral3/temperature", "phi3/longrope_long", "llama/longrope",
 ]  # fmt: skip
 PACKED = [
     "mistral/window", "smollm3/window", "qwen3", "gemma2", "gemma2/uncapped", "phi3/window", "starcoder2/window",
@@ -203,19 +203,23 @@ def test_the_cheapest_exact_way_is_chosen() -> None:
 
     def way(packed: bool, **more: Any) -> str:
         number_NT = torch.zeros(2, 16) if packed else None
-        options: dict[str, Any] = {"window": 0, "written": False, "heads": (4, 2, 64), "dtype": torch.bfloat16, **more}
+        options: dict[str, Any] = {"window": 0, "heads": (4, 2, 64), "dtype": torch.bfloat16, **more}
         return choose(tokens_NT, documents if packed else None, number_NT, **options).kind
 
     assert way(False) == "causal"
     assert way(False, window=16) == "causal"  # no position is out of reach
     assert way(False, window=15) == "mask"
     assert way(True) == "mask"
+    assert way(False, sinks=True) == way(True, sinks=True, window=4) == "eager"
     assert way(False, written=True) == way(True, written=True, window=4) == "eager"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("case_id", ["llama", "mistral/window", "gemma2", "gemma3_text"])
-def test_a_gpu_computes_the_same_in_float32_and_nearly_so_in_bfloat16(case_id: str) -> None:
+@pytest.mark.parametrize("case_id", ["mistral/window", "gemma2", *STUDENTS, *TEACHERS])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_computes_the_same_in_float32_and_nearly_so_in_bfloat16(
+    case_id: str, compiled: bool, fresh_dynamo: None
+) -> None:
     shape = shape_of_case(case_id)
     tokens_NT = torch.randint(0, 64, (2, 40), generator=torch.Generator().manual_seed(2))
     documents = Documents.of([13, 1, 26, 40], max_len=40, capacity=7)
@@ -224,12 +228,15 @@ def test_a_gpu_computes_the_same_in_float32_and_nearly_so_in_bfloat16(case_id: s
         expected = random_decoder(shape)(tokens_NT, documents)
         for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
             decoder = random_decoder(shape, dtype, "cuda")
-            out = decoder(tokens_NT.cuda(), on_gpu).cpu().float()
-            assert error(out, expected) < most
-    if not shape.writes_scores:
+            if compiled:
+                decoder.compile_blocks()
+            off = (decoder(tokens_NT.cuda(), on_gpu).cpu().float() - expected).abs().amax(-1) / expected.abs().max()
+            # Rounded scores of experts that are nearly equal choose others.
+            assert float(off.quantile(0.8 if shape.experts else 1.0)) < most
+    if not shape.attn_softcap:
         plan = choose(
             tokens_NT.cuda(), on_gpu, None,
-            window=8, written=False, heads=(4, 2, shape.head_dim), dtype=torch.bfloat16,
+            window=8, heads=(4, 2, shape.head_dim), dtype=torch.bfloat16,
         )  # fmt: skip
         assert plan.kind == "varlen"
 
@@ -246,7 +253,7 @@ def test_documents_of_impossible_lengths_are_refused() -> None:
     [
         ("olmo", {}, "architecture 'olmo' cannot be trained"),
         ("qwen2_moe", {}, "architecture 'qwen2_moe' cannot be trained"),
-        ("phi3/longrope", {}, "rope scaling 'longrope'"),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "axial"}}, "rope scaling 'axial'"),
         ("llama", {"hidden_act": "tanh"}, "activation 'tanh'"),
         ("deepseek_v3", {"scoring_func": "sqrt"}, "scores of experts by 'sqrt'"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rotated in part"),
