@@ -34,9 +34,13 @@ _SECTIONS = ("Args:", "Attributes:", "Returns:", "Raises:", "Yields:")
 
 
 def on_config(config: Any) -> Any:
-    """Puts a page a command into the navigation, below the entry `Commands`."""
+    """Puts a page a command into the navigation, and below the guides what mkdocs.yml does not place."""
+    placed = set(re.findall(r"[\w/-]+\.md", repr(config.nav)))
+    others = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name not in {*placed, "commands.md"})
     for entry in config.nav:
         for title, pages in entry.items():
+            if title == "Guides":
+                pages += others
             if title == "Reference":
                 pages.insert(0, {"Commands": ["commands.md", *(f"reference/{name}.md" for name in sorted(commands()))]})
     return config

@@ -35,7 +35,7 @@ class Merge(Common, Machine, MixOptions, MlxBits, Dtype):
     apr merge A B -o OUT --method slerp --t 0.4
     apr merge a.gguf b.gguf -o c.gguf --method ties --base m.gguf --density 0.5
     apr merge A A -o D --method passthrough --layers 0-15 --layers 8-23
-    apr merge --config recipe.yaml -o OUT --quantize q4_k_m --plan
+    apr merge --config recipe.yaml -o m.gguf --quantize q4_k_m --plan
     """
 
     models: Annotated[
