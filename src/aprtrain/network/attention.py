@@ -5,6 +5,7 @@ Shape suffixes: N rows of a batch, T positions, S = N T, H query heads, K key-va
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -55,6 +56,18 @@ def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tens
     number_S = torch.searchsorted(ends, flat_S, right=True) - 1
     position_S, length_S = flat_S - ends[number_S], ends.diff()[number_S]
     return position_S.view(n, t), length_S.view(n, t), number_S.view(n, t)
+
+
+def _varlen_options() -> frozenset[str]:
+    if torch.version.cuda is None:
+        return frozenset()  # the import would load torch's compiler, a second that nobody needs
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+VARLEN_OPTIONS = _varlen_options()
+"""Option names of torch's kernel for packed documents, which differ from torch 2.11 on; empty without CUDA."""
 
 
 class AttentionPlan(NamedTuple):
@@ -185,8 +198,9 @@ def attend(
 def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, sinks: Tensor | None) -> Tensor:
     from torch.nn.attention.varlen import AuxRequest, varlen_attn  # it loads torch's compiler
 
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[2] != k.shape[2]}
-    options["window_size"] = (plan.window - 1, 0)  # -1: no window
+    options: dict[str, Any] = {"scale": scale, "window_size": (plan.window - 1, 0)}  # -1: no window
+    if "enable_gqa" in VARLEN_OPTIONS:
+        options["enable_gqa"] = q.shape[2] != k.shape[2]
     flat_q, flat_k, flat_v = (x.reshape(-1, x.shape[2], x.shape[3]) for x in (q, k, v))
     assert plan.cu_seqlens is not None
     ends = plan.cu_seqlens
