@@ -57,6 +57,18 @@ def test_they_come_back_and_are_no_tensors(folder: Path, tmp_path: Path) -> None
     assert files(tmp_path / "copy") == files(folder)
 
 
+def test_a_gguf_beside_the_model_is_carried_with_its_digest(folder: Path, tmp_path: Path) -> None:
+    aprfmt.export_model(folder, tmp_path / "m.gguf")
+    shutil.move(tmp_path / "m.gguf", folder / "m-F32.gguf")
+    report = aprfmt.import_model(folder, tmp_path / "m.apr", hash=True)
+    assert (report.lossless, report.losses) == (True, [])
+    assert aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf").proven
+    assert files(tmp_path / "back") == files(folder)
+    report = aprfmt.import_model(folder, tmp_path / "less.apr", hash=True, carry="50kB")
+    assert not report.lossless
+    assert report.losses[0].startswith("not carried: m-F32.gguf (")
+
+
 def test_what_is_written_from_the_apr_keeps_them(folder: Path, tmp_path: Path) -> None:
     aprfmt.import_model(folder, tmp_path / "m.apr")
     aprfmt.convert_model(tmp_path / "m.apr", tmp_path / "parts", format="apr-shards", shard_size=100_000)

@@ -130,7 +130,7 @@ class TowerBench:
         if case.text_cannot:
             return self._alone(case, saved, work)
         export_model(saved, text, no_tokenizer=True)
-        import_model(text, one, mmproj=towers)
+        report = import_model(text, one, mmproj=towers)
         export_model(one, work / "text2.gguf")
         export_model(one, work / "towers2.gguf", mmproj=True)
         wrong = [
@@ -138,6 +138,7 @@ class TowerBench:
             for what, a, b in (("text", text, work / "text2.gguf"), ("towers", towers, work / "towers2.gguf"))
             if not filecmp.cmp(a, b, shallow=False)
         ]
+        wrong += [warning for warning in report.warnings if "mmproj" in warning]
         export_model(one, work / "back", format="hf")
         if any(not part.gguf for part in _row(case).tensors):  # whose values the GGUF has only the results of
             return Found("; ".join((wrong + _other_values(case, saved, work / "back"))[:6]))

@@ -146,6 +146,18 @@ def test_towers_of_another_model(gemma: Path, qwen: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "one.apr").exists()
 
 
+def test_towers_of_another_family_are_named(gemma: Path, qwen: Path, tmp_path: Path) -> None:
+    """The widths agree, and nothing else tells: somebody may have trained the two together."""
+    for folder, name in ((gemma, "gemma"), (qwen, "qwen")):
+        aprfmt.export_model(folder, tmp_path / f"{name}.gguf")
+        aprfmt.export_model(folder, tmp_path / f"{name}-mmproj.gguf", mmproj=True)
+    own = aprfmt.import_model(tmp_path / "qwen.gguf", tmp_path / "own.apr", mmproj=tmp_path / "qwen-mmproj.gguf")
+    assert not any("mmproj" in warning for warning in own.warnings)
+    report = aprfmt.import_model(tmp_path / "qwen.gguf", tmp_path / "one.apr", mmproj=tmp_path / "gemma-mmproj.gguf")
+    (warning,) = [warning for warning in report.warnings if "mmproj" in warning]
+    assert "are of Gemma3ForConditionalGeneration, whose language model is gemma3, and this one is qwen2vl" in warning
+
+
 def test_what_is_no_gguf_of_towers(gemma: Path, qwen: Path, tmp_path: Path) -> None:
     aprfmt.export_model(gemma, tmp_path / "text.gguf")
     aprfmt.export_model(gemma, tmp_path / "mmproj.gguf", mmproj=True)

@@ -12,7 +12,7 @@ from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.projectors import DEEPSTACK, with_layers
 from aprfmt.arch.row import Architecture, Tower
-from aprfmt.arch.table import classes_of
+from aprfmt.arch.table import ARCHITECTURES, classes_of
 from aprfmt.arch.tower_table import PREPROCESSOR, find_tower, from_config, missing_keys, to_config
 from aprfmt.canonical.clip import check_towers, read_towers
 from aprfmt.canonical.model import Canonical
@@ -219,7 +219,22 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
     found.check()
     spelled = {checkpoint_spelling(row, h, name): tensor for name, tensor in found.tensors.items()}
     renamed = {name: replace(tensor, name=name) for name, tensor in spelled.items()}
-    return replace(c, hparams=_inside(c, part), outside={**c.outside, **renamed, **found.others}, tower=part)
+    outside = {**c.outside, **renamed, **found.others}
+    warnings = (*c.warnings, *_strangers(c, row, model))
+    return replace(c, hparams=_inside(c, part), outside=outside, tower=part, warnings=warnings)
+
+
+def _strangers(c: Canonical, row: Tower, model: Model) -> list[str]:
+    """A warning where no known model has such towers beside such a language model."""
+    known = {arch.gguf for arch in ARCHITECTURES.values() if not {*classes_of(arch)}.isdisjoint(row.hf_classes)}
+    if c.arch is None or not known or c.arch.gguf in known:
+        return []
+    name = model.metadata.get("general.name")
+    called = f" ({name})" if isinstance(name, str) else ""
+    return [
+        f"the towers{called} are of {first_few(row.hf_classes)}, whose language model is {' or '.join(sorted(known))}, "
+        f"and this one is {c.arch.gguf}: give the mmproj that was published with it, unless it was trained with these"
+    ]
 
 
 def _inside(c: Canonical, part: TowerPart) -> Hyperparams:
