@@ -203,8 +203,9 @@ class Block(nn.Module):
             up = (up + 1) * gate * torch.sigmoid(gate * e.slope)
         else:
             up = self._activated(up)
-        down = self._grouped(up, "experts_down", expert, ends, e) * weights_SU.flatten()[order, None].to(up.dtype)
-        return torch.zeros_like(y_SD).index_add_(0, token, down)
+        down = self._grouped(up, "experts_down", expert, ends, e)
+        of_token = torch.empty_like(down).index_copy_(0, order, down).view(*chosen_SU.shape, -1)
+        return torch.bmm(weights_SU[:, None].to(down.dtype), of_token)[:, 0]
 
     def _grouped(self, x_SI: Tensor, name: str, expert_S: Tensor, ends: Tensor, e: Experts) -> Tensor:
         """Each row times the matrix of its expert; the rows of an expert lie together, up to its `ends`."""
