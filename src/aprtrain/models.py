@@ -44,7 +44,7 @@ from aprtrain.network.decoder import Decoder, hf_names, hf_parts, parts_of
 from aprtrain.network.shape import Shape, shape_of, to_hparams
 from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros, whole
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
-from aprtrain.teacher.files import Answers, TeacherFiles, open_files
+from aprtrain.teacher.files import Answers, TeacherFiles
 from aprtrain.teacher.teacher import Teacher, residency_of, teacher_dtype
 from aprtrain.world import World
 
@@ -103,7 +103,7 @@ def _open(path: str | None, stack: ExitStack) -> Network:
 
 def _distilled(config: Config, stack: ExitStack) -> Pair:
     if config.teacher_logprobs is not None:
-        files, student = open_files(config.teacher_logprobs), _open(config.student, stack)
+        files, student = TeacherFiles(Path(config.teacher_logprobs)), _open(config.student, stack)
         digest = Encoder(student.tokenizer).digest
         files.check(digest, config.seq_len, config.top_k, config.temperature)
         own = align(student.tokenizer, student.tokenizer, student.shape.vocab_rows, student.shape.vocab_rows)

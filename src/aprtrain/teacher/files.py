@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
@@ -21,13 +22,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aprfmt.errors import ChecksumError, CorruptError, NotFoundError, RefusedError, storage_errors
+from aprfmt.errors import ChecksumError, CorruptError, NotFoundError, RefusedError
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import layout, read_shard
 from aprfmt.io.crc import crc32_of
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 from aprfmt.io.source import Source
 from aprtrain.data.batches import Rows, Windows
+from aprtrain.data.corpus import PARTS
 from aprtrain.loss.topk import TopK
 
 FORMAT = "aprtrain-teacher/1"
@@ -253,25 +255,25 @@ class TeacherFiles:
     def __init__(self, folder: Path) -> None:
         """Reads what is beside the answers. Raises NotFoundError, RefusedError (a file is missing), CorruptError."""
         self.folder = folder
-        paths = sorted(folder.glob("*-of-*.safetensors"))
-        if not paths:
-            raise NotFoundError("there are no files of a teacher", path=folder, hint="apr teacher F --data D -o DIR")
+        names = {path.name for path in folder.glob("*-of-*.safetensors")}
+        if not names:
+            raise NotFoundError("no files of a teacher", path=folder, hint="apr teacher F --data D -o DIR")
         self._places: dict[bytes, tuple[Shard, int]] = {}
-        for path in paths:
-            part, _, count = path.stem.rpartition("-of-")
-            missing = [
-                wanted for i in range(int(count) if count.isdecimal() else 0)
-                if (wanted := shard_path(folder, part.rpartition("-")[0], i, int(count))) not in paths
-            ]  # fmt: skip
-            if missing:
+        shards = []
+        for part in PARTS:
+            own = sorted(name for name in names if name.startswith(f"{part}-"))
+            count = re.fullmatch(rf"{part}-\d{{5,}}-of-(\d{{5,9}})\.safetensors", own[0]) if own else None
+            n = int(count[1]) if count else 1
+            wanted = [shard_path(folder, part, i, n) for i in range(n)]
+            if missing := [path.name for path in wanted if path.name not in names]:
                 raise RefusedError(
-                    f"{missing[0].name} is missing", path=folder, hint="apr teacher with the same options goes on"
+                    f"{missing[0]} is missing", path=folder, hint="apr teacher with the same options goes on"
                 )
-            shard = Shard(path)
-            if not self._places:
-                self.facts = shard.facts
+            shards += [Shard(path) for path in wanted]
+        self.facts = shards[0].facts
+        for shard in shards:
             if shard.facts != self.facts:
-                raise RefusedError(f"it is of another teacher or text than {paths[0].name}", path=path)
+                raise RefusedError(f"it is of another teacher or text than {shards[0].path.name}", path=shard.path)
             self._places.update({window: (shard, i) for i, window in enumerate(shard.hashes)})
 
     def check(self, tokenizer: str, seq_len: int, k: int | None, temperature: float) -> None:
@@ -350,12 +352,3 @@ class Answers:
             p_PK = np.exp((a.logprobs_PK - a.logprobs_PK[:, :1]).astype(np.float64) / temperature)
             rest += (1 - rest) * p_PK[:, self._k :].sum(1) / p_PK.sum(1)
         return rest.astype(np.float32)
-
-
-def open_files(path: str) -> TeacherFiles:
-    """The files in the folder `path`. Raises as TeacherFiles, NotFoundError where there is none."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise NotFoundError("no such folder of a teacher's files", path=folder, hint="apr teacher F --data D -o DIR")
-    with storage_errors(folder):
-        return TeacherFiles(folder)

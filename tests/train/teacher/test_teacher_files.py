@@ -328,7 +328,8 @@ def _each(folder: Path, change: Callable[[Path], None]) -> None:
 Break = Callable[[Path], object]
 REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "no files": (lambda f: _each(f, os.unlink), {}, 3, "no files of", "apr teacher"),
-    "no folder": (shutil.rmtree, {}, 3, "no such folder", "apr teacher"),
+    "no folder": (shutil.rmtree, {}, 3, "no files of", "apr teacher"),
+    "no held-out files": (lambda f: os.unlink(next(f.glob("held*"))), {}, 5, "held_out-00001-of-00001", "goes on"),
     "a missing file": (lambda f: _train(f).rename(f / "train-00002-of-00002.safetensors"), {}, 5,
         "train-00001-of-00002.safetensors is missing", "goes on"),
     "half a file": (lambda f: os.truncate(_train(f), _train(f).stat().st_size // 2), {}, 4, "the file at", ""),
