@@ -398,7 +398,7 @@ APRTRAIN = (
         "test_evaluate.py::test_a_failure_of_either_model_is_no_score "
         "test_eval_command.py::test_a_crash_of_the_forward_is_exit_8_and_no_number",
         "def evaluate(\n    student: Decoder,\n    windows: Windows,", _FALLBACK),
-    Mutation("a score that is not a number", "aprtrain/evaluate.py",
+    Mutation("a score that is not a number", "aprtrain/data/scored.py",
         "test_evaluate.py::test_a_damaged_head_is_no_score",
         "if not all(map(math.isfinite, (ce, kl, teacher_ce))):", "if False:"),
     Mutation("padding rows of the teacher are scored", "aprtrain/evaluate.py",

@@ -26,7 +26,7 @@ from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.errors import RunError, UsageError
 from aprtrain.data.batches import Batch, Windows, batch_of
 from aprtrain.data.corpus import Encoder
-from aprtrain.data.scored import read_part, scoring, window_length
+from aprtrain.data.scored import Scores, read_part, scores_of, scoring, window_length
 from aprtrain.loss import IGNORED
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, soft_cap
@@ -40,33 +40,6 @@ _POSITIONS = 2048
 _SUMS = 6
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
 _NO_MASS = 1e-7  # 1 minus a sum of float32 is no more exact
-_ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Means over the labels of the windows that were read.
-
-    Attributes:
-        windows, tokens: how many windows and labels.
-        ce: cross entropy in nats.
-        perplexity: e to the power of ce.
-        accuracy: share of labels that are the model's first choice.
-        kl: KL(teacher, student) in nats at temperature 1; None without a teacher, like the rest.
-        agreement: share of positions at which both have the same first choice.
-        teacher_ce: the teacher's cross entropy in nats.
-        dropped_mass: the teacher's probability of tokens that only it has; None where there are none.
-    """
-
-    windows: int
-    tokens: int
-    ce: float
-    perplexity: float
-    accuracy: float
-    kl: float | None = None
-    agreement: float | None = None
-    teacher_ce: float | None = None
-    dropped_mass: float | None = None
 
 
 def evaluate(
@@ -127,7 +100,7 @@ def evaluate(
             count += batch.n_valid
             sums += sums_of(batch.to(device))
         has_dropped = teacher is not None and teacher.dropped_weight is not None
-        return _scores(n, count, sums.tolist(), teacher is not None or answers is not None, has_dropped)
+        return scores_of(n, count, sums.tolist(), teacher is not None or answers is not None, has_dropped)
 
 
 def _hidden(hidden: object, size: torch.Size, who: str) -> Tensor:
@@ -225,22 +198,6 @@ def _sums(sides: list[_Side], labels_P: Tensor, given: Given | None = None) -> T
         sums = torch.stack([values.double().sum() for values in found])
         total += functional.pad(sums, (0, _SUMS - len(found)))
     return total
-
-
-def _scores(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:
-    if not count:
-        raise RunError("the evaluation found no labels, no score", hint="give longer held-out texts")
-    ce, accuracy, kl, agreement, teacher_ce, dropped = (value / count for value in sums)
-    if not all(map(math.isfinite, (ce, kl, teacher_ce))):
-        raise RunError(
-            f"the evaluation is not finite: cross entropy {ce}, KL {kl}, the teacher's cross entropy {teacher_ce}",
-            hint="the weights are damaged, or ids of the data have no row in the head",
-        )
-    if kl < -_ROUNDING:
-        raise RunError(f"the KL to the teacher came out as {kl:g} nats, which is impossible: no score")
-    mass = dropped if has_dropped else None
-    compared = (max(kl, 0.0), agreement, teacher_ce, mass) if with_teacher else ()
-    return Scores(n_windows, count, ce, math.exp(ce), accuracy, *compared)
 
 
 # --- a file ---

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,13 @@ from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
 from aprtrain.data.batches import Windows
 from aprtrain.data.corpus import Encoder, Ids
-from aprtrain.data.scored import TextEncoder, read_part, scoring, window_length
+from aprtrain.data.scored import Scores, TextEncoder, read_part, scores_of, scoring, window_length
 from aprtrain.data.sources import Document
 from aprtrain.loss.vocab import Vocabulary, align
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
     from aprfmt.tokenizer.model import Tokenizer
-
-_ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
 
 
 class _LlamaEncoder:
@@ -90,7 +89,7 @@ def score(
         with scoring():
             windows = Windows(part, length, encoder.separator)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-eval-"))
-        totals = _totals(windows, windows.select(limit and limit // length), folder, loaded, vocabulary, log)
+        scores = _totals(windows, windows.select(limit and limit // length), folder, loaded, vocabulary, log)
         return Evaluation(
             **facts[0],  # type: ignore[arg-type]  # _facts are the fields of EvaluatedModel
             teacher=EvaluatedModel(**facts[1]) if teacher is not None else None,  # type: ignore[arg-type]
@@ -101,7 +100,7 @@ def score(
             device=f"llama.cpp ({loaded[0].engine})",
             dtype=_dtype(opened[0]),
             seq_len=length,
-            **totals,  # type: ignore[arg-type]
+            **asdict(scores),
             seconds=time.perf_counter() - begin,
         )
 
@@ -123,8 +122,8 @@ def _totals(
     loaded: list[Llama],
     vocabulary: Vocabulary | None,
     log: Callable[[str], None],
-) -> dict[str, object]:
-    """The means over all labels, by their names in Evaluation. Each piece of a document is a text of its own."""
+) -> Scores:
+    """The means over all labels. Each piece of a document is a text of its own."""
     shared = vocabulary.n_real if vocabulary is not None else None
     n_other = vocabulary.dropped_rows.stop if vocabulary is not None else None
     with scoring():
@@ -144,28 +143,8 @@ def _totals(
             if time.monotonic() - logged > _LOG_S:
                 logged = time.monotonic()
                 log(f"scored {done + 1:,} of {len(numbers):,} windows")
-    if not count:
-        raise RunError("the evaluation found no labels, no score", hint="give longer held-out texts")
-    ce, accuracy, kl, agreement, teacher_ce, dropped = (float(value / count) for value in sums)
-    if not all(map(math.isfinite, (ce, kl, teacher_ce))):
-        raise RunError(
-            f"the evaluation is not finite: cross entropy {ce}, KL {kl}, the teacher's cross entropy {teacher_ce}",
-            hint="the weights are damaged, or ids of the data have no row in the head",
-        )
-    if kl < -_ROUNDING:
-        raise RunError(f"the KL to the teacher came out as {kl:g} nats, which is impossible: no score")
-    compared = vocabulary is not None
-    return {
-        "windows": len(numbers),
-        "tokens": count,
-        "ce": ce,
-        "perplexity": math.exp(ce),
-        "accuracy": accuracy,
-        "kl": max(kl, 0.0) if compared else None,
-        "agreement": agreement if compared else None,
-        "teacher_ce": teacher_ce if compared else None,
-        "dropped_mass": dropped if vocabulary is not None and vocabulary.dropped else None,
-    }
+    dropped = vocabulary is not None and bool(vocabulary.dropped)
+    return scores_of(len(numbers), count, sums.tolist(), vocabulary is not None, dropped)
 
 
 _LOG_S = 20.0

@@ -18,8 +18,8 @@ from aprfmt.errors import AprError, RefusedError, RunError, UsageError
 from aprtrain import evaluate as module
 from aprtrain.data.batches import Windows, batch_of
 from aprtrain.data.corpus import Encoder
-from aprtrain.data.scored import scoring
-from aprtrain.evaluate import Scores, evaluate
+from aprtrain.data.scored import Scores, scoring
+from aprtrain.evaluate import evaluate
 from aprtrain.loss import IGNORED
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +23,7 @@ SEQ_LEN = 2048
 """Tokens of a window, if no model was made for fewer."""
 
 _DOCUMENTS = 256  # tokenised at a time
+_ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
 
 
 class TextEncoder(Protocol):
@@ -31,6 +34,32 @@ class TextEncoder(Protocol):
 
     def encode(self, documents: list[Document]) -> list[Ids]:
         """Ids of each document, with those that begin and end it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Means over the labels of the windows that were read.
+
+    Attributes:
+        windows, tokens: how many windows and labels.
+        ce: cross entropy in nats.
+        perplexity: e to the power of ce.
+        accuracy: share of labels that are the model's first choice.
+        kl: KL(teacher, student) in nats at temperature 1; None without a teacher, like the rest.
+        agreement: share of positions at which both have the same first choice.
+        teacher_ce: the teacher's cross entropy in nats.
+        dropped_mass: the teacher's probability of tokens that only it has; None where there are none.
+    """
+
+    windows: int
+    tokens: int
+    ce: float
+    perplexity: float
+    accuracy: float
+    kl: float | None = None
+    agreement: float | None = None
+    teacher_ce: float | None = None
+    dropped_mass: float | None = None
 
 
 @contextmanager
@@ -80,3 +109,20 @@ def read_part(data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log)
     tokens = np.concatenate([np.zeros(0, np.uint32), *ids])
     ends = np.cumsum([len(document) for document in ids], dtype=np.int64)
     return Part(tokens, ends, np.zeros(len(ids), np.uint64))
+
+
+def scores_of(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:
+    """The means of `count` labels, from six sums in the order of Scores. Raises RunError where they are none."""
+    if not count:
+        raise RunError("the evaluation found no labels, no score", hint="give longer held-out texts")
+    ce, accuracy, kl, agreement, teacher_ce, dropped = (value / count for value in sums)
+    if not all(map(math.isfinite, (ce, kl, teacher_ce))):
+        raise RunError(
+            f"the evaluation is not finite: cross entropy {ce}, KL {kl}, the teacher's cross entropy {teacher_ce}",
+            hint="the weights are damaged, or ids of the data have no row in the head",
+        )
+    if kl < -_ROUNDING:
+        raise RunError(f"the KL to the teacher came out as {kl:g} nats, which is impossible: no score")
+    mass = dropped if has_dropped else None
+    compared = (max(kl, 0.0), agreement, teacher_ce, mass) if with_teacher else ()
+    return Scores(n_windows, count, ce, math.exp(ce), accuracy, *compared)
