@@ -98,13 +98,10 @@ class Browser:
         """Text, into the field that has the focus."""
         self._call("Input.insertText", text=words)
 
-    def picture(self, *, whole: bool = True, height: int | None = None) -> bytes:
-        """A PNG of the page, or of its first `height` pixels."""
-        more: dict[str, Any] = {}
-        if height is not None:
-            width = self.run("innerWidth")
-            more["clip"] = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **more)
+    def picture(self, height: int, scale: float = 1.0) -> bytes:
+        """A PNG of the first `height` pixels of the page."""
+        clip = {"x": 0, "y": 0, "width": self.run("innerWidth"), "height": height, "scale": scale}
+        shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         return base64.b64decode(shot["data"])
 
     def pdf(self) -> bytes:

@@ -70,6 +70,7 @@ def table(
     right: str = "",
     code: str = "",
     sortable: bool = False,
+    stack: bool = False,
     search: str = "",
     shown: int | None = None,
 ) -> str:
@@ -81,6 +82,7 @@ def table(
         right: columns of numbers.
         code: columns of code.
         sortable: the table is sorted by the column whose title is clicked.
+        stack: on a phone a row is a list of its cells, each with its title: for long texts in several columns.
         search: what a box above the table looks for, such as "tensors"; "" for no box.
         shown: the first rows that stand in the document; the box finds the others too, which need `search`.
     """
@@ -90,19 +92,20 @@ def table(
     numeric, coded = ({name for name in names.split("|") if name} for names in (right, code))
     kinds = ["n" if name in numeric else "code" if name in coded else "" for name in header]
 
-    def cell(kind: str, value: str | Tone) -> str:
+    def cell(title: str, kind: str, value: str | Tone) -> str:
         words, tone = (value, "") if isinstance(value, str) else value
         marks = " ".join(mark for mark in (kind, tone) if mark)
-        return f'<td class="{marks}">{text(words)}</td>' if marks else f"<td>{text(words)}</td>"
+        marks = f' class="{marks}"' if marks else ""
+        return f"<td{marks}" + (f' data-title="{text(title)}"' if stack else "") + f">{text(words)}</td>"
 
     titles = "".join(
         f"<th scope=col{' class=n' if kind == 'n' else ''}>{text(name)}</th>"
         for name, kind in zip(header, kinds, strict=True)
     )
-    body = "".join(f"<tr>{''.join(map(cell, kinds, row))}</tr>" for row in lines[:shown])
-    grid = (
-        f"<table{' class=sortable' if sortable else ''}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    body = "".join(f"<tr>{''.join(map(cell, header, kinds, row))}</tr>" for row in lines[:shown])
+    looks = " ".join(look for look, is_so in (("sortable", sortable), ("stack", stack)) if is_so)
+    mark = f' class="{looks}"' if looks else ""
+    grid = f"<table{mark}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
     return _search(search, lines, shown, kinds) + f"<div class=card>{grid}</div>"
 
 

@@ -289,10 +289,10 @@ def _numbers_table(
     header, right = [name for name, _, _ in used], "|".join(name for name, key, _ in used if key != "note")
     yield heading(title)
     if len(cells) <= _LONG:
-        yield table(header, cells, right=right)
+        yield table(header, cells, right=right, stack=True)
         return
-    yield table(header, [*cells[:2], *cells[-8:]], right=right)
-    yield fold(f"All {len(cells)}", table(header, cells, right=right))
+    yield table(header, [*cells[:2], *cells[-8:]], right=right, stack=True)
+    yield fold(f"All {len(cells)}", table(header, cells, right=right, stack=True))
 
 
 def _origin(body: RunReport) -> Iterator[str]:

@@ -35,7 +35,7 @@ def qa_html(found: QaReport) -> str:
         )
     )
     header = ["gate", "status", "evidence", "value", "limit", "time", "what holds when it passes"]
-    parts += [heading("Gates"), table(header, map(_gate, found.gates), right="value|limit|time")]
+    parts += [heading("Gates"), table(header, map(_gate, found.gates), right="value|limit|time", stack=True)]
     return page(f"{Path(found.model).name}: {verdict[0]}", parts)
 
 
@@ -73,7 +73,10 @@ def bench_html(found: BenchReport) -> str:
             )
             for gate in found.gates
         ]
-        parts += [heading("Gates"), table(["gate", "of", "value", "limit", "model"], cells, right="value|limit")]
+        parts += [
+            heading("Gates"),
+            table(["gate", "of", "value", "limit", "model"], cells, right="value|limit", stack=True),
+        ]
     return page(title, parts)
 
 
@@ -138,4 +141,4 @@ def _table(models: Sequence[BenchedModel]) -> Iterator[str]:
         ]
         for model in models
     ]
-    yield table(header, cells, right="|".join(header[1:]), sortable=len(models) > 1)
+    yield table(header, cells, right="|".join(header[1:]), sortable=len(models) > 1, stack=True)
