@@ -6,15 +6,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
-from aprfmt.errors import ChecksumError, UnknownTensorError, UsageError
+from aprfmt.errors import AprError, ChecksumError, UnknownTensorError, UsageError
 from aprfmt.io.crc import Record
 from aprfmt.io.source import Source
-from aprfmt.text import first_few, format_bytes, html_table, plural
+from aprfmt.text import first_few, format_bytes, plural
 from aprfmt.types import Array, PathLike, Shape
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ Convention: TypeAlias = Literal["hf", "gguf", "apr"]
 """By whose rules a container names its tensors and keys."""
 
 _SHOWN_ROWS = 20
+_COUNTED = 1 << 24
+"""Values that a histogram in a notebook counts: about a third of a second."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -116,8 +118,32 @@ class Tensor:
         return f"Tensor({self.name!r}, {self.dtype}, {list(self.shape)}, {self.n_bytes} bytes)"
 
     def _repr_html_(self) -> str:
+        from aprfmt.html.notebook import small_figure, small_table
+
         rows = [("tensor", self.name), ("dtype", self.dtype), ("shape", _dims(self.shape))]
-        return html_table([*rows, ("size", format_bytes(self.n_bytes)), ("file", self.source.path)])
+        rows += [("size", format_bytes(self.n_bytes)), ("file", str(self.source.path))]
+        try:
+            figure = self._histogram()
+        except AprError as error:  # a dtype that is not decoded, a file that is gone: the rest is true all the same
+            return small_table([*rows, ("values", error.message)])
+        return small_table(rows) + small_figure(figure)
+
+    def _histogram(self) -> str:
+        """How the values spread, as a figure; "" where none is finite."""
+        from aprfmt.codecs.values import Histogram, values
+        from aprfmt.html.charts import histograms
+        from aprfmt.io.pipe import source_chunks
+
+        found, counted = Histogram(), 0
+        stored = partial(source_chunks, self.source, self.offset, self.n_bytes)
+        for block in values(self.dtype, self.shape, stored, name=self.name):
+            found.add(block)
+            counted += block.size
+            if counted >= _COUNTED:
+                break
+        part = f" (the first {counted:,})" if counted < self.size else ""
+        reach = found.bulk()
+        return histograms(f"Values{part}", [found.rebin(reach)], reach) if reach else ""
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -180,10 +206,12 @@ class Tensors(Mapping[str, Tensor]):
         return f"Tensors({len(self)}: {first_few(map(repr, self))})"
 
     def _repr_html_(self) -> str:
+        from aprfmt.html.notebook import small_table
+
         shown = list(self.values())[:_SHOWN_ROWS]
         rows = [(t.name, t.dtype, _dims(t.shape), format_bytes(t.n_bytes)) for t in shown]
         more = [(f"and {len(self) - len(shown)} more",)] if len(self) > len(shown) else []
-        return html_table([*rows, *more], ("tensor", "dtype", "shape", "size"))
+        return small_table([*rows, *more], ("tensor", "dtype", "shape", "size"))
 
 
 def _no_hparams() -> Hyperparams:
@@ -306,8 +334,10 @@ class Model:
         return f"Model({str(self.path)!r}, {self.label}, {plural(len(self.tensors), 'tensor')}, {size})"
 
     def _repr_html_(self) -> str:
+        from aprfmt.html.notebook import small_table
+
         dtypes = Counter(tensor.dtype for tensor in self.tensors.entries)
-        return html_table(
+        facts = small_table(
             [
                 ("model", self.path),
                 ("format", self.label),
@@ -316,6 +346,7 @@ class Model:
                 ("dtypes", ", ".join(f"{name} {n}" for name, n in dtypes.most_common())),
             ]
         )
+        return f"{facts}<details><summary>tensors</summary>{self.tensors._repr_html_()}</details>"
 
 
 def _dims(shape: Shape) -> str:

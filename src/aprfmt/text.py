@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 _IEC_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -82,16 +82,3 @@ def name_filter(glob: str | None) -> Callable[[str], bool]:
         return lambda name: True
     pattern = glob if any(c in glob for c in "*?[") else f"*{glob}*"
     return lambda name: fnmatchcase(name, pattern)
-
-
-def html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
-    """A small table for notebooks, every cell escaped; without a `header` the first cell of a row is its title."""
-    from html import escape
-
-    def line(cells: Sequence[object], first: str, rest: str) -> str:
-        texts = (escape(str(cell).encode("utf-8", "replace").decode()) for cell in cells)
-        tags = (first, *[rest] * (len(cells) - 1))
-        return f"<tr>{''.join(f'<{t}>{x}</{t}>' for t, x in zip(tags, texts, strict=True))}</tr>"
-
-    head = line(header, "th", "th") if header else ""
-    return f"<table>{head}{''.join(line(row, 'td' if header else 'th', 'td') for row in rows)}</table>"

@@ -16,7 +16,8 @@ from pages import Page
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprfmt.inspection.model_page import Histogram, html, survey
+from aprfmt.codecs.values import Histogram
+from aprfmt.inspection.model_page import html, survey
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 Write = Callable[..., Path]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.codecs.recode import decode, encode
-from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks, tensor_stats, values
+from aprfmt.codecs.values import BLOCK_VALUES, values
+from aprfmt.inspection.stats import Stats, blocks, tensor_stats
 from aprfmt.io.source import Source
 from aprfmt.model import Tensor
 

@@ -72,7 +72,7 @@ from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
-from aprfmt.text import first_few, format_bytes, html_table, plural
+from aprfmt.text import first_few, format_bytes, plural
 from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
 from aprfmt.types import PathLike
 
@@ -142,7 +142,9 @@ class Report:
         return f"Report({', '.join(f'{name} {value!r}' for name, value in self._facts())})"
 
     def _repr_html_(self) -> str:
-        return html_table(self._facts())
+        from aprfmt.html.notebook import small_table
+
+        return small_table(self._facts())
 
     def _facts(self) -> Iterator[tuple[str, object]]:
         yield from (("source", self.source), ("output", self.output), ("format", self.label))

@@ -48,6 +48,7 @@ _APR_ONLY = (
     *("hf_architecture", "hf_model_type", "chat_template"),
 )
 _MAX_TEXT = 120
+_NOTEBOOK_ROWS = 10
 _COMPARE_BYTES = 1 << 20
 _LARGE_BYTES = 32 << 20
 
@@ -105,6 +106,32 @@ class Comparison:
     def identical(self) -> bool:
         """Whether no difference was found."""
         return not self.differences
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.a!r}, {self.b!r}: {self._verdict()})"
+
+    def _repr_html_(self) -> str:
+        from aprfmt.html.notebook import small_table
+        from aprfmt.inspection.diff_page import cosine, decibels, percent
+
+        facts = [("A", self.a), ("B", self.b), ("found", self._verdict()), *(("note", note) for note in self.notes)]
+        if self.total is not None and not self.identical:
+            far = self.total.distance
+            figures = f"relative RMSE {percent(far.relative_rmse)}, SNR {decibels(far.snr_db)} dB"
+            facts.append(("in all", f"{figures}, cosine {cosine(far.cosine)}"))
+        worst = [row for row in self.tensors or () if not row.distance.is_zero][:_NOTEBOOK_ROWS]
+        rows: list[tuple[object, ...]] = [
+            (r.name, r.a, r.b, percent(r.distance.relative_rmse), decibels(r.distance.snr_db)) for r in worst
+        ]
+        header = ("tensor, the worst first", "A", "B", "relative RMSE", "SNR, dB")
+        if not worst:
+            header = ("", "what", "name", "A", "B")
+            rows = [(r.kind, r.what or "", r.name, r.a, r.b) for r in self.differences[:_NOTEBOOK_ROWS]]
+        return small_table(facts) + (small_table(rows, header) if rows else "")
+
+    def _verdict(self) -> str:
+        words = "same" if self.identical else plural(len(self.differences), "difference")
+        return f"{words}, {plural(self.tensors_compared, 'tensor')} compared"
 
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; `tensors` and `total` only where values were compared."""

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.codecs.values import values as decoded_values
 from aprfmt.errors import RunError
-from aprfmt.inspection.stats import values as decoded_values
 from aprfmt.io.pipe import DEFAULT_FLOW, Flow
 from aprfmt.types import Array
 

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import TypedDict
 
+from aprfmt.codecs.values import Histogram
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError
 from aprfmt.html.charts import histograms
 from aprfmt.html.heatmaps import Cell, Legend, Scale, heat_map
@@ -23,72 +21,10 @@ from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.io.pipe import Progress
 from aprfmt.model import Model, Tensor
 from aprfmt.text import format_bytes, format_count, format_shape, plural
-from aprfmt.types import Array
 
-_BINS = 128
-_DRAWN_BINS = 64
 _MAX_VALUE_CHARS = 600
 _SHOWN_ROWS = 500
 """Rows of tensors in the document: its search box finds the others too."""
-
-
-class HistogramJson(TypedDict):
-    """Counts of equal bins from -reach to reach."""
-
-    reach: float
-    counts: list[int]
-
-
-class Histogram:
-    """Counts over 128 equal bins from -reach to reach, which the first block of values decides.
-
-    What lies beyond counts in the end bins, what is not finite nowhere.
-    """
-
-    def __init__(self) -> None:
-        self.reach = 0.0
-        self.counts: Array | None = None
-
-    def add(self, block: Array) -> None:
-        """Takes the values of `block` in."""
-        import numpy as np
-
-        values = block.view(block.real.dtype) if block.dtype.kind == "c" else block
-        values = values.astype(np.float64 if values.dtype.itemsize > 4 else np.float32, copy=False)
-        values = values[np.isfinite(values)]
-        if not values.size:
-            return
-        if self.counts is None:
-            largest = float(np.abs(values).max()) or 1.0
-            rms = math.sqrt(float(np.mean(np.square(values.astype(np.float64) / largest))))  # of the largest
-            self.reach = min(1.25 * min(1.0, 8 * rms) * largest, sys.float_info.max) or 1.0
-            self.counts = np.zeros(_BINS, np.int64)
-        scaled = (values.astype(np.float64) / self.reach + 1) * (_BINS / 2)
-        self.counts += np.bincount(np.clip(scaled, 0, _BINS - 1).astype(np.int16), minlength=_BINS)
-
-    def to_json(self) -> HistogramJson | None:
-        """None where no finite value was seen."""
-        return None if self.counts is None else {"reach": self.reach, "counts": self.counts.tolist()}
-
-    def bulk(self) -> float:
-        """The magnitude below which 99.9 % of the values lie, by the edges of bins; 0 where there are none."""
-        if self.counts is None:
-            return 0.0
-        half = _BINS // 2
-        from_outside = (self.counts + self.counts[::-1])[:half].cumsum()
-        outer = int((from_outside <= 0.001 * self.counts.sum()).sum())  # bins that hold no more than 0.1 %
-        return self.reach * max(1, half - outer) / half
-
-    def rebin(self, reach: float) -> list[float]:
-        """The counts over 64 bins from -reach to reach, each bin taken as evenly filled."""
-        import numpy as np
-
-        if self.counts is None:
-            return [0.0] * _DRAWN_BINS
-        below = np.concatenate(([0], self.counts.cumsum()))
-        edges = np.linspace(-self.reach, self.reach, _BINS + 1)
-        drawn = np.linspace(-reach, reach, _DRAWN_BINS + 1)
-        return [float(count) for count in np.diff(np.interp(drawn, edges, below))]
 
 
 @dataclass(frozen=True, slots=True)

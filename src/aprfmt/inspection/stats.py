@@ -1,22 +1,15 @@
-"""Figures of a tensor in constant memory: bytes are decoded in pieces of about 64 Ki values."""
+"""Figures of a tensor in constant memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 
-from aprfmt.codecs.dtypes import DTYPES, n_elements
-from aprfmt.codecs.recode import decode, is_padded, stored_bytes
-from aprfmt.codecs.stream import rebatch, regroup
+from aprfmt.codecs.values import BLOCK_VALUES, values
 from aprfmt.io.pipe import source_chunks
-from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
-from aprfmt.types import Array, Shape
-
-BLOCK_VALUES = 1 << 16
-"""Values decoded at a time: a multiple of every block size, small enough to stay in the cache as float64."""
+from aprfmt.types import Array
 
 
 @dataclass(slots=True)
@@ -101,42 +94,3 @@ def blocks(tensor: Tensor, step: int = BLOCK_VALUES) -> Iterator[Array]:
         step,
         name=tensor.name,
     )
-
-
-def values(
-    dtype: str,
-    shape: tuple[int, ...],
-    chunks: Callable[[], Iterable[Buffer]],
-    step: int = BLOCK_VALUES,
-    *,
-    name: str | None = None,
-) -> Iterator[Array]:
-    """Decodes the stored bytes that `chunks()` produces; flat arrays of `step` values, the last shorter.
-
-    BF16 and quantized dtypes come as float32, the others as they are stored.
-    """
-    for block in rebatch(_pieces(dtype, shape, chunks(), name), step):
-        for start in range(0, block.size, step):
-            yield block[start : start + step]
-
-
-def _pieces(dtype: str, shape: Shape, chunks: Iterable[Buffer], name: str | None) -> Iterator[Array]:
-    row, left, head, stream = DTYPES[dtype], n_elements(shape), b"", iter(chunks)
-    unit_shape: Shape = (row.block,)
-    if dtype == "AprQ8":  # one float32 scale for the whole tensor, which each piece needs, then a byte a value
-        unit_shape, unit_bytes = (1,), 1
-        rest: Buffer = b""
-        while len(head) < 4 and (part := next(stream, None)) is not None:
-            head, rest = head + bytes(part[: 4 - len(head)]), part[4 - len(head) :]
-        stream = chain([rest], stream)
-    elif is_padded(row, shape):  # each row was filled up to whole blocks
-        unit_shape, unit_bytes = shape[-1:], stored_bytes(dtype, shape[-1:], padded=True)
-    else:
-        unit_bytes = row.block_bytes
-    size = max(1, BLOCK_VALUES // unit_shape[0]) * unit_bytes
-    for buffer in regroup(stream, size, size):  # whole steps, so that none is put together from two
-        n_units = len(buffer) // unit_bytes
-        n = min(n_units * unit_shape[0], left)
-        piece_shape = (n_units, *unit_shape) if is_padded(row, shape) else (n,)
-        yield decode(dtype, head + buffer if head else buffer, piece_shape, tensor=name).reshape(-1)
-        left -= n

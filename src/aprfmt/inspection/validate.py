@@ -18,6 +18,7 @@ from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.clip import is_clip, read_towers
 from aprfmt.canonical.model import ADAPTER, Canonical, canonical, network_shapes, shapes_after_links
 from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.codecs.values import BLOCK_VALUES
 from aprfmt.errors import AprError, StorageError, UsageError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
@@ -25,7 +26,7 @@ from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hfdir import HfNative, modules_problems
 from aprfmt.inspection.describe import EMBEDDING, HEAD, REQUIRED_DIMS, first_tensor
-from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
+from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.io.digest import KINDS
 from aprfmt.io.pipe import StartProgress
 from aprfmt.model import Model, Tensor
