@@ -3,7 +3,7 @@
 # make check  format, lint, types
 # make mutations  proof that the tests bite: faults put in one by one; ONLY="'lr dropped'" only that one,
 #                 ONLY="--package aprfmt" those of one package
-# make docs   the manual, in site/; a warning is an error
+# make docs   the manual, in site/ (to look: python3 -m http.server -d site); a warning is an error
 # make dist   wheel and source archive, in dist/
 # make fuzz   damaged files against every reader and writer; MINUTES=120 JOBS=8
 # make kills  300 writers killed at any moment: what each leaves, and what the next run makes of it; KILLS=1000

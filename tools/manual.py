@@ -29,6 +29,7 @@ ROOT_PAGES = {
 
 _LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"(`[^`]*`)")
+_CODE_LINE = re.compile(r"`[^`\n]+`")
 _FIELD = re.compile(r"^(\*{0,2}\w+(?:, \w+)*): (.*)$")
 _SECTIONS = ("Args:", "Attributes:", "Returns:", "Raises:", "Yields:")
 
@@ -58,7 +59,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turns links between files of the repository into links between pages."""
+    """Turns links between files of the repository into links between pages, and GitHub's `\\|` in tables into a bar."""
     own = page.file.src_uri
     source = next((name for name, path in ROOT_PAGES.items() if path == own), f"docs/{own}")
 
@@ -71,7 +72,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return match[0]
         return f"{match[1]}{posixpath.relpath(place, posixpath.dirname(own) or '.')}{match[3]}"
 
-    return _LINK.sub(moved, markdown)
+    return _CODE_LINE.sub(lambda match: match[0].replace("\\|", "|"), _LINK.sub(moved, markdown))
 
 
 def generated() -> dict[str, str]:
@@ -171,7 +172,10 @@ class _Bare(str):
 def _signature(name: str, function: Any) -> list[str]:
     """The call as a block, a parameter a line where it is long."""
     signature = inspect.signature(function)
-    parameters = [p.replace(annotation=_bare(p.annotation)) for p in signature.parameters.values()]
+    parameters = [
+        p.replace(annotation=_bare(p.annotation), default=_Bare("…") if inspect.isfunction(p.default) else p.default)
+        for p in signature.parameters.values()
+    ]
     signature = signature.replace(parameters=parameters, return_annotation=_bare(signature.return_annotation))
     text = f"{name}{signature}"
     if len(text) > 88:
