@@ -7,8 +7,8 @@
 
 A case is a seed and the numbers of its edits, "gguf-bpe/12/77" (tests/support/fuzz_seeds.py, fuzz_formats.py). It is
 opened, read, validated and converted (tests/support/fuzz_cases.py) within 2 s of processor time and 512 MB of memory.
-Wrong: an exception that is no AprError, a death, a limit passed, an output that cannot be read or validates worse than
-its source, something left behind, "lossless" that is not. The summary is JSON, on standard output and in DIR.
+Wrong: an exception that is not an AprError, a death, a limit passed, an output that cannot be read or validates worse
+than its source, something left behind, "lossless" that is not. The summary is JSON, on standard output and in DIR.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ HEAD = """# Token ids: llama.cpp and the tokenizer.json that is written
 
 `tools/token_ids.py` writes each kind of tokenizer as a GGUF and as a tokenizer.json, and encodes the same texts with
 llama.cpp and with `tokenizers`: sentences in 13 scripts, code, numbers, white space, contractions, emoji, control
-characters, special tokens, random code points of all planes, and bytes that are no UTF-8. A tokenizer.json has the
+characters, special tokens, random code points of all planes, and bytes that are not UTF-8. A tokenizer.json has the
 rules that the original tokenizers have; where llama.cpp has others the texts are encoded again by a tokenizer.json
 with llama.cpp's, and the ids have to be equal.
 

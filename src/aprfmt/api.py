@@ -420,7 +420,7 @@ def _page_target(output: PathLike | None, sources: Sequence[str], *, force: bool
 
 
 def _check_numbers(**given: tuple[object, int]) -> None:
-    """Raises UsageError for a value that is not an integer from its least one on; None is no value."""
+    """Raises UsageError for a value that is not an integer from its least one on; None means no value."""
     for name, (value, least) in given.items():
         if value is not None and (type(value) is not int or value < least):
             raise UsageError(f"{name} must be a number from {least} on, not {value!r:.40}")
@@ -462,7 +462,7 @@ def imatrix(
         plan: only say how much text there is.
         force: replace an existing output.
         progress: called with the tokens to compute; gives the function to call as they are.
-        log: called with a line where a model that is no GGUF is exported first.
+        log: called with a line where a model that is not a GGUF is exported first.
 
     Raises:
         RefusedError: for an output that is the model or the text, for text that is shorter than a chunk, and to resume

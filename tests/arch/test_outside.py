@@ -1,4 +1,4 @@
-"""Which names of a checkpoint are no part of its language model, and what they are said to be of."""
+"""Which names of a checkpoint are not part of its language model, and what they are said to be of."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_what_is_missing_is_said_with_the_option_that_gives_it(draft: tuple[Path
     assert "--target-model DIR" in str(caught.value.hint)
     with pytest.raises(NotFoundError, match=r"no config\.json"):
         aprfmt.export_model(source, tmp_path / "m.gguf", target_model=tmp_path / "tokenizer")
-    with pytest.raises(AprError, match="is no draft model"):
+    with pytest.raises(AprError, match="is not a draft model"):
         aprfmt.export_model(_plain(tmp_path), tmp_path / "m.gguf", target_model=target)
     assert not (tmp_path / "m.gguf").exists()
 

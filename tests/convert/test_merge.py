@@ -620,7 +620,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "rescale": ({"method": "ties", "base": "llama", "rescale": "twice"}, "rescale must be"),
     "layers": ({"method": "linear", "layers": ["0-1"]}, "--layers does not apply"),
     "fewer layers": ({"method": "passthrough", "layers": ["0-1"]}, "1 of --layers are given for 2 models"),
-    "gaps": ({"method": "passthrough", "layers": ["0,2", "1"]}, "is no range of layers"),
+    "gaps": ({"method": "passthrough", "layers": ["0,2", "1"]}, "is not a layer range"),
     "no layer": ({"method": "passthrough", "layers": ["0-9", "0"]}, "there is no layer 9"),
     "one": ({"method": "linear", "n": 1}, "one model makes no merge"),
     "none": ({"method": "linear", "n": 0}, "no model is named"),

@@ -224,7 +224,7 @@ def test_a_small_rank_of_a_large_matrix_is_near_the_best() -> None:
 
 def _cases(llama: Built, folder: Path) -> Iterator[tuple[str, Any]]:
     merge: Any = aprfmt.merge_adapter
-    yield "this is no adapter", lambda out: merge(llama.base, llama.base, out)
+    yield "this is not an adapter", lambda out: merge(llama.base, llama.base, out)
     yield "this is an adapter", lambda out: merge(llama.lora, llama.lora, out)
     yield "for another base model", lambda out: merge(folder / "wide", llama.lora, out)
     yield "2 weights are given for 1 adapters", lambda out: merge(llama.base, llama.lora, out, weight=[1.0, 2.0])

@@ -87,7 +87,7 @@ def test_a_damaged_matrix_is_refused_by_its_name(kind: str, damage: str, sound: 
 
 
 _WRONG: dict[str, list[tuple[str, str, Any]]] = {
-    "a constant that is no number": [("rms_norm_eps", "attention.layer_norm_rms_epsilon", float("nan"))],
+    "a constant that is not a number": [("rms_norm_eps", "attention.layer_norm_rms_epsilon", float("nan"))],
     "an infinite constant": [("rope_theta", "rope.freq_base", float("inf"))],
     "no layers": [("num_hidden_layers", "block_count", 0)],
     "a thousand million layers": [("num_hidden_layers", "block_count", 10**9)],

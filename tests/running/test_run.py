@@ -282,7 +282,7 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
         (("Hi", "-n", "0"), 2, "max-tokens"),
         (("Hi", "--image", "absent.png"), 3, "absent.png: there is no such file"),
         (("Hi", "--lora", "absent"), 3, "absent"),
-        (("Hi", "--lora", "{gguf}"), 5, "this is no adapter"),
+        (("Hi", "--lora", "{gguf}"), 5, "this is not an adapter"),
         (("Hi", "--mmproj", "{gguf}"), 5, "nothing that sees or hears"),
         (("Hi", "--embed", "x"), 2, "a prompt has no effect"),
         (("a\udcffb",), 2, "not valid Unicode"),

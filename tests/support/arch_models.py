@@ -495,7 +495,7 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
 
     Of decoders they are the softmax of the scores, which is what llama.cpp gives.
 
-    `model_class` is for networks that are no causal models for transformers. Raises ValueError when the folder lacks a
+    `model_class` is for networks that are not causal models for transformers. Raises ValueError when the folder lacks a
     tensor or has one that the model does not know.
     """
     import torch

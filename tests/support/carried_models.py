@@ -304,4 +304,4 @@ GGUFS: dict[str, Write] = {
     "imatrix": _imatrix,
     "anonymous": _anonymous,
 }
-"""GGUF files that are no models: name -> what writes the file."""
+"""GGUF files that are not models: name -> what writes the file."""

@@ -127,7 +127,7 @@ class Run:
         self.findings.append(Finding(self.case, target, kind, f"{kind}: {key}", text[-6000:]))
 
     def attempt(self, target: str, operation: Callable[[], Any]) -> Any:
-        """The result of `operation`, None where it raised; whatever is no AprError with a message is wrong."""
+        """The result of `operation`, None where it raised; whatever is not an AprError with a message is wrong."""
         self.tell(target)
         try:
             result = operation()
@@ -212,7 +212,7 @@ def command(*words: object) -> int:
         raise raised[0]
     if "--json" in words:
         body = json.loads(printed)
-        assert isinstance(body, dict), "the output is no JSON object"
+        assert isinstance(body, dict), "the output is not a JSON object"
         assert body["ok"] is (code in (0, 1)) or code == 5, f"ok is {body['ok']} with exit code {code}"
     return code
 

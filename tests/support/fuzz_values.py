@@ -153,7 +153,7 @@ def edit_tree(tree: Any, rng: Random) -> None:
 
 
 def edit_json(data: bytes, rng: Random, edit: Callable[[Any, Random], None] = edit_tree) -> bytes:
-    """A JSON text after one edit of its tree, sometimes of the text itself. Raises ValueError for what is no JSON."""
+    """A JSON text after one edit of its tree, sometimes of the text itself. Raises ValueError for what is not JSON."""
     tree = json.loads(data)
     if not isinstance(tree, dict | list) or not tree:
         return dump(value(rng), rng)

@@ -1,6 +1,6 @@
 """mergekit in a process of its own, out of the folder that tools/fetch_material.py fills.
 
-It wants packages that nothing else here needs, so they are no part of the environment: the process alone sees them.
+It wants packages that nothing else here needs, so they are not part of the environment: the process alone sees them.
 Run as a program it reads one JSON list of merges from standard input.
 """
 

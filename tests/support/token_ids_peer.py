@@ -152,7 +152,7 @@ def random_texts(n: int, specials: list[str], seed: int) -> Iterator[str]:
 
 
 def invalid(rng: random.Random, text: str) -> str:
-    """The text with bytes in it that are no UTF-8, as surrogate escapes."""
+    """The text with bytes in it that are not UTF-8, as surrogate escapes."""
     data = bytearray(text.encode())
     for _ in range(rng.randint(1, 3)):
         data.insert(rng.randrange(len(data) + 1), rng.choice(b"\x80\xbf\xc3\xe4\xf0\xff"))
@@ -240,7 +240,7 @@ def compare(kind: str, n: int, seed: int = 7) -> Outcome:
 NORMALISED = "llama.cpp does not normalise to NFC"
 RULES = "llama.cpp's regexes are others"
 NEWER = "code points that Unicode 14 does not have"
-NO_BYTE = "bytes that are no token: `tokenizers` leaves them out before merges, llama.cpp behind them"
+NO_BYTE = "bytes that are not tokens: `tokenizers` leaves them out before merges, llama.cpp behind them"
 BERT = "llama.cpp keeps of a Hangul syllable its first letter, drops spacing marks, ends words at some controls"
 _BERT_KINDS = {"Mc", "Me", "Cc", "Cf", "Zl"}
 RECATEGORIZED = "code points whose category one of the two knows from another version of Unicode"

@@ -162,7 +162,7 @@ def test_what_is_no_gguf_of_towers(gemma: Path, qwen: Path, tmp_path: Path) -> N
     aprfmt.export_model(gemma, tmp_path / "text.gguf")
     aprfmt.export_model(gemma, tmp_path / "mmproj.gguf", mmproj=True)
     one = tmp_path / "one.apr"
-    with pytest.raises(RefusedError, match="--mmproj takes a GGUF of towers, and this is none"):
+    with pytest.raises(RefusedError, match="--mmproj takes a GGUF of towers, and this is not one"):
         aprfmt.import_model(tmp_path / "text.gguf", one, mmproj=tmp_path / "text.gguf")
     with pytest.raises(RefusedError, match="the model has towers of its own"):
         aprfmt.import_model(gemma, one, mmproj=tmp_path / "mmproj.gguf")

@@ -401,7 +401,7 @@ def test_a_run_that_is_stopped_says_what_it_reached(distil: Distil, tmp_path: Pa
     assert "SIGTERM: ends after this step" in said.getvalue()
     text = [*_summary_text(cast(Any, {"command": "distill"} | summary))]
     assert any("reached" in line and f"step {summary['steps']} of 50" in line for line in text)
-    assert not any(line.startswith("after") for line in text), "what was scored before is no result"
+    assert not any(line.startswith("after") for line in text), "what was scored before is not a result"
 
 
 def test_data_that_do_not_last_need_a_word(distil: Distil) -> None:

@@ -380,7 +380,7 @@ LAYER_KINDS = frozenset(
 def factor_of(word: str, h: Hyperparams, layer: int | None) -> float:
     """The number of FACTORS, or of the config: "key", or "key.i" of a list; 1 where nothing is said.
 
-    Raises CorruptError for what is no number, or 0.
+    Raises CorruptError for what is not a number, or 0.
     """
     if word in FACTORS:
         return FACTORS[word](h, layer or 0)

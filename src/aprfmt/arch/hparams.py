@@ -230,7 +230,7 @@ def first_class(config: Mapping[str, object]) -> str | None:
 
 def with_target(h: Hyperparams, row: Architecture | None, target: Mapping[str, object]) -> Hyperparams | None:
     """`h` of a draft model, completed by what the config.json of the model that it drafts for says; None where `row`
-    is no draft model's.
+    is not a draft model's.
     """
     if row is None or not any(CONVERTERS[key.via].from_target for key in row.keys):
         return None

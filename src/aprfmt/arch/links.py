@@ -224,7 +224,7 @@ def map_values(value: str, values: Array, rows: Array, *, inverse: bool = False)
 
 
 def check_value_map(value: str) -> None:
-    """Raises ValueError for what is no map of values."""
+    """Raises ValueError for what is not a map of values."""
     name, colon, argument = value.partition(":")
     if colon:
         good = name == MIRROR and argument.isdecimal() and int(argument) > 0

@@ -47,7 +47,7 @@ def _index(arch: Architecture, side: str) -> dict[str, _Entries]:
 
 @cache
 def _names_numbers(arch: Architecture, side: str) -> bool:
-    """Whether the family's own names hold numbers that are no layers or experts ("mlp.0.weight")."""
+    """Whether the family's own names hold numbers that are not layers or experts ("mlp.0.weight")."""
     return any(_NUMBER.search(name) for name in _index(arch, side))
 
 

@@ -1,9 +1,9 @@
-"""Tensors outside the network: which names of a checkpoint are no part of its language model, and of what they are.
+"""Tensors outside the network: which names of a checkpoint are not part of its language model, and of what they are.
 
 A checkpoint may hold more than the network of its row: towers that see or hear, projectors, draft layers, poolers,
 heads for training. What is outside follows from the names that the row has, not from a list of other parts: a module
 that none of the row's names lies in is another one. What the network itself may have is stricter: an unknown tensor
-in one of its modules or layers, or beside them, is no other part but a sign of the wrong row.
+in one of its modules or layers, or beside them, is not another part but a sign of the wrong row.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _DRAFT_MARK = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn)\.")
 
 
 def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> set[str]:
-    """Those of a checkpoint's or a GGUF's tensor names that are no part of the network."""
+    """Those of a checkpoint's or a GGUF's tensor names that are not part of the network."""
     wrapper = wrapper_of(h.hf_architecture)
     beside = {name for name in all_names if wrapper is not None and name.startswith(wrapper.beside)}
     layers = {name: n for name in all_names if name not in beside and (n := layer_of(arch, name)) is not None}
@@ -107,7 +107,7 @@ _NO_NETWORK = {
 
 
 def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams, all_names: Collection[str]) -> str:
-    """What a GGUF holds that is no network of its own ("an adapter"); "" for a network, or a vocabulary alone."""
+    """What a GGUF holds that is not a network of its own ("an adapter"); "" for a network, or a vocabulary alone."""
     told = (_NO_NETWORK.get(str(kv.get(f"general.{key}"))) for key in ("type", "architecture"))
     if (found := next(filter(None, told), None)) is not None:
         return found

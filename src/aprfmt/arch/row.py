@@ -110,7 +110,7 @@ class Key:
         via: name of a converter of arch.values where the two sides count differently; "" for equal values.
         draft: what the list of a GGUF, with a value a layer, has for each draft layer behind the last; MOST for the
             largest of the others, OWN where config.json lists the draft layers too (0 for those that it does not), or
-            the config.json key of a number; None for what is no such list.
+            the config.json key of a number; None for what is not such a list.
     """
 
     gguf: str

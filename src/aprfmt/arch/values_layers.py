@@ -18,7 +18,7 @@ def kinds_of(slides: list[bool]) -> list[str]:
 
 
 def slides_of(kinds: object) -> list[bool]:
-    """Which of the kinds have a window. Raises CorruptError for what is no list."""
+    """Which of the kinds have a window. Raises CorruptError for what is not a list."""
     if not isinstance(kinds, list):
         raise CorruptError("layer_types is not a list")
     return [kind in (SLIDING, "chunked_attention") for kind in kinds]

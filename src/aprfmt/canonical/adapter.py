@@ -84,7 +84,7 @@ def read_adapter(model: Model, base: Base | None = None) -> Adapter:
 
 
 def _rank_of(a: CanonicalTensor | None) -> int:
-    """Rows of A; 1 for what is no such matrix, which _check_pair refuses."""
+    """Rows of A; 1 for what is not such a matrix, which _check_pair refuses."""
     return max(1, a.shape[-2]) if a is not None and len(a.shape) > 1 else 1
 
 
@@ -92,7 +92,7 @@ def _check_pair(pair: Pair, model: Model) -> None:
     a, b = pair.a.shape, pair.b.shape
     if len(a) != len(b) or len(a) not in (2, 3) or 0 in (*a, *b) or a[:-2] != b[:-2]:
         raise RefusedError(
-            f"lora_a is {list(a)} and lora_b {list(b)}, which are no factors of one weight",
+            f"lora_a is {list(a)} and lora_b {list(b)}, which are not factors of one weight",
             path=model.path,
             tensor=pair.weight,
         )
@@ -176,7 +176,7 @@ def _check_ranks(model: Model, pairs: Mapping[str, Pair], config: LoraConfig) ->
     for pair in pairs.values():
         module = pair.weight.rpartition(".")[0]
         if min(len(pair.a.shape), len(pair.b.shape)) < 2:
-            raise CorruptError("a factor of the adapter is no matrix", path=model.path, tensor=pair.weight)
+            raise CorruptError("a factor of the adapter is not a matrix", path=model.path, tensor=pair.weight)
         ranks = {pair.a.shape[-2], pair.b.shape[-1]}
         if ranks != {config.rank_of(module)} and len(ranks) == 1:
             raise RefusedError(
@@ -219,7 +219,7 @@ def _of_peft(tensor: Tensor, part: PartName, config: LoraConfig, model: Model) -
     n, rest = divmod(tensor.shape[0 if is_a else 1], rank)
     if rest:
         raise RefusedError(
-            f"the ranks disagree: {list(tensor.shape)} is no stack of matrices of rank {rank}",
+            f"the ranks disagree: {list(tensor.shape)} is not a stack of matrices of rank {rank}",
             path=model.path,
             tensor=tensor.name,
         )

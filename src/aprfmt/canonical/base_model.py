@@ -78,6 +78,6 @@ def _named(model: Model) -> Path | None:
     name = body.get("base_model_name_or_path", body.get("model"))
     if not isinstance(name, str) or not 0 < len(name) <= MAX_PATH_CHARS:
         return None
-    with suppress(AprError, ValueError):  # a text that is no path on this system
+    with suppress(AprError, ValueError):  # a text that is not a path on this system
         return next((place for place in (Path(name), own / name) if is_file(place / CONFIG)), hub.cached_config(name))
     return None

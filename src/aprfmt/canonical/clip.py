@@ -51,11 +51,11 @@ def is_clip(model: Model) -> bool:
 def read_towers(model: Model, classes: Collection[str] = ()) -> Towers:
     """The towers of `model`; of several rows with one projector that of the `classes`.
 
-    Raises RefusedError for what is no GGUF of towers, and for towers that the table does not have.
+    Raises RefusedError for what is not a GGUF of towers, and for towers that the table does not have.
     """
     if not is_clip(model):
         raise RefusedError(
-            "--mmproj takes a GGUF of towers, and this is none",
+            "--mmproj takes a GGUF of towers, and this is not one",
             path=model.path,
             hint="apr inspect tells what it is; its general.architecture should be clip",
         )

@@ -175,7 +175,7 @@ def restore(link: Link, pieces: Sequence[Piece], told: Corrections) -> list[Piec
 
 
 def _corrected(link: Link, piece: Piece, position: int, told: Corrections) -> Piece:
-    """One of the original tensors. Raises ValueError, KeyError and the like for what is no correction of it."""
+    """One of the original tensors. Raises ValueError, KeyError and the like for what is not a correction of it."""
     name, shape = link.hf[position], link.row_map.before[position]
     dtype, text = (str(part) for part in told.get(name, ["F32", ""])[:2])
     n_bytes = DTYPES[dtype].n_bytes(shape)

@@ -87,7 +87,7 @@ def decompose(delta: Array, rank: int) -> tuple[Array, Array, Array]:
 def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, list[str], Extraction]:
     """The adapter of `rank` that turns `base` into `tuned`, what is left out, and what is known at the end.
 
-    Weights that are no matrices are held whole. Raises RefusedError for models of different networks, and where
+    Weights that are not matrices are held whole. Raises RefusedError for models of different networks, and where
     nothing changed.
     """
     row = base.arch

@@ -143,7 +143,7 @@ def _grid(sources: Sources, arguments: Sequence[str]) -> Array | None:
         return None
     n = isqrt(values.shape[1])
     if n * n != values.shape[1]:
-        raise RefusedError(f"{values.shape[1]} positions are no square", tensor=arguments[0])
+        raise RefusedError(f"{values.shape[1]} positions do not make a square", tensor=arguments[0])
     if n == side:
         return values
     grid = values.reshape(n, n, -1)

@@ -63,9 +63,9 @@ class Canonical:
         tokenizer: the model's, or the one that the user gave.
         info: descriptive fields under APR's typed names: name, description, author, license, ...
         tensors: the network's by Hugging Face name, in the source's order, without a head that equals the embedding.
-        outside: the source's tensors that are no part of the network (see arch.outside), under their own names; those
+        outside: the source's tensors that are not part of the network (see arch.outside), under their own names; those
             of draft layers that the row names as if these were further layers.
-        part: what the source holds where it is no network ("an adapter"); "" for a network.
+        part: what the source holds where it is not a network ("an adapter"); "" for a network.
         dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
         warnings: what the user should know of the source; targets collect theirs in Losses.
         general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
@@ -385,7 +385,7 @@ def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
 
 
 def _part(model: Model, row: Architecture | None) -> str:
-    """What the source holds, where that is no network: its tensors keep their names, whatever they are."""
+    """What the source holds, where that is not a network: its tensors keep their names, whatever they are."""
     if adapters.looks_like_adapter(model):
         return ADAPTER
     if model.convention == "gguf":
@@ -551,7 +551,7 @@ def drafts_alone(c: Canonical) -> tuple[Canonical, int]:
 _ORIGINAL = {"gguf": "gguf", "hf": "safetensors"}
 
 PART_KEY = "aprfmt.part"
-"""APR metadata key that tells what a file holds which is no network."""
+"""APR metadata key that tells what a file holds which is not a network."""
 
 UNMAPPED_KEY = "aprfmt.unmapped"
 """APR metadata key of a network without a row, though its architecture has the name of one: a GGUF may say "mixtral",

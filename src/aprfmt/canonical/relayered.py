@@ -511,7 +511,7 @@ def parse_layers(text: str, n_layers: int) -> list[int]:
         first = int(match[1]) if match is not None else 0
         last = int(match[2] or first) if match is not None else -1
         if last < first:
-            raise UsageError(f"{text!r:.60} are no layers", hint="numbers from 0 and ranges with both ends: 10-15,20")
+            raise UsageError(f"{text!r:.60} are not layers", hint="numbers from 0 and ranges with both ends: 10-15,20")
         if last - first >= MAX_LAYERS:
             raise UsageError(f"there is no layer {last}", hint=f"its layers have the numbers 0 to {n_layers - 1}")
         found |= set(range(first, last + 1))

@@ -106,7 +106,7 @@ def _dot(found: Tree, steps: list[Step], sizes: bool) -> Iterator[str]:
 
 
 def _mermaid(found: Tree, steps: list[Step], sizes: bool) -> Iterator[str]:
-    """Mermaid: whatever is no letter or digit could mean something, and is written as its code point."""
+    """Mermaid: whatever is not a letter or digit could mean something, and is written as its code point."""
 
     def quoted(lines: list[str]) -> str:
         texts = (

@@ -213,7 +213,7 @@ def read_blocks(dtype: str, data: Buffer) -> tuple[Array, Array, Array]:
         codes = np.concatenate([stored & 15, stored >> 4], axis=1)
         if dtype.startswith("Q5"):
             codes |= np.unpackbits(blocks["high"], axis=1, bitorder="little") << 4
-    with np.errstate(invalid="ignore"):  # a scale that is no number gives a bias that is none
+    with np.errstate(invalid="ignore"):  # a scale that is not a number gives a bias that is none
         biases = blocks["m"].astype(np.float32) if "m" in (blocks.dtype.names or ()) else scales * -_HALVES[dtype]
     return codes, scales, biases
 

@@ -115,7 +115,7 @@ def _e8m0(data: bytes, name: str) -> Decoded:
 
 
 def _ue4m3(data: bytes, name: str) -> Decoded:
-    """Unsigned floats of 4 bits of exponent (bias 7) and 3 of mantissa; 0x7F is no number and counts as 0."""
+    """Unsigned floats of 4 bits of exponent (bias 7) and 3 of mantissa; 0x7F is not a number and counts as 0."""
     values = []
     for code in data:
         exponent, mantissa = code >> 3 & 15, code & 7

@@ -441,7 +441,7 @@ def _base(model: Model, options: Options) -> Base | None:
     if is_adapter(model):
         return find_base(model, options.base)
     if options.base is not None:
-        raise UsageError("--base is the model that an adapter is for, and this is no adapter", path=model.path)
+        raise UsageError("--base is the model that an adapter is for, and this is not an adapter", path=model.path)
     return None
 
 
@@ -475,7 +475,7 @@ def _with_target(c: Canonical, options: Options) -> Canonical:
     hparams = hp.with_target(c.hparams, c.arch, hf_files.read_config(config))
     if hparams is None:
         raise RefusedError(
-            f"{c.hparams.hf_architecture or c.hparams.architecture} is no draft model",
+            f"{c.hparams.hf_architecture or c.hparams.architecture} is not a draft model",
             path=c.model.path,
             hint="--target-model is for models that draft for another one (EAGLE-3, DFlash, ...)",
         )

@@ -280,7 +280,7 @@ def _layers(ranges: Sequence[object], i: int, n: int) -> tuple[int, int] | None:
         raise UsageError(f"{len(ranges)} of --layers are given for {n} models", hint="one for each, or none at all")
     found = parse_layers(str(ranges[i]), MAX_LAYERS)
     if found != list(range(found[0], found[-1] + 1)):
-        raise UsageError(f"{ranges[i]!r:.40} is no range of layers", hint="name the model again for each range: 0-11")
+        raise UsageError(f"{ranges[i]!r:.40} is not a layer range", hint="name the model again for each range: 0-11")
     return found[0], found[-1] + 1
 
 

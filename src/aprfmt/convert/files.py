@@ -55,7 +55,7 @@ class FilePiece:
 def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike]) -> Canonical:
     """`c` with the files of its folder that belong to no model, the smallest first, `most_bytes` of them together.
 
-    What is not carried is said in `left_out`. `outputs` are no files of the folder, wherever they lie.
+    What is not carried is said in `left_out`. `outputs` are not files of the folder, wherever they lie.
     """
     folder = c.model.native_as(HfNative)
     if folder is None:

@@ -200,7 +200,8 @@ def _read(key: str, kind: ValueType, value: object) -> object:
     else:
         fits = isinstance(value, bool if kind is GgufType.BOOL else str)
     if not fits:
-        raise UsageError(f"{value!r:.40} is no {kind.name}, which {key!r} is", hint="give another type with KEY:TYPE=")
+        hint = "give another type with KEY:TYPE="
+        raise UsageError(f"{value!r:.40} is not of type {kind.name}, which {key!r} is", hint=hint)
     return value
 
 

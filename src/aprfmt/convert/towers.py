@@ -199,7 +199,7 @@ def _text_file(c: Canonical, recipe: Recipe | None, name: str) -> bytes | None:
 def with_tower(c: Canonical, model: Model) -> Canonical:
     """`c`, a language model, with the towers of the GGUF `model` among its tensors.
 
-    Raises RefusedError for a GGUF that is no tower's, that the table does not have, or that belongs to another model.
+    Raises RefusedError for a GGUF of something else, of towers that the table does not have, or of another model.
     """
     if c.part or c.tower is not None or has_tower(c):
         raise RefusedError(

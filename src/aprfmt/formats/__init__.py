@@ -195,7 +195,7 @@ def path_text(value: object, name: str = "path") -> str:
 
 
 def resolve(path: PathLike) -> Path:
-    """`path` itself; of `hf://org/repo`, a URL of the hub, or an `org/repo` that is no path: what stands for it."""
+    """`path` itself; of `hf://org/repo`, a URL of the hub, or an `org/repo` that is not a path: what stands for it."""
     text = path_text(path)
     if isinstance(path, str):
         if text.startswith(("hf://", "https://", "http://")):

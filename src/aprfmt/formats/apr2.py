@@ -118,7 +118,7 @@ class Index:
     joined_order: list[int] | None = None
 
     def model_tensors(self) -> list[Tensor]:
-        """Those that are no files."""
+        """Those that are not files."""
         return [tensor for tensor in self.tensors if not is_file_blob(tensor)]
 
     def files(self) -> list[Tensor]:

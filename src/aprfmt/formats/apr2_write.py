@@ -229,7 +229,7 @@ def _assemble(
     index_offset = HEADER_BYTES + len(metadata) + padding(len(metadata), ALIGNMENT)
     data_offset = index_offset + len(index) + padding(len(index), ALIGNMENT)
     if not 0 <= flags <= 0xFFFF or flags & FLAGS["layout_column_major"]:
-        raise UsageError(f"the flags {flags:#x} are no 16 bits that a reader accepts")
+        raise UsageError(f"the flags {flags:#x} are not 16 bits that a reader accepts")
     sections = (HEADER_BYTES, len(metadata), index_offset, data_offset)
     fields = (MAGIC, *version, flags | _ROW_MAJOR, len(entries), *sections)
     blank = HEADER.pack(*fields, 0, bytes(20))

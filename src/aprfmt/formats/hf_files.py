@@ -58,8 +58,8 @@ WEIGHT_SUFFIXES = (
 def list_names(folder: Path, needed: Callable[[str], bool] = lambda name: False) -> list[str]:
     """Plain files of the folder, of its template folder and of its modules' folders, sorted, with forward slashes.
 
-    Raises NotFoundError, StorageError, and RefusedError for what is no plain file though its name is `needed`: a link
-    to nowhere is not passed over, because the model would be another one without it.
+    Raises NotFoundError, StorageError, and RefusedError for what is not a plain file though its name is `needed`: a
+    link to nowhere is not passed over, because the model would be another one without it.
     """
     names = []
     with storage_errors(folder):

@@ -107,7 +107,7 @@ def _by_pattern(patterns: Mapping[str, Number], module: str, otherwise: Number) 
 
 
 def read_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
-    """What the config says. Raises RefusedError for a kind that is no plain LoRA, by its name, CorruptError."""
+    """What the config says. Raises RefusedError for a kind that is not a plain LoRA, by its name, CorruptError."""
     if is_mlx(body):
         return _mlx_config(body, path)
     kind = body.get("peft_type", "LORA")
@@ -162,7 +162,7 @@ def _mlx_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
 
 
 def other_kind(name: str, path: PathLike, tensor: str | None = None) -> RefusedError:
-    """The error for an adapter that is no plain LoRA."""
+    """The error for an adapter that is not a plain LoRA."""
     return RefusedError(
         f"the adapter is {name}, and only plain LoRA is converted",
         path=path,
@@ -185,7 +185,7 @@ def _patterns(body: Mapping[str, object], key: str, path: PathLike) -> Mapping[s
             re.compile(pattern)
         except re.error as error:
             raise CorruptError(
-                f"{key} has {pattern[:80]!r}, which is no regular expression: {error}", path=path
+                f"{key} has {pattern[:80]!r}, which is not a regular expression: {error}", path=path
             ) from error
     return found
 
@@ -263,7 +263,7 @@ def mlx_part(name: str) -> PartName | None:
 
 
 def kind_by_names(names: Collection[str]) -> str | None:
-    """The kind of an adapter that is no plain LoRA, by its tensors' names; None where none tells."""
+    """The kind of an adapter that is not a plain LoRA, by its tensors' names; None where none tells."""
     return next((kind for piece, kind in _NAMES if any(piece in name for name in names)), None)
 
 

@@ -126,7 +126,7 @@ def _refusal(error: Exception, path: str) -> AprError:
         if mark in words:
             name = words.partition(mark)[2].split()[0].rstrip(",.")
             return RefusedError(
-                f"the pickle asks for {name}, which is no tensor; nothing of it was run",
+                f"the pickle asks for {name}, which is not a tensor; nothing of it was run",
                 path=path,
                 hint="only files of tensors are read: save the model's state_dict(), best as safetensors",
             )

@@ -147,7 +147,7 @@ class Carried:
     """What a file holds beside the network.
 
     Attributes:
-        tensors: how many are no part of it.
+        tensors: how many are not part of it.
         kinds: what these are of, the largest first: {"vision tower": {"tensors", "bytes"}}.
         files, file_bytes: files of the folder that an `.apr` was imported from, which belong to no model.
     """

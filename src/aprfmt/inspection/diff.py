@@ -419,7 +419,7 @@ def _adapters(a: Model, b: Model, base: Base | None) -> list[tuple[Adapter, dict
 
 
 def _scale_differences(a: Model, b: Model, base: Base | None) -> Iterator[Difference]:
-    """Scales of two adapters, which are no tensors and yet part of what they add."""
+    """Scales of two adapters, which are not tensors and yet part of what they add."""
     found = _adapters(a, b, base)
     for name in found[0][1] if found else ():
         x, y = (pairs.get(name) for _, pairs in found)

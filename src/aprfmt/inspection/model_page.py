@@ -182,7 +182,7 @@ def _figure_maps(
     kinds: Mapping[str, Layers[TensorValues]],
     layers: Sequence[int],
 ) -> Iterator[str]:
-    """A map of the matrices and one of the vectors, each with one colour scale: norms are no weights."""
+    """A map of the matrices and one of the vectors, each with one colour scale: norms are not weights."""
     for name, is_one in (("matrices", False), ("vectors: norms, biases", True)):
         values = {
             kind: {layer: value for layer, rows in found.items() if (value := figure(rows)) is not None}

@@ -260,7 +260,7 @@ def _dead_rows(subject: Subject) -> Iterator[Check]:
 def _adapter(subject: Subject) -> Iterator[Check]:
     """Whether an adapter is one: a plain LoRA of whole pairs, whose config fits."""
     if not is_adapter(subject.model):
-        yield Check("skip", "the file is no adapter")
+        yield Check("skip", "the file is not an adapter")
         return
     found = subject.canonical
     if isinstance(found, AprError):
@@ -299,7 +299,7 @@ def _shapes(subject: Subject) -> Iterator[Check]:
 
 def _modules(subject: Subject) -> Iterator[Check]:
     if subject.model.native_as(HfNative) is None:
-        yield Check("skip", "the file is no folder with modules")
+        yield Check("skip", "the file is not a folder with modules")
     for file, problem, tensor in modules_problems(subject.model):
         yield Check("fail", f"{file} {problem}", tensor)
 
@@ -367,7 +367,7 @@ def _runtime_keys(subject: Subject) -> Iterator[Check]:
 
 def _require_adapter(model: Model) -> None:
     if not is_adapter(model):
-        raise UsageError("--base is the model that an adapter is for, and this is no adapter", path=model.path)
+        raise UsageError("--base is the model that an adapter is for, and this is not an adapter", path=model.path)
 
 
 RULES = (

@@ -177,7 +177,7 @@ def _facts(tok: Tokenizer) -> TokenizerFacts:
 def _ids(given: object) -> list[int]:
     if isinstance(given, str):
         if re.fullmatch(r"[\d\s,\[\]]*", given, re.ASCII) is None or not (found := re.findall(r"\d+", given)):
-            raise UsageError(f"{given!r:.60} are no ids", hint="--ids '1 15043 3186'")
+            raise UsageError(f"{given!r:.60} are not ids", hint="--ids '1 15043 3186'")
         return [int(number[:18]) for number in found]
     items = list(given) if isinstance(given, Sequence) else [None]
     if any(type(item) is not int for item in items):
@@ -231,7 +231,7 @@ class _Encoder:
             return function()
         except (KeyboardInterrupt, SystemExit, UnicodeError):
             raise
-        except BaseException as error:  # its panics are no Exception
+        except BaseException as error:  # its panics are not Exceptions
             raise CorruptError(f"the tokenizer cannot be run: {error}", path=self._path) from error
 
 
@@ -290,7 +290,7 @@ def _in_lists(a: Tokenizer, b: Tokenizer) -> Iterator[Difference]:
     ]
     if kinds:
         i, own = kinds[0], a.types[kinds[0]] == TokenType.CONTROL
-        word = "is a control token, and none in the other" if own else "is no control token, and one in the other"
+        word = "is a control token, and not in the other" if own else "is not a control token, and is one in the other"
         yield Difference("control tokens", len(kinds), f"id {i} ({mine[i]!r:.60}) {word}")
     if a.model == b.model == "gpt2" and a.merges != b.merges:
         pairs = zip(a.merges, b.merges, strict=False)

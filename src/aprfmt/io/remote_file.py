@@ -79,7 +79,7 @@ class RemoteFile:
         size: in bytes.
         digest: in hex: SHA-256 of 64 digits, or git's of a blob, SHA-1 of 40 digits.
         fetch: gives its bytes.
-        is_text: whether it is no file of weights, of which only the header may be wanted.
+        is_text: whether it is not a file of weights, of which only the header may be wanted.
         is_read: whether more than its header was read.
     """
 

@@ -62,7 +62,7 @@ def renewed(
         kept: files of the repository that stay: their rows in the section do, too.
 
     Raises:
-        RefusedError: for a card that is no UTF-8 text.
+        RefusedError: for a card that is not UTF-8 text.
     """
     if card is None:
         card = to_card(info, general) or b""

@@ -177,7 +177,7 @@ def _target(repo: str, revision: str) -> HubPath:
     text = repo if repo.startswith(("hf://", "https://", "http://")) else f"hf://{repo}"
     found = parse(text)
     if found.file or found.quant or (found.revision != "main" and revision != "main"):
-        raise UsageError(f"{repo!r} is no repository", hint="apr push DIR org/name --revision BRANCH")
+        raise UsageError(f"{repo!r} is not a repository", hint="apr push DIR org/name --revision BRANCH")
     return found if revision == "main" else parse(f"hf://{found.repo}@{revision}")
 
 

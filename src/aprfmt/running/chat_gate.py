@@ -46,7 +46,7 @@ def chat_template(x: Examined) -> Finding:
     if foreign:
         return Finding(
             False,
-            f"it writes markers that are no tokens of this vocabulary: {first_few(foreign)}",
+            f"it writes markers that are not tokens of this vocabulary: {first_few(foreign)}",
             value=len(foreign),
             threshold=0,
         )

@@ -21,7 +21,7 @@ def open_decoder(
     watched: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Llama:
-    """The model `file`, exported first where it is no GGUF. Use in `with`.
+    """The model `file`, exported first where it is not a GGUF. Use in `with`.
 
     Raises:
         UnsupportedError: it is an encoder, which has no next token, or has one, which reads the text first.

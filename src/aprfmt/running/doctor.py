@@ -79,7 +79,7 @@ class Diagnosis:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed; what is absent or worth a warning is no failure."""
+        """Whether nothing failed; what is absent or worth a warning is not a failure."""
         return all(finding.status != "fail" for finding in self.findings)
 
     def to_json(self) -> dict[str, object]:

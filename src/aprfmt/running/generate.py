@@ -94,7 +94,7 @@ class Loading:
     dtype: str = "keep"
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a scale that is no number."""
+        """Raises UsageError for a scale that is not a number."""
         for path, scale in self.lora:
             if not -_MOST_SCALE <= scale <= _MOST_SCALE:
                 raise UsageError(f"the scale of an adapter must be a number, not {scale!r:.40}: {os.fspath(path)}")

@@ -119,7 +119,7 @@ def prepare_adapter(
     found = _look(name)
     with formats.open(name) as model:
         if not looks_like_adapter(model):
-            raise RefusedError("this is no adapter", path=name, hint="--lora names a LoRA adapter of any form")
+            raise RefusedError("this is not an adapter", path=name, hint="--lora names a LoRA adapter of any form")
         own = find_base(model, None) if found.gguf is None else None
         stated = read_adapter(model, own).of if found.gguf is None else None
     gguf = found.gguf

@@ -73,7 +73,7 @@ def examine(
     log: Callable[[str], None] = lambda line: None,
     on_gate: Callable[[GateResult], None] = lambda gate: None,
 ) -> QaReport:
-    """Looks through every gate; what a failed one keeps from being computed is skipped, and that is no pass.
+    """Looks through every gate; what a failed one keeps from being computed is skipped, and that is not a pass.
 
     Raises:
         UsageError: for the name of a gate that there is not.

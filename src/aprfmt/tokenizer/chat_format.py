@@ -96,7 +96,7 @@ class _Renderer:
         texts = {role: _text_of(tokenizer, role) for role in ("bos", "eos", "unk", "pad")}
         self._template = ChatTemplate(template, texts)
         self._bos = ""
-        # A begin token that the tokenizer adds is none of the template's; one that begins each message is no such.
+        # A begin token that the tokenizer adds is none of the template's; one that begins each message is.
         bos = texts["bos"]
         if bos and tokenizer.flags.get("add_bos") is not False:
             self._bos = bos if self(_talk(_U, _A, _V)).count(bos) == 1 else ""

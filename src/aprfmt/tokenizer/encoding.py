@@ -35,7 +35,7 @@ def load(text: bytes) -> Fast:
         fast = tokenizers.Tokenizer.from_buffer(text)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises nothing more precise, and its panics are no Exception
+    except BaseException as error:  # the library raises nothing more precise, and its panics are not Exceptions
         raise CorruptError(f"tokenizer.json cannot be loaded: {error}") from error
     # What a crafted file says of them would take any amount of memory.
     fast.no_truncation()

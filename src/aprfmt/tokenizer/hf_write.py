@@ -158,7 +158,7 @@ def _bpe_parts(tok: Tokenizer) -> Parts:
 
 
 def _words_parts(tok: Tokenizer, step: dict[str, object]) -> Parts:
-    """Merges of the characters of words; a character that is no token is left out."""
+    """Merges of the characters of words; a character that is not a token is left out."""
     vocab = _last_ids(tok)
     lower = tok.model == "whitespace" and tok.flags.get("lowercase", False)
     return {
@@ -426,7 +426,7 @@ def _wordpiece_parts(tok: Tokenizer) -> Parts:
 def _rwkv_parts(tok: Tokenizer) -> Parts:
     """The same of RWKV's tokenizer: WordPiece of bytes, without a prefix, takes the longest token too.
 
-    Raises UnsupportedError where a byte is no token.
+    Raises UnsupportedError where a byte is not a token.
     """
     vocab = rwkv.word_pieces(tok)
     if missing := rwkv.missing_bytes(vocab):

@@ -128,5 +128,5 @@ def word_pieces(tok: Tokenizer) -> Mapping[str, int]:
 
 
 def missing_bytes(vocabulary: Mapping[str, int]) -> list[int]:
-    """Bytes that are no token: nothing can stand for them."""
+    """Bytes that are not tokens: nothing can stand for them."""
     return [byte for byte, letter in enumerate(BYTE_LETTERS) if letter not in vocabulary]

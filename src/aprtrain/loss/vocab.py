@@ -143,7 +143,7 @@ def _check_surplus(side: str, tokenizer: Tokenizer, other: str, surplus: range, 
 
 def _show(tokenizer: Tokenizer, i: int) -> str:
     value = token_bytes(tokenizer, i)
-    return "no token" if value is None else repr(value.decode("utf-8", "backslashreplace"))
+    return "not a token" if value is None else repr(value.decode("utf-8", "backslashreplace"))
 
 
 def _kind(tokenizer: Tokenizer, i: int) -> int:

@@ -167,7 +167,7 @@ class Shard:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def read(self, number: int) -> Answer:
-        """A window. Raises ChecksumError, CorruptError for values that are no probabilities, StorageError."""
+        """A window. Raises ChecksumError, CorruptError for values that are not probabilities, StorageError."""
         start, n = int(self._starts[number]), int(self._counts[number])
         k, r = self.facts.k, len(self.facts.temperatures)
         columns = []

@@ -200,7 +200,7 @@ def test_a_call_in_a_pickle_is_refused_and_never_made(options: dict[str, bool], 
     found: State = {"state_dict": state(), "args": Call(marker)} if nested else {**state(), "x": Call(marker)}
     folder = folder_of(tmp_path / "folder", lambda path: torch.save(found, path / "pytorch_model.bin", **options))
     for attempt in (aprfmt.open, lambda path: aprfmt.import_model(path, tmp_path / "m.apr")):
-        with pytest.raises(RefusedError, match=r"asks for posix\.mkdir, which is no tensor; nothing of it was run"):
+        with pytest.raises(RefusedError, match=r"asks for posix\.mkdir, which is not a tensor; nothing of it was run"):
             attempt(folder)
     assert not marker.exists()
     assert not (tmp_path / "m.apr").exists()

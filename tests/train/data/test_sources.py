@@ -1,4 +1,4 @@
-"""Documents come out of files in a fixed order; what is no text is left out and counted, or refused by name."""
+"""Documents come out of files in a fixed order; what is not a text is left out and counted, or refused by name."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_the_numbers_of_a_resumed_run(resumed_run: Path) -> None:
     assert body["change"]["kl"] == -0.75
     assert body["change"]["ce"] == -0.25
     assert body["change"]["agreement"] == 0.5, "shares differ by points, not by a share of a share"
-    assert body["seconds"] == 10 + 20, "the hour between two processes is no work"
+    assert body["seconds"] == 10 + 20, "the hour between two processes is not work"
     assert body["resumed"] == [{"step": 6, "at_tokens": 600}]
     assert body["failed_saves"] == [{"step": 4, "at_tokens": 400, "error": "no space left"}]
     assert [(row["step"], row["bytes"]) for row in body["checkpoints"]] == [(6, 1 << 30), (10, None)]
@@ -118,7 +118,7 @@ def test_what_differs_from_the_defaults_comes_first(resumed_run: Path) -> None:
     assert [row["name"] for row in body["changed"]] == ["teacher", "student", "lr", "steps"]
     assert body["changed"][2] == {"name": "lr", "value": 0.5, "default": 5e-5}
     usual = resolve(Config(steps=10, total_steps=10)).warmup_steps
-    assert body["config"]["warmup_steps"] == usual, "the warm-up that follows from the steps is no difference"
+    assert body["config"]["warmup_steps"] == usual, "the warm-up that follows from the steps is not a difference"
     words = Page(html(body)).words
     assert words.index("lr") < words.index("warmup_steps")
 

@@ -220,7 +220,7 @@ def _checked(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> 
 
 
 def _is_of_its_class(c: Canonical) -> bool:
-    """Whether the GGUF has the class and the outputs of the source, and is no reranker that was made of it."""
+    """Whether the GGUF has the class and the outputs of the source, and is not a reranker that was made of it."""
     own = c.model.hparams
     return c.hparams.hf_architecture == own.hf_architecture and c.hparams.extra.get("num_labels") == own.extra.get(
         "num_labels"

@@ -97,5 +97,5 @@ def skip(why: str) -> Check:
 
 
 NO_GGUF = "the container is not a GGUF"
-NO_NETWORK = "it is no language model of a known architecture"
+NO_NETWORK = "it is not a language model of a known architecture"
 NO_TOKENIZER = "it has no tokenizer"

@@ -95,7 +95,7 @@ def file_type(file_types: Mapping[int, str], subject: Subject) -> Iterator[Check
     """`gguf.file-type-mismatch`: general.file_type says which type most of the weights have."""
     matrices = matrices_of(subject.model)
     if gguf_of(subject) is None or not is_main(subject) or not matrices:
-        yield skip("it is no GGUF of a model")
+        yield skip("it is not a GGUF of a model")
         return
     number, main = subject.model.metadata.get("general.file_type"), main_dtype(matrices)
     known = next((n for n, dtype in file_types.items() if dtype == main), None)
@@ -209,7 +209,7 @@ def no_format(subject: Subject) -> Iterator[Check]:
     if folder is not None:
         headers = {name: s.metadata for name, s in folder.shards.items() if name.endswith(".safetensors")}
     if not headers:
-        yield skip("it is no safetensors file")
+        yield skip("it is not a safetensors file")
         return
     bare = [name for name, metadata in headers.items() if "format" not in metadata]
     if bare:
@@ -261,7 +261,7 @@ def no_generation_config(subject: Subject) -> Iterator[Check]:
     native, name = subject.model.native_as(HfNative), subject.model.hparams.hf_architecture or ""
     is_folder = native is not None and not native.alone and not is_adapter(subject.model)
     if native is None or not is_folder or not name.endswith(("ForCausalLM", "ForConditionalGeneration")):
-        yield skip("it is no folder of a model that generates")
+        yield skip("it is not a folder of a model that generates")
     elif not is_file(native.folder / "generation_config.json"):
         fix = "save the original's generation_config.json into the folder (GenerationConfig.save_pretrained)"
         yield Check(
@@ -273,7 +273,7 @@ def slow_tokenizer(subject: Subject) -> Iterator[Check]:
     """`tokenizer.no-fast-file`: a folder has a tokenizer.json."""
     native = subject.model.native_as(HfNative)
     if native is None or native.alone:
-        yield skip("it is no folder of a model")
+        yield skip("it is not a folder of a model")
     elif is_file(native.folder / "tokenizer.model") and not is_file(native.folder / "tokenizer.json"):
         fix = f"apr convert {quoted(subject.model)} -o NEW --format hf, which writes one"
         yield Check(
@@ -285,7 +285,7 @@ def apr_footer(subject: Subject) -> Iterator[Check]:
     """`apr.no-checksum`: an .apr ends with its checksum."""
     native = apr2.native_of(subject.model)
     if native is None or len(subject.model.sources) > 1:
-        yield skip("it is no .apr file")
+        yield skip("it is not an .apr file")
     elif native.source.size - native.index.data_end < 4:
         fix = f"apr convert {quoted(subject.model)} -o NEW.apr --dtype keep"
         yield Check("fail", "no checksum ends the file, so that damage cannot be seen", suggestion=fix)
@@ -295,7 +295,7 @@ def apr_alignment(subject: Subject) -> Iterator[Check]:
     """`apr.alignment`: tensors of an .apr begin at multiples of 64."""
     native = apr2.native_of(subject.model)
     if native is None:
-        yield skip("it is no .apr file")
+        yield skip("it is not an .apr file")
     elif not native.index.is_aligned:
         fix = f"apr convert {quoted(subject.model)} -o NEW.apr --dtype keep"
         yield Check(
@@ -307,7 +307,7 @@ def apr_vocab_flag(subject: Subject) -> Iterator[Check]:
     """`apr.vocabulary-flag`: an .apr with a vocabulary says so in its header."""
     native = apr2.native_of(subject.model)
     if native is None:
-        yield skip("it is no .apr file")
+        yield skip("it is not an .apr file")
     elif subject.model.metadata.get("tokenizer.vocabulary") and not subject.model.flags.get("has_vocab"):
         fix = f"apr convert {quoted(subject.model)} -o NEW.apr --dtype keep"
         yield Check("fail", "the header's flag HAS_VOCAB is not set, though there is a vocabulary", suggestion=fix)

@@ -119,7 +119,7 @@ def unknown_names(subject: Subject) -> Iterator[Check]:
 def norms(subject: Subject) -> Iterator[Check]:
     """`tensors.norms-not-float32`: norms and biases of a GGUF are F32."""
     if gguf_of(subject) is None or not is_main(subject):
-        yield skip("it is no GGUF of a model")
+        yield skip("it is not a GGUF of a model")
         return
     vectors = [t for t in subject.model.tensors.entries if len(t.shape) <= 1 and t.dtype != "F32"]
     odd = [t for t in vectors if not t.dtype.startswith("I")]

@@ -18,7 +18,7 @@ from aprfmt.provenance import provenance
 def no_license(subject: Subject) -> Iterator[Check]:
     """`provenance.no-license`: the licence of the weights is stated."""
     if not is_main(subject):
-        yield skip("it is no model of its own")
+        yield skip("it is not a model of its own")
     elif not typed_metadata(subject.model).get("license"):
         fix = set_key(subject.model, "general.license", "apache-2.0", "--license Apache-2.0")
         yield Check("fail", "nothing says under which licence the weights are", suggestion=fix)
@@ -55,7 +55,7 @@ def no_card(subject: Subject) -> Iterator[Check]:
     """`card.missing`: a folder has a model card."""
     native = subject.model.native_as(HfNative)
     if native is None or native.alone:
-        yield skip("it is no folder of a model")
+        yield skip("it is not a folder of a model")
     elif not is_file(native.folder / "README.md"):
         fix = f"write {shlex.quote(str(native.folder / 'README.md'))}, with license, base_model and language on top"
         yield Check("fail", "the folder has no model card (README.md)", suggestion=fix)

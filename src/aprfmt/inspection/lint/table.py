@@ -116,7 +116,7 @@ _RULES = (
     _rule("info", "config.remote-code", "no code of the repository is needed", containers.remote_code,
           "trust_remote_code runs it with the rights of the user.", f"{_HUB}, custom code"),
     _rule("info", "generation.config-missing", "a folder says how to generate", containers.no_generation_config,
-          "End tokens and sampling stand there; config.json is no place for them any more.",
+          "End tokens and sampling stand there; config.json is no longer the place for them.",
           "transformers, GenerationConfig"),
     _rule("info", "tokenizer.no-fast-file", "a folder has a tokenizer.json", containers.slow_tokenizer,
           "Programs without Python's sentencepiece read nothing else.", "transformers, PreTrainedTokenizerFast"),

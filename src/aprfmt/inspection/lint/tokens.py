@@ -75,7 +75,7 @@ def no_end(subject: Subject) -> Iterator[Check]:
 def no_pre(subject: Subject) -> Iterator[Check]:
     """`tokenizer.pre-missing`: a byte-level BPE names its pre-tokenizer."""
     if gguf_of(subject) is None or subject.model.metadata.get("tokenizer.ggml.model") != "gpt2":
-        yield skip("it is no GGUF with a byte-level BPE tokenizer")
+        yield skip("it is not a GGUF with a byte-level BPE tokenizer")
         return
     pre = subject.model.metadata.get("tokenizer.ggml.pre")
     if pre in (None, "", "default"):
@@ -87,7 +87,7 @@ def no_pre(subject: Subject) -> Iterator[Check]:
 def no_types(subject: Subject) -> Iterator[Check]:
     """`tokenizer.types-missing`: tokens have types."""
     if gguf_of(subject) is None or "tokenizer.ggml.tokens" not in subject.model.metadata:
-        yield skip("it is no GGUF with tokens")
+        yield skip("it is not a GGUF with tokens")
     elif "tokenizer.ggml.token_type" not in subject.model.metadata:
         fix = "convert the original again: apr export FOLDER -o NEW.gguf"
         yield Check("fail", "the types of the tokens are missing: control tokens count as plain text", suggestion=fix)
