@@ -74,7 +74,7 @@ def memory_plan(config: Config, pair: Pair, device: torch.device, *, processes: 
         resident = estimate_bytes(teacher, residency)
         dtype = teacher_dtype(residency, device)
         resident *= dtype.itemsize // 2
-        one_pass = tokens * (6 * s.d_model + 3 * s.mlp_width) * width + _score_bytes(config, s, tokens)
+        one_pass = tokens * (6 * max(s.d_model, s.q_rows) + s.mlp_values) * width + _score_bytes(config, s, tokens)
         rows += [
             Row(f"teacher: weights, {'f32' if dtype.itemsize == 4 else residency}", resident),
             Row("teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")),

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aprtrain.kernels.fp8 import linear
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
-from aprtrain.network.layout import WEIGHTS, Layout
+from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
 from aprtrain.network.rotation import Turn, frequencies_of, rotate, turn_of
 from aprtrain.network.shape import Experts, Latent, Shape
 
@@ -64,8 +64,9 @@ def head_name(shape: Shape) -> str:
 def _register(owner: nn.Module, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> None:
     """The parameters of `layout`, NaN until they are loaded, so that a tensor that never was cannot go unseen."""
     for name, parts in layout:
-        rows, cols = sum(part.rows for part in parts), parts[0].size[1:][-1:]
-        owner.register_parameter(name, nn.Parameter(torch.full((rows, *cols), math.nan, dtype=dtype, device=device)))
+        size = sum(part.rows for part in parts), *parts[0].size[1:][-1:]
+        kept = torch.float32 if name in FLOAT32 else dtype
+        owner.register_parameter(name, nn.Parameter(torch.full(size, math.nan, dtype=kept, device=device)))
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
@@ -218,7 +219,7 @@ class Block(nn.Module):
         bias = None if self.router_bias is None else self.router_bias.float()
         logits_SE = functional.linear(y_SD.float(), self.router.float(), bias)
         scores_SE = logits_SE.softmax(-1) if e.score == "softmax" else logits_SE.sigmoid()
-        choice_SE = scores_SE if self.choice_bias is None else scores_SE + self.choice_bias.float()
+        choice_SE = scores_SE if self.choice_bias is None else scores_SE + self.choice_bias
         if e.groups > e.groups_used:
             grouped = choice_SE.unflatten(-1, (e.groups, -1))
             group_S = grouped.topk(2, -1).values.sum(-1).topk(e.groups_used, -1).indices

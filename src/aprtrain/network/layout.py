@@ -52,6 +52,10 @@ WEIGHTS = tuple(dict.fromkeys(_PARAMETERS.values()))
 """Parameters of all networks, in an order that is the same in every process; each may have a `_bias`."""
 
 
+FLOAT32 = frozenset(("choice_bias",))
+"""Parameters that are never rounded: experts that are nearly as good differ by less than bfloat16 tells."""
+
+
 def layout_of(h: Hyperparams, row: Architecture, layer: int | None, present: Collection[str]) -> Layout:
     """The parameters of a layer, or with None those outside of layers.
 

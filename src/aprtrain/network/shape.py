@@ -157,10 +157,13 @@ class Shape:
         return sum(_elements(self.kinds[kind], share) for kind in self.layer_kinds)
 
     @property
-    def mlp_width(self) -> int:
-        """Values between the two products of an MLP, of all experts that a token takes."""
-        routed = self.experts.used * self.experts.width if self.experts is not None else 0
-        return max(self.d_ffn, routed)
+    def mlp_values(self) -> int:
+        """Values of a token between the two products of an MLP, gate and up among them.
+
+        Of each expert that it takes also what goes in and what comes out, in two orders.
+        """
+        e = self.experts
+        return max(3 * self.d_ffn, 3 * e.used * (e.width + self.d_model) if e is not None else 0)
 
     def has(self, parameter: str) -> bool:
         """Whether some layer has this parameter."""

@@ -25,6 +25,7 @@ from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, head_name, hf_parts, parts_of, soft_cap
+from aprtrain.network.layout import FLOAT32
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import CHECKED, Network, check_values, fill, load_decoder, stays_blocks, upload_blocks
 
@@ -356,5 +357,5 @@ def estimate_bytes(network: Network, residency: str) -> int:
         elif residency == "fp8" and becomes_fp8(network.shape, parameter, rows, values // rows):
             total += values + 4 * rows
         else:
-            total += 2 * values
+            total += (4 if parameter.rpartition(".")[2] in FLOAT32 else 2) * values
     return total + sum(scratch.values())

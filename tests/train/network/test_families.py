@@ -95,6 +95,14 @@ def test_a_teacher_with_experts_teaches(row: str, tiny: Maker, data: Path, tmp_p
         assert network.shape.architecture == "llama"
 
 
+def test_what_chooses_experts_is_never_rounded(tiny: Maker) -> None:
+    folder = tiny("deepseek_v3").folder
+    narrow, wide = load(folder, torch.bfloat16), load(folder)
+    name = "blocks.1.choice_bias"
+    assert torch.equal(narrow.get_parameter(name), wide.get_parameter(name))
+    assert narrow.get_parameter("blocks.1.router").dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("row", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_experts_stay_blocks(row: str, tiny: Maker, tmp_path: Path) -> None:
     """In a GGUF the matrices of all experts are one tensor, and each is a slice of its blocks."""
