@@ -211,6 +211,7 @@ class Plan(TypedDict):
     seconds_at_400_tflops: float | None
     student: dict[str, Any]
     teacher: dict[str, Any] | None
+    teacher_files: dict[str, Any] | None
     vocabulary: dict[str, Any] | None
     compiled: bool
     data: dict[str, Any]
@@ -240,6 +241,7 @@ def plan(command: str, config: Config) -> Plan:
             "seconds_at_400_tflops": tokens and tokens * work.total / _ASSUMED_FLOPS,
             "student": {**_dims(pair.student.shape), "made": pair.made is not None},
             "teacher": _dims(pair.teacher.shape) if pair.teacher is not None else None,
+            "teacher_files": asdict(pair.files.facts) if pair.files is not None else None,
             "vocabulary": asdict(pair.vocabulary) if pair.vocabulary is not None else None,
             "compiled": config.is_compiled(device.type),
             "data": _plan_data(config),

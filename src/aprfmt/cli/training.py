@@ -240,6 +240,8 @@ def _plan_text(body: "Plan") -> Iterator[str]:
     for who, model in (("teacher", body["teacher"]), ("student", body["student"])):
         if model is not None:
             rows.append((who, f"{model['architecture']}, {format_count(model['parameters'])} parameters"))
+    if (f := body["teacher_files"]) is not None:
+        rows.append(("teacher's files", printable(f"{f['teacher']}, {f['k']} tokens a position, by {f['engine']}")))
     if (v := body["vocabulary"]) is not None:
         words = f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}"
         rows.append(("vocabulary", words))

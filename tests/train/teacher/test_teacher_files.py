@@ -383,6 +383,18 @@ def test_files_that_do_not_fit_are_refused_by_name(
     assert not (tmp_path / "run/model.apr").exists()
 
 
+def test_a_teacher_that_is_weaker_than_its_student_is_refused(made: Made, distil: Run, tmp_path: Path) -> None:
+    aprfmt.teacher(made.student, made.text, tmp_path / "weak", top_k=8, device="cpu", **GIVEN)
+    with pytest.raises(AprError, match="no better than the student"):
+        distil("run", tmp_path / "weak", student=str(made.teacher))
+
+
+def test_the_plan_names_the_files(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["distill", "--teacher-logprobs", str(made.files), "--student", str(made.student), "--data", str(made.text)]
+    assert apr([*words, "-o", "run", "--steps", "2", "--seq-len", "32", "--plan", "--device", "cpu"]) == 0
+    assert f"{made.teacher.name}, 300 tokens a position" in capsys.readouterr().out
+
+
 def test_top_k_alone_means_nothing(made: Made, tmp_path: Path) -> None:
     given = {"teacher": str(made.teacher), "student": str(made.student), "data": str(made.text), "top_k": 4, "steps": 2}
     with pytest.raises(AprError, match="--top-k is for --teacher-logprobs"):
