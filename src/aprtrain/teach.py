@@ -20,7 +20,8 @@ from torch import Tensor
 import aprfmt
 from aprfmt.api import TeacherReport
 from aprfmt.errors import ExistsError, RefusedError, RunError, UsageError, storage_errors
-from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
+from aprfmt.io.pipe import StartProgress
+from aprfmt.io.sink import AtomicFile
 from aprfmt.model import Model
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
@@ -33,7 +34,7 @@ from aprtrain.loss.topk import know
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import soft_cap
 from aprtrain.network.weights import edge_fingerprint, open_network
-from aprtrain.teacher.files import Answer, Facts, Shard, answer_of, fault_of, shard_path, window_hashes, write_shard
+from aprtrain.teacher.files import Answer, Facts, Shard, answer_of, fault_of, hashes_of, shard_path, write_shard
 from aprtrain.teacher.teacher import Teacher, teacher_dtype
 from aprtrain.teacher.vllm import Responses, pieces_of
 from aprtrain.world import device_of
@@ -85,36 +86,34 @@ def write(wanted: Wanted, *, plan: bool, progress: StartProgress | None, log: Lo
         )  # fmt: skip
         if plan:
             return _planned(wanted, report)
-        shards = _check_output(wanted.output)
-        header = read_header(wanted.output / _TOKENS) if shards else None
+        old = _check_output(wanted.output)
+        header = read_header(wanted.output / _TOKENS) if old else None
         corpus = prepare(
             wanted.data, reader.tokenizer, wanted.output / _TOKENS, held_out=wanted.held_out, log=log,
             wanted=header["key"] if header is not None else None, own=wanted.output,
         )  # fmt: skip
-        parts = {
-            part: Windows(held, length, corpus.separator)
-            for part, held in zip(PARTS, (corpus.train, corpus.held_out), strict=True)
-        }
+        held = zip(PARTS, (corpus.train, corpus.held_out), strict=True)
+        parts = {part: Windows(tokens, length, corpus.separator) for part, tokens in held}
         report.windows = {part: len(windows) for part, windows in parts.items()}
         if wanted.prompts is not None:
             report.prompts = _write_prompts(wanted.prompts, parts, wanted.top_k)
         else:
             facts, answer = _engine(wanted, model, reader, encoder, length, stack, log)
             report.engine = facts.engine
-            _write_parts(wanted.output, parts, facts, answer, report, progress)
+            todo = _todo(wanted.output, old, parts, facts, report)
+            _compute(todo, facts, answer, report, progress)
     report.seconds = time.perf_counter() - begin
     return report
 
 
-def _check_output(folder: Path) -> list[Path]:
+def _check_output(folder: Path) -> set[Path]:
     """Makes the folder; gives the files of a teacher that it holds. Raises ExistsError for a folder of other things."""
     with storage_errors(folder):
         os.makedirs(folder, exist_ok=True)
-        names = [path for path in folder.iterdir() if path.name != _TOKENS and not path.name.startswith(".")]
-    others = [path.name for path in names if "-of-" not in path.name]
-    if others:
-        raise ExistsError(f"the folder holds {sorted(others)[0]}, not files of a teacher", path=folder)
-    return names
+        old = {path for path in folder.iterdir() if path.name != _TOKENS and not path.name.startswith(".")}
+    if others := sorted(path.name for path in old if "-of-" not in path.name):
+        raise ExistsError(f"the folder holds {others[0]}, not files of a teacher", path=folder)
+    return old
 
 
 def _planned(wanted: Wanted, report: TeacherReport) -> TeacherReport:
@@ -134,26 +133,39 @@ def _row_bytes(k: int, n_temperatures: int) -> int:
     return 8 * k + 4 * n_temperatures + 8
 
 
-def _write_parts(
-    folder: Path, parts: dict[str, Windows], facts: Facts, answer: _Answers, report: TeacherReport,
-    progress: StartProgress | None,
-) -> None:  # fmt: skip
-    """Writes what is not there yet, file after file."""
-    size = facts.seq_len * _row_bytes(facts.k, len(facts.temperatures))
-    each = max(1, _SHARD_BYTES // size)
-    todo: list[tuple[Path, Windows, range]] = []
+_File = tuple[Path, Windows, range]
+"""A file to write, and the windows that go into it."""
+
+
+def _todo(folder: Path, old: set[Path], parts: dict[str, Windows], facts: Facts, report: TeacherReport) -> list[_File]:
+    """What is not there yet. Raises RefusedError where what is there was made otherwise."""
+    for path in sorted(old):
+        was, now = Shard(path).facts.to_metadata(), facts.to_metadata()
+        if different := [f"{name} was {was[name]}, is {now[name]}" for name in now if was[name] != now[name]]:
+            raise RefusedError(
+                f"the folder holds files of another run: {'; '.join(different)}", path=path,
+                hint="the same options go on with it; choose another -o for others",
+            )  # fmt: skip
+    each = max(1, _SHARD_BYTES // (facts.seq_len * _row_bytes(facts.k, len(facts.temperatures))))
+    todo, files = [], dict[Path, list[bytes]]()
     for part, windows in parts.items():
         count = -(-len(windows) // each)
         for number in range(count):
-            some = range(number * each, min((number + 1) * each, len(windows)))
             path = shard_path(folder, part, number, count)
-            if path.exists():
-                _check_same(path, facts, windows, some)
-                report.resumed += 1
-                report.bytes += path.stat().st_size
-            else:
-                todo.append((path, windows, some))
-    report.files = report.resumed + len(todo)
+            some = range(number * each, min((number + 1) * each, len(windows)))
+            files[path] = hashes_of(windows, some) if path in old else []
+            todo += [] if path in old else [(path, windows, some)]
+    if odd := sorted(path for path in old if Shard(path).hashes != files.get(path)):
+        raise RefusedError("the folder holds files of other text", path=odd[0], hint="choose another -o")
+    report.files, report.resumed = len(files), len(old)
+    report.bytes = sum(path.stat().st_size for path in old)
+    return todo
+
+
+def _compute(
+    todo: list[_File], facts: Facts, answer: _Answers, report: TeacherReport, progress: StartProgress | None
+) -> None:
+    """Writes file after file."""
     advance = progress(sum(facts.seq_len * len(some) for _, _, some in todo)) if progress is not None else None
     loss, rest = 0.0, np.zeros(len(facts.temperatures))
     for path, windows, some in todo:
@@ -167,36 +179,24 @@ def _write_parts(
             rest += found.rest_PR.sum(0, dtype=np.float64)
             if advance is not None:
                 advance(facts.seq_len, path.name)
-        write_shard(path, facts, [window_hashes(windows.rows([i]))[0] for i in some], answers)
+        write_shard(path, facts, hashes_of(windows, some), answers)
         report.bytes += path.stat().st_size
     if report.tokens:
         report.teacher_ce = loss / report.tokens
-        report.rest = dict(zip([f"{t:g}" for t in facts.temperatures], (rest / report.tokens).tolist(), strict=True))
-
-
-def _check_same(path: Path, facts: Facts, windows: Windows, some: range) -> None:
-    """Refuses to go on with what was made otherwise."""
-    shard = Shard(path)
-    old, new = shard.facts.to_metadata(), facts.to_metadata()
-    if different := [f"{name} was {old[name]}, is {new[name]}" for name in new if old[name] != new[name]]:
-        raise RefusedError(
-            f"the folder holds files of another run: {'; '.join(different)}", path=path,
-            hint="the same options go on with it; choose another -o for others",
-        )  # fmt: skip
-    if shard.hashes != [window_hashes(windows.rows([i]))[0] for i in some]:
-        raise RefusedError("the folder holds files of other text", path=path, hint="choose another -o")
+        report.rest = {f"{t:g}": float(mass) for t, mass in zip(facts.temperatures, rest / report.tokens, strict=True)}
 
 
 def _write_prompts(path: Path, parts: dict[str, Windows], k: int) -> int:
     """One JSON object a line: the ids of a prompt, and what is to be asked for. Gives their number."""
-    lines = [
-        json.dumps({"prompt": piece.prompt, "prompt_logprobs": k, "max_tokens": 1, "return_token_ids": True}) + "\n"
-        for windows in parts.values()
-        for i in range(len(windows))
-        for piece in pieces_of(windows.rows([i]), 0)
-    ]
-    write_file(str(path), FileLayout(path.name, [Literal("".join(lines).encode())]), WriteOptions())
-    return len(lines)
+    count = 0
+    with AtomicFile(str(path)) as sink:
+        for windows in parts.values():
+            for i in range(len(windows)):
+                for piece in pieces_of(windows.rows([i]), 0):
+                    how = {"prompt_logprobs": k, "max_tokens": 1, "return_token_ids": True}
+                    sink.write(json.dumps({"prompt": piece.prompt, **how}).encode() + b"\n")
+                    count += 1
+    return count
 
 
 # --- what answers ---

@@ -28,7 +28,7 @@ from aprfmt.formats.safetensors import layout, read_shard
 from aprfmt.io.crc import crc32_of
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 from aprfmt.io.source import Source
-from aprtrain.data.batches import Rows, Windows
+from aprtrain.data.batches import Windows
 from aprtrain.data.corpus import PARTS
 from aprtrain.loss.topk import TopK
 
@@ -98,11 +98,11 @@ _TENSORS = {"positions": "I32", "ids": "I32", "logprobs": "F32", "rest": "F32", 
 _NUMPY = {"I32": "<i4", "F32": "<f4", "I64": "<i8", "U8": "<u1"}
 
 
-def window_hashes(rows: Rows) -> list[bytes]:
+def hashes_of(windows: Windows, ids: Iterable[int]) -> list[bytes]:
     """SHA-256 of each window: its tokens, its labels, the lengths of its documents' pieces, each int32."""
     return [
-        hashlib.sha256(np.concatenate([tokens, labels, lengths]).astype("<i4").tobytes()).digest()
-        for tokens, labels, lengths in zip(rows.tokens_NT, rows.labels_NT, rows.lengths, strict=True)
+        hashlib.sha256(np.concatenate([r.tokens_NT[0], r.labels_NT[0], r.lengths[0]]).astype("<i4").tobytes()).digest()
+        for r in (windows.rows([i]) for i in ids)
     ]
 
 
@@ -298,7 +298,7 @@ class TeacherFiles:
         """Where the windows of these numbers lie. Raises RefusedError where one is missing."""
         places = {}
         for i in ids:
-            place = self._places.get(window_hashes(windows.rows([i]))[0])
+            place = self._places.get(hashes_of(windows, [i])[0])
             if place is None:
                 raise RefusedError(
                     f"window {i} of the {what} data is not in the teacher's files: they were made of other text, "

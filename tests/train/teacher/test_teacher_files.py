@@ -172,6 +172,14 @@ def test_writing_goes_on_where_it_was_interrupted(made: Made, tmp_path: Path, mo
     assert (second.resumed, second.files) == (first.files - 1, first.files)
     assert {path.name: path.read_bytes() for path in paths} == before
     assert write().tokens == 0
+    with pytest.raises(AprError, match="k was 16, is 64"):
+        aprfmt.teacher(made.teacher, made.text, tmp_path / "out", top_k=64, device="cpu", **GIVEN)
+    other = train_runs.write_corpus(tmp_path / "other.jsonl", documents=60, seed=7)
+    with pytest.raises(AprError, match="data differ"):
+        aprfmt.teacher(made.teacher, other, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
+    shutil.rmtree(tmp_path / "out/tokens")
+    with pytest.raises(AprError, match="files of other text"):
+        aprfmt.teacher(made.teacher, other, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
 
 
 def test_the_documented_form_is_what_is_written(made: Made) -> None:
