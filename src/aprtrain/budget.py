@@ -32,7 +32,7 @@ from aprtrain.models import Origin, Pair, open_pair, origin_of, settle
 from aprtrain.network.shape import Shape
 from aprtrain.report.tracker import check_tracker
 from aprtrain.teacher.teacher import estimate_bytes, teacher_dtype
-from aprtrain.world import world_size
+from aprtrain.world import local_world_size, world_size
 
 SLACK = 1.15
 """Measured peak over planned bytes beyond which a run is stopped."""
@@ -193,6 +193,24 @@ def check_means(config: Config, processes: int) -> None:
         )
 
 
+class NodesPlan(TypedDict):
+    """What each of several nodes needs beside the models' files; bytes.
+
+    Attributes:
+        device_bytes_each: memory of a node's devices, together.
+        bytes_between_per_step: what each process sends and receives in an update.
+        first_memory_bytes: main memory of the first process for a checkpoint that is being written.
+        first_disk_bytes: of --keep, the best and the one being written; other nodes need room for the token shards.
+    """
+
+    nodes: int
+    processes_each: int
+    device_bytes_each: int
+    bytes_between_per_step: int
+    first_memory_bytes: int
+    first_disk_bytes: int
+
+
 class Plan(TypedDict):
     """What a run would take and do; JSON data. What depends on --steps is None without it.
 
@@ -200,6 +218,7 @@ class Plan(TypedDict):
         memory: name and bytes of each part.
         student, teacher: the numbers of their shapes, and `parameters`.
         data: the tokens of shards, else files and bytes; what would be left out, by reason.
+        nodes: None for a single one.
     """
 
     command: str
@@ -214,6 +233,7 @@ class Plan(TypedDict):
     teacher_files: dict[str, Any] | None
     vocabulary: dict[str, Any] | None
     compiled: bool
+    nodes: NodesPlan | None
     data: dict[str, Any]
     config: JsonObject
     digest: str
@@ -244,11 +264,27 @@ def plan(command: str, config: Config) -> Plan:
             "teacher_files": asdict(pair.files.facts) if pair.files is not None else None,
             "vocabulary": asdict(pair.vocabulary) if pair.vocabulary is not None else None,
             "compiled": config.is_compiled(device.type),
+            "nodes": _plan_nodes(config, pair.student.shape, total(rows), device, processes),
             "data": _plan_data(config),
             "config": config.to_json(),
             "digest": config.digest(),
             "origin": origin_of(command, config, pair, None),
         }
+
+
+def _plan_nodes(config: Config, s: Shape, n_bytes: int, device: torch.device, processes: int) -> NodesPlan | None:
+    each = local_world_size() or processes
+    if each == processes:
+        return None
+    checkpoint = s.n_params * ((4 if config.save_dtype == "f32" else 2) + 12)
+    return {
+        "nodes": -(-processes // each),
+        "processes_each": each,
+        "device_bytes_each": each * n_bytes,
+        "bytes_between_per_step": s.n_params * (4 + (2 if device.type == "cuda" else 4)),
+        "first_memory_bytes": checkpoint,
+        "first_disk_bytes": (config.keep + 2) * checkpoint,
+    }
 
 
 def _plan_data(config: Config) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from aprtrain.checkpoints.state import State, open_state
 from aprtrain.config import digest_of, is_value, what_fields
 from aprtrain.loop import Progress
 from aprtrain.network.weights import Network
+from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import KINDS
 from aprtrain.world import ToldByFirst, World
 
@@ -53,6 +54,7 @@ class Saved:
         origin, config: what it was made of.
         damaged: newer checkpoints that are damaged.
         left: steps of the checkpoints after this one, which the run leaves behind.
+        fetched: files of checkpoints that this process fetched for its node, to be removed when they are read.
         notes: what else is wrong in the folder, a line each.
     """
 
@@ -63,6 +65,7 @@ class Saved:
     config: JsonObject
     damaged: tuple[Damage, ...] = ()
     left: tuple[int, ...] = ()
+    fetched: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
@@ -91,14 +94,13 @@ def find_saved(folder: Path, wanted: bool | int, world: World) -> Saved:
     Raises RefusedError where there is none, CorruptError where the one that is wanted, or every one, is damaged,
     RunError for values that are not finite.
     """
-    steps = list(files_by_step(folder))
+    notes: list[str] = []
+    steps, latest, best = world.gather(_listed(folder, notes) if world.is_first else ([], None, None))[0]
     if wanted is not True and wanted not in steps:
         there = f"there are {', '.join(map(str, steps))}" if steps else "there are none"
         raise RefusedError(
             f"there is no checkpoint of step {wanted}", path=folder, hint=f"{there}; --resume: the latest"
         )
-    notes: list[str] = []
-    latest, best = (_pointer(folder, which, notes) for which in (LATEST, BEST))
     if wanted is True:
         found = {step for step in steps if latest is None or step <= latest} | (
             {latest} if latest is not None else set()
@@ -117,6 +119,12 @@ def find_saved(folder: Path, wanted: bool | int, world: World) -> Saved:
     return replace(saved, left=left, notes=tuple(notes))
 
 
+def _listed(folder: Path, notes: list[str]) -> tuple[list[int], int | None, int | None]:
+    """The steps in a run's folder, the latest, and the best."""
+    latest, best = (_pointer(folder, which, notes) for which in (LATEST, BEST))
+    return list(files_by_step(folder)), latest, best
+
+
 def _pointer(folder: Path, which: str, notes: list[str]) -> int | None:
     try:
         return read_pointer(folder, which)
@@ -127,10 +135,13 @@ def _pointer(folder: Path, which: str, notes: list[str]) -> int | None:
 
 def _first_whole(folder: Path, candidates: list[int], world: World) -> Saved:
     damaged: list[Damage] = []
+    fetched: list[Path] = []
     first: CorruptError | None = None
     for step in candidates:
+        names = [path(folder, step).name for path in (state_file, model_file)]
+        fetched += fetch(names, folder, folder, world)
         try:
-            return replace(_checked(folder, step, world), damaged=tuple(damaged))
+            return replace(_checked(folder, step, world), damaged=tuple(damaged), fetched=tuple(fetched))
         except CorruptError as error:
             first = first or error
             damaged.append(Damage(step, reason_of(error)))

@@ -27,18 +27,19 @@ from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_f
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve
 from aprtrain.data.batches import Batches, Windows, check_windows
-from aprtrain.data.corpus import Corpus, prepare
+from aprtrain.data.corpus import Corpus, Encoder, open_corpus, prepare
 from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
+from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import load_states
 from aprtrain.report import page
 from aprtrain.report.metrics import Recorder
 from aprtrain.resume import Saved, check_student, find_saved, leave_behind, state_file
 from aprtrain.teacher.teacher import Teacher
-from aprtrain.world import World, join_world, world_size
+from aprtrain.world import ToldByFirst, World, join_world, world_size
 
 _TOKENS = "tokens"
 _LOST = ("gloo", "NCCL", "peer")
@@ -158,6 +159,7 @@ def _train(
     check_windows(windows)
     config, batches = _batches(config, windows, world, recorder, saved.cursor if saved is not None else 0)
     origin = origin_of(command, config, pair, corpus.key)
+    _check_alike(world, origin)
     if saved is not None:
         _check_resumed(config, saved, origin)
         check_student(folder, saved, pair.student)
@@ -210,6 +212,9 @@ def _train(
         with open_state(state_file(folder, saved.step)) as state:
             load_states(optimizer, state)
             torch.set_rng_state(state["rng"])
+        world.barrier()
+        for path in saved.fetched:
+            path.unlink(missing_ok=True)
         if world.is_first:
             leave_behind(folder, saved)
             if saver is not None:
@@ -247,19 +252,37 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved | None]]
 
 
 def _corpus(config: Config, world: World, folder: Path, saved: Saved | None, pair: Pair, recorder: Recorder) -> Corpus:
-    """The token shards; the first process makes them, the others open what it made."""
+    """The token shards: the first process makes them, each other node fetches them, a process a node hashes them."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
     wanted = saved.origin.get("data") if saved is not None else None
-    if not world.is_first:
-        world.barrier()
-    corpus = prepare(
-        [Path(config.data or "")], pair.student.tokenizer, folder / _TOKENS,
-        held_out=config.held_out, held_out_paths=held_out, log=recorder.say,
-        wanted=wanted if isinstance(wanted, str) else None, own=folder,
-    )  # fmt: skip
+    corpus = None
     if world.is_first:
-        world.barrier()
-    return corpus
+        corpus = prepare(
+            [Path(config.data or "")], pair.student.tokenizer, folder / _TOKENS,
+            held_out=config.held_out, held_out_paths=held_out, log=recorder.say,
+            wanted=wanted if isinstance(wanted, str) else None, own=folder,
+        )  # fmt: skip
+    here = corpus.folder if corpus is not None else folder / _TOKENS
+    fetch(world.gather(corpus.files() if corpus is not None else [])[0], here, here, world)
+    here = world.gather(here)[world.rank - world.local_rank if world.local_size else 0]
+    digest = "" if corpus is not None else Encoder(pair.student.tokenizer).digest
+    if corpus is None and world.is_local_first:
+        corpus = open_corpus(here, digest)
+    world.barrier()
+    return corpus or open_corpus(here, digest, is_checked=True)
+
+
+def _check_alike(world: World, origin: Origin) -> None:
+    """Refuses models or options that are others on another node."""
+    facts = {"configuration": origin["config_digest"], "teacher": origin["teacher"], "student": origin["student"]}
+    every = world.gather({what: _fingerprint(fact) for what, fact in facts.items()})
+    for rank, found in enumerate(every):
+        for what, mine in found.items():
+            if mine != every[0][what]:
+                raise RefusedError(
+                    f"the {what} of process {rank} differs from that of the first process",
+                    hint="every node needs the same command, and the same files behind it",
+                ) from (None if world.is_first else ToldByFirst())
 
 
 def _batches(config: Config, windows: Windows, world: World, recorder: Recorder, cursor: int) -> tuple[Config, Batches]:

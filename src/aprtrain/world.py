@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from aprfmt.errors import MissingDependencyError, UsageError
+
+T = TypeVar("T")
 
 _PATIENCE = timedelta(days=1)
 """The first process may tokenise, evaluate or save for long; a step that hangs is the watchdog's matter."""
@@ -31,16 +33,41 @@ class ToldByFirst(Exception):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process: its device, its rank, how many there are."""
+    """This process: its device, its rank, how many there are; the same two among those of its node, 0: all are."""
 
     device: torch.device
     rank: int = 0
     size: int = 1
+    local_rank: int = 0
+    local_size: int = 0
 
     @property
     def is_first(self) -> bool:
         """Whether this process writes and speaks for all."""
         return self.rank == 0
+
+    @property
+    def is_local_first(self) -> bool:
+        """Whether this process reads and writes for its node."""
+        return self.local_rank == 0 if self.local_size else self.is_first
+
+    @property
+    def is_one_node(self) -> bool:
+        """Whether all processes see the same disks."""
+        return self.local_size in (0, self.size)
+
+    def gather(self, value: T) -> list[T]:
+        """What each process brings, in the order of ranks; what can be pickled."""
+        found = [value] * self.size
+        if self.size > 1:
+            torch.distributed.all_gather_object(found, value)
+        return found
+
+    def from_first(self, tensor: Tensor) -> Tensor:
+        """The first process's tensor on the CPU; every process brings one of its size."""
+        here = tensor.to(self.device)
+        torch.distributed.broadcast(here, 0)
+        return here.cpu()
 
     def add_up(self, tensor: Tensor) -> None:
         """Replaces `tensor` by its sum over all processes, in every process the same bits."""
@@ -122,6 +149,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_world_size() -> int:
+    """How many of them are on this node; 0 where nobody says so, which means all."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+
+
 @contextmanager
 def join_world(word: str) -> Iterator[World]:
     """The world that torchrun's variables describe, or a world of one. Raises as `device_of`."""
@@ -137,12 +169,16 @@ def join_world(word: str) -> Iterator[World]:
     # Multicast in the switch fails in many containers; two GPUs reach 1.94 times one without it.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     on_gpu = device.type == "cuda"
+    world = World(device, rank, size, int(os.environ.get("LOCAL_RANK", "0")), local_world_size())
+    if torch.distributed.is_initialized():  # by who started this process, who also ends it
+        yield world
+        return
     torch.distributed.init_process_group(
         "nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, timeout=_PATIENCE
     )
     is_well = False
     try:
-        yield World(device, rank, size)
+        yield world
         is_well = True
     finally:
         # NCCL's communicators end together, so one process that failed would wait for the others, and they for what

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src/aprtrain"
 # Lowest first. Rooms of one layer stand side by side and do not know each other.
 LAYERS: list[set[str]] = [
     {"world", "config", "kernels"},
-    {"network"},
+    {"network", "nodes"},
     {"loss"},
     {"data"},
     {"teacher", "optim", "report"},

@@ -44,11 +44,11 @@ class Threads:
         self.size = size
         self.sent: list[int] = []
         self._meeting = threading.Barrier(size)
-        self._brought: list[Tensor] = [torch.empty(0)] * size
+        self._brought: list[Any] = [None] * size
 
-    def exchange(self, rank: int, tensor: Tensor) -> list[Tensor]:
+    def exchange(self, rank: int, value: Any) -> list[Any]:
         """What every process brought, in their order."""
-        self._brought[rank] = tensor.clone()
+        self._brought[rank] = value.clone() if isinstance(value, Tensor) else value
         self._meeting.wait(30)
         found = list(self._brought)
         self._meeting.wait(30)
@@ -79,6 +79,9 @@ class Threads:
 def _world(threads: Threads, rank: int) -> World:
     class Mine(World):
         """One thread's."""
+
+        def gather(self, value: Any) -> list[Any]:
+            return threads.exchange(rank, value)
 
         def add_up(self, tensor: Tensor) -> None:
             tensor.copy_(torch.stack(threads.exchange(rank, tensor)).sum(0))

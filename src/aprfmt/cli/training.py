@@ -237,6 +237,14 @@ def _plan_text(body: "Plan") -> Iterator[str]:
     else:
         left_out = "".join(f"; left out {n:,} {what}" for what, n in data["left_out"].items())
         rows.append(("data", f"{data['files']:,} files, {format_bytes(data['bytes'] or 0)}{left_out}"))
+    if (nodes := body["nodes"]) is not None:
+        device, between, memory, disk = (
+            format_bytes(nodes[name])
+            for name in ("device_bytes_each", "bytes_between_per_step", "first_memory_bytes", "first_disk_bytes")
+        )
+        rows.append(("nodes", f"{nodes['nodes']} of {nodes['processes_each']} processes, {device} on devices each"))
+        rows.append(("between them", f"{between} an update to and from each process"))
+        rows.append(("first node", f"{memory} of memory, {disk} of disk for checkpoints; the others: token shards"))
     for who, model in (("teacher", body["teacher"]), ("student", body["student"])):
         if model is not None:
             rows.append((who, f"{model['architecture']}, {format_count(model['parameters'])} parameters"))

@@ -141,6 +141,7 @@ class Corpus:
         held_out: what it is measured with; shares no document with `train`.
         separator: the id that ends every document.
         key: hash of sources, tokenizer and split; equal for equal shards.
+        folder: where they are.
         header: the whole header.
     """
 
@@ -149,6 +150,11 @@ class Corpus:
     separator: int
     key: str
     header: Header
+    folder: Path
+
+    def files(self) -> list[str]:
+        """Names of its files, the header last."""
+        return [*(name for part in self.header["parts"].values() for name in part["sha256"]), HEADER]
 
 
 class PartWriter:
@@ -216,8 +222,8 @@ def _sum_of(header: Mapping[str, object]) -> str:
     return f"{crc32_of(json.dumps(rest, sort_keys=True).encode()):08x}"
 
 
-def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
-    """Opens the shards in `folder`, once every byte of them is checked.
+def open_corpus(folder: Path, tokenizer_digest: str, *, is_checked: bool = False) -> Corpus:
+    """Opens the shards in `folder`, once every byte of them is checked, or `is_checked` by another process.
 
     Raises:
         NotFoundError: there are none.
@@ -234,8 +240,8 @@ def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
                 path=folder,
                 hint="give the text that they were made from",
             )
-        parts = {part: _open_part(folder, part, header["parts"][part]) for part in PARTS}
-        corpus = Corpus(parts["train"], parts["held_out"], int(header["separator"]), str(header["key"]), header)
+        parts = {part: _open_part(folder, part, header["parts"][part], is_checked) for part in PARTS}
+        corpus = Corpus(parts["train"], parts["held_out"], int(header["separator"]), str(header["key"]), header, folder)
     except AprError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -253,12 +259,12 @@ def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
     return corpus
 
 
-def _open_part(folder: Path, part: str, summary: PartHeader) -> Part:
+def _open_part(folder: Path, part: str, summary: PartHeader, is_checked: bool) -> Part:
     if set(summary["sha256"]) != {f"{part}{suffix}" for suffix in _SUFFIXES}:
         raise CorruptError(f"the header of token shards has no hashes of {part}", path=folder / HEADER)
     with ExitStack() as stack:
         ids, table = (stack.enter_context(Source.open(folder / f"{part}{suffix}")) for suffix in _SUFFIXES)
-        for source in (ids, table):
+        for source in (ids, table) if not is_checked else ():
             if sha256_of_range(source, 0, source.size) != summary["sha256"][Path(source.path).name]:
                 raise ChecksumError("the file is not the one that tokens.json describes", path=source.path)
         documents = np.frombuffer(table.read(0, table.size), _DOCUMENT)
