@@ -22,7 +22,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,10 +39,11 @@ from aprfmt.arch.table import ARCHITECTURES
 from aprtrain import budget
 from aprtrain.budget import memory_plan
 from aprtrain.config import Config
-from aprtrain.data.batches import Batches, Windows
+from aprtrain.data.batches import Batches, Rows, Windows
 from aprtrain.data.corpus import Part
 from aprtrain.guards import Stop
 from aprtrain.loop import Parts, Progress, Trainer
+from aprtrain.loss import IGNORED
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.vocab import Vocabulary
@@ -100,12 +101,26 @@ def random_decoder(shape: Shape, device: torch.device) -> Decoder:
     return decoder
 
 
-def windows(document: int) -> Windows:
+class HalfMasked(Windows):
+    """Windows of whose labels every other run of 256 counts, as answers between questions do."""
+
+    def rows(self, ids: Sequence[int]) -> Rows:
+        """See Windows."""
+        rows = super().rows(ids)
+        rows.labels_NT[:, np.arange(T) // 256 % 2 == 0] = IGNORED
+        return rows
+
+    def n_labels(self, ids: Sequence[int]) -> int:
+        """See Windows."""
+        return int((self.rows(ids).labels_NT != IGNORED).sum())
+
+
+def windows(document: int, kind: type[Windows] = Windows) -> Windows:
     """Random ids in documents of that many tokens; 0: one document."""
     n = 64 * TOKENS
     tokens = np.random.default_rng(0).integers(0, N_REAL, n, dtype=np.uint32)
     ends = np.unique(np.append(np.arange(document, n, document), n)) if document else np.array([n])
-    return Windows(Part(tokens, ends.astype(np.int64), np.zeros(len(ends), np.uint64)), T, 0)
+    return kind(Part(tokens, ends.astype(np.int64), np.zeros(len(ends), np.uint64)), T, 0)
 
 
 def free() -> None:
@@ -203,20 +218,19 @@ def updates(config: Config, parts: Parts, n: int, world: World = ALONE) -> Train
     return trainer
 
 
-def row_config(residency: str, micro: int) -> Config:
+def row_config(residency: str, micro: int, chunk: int = Config.chunk) -> Config:
     """The configuration of a row."""
     return Config(
         teacher_residency=residency, micro_tokens=micro, seq_len=T, tokens_per_step=TOKENS, warmup_steps=0,
-        lr=1e-6, save_every=0, save_minutes=0.0, eval_every=0, repeat=True,
+        lr=1e-6, save_every=0, save_minutes=0.0, eval_every=0, repeat=True, chunk=chunk,
     )  # fmt: skip
 
 
-def ours(name: str, teacher: str, residency: str, micro: int, document: int) -> dict[str, Any]:
+def ours(name: str, teacher: str, config: Config, data: Windows) -> dict[str, Any]:
     """One row."""
-    config = row_config(residency, micro)
     free()
     began = time.perf_counter()
-    parts = parts_of(config, teacher, windows(document))
+    parts = parts_of(config, teacher, data)
     assert parts.teacher is not None
     gc.collect()
     torch.cuda.empty_cache()
@@ -395,6 +409,8 @@ def main() -> int:
     parser.add_argument("--peers", nargs="*", choices=list(SIZES)[1:], help="teachers of peers")
     parser.add_argument("--only-peers", action="store_true", help="nothing of ours")
     parser.add_argument("--micro", type=int, nargs="*", default=[16_384], help="tokens of a pass")
+    parser.add_argument("--chunk", type=int, default=Config.chunk, help="positions whose logits are held at a time")
+    parser.add_argument("--documents", type=int, nargs="*", default=[700, 1500, 3000], help="lengths of packed ones")
     parser.add_argument("--memory", action="store_true", help="what is allocated after each run, instead")
     parser.add_argument("--profile", choices=list(SIZES)[1:], help="the kernels of an update, instead")
     parser.add_argument("--json", type=Path, help="write the figures there")
@@ -423,9 +439,13 @@ def main() -> int:
         for micro in options.micro:
             for residency in ("bf16",) if options.quick else ("bf16", "q4k", "fp8"):
                 with NO_LIMITS:
-                    add(ours(f"{teacher} -> 0.5b, {residency}, {micro} a pass", teacher, residency, micro, 0))
+                    config = row_config(residency, micro, options.chunk)
+                    add(ours(f"{teacher} -> 0.5b, {residency}, {micro} a pass", teacher, config, windows(0)))
         if teacher == "1.5b":
-            add(ours("1.5b -> 0.5b, bf16, packed documents", teacher, "bf16", options.micro[0], 700))
+            config = row_config("bf16", options.micro[0], options.chunk)
+            for length in options.documents:
+                add(ours(f"1.5b -> 0.5b, bf16, documents of {length}", teacher, config, windows(length)))
+            add(ours("1.5b -> 0.5b, bf16, half of the labels", teacher, config, windows(0, HalfMasked)))
     for teacher in options.peers or ():
         for row in peers(teacher, options.micro[0]):
             add(row)

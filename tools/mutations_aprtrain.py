@@ -60,6 +60,11 @@ APRTRAIN = (
     Mutation("soft cap missing in the gradient", "aprtrain/loss/head.py",
         "test_head.py::test_gradients_are_those_of_the_loss_by_finite_differences",
         "grad_CV = grad_CV * (1 - (s_CV / job.caps.student) ** 2)", "pass"),
+    Mutation("masked positions cost logits, counted ones none", "aprtrain/data/batches.py",
+        "test_batches.py::test_where_few_labels_count_their_places_are_known",
+        "np.flatnonzero(rows.labels_NT != IGNORED)", "np.flatnonzero(rows.labels_NT == IGNORED)"),
+    Mutation("the teacher's positions are not those of the labels", "aprtrain/loop.py",
+        "test_loop.py::test_positions_that_do_not_count_take_no_logits", "hidden[kept_P]", "hidden[: len(kept_P)]"),
     Mutation("mean over the micro-batch instead of the step", "aprtrain/data/batches.py",
         "test_batches.py::test_a_step_is_the_same_whatever_the_number_of_processes "
         "test_curve.py::test_the_curve_is_that_of_a_plain_loop",
@@ -89,6 +94,9 @@ APRTRAIN = (
     Mutation("padding rows of the teacher count in the kernel", "aprtrain/loss/head.py",
         "test_head_cuda.py::test_the_teachers_padding_rows_change_nothing",
         "widths.student, widths.shared,", "widths.student, widths.shared + 8,", cuda=True),
+    Mutation("the gate's gradient without that of its sigmoid", "aprtrain/kernels/gated_triton.py",
+        "test_gated_cuda.py::test_the_gradient_is_that_of_the_definition",
+        "d_gate = grad * up * s * (1 + gate * (1 - s))", "d_gate = grad * up * s", cuda=True),
     # the update
     Mutation("lr dropped", "aprtrain/loop.py", "test_fields.py::test_a_field_changes_what_a_run_does[lr]",
         "peak=config.lr,", "peak=5e-5,"),

@@ -228,14 +228,14 @@ class Trainer:
         if parts.teacher is not None:
             hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
             head = self._head_of(parts.teacher)
-        x_ND, labels_N, top = (
-            parts.student(batch.tokens_NT, batch.documents).flatten(0, 1),
-            batch.labels_NT.flatten(),
-            None,
-        )
+        x_ND, labels_N = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1), batch.labels_NT.flatten()
+        kept_P, top = batch.kept_P, None
         if parts.answers is not None:
             given = parts.answers(batch.windows).to(self.world.device)
-            x_ND, labels_N, top = x_ND[given.index_P], labels_N[given.index_P], given.top
+            kept_P, top = given.index_P, given.top
+        if kept_P is not None:  # no logits of positions that do not count
+            x_ND, labels_N = x_ND.index_select(0, kept_P), labels_N[kept_P]
+            hidden = None if hidden is None else hidden[kept_P]
         out = distill_head(
             x_ND, parts.student.head_weight, hidden, head, labels_N, parts.objective,
             parts.vocabulary if hidden is not None else None, n_valid=batch.n_valid, chunk=config.chunk,

@@ -23,9 +23,11 @@ from aprfmt.io.pipe import write_file
 from aprtrain import loop
 from aprtrain.checkpoints import checkpoint, state
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE
+from aprtrain.data import batches
 from aprtrain.data.batches import Windows
 from aprtrain.data.corpus import Encoder, open_corpus
 from aprtrain.evaluate import evaluate
+from aprtrain.loss import IGNORED
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.report.metrics import METADATA
@@ -85,6 +87,30 @@ def test_deterministic_runs_repeat_and_resume_bit_by_bit(distil: Distil, tmp_pat
     a, b = ([[line[name] for name in names] for line in lines(tmp_path / to)] for to in ("whole", "parts"))
     assert a == b
     assert [line[0] for line in a] == list(range(1, 41))
+
+
+def test_positions_that_do_not_count_take_no_logits(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, seen = Windows.rows, list[int]()
+
+    def masked(self: Windows, ids: list[int]) -> Any:
+        found = rows(self, ids)
+        found.labels_NT[:, ::2] = IGNORED
+        return found
+
+    def head(x_ND: torch.Tensor, *args: Any, **options: Any) -> HeadOut:
+        seen.append(len(x_ND))
+        return distill_head(x_ND, *args, **options)
+
+    monkeypatch.setattr(Windows, "rows", masked)
+    monkeypatch.setattr(Windows, "n_labels", lambda self, ids: int((self.rows(ids).labels_NT != IGNORED).sum()))
+    monkeypatch.setattr(loop, "distill_head", head)
+    few = distil("few", steps=3)
+    taken, seen[:] = sum(seen), []
+    monkeypatch.setattr(batches, "_NEARLY_ALL", 0.0)
+    all_of_them = distil("all", steps=3)
+    assert taken < 0.55 * sum(seen)
+    for name in ("ce", "kl"):
+        assert few["last"][name] == pytest.approx(all_of_them["last"][name], rel=1e-5)
 
 
 def test_it_ends_when_nothing_gets_better(distil: Distil, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ MIN_ENTROPY = 3.0
 MAX_SHARE = 0.01
 """Of windows that repeat another one."""
 
+_NEARLY_ALL = 7 / 8
 _LOOK_AT = 50_000_000  # tokens that the check reads, spread evenly
 _AT_ONCE = 1 << 22
 
@@ -226,6 +227,7 @@ class Batch:
         index: windows that the run had taken before this step: the cursor that makes the same batch again.
         windows: number of each row's window; -1 for rows that only fill the last batch of the data.
         n_valid: labels that count in the whole step, all processes and micro-batches together.
+        kept_P: int64 places of the labels that count in the flattened rows; None where nearly all do.
     """
 
     tokens_NT: Tensor
@@ -234,6 +236,7 @@ class Batch:
     index: int
     windows: tuple[int, ...]
     n_valid: int
+    kept_P: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """The same on a device; copies to a GPU from pinned memory do not wait."""
@@ -249,7 +252,9 @@ class Batch:
         documents = self.documents
         if documents is not None:
             documents = Documents(moved(documents.cu_seqlens), documents.max_len)
-        return replace(self, tokens_NT=moved(self.tokens_NT), labels_NT=moved(self.labels_NT), documents=documents)
+        kept_P = None if self.kept_P is None else moved(self.kept_P)
+        tokens_NT, labels_NT = moved(self.tokens_NT), moved(self.labels_NT)
+        return replace(self, tokens_NT=tokens_NT, labels_NT=labels_NT, documents=documents, kept_P=kept_P)
 
 
 @dataclass
@@ -357,6 +362,7 @@ def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: i
         lengths = [length for row in rows.lengths for length in row]
         usual = _power_of_two(int(2 * windows.documents_each * len(ids)) + 1)
         documents = Documents.of(lengths, windows.seq_len, capacity=max(usual, _power_of_two(len(lengths))))
+    kept_P = np.flatnonzero(rows.labels_NT != IGNORED)
     return Batch(
         torch.from_numpy(rows.tokens_NT.copy()),
         torch.from_numpy(rows.labels_NT),
@@ -364,6 +370,7 @@ def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: i
         index,
         tuple(ids),
         windows.n_labels(ids) if n_valid is None else n_valid,
+        torch.from_numpy(kept_P) if len(kept_P) < _NEARLY_ALL * rows.labels_NT.size else None,
     )
 
 

@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from aprtrain.kernels.fp8 import linear
+from aprtrain.kernels.gated import silu_gated
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
 from aprtrain.network.rotation import Turn, frequencies_of, rotate, turn_of
@@ -183,6 +184,8 @@ class Block(nn.Module):
     def _activated(self, up: Tensor) -> Tensor:
         if not self.shape.gated:
             return self._act(up)
+        if self.shape.act == "silu":
+            return silu_gated(up)
         gate, up = up.chunk(2, dim=-1)
         return self._act(gate) * up
 

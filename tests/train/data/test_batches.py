@@ -177,6 +177,18 @@ def test_a_batch_moves_as_a_whole() -> None:
     assert {moved.tokens_NT.dtype, moved.labels_NT.dtype} == {torch.int64}
 
 
+def test_where_few_labels_count_their_places_are_known() -> None:
+    data = windows(5)
+    assert batch_of(data, [0, 3]).kept_P is None  # nearly all count
+    batch = batch_of(data, [0, -1, 3])
+    labels = batch.labels_NT.flatten()
+    assert batch.kept_P is not None
+    assert batch.kept_P.tolist() == [i for i, label in enumerate(labels.tolist()) if label != IGNORED]
+    moved = batch.to("cpu").kept_P
+    assert moved is not None
+    assert torch.equal(moved, batch.kept_P)
+
+
 def test_a_document_sees_nothing_of_the_one_before_it() -> None:
     decoder = tiny_decoder(1)
     first, other, second = varied(11, seed=1), varied(11, seed=2), varied(13, seed=3)
