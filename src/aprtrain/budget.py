@@ -23,7 +23,9 @@ import torch
 from aprfmt.errors import RefusedError, RunError, UsageError
 from aprfmt.llama.client import require_llama
 from aprfmt.types import JsonObject
+from aprtrain.checkpoints.checkpoint import prepare_folder
 from aprtrain.config import Config, resolve
+from aprtrain.data.batches import check_shared
 from aprtrain.data.corpus import read_header
 from aprtrain.data.sources import list_files
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
@@ -182,7 +184,8 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def check_means(config: Config, processes: int) -> None:
-    """Raises UsageError for --shard weights with a single process, MissingDependencyError for what options need."""
+    """Raises UsageError for what so many processes cannot do, MissingDependencyError for what options need."""
+    check_shared(config.windows_per_step, processes, config.seq_len)
     check_tracker(config.log_to)
     if config.qa:
         require_llama()
@@ -244,6 +247,8 @@ def plan(command: str, config: Config) -> Plan:
     """What a run would take and do, without a device: memory, FLOPs, time, vocabulary, hashes. Raises AprError."""
     device, processes = torch.device(config.device.split(":")[0]), world_size()
     check_means(config, processes)
+    if config.output is not None and config.smoke is None:
+        prepare_folder(Path(config.output), resumes=config.resumes)
     with open_pair(command, config) as pair:
         config = settle(config, pair)
         rows = memory_plan(config, pair, device, processes=processes)

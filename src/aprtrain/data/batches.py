@@ -289,11 +289,7 @@ class Batches:
     n_steps: int | None = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.windows_per_step % self.world:
-            raise UsageError(
-                f"{self.windows_per_step} windows a step cannot be shared evenly by {self.world} processes",
-                hint=f"choose --tokens-per-step as a multiple of {self.world * self.windows.seq_len}",
-            )
+        check_shared(self.windows_per_step, self.world, self.windows.seq_len)
         n = len(self.windows)
         self.n_steps = None if self.epochs is None else -(-n * self.epochs // self.windows_per_step)
 
@@ -348,6 +344,15 @@ class Batches:
             if self.epochs is None or epoch < self.epochs:
                 total = "" if self.epochs is None else f" of {self.epochs}"
                 self.log(f"epoch {epoch + 1}{total}: {n} windows in a new order")
+
+
+def check_shared(windows_per_step: int, processes: int, seq_len: int) -> None:
+    """Raises UsageError for a step that the processes cannot share evenly."""
+    if windows_per_step % processes:
+        raise UsageError(
+            f"{windows_per_step} windows a step cannot be shared evenly by {processes} processes",
+            hint=f"choose --tokens-per-step as a multiple of {processes * seq_len}",
+        )
 
 
 def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: int | None = None) -> Batch:

@@ -1,0 +1,171 @@
+"""What docs/training.md says stops a run does: each row has tests that see its exit code, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train_runs
+
+from aprfmt.cli.main import run as apr
+from aprtrain.checkpoints.checkpoint import lock_folder
+from aprtrain.checkpoints.state import save_state
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADING = "**What stops a run before it wastes time**"
+
+SHOWN: dict[str, list[str]] = {
+    "no CUDA device, unless": ["no GPU"],
+    "teacher and student of the same dims": [
+        "the same file", "the same file with consent", "a re-quantized copy", "all layers of the teacher",
+    ],
+    "KL to the teacher below": ["a re-quantized copy with consent"],
+    "a teacher worse on held-out text": ["a random teacher", "a damaged teacher"],
+    "different tokenizers": ["a permuted tokenizer", "a head narrower than the vocabulary"],
+    "a teacher that gives more than": ["test_vocab_policy.py::test_a_teacher_that_uses_its_other_tokens_stops_the_run"],
+    "files of a teacher: made with": ["test_teacher_files.py::test_files_that_do_not_fit_are_refused_by_name"],
+    "files of a teacher: cut short": ["test_teacher_files.py::test_no_bit_of_the_files_turns_over_unnoticed"],
+    "constant, repeated or contradictory": ["constant data", "one input, many labels", "blank data", "data that end"],
+    "windows longer than": ["test_training_table.py::test_windows_beyond_the_context"],
+    "another run in the same folder": ["test_training_table.py::test_another_run_in_the_folder"],
+    "a plan larger than": [
+        "test_guards.py::test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors",
+        "test_training_table.py::test_a_plan_beyond_the_memory_of_the_gpu",
+    ],
+    "a first step beyond": ["test_distill_command.py::test_a_stall_is_a_json_error_with_exit_8"],
+    "a GPU below 5 %": ["test_guards.py::test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once"],
+    "a memory peak": ["test_guards.py::test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors"],
+    "a loss or gradient": ["test_loop.py::test_a_nan_stops_the_run_and_the_weights_before_it_are_saved"],
+    "a checkpoint to resume from": ["test_training_table.py::test_a_damaged_checkpoint"],
+    "a master weight or moment": ["test_training_table.py::test_a_master_weight_that_is_not_finite"],
+}  # fmt: skip
+"""How a row of the table begins -> names of rows of test_bad_input, and of other tests."""
+
+
+def table() -> dict[str, int]:
+    """The rows of the table: what, and the exit code."""
+    rest = (ROOT / "docs/training.md").read_text().split(HEADING)[1]
+    rows = re.match(r"\n\n((?:\|.*\n)+)", rest)
+    assert rows is not None
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in rows[1].splitlines()[2:]]
+    return {what: int(code) for what, code in cells}
+
+
+def test_each_row_of_the_table_has_its_tests() -> None:
+    rows, bad_input = table(), import_module("test_bad_input").ROWS
+    assert len(rows) == len(SHOWN)
+    for what, code in rows.items():
+        (shown,) = (names for words, names in SHOWN.items() if what.startswith(words))
+        for name in shown:
+            file, _, test = name.partition("::")
+            if test:
+                found = next((ROOT / "tests").rglob(file)).read_text()
+                assert re.search(rf"^def {test}\(", found, re.MULTILINE), name
+            else:
+                assert bad_input[name].code == code, name
+
+
+Distil = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def refused(
+    capsys: pytest.CaptureFixture[str], teacher_file: Path, corpus_file: Path, tmp_path: Path
+) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Runs `apr distill` with options beside those of a tiny run: exit code, error."""
+
+    def run(*more: str, output: str = "run", device: str = "cpu") -> tuple[int, dict[str, Any]]:
+        how = ["distill", str(teacher_file), "--student-init", "layers:0,", "--data", str(corpus_file), "--repeat"]
+        how += ["-o", str(tmp_path / output), "--device", device, "--held-out", "0.1", "--save-dtype", "f32"]
+        sizes = {"--steps": "4", "--seq-len": "32", "--tokens-per-step": "128", "--micro-tokens": "64", "--lr": "3e-3"}
+        sizes |= dict(zip(more[::2], more[1::2], strict=True))
+        words = [word for pair in sizes.items() for word in pair if word != "yes"]
+        capsys.readouterr()
+        code = apr([*how, *words, "--json"])
+        body = json.loads(capsys.readouterr().out)
+        return code, body.get("error", {})
+
+    return run
+
+
+Refused = Callable[..., tuple[int, dict[str, Any]]]
+
+
+def test_windows_beyond_the_context(refused: Refused) -> None:
+    code, error = refused("--seq-len", "512", "--tokens-per-step", "512", "--micro-tokens", "512")
+    assert code == 5
+    assert "windows of 512 tokens exceed the 256" in error["message"]
+    assert "--seq-len 256" in error["hint"]
+
+
+def test_another_run_in_the_folder(refused: Refused, tmp_path: Path) -> None:
+    with lock_folder(tmp_path / "run"):
+        code, error = refused()
+    assert code == 5
+    assert "another run is writing" in error["message"]
+    assert "-o" in error["hint"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_plan_beyond_the_memory_of_the_gpu(refused: Refused) -> None:
+    tokens = str(1 << 27)
+    code, error = refused("--tokens-per-step", tokens, "--micro-tokens", tokens, device="cuda")
+    assert code == 5
+    assert "the device has" in error["message"]
+    assert "--micro-tokens" in error["hint"]
+
+
+def test_a_damaged_checkpoint(refused: Refused, tmp_path: Path) -> None:
+    assert refused("--steps", "2", "--total-steps", "4")[0] == 0
+    path = tmp_path / "run/ckpt-step-000002.state"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    code, error = refused("--total-steps", "4", "--resume", "yes")
+    assert code == 4
+    assert "checksum" in error["message"]
+    assert (error["path"], bool(error["tensor"])) == (str(path), True)
+
+
+def test_a_master_weight_that_is_not_finite(refused: Refused, tmp_path: Path) -> None:
+    assert refused("--steps", "2", "--total-steps", "4")[0] == 0
+    path = tmp_path / "run/ckpt-step-000002.state"
+    tensors, facts = train_runs.load_state(path)
+    tensors["master.norm"][0] = float("nan")
+    save_state(tensors, facts, path)
+    code, error = refused("--total-steps", "4", "--resume", "yes")
+    assert code == 8
+    assert "not finite" in error["message"]
+    assert error["tensor"] == "master.norm"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (("--log-to", "paper"), 2, "one of tensorboard, wandb"),
+        (("--save-epochs", "0"), 2, "at least 1"),
+        (("--smoke", "1", "--qa", "yes"), 2, "--smoke writes none"),
+        (("--teacher-residency", "q8"), 2, "one of auto, bf16, q4k, fp8"),
+    ],
+)
+def test_an_option_that_is_wrong_is_named(refused: Refused, more: tuple[str, ...], code: int, words: str) -> None:
+    found, error = refused(*more)
+    assert found == code
+    assert words in error["message"]
+
+
+def test_the_plan_refuses_what_the_run_would(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused("--steps", "2")[0] == 0
+    code, error = refused("--plan", "yes")
+    assert (code, error["message"]) == (5, "the folder holds a run already")
+    assert refused("--plan", "yes", output="other")[0] == 0
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    code, error = refused("--plan", "yes", output="other")
+    assert code == 2
+    assert "4 windows a step cannot be shared evenly by 3 processes" in error["message"]
