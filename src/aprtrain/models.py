@@ -345,6 +345,7 @@ def _copy(teacher: Network, name: str, target: Tensor, axes: tuple[str, ...], ke
 def _indices(axis: str, kept: _Kept, t: Shape) -> Tensor | None:
     """What is kept of an axis of the teacher's ("q", "2*ffn", "q+2*kv"): indices, None for all."""
     sizes = {"hidden": t.d_model, "ffn": t.d_ffn, "q": t.q_rows, "kv": t.kv_rows}
+    sizes |= {"heads": t.n_heads, "kv_heads": t.n_kv_heads}
     terms = (term.rpartition("*") for term in axis.split("+"))
     runs = [word for count, _, word in terms for _ in range(int(count or 1))]
     if all(kept.get(word) is None for word in runs):
@@ -386,6 +387,7 @@ def _kept_of_layer(teacher: Network, layer: int, s: Shape, hidden: Tensor | None
         for group in groups.tolist():
             inside = _largest(heads_KG[group], s.n_heads // s.n_kv_heads)
             chosen.append(group * size + (torch.arange(size) if inside is None else inside))
+        kept["heads"], kept["kv_heads"] = torch.cat(chosen), groups
         for axis, heads in (("q", torch.cat(chosen)), ("kv", groups)):
             kept[axis] = (heads[:, None] * s.head_dim + torch.arange(s.head_dim)).reshape(-1)
     return kept
@@ -431,7 +433,7 @@ def initialise(decoder: Decoder, seed: int, spread: float = 0.02) -> None:
     s, generator = decoder.shape, torch.Generator().manual_seed(seed)
     for hf, tensor in decoder.hf_tensors().items():
         name = hf_names(s)[hf][0].rpartition(".")[2]
-        if tensor.ndim > 1:
+        if tensor.ndim > 1 and not name.endswith("norm"):
             deviation = spread / math.sqrt(2 * s.n_layers) if name in ("out", "down") else spread
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * deviation)
         else:

@@ -90,6 +90,8 @@ def test_a_student_of_all_layers_is_the_teacher(tiny: Maker) -> None:
         ("olmo2", "width:ffn=64+layers:1"),
         ("arcee/biases", "width:heads=2,kv_heads=1,ffn=32"),
         ("starcoder2", "width:hidden=32,ffn=64"),
+        ("cohere/qk_norm_few", "width:heads=2,kv_heads=1"),
+        ("nemotron/bias", "width:hidden=32,ffn=64"),
         ("cohere2", "layers:0,3+width:heads=2,kv_heads=1"),
     ],
 )

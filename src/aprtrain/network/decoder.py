@@ -23,9 +23,10 @@ from torch.utils.checkpoint import checkpoint
 from aprtrain.kernels.fp8 import linear
 from aprtrain.kernels.gated import silu_gated
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
+from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
 from aprtrain.network.rotation import Turn, frequencies_of, rotate, turn_of
-from aprtrain.network.shape import Experts, Latent, Shape
+from aprtrain.network.shape import Latent, Shape
 
 
 @cache
@@ -81,12 +82,10 @@ def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, s: Shape) 
     if s.norm_centred:
         wide = wide - wide.mean(-1, keepdim=True)
     unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if s.norm_plus_one:
-        return (unit * (1.0 + weight.to(wide.dtype))).to(x.dtype)
-    if s.norm_centred:
-        scaled = unit * weight.to(wide.dtype)
-        return (scaled if bias is None else scaled + bias.to(wide.dtype)).to(x.dtype)
-    return weight * unit.to(x.dtype)
+    if not s.norm_plus_one and not s.norm_centred:
+        return weight * unit.to(x.dtype)
+    scaled = unit * (weight.to(wide.dtype) + float(s.norm_plus_one))
+    return (scaled if bias is None else scaled + bias.to(wide.dtype)).to(x.dtype)
 
 
 def _scaled(x: Tensor, scale: float) -> Tensor:
@@ -196,7 +195,7 @@ class Block(nn.Module):
 
     def _routed(self, y_SD: Tensor, e: Experts) -> Tensor:
         """What the experts of each token give, by one grouped product for all of them."""
-        weights_SU, chosen_SU = self._route(y_SD, e)
+        weights_SU, chosen_SU = choose_experts(y_SD, self.router, self.router_bias, self.choice_bias, e)
         order = chosen_SU.flatten().argsort(stable=True)
         expert, token = chosen_SU.flatten()[order], order // e.used
         numbers = torch.arange(e.n, device=y_SD.device)
@@ -215,24 +214,7 @@ class Block(nn.Module):
         """Each row times the matrix of its expert; the rows of an expert lie together, up to its `ends`."""
         matrices, bias = getattr(self, name).unflatten(0, (e.n, -1)), getattr(self, f"{name}_bias")
         y = functional.grouped_mm(x_SI, matrices if e.transposed else matrices.transpose(1, 2), offs=ends)
-        return y if bias is None else y + bias[expert_S]
-
-    def _route(self, y_SD: Tensor, e: Experts) -> tuple[Tensor, Tensor]:
-        """(weights, numbers) of the experts of each token, [S, used], in float32."""
-        bias = None if self.router_bias is None else self.router_bias.float()
-        logits_SE = functional.linear(y_SD.float(), self.router.float(), bias)
-        scores_SE = logits_SE.softmax(-1) if e.score == "softmax" else logits_SE.sigmoid()
-        choice_SE = scores_SE if self.choice_bias is None else scores_SE + self.choice_bias
-        if e.groups > e.groups_used:
-            grouped = choice_SE.unflatten(-1, (e.groups, -1))
-            group_S = grouped.topk(2, -1).values.sum(-1).topk(e.groups_used, -1).indices
-            taken = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, group_S, True)
-            choice_SE = grouped.masked_fill(~taken[..., None], -math.inf).flatten(1)
-        chosen_SU = choice_SE.topk(e.used, -1).indices
-        weights_SU = scores_SE.gather(1, chosen_SU)
-        if e.normed:
-            weights_SU = weights_SU / weights_SU.sum(-1, keepdim=True)
-        return weights_SU * e.scale, chosen_SU
+        return y if bias is None else y + bias.view(e.n, -1)[expert_S]
 
 
 class Decoder(nn.Module):

@@ -17,38 +17,9 @@ from aprfmt.arch.rope import DEFAULT_THETA, scaling_of
 from aprfmt.arch.row import Architecture
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.types import Json
+from aprtrain.network.experts import Experts, experts_of
 from aprtrain.network.layout import Layout, layout_of
 from aprtrain.network.rotation import Rope, rope_of, yarn_scale
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """The routed experts of a layer.
-
-    Attributes:
-        n, used, width: experts, those that a token takes, and the width of one.
-        score: what makes scores of logits, "softmax" or "sigmoid".
-        groups, groups_used: a token takes experts of so many groups, those with the largest two scores in sum.
-        normed: whether the scores of the experts that a token takes are divided by their sum.
-        scale: what they are multiplied with at last.
-        transposed: whether the matrix of an expert has a row an input.
-        alternating: whether rows of gate and up alternate.
-        limit, slope: gates are at most `limit`, ups within -limit and limit, and the output is
-            (up + 1) gate sigmoid(slope gate); 0 for the network's usual activation.
-    """
-
-    n: int
-    used: int
-    width: int
-    score: str
-    groups: int
-    groups_used: int
-    normed: bool
-    scale: float
-    transposed: bool
-    alternating: bool
-    limit: float
-    slope: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +151,20 @@ _ROOT, _PARTIAL, _LOCAL, _MIXED, _LATE, _ROUTED = "root", "partial", "local", "m
 FAMILIES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         ("llama", "mistral", "ministral", "ministral3", "smollm3", "qwen2", "qwen3", "seed_oss", "granite", "olmo2",
-         "olmo3", "arcee", "ernie4_5", "starcoder2"), frozenset(),
+         "olmo3", "arcee", "ernie4_5", "starcoder2", "cohere", "jais2"), frozenset(),
     ),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), frozenset((_ROOT,))),
-    **dict.fromkeys(("phi3", "glm", "glm4"), frozenset((_PARTIAL,))),
+    **dict.fromkeys(("phi3", "glm", "glm4", "nemotron"), frozenset((_PARTIAL,))),
     "cohere2": frozenset((_LOCAL,)),
     "exaone4": frozenset((_MIXED,)),
     "hunyuan_v1_dense": frozenset((_LATE,)),
-    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"), frozenset((_ROUTED,))),
+    **dict.fromkeys(
+        ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "olmoe", "granitemoe", "ernie4_5_moe",
+         "dots1", "mellum"), frozenset((_ROUTED,)),
+    ),
+    **dict.fromkeys(("glm4_moe", "minimax_m2"), frozenset((_ROUTED, _PARTIAL))),
+    "hunyuan_v1_moe": frozenset((_ROUTED, _LATE)),
+    "exaone_moe": frozenset((_ROUTED, _MIXED)),
 }  # fmt: skip
 """Rows whose networks are computed, and what neither their tensors nor their keys say: `root`, embeddings times the
 root of the width; `partial`, heads may be rotated in part; `local`, only layers with a window are rotated; `mixed`, so
@@ -219,6 +196,8 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
         if h.extra.get(feature):
             raise UnsupportedError(f"{feature} of this {row.id} cannot be trained")
     outer = layout_of(h, row, None, present)
+    if "head_bias" in dict(outer):
+        raise UnsupportedError(f"the bias of the head of this {row.id} cannot be computed")
     if not h.tied and "head" not in dict(outer):
         raise RefusedError(f"a {h.hf_architecture} has no output head", hint="give a model that predicts tokens")
     layers = [layout_of(h, row, n, present) for n in range(sizes["n_layers"])]
@@ -239,7 +218,7 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
         residual_scale=_factor(h, "residual_multiplier"),
         logit_scale=_factor(h, "logit_scale") / _factor(h, "logits_scaling"),
         act=_activation(h, row),
-        gated=_is_gated(kinds),
+        gated=any("ffn_gate" in name or t.dims == ("2*ffn,hidden",) for t in row.tensors for name in t.gguf),
         late_qk_norm=_LATE in words,
         attn_scale=_attn_scale(h, sizes["head_dim"], latent),
         attn_softcap=as_float(h.extra.get("attn_logit_softcapping"), "attn_logit_softcapping") or 0.0,
@@ -248,7 +227,7 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
         ropes=ropes,
         layer_ropes=layer_ropes,
         adjacent=row.rope_type == 0 and not query.order and h.extra.get("rope_interleave") is not False,
-        experts=_experts(h, row) if _ROUTED in words else None,
+        experts=experts_of(h, row) if _ROUTED in words else None,
         latent=latent,
         outer=outer,
         kinds=kinds,
@@ -269,41 +248,9 @@ def _attn_scale(h: Hyperparams, head_dim: int, latent: Latent | None) -> float:
     return stretched / math.sqrt(scalar or head_dim)
 
 
-def _is_gated(kinds: tuple[Layout, ...]) -> bool:
-    """Whether what goes into the MLP's last product is half as wide as what comes out of its first."""
-    mlps = (dict(layout) for layout in kinds)
-    widths = [(sum(part.rows for part in mlp["gate_up"]), mlp["down"][0].size[1]) for mlp in mlps if "gate_up" in mlp]
-    return all(rows == 2 * cols for rows, cols in widths)
-
-
 def _latent(h: Hyperparams) -> Latent:
     keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     return Latent(*(as_int(h.extra.get(key), key) or 0 for key in keys))
-
-
-def _experts(h: Hyperparams, row: Architecture) -> Experts:
-    stacked = next((t for t in row.tensors if "blk.{n}.ffn_up_exps.weight" in t.gguf and "{e}" not in t.hf[0]), None)
-    n, used = h.num_experts or 0, h.num_experts_per_tok or 0
-    groups, groups_used = (as_int(h.extra.get(key), key) or 1 for key in ("n_group", "topk_group"))
-    score = str(h.extra.get("scoring_func") or "softmax")
-    if score not in ("softmax", "sigmoid"):
-        raise UnsupportedError(f"scores of experts by {score!r:.40} cannot be computed")
-    if not (0 < used <= n and 0 < groups_used <= groups and n % groups == 0 and used * groups <= n * groups_used):
-        raise CorruptError(f"{used} of {n} experts cannot be taken from {groups_used} of {groups} groups")
-    return Experts(
-        n=n,
-        used=used,
-        width=h.moe_intermediate_size or h.intermediate_size or 0,
-        score=score,
-        groups=groups,
-        groups_used=groups_used,
-        normed=bool(h.extra.get("norm_topk_prob", True)),
-        scale=_factor(h, "routed_scaling_factor"),
-        transposed=stacked is not None and stacked.transposed,
-        alternating=stacked is not None and stacked.order == ("deal:experts*moe_ffn,1,1",),
-        limit=as_float(h.extra.get("swiglu_limit"), "swiglu_limit") or 0.0,
-        slope=as_float(h.extra.get("swiglu_alpha"), "swiglu_alpha") or 0.0,
-    )
 
 
 _SIZES = {

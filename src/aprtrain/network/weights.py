@@ -16,6 +16,7 @@ from torch import Tensor
 
 import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.names import matches
 from aprfmt.arch.rope import FREQS, scaling_of
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.model import Canonical, canonical, check_before_writing, hf_side
@@ -84,6 +85,9 @@ def open_network(path: str | os.PathLike[str]) -> Network:
                 f"{len(missing)} tensors of the network are missing", path=path, tensor=missing[0],
                 hint="a sharded model needs all its shards",
             )  # fmt: skip
+        for name in tensors.keys() - hf_names(shape).keys():
+            if any(m.layer is None or m.layer < shape.n_layers for m in matches(c.arch, name, "hf")):
+                raise UnsupportedError("the network has a tensor that is not computed", path=path, tensor=name)
         _check_frequencies(c)
         return Network(path, model, c.arch, shape, c.hparams, c.tokenizer, tensors)
     except BaseException:

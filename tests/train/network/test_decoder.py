@@ -26,14 +26,17 @@ from aprtrain.network.shape import FAMILIES, Shape, shape_of
 CASES = [
     case.id
     for case in all_cases()
-    if case.row in FAMILIES and case.computable
+    if case.row in FAMILIES and case.computable and case.id not in ("olmoe/clip_qkv", "ernie4_5_moe/bias")
     and case.dtype == "float32"  # transformers rounds its frequencies to another
 ]  # fmt: skip
-TEACHERS = ["mixtral", "qwen3_moe/every_second", "gpt_oss", "deepseek_v3", "deepseek_v3/whole_q"]
+TEACHERS = [
+    "mixtral", "qwen3_moe/every_second", "gpt_oss", "deepseek_v3", "deepseek_v3/whole_q", "deepseek_v2/groups",
+    "glm4_moe/groups", "minimax_m2", "exaone_moe",
+]  # fmt: skip
 STUDENTS = [
     "llama", "qwen2/untied", "gemma3_text", "phi3/partial", "granite", "olmo2", "olmo3", "glm", "glm4",
     "arcee/biases", "ernie4_5", "exaone4/hybrid_small", "hunyuan_v1_dense", "cohere2", "starcoder2",
-    "ministral3/temperature", "phi3/longrope_long", "llama/longrope",
+    "ministral3/temperature", "phi3/longrope_long", "llama/longrope", "cohere/qk_norm_few", "nemotron/bias", "jais2",
 ]  # fmt: skip
 PACKED = [
     "mistral/window", "smollm3/window", "qwen3", "gemma2", "gemma2/uncapped", "phi3/window", "starcoder2/window",
@@ -253,6 +256,8 @@ def test_documents_of_impossible_lengths_are_refused() -> None:
     [
         ("olmo", {}, "architecture 'olmo' cannot be trained"),
         ("qwen2_moe", {}, "architecture 'qwen2_moe' cannot be trained"),
+        ("olmoe/clip_qkv", {}, "clip_qkv"),
+        ("ernie4_5_moe/bias", {}, "bias of the head"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "axial"}}, "rope scaling 'axial'"),
         ("llama", {"hidden_act": "tanh"}, "activation 'tanh'"),
         ("deepseek_v3", {"scoring_func": "sqrt"}, "scores of experts by 'sqrt'"),

@@ -1,0 +1,104 @@
+"""Routed experts: what is to be known of them, and which of them a token takes.
+
+Shape suffixes: S tokens, D = d_model, E experts, U of them that a token takes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aprfmt.arch.fields import as_float, as_int
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Architecture
+from aprfmt.errors import CorruptError, UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of a layer.
+
+    Attributes:
+        n, used, width: experts, those that a token takes, and the width of one.
+        score: what makes scores of logits, "softmax" or "sigmoid".
+        groups, groups_used: a token takes experts of so many groups.
+        best: those groups whose so many largest scores are most in sum.
+        normed: whether the scores of the experts that a token takes are divided by their sum.
+        scale: what they are multiplied with at last.
+        transposed: whether the matrix of an expert has a row an input.
+        alternating: whether rows of gate and up alternate.
+        limit, slope: gates are at most `limit`, ups within -limit and limit, and the output is
+            (up + 1) gate sigmoid(slope gate); 0 for the network's usual activation.
+    """
+
+    n: int
+    used: int
+    width: int
+    score: str
+    groups: int
+    groups_used: int
+    best: int
+    normed: bool
+    scale: float
+    transposed: bool
+    alternating: bool
+    limit: float
+    slope: float
+
+
+def experts_of(h: Hyperparams, row: Architecture) -> Experts:
+    """What the hyper-parameters and the row say of them. Raises UnsupportedError, CorruptError."""
+    stacked = next((t for t in row.tensors if "blk.{n}.ffn_up_exps.weight" in t.gguf and "{e}" not in t.hf[0]), None)
+    n, used = h.num_experts or 0, h.num_experts_per_tok or 0
+    groups, groups_used = (as_int(h.extra.get(key), key) or 1 for key in ("n_group", "topk_group"))
+    scale = as_float(h.extra.get("routed_scaling_factor"), "routed_scaling_factor")
+    gating = next((key.constant for key in row.keys if key.gguf == "expert_gating_func"), None)
+    if h.extra.get("topk_method") == "greedy":
+        groups = groups_used = 1
+    score = str(h.extra.get("scoring_func") or ("sigmoid" if gating == 2 else "softmax"))
+    if score not in ("softmax", "sigmoid"):
+        raise UnsupportedError(f"scores of experts by {score!r:.40} cannot be computed")
+    if not (0 < used <= n and 0 < groups_used <= groups and n % groups == 0 and used * groups <= n * groups_used):
+        raise CorruptError(f"{used} of {n} experts cannot be taken from {groups_used} of {groups} groups")
+    return Experts(
+        n=n,
+        used=used,
+        width=h.moe_intermediate_size or h.intermediate_size or 0,
+        score=score,
+        groups=groups,
+        groups_used=groups_used,
+        best=2 if score == "sigmoid" else 1,
+        normed=bool(h.extra.get("norm_topk_prob", True)),
+        scale=1.0 if scale is None else scale,
+        transposed=stacked is not None and stacked.transposed,
+        alternating=stacked is not None and stacked.order == ("deal:experts*moe_ffn,1,1",),
+        limit=as_float(h.extra.get("swiglu_limit"), "swiglu_limit") or 0.0,
+        slope=as_float(h.extra.get("swiglu_alpha"), "swiglu_alpha") or 0.0,
+    )
+
+
+def choose_experts(
+    y_SD: Tensor, router_ED: Tensor, router_bias_E: Tensor | None, choice_bias_E: Tensor | None, e: Experts
+) -> tuple[Tensor, Tensor]:
+    """(weights, numbers) of the experts of each token, [S, U]; weights are float32.
+
+    `choice_bias_E` changes which are chosen, and no weight.
+    """
+    bias_E = None if router_bias_E is None else router_bias_E.float()
+    logits_SE = functional.linear(y_SD.float(), router_ED.float(), bias_E)
+    scores_SE = logits_SE.softmax(-1) if e.score == "softmax" else logits_SE.sigmoid()
+    choice_SE = scores_SE if choice_bias_E is None else scores_SE + choice_bias_E
+    if e.groups > e.groups_used:
+        grouped = choice_SE.view(len(y_SD), e.groups, -1)
+        group_S = grouped.topk(e.best, -1).values.sum(-1).topk(e.groups_used, -1).indices
+        taken = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, group_S, True)
+        choice_SE = grouped.masked_fill(~taken[..., None], -math.inf).flatten(1)
+    chosen_SU = choice_SE.topk(e.used, -1).indices
+    weights_SU = scores_SE.gather(1, chosen_SU)
+    if e.normed:
+        weights_SU = weights_SU / weights_SU.sum(-1, keepdim=True)
+    return weights_SU * e.scale, chosen_SU
