@@ -263,7 +263,7 @@ def teacher(
     if engine == "llama" and device is not None:
         raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
     if find_spec("torch") is None:
-        raise MissingDependencyError("files of a teacher need torch", hint="pip install torch")
+        raise MissingDependencyError("a teacher's files need torch", hint="pip install torch")
     if file is None and from_vllm is None and prompts is None:
         raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
     from aprtrain.teach import Wanted, write

@@ -622,7 +622,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "fewer layers": ({"method": "passthrough", "layers": ["0-1"]}, "1 of --layers are given for 2 models"),
     "gaps": ({"method": "passthrough", "layers": ["0,2", "1"]}, "is not a layer range"),
     "no layer": ({"method": "passthrough", "layers": ["0-9", "0"]}, "there is no layer 9"),
-    "one": ({"method": "linear", "n": 1}, "one model makes no merge"),
+    "one": ({"method": "linear", "n": 1}, "a merge takes at least two models"),
     "none": ({"method": "linear", "n": 0}, "no model is named"),
     "seed": ({"method": "linear", "seed": 1.5}, "seed must be a number"),
 }
@@ -702,7 +702,7 @@ def test_a_recipe_that_cannot_be_is_refused_with_its_line(case: str, tmp_path: P
 
 def test_a_recipe_and_options_do_not_mix_and_what_it_ignores_is_said(folders: Folders, tmp_path: Path) -> None:
     made = recipe(RECIPES["task arithmetic"], folders)
-    with pytest.raises(UsageError, match="--method and --config exclude each other"):
+    with pytest.raises(UsageError, match="--method and --config cannot be given together"):
         ours(made, tmp_path / "out", method="linear")
     made["parameters"] = {"int8_mask": True}
     made |= {"out_dtype": "bfloat16", "dtype": "float32", "tokenizer_source": "base"}

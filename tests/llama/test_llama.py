@@ -133,7 +133,7 @@ def test_logits_are_those_that_tokens_are_taken_by(gguf: Path, engine: str, tmp_
 
 def test_more_tokens_than_the_context_has_room_for(gguf: Path, engine: str) -> None:
     with Llama(gguf, engines=[engine], n_ctx=128) as llama:
-        with pytest.raises(RunError, match="has 1,000 tokens, the context room for"):
+        with pytest.raises(RunError, match="has 1,000 tokens, but the context has room for"):
             llama.generate([5] * 1000)
         assert llama.generate([5] * 120, 1000).ended in ("context", "end")
 

@@ -146,7 +146,7 @@ def test_the_oldest_messages_are_forgotten(start: Start, smollm2_gguf: Path) -> 
     else:
         pytest.fail("nothing was forgotten")
     talk.type("word " * 300 + "\n")  # for which there is no room
-    assert "the context room for" in talk.expect(READY)
+    assert "the context has room for" in talk.expect(READY)
     talk.type("Hello\n")
     assert re.search(r"\d+ \+ \d+ tokens", talk.expect(READY))
     talk.type("/exit\n")

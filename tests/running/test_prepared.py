@@ -129,5 +129,5 @@ def test_variables_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "cache").exists(), "said before anything is exported"
     monkeypatch.delenv("APR_CACHE_SIZE")
     monkeypatch.setenv("APR_CACHE", "~nobody-of-this-name/cache")
-    with pytest.raises(UsageError, match="the cache has no place"):
+    with pytest.raises(UsageError, match="the cache cannot be placed"):
         prepare(folder)

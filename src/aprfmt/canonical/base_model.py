@@ -34,7 +34,7 @@ def read_base(path: PathLike) -> Base:
     else:
         with formats.open(place) as model:
             if adapters.is_adapter(model):
-                raise RefusedError("this is an adapter, and no base model", path=place)
+                raise RefusedError("this is an adapter, not a base model", path=place)
             c = canonical(model)
         row, hparams = c.arch, c.hparams
     if row is None:

@@ -421,7 +421,7 @@ def _merged(merge: _Merge, c: Canonical, tensor: CanonicalTensor, places: Sequen
         found = _find(other, name)
         if found is None:
             raise RefusedError(
-                f"the weight is in {c.model.path}, and not in this model", path=other.model.path, tensor=name
+                f"the weight is in {c.model.path}, but not in this model", path=other.model.path, tensor=name
             )
         inputs.append((other, found))
     return _combine(merge, c, tensor, inputs, merge.ruling(number, tensor.name, names, t), part.inputs)
@@ -469,7 +469,7 @@ def _combine(
         return CanonicalTensor(tensor.name, (CombinedPiece(name, "F32", shape, combination),))
     if blocks and not encodes_alone(DTYPES[tensor.dtype].name):
         raise RefusedError(
-            f"what is decoded from {tensor.dtype} cannot be quantized to it again without more",
+            f"what is decoded from {tensor.dtype} cannot be quantized back to it",
             path=c.model.path,
             tensor=tensor.name,
             hint="say what the weights become: --quantize q4_k_m, or --dtype f16",
@@ -527,7 +527,7 @@ def _check_complete(merge: _Merge, places: Sequence[tuple[int, int]]) -> None:
                 here = name if layer is None else renumbered(name, layer, layer - first + part.firsts[part.lead])
                 if _find(lead, here) is None:
                     raise RefusedError(
-                        f"the weight is in this model, and not in {lead.model.path}", path=other.model.path, tensor=name
+                        f"the weight is in this model, but not in {lead.model.path}", path=other.model.path, tensor=name
                     )
 
 

@@ -218,7 +218,8 @@ def _add(plan: _Plan, c: Canonical, row: Architecture, adapter: Adapter, weight:
     _check_factors(c, row, adapter)
     if adapter.invocation:
         raise RefusedError(
-            "the adapter counts only behind its invocation tokens (an activated LoRA), and merged everywhere", path=path
+            "the adapter counts only after its invocation tokens (activated LoRA); merged, it would count everywhere",
+            path=path,
         )
     for name, tensor in adapter.whole.items():
         _replace(plan, c, row, name, tensor, weight)
@@ -377,7 +378,7 @@ def merged_piece(piece: Piece, deltas: Sequence[Delta], keep: bool) -> MergedPie
         return MergedPiece(piece.name, piece, piece.dtype, deltas)
     if keep and not encodes_alone(row.name):
         raise RefusedError(
-            f"what is decoded from {row.name} cannot be quantized to it again without more",
+            f"what is decoded from {row.name} cannot be quantized back to it",
             tensor=piece.name,
             hint="say what the weights become: --quantize q4_k_m, or --dtype f16",
         )

@@ -164,9 +164,9 @@ def _check(stack: _Stack) -> None:
     other = next((c for c in models if c.arch is not row), None)
     if other is not None:
         found = other.arch.id if other.arch is not None else other.hparams.architecture
-        raise RefusedError(f"layers of {row.id} and of {found} make no network", path=other.model.path)
+        raise RefusedError(f"layers of {row.id} and of {found} do not make up a network", path=other.model.path)
     if not stack.layers:
-        raise UsageError("a network needs a layer", path=stack.path)
+        raise UsageError("a network needs at least one layer", path=stack.path)
     if len(stack.layers) > MAX_LAYERS:
         raise UsageError(f"{len(stack.layers)} layers are more than the {MAX_LAYERS} that a network may have")
     for model, layer in stack.layers:
@@ -176,16 +176,16 @@ def _check(stack: _Stack) -> None:
         raise RefusedError(
             f"{row.id} has several stacks of layers that count each other ({', '.join(sorted(depths))})",
             path=stack.path,
-            hint="only networks with one stack of layers can get other ones",
+            hint="only the layers of networks with one stack can be changed",
         )
     for name, tensor in models[0].tensors.items():
         for match in matches(row, name)[:1]:
             if match.layer is None and any("layers" in size_words(size) for size in _sizes(match.row.dims)):
                 raise RefusedError(
-                    f"its shape {list(tensor.shape)} is by the number of layers, of which each has a part",
+                    f"its shape {list(tensor.shape)} depends on the number of layers, each of which has a part of it",
                     path=stack.path,
                     tensor=name,
-                    hint="networks with such a table cannot get other layers",
+                    hint="the layers of networks with such a table cannot be changed",
                 )
     if row.id in _SLOPES and list(stack.layers) != [(0, layer) for layer in range(stack.n_layers(0))]:
         raise stack.refuse("num_hidden_layers", f"{row.id} forgets at a rate by the layer's number and by this one")
@@ -257,7 +257,7 @@ def _values(stack: _Stack, name: str) -> list[object]:
     """What each of the models says under this key. Raises RefusedError where one says nothing, and another does."""
     found = [stack.h(model).extra.get(name) for model in range(len(stack.models))]
     if any(type(value) is not type(found[0]) for value in found):
-        raise RefusedError(f"{name} is said by some of the models, and not alike by others", path=stack.path)
+        raise RefusedError(f"{name} differs between the models, or only some of them state it", path=stack.path)
     return found
 
 

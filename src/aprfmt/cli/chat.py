@@ -31,7 +31,7 @@ def chat(options: Run) -> None:
     from aprfmt.running.generate import Loading, Prompt, Runner, sampling_of
 
     if options.raw:
-        raise UsageError("a conversation needs a chat template, which --raw leaves out", hint="give a text to continue")
+        raise UsageError("a conversation needs a chat template, which --raw disables", hint="give a text to continue")
     media = [*(options.image or ()), *(options.audio or ())]
     Prompt("", media=media).check()
     sampling = sampling_of(

@@ -234,7 +234,7 @@ def _from_options(own: dict[str, object]) -> Recipe:
     if method == PASSTHROUGH:
         return check_recipe(Recipe(method, tuple(Part((source,)) for source in sources), None, parameters))
     if len(sources) < 2:
-        raise UsageError("one model makes no merge", hint="apr merge A B -o OUT --method linear")
+        raise UsageError("a merge takes at least two models", hint="apr merge A B -o OUT --method linear")
     return check_recipe(Recipe(method, (Part(tuple(sources)),), base, parameters))
 
 
@@ -244,7 +244,7 @@ def _refuse_beside_config(own: dict[str, object]) -> None:
         if value is not None and value != defaults.get(name) and value not in ([], ()):
             what = "models" if name == "models" else f"--{name.rstrip('_').replace('_', '-')}"
             raise UsageError(
-                f"{what} and --config exclude each other", hint="the recipe names models, method and numbers"
+                f"{what} and --config cannot be given together", hint="the recipe names models, method and numbers"
             )
 
 

@@ -481,7 +481,7 @@ def _recipe(root: Node, path: PathLike) -> Recipe:
 
 def _tokenizer(entries: Mapping[str, Node]) -> str | None:
     if "tokenizer_source" in entries and "tokenizer" in entries:
-        raise entries["tokenizer"].error("tokenizer and tokenizer_source exclude each other")
+        raise entries["tokenizer"].error("tokenizer and tokenizer_source cannot be given together")
     if "tokenizer" in entries:
         found = _entries(entries["tokenizer"], "tokenizer", ("source",))
         return _text(found["source"], "source") if "source" in found else None

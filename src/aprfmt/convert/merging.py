@@ -155,7 +155,7 @@ def _adapter_for(model: Model, c: Canonical) -> Adapter:
     if not is_adapter(model):
         raise RefusedError("this is not an adapter", path=model.path, hint="apr merge-adapter BASE ADAPTER... -o OUT")
     if c.adapter is not None:
-        raise RefusedError("this is an adapter, and no base model", path=c.model.path)
+        raise RefusedError("this is an adapter, not a base model", path=c.model.path)
     own = Base(c.arch, c.hparams) if c.arch is not None else None
     if c.model.convention == "gguf" and model.convention != "gguf":
         # Only the base's own config.json tells by what numbers some families' weights are multiplied in a GGUF.

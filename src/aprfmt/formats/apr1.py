@@ -454,7 +454,7 @@ def _password_key(password: str | bytes, salt: bytes) -> bytes:
         return kdf.derive(secret)
     except UnsupportedAlgorithm as error:
         raise MissingDependencyError(
-            "this build of cryptography has no Argon2id", hint="pip install -U cryptography"
+            "this build of cryptography lacks Argon2id", hint="pip install -U cryptography"
         ) from error
 
 

@@ -326,7 +326,7 @@ def detect_apr(source: Source, path: Path) -> str:
     if rule is not None:
         return rule(source, path)
     if source.size < 4:
-        raise TruncatedError(f"an APR file cut off after {source.size} bytes", path=path, offset=source.size)
+        raise TruncatedError(f"an APR file cut short after {source.size} bytes", path=path, offset=source.size)
     raise UnknownFormatError(
         "begins with APR, but is none of APR\\0, APRN, APR1, APR2", path=path, hint="the file may be damaged"
     )

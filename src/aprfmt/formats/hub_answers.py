@@ -53,7 +53,7 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"the hub's cache has no place: {path} is in the folder of a user who has none",
+            f"the hub's cache cannot be placed: {path} names the home of a user who has none",
             hint="HF_HOME=FOLDER names one",
         ) from None
 

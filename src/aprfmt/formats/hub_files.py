@@ -242,7 +242,9 @@ def _changed(file: RemoteFile, how: str) -> ChangedError:
 def _failure(error: Exception, repo: str, commit: str, file: RemoteFile) -> AprError:
     if isinstance(error, _CutError) or type(error).__name__ == "RemoteProtocolError":
         hint = "run it again: what came is kept, and goes on from there"
-        return StorageError(f"the hub breaks off: {error}, {RETRIES + 1} times", path=file.address, hint=hint)
+        return StorageError(
+            f"the hub broke off the connection: {error}, {RETRIES + 1} times", path=file.address, hint=hint
+        )
     return failure(error, HubPath(repo, commit, file.name), cache_home(), file.address)
 
 

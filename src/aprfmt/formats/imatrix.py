@@ -103,7 +103,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     for name, values in found.entries.items():
         if values.size and not (values.min() >= 0 and values.max() <= MOST_WEIGHT):
             raise CorruptError(
-                "a value of the importance matrix is negative, beyond 2^60 or no number",
+                "a value of the importance matrix is negative, beyond 2^60 or not a number",
                 path=found.path,
                 tensor=name,
                 hint="compute it again, on other data",
@@ -185,7 +185,7 @@ class _Reader:
                 f"{what} needs {n_bytes} bytes, {self.left} are left",
                 path=self.path,
                 offset=self.pos,
-                hint="the file is cut short, damaged or no importance matrix",
+                hint="the file is cut short, damaged, or not an importance matrix",
             )
         self.pos += n_bytes
         return self.source.read(self.pos - n_bytes, n_bytes)
@@ -197,7 +197,7 @@ class _Reader:
                 f"{what} is {value}",
                 path=self.path,
                 offset=self.pos - 4,
-                hint="the file is damaged or no importance matrix",
+                hint="the file is damaged, or not an importance matrix",
             )
         return value
 
@@ -221,7 +221,7 @@ def _read_old(source: Source) -> Imatrix:
             f"{n_entries} entries do not fit in {source.size} bytes",
             path=source.path,
             offset=0,
-            hint="the file is cut short, damaged or no importance matrix",
+            hint="the file is cut short, damaged, or not an importance matrix",
         )
     entries: dict[str, Array] = {}
     for _ in range(n_entries):

@@ -121,7 +121,7 @@ def read_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
         raise RefusedError(
             f"the adapter goes with a base model that its training changed at the beginning ({begin})",
             path=path,
-            hint="save it again with PEFT's path_initial_model_for_weight_conversion, which makes a plain LoRA of it",
+            hint="save it again with PEFT's path_initial_model_for_weight_conversion, which turns it into a plain LoRA",
         )
     ranks = {key: _rank(value, "rank_pattern", path) for key, value in _patterns(body, "rank_pattern", path).items()}
     alphas = {

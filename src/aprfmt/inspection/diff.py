@@ -216,7 +216,7 @@ def _check_options(
     if tolerance and not values:
         raise UsageError("--tolerance needs --values", hint="apr diff A B --values --tolerance 1e-3")
     if values and metadata_only:
-        raise UsageError("--values and --metadata-only exclude each other")
+        raise UsageError("--values and --metadata-only cannot be given together")
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UsageError(f"{threads} threads", hint=f"--threads takes 1 to {MOST_THREADS}")
     if output is None:

@@ -37,7 +37,7 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"the cache has no place: {path} is in the folder of a user who has none",
+            f"the cache cannot be placed: {path} names the home of a user who has none",
             hint=f"{CACHE_VARIABLE}=FOLDER names one",
         ) from None
 

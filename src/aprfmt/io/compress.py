@@ -70,7 +70,7 @@ def unlz4(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     except (block.LZ4BlockError, ValueError) as error:
         raise CorruptError(f"damaged LZ4 data: {error}", path=path) from error
     if len(out) != n_bytes:
-        raise CorruptError(f"the LZ4 data declares {n_bytes} bytes and holds {len(out)}", path=path)
+        raise CorruptError(f"the LZ4 data declares {n_bytes} bytes but holds {len(out)}", path=path)
     return out
 
 

@@ -164,7 +164,7 @@ class RemoteFile:
         return ChecksumError(
             "what was fetched is not the file that the hub lists: its digest differs",
             path=self.address,
-            hint="run it again; if it stays so, the repository or a proxy on the way is damaged",
+            hint="run it again; if this persists, the repository or a proxy on the way is damaged",
         )
 
 

@@ -45,7 +45,7 @@ class Tower:
                 raise EngineError(f"mtmd does not prepare the prompt and its files (code {code})")
             n = int(self._c.helper_get_n_tokens(chunks))
             if n >= room:
-                raise RoomError(f"the prompt has {n:,} tokens with its files, the context room for {room:,}")
+                raise RoomError(f"the prompt has {n:,} tokens with its files, but the context has room for {room:,}")
             behind = ctypes.c_int32()
             if code := self._c.helper_eval_chunks(
                 self._context, context, chunks, 0, 0, n_batch, True, ctypes.byref(behind)
@@ -78,7 +78,7 @@ class Tower:
         )
         if not read.bitmap:
             able = [what for what, can in self._abilities() if can]
-            raise EngineError(f"mtmd makes nothing of {file}: the model's tower {' and '.join(able) or 'is of no use'}")
+            raise EngineError(f"mtmd cannot use {file}: the model's tower {' and '.join(able) or 'is of no use'}")
         is_sound = self._c.bitmap_is_audio(read.bitmap)
         if not self._abilities()[is_sound][1]:
             self._c.bitmap_free(read.bitmap)

@@ -188,7 +188,7 @@ class Session:
         step = self._c.n_batch(self._context)
         room = self._c.n_ctx(self._context) - len(self._past)
         if len(ids) > room:
-            raise RoomError(f"the text has {len(ids):,} tokens, the context room for {room:,}")
+            raise RoomError(f"the text has {len(ids):,} tokens, but the context has room for {room:,}")
         for start in range(0, len(ids), step):
             if start and self._stopped():
                 return
@@ -221,7 +221,7 @@ class Session:
         if self._c.model_has_encoder(self._model) and self._c.model_has_decoder(self._model):
             self._forget()
             if len(ids) > (room := self._c.n_ctx(self._context)):
-                raise RoomError(f"the text has {len(ids):,} tokens, the context room for {room:,}")
+                raise RoomError(f"the text has {len(ids):,} tokens, but the context has room for {room:,}")
             code = self._c.encode(self._context, Batch(n_tokens=len(ids), token=(Token * len(ids))(*ids)))
             if code:
                 raise EngineError(f"llama.cpp does not compute the encoder (code {code})")
@@ -328,7 +328,9 @@ class Session:
         self._forget()
         ids = self.tokenize(text) if isinstance(text, str) else text
         if len(ids) > self._c.n_ctx(self._context):
-            raise RoomError(f"the text has {len(ids):,} tokens, the context room for {self._c.n_ctx(self._context):,}")
+            raise RoomError(
+                f"the text has {len(ids):,} tokens, but the context has room for {self._c.n_ctx(self._context):,}"
+            )
         self._compute(ids or [max(0, self._c.vocab_bos(self._vocab))])
         pointer = self._c.get_embeddings_seq(self._context, 0)
         if not pointer:

@@ -109,7 +109,7 @@ def front_matter(data: bytes) -> dict[str, object]:
     ends = (i for i, line in enumerate(lines) if i and line.rstrip() == _FENCE)
     end = next(ends, None)
     if end is None:
-        raise CorruptError("its front matter has no end")
+        raise CorruptError("its front matter is not closed")
     # YAML forbids tabs as indentation, yet cards in use have them.
     text = "\n".join(lines[1:end]).replace("\t", "  ")
     if len(text.encode()) > MAX_FRONT_MATTER_BYTES:

@@ -130,7 +130,7 @@ def push(
         provenance.from_flags({"license": license})
     there = _Repository.look(api, wanted)
     if not there.exists and not create:
-        raise NotFoundError(f"{wanted.repo} is not on the hub", hint="leave out --no-create, and it is made")
+        raise NotFoundError(f"{wanted.repo} is not on the hub", hint="leave out --no-create to create it")
     models, info, general, warnings = _survey(formats.path_text(source, "source"), paths)
     old = read_whole(card) if card is not None else there.card
     if old is None and CARD in paths:
@@ -141,7 +141,7 @@ def push(
     known = license_of(old) or license or info.get("license")
     if known is None and not no_license:
         raise RefusedError(
-            "nothing says under which licence the model may be used",
+            "nothing states the licence of the model",
             path=source,
             hint="--license apache-2.0 puts one into the card; --no-license goes on without",
         )

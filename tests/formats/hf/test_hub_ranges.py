@@ -360,7 +360,7 @@ def on_weights(answer: Answer) -> Callable[[Request], Answer | None]:
 
 
 FAULTS: dict[str, tuple[Answer, type[AprError], str, int]] = {
-    "half a body, always": (Answer(cut=0), StorageError, "breaks off", 7),
+    "half a body, always": (Answer(cut=0), StorageError, "broke off", 7),
     "500": (Answer(500), StorageError, "answered 500", 7),
     "503": (Answer(503), StorageError, "answered 503", 7),
     "429": (Answer(429, {"Retry-After": "0"}), StorageError, "answered 429", 7),

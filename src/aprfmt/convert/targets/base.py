@@ -382,7 +382,7 @@ def check_options(options: Options, target: Target) -> None:
                 hint=f"it applies to {fitting}",
             )
     if options.no_tokenizer and options.tokenizer is not None:
-        raise UsageError("--no-tokenizer and --tokenizer exclude each other", hint="give one of them")
+        raise UsageError("--no-tokenizer and --tokenizer cannot be given together", hint="give one of them")
     if options.mmproj and isinstance(options.mmproj, bool) == (target.name == "apr"):
         raise UsageError(
             "--mmproj names a GGUF of towers where an .apr is made, and stands alone where such a GGUF is written",
@@ -395,4 +395,4 @@ def check_options(options: Options, target: Target) -> None:
             "--modelfile is for a whole model in one file", hint="leave out --shard-size, --mtp-only and --mmproj"
         )
     if options.no_mtp and options.mtp_only:
-        raise UsageError("--no-mtp and --mtp-only exclude each other", hint="give one of them")
+        raise UsageError("--no-mtp and --mtp-only cannot be given together", hint="give one of them")

@@ -58,7 +58,7 @@ def layouts(c: Canonical, work: Work) -> Output:
         raise UsageError(f"unknown recipe {options.recipe!r}", hint="one of: " + ", ".join(RECIPES))
     if options.recipe is not None and options.bits is not None:
         raise UsageError(
-            "--recipe and --bits exclude each other", hint="a recipe says itself how many bits weights get"
+            "--recipe and --bits cannot be given together", hint="a recipe says itself how many bits weights get"
         )
     default = check(4 if options.bits is None else options.bits, options.group_size or _group_size(c, asked))
     if network is None:

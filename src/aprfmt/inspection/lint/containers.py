@@ -121,7 +121,7 @@ def quant_suffix(mixes: Callable[[str], str | None], subject: Subject) -> Iterat
     stem, matrices = model.path.resolve().stem, matrices_of(model)
     named = _QUANT_IN_NAME.findall(stem)
     if not matrices or not named or not is_main(subject):
-        yield skip("no quantization stands in the file's name")
+        yield skip("the file's name states no quantization")
         return
     word = named[-1].upper().replace("FP", "F") if named[-1].upper() in ("FP16", "FP32") else named[-1].upper()
     dtype = word if word in _FLOATS else mixes(word)
@@ -176,7 +176,7 @@ def unbalanced(subject: Subject) -> Iterator[Check]:
     """`shards.unbalanced`: files of a split model have about one size."""
     sizes = _sizes(subject.model)
     if len(sizes) < 3:
-        yield skip("it has less than three files of weights")
+        yield skip("it has fewer than three files of weights")
         return
     largest = max(size for _, size in sizes)
     small = [name for name, size in sizes[:-1] if size < largest / 4]

@@ -21,7 +21,7 @@ def no_license(subject: Subject) -> Iterator[Check]:
         yield skip("it is not a model of its own")
     elif not typed_metadata(subject.model).get("license"):
         fix = set_key(subject.model, "general.license", "apache-2.0", "--license Apache-2.0")
-        yield Check("fail", "nothing says under which licence the weights are", suggestion=fix)
+        yield Check("fail", "nothing states the licence of the weights", suggestion=fix)
 
 
 def odd_license(subject: Subject) -> Iterator[Check]:
