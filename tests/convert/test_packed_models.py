@@ -80,6 +80,10 @@ def test_packed_weights_are_counted_as_what_they_stand_for(packed: dict[str, Pac
     decoded = aprfmt.convert_model(folder, tmp_path / "d", format="hf", dtype="f32", allow_unmapped=True)
     for path in (folder, tmp_path / "m.apr", tmp_path / "d"):
         assert aprfmt.inspect(path).param_count == decoded.param_count
+    for source, name in ((folder, "a.gguf"), (tmp_path / "m.apr", "b.gguf")):
+        aprfmt.export_model(source, tmp_path / name)
+    with aprfmt.open(tmp_path / "a.gguf") as a, aprfmt.open(tmp_path / "b.gguf") as b:
+        assert a.metadata["general.size_label"] == b.metadata["general.size_label"] == "103K"
 
 
 def test_packed_draft_layers_are_carried_and_no_mix_blows_them_up(tmp_path: Path) -> None:

@@ -130,16 +130,22 @@ class Canonical:
     @property
     def n_params(self) -> int:
         """Elements of all tensors, of packed ones of what they stand for."""
-        if self.packs.decoded:
-            return sum(n_elements(t.shape) for t in self.all_tensors.values())
-        kept = (t.shape for t in self.all_tensors.values() if t.pieces[0].name not in self.packs.parts)
-        return sum(map(n_elements, (*kept, *(weight.shape for weight in self.packs.weights))))
+        return _count(self.all_tensors.values(), self.packs)
 
     def outside_parts(self) -> list[Part]:
         """What the tensors outside the network are of, by the names that a checkpoint has them under."""
         own = self.model.convention == "hf"
         sizes = {t.pieces[0].name if own else t.name: t.n_bytes for t in self.outside.values()}
         return parts(self.arch, sizes, self.hparams.hf_architecture)
+
+
+def _count(tensors: Collection[CanonicalTensor], packs: Packing) -> int:
+    """Elements of the tensors, of packed ones of what they stand for."""
+    if packs.decoded:
+        return sum(n_elements(t.shape) for t in tensors)
+    stored = {t.pieces[0].name for t in tensors} & packs.parts
+    own = (t.shape for t in tensors if t.pieces[0].name not in stored)
+    return sum(map(n_elements, (*own, *(weight.shape for weight in packs.weights if weight.pieces[0].name in stored))))
 
 
 def canonical(
@@ -193,7 +199,7 @@ def canonical(
         kept = envelope.read_folder(folder.folder)
         facts = kept.metadata if kept is not None else {}
         known.info |= {name: str(facts[name]) for name in provenance.INFO_FIELDS if name in facts}
-    n_params = sum(n_elements(t.shape) for t in tensors.values())
+    n_params = _count(tensors.values(), packs)
     if known.general is not None and model.convention == "hf" and n_params and not hparams.num_experts:
         known.general.setdefault("size_label", provenance.size_label(n_params))
     return Canonical(
