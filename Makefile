@@ -27,7 +27,10 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py || echo "no network: tests that need real material are skipped" >&2
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	@# What a GPU is needed for runs in a process that forks no other: torch cannot go on in a fork where there is a GPU.
+	@if $(BIN)/python -c "import torch; raise SystemExit(not torch.cuda.is_available())"; then \
+		$(BIN)/python -m pytest -q -m cuda tests/train; fi
 
 check: $(VENV)/.check
 	$(BIN)/ruff format --check src tests tools

@@ -15,6 +15,14 @@ import train_runs
 from aprtrain.run import run
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a GPU is skipped where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tiny matrices gain nothing by threads, and a process that has none may be forked."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import train_runs
 
 from aprfmt.cli.main import run as apr
@@ -112,7 +111,7 @@ def test_another_run_in_the_folder(refused: Refused, tmp_path: Path) -> None:
     assert "-o" in error["hint"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_a_plan_beyond_the_memory_of_the_gpu(refused: Refused) -> None:
     tokens = str(1 << 27)
     code, error = refused("--tokens-per-step", tokens, "--micro-tokens", tokens, device="cuda")

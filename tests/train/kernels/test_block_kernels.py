@@ -19,10 +19,7 @@ from aprtrain.kernels import fp8
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, is_kept, pick_rows, some_rows, upload
 
 CPU = torch.device("cpu")
-DEVICES = [
-    CPU,
-    pytest.param(torch.device("cuda"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")),
-]
+DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.cuda)]
 
 
 def _expected(dtype: str, stored: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -167,7 +164,7 @@ def test_e4m3_never_makes_a_bad_row_finite(bad: float, device: torch.device) -> 
     assert bool(torch.isfinite(y[[0, 2]]).all())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 def test_e4m3_on_cuda_equals_the_cpu() -> None:
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(64, 4112, generator=generator).to(torch.bfloat16)

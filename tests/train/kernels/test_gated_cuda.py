@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from aprtrain.kernels.gated import silu_gated
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -15,7 +15,7 @@ from aprtrain.loss import IGNORED
 from aprtrain.loss.head import Softcaps, distill_head, head_bytes, logit_weight
 from aprtrain.loss.objective import Kind, Objective
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = pytest.mark.cuda
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]
 head = Head(chunk=32)
 QWEN = (151_665, 151_936, 152_064)

@@ -169,7 +169,7 @@ def test_memory_is_bounded_whatever_the_vocabulary() -> None:
         assert head_bytes(Vocabulary(rows, rows, rows), 896, top=True) <= 14 << 27
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_cuda_with_a_real_vocabulary(kind: Kind) -> None:
     p = problem(64, 151_665, 151_936, 152_064, widths=(128, 192), device="cuda", spread=4)

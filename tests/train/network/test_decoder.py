@@ -217,7 +217,7 @@ def test_the_cheapest_exact_way_is_chosen() -> None:
     assert way(False, written=True) == way(True, written=True, window=4) == "eager"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("case_id", ["mistral/window", "gemma2", *STUDENTS, *TEACHERS])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gpu_computes_the_same_in_float32_and_nearly_so_in_bfloat16(
