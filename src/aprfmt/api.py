@@ -200,6 +200,88 @@ class TeacherReport:
         return asdict(self)
 
 
+@dataclass(slots=True)
+class DataSource:
+    """One of the paths of some data.
+
+    Attributes:
+        name, weight: of the path, None where none was given.
+        files, bytes: that are read.
+        documents, tokens, learned: what they hold, and how many of the tokens a model is to write.
+    """
+
+    name: str
+    weight: float | None
+    files: int
+    bytes: int
+    documents: int = 0
+    tokens: int = 0
+    learned: int = 0
+
+
+@dataclass(slots=True)
+class DataReport:
+    """What data hold, as a model's tokenizer reads them.
+
+    Attributes:
+        data: the paths.
+        text_field: where a record's text is.
+        sources: one a path; of token shards those of their mixture.
+        documents, tokens, learned: of all; `learned` are the tokens that a model is to write.
+        lengths: of the documents in tokens: "least", "tenth", "median", "nine_tenths", "most".
+        left_out: number of files and records that are not read, by reason.
+        example: the beginning of the first document, in pieces, with whether they are learned.
+        estimated: whether the counts are from the beginning of long data.
+    """
+
+    data: list[str]
+    text_field: str = "text"
+    sources: list[DataSource] = field(default_factory=list)
+    documents: int = 0
+    tokens: int = 0
+    learned: int = 0
+    lengths: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    example: list[tuple[str, bool]] = field(default_factory=list)
+    estimated: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr data --json`."""
+        return asdict(self)
+
+
+def data(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    model: PathLike,
+    text_field: str = "text",
+    strict: bool = False,
+    log: Callable[[str], None] = lambda line: None,
+) -> DataReport:
+    """What the data of a training run hold, read as `apr distill` and `apr pretrain` read them.
+
+    Args:
+        paths: text, jsonl, csv or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
+        model: whose tokenizer and chat template they are read with.
+        text_field: where a record's text is.
+        strict: whether a bad record is an error; otherwise it is counted and left out.
+        log: called with a line for the first bad record of each kind, and now and then.
+
+    Raises:
+        RefusedError: the model has no tokenizer, or no chat template for conversations.
+        CorruptError: a damaged file.
+    """
+    from aprtrain.data.corpus import Encoder
+    from aprtrain.data.sources import split_weights
+    from aprtrain.data.summary import summarise
+
+    given = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
+    places, weights = split_weights([formats.path_text(path, "paths") for path in given])
+    with formats.open(formats.path_text(model, "model")) as opened:
+        encoder = Encoder(opened.tokenizer)
+    return summarise(places, weights, encoder, text_field=text_field, strict=strict, log=log)
+
+
 def teacher(
     file: PathLike | None,
     data: PathLike | Sequence[PathLike],
@@ -505,18 +587,18 @@ def imatrix(
 
 
 def _text_of(paths: Sequence[Path]) -> Iterator[str]:
-    """Plain text as it is; a blank line between files and between records."""
-    from aprtrain.data.sources import list_files, read_documents
+    """Plain text as it is; a blank line between files, between records and between messages."""
+    from aprtrain.data.records import Marked, Reader, as_text
+    from aprtrain.data.sources import list_files
 
-    between = ""
+    between, reader = "", Reader(separator=0, render=as_text, strict=True)
     for file in list_files(paths, Counter()):
         if file.kind == "tokens":
             raise UsageError("token shards are not text", path=file.path, hint="name the text that they were made of")
         plain = file.kind in ("text", "source")
-        for document in read_documents(file, 0, Counter()):
-            assert isinstance(document, str)
+        for document in reader.documents(file):
             yield between
-            yield document
+            yield document.text if isinstance(document, Marked) else str(document)
             between = "" if plain else "\n\n"
         between = "\n\n"
 

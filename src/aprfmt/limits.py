@@ -83,6 +83,9 @@ DEFAULT_CARRY_BYTES = 64_000_000
 MAX_CHAT_CHARS = 16 << 20
 """What a chat template may write."""
 
+MAX_CHAT_SECONDS = 10
+"""How long it may take."""
+
 MAX_RECIPE_BYTES = 1 << 20
 """A recipe of a merge."""
 

@@ -13,7 +13,6 @@ FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -26,8 +25,9 @@ from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import prepare_folder
 from aprtrain.config import Config, resolve
 from aprtrain.data.batches import check_shared
-from aprtrain.data.corpus import read_header
-from aprtrain.data.sources import list_files
+from aprtrain.data.corpus import Encoder
+from aprtrain.data.sources import split_weights
+from aprtrain.data.summary import SAMPLE_CHARS, summarise
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Origin, Pair, open_pair, origin_of, settle
@@ -220,7 +220,8 @@ class Plan(TypedDict):
     Attributes:
         memory: name and bytes of each part.
         student, teacher: the numbers of their shapes, and `parameters`.
-        data: the tokens of shards, else files and bytes; what would be left out, by reason.
+        data: what `apr data --json` says, with the passes of the run over all and over each source, and whether it
+            lasts for the run.
         nodes: None for a single one.
     """
 
@@ -270,7 +271,7 @@ def plan(command: str, config: Config) -> Plan:
             "vocabulary": asdict(pair.vocabulary) if pair.vocabulary is not None else None,
             "compiled": config.is_compiled(device.type),
             "nodes": _plan_nodes(config, pair.student.shape, total(rows), device, processes),
-            "data": _plan_data(config),
+            "data": _plan_data(config, pair),
             "config": config.to_json(),
             "digest": config.digest(),
             "origin": origin_of(command, config, pair, None),
@@ -292,14 +293,23 @@ def _plan_nodes(config: Config, s: Shape, n_bytes: int, device: torch.device, pr
     }
 
 
-def _plan_data(config: Config) -> dict[str, Any]:
-    path, skipped = Path(config.data or ""), Counter[str]()
-    header = read_header(path) if path.is_dir() else None
-    if header is not None:
-        return {"tokens": header["parts"]["train"]["tokens"], "files": None, "bytes": None, "left_out": {}}
-    files = list_files([path], skipped, Path(config.output) if config.output is not None else None)
-    n_bytes = sum(file.size for file in files)
-    return {"tokens": None, "files": len(files), "bytes": n_bytes, "left_out": dict(+skipped)}
+def _plan_data(config: Config, pair: Pair) -> dict[str, Any]:
+    """What the sources of the data hold, about where they are long, and how often the run reads each."""
+    paths, weights = split_weights(config.data)
+    own = Path(config.output) if config.output is not None else None
+    found = summarise(
+        paths, weights, Encoder(pair.student.tokenizer), text_field=config.text_field, strict=config.strict, own=own,
+        sample=SAMPLE_CHARS,
+    )  # fmt: skip
+    body: dict[str, Any] = found.to_json()
+    needed = config.steps * config.tokens_per_step if config.steps is not None else None
+    for source in body["sources"]:
+        share = source["weight"] or (source["tokens"] / found.tokens if found.tokens else 0.0)
+        source["passes"] = needed and needed * share / max(1, source["tokens"])
+    body["passes"] = needed and needed / max(1, found.tokens)
+    most = max((source["passes"] or 0.0 for source in body["sources"]), default=body["passes"] or 0.0)
+    body["lasts"] = config.repeat or most <= (config.epochs or 1)
+    return body
 
 
 def _dims(shape: Shape) -> dict[str, Any]:

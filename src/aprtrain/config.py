@@ -36,6 +36,7 @@ class Field:
         low, high, choices: what values are allowed.
         env: the environment variable that sets it.
         flags: short options beside `flag`.
+        metavar: what --help calls the words of a tuple.
         number: of a switch: what the number is that may follow it; alone it is true.
         commands: which commands have it.
         place: what it decides. "what" is trained on what (a resumed run must agree), or "run": how far, where and how
@@ -51,6 +52,7 @@ class Field:
     choices: tuple[str, ...] = ()
     env: str = ""
     flags: tuple[str, ...] = ()
+    metavar: str = "NAME"
     number: str = ""
     commands: tuple[str, ...] = (*_DISTILL, *_PRETRAIN)
     place: str = "run"
@@ -92,9 +94,12 @@ class Config:
     shape: str | None = _option(
         None, "config.json of the network to train from scratch (with --like).", commands=_PRETRAIN
     )
-    data: str | None = _option(
-        None, "Text, jsonl or parquet files, a folder of them or of source code, token shards.", flags=("-d",)
-    )
+    data: tuple[str, ...] = _option(
+        (), "Text, jsonl, csv or parquet files, a folder of them or of source code, token shards; may be given again, "
+        "with a share of the tokens each.", flags=("-d",), metavar="PATH[:WEIGHT]",
+    )  # fmt: skip
+    text_field: str = _option("text", "The field of a record, or the column of a table, that holds its text.")
+    strict: bool = _option(False, "A record that is no document ends the run; else it is counted and left out.")
     output: str | None = _option(None, "Folder for checkpoints, metrics and the model.", flags=("-o",))
 
     kd_weight: float = _option(
@@ -416,7 +421,7 @@ def _convert(row: Field, value: object) -> Value:
     """Raises TypeError or ValueError."""
     if row.kind is tuple and isinstance(value, (str, list, tuple)):
         names = (value,) if isinstance(value, str) else tuple(value)
-        for name in names:
+        for name in names if row.name == "allow_changed" else ():
             if name not in what_fields():
                 raise UsageError(f"{name!r} is not a field that a resumed run must keep", hint=", ".join(what_fields()))
         return names
@@ -446,7 +451,7 @@ def _check_together(config: Config, command: str) -> None:
     faults = (
         (not any(ways), f"{names} is missing: {what}", "add one of them"),
         (all(ways), f"{names}, not both", keep_one),
-        *((getattr(c, name) is None, f"--{name} is missing: {what}", f"add --{name} PATH") for name, what in needed),
+        *((not getattr(c, name), f"--{name} is missing: {what}", f"add --{name} PATH") for name, what in needed),
         (all((c.teacher, c.teacher_logprobs)), "a teacher or --teacher-logprobs, not both", keep_one),
         (all((c.student_init, c.teacher_logprobs)), "--student-init needs the teacher itself, not files of it",
             "apr prune makes a student; name it with --student"),

@@ -23,8 +23,8 @@ from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
 from aprtrain.data.batches import Windows
 from aprtrain.data.corpus import Encoder, Ids
+from aprtrain.data.records import Chat, Document, Marked
 from aprtrain.data.scored import Scores, TextEncoder, read_part, scores_of, scoring, window_length
-from aprtrain.data.sources import Document
 from aprtrain.loss.vocab import Vocabulary, align
 
 if TYPE_CHECKING:
@@ -44,11 +44,16 @@ class _LlamaEncoder:
         """Ids of each document, with the end token behind."""
         found = []
         for document in documents:
+            assert not isinstance(document, Marked), "render makes none"
             ids = self._llama.tokenize(document, parse_special=False) if isinstance(document, str) else [*document]
             if not ids or ids[-1] != self.separator:
                 ids.append(self.separator)
             found.append(np.array(ids, np.uint32))
         return found
+
+    def render(self, chat: Chat) -> Marked:
+        """Raises RunError: llama.cpp does not tell where in a text its tokens are."""
+        raise RunError("conversations are scored by the tokenizers library, and it does not run this vocabulary")
 
 
 def score(

@@ -26,8 +26,9 @@ from aprtrain.budget import check_means, flops_of, memory_plan
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve
-from aprtrain.data.batches import Batches, Windows, check_windows
+from aprtrain.data.batches import Batches, Windows, check_windows, shares_of
 from aprtrain.data.corpus import Corpus, Encoder, open_corpus, prepare
+from aprtrain.data.sources import split_weights
 from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Progress, Trainer
@@ -156,8 +157,8 @@ def _train(
     corpus = _corpus(config, world, folder, saved, pair, recorder)
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
-    check_windows(windows)
-    config, batches = _batches(config, windows, world, recorder, saved.cursor if saved is not None else 0)
+    check_windows(windows, recorder.say)
+    config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor if saved is not None else 0)
     origin = origin_of(command, config, pair, corpus.key)
     _check_alike(world, origin)
     if saved is not None:
@@ -254,13 +255,15 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved | None]]
 def _corpus(config: Config, world: World, folder: Path, saved: Saved | None, pair: Pair, recorder: Recorder) -> Corpus:
     """The token shards: the first process makes them, each other node fetches them, a process a node hashes them."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
+    paths, weights = split_weights(config.data)
     wanted = saved.origin.get("data") if saved is not None else None
     corpus = None
     if world.is_first:
         corpus = prepare(
-            [Path(config.data or "")], pair.student.tokenizer, folder / _TOKENS,
+            paths, pair.student.tokenizer, folder / _TOKENS,
             held_out=config.held_out, held_out_paths=held_out, log=recorder.say,
-            wanted=wanted if isinstance(wanted, str) else None, own=folder,
+            wanted=wanted if isinstance(wanted, str) else None, own=folder, weights=weights,
+            text_field=config.text_field, strict=config.strict,
         )  # fmt: skip
     here = corpus.folder if corpus is not None else folder / _TOKENS
     fetch(world.gather(corpus.files() if corpus is not None else [])[0], here, here, world)
@@ -285,10 +288,13 @@ def _check_alike(world: World, origin: Origin) -> None:
                 ) from (None if world.is_first else ToldByFirst())
 
 
-def _batches(config: Config, windows: Windows, world: World, recorder: Recorder, cursor: int) -> tuple[Config, Batches]:
+def _batches(
+    config: Config, corpus: Corpus, windows: Windows, world: World, recorder: Recorder, cursor: int
+) -> tuple[Config, Batches]:
     """The resolved configuration, and the batches at their cursor."""
     batches = Batches(
         windows,
+        shares=shares_of(corpus, windows),
         windows_per_step=config.windows_per_step,
         windows_per_micro=config.windows_per_pass,
         seed=config.seed,

@@ -26,7 +26,8 @@ from aprfmt.model import Model
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
 from aprtrain.data.batches import Int64, Windows, batch_of
-from aprtrain.data.corpus import PARTS, Encoder, Log, prepare, read_header
+from aprtrain.data.corpus import PARTS, Encoder, prepare, read_header
+from aprtrain.data.records import Log
 from aprtrain.data.scored import window_length
 from aprtrain.data.sources import HEADER, list_files
 from aprtrain.evaluate_llama import architecture_of, parameters_of, positions_of

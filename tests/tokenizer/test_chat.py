@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aprfmt.errors import AprError, LimitError, MissingDependencyError, RefusedError, UnsupportedError
+from aprfmt.tokenizer import chat
 from aprfmt.tokenizer.chat import ChatTemplate
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -120,3 +122,26 @@ def test_without_jinja2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingDependencyError, match="jinja2"):
         ChatTemplate("x").render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% for x in [1, 2] recursive %}{% if loop.depth < 40 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_that_loops_is_ended(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "MAX_CHAT_SECONDS", 0.05)
+    begin = time.monotonic()
+    with pytest.raises(LimitError, match=r"the chat template takes more than 0\.05 s"):
+        ChatTemplate(template).render([{"role": "user", "content": "hi"}])
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("operator", ["~", "+"])
+def test_a_text_that_doubles_again_and_again_is_ended(operator: str) -> None:
+    template = "{% set x = 'a' * 10000 %}" + f"{{% set x = x {operator} x %}}" * 50
+    with pytest.raises(UnsupportedError, match="a text is too long"):
+        ChatTemplate(template).render([{"role": "user", "content": "hi"}])

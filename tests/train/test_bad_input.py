@@ -85,7 +85,9 @@ ROWS = {
     "blank data": Row({"--data": "blank.jsonl"}, 5, "no training documents", "more text"),
     "constant data": Row({"--data": "constant.jsonl"}, 5, "nearly constant", "look at"),
     "one input, many labels": Row({"--data": "clashing.jsonl"}, 5, "no model can learn both", "--seq-len"),
-    "broken JSON": Row({"--data": "broken.jsonl"}, 4, "line 2", "text"),
+    "broken JSON": Row({"--data": "broken.jsonl", "--strict": ""}, 4, "line 2", "without --strict"),
+    "another field": Row({"--text-field": "body"}, 5, "records without 'body'", "--text-field"),
+    "a weight that stands alone": Row({"--data": "other.jsonl:0.5"}, 2, "beside other --data", "leave it out"),
     "no UTF-8": Row({"--data": "latin.txt"}, 4, "UTF-8", ".jsonl"),
     "data that end": Row({"--repeat": None, "--steps": "99999"}, 5, "epochs", "--repeat"),
     "evaluated on what is trained on": Row(

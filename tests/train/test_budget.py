@@ -81,7 +81,12 @@ def test_the_plan_says_what_the_data_are(corpus_file: Path, teacher_file: Path, 
         return plan("distill", train_runs.options("distill", path, None, smoke=1, **given))["data"]
 
     size = corpus_file.stat().st_size
-    assert data(corpus_file) == {"tokens": None, "files": 1, "bytes": size, "left_out": {}}
+    found = data(corpus_file)
+    (source,) = found["sources"]
+    assert (source["files"], source["bytes"], source["documents"], found["left_out"]) == (1, size, 160, {})
+    assert source["tokens"] == found["tokens"] == found["learned"] > 10_000
+    assert found["passes"] == pytest.approx(2 * 128 / found["tokens"])
+    assert found["lasts"]
     (tmp_path / "a.py").write_text("x = 1")
     (tmp_path / "a.so").touch()
     assert data(tmp_path)["left_out"] == {"files that are not source code": 1}

@@ -243,7 +243,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(corpus_file: Path, teach
         corpus = _corpus(config, world, tmp_path, None, pair, Recorder(None, None))
         windows = Windows(corpus.train, config.seq_len, corpus.separator)
     with pytest.raises(UsageError, match="3 processes") as caught:
-        _batches(config, windows, World(torch.device("cpu"), 0, 3), Recorder(None, None), 0)
+        _batches(config, corpus, windows, World(torch.device("cpu"), 0, 3), Recorder(None, None), 0)
     assert "96" in str(caught.value.hint)
 
 

@@ -87,7 +87,7 @@ def options(command: str) -> list[tuple[str, object, None]]:
         elif row.kind is bool:
             names = (f"{row.flag}/--no-{row.flag[2:]}",)  # the second one overrules a file's true
         elif row.kind is tuple:
-            kind, metavar = list[str] | None, "NAME"
+            kind, metavar = list[str] | None, row.metavar
         else:
             metavar = "|".join(row.choices) or {int: "N", float: "X", str: "TEXT"}[row.kind]
             if row.default is not None:
@@ -222,6 +222,23 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
     yield from pairs(rows)
 
 
+def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the data hold, one source a row, with how often a run reads it where that is known."""
+    about = "about " if data["estimated"] else ""
+    times = f", read {data['passes']:.2f} times" if data.get("passes") is not None else ""
+    learned = f", {data['learned'] / data['tokens']:.0%} learned" if data["learned"] < data["tokens"] else ""
+    yield "data", f"{about}{data['tokens']:,} tokens in {data['documents']:,} documents{learned}{times}"
+    if data.get("lasts") is False:
+        yield "", out.style("they do not last for the run: give more, fewer --steps, --epochs N or --repeat", "yellow")
+    for source in data["sources"]:
+        share = f"{source['weight']:.1%} of what is read: " if source["weight"] is not None else ""
+        times = f", read {source['passes']:.2f} times" if source.get("passes") is not None else ""
+        size = f", {source['files']:,} files, {format_bytes(source['bytes'])}" if source["files"] else ""
+        yield "", printable(f"{source['name']}: {share}{about}{source['tokens']:,} tokens{times}{size}")
+    for what, n in data["left_out"].items():
+        yield "left out", f"{n:,} {printable(what)}"
+
+
 def _plan_text(body: "Plan") -> Iterator[str]:
     yield f"{out.style('plan', 'cyan')} of {body['command']}; nothing is trained or written"
     parts = [(part["name"], format_bytes(part["bytes"])) for part in body["memory"] if part["bytes"]]
@@ -231,12 +248,7 @@ def _plan_text(body: "Plan") -> Iterator[str]:
     if body["tokens"] is not None and body["seconds_at_400_tflops"] is not None:
         time = format_seconds(body["seconds_at_400_tflops"])
         rows.append(("tokens", f"{format_count(body['tokens'])}, {time} at 400 TFLOP/s"))
-    data = body["data"]
-    if data["tokens"] is not None:
-        rows.append(("data", f"shards of {data['tokens']:,} tokens"))
-    else:
-        left_out = "".join(f"; left out {n:,} {what}" for what, n in data["left_out"].items())
-        rows.append(("data", f"{data['files']:,} files, {format_bytes(data['bytes'] or 0)}{left_out}"))
+    rows += data_rows(body["data"])
     if (nodes := body["nodes"]) is not None:
         device, between, memory, disk = (
             format_bytes(nodes[name])

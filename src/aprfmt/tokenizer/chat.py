@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aprfmt.errors import AprError, LimitError, MissingDependencyError, RefusedError, UnsupportedError
-from aprfmt.limits import MAX_CHAT_CHARS
+from aprfmt.limits import MAX_CHAT_CHARS, MAX_CHAT_SECONDS
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -20,8 +22,15 @@ if TYPE_CHECKING:
 Message = Mapping[str, object]
 """One turn: "role" ("system", "user", "assistant", ...) and "content", a text."""
 
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+"""Around what a template marks as the assistant's, while it is rendered for its marks. No text has these characters."""
+
 _FILE = "<template>"
 """What Jinja calls a template without a file in a traceback, whose lines are then the template's."""
+
+
+class PrefixError(RefusedError):
+    """A template that does not say what the assistant's part of a conversation is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class ChatTemplate:
             MissingDependencyError: without jinja2.
             UnsupportedError: the template is none that Jinja understands, or fails; with its line.
             RefusedError: the template says that such a conversation cannot be.
-            LimitError: the text does not end.
+            LimitError: the text does not end, or takes too long.
         """
         values = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None, **variables}
         text = self._render(messages, values)
@@ -68,7 +77,65 @@ class ChatTemplate:
             return typed if last.strip() in typed else text
         return text
 
-    def _render(self, messages: Sequence[Message], values: Mapping[str, object]) -> str:
+    def render_answers(
+        self, messages: Sequence[Message], *, first: int = 0, tools: object = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """A whole conversation as text, and the ranges of its characters that the assistant is to write.
+
+        Those are what the template has between `{% generation %}` and `{% endgeneration %}`. Of a template without
+        such marks an answer is what the text up to its message has beyond the text before it with the beginning of an
+        answer; line ends behind the mark that ends it are none of it.
+
+        Args:
+            messages: what was said, the oldest first.
+            first: answers of earlier messages do not count.
+            tools: what the template is told of tools.
+
+        Raises:
+            PrefixError: the conversation up to a message is not the beginning of the whole one.
+            And what `render` raises.
+        """
+        text = self.render(messages, add_generation_prompt=False, tools=tools)
+        if _MARK.search(self.source):
+            if OPEN in text or CLOSE in text:
+                raise RefusedError(f"the conversation holds U+{ord(OPEN):X} or U+{ord(CLOSE):X}", path=self.path)
+            values = {"add_generation_prompt": False, "tools": tools, "documents": None}
+            marked = self._render(messages, values, marked=True)
+            begin = len(self.render(messages[:first], add_generation_prompt=False, tools=tools)) if first else 0
+            return text, [found for found in self._marks(text, marked) if found[0] >= begin]
+        spans = []
+        for i in range(first, len(messages)):
+            if messages[i].get("role") != "assistant":
+                continue
+            before = self.render(messages[:i], tools=tools)
+            through = text
+            if i + 1 < len(messages):
+                through = self.render(messages[: i + 1], add_generation_prompt=False, tools=tools)
+            if not (text.startswith(through) and through.startswith(before)):
+                raise PrefixError(
+                    f"{self.name} writes a conversation otherwise when it goes on, so that what the assistant writes "
+                    f"in message {i + 1} cannot be told",
+                    path=self.path,
+                    hint="put {% generation %} and {% endgeneration %} around it in the template, or give "
+                    "conversations of one answer",
+                )
+            answer, content = through[len(before) :], str(messages[i].get("content") or "").rstrip()
+            trimmed = answer.rstrip()
+            has_end = not content or not trimmed.endswith(content)
+            spans.append((len(before), len(before) + len(trimmed if has_end else answer)))
+        return text, [span for span in spans if span[0] < span[1]]
+
+    def _marks(self, text: str, marked: str) -> list[tuple[int, int]]:
+        """The ranges of `text` between the marks of `marked`, which is the same beside them."""
+        pieces = re.split(f"[{OPEN}{CLOSE}]", marked)
+        if "".join(pieces) != text or [c for c in marked if c in (OPEN, CLOSE)] != [OPEN, CLOSE] * (len(pieces) // 2):
+            raise PrefixError(f"{self.name} changes the text between its generation marks", path=self.path)
+        ends = [0]
+        for piece in pieces:
+            ends.append(ends[-1] + len(piece))
+        return [(start, end) for start, end in zip(ends[1::2], ends[2::2], strict=False) if start < end]
+
+    def _render(self, messages: Sequence[Message], values: Mapping[str, object], *, marked: bool = False) -> str:
         try:
             import jinja2
         except ImportError as error:
@@ -76,15 +143,18 @@ class ChatTemplate:
                 "chat templates need jinja2, which is not installed", hint="pip install jinja2"
             ) from error
         tokens = {f"{role}_token": text for role, text in self.special.items()}
+        until = _until.set(time.monotonic() + MAX_CHAT_SECONDS)
         try:
             pieces, size = [], 0
-            for piece in _compiled(self.source).generate(messages=list(messages), **tokens, **values):
+            for piece in _compiled(self.source, marked).generate(messages=list(messages), **tokens, **values):
                 size += len(piece)
                 if size > MAX_CHAT_CHARS:
                     raise LimitError(f"{self.name} writes more than {MAX_CHAT_CHARS:,} characters", path=self.path)
                 pieces.append(piece)
         except AprError:
             raise
+        except _TooLong:
+            raise LimitError(f"{self.name} takes more than {MAX_CHAT_SECONDS} s", path=self.path) from None
         except _Refusal as error:
             raise RefusedError(
                 f"{self.name} refuses the conversation: {error}{_at_line(error)}",
@@ -95,6 +165,8 @@ class ChatTemplate:
             raise self._broken(error, f" at line {error.lineno}") from None
         except Exception as error:
             raise self._broken(error, _at_line(error)) from None
+        finally:
+            _until.reset(until)
         return "".join(pieces)
 
     def _broken(self, error: Exception, where: str) -> UnsupportedError:
@@ -119,6 +191,8 @@ def _at_line(error: BaseException) -> str:
     return f" at line {lines[-1]}" if lines else ""
 
 
+_MARK = re.compile(r"\{%-?\s*generation\b")
+
 _WIDE = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")
 """A format of a text with a width of four digits, or one that is an argument."""
 
@@ -127,18 +201,42 @@ class _Refusal(Exception):
     """The template called raise_exception."""
 
 
+class _TooLong(Exception):
+    """The time is over."""
+
+
+_until: ContextVar[float] = ContextVar("_until")
+
+
+def _in_time(values: Iterable[object]) -> Iterator[object]:
+    """The same values, until the time is over."""
+    until = _until.get()
+    for value in values:
+        if time.monotonic() > until:
+            raise _TooLong
+        yield value
+
+
+def _joined(values: Sequence[object]) -> str:
+    texts = [str(value) for value in values]
+    if sum(map(len, texts)) > MAX_CHAT_CHARS:
+        raise OverflowError("a text is too long")
+    return "".join(texts)
+
+
 @cache
-def _compiled(source: str) -> jinja2.Template:
-    template: jinja2.Template = _environment().from_string(source)
+def _compiled(source: str, marked: bool = False) -> jinja2.Template:
+    template: jinja2.Template = _environment(marked).from_string(source)
     return template
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def _environment(marked: bool) -> jinja2.Environment:
     import jinja2.ext
     import jinja2.nodes
     import jinja2.parser
     import jinja2.sandbox
+    import jinja2.visitor
 
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` marks what the assistant says, for training; it prints what is inside."""
@@ -146,13 +244,42 @@ def _environment() -> jinja2.Environment:
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            if not marked:
+                return body
+
+            def mark(text: str) -> jinja2.nodes.Node:
+                return jinja2.nodes.Output([jinja2.nodes.TemplateData(text)], lineno=line)
+
+            return [mark(OPEN), *body, mark(CLOSE)]
+
+    class Bounded(jinja2.visitor.NodeTransformer):
+        """Puts a bound on what a template can repeat: loops in time, texts in length."""
+
+        def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+            self.generic_visit(node)
+            node.iter = jinja2.nodes.Filter(node.iter, "_in_time", [], [], None, None, lineno=node.lineno)
+            return node
+
+        def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
+            self.generic_visit(node)
+            texts = jinja2.nodes.List(node.nodes, lineno=node.lineno)
+            return jinja2.nodes.Filter(texts, "_joined", [], [], None, None, lineno=node.lineno)
 
     class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Without operators that make much of little."""
 
-        intercepted_binops = frozenset({"*", "**", "%"})
+        intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+        def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+            found: jinja2.nodes.Template = Bounded().visit(super()._parse(source, name, filename))
+            return found.set_environment(self)  # type: ignore[return-value]
+
+        def call(self, *arguments: Any, **named: Any) -> Any:
+            if time.monotonic() > _until.get():
+                raise _TooLong
+            return super().call(*arguments, **named)
 
         def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
             texts = [value for value in (left, right) if not isinstance(value, int | float)]
@@ -161,6 +288,8 @@ def _environment() -> jinja2.Environment:
                 times = max((value for value in (left, right) if isinstance(value, int)), default=0)
                 if size * times > MAX_CHAT_CHARS:
                     raise OverflowError("a text is repeated too often")
+            elif operator == "+" and len(texts) == 2 and sum(map(len, texts)) > MAX_CHAT_CHARS:
+                raise OverflowError("a text is too long")
             elif operator == "**" and abs(right) > 64:
                 raise OverflowError("an exponent is too large")
             elif operator == "%" and isinstance(left, str) and _WIDE.search(left):
@@ -168,7 +297,7 @@ def _environment() -> jinja2.Environment:
             return super().call_binop(context, operator, left, right)
 
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = _to_json
+    environment.filters |= {"tojson": _to_json, "_in_time": _in_time, "_joined": _joined}
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _strftime_now
     return environment

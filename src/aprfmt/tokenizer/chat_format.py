@@ -69,11 +69,11 @@ def find_format(tokenizer: Tokenizer) -> tuple[ChatFormat | None, str]:
 
     Raises MissingDependencyError without jinja2.
     """
-    template = tokenizer.chat_template
+    template = template_of(tokenizer)
     if template is None:
         return None, "the model has no chat template"
-    if len(template) > MAX_TEMPLATE:
-        return None, f"the chat template has {len(template)} characters"
+    if len(template.source) > MAX_TEMPLATE:
+        return None, f"the chat template has {len(template.source)} characters"
     try:
         render = _Renderer(template, tokenizer)
         found = _read_off(render)
@@ -89,15 +89,22 @@ class _Failure(Exception):
     """A template that does not render a conversation."""
 
 
+def template_of(tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The tokenizer's template; None where it has none, or only the name of one of llama.cpp's."""
+    template = tokenizer.chat_template
+    if template is None or "{" not in template:
+        return None
+    return ChatTemplate(template, {role: _text_of(tokenizer, role) for role in ("bos", "eos", "unk", "pad")})
+
+
 class _Renderer:
     """The tokenizer's template."""
 
-    def __init__(self, template: str, tokenizer: Tokenizer) -> None:
-        texts = {role: _text_of(tokenizer, role) for role in ("bos", "eos", "unk", "pad")}
-        self._template = ChatTemplate(template, texts)
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+        self._template = template
         self._bos = ""
         # A begin token that the tokenizer adds is none of the template's; one that begins each message is.
-        bos = texts["bos"]
+        bos = template.special["bos"]
         if bos and tokenizer.flags.get("add_bos") is not False:
             self._bos = bos if self(_talk(_U, _A, _V)).count(bos) == 1 else ""
 

@@ -2,7 +2,8 @@
 
 A window is T tokens and the T tokens behind each of them, with the borders of documents. Window k holds the tokens
 [k T, k T + T] of the stream, so each token is a label once and none is lost; the last window is filled up. A label
-that begins a new document is ignored: nothing before it tells what it will be.
+that begins a new document is ignored: nothing before it tells what it will be. So is one that the data say is not to
+be learned, as of a conversation whatever the assistant does not say.
 
 Window number `i` of an epoch is a function of (seed, epoch, i), so the place in the data is one integer: how many
 windows the run has taken. A step takes the same windows whatever the number of processes; each one gets a stretch.
@@ -14,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from aprfmt.errors import RefusedError, UsageError
-from aprtrain.data.corpus import Part
+from aprtrain.data.corpus import Corpus, Part
 from aprtrain.loss import IGNORED
 
 if TYPE_CHECKING:  # windows are read without torch too
@@ -32,8 +34,8 @@ if TYPE_CHECKING:  # windows are read without torch too
 MIN_ENTROPY = 3.0
 """Bits of the histogram of tokens. English by letters has 4.1, four letters at random have 2."""
 
-MAX_SHARE = 0.01
-"""Of windows that repeat another one."""
+SHOWN_SHARE, MAX_SHARE, MAX_EMPTY = 0.01, 0.25, 0.9
+"""Of windows: what is said, how many may repeat another one, how many may have nothing to learn."""
 
 _NEARLY_ALL = 7 / 8
 _LOOK_AT = 50_000_000  # tokens that the check reads, spread evenly
@@ -75,6 +77,8 @@ class Windows:
             raise RefusedError("the data hold fewer than two tokens", hint="give more text")
         self._tokens = part.tokens
         self._borders = part.ends
+        self._masks = part.masks
+        self._masked_before = np.concatenate([[0], (part.masks[:, 1] - part.masks[:, 0]).cumsum()])
         self._filler = filler
         self._n = -(-(len(part.tokens) - 1) // seq_len)
         self.seq_len = seq_len
@@ -113,6 +117,10 @@ class Windows:
             first, last = np.searchsorted(self._borders, [start, start + t], side="right")
             borders = self._borders[first:last] - start
             labels[row, borders - 1] = IGNORED
+            first = np.searchsorted(self._masks[:, 1], start + 1, "right")
+            last = np.searchsorted(self._masks[:, 0], start + t + 1)
+            for begin, end in (self._masks[first:last] - start - 1).clip(0, t):
+                labels[row, begin:end] = IGNORED
             lengths.append(np.diff(borders[borders < t], prepend=0, append=t).tolist())
         return Rows(both[:, :t], labels, lengths)
 
@@ -125,8 +133,17 @@ class Windows:
         starts = ids * self.seq_len
         ends = np.minimum(starts + self.seq_len, len(self._tokens) - 1)  # the last label's position
         borders = np.searchsorted(self._borders, ends, "right") - np.searchsorted(self._borders, starts, "right")
-        counts: Int64 = ends - starts - borders
+        counts: Int64 = ends - starts - borders - self._masked(ends + 1) + self._masked(starts + 1)
         return counts
+
+    def _masked(self, places: Int64) -> Int64:
+        """How many tokens before each of these places are not to be learned."""
+        if not len(self._masks):
+            return np.zeros_like(places)
+        n = np.searchsorted(self._masks[:, 0], places)
+        beyond = (self._masks[n - 1, 1] - places).clip(0)  # of the last run that begins before the place
+        found: Int64 = self._masked_before[n] - np.where(n > 0, beyond, 0)
+        return found
 
 
 def check_length(seq_len: int, who: str, positions: int | None) -> None:
@@ -138,28 +155,35 @@ def check_length(seq_len: int, who: str, positions: int | None) -> None:
         )
 
 
-def check_windows(windows: Windows) -> None:
-    """Refuses data that nothing can be learned from, with the first example.
+def check_windows(windows: Windows, log: Callable[[str], None] = lambda line: None) -> None:
+    """Refuses data that nothing can be learned from, with the first example; says what little is wrong with others.
 
     Looked at once, as every epoch has the same windows; of very large data at an even selection.
 
     Raises:
-        RefusedError: windows without a label, a nearly constant stream, windows that repeat, or that have the same
-            input and different last labels.
+        RefusedError: more than MAX_SHARE of the windows repeat another one, or have the same input as another one and
+            a different last label; more than MAX_EMPTY have no label; a nearly constant stream.
     """
     counts = windows.label_counts(np.arange(len(windows)))
-    if not counts.all():
-        raise RefusedError(
-            f"window {int(np.argmin(counts))} of {len(windows)} has nothing to predict: every token in it begins "
-            "a document",
-            hint="give longer documents",
-        )
+    empty = int(np.count_nonzero(counts == 0))
+    words = (
+        f"{empty} of {len(windows)} windows have nothing to predict, such as window {int(np.argmin(counts))}: no token "
+        "in it is learned behind another one of its document"
+    )
+    _judge(empty / len(windows), words, "give longer documents or answers, or a longer --seq-len", log, MAX_EMPTY)
     n_full = len(windows) - 1  # the last one may be filled up
     n_seen = max(1, min(n_full, _LOOK_AT // windows.seq_len))
     ids = np.unique(np.linspace(0, max(0, n_full - 1), n_seen).astype(np.int64))
     _check_entropy(windows, ids)
     if n_full > 1:
-        _check_repeats(windows, ids)
+        _check_repeats(windows, ids, log)
+
+
+def _judge(share: float, words: str, hint: str, log: Callable[[str], None], most: float = MAX_SHARE) -> None:
+    if share > most:
+        raise RefusedError(words, hint=hint)
+    if share > SHOWN_SHARE:
+        log(f"{share:.1%}: {words}")
 
 
 def _check_entropy(windows: Windows, ids: Int64) -> None:
@@ -178,7 +202,7 @@ def _check_entropy(windows: Windows, ids: Int64) -> None:
         )
 
 
-def _check_repeats(windows: Windows, ids: Int64) -> None:
+def _check_repeats(windows: Windows, ids: Int64, log: Callable[[str], None]) -> None:
     factors = np.random.default_rng(0).integers(1, 1 << 63, windows.seq_len + 1, np.uint64) * np.uint64(2) + np.uint64(
         1
     )
@@ -189,23 +213,23 @@ def _check_repeats(windows: Windows, ids: Int64) -> None:
         wholes.append(inputs[-1] + products[:, -1])
     seen, first, number = np.unique(np.concatenate(wholes), return_index=True, return_inverse=True)
     copies = len(ids) - len(seen)
-    if copies > MAX_SHARE * len(ids):
-        late = next(i for i in range(len(ids)) if first[number[i]] != i)
-        raise RefusedError(
+    if copies:
+        late = int(np.flatnonzero(first[number] != np.arange(len(ids)))[0])
+        words = (
             f"{copies} of {len(ids)} windows are copies; the first is window {ids[late]}, a copy of window "
-            f"{ids[first[number[late]]]}",
-            hint="remove copies from the data, or give more of it",
+            f"{ids[first[number[late]]]}"
         )
+        _judge(copies / len(ids), words, "remove copies from the data, or give more of it", log)
     distinct = np.sort(np.concatenate(inputs)[first])
     clashes = int(np.count_nonzero(distinct[1:] == distinct[:-1]))
-    if clashes > MAX_SHARE * len(ids):
+    if clashes:
         value = distinct[1:][distinct[1:] == distinct[:-1]][0]
         pair = ids[np.flatnonzero(np.concatenate(inputs) == value)]
-        raise RefusedError(
+        words = (
             f"{clashes} of {len(ids)} windows have another one's input and a different last label, such as windows "
-            f"{pair[0]} and {pair[-1]}: no model can learn both",
-            hint="use a longer --seq-len, or look at what was read",
+            f"{pair[0]} and {pair[-1]}: no model can learn both"
         )
+        _judge(clashes / len(ids), words, "use a longer --seq-len, or look at what was read", log)
 
 
 def _in_turns(windows: Windows, ids: Int64) -> list[Int64]:
@@ -257,6 +281,35 @@ class Batch:
         return replace(self, tokens_NT=tokens_NT, labels_NT=labels_NT, documents=documents, kept_P=kept_P)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a source of a mixture is: windows from `first` on, and which share of all that are taken are from it."""
+
+    name: str
+    first: int
+    n: int
+    weight: Fraction
+
+
+def shares_of(corpus: Corpus, windows: Windows) -> list[Share]:
+    """The sources of the training part by their windows; one in which two sources meet is of the former.
+
+    Raises RefusedError for a source with less than a window.
+    """
+    found, begin, end = [], 0, 0
+    for source in corpus.header.get("sources", []):
+        end += source["tokens"]
+        last = min(len(windows), -(-end // windows.seq_len))
+        if last <= begin:
+            raise RefusedError(
+                f"{source['name']} holds {source['tokens']} tokens, less than a window of {windows.seq_len}",
+                hint="give more of it, or leave it out",
+            )
+        found.append(Share(source["name"], begin, last - begin, Fraction(source["weight"])))
+        begin = last
+    return found
+
+
 @dataclass
 class Batches:
     """Iterator over steps: each one is the list of this process's micro-batches.
@@ -267,7 +320,9 @@ class Batches:
         windows_per_micro: most rows of a micro-batch.
         seed: of the order.
         rank, world: this process and how many there are.
-        epochs: how often every window is seen; None repeats without end.
+        shares: the sources of a mixture; a place in the order is of one of them whatever the step and the process.
+        epochs: how often every window is seen, of a mixture those of the source that is used up first; None repeats
+            without end.
         cursor: windows taken so far by the whole run; pass it in to continue from there.
         log: takes a line at the beginning of each epoch.
         n_steps: steps from the first window to the end of the data, None when they are repeated without end.
@@ -281,6 +336,7 @@ class Batches:
     windows_per_step: int
     windows_per_micro: int
     seed: int
+    shares: Sequence[Share] = ()
     rank: int = 0
     world: int = 1
     epochs: int | None = 1
@@ -290,23 +346,28 @@ class Batches:
 
     def __post_init__(self) -> None:
         check_shared(self.windows_per_step, self.world, self.windows.seq_len)
-        n = len(self.windows)
-        self.n_steps = None if self.epochs is None else -(-n * self.epochs // self.windows_per_step)
+        self.shares = self.shares or [Share("", 0, len(self.windows), Fraction(1))]
+        self._end: int | None = None
+        if self.epochs is not None:
+            self._end = int(min(share.n * self.epochs / share.weight for share in self.shares))
+        self.n_steps = None if self._end is None else -(-self._end // self.windows_per_step)
 
     def check(self, n_steps: int) -> None:
         """Refuses a run of `n_steps` steps that the data do not last for. Raises RefusedError."""
         if self.n_steps is not None and n_steps > self.n_steps:
-            t = self.windows.seq_len
-            needed, available = n_steps * self.windows_per_step, len(self.windows)
+            t, needed = self.windows.seq_len, n_steps * self.windows_per_step
+            scarce = max(self.shares, key=lambda share: share.weight / share.n)
+            needed, available = int(needed * scarce.weight), scarce.n
+            whose = f" of {scarce.name}" if scarce.name else ""
             raise RefusedError(
-                f"{n_steps} steps need {needed * t} tokens, the data hold {available * t} in {available} windows: "
-                f"{needed / available:.1f} epochs",
+                f"{n_steps} steps need {needed * t} tokens{whose}, the data hold {available * t} in {available} "
+                f"windows: {needed / available:.1f} epochs",
                 hint=f"give more data, fewer --steps, --epochs {-(-needed // available)} or --repeat",
             )
 
     def ends_epochs(self, step: int, each: int | None) -> bool:
         """Whether update `step` (the first is 1) ends the `each`-th pass over the data, the next so many, ..."""
-        n = len(self.windows) * (each or 0)
+        n = (self._end // self.epochs if self._end and self.epochs else len(self.windows)) * (each or 0)
         return n > 0 and step > 0 and step * self.windows_per_step // n > (step - 1) * self.windows_per_step // n
 
     def __iter__(self) -> Iterator[list[Batch]]:
@@ -315,7 +376,7 @@ class Batches:
     def __next__(self) -> list[Batch]:
         """The next step. Raises RefusedError at the end of the data: a run must not end there unnoticed."""
         ids = self._ids(self.cursor)
-        n_valid = self.windows.n_labels(ids)
+        n_valid = max(1, self.windows.n_labels(ids))  # a step of prompts alone has none
         step = [batch_of(self.windows, some, index=self.cursor, n_valid=n_valid) for some in self._shared(ids)]
         self._announce(self.cursor)
         self.cursor += self.windows_per_step
@@ -328,22 +389,39 @@ class Batches:
         return [mine[i : i + self.windows_per_micro] for i in range(0, len(mine), self.windows_per_micro)]
 
     def _ids(self, cursor: int) -> list[int]:
-        n = len(self.windows)
-        end = None if self.epochs is None else n * self.epochs
+        end = self._end
         if end is not None and cursor >= end:
             raise RefusedError(
-                f"the data are used up after {self.epochs} epochs of {n} windows",
+                f"the data are used up after {self.epochs} epochs of {end // (self.epochs or 1)} windows",
                 hint="give more data, fewer --steps, more --epochs or --repeat",
             )
         places = range(cursor, cursor + self.windows_per_step)
-        return [shuffle_index(i % n, n, self.seed, i // n) if end is None or i < end else -1 for i in places]
+        return [self._window(i) if end is None or i < end else -1 for i in places]
+
+    def _window(self, place: int) -> int:
+        """The number of the window at a place in the order of the whole run."""
+        before, after = self._taken(place), self._taken(place + 1)
+        number = next(k for k, n in enumerate(before) if after[k] > n)
+        share, taken = self.shares[number], before[number]
+        return share.first + shuffle_index(taken % share.n, share.n, self.seed + number, taken // share.n)
+
+    def _taken(self, places: int) -> list[int]:
+        """How many of so many first places are of each source: never a whole one off its weight."""
+        found, rest = [], Fraction(1)
+        for share in self.shares[:-1]:
+            part = share.weight / rest
+            found.append(places * part.numerator // part.denominator)
+            places, rest = places - found[-1], rest - share.weight
+        return [*found, places]
 
     def _announce(self, cursor: int) -> None:
-        n = len(self.windows)
-        for epoch in range(-(-cursor // n), -(-(cursor + self.windows_per_step) // n)):
-            if self.epochs is None or epoch < self.epochs:
-                total = "" if self.epochs is None else f" of {self.epochs}"
-                self.log(f"epoch {epoch + 1}{total}: {n} windows in a new order")
+        ends = zip(self._taken(cursor), self._taken(cursor + self.windows_per_step), strict=True)
+        for share, (begin, end) in zip(self.shares, ends, strict=True):
+            for epoch in range(-(-begin // share.n), -(-end // share.n)):
+                if self.epochs is None or epoch < self.epochs:
+                    total = "" if self.epochs is None else f" of {self.epochs}"
+                    of = f" of {share.name}" if share.name else ""
+                    self.log(f"epoch {epoch + 1}{total}: {share.n} windows{of} in a new order")
 
 
 def check_shared(windows_per_step: int, processes: int, seq_len: int) -> None:

@@ -1,10 +1,10 @@
 """A corpus as token shards: text in, duplicates out, held-out documents apart, token ids on disk.
 
 A folder of shards holds, for the training and the held-out part, `PART.bin` (token ids, little-endian uint32,
-documents one behind the other, each ending with the separator), `PART.docs` (16 bytes a document: where it ends, and
-the hash of its content) and, for both, `tokens.json`: counts, the tokenizer's hash, SHA-256 of every file, the key of
-what they were made from, and a checksum of its own. It is checked when opened; token ids are read when a window is
-made.
+documents one behind the other), `PART.docs` (16 bytes a document: where it ends, and the hash of its content), where
+some tokens are not to be learned `PART.masks` (16 bytes for each run of them: where it begins and ends) and, for both,
+`tokens.json`: counts, the sources of a mixture, the tokenizer's hash, SHA-256 of every file, the key of what they were
+made from, and a checksum of its own. It is checked when opened; token ids are read when a window is made.
 
 Which part a document belongs to is decided by the hash of its content alone, so no document can be in both, and the
 split stays the same when other documents come or go. Memory is one batch of text, and about 100 bytes a document for
@@ -18,12 +18,13 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
-from typing import BinaryIO, NotRequired, Self, TypedDict, cast
+from typing import TYPE_CHECKING, BinaryIO, NotRequired, Self, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -43,14 +44,23 @@ from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, sha256_of_range, w
 from aprfmt.io.sink import AtomicFolder
 from aprfmt.io.source import Source
 from aprfmt.text import format_clock
+from aprfmt.tokenizer.chat import PrefixError
+from aprfmt.tokenizer.chat_format import template_of
 from aprfmt.tokenizer.encoding import load, tokenizer_json
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.data.sources import HEADER, Document, SourceFile, list_files, read_documents
+from aprtrain.data.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
+from aprtrain.data.sources import HEADER, SourceFile, list_files
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 FORMAT = "aprtrain-tokens/1"
 PARTS = ("train", "held_out")
 _DOCUMENT = np.dtype([("end", "<u8"), ("hash", "<u8")])
-_SUFFIXES = (".bin", ".docs")
+_SUFFIXES = (".bin", ".docs", ".masks")
+
+HIDDEN = np.uint32(1 << 31)
+"""Set in the ids of a document's tokens that are not to be learned, until they are written."""
 
 HELD_OUT = 0.01
 """Share of the documents that is held out."""
@@ -62,7 +72,7 @@ _LONG = 1 << 30  # bytes whose comparison with an earlier run takes a while
 _HASHES = 1 << 64
 
 Ids = npt.NDArray[np.uint32]
-Log = Callable[[str], None]
+Int64 = npt.NDArray[np.int64]
 
 
 class StoredIds:
@@ -94,11 +104,36 @@ class Part:
         tokens: ids [n_tokens], uint32, to be sliced.
         ends: position behind each document's last token [n_documents], int64, ascending; the last is n_tokens.
         hashes: of the documents' contents [n_documents], uint64.
+        masks: first and last position, the latter excluded, of each run of tokens that are not to be learned [n, 2],
+            int64, ascending. The first token of a document, which nothing predicts, is in none.
     """
 
     tokens: npt.NDArray[np.uint32] | StoredIds
-    ends: npt.NDArray[np.int64]
+    ends: Int64
     hashes: npt.NDArray[np.uint64]
+    masks: Int64 = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+
+    @property
+    def n_masked(self) -> int:
+        """Tokens that are not to be learned."""
+        return int((self.masks[:, 1] - self.masks[:, 0]).sum())
+
+
+def part_of(documents: Sequence[Ids]) -> Part:
+    """A part in memory, of what an Encoder made."""
+    ends = np.cumsum([len(ids) for ids in documents], dtype=np.int64)
+    starts = ends - [len(ids) for ids in documents]
+    masks = [hidden_runs(ids) + start for ids, start in zip(documents, starts, strict=True)]
+    tokens = np.concatenate([np.zeros(0, np.uint32), *documents]) & ~HIDDEN
+    return Part(tokens, ends, np.zeros(len(documents), np.uint64), np.concatenate([np.zeros((0, 2), np.int64), *masks]))
+
+
+def hidden_runs(ids: Ids) -> Int64:
+    """The runs of HIDDEN tokens of a document [n, 2], its first token apart."""
+    if not len(ids) or int(ids.max()) < HIDDEN:
+        return np.zeros((0, 2), np.int64)
+    hidden = np.concatenate([[False, False], ids[1:] >= HIDDEN, [False]])
+    return np.flatnonzero(hidden[1:] != hidden[:-1]).astype(np.int64).reshape(-1, 2)
 
 
 class PartHeader(TypedDict):
@@ -107,10 +142,23 @@ class PartHeader(TypedDict):
     documents: int
     tokens: int
     sha256: dict[str, str]
+    masked: NotRequired[int]
+
+
+class SourceHeader(TypedDict):
+    """What the header says of one of several sources of the training part, in their order."""
+
+    name: str
+    weight: str
+    documents: int
+    tokens: int
 
 
 class Header(TypedDict):
-    """The header of token shards; `key` is a hash of what they were made from, `crc32` one of the rest."""
+    """The header of token shards; `key` is a hash of what they were made from, `crc32` one of the rest.
+
+    `sources` are there where they have weights, `template` is the hash of the chat template where one was used.
+    """
 
     format: str
     key: str
@@ -121,7 +169,12 @@ class Header(TypedDict):
     parts: dict[str, PartHeader]
     documents: dict[str, int]
     files: FilesHeader
+    sources: NotRequired[list[SourceHeader]]
+    template: NotRequired[str]
     crc32: NotRequired[str]
+
+
+_REQUIRED = Header.__annotations__.keys() - {"sources", "template", "crc32"}
 
 
 class FilesHeader(TypedDict):
@@ -161,8 +214,7 @@ class PartWriter:
     """Streams documents of one part into its two files."""
 
     def __init__(self, folder: Path, part: str) -> None:
-        self.n_documents = 0
-        self.n_tokens = 0
+        self.n_documents = self.n_tokens = self.n_masked = 0
         self._paths = [folder / f"{part}{suffix}" for suffix in _SUFFIXES]
         self._files: list[BinaryIO] = []
         self._sums = [hashlib.sha256() for _ in _SUFFIXES]
@@ -172,23 +224,27 @@ class PartWriter:
         return self
 
     def add(self, tokens: npt.NDArray[np.uint32], content: int) -> None:
-        """Appends a document of ids [n] with the hash of its content."""
+        """Appends a document of ids [n], some of them HIDDEN, with the hash of its content."""
+        masks = hidden_runs(tokens)
+        runs = (masks + self.n_tokens).astype("<u8").tobytes()
+        self.n_masked += int((masks[:, 1] - masks[:, 0]).sum())
         self.n_documents += 1
         self.n_tokens += len(tokens)
         document = np.array([(self.n_tokens, content)], _DOCUMENT)
-        for file, total, data in zip(
-            self._files, self._sums, (tokens.astype("<u4").tobytes(), document.tobytes()), strict=True
-        ):
+        written = ((tokens & ~HIDDEN).astype("<u4").tobytes(), document.tobytes(), runs)
+        for file, total, data in zip(self._files, self._sums, written, strict=True):
             file.write(data)
             total.update(data)
 
     def summary(self) -> PartHeader:
         """What the header says of this part."""
-        return {
+        kept = list(zip(self._paths, self._sums, strict=True))[: 3 if self.n_masked else 2]
+        found: PartHeader = {
             "documents": self.n_documents,
             "tokens": self.n_tokens,
-            "sha256": {path.name: total.hexdigest() for path, total in zip(self._paths, self._sums, strict=True)},
+            "sha256": {path.name: total.hexdigest() for path, total in kept},
         }
+        return {**found, "masked": self.n_masked} if self.n_masked else found
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with ExitStack() as stack:
@@ -197,6 +253,8 @@ class PartWriter:
             for file in self._files if kind is None else ():
                 file.flush()
                 os.fsync(file.fileno())
+        if not self.n_masked:
+            self._paths[-1].unlink()
 
 
 def read_header(folder: Path) -> Header | None:
@@ -210,7 +268,7 @@ def read_header(folder: Path) -> Header | None:
         raise storage_error(error, path) from error
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"not a header of token shards: {error}", path=path) from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT or not Header.__required_keys__ <= set(header):
+    if not isinstance(header, dict) or header.get("format") != FORMAT or _REQUIRED - set(header):
         raise CorruptError(f"not a header of token shards ({FORMAT})", path=path)
     if header.get("crc32") != _sum_of(header):
         raise ChecksumError("the header's checksum is wrong", path=path)
@@ -260,21 +318,30 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, is_checked: bool = False
 
 
 def _open_part(folder: Path, part: str, summary: PartHeader, is_checked: bool) -> Part:
-    if set(summary["sha256"]) != {f"{part}{suffix}" for suffix in _SUFFIXES}:
+    names = [f"{part}{suffix}" for suffix in _SUFFIXES][: 3 if summary.get("masked") else 2]
+    if set(summary["sha256"]) != set(names):
         raise CorruptError(f"the header of token shards has no hashes of {part}", path=folder / HEADER)
     with ExitStack() as stack:
-        ids, table = (stack.enter_context(Source.open(folder / f"{part}{suffix}")) for suffix in _SUFFIXES)
-        for source in (ids, table) if not is_checked else ():
+        ids, *tables = (stack.enter_context(Source.open(folder / name)) for name in names)
+        for source in (ids, *tables) if not is_checked else ():
             if sha256_of_range(source, 0, source.size) != summary["sha256"][Path(source.path).name]:
                 raise ChecksumError("the file is not the one that tokens.json describes", path=source.path)
-        documents = np.frombuffer(table.read(0, table.size), _DOCUMENT)
-        table.close()
+        documents = np.frombuffer(tables[0].read(0, tables[0].size), _DOCUMENT)
+        runs = tables[1].read(0, tables[1].size) if len(tables) > 1 else b""
+        for table in tables:
+            table.close()
         stack.pop_all()
     tokens, ends = StoredIds(ids), documents["end"].astype(np.int64)
     steps = np.diff(ends, prepend=0)
     if len(tokens) != summary["tokens"] or (len(ends) and (steps.min() < 1 or ends[-1] != len(tokens))):
         raise CorruptError("the table of documents does not fit the tokens", path=folder / f"{part}.docs")
-    return Part(tokens, ends, documents["hash"])
+    found = Part(tokens, ends, documents["hash"], np.frombuffer(runs, "<u8").astype(np.int64).reshape(-1, 2))
+    edges = np.concatenate([[0], found.masks.ravel(), [len(tokens)]])
+    starts = np.searchsorted(found.masks[:, 0], ends - steps, "right") - 1
+    inside = (starts >= 0) & (found.masks[starts, 1] > ends - steps) if len(found.masks) else np.zeros(1, bool)
+    if (np.diff(edges) < 0).any() or inside.any() or found.n_masked != summary.get("masked", 0):
+        raise CorruptError("the table of masks does not fit the tokens", path=folder / f"{part}.masks")
+    return found
 
 
 # --- making them ---
@@ -287,6 +354,7 @@ class Encoder:
         separator: id of the end token.
         n_ids: ids are below it.
         digest: SHA-256 over everything that decides which ids a text becomes.
+        template: that of the chat template, "" without one.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -302,33 +370,71 @@ class Encoder:
         self._tokenizer = load(text)
         self.separator = tokenizer.special["eos"]
         begin = tokenizer.special.get("bos")
-        template = self._tokenizer.encode("", add_special_tokens=True).ids
-        with_begin = tokenizer.flags.get("add_bos", begin in template[:1] and begin != self.separator)
+        alone = self._tokenizer.encode("", add_special_tokens=True).ids
+        with_begin = tokenizer.flags.get("add_bos", begin in alone[:1] and begin != self.separator)
         self._begin = np.array([begin] if with_begin and begin is not None else [], np.uint32)
         self._end = np.array([self.separator], np.uint32)
         self.n_ids = len(tokenizer.tokens)
+        self._template = template_of(tokenizer)
+        self._added = np.array(sorted(self._tokenizer.get_added_tokens_decoder()), np.uint32)
+        self._tokenizer.post_processor = None  # it may take spaces out of where a token stands in the text
         total = hashlib.sha256()
         for part in (text, str((self._begin.tolist(), self.separator, self.n_ids)).encode()):
             total.update(len(part).to_bytes(8, "little") + part)
         self.digest = total.hexdigest()
+        self.template = hashlib.sha256(self._template.source.encode()).hexdigest() if self._template else ""
+
+    def render(self, chat: Chat) -> Marked:
+        """The text of a conversation, with what the assistant says in it. Raises as ChatTemplate.render_answers."""
+        if self._template is None:
+            raise PrefixError(
+                "the data are conversations, and the model has no chat template",
+                hint="give a model that has one, or text: --text-field names where a record's text is",
+            )
+        return Marked(*self._template.render_answers(chat.messages, first=chat.first, tools=chat.tools))
 
     def encode(self, documents: Sequence[Document]) -> list[Ids]:
-        """Ids [n] of each document; arrays of ids only get their begin and end. Raises CorruptError."""
-        texts = [document for document in documents if isinstance(document, str)]
-        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        return [
-            self._framed(np.array(next(encoded).ids, np.uint32) if isinstance(document, str) else document)
-            for document in documents
-        ]
+        """Ids [n] of each document, HIDDEN where they are not to be learned.
 
-    def _framed(self, ids: Ids) -> Ids:
-        if len(ids) and int(ids.max()) >= self.n_ids:
+        Texts and arrays of ids get their begin, and their end where they do not end with it; a conversation gets an
+        end where its template puts no token of its own behind the last answer. Raises CorruptError.
+        """
+        texts = [document for document in documents if isinstance(document, str)]
+        chats = [document.text for document in documents if isinstance(document, Marked)]
+        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        placed = iter(self._tokenizer.encode_batch(chats, add_special_tokens=False))
+        found = []
+        for document in documents:
+            if isinstance(document, Marked):
+                found.append(self._framed(_hide(next(placed), document.learned), is_chat=True))
+            else:
+                ids = np.array(next(encoded).ids, np.uint32) if isinstance(document, str) else document
+                found.append(self._framed(ids))
+        return found
+
+    def _framed(self, ids: Ids, *, is_chat: bool = False) -> Ids:
+        plain = ids & ~HIDDEN if is_chat else ids
+        if len(ids) and int(plain.max()) >= self.n_ids:
             raise CorruptError(
-                f"token id {int(ids.max())}, but the student's tokenizer has {self.n_ids}",
+                f"token id {int(plain.max())}, but the student's tokenizer has {self.n_ids}",
                 hint="the shards were made with another tokenizer; give text",
             )
-        has_begin = len(ids) > 0 and np.array_equal(ids[: len(self._begin)], self._begin)
-        return np.concatenate([ids if has_begin else np.concatenate([self._begin, ids]), self._end])
+        has_begin = len(ids) > 0 and np.array_equal(plain[: len(self._begin)], self._begin)
+        has_end = len(ids) > 0 and int(plain[-1]) == self.separator
+        if is_chat:
+            learned = ids[ids < HIDDEN]
+            has_end = len(learned) > 0 and bool(np.isin(learned[-1], self._added))
+        begin, end = self._begin[: 0 if has_begin else None], self._end[: 0 if has_end else None]
+        return np.concatenate([begin, ids, end])
+
+
+def _hide(encoding: Encoding, learned: Sequence[tuple[int, int]]) -> Ids:
+    """The ids of a text, HIDDEN but for the tokens that reach into one of these ranges of its characters."""
+    ids = np.array(encoding.ids, np.uint32)
+    places, ranges = np.array(encoding.offsets, np.int64).reshape(-1, 2), np.array(learned, np.int64).reshape(-1, 2)
+    last = np.searchsorted(ranges[:, 0], places[:, 1], "left") - 1  # the last range that begins before a token's end
+    is_learned = (last >= 0) & (ranges[last, 1] > places[:, 0]) if len(ranges) else np.zeros(len(ids), bool)
+    return np.where(is_learned, ids, ids | HIDDEN)
 
 
 def prepare(
@@ -341,6 +447,9 @@ def prepare(
     log: Log = lambda line: None,
     wanted: str | None = None,
     own: Path | None = None,
+    weights: Sequence[Fraction] = (),
+    text_field: str = TEXT_FIELD,
+    strict: bool = False,
 ) -> Corpus:
     """Token shards of the documents in `paths`, made in `folder`, or taken from there when nothing has changed.
 
@@ -355,6 +464,9 @@ def prepare(
         log: takes lines for the user.
         wanted: the key of the only data that will do; what is in `folder` stays when `paths` hold others.
         own: a folder inside `paths` that is not data: that of the run.
+        weights: shares of the training tokens, one for each of `paths`; none: every token counts once.
+        text_field: where a record's text is.
+        strict: whether a bad record is an error; otherwise it is counted and left out.
 
     Raises:
         UsageError: the data are the run's own folder, or shards that were split otherwise.
@@ -367,7 +479,9 @@ def prepare(
         return _open_shards(paths[0], encoder, held_out, held_out_paths)
     skipped: Counter[str] = Counter()
     files = {"train": list_files(paths, skipped, own), "held_out": list_files(held_out_paths, skipped, own)}
-    plan = _Plan(encoder, files, None if held_out_paths else int(held_out * _HASHES), skipped)
+    mixed = tuple(zip((path.name for path in paths), weights, strict=True)) if weights else ()
+    threshold = None if held_out_paths else int(held_out * _HASHES)
+    plan = _Plan(encoder, files, threshold, skipped, mixed, text_field, strict)
     if plan.n_bytes > _LONG:
         log(f"checking whether {plan.n_bytes / 1e9:.1f} GB of data are what an earlier run read")
     key = plan.key()
@@ -390,6 +504,9 @@ class _Plan:
     files: dict[str, list[SourceFile]]
     threshold: int | None
     skipped: Counter[str]
+    mixed: tuple[tuple[str, Fraction], ...] = ()
+    text_field: str = TEXT_FIELD
+    strict: bool = False
 
     @property
     def n_bytes(self) -> int:
@@ -405,6 +522,10 @@ class _Plan:
                 with storage_errors(file.path), open(file.path, "rb") as opened:
                     digest = hashlib.file_digest(opened, "sha256").hexdigest()
                 total.update(f"{part} {file.kind} {name} {digest}\n".encode())
+                if self.mixed and part == "train":
+                    total.update(f"{file.source} {self.mixed[file.source][1]}\n".encode())
+        if self.text_field != TEXT_FIELD:
+            total.update(f"field {self.text_field}\n".encode())
         return total.hexdigest()
 
 
@@ -422,7 +543,7 @@ def _open_shards(folder: Path, encoder: Encoder, held_out: float, held_out_paths
 def _reuse(folder: Path, key: str, encoder: Encoder, log: Log) -> Corpus | None:
     try:
         header = read_header(folder)
-        if header is None or header.get("key") != key:
+        if header is None or header.get("key") != key or header.get("template", encoder.template) != encoder.template:
             return None
         corpus = open_corpus(folder, encoder.digest)
     except (ChecksumError, CorruptError) as error:
@@ -448,7 +569,8 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
                 raise RefusedError(
                     f"no {what} documents: {found.read} read, {found.empty} empty, {found.duplicate} copies"
                     + (f"; left out{left_out[1:]}" if left_out else ""),
-                    hint="give more text: at least two different documents, since one is held out",
+                    hint="give more text: at least two different documents, since one is held out"
+                    + ("; --text-field names where a record's text is" if found.skipped and not found.read else ""),
                 )
         header: Header = {
             "format": FORMAT,
@@ -461,6 +583,10 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
             "documents": {"read": found.read, "empty": found.empty, "duplicate": found.duplicate},
             "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+found.skipped)},
         }
+        if plan.mixed:
+            header["sources"] = found.sources
+        if found.is_chat:
+            header["template"] = plan.encoder.template
         header["crc32"] = _sum_of(header)
         text = json.dumps(header, indent=2) + "\n"
         write_file(str(temporary / HEADER), FileLayout(HEADER, [Literal(text.encode())]), WriteOptions())
@@ -476,11 +602,11 @@ class ReadProgress:
         self._done = 0  # bytes of the files that are read whole
         self._began = self._logged = time.monotonic()
 
-    def documents(self, file: SourceFile, separator: int, skipped: Counter[str]) -> Iterator[Document]:
-        """Those of a file, see `read_documents`."""
+    def documents(self, file: SourceFile, reader: Reader) -> Iterator[Document]:
+        """Those of a file, see `Reader.documents`."""
         size, here = file.size, 0
-        for document in read_documents(file, separator, skipped):
-            here += len(document) * (1 if isinstance(document, str) else 4)  # about as many bytes
+        for document in reader.documents(file):
+            here += len(document) * (4 if isinstance(document, np.ndarray) else 1)  # about as many bytes
             if (now := time.monotonic()) - self._logged >= LOG_S:
                 self._logged = now
                 self._say(min(self._done + here, self._n_bytes), now - self._began)
@@ -493,7 +619,8 @@ class ReadProgress:
         self._log(f"read {done / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, about {left} left")
 
 
-_Batch = list[tuple[str, int, Document]]
+_Batch = list[tuple[SourceFile, str, int, Document]]
+_Encoded = tuple[SourceFile, str, int, Ids]
 
 
 class _Reading:
@@ -504,14 +631,24 @@ class _Reading:
         skipped: what was left out, by reason.
         read, empty, duplicate: counts of documents.
         smallest: the least content hash of all.
+        sources: what each of several gave to train on.
+        is_chat: whether some documents are conversations.
     """
 
     def __init__(self, plan: _Plan, threshold: int | None, log: Log) -> None:
         self._plan = plan
         self._progress = ReadProgress(plan.n_bytes, log)
+        self._reader = Reader(
+            separator=plan.encoder.separator, render=plan.encoder.render, text_field=plan.text_field,
+            strict=plan.strict, skipped=Counter(plan.skipped), log=log,
+        )  # fmt: skip
+        self.skipped = self._reader.skipped
+        self.is_chat = False
+        self.sources: list[SourceHeader] = [
+            {"name": name, "weight": str(weight), "documents": 0, "tokens": 0} for name, weight in plan.mixed
+        ]
         self._seen: dict[str, set[int]] = {part: set() for part in PARTS}
         self.threshold = threshold
-        self.skipped = Counter(plan.skipped)
         self.read = self.empty = self.duplicate = 0
         self.smallest = _HASHES
 
@@ -519,19 +656,22 @@ class _Reading:
         """Writes the shards; what the header says of them."""
         with ExitStack() as stack, storage_errors(folder):
             writers = {part: stack.enter_context(PartWriter(folder, part)) for part in PARTS}
-            for part, content, ids in self._encode():
+            for file, part, content, ids in self._encode():
                 writers[part].add(ids, content)
+                if self.sources and part == "train":
+                    self.sources[file.source]["documents"] += 1
+                    self.sources[file.source]["tokens"] += len(ids)
         return {part: writer.summary() for part, writer in writers.items()}
 
-    def _encode(self) -> Iterator[tuple[str, int, Ids]]:
-        """(part, content hash, ids) of every document; one batch is encoded while the next one is read."""
+    def _encode(self) -> Iterator[_Encoded]:
+        """Every document; one batch is encoded while the next one is read."""
 
-        def encode(batch: _Batch) -> list[tuple[str, int, Ids]]:
-            ids = self._plan.encoder.encode([document for _, _, document in batch])
-            return [(part, content, one) for (part, content, _), one in zip(batch, ids, strict=True)]
+        def encode(batch: _Batch) -> list[_Encoded]:
+            ids = self._plan.encoder.encode([document for *_, document in batch])
+            return [(file, part, content, one) for (file, part, content, _), one in zip(batch, ids, strict=True)]
 
         with ThreadPoolExecutor(1) as pool:
-            running: Future[list[tuple[str, int, Ids]]] | None = None
+            running: Future[list[_Encoded]] | None = None
             for batch in self._batches():
                 following = pool.submit(encode, batch)
                 if running is not None:
@@ -545,19 +685,20 @@ class _Reading:
         size = 0
         for item in self._select():
             batch.append(item)
-            size += len(item[2])
+            size += len(item[-1])
             if size >= _BATCH_CHARS or len(batch) == _BATCH_DOCUMENTS:
                 yield batch
                 batch, size = [], 0
         if batch:
             yield batch
 
-    def _select(self) -> Iterator[tuple[str, int, Document]]:
-        """(part, content hash, document) without empty documents and copies."""
+    def _select(self) -> Iterator[tuple[SourceFile, str, int, Document]]:
+        """(file, part, content hash, document) without empty documents and copies."""
         for side, files in self._plan.files.items():
             for file in files:
-                for document in self._progress.documents(file, self._plan.encoder.separator, self.skipped):
+                for document in self._progress.documents(file, self._reader):
                     self.read += 1
+                    self.is_chat |= isinstance(document, Marked)
                     if len(document) == 0 or (isinstance(document, str) and not document.strip()):
                         self.empty += 1
                         continue
@@ -569,12 +710,15 @@ class _Reading:
                         self.duplicate += 1
                         continue
                     self._seen[part].add(content)
-                    yield part, content, document
+                    yield file, part, content, document
 
 
 def content_hash(document: Document) -> int:
-    """64 bits of BLAKE2b over the text's UTF-8 or the ids' bytes."""
-    data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document.tobytes()
+    """64 bits of BLAKE2b over the text's UTF-8 and what is learned of it, or the ids' bytes."""
+    if isinstance(document, Marked):
+        data = f"{[*document.learned]}{document.text}".encode()
+    else:
+        data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document.tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
@@ -582,8 +726,10 @@ def _counts(header: Header) -> str:
     train, held_out = header["parts"]["train"], header["parts"]["held_out"]
     documents = header["documents"]
     left_out = "".join(f", {n} {what}" for what, n in header["files"]["skipped"].items())
+    masked = train.get("masked", 0)
+    learned = f" ({1 - masked / train['tokens']:.0%} of them answers)" if masked else ""
     return (
-        f"{train['tokens']:,} tokens in {train['documents']:,} documents to train on, {held_out['tokens']:,} in "
-        f"{held_out['documents']:,} held out; left out: {documents['duplicate']} copies, {documents['empty']} "
-        f"empty documents{left_out}"
+        f"{train['tokens']:,} tokens{learned} in {train['documents']:,} documents to train on, "
+        f"{held_out['tokens']:,} in {held_out['documents']:,} held out; left out: {documents['duplicate']} copies, "
+        f"{documents['empty']} empty documents{left_out}"
     )

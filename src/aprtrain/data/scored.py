@@ -12,12 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
-from aprfmt.errors import RunError, UsageError
+from aprfmt.errors import CorruptError, RunError, UsageError
 from aprtrain.data.batches import check_length
-from aprtrain.data.corpus import Ids, Log, Part, ReadProgress, open_corpus
-from aprtrain.data.sources import HEADER, Document, list_files
+from aprtrain.data.corpus import Ids, Part, ReadProgress, open_corpus, part_of
+from aprtrain.data.records import Chat, Document, Log, Marked, Reader
+from aprtrain.data.sources import HEADER, list_files
 
 SEQ_LEN = 2048
 """Tokens of a window, if no model was made for fewer."""
@@ -34,6 +33,9 @@ class TextEncoder(Protocol):
 
     def encode(self, documents: list[Document]) -> list[Ids]:
         """Ids of each document, with those that begin and end it."""
+
+    def render(self, chat: Chat) -> Marked:
+        """The text of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +97,23 @@ def read_part(data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log)
     if (data / HEADER).is_file():
         return open_corpus(data, encoder.digest).held_out
     files = list_files([data], skipped)
+    reader = Reader(separator=encoder.separator, render=encoder.render, skipped=skipped, log=log)
     progress = ReadProgress(sum(file.size for file in files), log)
     documents = (
         document
         for file in files
-        for document in progress.documents(file, encoder.separator, skipped)
+        for document in progress.documents(file, reader)
         if not isinstance(document, str) or document.strip()
     )
     ids: list[Ids] = []
     while some := list(islice(documents, _DOCUMENTS)):
         with scoring():
             ids += encoder.encode(some)
-    tokens = np.concatenate([np.zeros(0, np.uint32), *ids])
-    ends = np.cumsum([len(document) for document in ids], dtype=np.int64)
-    return Part(tokens, ends, np.zeros(len(ids), np.uint64))
+    if bad := ", ".join(f"{n} {what}" for what, n in (+skipped).items() if not ids):
+        raise CorruptError(
+            f"no documents; left out: {bad}", path=data, hint="a record is text under 'text', or messages"
+        )
+    return part_of(ids)
 
 
 def scores_of(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:

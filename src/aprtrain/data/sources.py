@@ -1,49 +1,23 @@
-"""Training text out of files: plain text, JSON lines, Parquet, token shards, folders of source code.
-
-A document is a string, or an array of token ids [n] (uint32) where the file holds tokens. The order of files and
-documents depends on names and contents alone. Memory stays within one document and one block of a file.
-"""
+"""The files behind `--data`: which of a folder are read, in which order, with which weight."""
 
 from __future__ import annotations
 
-import codecs
-import importlib
-import json
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
-from aprfmt.errors import (
-    AprError,
-    CorruptError,
-    LimitError,
-    MissingDependencyError,
-    NotFoundError,
-    RefusedError,
-    UsageError,
-    storage_error,
-)
-
-Document = str | npt.NDArray[np.uint32]
+from aprfmt.errors import NotFoundError, UsageError, storage_error
 
 HEADER = "tokens.json"
 """A folder with it holds token shards."""
 
 MAX_SOURCE_BYTES = 1 << 20
 """Longer files of a source tree are data or generated."""
-
-MAX_LINE_BYTES = 256 << 20
-"""A line of a JSON lines file."""
-
-_PIECE = 1 << 16  # characters; text files are cut into documents of about this length
-_BLOCK = 1 << 20  # tokens read at a time, and the longest document of a token shard
-_TEXT_FIELD = "text"
 
 _LANGUAGES = (
     "adb ads asm bash bat c cc cfg cjs clj cmake coffee cpp cs css cu cuh cxx d dart el elm erl ex exs f "
@@ -54,6 +28,15 @@ _LANGUAGES = (
 SOURCE_SUFFIXES = frozenset(f".{name}" for name in _LANGUAGES.split())
 """What counts as source code or prose in a folder; other files are counted and left out."""
 
+_KINDS = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "tokens", ".csv": "csv", ".tsv": "tsv",
+}  # fmt: skip
+COMPRESSED = (".gz", ".zst", ".xz")
+"""Suffixes behind that of a file of text or records."""
+
+_PROSE = re.compile(r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|dataset_infos?|\.)", re.I)
+"""Names of files that tell of the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
@@ -62,12 +45,14 @@ class SourceFile:
     Attributes:
         path: where it is.
         name: relative to the folder that was given, with forward slashes.
-        kind: a key of the table of readers.
+        kind: text, source, tokens or a kind of records.
+        source: which of the paths it is of.
     """
 
     path: Path
     name: str
     kind: str
+    source: int = 0
 
     @property
     def size(self) -> int:
@@ -75,12 +60,39 @@ class SourceFile:
         return self.path.stat().st_size
 
 
+def split_weights(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
+    """Paths and weights of `PATH` and `PATH:WEIGHT`, all of one form; no weights where none is given.
+
+    What exists is a path, whatever it looks like. Raises UsageError.
+    """
+    paths, weights = [], []
+    for text in texts:
+        path, colon, number = text.rpartition(":")
+        is_weight = colon and re.fullmatch(r"\d+(\.\d*)?|\.\d+", number) and not os.path.exists(text)
+        paths.append(Path(path if is_weight else text))
+        weights += [Fraction(number)] if is_weight else []
+    double = [str(path) for path, n in Counter(paths).items() if n > 1]
+    if double:
+        raise UsageError(f"--data {double[0]} is given twice", hint="a weight above the others' does the same")
+    if weights and len(weights) < len(paths):
+        raise UsageError(
+            "some --data have a weight and some have none",
+            hint=" ".join(f"--data {path}:{Fraction(1, len(paths)).__float__():.2g}" for path in paths),
+        )
+    if weights and (not all(weights) or len(weights) == 1):
+        raise UsageError(
+            "a weight is a share beside other --data, and above 0", hint="leave it out, or leave the path out"
+        )
+    return paths, [weight / sum(weights) for weight in weights]
+
+
 def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = None) -> list[SourceFile]:
     """The files behind `paths`, in an order that depends on names alone.
 
-    A folder with JSON lines, Parquet or token shards in it is a data folder: those are read. Any other one is a
-    source tree: text files of known suffixes up to 1 MiB (.txt of any size), without hidden names and links. A file
-    that is named itself is read whatever its size.
+    A folder with files of records (JSON lines, Parquet, csv) or token shards at its top is a data folder: those are
+    read, those below it too. So is one that has more of them below than other readable files, READMEs and licences
+    apart. Any other one is a source tree: text files of known suffixes up to 1 MiB (.txt of any size). Hidden names
+    and links are left out of both. A file that is named itself is read whatever its size.
 
     Args:
         paths: files and folders.
@@ -89,67 +101,61 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
 
     Raises:
         NotFoundError: a path does not exist.
-        UsageError: a path is `own`, or the folder of another run.
+        UsageError: a path is `own`, or the folder of another run, or token shards beside other paths.
         StorageError: a folder cannot be listed.
     """
     found: list[SourceFile] = []
-    for path in paths:
+    for number, path in enumerate(paths):
         if path.is_file():
-            found.append(SourceFile(path, path.name, _SUFFIXES.get(path.suffix.lower(), "text")))
+            found.append(SourceFile(path, path.name, _kind_of(path) or "text", number))
         elif own is not None and path.is_dir() and own.is_dir() and path.samefile(own):
             raise UsageError(f"{path} cannot be the data and the output", hint="name another folder with -o")
         elif (path / "tokens" / HEADER).is_file():
             raise UsageError(
                 "the folder of a run is not text", path=path, hint=f"name its token shards: {path / 'tokens'}"
             )
+        elif (path / HEADER).is_file():
+            raise UsageError(
+                "token shards are data of their own", path=path, hint="name the text that they were made from"
+            )
         elif path.is_dir():
-            found += _data_files(path, skipped) or _tree(path, skipped, own)
+            found += _folder(path, number, skipped, own)
         else:
             raise NotFoundError("no such file or folder of data", path=path, hint="check --data and --eval-data")
     return found
 
 
-def read_documents(file: SourceFile, separator: int, skipped: Counter[str]) -> Iterator[Document]:
-    """The documents of one file.
+def _kind_of(path: Path) -> str | None:
+    """A kind of data by a file's name, None where it may be source code or prose."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        kind = _KINDS.get(suffixes[-2]) if len(suffixes) > 1 else None
+        return kind if kind not in (None, "parquet", "tokens") else "text"
+    return _KINDS.get(suffixes[-1]) if suffixes else None
 
-    Args:
-        file: an entry of `list_files`.
-        separator: the token id that ends documents in token shards.
-        skipped: counts source files that hold no text.
 
-    Raises:
-        CorruptError: no UTF-8, no JSON, no `text` field, a shard of broken length.
-        MissingDependencyError: a Parquet file without pyarrow.
-        StorageError: the file cannot be read.
-    """
-    try:
-        if file.kind == "source":
-            yield from _source(file.path, skipped)
-        elif file.kind == "tokens":
-            yield from _tokens(file.path, separator)
+def _folder(folder: Path, number: int, skipped: Counter[str], own: Path | None) -> list[SourceFile]:
+    walked: Counter[str] = Counter()
+    data, sources = [], []
+    for path in _walk(folder, walked, own):
+        name = path.relative_to(folder).as_posix()
+        if kind := _kind_of(path):
+            data.append(SourceFile(path, name, kind, number))
+        elif reason := _why_not(path):
+            walked[reason] += 1
         else:
-            yield from _READERS[file.kind](file.path)
-    except UnicodeDecodeError as error:
-        raise CorruptError(
-            f"not UTF-8 text: {error.reason}", path=file.path, hint="give text, .jsonl, .parquet or .bin shards"
-        ) from error
-    except OSError as error:
-        raise storage_error(error, file.path) from error
+            sources.append(SourceFile(path, name, "source", number))
+    own_text = sum(not _PROSE.match(file.path.name) for file in sources)
+    is_data = any("/" not in file.name for file in data) or len(data) > own_text
+    if is_data:
+        walked = Counter({"files beside the data files": len(sources) + sum(walked.values())})
+    elif data:
+        walked["data files in a tree of source code"] = len(data)
+    skipped.update(walked)
+    return data if is_data else sources
 
 
-def _data_files(folder: Path, skipped: Counter[str]) -> list[SourceFile]:
-    try:
-        entries = {entry.name: entry.is_file() for entry in os.scandir(folder) if entry.name[0] != "."}
-    except OSError as error:
-        _unreadable(error)
-    names = sorted(name for name, is_file in entries.items() if is_file)
-    kinds = {name: _SUFFIXES[suffix] for name in names if (suffix := Path(name).suffix.lower()) in _SUFFIXES}
-    if kinds:
-        skipped["files and folders beside the data files"] += len(entries) - len(kinds)
-    return [SourceFile(folder / name, name, kind) for name, kind in kinds.items()]
-
-
-def _tree(folder: Path, skipped: Counter[str], own: Path | None) -> list[SourceFile]:
+def _walk(folder: Path, skipped: Counter[str], own: Path | None) -> list[Path]:
     found, own = [], own and own.resolve()
     for place, folders, names in os.walk(folder, onerror=_unreadable):
         skipped["hidden folders"] += sum(name.startswith(".") for name in folders)
@@ -157,11 +163,18 @@ def _tree(folder: Path, skipped: Counter[str], own: Path | None) -> list[SourceF
         skipped["links and devices"] += sum(os.path.islink(os.path.join(place, name)) for name in folders)
         for name in sorted(names):
             path = Path(place, name)
-            if reason := _why_not(path):
-                skipped[reason] += 1
+            if name.startswith("."):
+                skipped["hidden files"] += 1
+            elif not path.is_file() or (path.is_symlink() and not _is_cached(path)):
+                skipped["links and devices"] += 1
             else:
-                found.append(SourceFile(path, path.relative_to(folder).as_posix(), "source"))
+                found.append(path)
     return found
+
+
+def _is_cached(path: Path) -> bool:
+    """Whether a link is how the hub's cache puts a file into a snapshot."""
+    return Path(os.path.realpath(path)).parent.name == "blobs"
 
 
 def _unreadable(error: OSError) -> NoReturn:
@@ -170,133 +183,7 @@ def _unreadable(error: OSError) -> NoReturn:
 
 
 def _why_not(path: Path) -> str | None:
-    if path.name.startswith("."):
-        return "hidden files"
-    if path.is_symlink() or not path.is_file():
-        return "links and devices"
     if path.suffix.lower() not in SOURCE_SUFFIXES:
         return "files that are not source code"
     is_long = path.stat().st_size > MAX_SOURCE_BYTES
     return "files above 1 MiB" if is_long and path.suffix.lower() != ".txt" else None
-
-
-def _source(path: Path, skipped: Counter[str]) -> Iterator[str]:
-    if not _is_text(path):
-        skipped["files that are not UTF-8 text"] += 1
-    elif path.stat().st_size > MAX_SOURCE_BYTES:
-        yield from _text(path)
-    else:
-        yield path.read_bytes().decode("utf-8-sig")
-
-
-def _is_text(path: Path) -> bool:
-    """Whether a file is UTF-8 without zero bytes."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with open(path, "rb") as file:
-        try:
-            while block := file.read(MAX_SOURCE_BYTES):
-                decoder.decode(block)
-                if b"\0" in block:
-                    return False
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return False
-    return True
-
-
-def _text(path: Path) -> Iterator[str]:
-    """Pieces that end at a blank line where there is one."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        piece: list[str] = []
-        size = 0
-        while line := file.readline(_PIECE):
-            if "\0" in line:
-                raise CorruptError("not a text file: it holds zero bytes", path=path)
-            piece.append(line)
-            size += len(line)
-            if size >= _PIECE and (not line.strip() or size >= 4 * _PIECE):
-                yield "".join(piece)
-                piece, size = [], 0
-        if piece:
-            yield "".join(piece)
-
-
-def _jsonl(path: Path) -> Iterator[str]:
-    with open(path, "rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES):
-            number += 1
-            if len(line) == MAX_LINE_BYTES:
-                raise LimitError(f"line {number} is longer than {MAX_LINE_BYTES} bytes", path=path)
-            if line.strip():
-                yield _record(line, path, number)
-
-
-def _record(line: bytes, path: Path, number: int) -> str:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(
-            f"line {number} is not JSON: {error}", path=path, hint="name it .txt if it is plain text"
-        ) from error
-    text = value.get(_TEXT_FIELD) if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        raise CorruptError(
-            f"line {number} has no string under {_TEXT_FIELD!r}",
-            path=path,
-            hint=f'each line must be an object such as {{"{_TEXT_FIELD}": "..."}}',
-        )
-    return _without_halves(text)
-
-
-def _without_halves(text: str) -> str:
-    r"""JSON can spell half of a surrogate pair, as of an emoji that was cut: `\ud83d`. No tokenizer takes it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
-def _parquet(path: Path) -> Iterator[str]:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "reading Parquet needs pyarrow", path=path, hint="pip install pyarrow, or give .jsonl"
-        ) from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            if _TEXT_FIELD not in file.schema_arrow.names:
-                raise RefusedError(f"no column {_TEXT_FIELD!r} among {', '.join(file.schema_arrow.names)}", path=path)
-            for batch in file.iter_batches(batch_size=256, columns=[_TEXT_FIELD]):
-                yield from (text for text in batch.column(0).to_pylist() if isinstance(text, str))
-    except AprError:
-        raise
-    except ValueError as error:  # pyarrow's ArrowInvalid, at the beginning or in the middle
-        raise CorruptError(f"not a complete Parquet file: {error}", path=path) from error
-
-
-def _tokens(path: Path, separator: int) -> Iterator[Document]:
-    """Documents of a shard of little-endian uint32, without the separators between them."""
-    size = path.stat().st_size
-    if size % 4:
-        raise CorruptError(f"{size} bytes are not a whole number of uint32 token ids", path=path)
-    rest = np.empty(0, np.uint32)
-    with open(path, "rb") as file:
-        while block := file.read(4 * _BLOCK):
-            tokens = np.concatenate([rest, np.frombuffer(block, "<u4")])
-            start = 0
-            for end in np.flatnonzero(tokens == separator).tolist():
-                yield tokens[start:end]
-                start = end + 1
-            rest = tokens[start:]
-            if len(rest) >= _BLOCK:
-                yield rest
-                rest = rest[:0]
-    if len(rest):
-        yield rest
-
-
-_READERS: dict[str, Callable[[Path], Iterator[Document]]] = {"text": _text, "jsonl": _jsonl, "parquet": _parquet}
-_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "tokens"}

@@ -103,23 +103,31 @@ def test_two_labels_are_refused() -> None:
 
 def test_windows_without_a_label_are_refused() -> None:
     tokens = varied(300)
-    lonely = [[token] for token in tokens[100:140]]
-    error = refused(Windows(part(tokens[:100], *lonely, tokens[140:]), 8, FILLER))
-    assert "window 13 of 38 has nothing to predict" in str(error)
+    lonely = [[token] for token in tokens[10:]]
+    error = refused(Windows(part(tokens[:10], *lonely), 8, FILLER))
+    assert "36 of 38 windows have nothing to predict, such as window 2" in str(error)
+    lines: list[str] = []
+    check_windows(Windows(part(tokens[:100], *lonely[90:130], tokens[140:]), 8, FILLER), lines.append)
+    assert [line.split(":")[0] for line in lines] == ["10.5%"]
 
 
 def test_repeated_windows_are_refused_with_the_first_pair() -> None:
     blocks = [varied(16, seed) for seed in range(100)]
-    order = [*range(100), 40, 41, 42, 99]  # with the block behind it, each of 40 and 41 is the same window again
+    order = [*range(100), *range(40, 80), 99]  # with the block behind it, all of 40 to 78 are the same window again
     tokens = [token for block in order for token in blocks[block]]
     error = refused(Windows(part(tokens), 16, FILLER))
-    assert "2 of 103 windows are copies; the first is window 100, a copy of window 40" in str(error)
+    assert "39 of 140 windows are copies; the first is window 100, a copy of window 40" in str(error)
 
 
-def test_few_repeats_are_normal() -> None:
+def test_some_repeats_are_normal_and_said() -> None:
     blocks = [varied(16, seed) for seed in range(400)]
-    order = [*range(400), 40, 41, 42, 7]
-    check_windows(Windows(part([token for block in order for token in blocks[block]]), 16, FILLER))
+    for repeated, told in (([40, 41, 42, 7], 0), ([*range(40, 70)], 1)):
+        lines: list[str] = []
+        order = [*range(400), *repeated]
+        tokens = [token for block in order for token in blocks[block]]
+        check_windows(Windows(part(tokens), 16, FILLER), lines.append)
+        assert len(lines) == told
+    assert lines[0].startswith("6.8%: 29 of 429 windows are copies")
 
 
 def test_one_input_with_two_last_labels_is_refused() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import os
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,23 @@ import pytest
 from train_corpora import byte_tokenizer, functions, write_jsonl
 
 from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, RefusedError, StorageError, UsageError
-from aprtrain.data import sources
+from aprtrain.data import records, sources
 from aprtrain.data.corpus import Corpus, prepare
-from aprtrain.data.sources import list_files, read_documents
+from aprtrain.data.records import Reader, as_text
+from aprtrain.data.sources import list_files
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.special["eos"]
 
 
-def make(tmp_path: Path, *paths: Path) -> Corpus:
-    return prepare(list(paths), TOKENIZER, tmp_path / "data")
+def make(tmp_path: Path, *paths: Path, **options: Any) -> Corpus:
+    return prepare(list(paths), TOKENIZER, tmp_path / "data", **options)
 
 
-def read_all(path: Path, skipped: Counter[str] | None = None) -> list[Any]:
+def read_all(path: Path, skipped: Counter[str] | None = None, **options: Any) -> list[Any]:
     counter: Counter[str] = Counter() if skipped is None else skipped
-    return [d for file in list_files([path], counter) for d in read_documents(file, EOS, counter)]
+    reader = Reader(separator=EOS, render=as_text, skipped=counter, **options)
+    return [d for file in list_files([path], counter) for d in reader.documents(file)]
 
 
 def source_tree(root: Path) -> Path:
@@ -124,7 +128,7 @@ def test_a_file_named_by_itself_is_read_whatever_its_size(tmp_path: Path) -> Non
     pieces = read_all(path)
     assert "".join(pieces) == path.read_text()
     assert len(pieces) > 5
-    assert max(map(len, pieces)) < 5 * sources._PIECE
+    assert max(map(len, pieces)) < 5 * records._PIECE
 
 
 def test_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_a_data_folder_is_read_file_by_file(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     skipped: Counter[str] = Counter()
     found = read_all(tmp_path, skipped)
-    assert skipped == {"files and folders beside the data files": 2}
+    assert skipped == {"files beside the data files": 1}
     assert found[:2] == ["a", "b"]
     assert [ids.tolist() for ids in found[2:]] == [[7, 8], [9]]
 
@@ -164,9 +168,23 @@ def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "good"}}\n\n{line}\n')
     with pytest.raises(CorruptError, match=message) as caught:
-        make(tmp_path, path)
+        make(tmp_path, path, strict=True)
     assert caught.value.path == str(path)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("line", ["{", '{"text": null}', "null", '{"body": "x"}'])
+def test_a_bad_line_is_left_out_shown_once_and_counted(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "good"}}\n{line}\n{{"text": "better"}}\n{line}\n')
+    skipped: Counter[str] = Counter()
+    lines: list[str] = []
+    assert read_all(path, skipped, log=lines.append) == ["good", "better"]
+    assert list(skipped.values()) == [2]
+    (told,) = lines
+    assert told.startswith("a.jsonl: line 2 ")
+    corpus = make(tmp_path, path)
+    assert list(corpus.header["files"]["skipped"].values()) == [2]
 
 
 def test_half_of_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
@@ -177,7 +195,7 @@ def test_half_of_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
 
 
 def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 100)
     with pytest.raises(LimitError, match="line 2 is longer than 100 bytes"):
         read_all(write_jsonl(tmp_path / "a.jsonl", ["short", "x" * 200]))
 
@@ -228,8 +246,7 @@ class FakeParquet:
         for value in self.columns[columns[0]]:
             if value == "damaged":
                 raise ValueError("Corrupt snappy data")
-            column = types.SimpleNamespace(to_pylist=lambda value=value: [value])
-            yield types.SimpleNamespace(column=lambda _, column=column: column)
+            yield types.SimpleNamespace(to_pylist=lambda value=value: [{columns[0]: value}])
 
 
 def test_parquet_gives_its_text_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +270,88 @@ def test_real_parquet_is_read(tmp_path: Path) -> None:
     assert read_all(tmp_path / "a.parquet") == functions(600)
 
 
+# --- folders, compression, tables ---
+
+
+def test_a_folder_of_the_hub_is_searched_through(tmp_path: Path) -> None:
+    for name, text in {"README.md": "---\nlicense: mit\n---\n", "LICENSE.txt": "MIT", "load.py": "x = 1"}.items():
+        (tmp_path / name).write_text(text)
+    for name in ("train/b", "train/a", "more/c"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_jsonl(tmp_path / f"{name}.jsonl", [name])
+    skipped: Counter[str] = Counter()
+    assert read_all(tmp_path, skipped) == ["more/c", "train/a", "train/b"]
+    assert skipped == {"files beside the data files": 3}
+    for i in range(4):  # a tree of source code that has some data in it
+        (tmp_path / f"m{i}.py").write_text(f"x = {i}")
+    skipped.clear()
+    assert len(read_all(tmp_path, skipped)) == 7
+    assert skipped["data files in a tree of source code"] == 3
+
+
+def test_the_hubs_cache_is_read_through_its_links(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshots/1/data").mkdir(parents=True)
+    write_jsonl(tmp_path / "blobs/0a", ["text"])
+    (tmp_path / "snapshots/1/data/a.jsonl").symlink_to("../../../blobs/0a")
+    assert read_all(tmp_path / "snapshots/1") == ["text"]
+
+
+def compressed(suffix: str, data: bytes) -> bytes:
+    import zstandard
+
+    makers: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": gzip.compress,
+        ".xz": lzma.compress,
+        ".zst": zstandard.ZstdCompressor().compress,
+    }
+    return makers[suffix](data)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_compressed_files_are_read_and_a_cut_one_is_refused(suffix: str, tmp_path: Path) -> None:
+    wanted = functions(3000)
+    plain = write_jsonl(tmp_path / "plain.jsonl", wanted).read_bytes()
+    path = tmp_path / f"a.jsonl{suffix}"
+    halves = plain[: len(plain) // 2], plain[len(plain) // 2 :]
+    path.write_bytes(b"".join(compressed(suffix, half) for half in halves))  # two streams, one behind the other
+    assert read_all(path) == wanted
+    (tmp_path / "folder").mkdir()
+    assert read_all(path.rename(tmp_path / "folder" / path.name).parent) == wanted
+    path.write_bytes(compressed(suffix, plain)[:-20])
+    with pytest.raises(CorruptError, match="cannot be decompressed") as caught:
+        read_all(path)
+    assert caught.value.path == str(path)
+    path.write_bytes(compressed(suffix, plain)[:40] + b"nothing" * 20)
+    with pytest.raises(CorruptError, match="cannot be decompressed"):
+        read_all(path)
+    text = tmp_path / f"b.txt{suffix}"
+    text.write_bytes(compressed(suffix, "Größe\n".encode()))
+    assert read_all(text) == ["Größe\n"]
+
+
+def test_tables_of_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfid,text\n1,"one, two\nthree"\n2\n3,""\n')
+    (tmp_path / "b.tsv").write_text("body\tid\nfour\t1\n")
+    skipped: Counter[str] = Counter()
+    assert read_all(tmp_path / "a.csv", skipped) == ["one, two\nthree", ""]
+    assert skipped == {"records without 'text'": 1}
+    assert read_all(tmp_path / "b.tsv", text_field="body") == ["four"]
+    with pytest.raises(RefusedError, match="no column 'text' among body, id") as caught:
+        read_all(tmp_path / "b.tsv")
+    assert "--text-field" in str(caught.value.hint)
+
+
+def test_another_field_makes_other_shards(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": a, "body": a[::-1]}) + "\n" for a in functions(9)))
+    first = make(tmp_path, path)
+    assert make(tmp_path, path, text_field="body").key != first.key
+    with pytest.raises(RefusedError, match=r"left out 9 records without 'code'") as caught:
+        make(tmp_path, path, text_field="code")
+    assert "--text-field" in str(caught.value.hint)
+
+
 # --- token shards as data ---
 
 
@@ -261,12 +360,12 @@ def test_shards_of_bare_ids_are_cut_at_separators(tmp_path: Path, monkeypatch: p
     stream = [token for ids in wanted for token in (*ids, EOS)] + [EOS, EOS]
     np.array(stream, "<u4").tofile(tmp_path / "a.bin")
     for block in (1 << 20, 7):
-        monkeypatch.setattr(sources, "_BLOCK", block)
+        monkeypatch.setattr(records, "_BLOCK", block)
         found = [ids.tolist() for ids in read_all(tmp_path / "a.bin") if len(ids)]
         if block > 100:
             assert found == wanted
         assert [token for ids in found for token in ids] == [token for ids in wanted for token in ids]
-    monkeypatch.setattr(sources, "_BLOCK", 1 << 20)
+    monkeypatch.setattr(records, "_BLOCK", 1 << 20)
     corpus = make(tmp_path, tmp_path / "a.bin")
     parts = (corpus.train, corpus.held_out)
     found_docs = [ids for part in parts for ids in np.split(part.tokens[:], part.ends[:-1])]

@@ -1,0 +1,427 @@
+"""Documents out of files: plain text, source code, JSON lines, Parquet, csv, token shards, compressed or not.
+
+A document is a string, or an array of token ids [n] (uint32) where the file holds tokens, or a conversation. What a
+record without one of these is worth is for `Reader` to say: it is left out and counted, or ends the reading. Memory
+stays within one document and one block of a file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import importlib
+import io
+import json
+import lzma
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from aprfmt.errors import (
+    AprError,
+    CorruptError,
+    LimitError,
+    MissingDependencyError,
+    RefusedError,
+    UnsupportedError,
+    storage_error,
+)
+from aprfmt.tokenizer.chat import PrefixError
+from aprtrain.data.sources import MAX_SOURCE_BYTES, SourceFile
+
+MAX_LINE_BYTES = 256 << 20
+"""A line of a JSON lines file, a field of a csv file."""
+
+TEXT_FIELD = "text"
+"""Where a record's text is, unless told otherwise."""
+
+_PIECE = 1 << 16  # characters; text files are cut into documents of about this length
+_BLOCK = 1 << 20  # tokens read at a time, and the longest document of a token shard
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "function": "tool"}
+"""ShareGPT's names of who speaks."""
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation.
+
+    Attributes:
+        messages: what was said, with "role" and "content".
+        first: the number of the first message whose text may be learned.
+        tools: what the template is told of tools.
+    """
+
+    messages: list[dict[str, object]]
+    first: int = 0
+    tools: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A text of which only parts are learned: `learned` are the ranges of its characters, ascending."""
+
+    text: str
+    learned: Sequence[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+def as_text(chat: Chat) -> Marked:
+    """The messages alone, for a reader that knows no chat template."""
+    text = "\n\n".join(str(message["content"]) for message in chat.messages)
+    return Marked(text, [(0, len(text))])
+
+
+Document = str | npt.NDArray[np.uint32] | Marked
+Record = str | Chat
+
+
+class _BadRecordError(Exception):
+    """A record that is no document: what it has wrong, and the words for the count of all such."""
+
+    def __init__(self, why: str, kind: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+@dataclass(slots=True, kw_only=True)
+class Reader:
+    """Reads the documents of files.
+
+    Attributes:
+        separator: the token id that ends documents in token shards.
+        render: the text of a conversation, and which of it is learned; raises RefusedError or UnsupportedError for one
+            that the chat template does not take.
+        text_field: where a record's text, or the list of its messages, is.
+        strict: whether a bad record ends the reading.
+        skipped: counts what is left out, by reason.
+        log: takes the first bad record of each kind.
+    """
+
+    separator: int
+    render: Callable[[Chat], Marked]
+    text_field: str = TEXT_FIELD
+    strict: bool = False
+    skipped: Counter[str] = field(default_factory=Counter)
+    log: Log = lambda line: None
+
+    def documents(self, file: SourceFile) -> Iterator[Document]:
+        """The documents of one file of `list_files`.
+
+        Raises:
+            CorruptError: no UTF-8, a shard of broken length, damaged compression; of `strict`, a bad record.
+            RefusedError: a table without a column to read.
+            MissingDependencyError: a Parquet file without pyarrow.
+            UnsupportedError: a chat template that does not say what an answer is.
+            StorageError: the file cannot be read.
+        """
+        try:
+            if file.kind == "source":
+                yield from _source(file.path, self.skipped)
+            elif file.kind == "tokens":
+                yield from _tokens(file.path, self.separator)
+            elif file.kind == "text":
+                yield from _text(file.path)
+            else:
+                for where, record in _RECORDS[file.kind](file.path, self.text_field):
+                    try:
+                        yield self._document(record)
+                    except _BadRecordError as bad:
+                        self._leave_out(file, where, bad)
+        except UnicodeDecodeError as error:
+            raise CorruptError(
+                f"not UTF-8 text: {error.reason}", path=file.path, hint="give text, .jsonl, .parquet or .bin shards"
+            ) from error
+        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+            raise CorruptError(f"cannot be decompressed: {error}", path=file.path, hint="fetch it again") from error
+        except OSError as error:
+            raise storage_error(error, file.path) from error
+
+    def _document(self, record: object) -> Document:
+        if isinstance(record, _BadRecordError):
+            raise record
+        found = document_of(record, self.text_field)
+        if isinstance(found, str):
+            return found
+        try:
+            marked = self.render(found)
+            marked.text.encode()
+        except PrefixError:
+            raise
+        except (RefusedError, UnsupportedError) as error:
+            raise _BadRecordError(
+                f"is no conversation for the chat template: {error.message}", "conversations that it refuses"
+            ) from None
+        except UnicodeEncodeError:
+            raise _BadRecordError("has half of a surrogate pair", "conversations that are no text") from None
+        if not marked.learned:
+            raise _BadRecordError("has no answer in its rendered text", "conversations without an answer")
+        return marked
+
+    def _leave_out(self, file: SourceFile, where: str, bad: _BadRecordError) -> None:
+        if self.strict:
+            raise CorruptError(f"{where} {bad}", path=file.path, hint="without --strict it is left out and counted")
+        if not self.skipped[bad.kind]:
+            self.log(f"{file.name}: {where} {bad}; such records are left out and counted")
+        self.skipped[bad.kind] += 1
+
+
+# --- records ---
+
+
+def document_of(record: object, text_field: str) -> Record:
+    """The text or conversation of a record, which is JSON data. Raises _BadRecordError."""
+    if not isinstance(record, Mapping):
+        raise _BadRecordError(f"has no string under {text_field!r}: it is no object", "records that are no objects")
+    columns = columns_of([name for name, value in record.items() if value is not None], text_field)
+    if columns is None:
+        names = ", ".join(map(str, list(record)[:8])) or "nothing"
+        raise _BadRecordError(f"has no string under {text_field!r}, but {names}", f"records without {text_field!r}")
+    value = record[columns[0]]
+    if columns == ("prompt", "completion"):
+        before = _messages(value, "user")
+        return _chat([*before, *_messages(record["completion"], "assistant")], record, len(before))
+    if isinstance(value, str) and columns == (text_field,):
+        return _without_halves(value)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise _BadRecordError(f"has no string under {text_field!r}", f"records without {text_field!r}")
+    return _chat(_messages(value, ""), record, 0)
+
+
+def columns_of(names: Sequence[object], text_field: str) -> tuple[str, ...] | None:
+    """Which of these make a document: the text, or the first form of a conversation that there is."""
+    forms = ((text_field,), ("messages",), ("conversations",), ("prompt", "completion"))
+    return next((form for form in forms if all(name in names for name in form)), None)
+
+
+def _chat(messages: list[dict[str, object]], record: Mapping[str, object], first: int) -> Chat:
+    if not any(message["role"] == "assistant" for message in messages[first:]):
+        raise _BadRecordError("has no answer: no message of the assistant's", "conversations without an answer")
+    tools = record.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            raise _BadRecordError("has tools that are not JSON", "conversations of no known form") from None
+    return Chat(messages, first, tools or None)
+
+
+def _messages(value: object, role: str) -> list[dict[str, object]]:
+    """Messages as a template takes them; a text is one of `role`. Raises _BadRecordError."""
+    if isinstance(value, str) and role:
+        return [{"role": role, "content": _without_halves(value)}]
+    found = []
+    for message in value if isinstance(value, Sequence) and not isinstance(value, str) else [None]:
+        speaker = message.get("role", message.get("from")) if isinstance(message, Mapping) else None
+        if not isinstance(message, Mapping) or not isinstance(speaker, str):
+            raise _BadRecordError("has a message without a role", "conversations of no known form")
+        content = message.get("content", message.get("value"))
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
+        if not isinstance(content, str) and not message.get("tool_calls"):
+            raise _BadRecordError("has a message without a text", "conversations of no known form")
+        rest = {str(k): v for k, v in message.items() if v is not None and k not in ("from", "value")}
+        text = _without_halves(content) if isinstance(content, str) else ""
+        found.append({**rest, "role": _ROLES.get(speaker, speaker), "content": text})
+    return found
+
+
+def _without_halves(text: str) -> str:
+    r"""JSON can spell half of a surrogate pair, as of an emoji that was cut: `\ud83d`. No tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+_Records = Iterator[tuple[str, object]]
+"""Where a record stands, and the record, or what is wrong with it."""
+
+
+def _jsonl(path: Path, text_field: str) -> _Records:
+    with _open(path) as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES):
+            number += 1
+            if len(line) == MAX_LINE_BYTES:
+                raise LimitError(f"line {number} is longer than {MAX_LINE_BYTES} bytes", path=path)
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line.removeprefix(codecs.BOM_UTF8))
+            except (ValueError, RecursionError) as error:
+                record = _BadRecordError(f"is not JSON: {error}", "records that are not JSON")
+            yield f"line {number}", record
+
+
+def _parquet(path: Path, text_field: str) -> _Records:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "reading Parquet needs pyarrow", path=path, hint="pip install pyarrow, or give .jsonl"
+        ) from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = _require(file.schema_arrow.names, text_field, path)
+            number = 0
+            for batch in file.iter_batches(batch_size=256, columns=columns):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", record
+    except AprError:
+        raise
+    except ValueError as error:  # pyarrow's ArrowInvalid, at the beginning or in the middle
+        raise CorruptError(f"not a complete Parquet file: {error}", path=path) from error
+
+
+def _csv(path: Path, text_field: str, delimiter: str = ",") -> _Records:
+    csv.field_size_limit(MAX_LINE_BYTES)
+    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file, delimiter=delimiter)
+        try:
+            _require(rows.fieldnames or [], text_field, path)
+            for row in rows:
+                yield f"line {rows.line_num}", row
+        except csv.Error as error:
+            raise CorruptError(f"line {rows.line_num} is not csv: {error}", path=path) from error
+
+
+def _tsv(path: Path, text_field: str) -> _Records:
+    return _csv(path, text_field, "\t")
+
+
+def _require(names: Sequence[str], text_field: str, path: Path) -> list[str]:
+    """The columns of a table that make a document. Raises RefusedError."""
+    found = columns_of(names, text_field)
+    if found is None:
+        raise RefusedError(
+            f"no column {text_field!r} among {', '.join(names)}", path=path, hint="--text-field names the one to read"
+        )
+    return [*found, *({"tools"} & set(names))]
+
+
+_RECORDS: dict[str, Callable[[Path, str], _Records]] = {
+    "jsonl": _jsonl, "parquet": _parquet, "csv": _csv, "tsv": _tsv,
+}  # fmt: skip
+
+
+# --- text and tokens ---
+
+
+def _open(path: Path) -> BinaryIO:
+    """The bytes of a file, decompressed by its last suffix."""
+    match path.suffix.lower():
+        case ".gz":
+            return cast(BinaryIO, gzip.open(path, "rb"))
+        case ".xz":
+            return cast(BinaryIO, lzma.open(path, "rb"))
+        case ".zst":
+            return cast(BinaryIO, io.BufferedReader(_Zstd(path)))
+    return open(path, "rb")
+
+
+class _Zstd(io.RawIOBase):
+    """The bytes of a zstandard file, frame by frame; one that is cut short is an error, as in the other forms."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._frame: Any = None
+        self._rest = self._plain = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._plain:
+            self._rest = self._rest or self._file.read(1 << 16)
+            if not self._rest:
+                if self._frame is not None:
+                    raise EOFError("the last frame is cut short")
+                return 0
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._plain = self._frame.decompress(self._rest)
+            self._rest = self._frame.unused_data
+            self._frame = None if self._frame.eof else self._frame
+        n = min(len(buffer), len(self._plain))
+        buffer[:n], self._plain = self._plain[:n], self._plain[n:]
+        return n
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _source(path: Path, skipped: Counter[str]) -> Iterator[str]:
+    if not _is_text(path):
+        skipped["files that are not UTF-8 text"] += 1
+    elif path.stat().st_size > MAX_SOURCE_BYTES:
+        yield from _text(path)
+    else:
+        yield path.read_bytes().decode("utf-8-sig")
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file is UTF-8 without zero bytes."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open(path, "rb") as file:
+        try:
+            while block := file.read(MAX_SOURCE_BYTES):
+                decoder.decode(block)
+                if b"\0" in block:
+                    return False
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def _text(path: Path) -> Iterator[str]:
+    """Pieces that end at a blank line where there is one."""
+    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
+        piece: list[str] = []
+        size = 0
+        while line := file.readline(_PIECE):
+            if "\0" in line:
+                raise CorruptError("not a text file: it holds zero bytes", path=path)
+            piece.append(line)
+            size += len(line)
+            if size >= _PIECE and (not line.strip() or size >= 4 * _PIECE):
+                yield "".join(piece)
+                piece, size = [], 0
+        if piece:
+            yield "".join(piece)
+
+
+def _tokens(path: Path, separator: int) -> Iterator[Document]:
+    """Documents of a shard of little-endian uint32, without the separators between them."""
+    size = path.stat().st_size
+    if size % 4:
+        raise CorruptError(f"{size} bytes are not a whole number of uint32 token ids", path=path)
+    rest = np.empty(0, np.uint32)
+    with open(path, "rb") as file:
+        while block := file.read(4 * _BLOCK):
+            tokens = np.concatenate([rest, np.frombuffer(block, "<u4")])
+            start = 0
+            for end in np.flatnonzero(tokens == separator).tolist():
+                yield tokens[start:end]
+                start = end + 1
+            rest = tokens[start:]
+            if len(rest) >= _BLOCK:
+                yield rest
+                rest = rest[:0]
+    if len(rest):
+        yield rest

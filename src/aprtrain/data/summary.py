@@ -1,0 +1,125 @@
+"""What data come to before anything is trained on them: documents, tokens, what of them is learned, lengths."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from aprfmt.api import DataReport, DataSource
+from aprtrain.data.corpus import HIDDEN, Encoder, Header, ReadProgress, read_header
+from aprtrain.data.records import TEXT_FIELD, Document, Log, Marked, Reader
+from aprtrain.data.sources import HEADER, list_files
+
+_COUNTS = ("documents", "tokens", "learned")
+_DOCUMENTS = 256  # tokenised at a time
+_EXAMPLE_CHARS = 4000
+
+SAMPLE_CHARS = 4 << 20
+"""Of a source, what an estimate reads."""
+
+
+def summarise(
+    paths: Sequence[Path],
+    weights: Sequence[Fraction],
+    encoder: Encoder,
+    *,
+    text_field: str = TEXT_FIELD,
+    strict: bool = False,
+    own: Path | None = None,
+    sample: int | None = None,
+    log: Log = lambda line: None,
+) -> DataReport:
+    """What `aprfmt.api.data` does; `sample` stops in each source after so many characters and scales what they gave.
+
+    Raises as `prepare` does; copies are not looked for.
+    """
+    report = DataReport([str(path) for path in paths], text_field=text_field)
+    header = read_header(paths[0]) if len(paths) == 1 and (paths[0] / HEADER).is_file() else None
+    if header is not None:
+        return _of_shards(report, header)
+    skipped: Counter[str] = Counter()
+    files = list_files(paths, skipped, own)
+    reader = Reader(
+        separator=encoder.separator, render=encoder.render, text_field=text_field, strict=strict, skipped=skipped,
+        log=log,
+    )  # fmt: skip
+    progress = ReadProgress(sum(file.size for file in files), log)
+    lengths: list[int] = []
+    for number, path in enumerate(paths):
+        here = [file for file in files if file.source == number]
+        n_bytes = sum(file.size for file in here)
+        source = DataSource(path.name or str(path), float(weights[number]) if weights else None, len(here), n_bytes)
+        report.sources.append(source)
+        texts = (document for file in here for document in progress.documents(file, reader))
+        n_read = _add(source, texts, encoder, lengths, report, sample or sys.maxsize)
+        if n_bytes > n_read >= (sample or sys.maxsize):
+            report.estimated = True
+            for name in _COUNTS:
+                setattr(source, name, round(getattr(source, name) * n_bytes / n_read))
+    for name in _COUNTS:
+        setattr(report, name, sum(getattr(source, name) for source in report.sources))
+    report.left_out = dict(+skipped)
+    if lengths:
+        named = zip(("least", "tenth", "median", "nine_tenths", "most"), (0, 10, 50, 90, 100), strict=True)
+        report.lengths = {name: int(np.percentile(lengths, q, method="nearest")) for name, q in named}
+    return report
+
+
+def _of_shards(report: DataReport, header: Header) -> DataReport:
+    for source in header.get("sources", []):
+        counts = source["documents"], source["tokens"], source["tokens"]
+        report.sources.append(DataSource(source["name"], float(Fraction(source["weight"])), 0, 0, *counts))
+    train = header["parts"]["train"]
+    report.documents, report.tokens = train["documents"], train["tokens"]
+    report.learned = report.tokens - train.get("masked", 0)
+    report.left_out = header["files"]["skipped"]
+    return report
+
+
+def _add(
+    source: DataSource, texts: Iterator[Document], encoder: Encoder, lengths: list[int], report: DataReport, most: int
+) -> int:
+    """Counts documents until they have `most` bytes of text; how many they have."""
+    n_read, batch = 0, list[Document]()
+    for document in texts:
+        if not len(document) or (isinstance(document, str) and not document.strip()):
+            continue
+        batch.append(document)
+        n_read += len(document.encode()) if isinstance(document, str) else len(document)
+        if not report.example and not isinstance(document, np.ndarray):
+            report.example = _example(document)
+        if len(batch) == _DOCUMENTS:
+            lengths += _count(source, encoder, batch)
+        if n_read >= most:
+            break
+    lengths += _count(source, encoder, batch)
+    return n_read
+
+
+def _count(source: DataSource, encoder: Encoder, batch: list[Document]) -> list[int]:
+    """Adds the documents of a batch, which is empty then; their lengths in tokens."""
+    encoded = encoder.encode(batch) if batch else []
+    batch.clear()
+    source.documents += len(encoded)
+    source.tokens += sum(map(len, encoded))
+    source.learned += sum(int(np.count_nonzero(ids < HIDDEN)) for ids in encoded)
+    return [len(ids) for ids in encoded]
+
+
+def _example(document: str | Marked) -> list[tuple[str, bool]]:
+    """The beginning of a document in pieces, with whether they are learned."""
+    if isinstance(document, str):
+        return [(document[:_EXAMPLE_CHARS], True)]
+    edges = [0, *(place for span in document.learned for place in span), len(document.text)]
+    pieces, left = [], _EXAMPLE_CHARS
+    for number, (begin, end) in enumerate(pairwise(edges)):
+        if begin < end and left > 0:
+            pieces.append((document.text[begin : min(end, begin + left)], number % 2 == 1))
+            left -= end - begin
+    return pieces

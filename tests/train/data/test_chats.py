@@ -1,0 +1,378 @@
+"""Conversations: what of them is learned, in shards and windows, and what a run makes of them, against transformers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import write_byte_tokenizer
+from torch import Tensor
+from torch.nn import functional
+from train_corpora import byte_tokenizer, functions
+from train_runs import lines
+
+import aprfmt
+from aprfmt.errors import AprError, CorruptError, RefusedError
+from aprfmt.tokenizer.chat import ChatTemplate
+from aprtrain.data.batches import Batches, Windows, shuffle_index
+from aprtrain.data.corpus import HIDDEN, Corpus, Encoder, open_corpus, part_of, prepare
+from aprtrain.data.records import Chat, Reader
+from aprtrain.data.scored import read_part
+from aprtrain.data.sources import SourceFile
+from aprtrain.evaluate import score
+from aprtrain.loss import IGNORED
+
+HEAD = (
+    "{% if tools %}<|im_start|>tools {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+)
+TAIL = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+PLAIN = HEAD + "{{ m.content }}<|im_end|>\n" + TAIL
+MARKED = (
+    HEAD + "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\n' }}" + TAIL
+)
+TOOLS = [{"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}]
+
+Messages = list[dict[str, object]]
+
+
+def tokenizer(template: str = PLAIN) -> Any:
+    return replace(byte_tokenizer(), chat_template=template)
+
+
+def talks(n: int, seed: int = 0) -> list[Messages]:
+    """Conversations of one to four exchanges, of unequal lengths, some with a system message."""
+    rng = random.Random(seed)
+    words = iter(functions(12 * n, seed))
+
+    def text() -> str:
+        return " ".join(next(words)[: rng.randrange(5, 60)] for _ in range(1)).strip() + rng.choice(
+            ["", "?", " 你好", "é"]
+        )
+
+    found: list[Messages] = []
+    for _ in range(n):
+        system: Messages = [{"role": "system", "content": text()}] if rng.random() < 0.3 else []
+        exchanges: Messages = []
+        for _ in range(rng.randrange(1, 5)):
+            exchanges += [{"role": "user", "content": text()}, {"role": "assistant", "content": text()}]
+        found.append(system + exchanges)
+    return found
+
+
+def write(path: Path, records: Sequence[object]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def encoded(encoder: Encoder, messages: Messages, **more: Any) -> tuple[list[int], list[int]]:
+    """Ids, and 1 for each that is learned."""
+    ids = encoder.encode([encoder.render(Chat(messages, **more))])[0]
+    return (ids & ~HIDDEN).tolist(), (ids < HIDDEN).astype(int).tolist()
+
+
+# --- what is learned ---
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_ids_and_masks_are_those_of_transformers(tmp_path: Path, template: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    write_byte_tokenizer(tmp_path)
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    encoder = Encoder(tokenizer(template))
+    for messages in talks(40):
+        for tools in (None, TOOLS):
+            wanted = peer.apply_chat_template(
+                messages, tools=tools, chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True
+            )
+            assert encoded(encoder, messages, tools=tools) == (wanted["input_ids"], wanted["assistant_masks"])
+
+
+def test_answers_are_what_a_template_with_marks_says() -> None:
+    plain, marked = ChatTemplate(PLAIN), ChatTemplate(MARKED)
+    for messages in talks(30, seed=1):
+        text, spans = plain.render_answers(messages)
+        assert (text, spans) == marked.render_answers(messages)
+        said = [f"{m['content']}<|im_end|>" for m in messages if m["role"] == "assistant"]
+        assert [text[start:end] for start, end in spans] == said
+        assert [text[a:b] for a, b in plain.render_answers(messages, first=len(messages) - 1)[1]] == said[-1:]
+        assert [text[a:b] for a, b in marked.render_answers(messages, first=len(messages) - 1)[1]] == said[-1:]
+
+
+def test_a_template_that_rewrites_what_was_said_is_refused_by_name() -> None:
+    forgets = (
+        "{% for m in messages %}{{ m.role }}: "
+        "{{ m.content if loop.last or m.role == 'user' else m.content[:3] }}\n{% endfor %}"
+    )
+    ChatTemplate(forgets).render_answers(talks(1)[0][-2:])
+    with pytest.raises(RefusedError, match="otherwise when it goes on") as caught:
+        ChatTemplate(forgets, path="m.gguf").render_answers([*talks(1)[0][-2:], *talks(1)[0][-2:]])
+    assert caught.value.exit_code == 5
+    assert "{% generation %}" in str(caught.value.hint)
+    assert caught.value.path == "m.gguf"
+
+
+def test_a_conversation_has_one_end() -> None:
+    messages = talks(1)[0]
+    bare = HEAD + "{{ m.content }}\n" + TAIL
+    ids, learned = encoded(Encoder(tokenizer()), messages)
+    end = byte_tokenizer().special["eos"]
+    assert ids.count(end) == len(messages)
+    assert ids[-2] == end != ids[-1]
+    ids, learned = encoded(Encoder(tokenizer(bare)), messages)
+    assert (ids.count(end), ids[-1], learned[-1]) == (1, end, 1)
+    text = Encoder(tokenizer()).encode(["fox<|im_end|>", "fox"])
+    assert text[0].tolist() == text[1].tolist()
+
+
+# --- records ---
+
+
+def read(path: Path, records: Sequence[object], template: str = PLAIN, **options: Any) -> tuple[list[str], Reader]:
+    encoder = Encoder(tokenizer(template))
+    reader = Reader(separator=encoder.separator, render=encoder.render, **options)
+    file = SourceFile(write(path, records), "a.jsonl", "jsonl")
+    texts = []
+    for document in reader.documents(file):
+        text, spans = document.text, document.learned  # type: ignore[union-attr]
+        edges = [0, *(place for span in spans for place in span), len(text)]
+        pieces = [text[a:b] for a, b in pairwise(edges)]
+        texts.append("".join(f"[{piece}]" if i % 2 else piece for i, piece in enumerate(pieces)))
+    return texts, reader
+
+
+def test_the_forms_of_conversations(tmp_path: Path) -> None:
+    user, assistant = "<|im_start|>user\n", "<|im_start|>assistant\n"
+    usual = f"{user}hi<|im_end|>\n{assistant}[you<|im_end|>]\n"
+    asked, said = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "you"}
+    records: list[object] = [
+        {"messages": [asked, said]},
+        {"prompt": "hi", "completion": "you"},
+        {"prompt": [asked], "completion": [said]},
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "you"}]},
+        {"messages": [asked, {**said, "content": [{"type": "text", "text": "you"}], "tool_calls": None}]},
+    ]
+    found, reader = read(tmp_path / "a.jsonl", records)
+    assert found == [usual] * len(records)
+    assert not +reader.skipped
+    found, _ = read(tmp_path / "a.jsonl", [{"prompt": [asked, said, asked], "completion": "you"}])
+    assert found == [usual.replace("[", "").replace("]", "") + usual]
+    found, _ = read(tmp_path / "a.jsonl", [{"talk": [asked, said]}], text_field="talk")
+    assert found == [usual]
+
+
+def test_bad_conversations_are_counted_and_a_template_says_no(tmp_path: Path) -> None:
+    template = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}" + PLAIN
+    good = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "you"}]}
+    records: list[object] = [
+        good,
+        {"messages": [{"role": "system", "content": "s"}, *good["messages"]]},
+        {"messages": good["messages"][:1]},
+        {"messages": "hi"},
+        {"messages": [{"content": "no role"}]},
+        {"messages": [{"role": "user"}]},
+        good,
+    ]
+    told: list[str] = []
+    found, reader = read(tmp_path / "a.jsonl", records, template, log=told.append)
+    assert len(found) == 2
+    assert reader.skipped == {
+        "conversations that it refuses": 1,
+        "conversations without an answer": 1,
+        "records without 'text'": 1,
+        "conversations of no known form": 2,
+    }
+    assert any("line 2" in line and "user first" in line for line in told)
+    with pytest.raises(CorruptError, match=r"line 2 .*user first"):
+        read(tmp_path / "a.jsonl", records, template, strict=True)
+
+
+def test_a_model_without_a_template_reads_no_conversations(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"messages": messages} for messages in talks(5)])
+    with pytest.raises(RefusedError, match="no chat template") as caught:
+        prepare([path], replace(byte_tokenizer(), chat_template=None), tmp_path / "data")
+    assert "--text-field" in str(caught.value.hint)
+
+
+# --- shards and windows ---
+
+
+def make(tmp_path: Path, template: str = PLAIN, **options: Any) -> Corpus:
+    records: list[object] = [{"messages": messages} for messages in talks(60, seed=3)]
+    records[20:20] = [{"text": text} for text in functions(10)]
+    return prepare([write(tmp_path / "a.jsonl", records)], tokenizer(template), tmp_path / "data", **options)
+
+
+def flat_labels(encoder: Encoder) -> list[int]:
+    """The label of every token of the corpus, document by document, its first token's ignored."""
+    documents: list[Any] = [encoder.render(Chat(messages)) for messages in talks(60, seed=3)]
+    documents[20:20] = functions(10)
+    found: list[int] = []
+    for ids in encoder.encode(documents):
+        found += [IGNORED, *(IGNORED if i >= HIDDEN else int(i) for i in ids[1:])]
+    return found
+
+
+@pytest.mark.parametrize("seq_len", [7, 16, 64, 300])
+def test_labels_are_those_of_the_answers_and_counted_so(tmp_path: Path, seq_len: int) -> None:
+    other = write(tmp_path / "b.jsonl", [{"text": "held out"}])
+    corpus = make(tmp_path, held_out_paths=[other])
+    wanted = flat_labels(Encoder(tokenizer()))
+    windows = Windows(corpus.train, seq_len, corpus.separator)
+    counts = windows.label_counts(np.arange(len(windows)))
+    for i in range(len(windows)):
+        labels = windows.rows([i]).labels_NT[0].tolist()
+        row = wanted[i * seq_len + 1 : (i + 1) * seq_len + 1]
+        assert labels == row + [IGNORED] * (seq_len - len(row))
+        assert counts[i] == windows.n_labels([i]) == sum(label != IGNORED for label in row)
+    assert 0.2 < counts.sum() / len(corpus.train.tokens) < 0.7
+
+
+def test_masks_are_in_the_shards_and_checked(tmp_path: Path) -> None:
+    corpus = make(tmp_path)
+    encoder = Encoder(tokenizer())
+    again = open_corpus(tmp_path / "data", encoder.digest).train
+    assert len(again.masks) > 60
+    assert again.n_masked == corpus.train.n_masked == corpus.header["parts"]["train"]["masked"]
+    file = tmp_path / "data/train.masks"
+    data = bytearray(file.read_bytes())
+    data[9] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(AprError, match=r"train\.masks"):
+        open_corpus(tmp_path / "data", encoder.digest)
+    told: list[str] = []
+    assert make(tmp_path, log=told.append).train.n_masked == again.n_masked
+    assert "damaged" in told[0]
+    told.clear()
+    make(tmp_path, log=told.append)
+    assert "up to date" in told[0]
+    make(tmp_path, MARKED, log=told.append)
+    assert "reading" in told[-2]  # another template: other texts
+
+
+def test_text_alone_is_kept_as_ever(tmp_path: Path) -> None:
+    prepare([write(tmp_path / "a.jsonl", [{"text": t} for t in functions(9)])], tokenizer(), tmp_path / "data")
+    names = {"tokens.json", *(f"{part}.{what}" for part in ("train", "held_out") for what in ("bin", "docs"))}
+    assert {path.name for path in (tmp_path / "data").iterdir()} == names
+
+
+def test_a_part_in_memory_is_that_of_the_shards(tmp_path: Path) -> None:
+    corpus = make(tmp_path, held_out_paths=[write(tmp_path / "b.jsonl", [{"text": "held out"}])])
+    part = read_part(tmp_path / "a.jsonl", Encoder(tokenizer()), Counter(), lambda line: None)
+    assert np.array_equal(part.masks, corpus.train.masks)
+    assert np.array_equal(part.tokens[:], corpus.train.tokens[:])
+    assert len(part_of([]).tokens) == 0
+
+
+# --- a run ---
+
+STEPS, T, WEIGHT, HEAT, PEAK, WARM = 14, 48, 0.6, 2.0, 3e-3, 2
+
+
+def pieces(tmp_path: Path, records: Sequence[dict[str, Any]], peer: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The windows of each step: (ids, labels) of each document's piece in them, by transformers alone."""
+    ids: list[int] = []
+    labels: list[int] = []
+    starts: list[int] = []
+    for record in records:
+        found = peer.apply_chat_template(
+            record["messages"], chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True,
+        )  # fmt: skip
+        starts.append(len(ids))
+        mask = [0, *found["assistant_masks"][1:]]
+        ids += found["input_ids"]
+        labels += [i if keep else IGNORED for i, keep in zip(found["input_ids"], mask, strict=True)]
+    n = -(-(len(ids) - 1) // T)
+    for step in range(STEPS):
+        out = []
+        for place in range(4 * step, 4 * step + 4):
+            begin = shuffle_index(place % n, n, 42, place // n) * T
+            cuts = sorted({begin, *(s for s in starts if begin < s < begin + T), min(begin + T, len(ids) - 1)})
+            for a, b in pairwise(cuts):
+                out.append((torch.tensor([ids[a:b]]), torch.tensor(labels[a + 1 : b + 1])))
+        yield out
+    assert 2 * n < STEPS * 4  # several passes
+
+
+def test_a_run_learns_answers_alone(distil: Callable[..., dict[str, Any]], teacher_file: Path, tmp_path: Path) -> None:
+    """Its losses, rebuilt in float64 by transformers: tokenizer, template, masks, networks, AdamW."""
+    transformers = pytest.importorskip("transformers")
+    records: list[dict[str, Any]] = [{"messages": messages} for messages in talks(7, seed=9)]
+    held: list[object] = [{"messages": messages} for messages in talks(3, seed=10)]
+    data, other = write(tmp_path / "a.jsonl", records), write(tmp_path / "b.jsonl", held)
+    summary = distil(
+        data=data, eval_data=str(other), held_out=None, steps=STEPS, lr=PEAK, kd_weight=WEIGHT, temperature=HEAT,
+        warmup_steps=WARM, seq_len=T, tokens_per_step=4 * T, micro_tokens=2 * T, allow_weaker_teacher=True,
+        eval_tokens=4800,
+    )  # fmt: skip
+    aprfmt.export_model(teacher_file, tmp_path / "hf", format="hf")
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    teacher = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float64)
+    student = copy.deepcopy(teacher)
+    student.model.layers = student.model.layers[:1]
+    matrices = [p for p in student.parameters() if p.dim() > 1]
+    vectors = [p for p in student.parameters() if p.dim() <= 1]
+    adamw = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}],
+                              betas=(0.9, 0.95))  # fmt: skip
+    wanted, counts = [], []
+    for step, rows in enumerate(pieces(tmp_path, records, peer)):
+        n_valid = sum(int((labels != IGNORED).sum()) for _, labels in rows)
+        counts.append(n_valid)
+        loss = torch.zeros((), dtype=torch.float64)
+        for ids, labels in rows:
+            keep = labels != IGNORED
+            s = student(ids).logits[0][keep]
+            with torch.no_grad():
+                t = teacher(ids).logits[0][keep]
+            ce = functional.cross_entropy(s, labels[keep], reduction="sum")
+            kl = functional.kl_div(
+                (s / HEAT).log_softmax(-1), (t / HEAT).log_softmax(-1), reduction="sum", log_target=True
+            )
+            loss = loss + ((1 - WEIGHT) * ce + WEIGHT * HEAT**2 * kl) / n_valid
+        adamw.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        done = (step - WARM) / (STEPS - 1 - WARM)
+        rate = PEAK * (step + 1) / WARM if step < WARM else PEAK * (0.1 + 0.9 * (1 + np.cos(np.pi * done)) / 2)
+        for group in adamw.param_groups:
+            group["lr"] = rate
+        adamw.step()
+        wanted.append(loss.item())
+    found = lines(tmp_path / "run")
+    assert found[0]["loss"] == pytest.approx(wanted[0], rel=2e-6)
+    assert [line["loss"] for line in found] == pytest.approx(wanted, rel=1e-3)
+    assert [line["tokens"] for line in found] == np.cumsum(counts).tolist()
+    assert summary["tokens"] == sum(counts)
+    # What a held-out score is of: answers too.
+    n_held = 0
+    for record in held:
+        marks = peer.apply_chat_template(
+            record["messages"], chat_template=MARKED, return_dict=True,  # type: ignore[index]
+            return_assistant_tokens_mask=True,
+        )["assistant_masks"]  # fmt: skip
+        n_held += sum(marks[1:])
+    assert summary["last"]["tokens"] == n_held
+    scored = score(str(tmp_path / "run/model.apr"), other, device="cpu", seq_len=T)
+    assert scored.tokens == n_held
+    assert scored.ce == pytest.approx(summary["last"]["ce"], rel=1e-5)
+
+
+def test_a_step_without_an_answer_changes_nothing_by_its_loss(tmp_path: Path) -> None:
+    long: Messages = [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "y"}]
+    encoder = Encoder(tokenizer())
+    part = part_of(encoder.encode([encoder.render(Chat(long))] * 2))
+    windows = Windows(part, 16, encoder.separator)
+    steps = [next(Batches(windows, windows_per_step=1, windows_per_micro=1, seed=0, cursor=i)) for i in range(20)]
+    assert {step[0].n_valid for step in steps} >= {1}
+    assert any((step[0].labels_NT == IGNORED).all() for step in steps)
