@@ -1,8 +1,9 @@
-"""What k costs: python tools/topk_study.py SmolLM2-135M-Instruct.Q4_1.gguf CORPUS -o OUT
+"""What k costs: python tools/topk_study.py CORPUS -o OUT
 
-The same student learns the same text from the whole distribution, and from files of k ids and the mass of the rest.
-The files are written through llama.cpp from a GGUF whose architecture the trainer has no network for: the model's own
-weights as an `xverse`, which computes the same. Each result is scored with the whole distribution on held-out text.
+A teacher that the trainer has no network for, a small GPT-NeoX that transformers trains on CORPUS (a folder of text),
+goes into a GGUF; `apr teacher` asks llama.cpp what it says. The same small llama learns the same windows from k ids and
+the mass of the rest, and from all ids, which is the whole distribution. Each result is scored on held-out text by
+llama.cpp, with the whole distribution.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 APR = (sys.executable, "-m", "aprfmt")
-TYPES = gguf.GGUFValueType
+IDS, SEQ_LEN, END = 2048, 128, "<|endoftext|>"
 
 
 def apr(*words: object) -> dict[str, Any]:
@@ -30,70 +33,86 @@ def apr(*words: object) -> dict[str, Any]:
     return body
 
 
-def as_xverse(source: Path, target: Path) -> None:
-    """A llama GGUF under the other architecture's keys, its tied head written out."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "xverse")
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        kind, inner = field.types[0], field.types[-1] if field.types[0] == TYPES.ARRAY else None
-        writer.add_key_value(name.replace("llama.", "xverse."), field.contents(), kind, inner)
-    for tensor in reader.tensors:
-        for name in (tensor.name, *(["output.weight"] if tensor.name == "token_embd.weight" else [])):
-            writer.add_tensor(name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def make_models(corpus: Path, out: Path, steps: int) -> None:
+    """A trained teacher and a random student, with one tokenizer, as folders."""
+    texts = [path.read_text(errors="ignore") for path in sorted(corpus.rglob("*")) if path.is_file()]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=IDS, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, bos_token=END)
+    ids = np.concatenate([np.array([*bpe.encode(text).ids, 0]) for text in texts])
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"vocab_size": IDS, "hidden_size": 128, "max_position_embeddings": 512}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    teacher = GPTNeoXForCausalLM(
+        GPTNeoXConfig(**sizes, **ends, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
+    )
+    student = LlamaForCausalLM(
+        LlamaConfig(**sizes, **ends, num_hidden_layers=1, num_attention_heads=4, intermediate_size=256)
+    )
+    optimizer = torch.optim.AdamW(teacher.parameters(), 2e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    starts = np.random.default_rng(1)
+    for step in range(steps):
+        rows = np.stack([ids[i : i + SEQ_LEN] for i in starts.integers(0, len(ids) - SEQ_LEN, 16)])
+        batch = torch.from_numpy(rows)
+        loss = teacher(batch, labels=batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(teacher.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 50 == 49:
+            print(f"teacher, step {step + 1}: {loss.item():.3f}", file=sys.stderr, flush=True)
+    for name, model in (("teacher", teacher), ("student", student)):
+        model.save_pretrained(out / name)
+        tokenizer.save_pretrained(out / name)
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--layers", default="0,1,2,27,28,29")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--tokens-per-step", type=int, default=1024)
+    parser.add_argument("--teacher-steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--temperature", type=float, nargs="*", default=[1.0, 2.0])
-    parser.add_argument("--k", type=int, nargs="*", default=[256, 64, 16])
-    parser.add_argument("--limit", type=int, default=16384, help="held-out tokens to score")
-    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     out: Path = given.output
     out.mkdir(exist_ok=True)
-    if not (out / "xverse.gguf").exists():
-        as_xverse(given.model, out / "xverse.gguf")
-    apr("prune", given.model, "-o", out / "student.apr", "--keep-layers", given.layers, "--force")
-    each = given.tokens_per_step
-    sizes = ("--seq-len", 256, "--held-out", 0.05)
+    if not (out / "teacher").exists():
+        make_models(given.corpus, out, given.teacher_steps)
+        apr("export", out / "teacher", "-o", out / "teacher.gguf")
+    sizes = ("--seq-len", SEQ_LEN, "--held-out", 0.1)
     said = apr(
-        "teacher", out / "xverse.gguf", "--data", given.corpus, "-o", out / "said", "--top-k", max(given.k), *sizes,
-        "--engine", "llama", "--student", out / "student.apr",
+        "teacher", out / "teacher.gguf", "--data", given.corpus, "-o", out / "said", "--top-k", IDS, *sizes,
+        "--engine", "llama", "--student", out / "student",
     )  # fmt: skip
-    print(f"{said['engine']}, {said['tokens']} positions, {said['rest']}, {said['seconds']:.0f} s", flush=True)
-    print("| T | teacher | held-out KL | agreement | cross entropy | loss, last ten steps |\n|---|---|---|---|---|---|")
+    print(f"{said['engine']}, {said['tokens']} positions, cross entropy {said['teacher_ce']}", flush=True)
+    print("| T | k | held-out KL | agreement | cross entropy | loss, last ten steps |\n|---|---|---|---|---|---|")
     for temperature in given.temperature:
-        for k in (None, *given.k):
-            run = out / f"run-{temperature:g}-{k or 'all'}"
-            source = ("--teacher-logprobs", out / "said", "--top-k", k) if k else (given.model,)
+        for k in (IDS, 256, 64, 16):
+            run = out / f"run-{temperature:g}-{k}"
             if not (run / "model.apr").exists():
                 apr(
-                    "distill", *source, "--student", out / "student.apr", "--data", out / "said/tokens", "-o", run,
-                    "--steps", given.steps, *sizes[:2], "--tokens-per-step", each, "--micro-tokens", each, "--lr", 3e-4,
-                    "--warmup-steps", 5, "--kd-weight", 1, "--temperature", temperature, "--device", given.device,
-                    "--eval-tokens", 1024, "--save-every", 0, "--repeat",
+                    "distill", "--teacher-logprobs", out / "said", "--top-k", k, "--student", out / "student",
+                    "--data", out / "said/tokens", "-o", run, "--steps", given.steps, "--seq-len", SEQ_LEN,
+                    "--tokens-per-step", 1024, "--micro-tokens", 1024, "--lr", 2e-3, "--warmup-steps", 10,
+                    "--kd-weight", 1, "--temperature", temperature, "--device", "cpu", "--eval-tokens", 4096,
+                    "--save-every", 0, "--repeat",
                 )  # fmt: skip
             score = apr(
-                "eval", run / "model.apr", "--data", out / "said/tokens", "--teacher", given.model,
-                "--engine", "torch", "--device", given.device, "--seq-len", 256, "--limit", given.limit,
+                "eval", run / "model.apr", "--data", out / "said/tokens", "--teacher", out / "teacher.gguf",
+                "--engine", "llama", "--seq-len", SEQ_LEN, "--limit", 8192,
             )  # fmt: skip
             lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
             last = [line["loss"] for line in lines if line["event"] == "step"][-10:]
             print(
-                f"| {temperature:g} | {f'k = {k}' if k else 'whole'} | {score['kl']:.4f} | {score['agreement']:.2%} | "
+                f"| {temperature:g} | {k if k < IDS else f'all {k}'} | {score['kl']:.4f} | {score['agreement']:.2%} | "
                 f"{score['ce']:.4f} | {sum(last) / len(last):.4f} |",
                 flush=True,
             )

@@ -36,7 +36,7 @@ from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import soft_cap
 from aprtrain.network.weights import edge_fingerprint, open_network
 from aprtrain.teacher.files import Answer, Facts, Shard, answer_of, fault_of, hashes_of, shard_path, write_shard
-from aprtrain.teacher.teacher import Teacher, teacher_dtype
+from aprtrain.teacher.teacher import Teacher, residency_of, teacher_dtype
 from aprtrain.teacher.vllm import Responses, pieces_of
 from aprtrain.world import device_of
 
@@ -220,7 +220,8 @@ def _engine(
         where = device_of(wanted.device)
         network = stack.enter_context(open_network(wanted.file))
         vocabulary = _shared(model, reader, network.shape.vocab_rows)
-        decoder = Teacher(network, vocabulary, "bf16", where, dtype=teacher_dtype("bf16", where))
+        residency = residency_of(network) if where.type == "cuda" else "bf16"
+        decoder = Teacher(network, vocabulary, residency, where, dtype=teacher_dtype(residency, where))
         logits: _Logits = _of_torch(decoder, where)
         engine = f"torch {where.type}"
     else:
