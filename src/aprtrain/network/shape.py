@@ -185,7 +185,8 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
     if row is None or row.id not in FAMILIES:
         raise UnsupportedError(
             f"architecture {row.id if row else h.architecture!r} cannot be trained or distilled",
-            hint=f"these can: {', '.join(FAMILIES)}",
+            hint="docs/training.md lists those that can; any decoder that llama.cpp runs can teach: "
+            "apr teacher FILE --data D -o DIR, then apr distill --teacher-logprobs DIR",
         )
     words, sizes = FAMILIES[row.id], _sizes(h)
     if h.rms_norm_eps is None:

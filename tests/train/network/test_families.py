@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,18 @@ import pytest
 import torch
 import train_runs
 from arch_models import find_case
+from draft_models import DRAFTED, write_drafted
+from safetensors.torch import load_file, save_file
 from train_blocks import resident_bytes
 from train_corpora import functions, write_jsonl
 from train_models import Maker, error, load, our_logits, same_winners
 from train_runs import lines, weights
 
 import aprfmt
+from aprfmt.errors import UnsupportedError
 from aprtrain.loss.vocab import align
 from aprtrain.network.shape import FAMILIES
-from aprtrain.network.weights import open_network
+from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.run import run
 from aprtrain.teacher.teacher import Teacher, estimate_bytes
 
@@ -88,6 +92,28 @@ def test_a_teacher_with_experts_teaches(row: str, tiny: Maker, data: Path, tmp_p
     assert kl[-1] < kl[0]
     with open_network(model) as network:
         assert network.shape.architecture == "llama"
+
+
+@pytest.mark.parametrize("name", [name for name, d in DRAFTED.items() if find_case(d.case).row in FAMILIES])
+def test_draft_layers_are_left_aside(name: str, tmp_path: Path) -> None:
+    """They stand behind the network's layers and are no part of it."""
+    pytest.importorskip("transformers")
+    write_drafted(name, tmp_path / "model")
+    with open_network(tmp_path / "model") as network:
+        decoder, first = load_decoder(network), network.shape.n_layers
+        assert any(f"layers.{first}." in name or name.startswith("mtp.") for name in network.model.tensors)  # type: ignore[union-attr]
+    assert bool(our_logits(decoder, torch.arange(24)[None]).isfinite().all())
+
+
+def test_a_tensor_that_no_decoder_has_is_refused(tiny: Maker, tmp_path: Path) -> None:
+    """Llama's config says that there is no bias, and a bias is there."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny("llama").folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"model.layers.1.mlp.up_proj.bias": torch.ones(96)}, folder / "model.safetensors")
+    with pytest.raises(UnsupportedError, match="not computed") as error:
+        open_network(folder)
+    assert error.value.tensor == "model.layers.1.mlp.up_proj.bias"
 
 
 def test_what_chooses_experts_is_never_rounded(tiny: Maker) -> None:
