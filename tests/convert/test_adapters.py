@@ -156,7 +156,7 @@ OTHERS = [
     ({"r": 0}, "not a rank"),
     ({"r": 8}, "ranks disagree"),
     ({"rank_pattern": {"q_proj": 2}}, "ranks disagree"),
-    ({"rank_pattern": {"(a+)+": 2}}, "no regular expression"),
+    ({"rank_pattern": {"(a+)+": 2}}, "not a regular expression"),
     ({"alpha_pattern": {"q_proj": math.inf}}, "alpha_pattern"),
 ]
 

@@ -125,7 +125,7 @@ def test_another_familys_chat_template(smollm2_gguf: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (LLAMA3, "no tokens of this vocabulary: <|start_header_id|>, <|end_header_id|>, <|eot_id|>"),
+        (LLAMA3, "not tokens of this vocabulary: <|start_header_id|>, <|end_header_id|>, <|eot_id|>"),
         ("{% for m in messages %}{{ m['content'] }{% endfor %}", "line 1"),
         ("{{ raise_exception('only one turn') }}", "only one turn"),
         ("{{ messages[0]['content'] }}", "leaves out what was said"),
