@@ -322,7 +322,7 @@ APRTRAIN = (
         "inv_freq_2R[int(lengths_NT.max() > kind.context)]"),
     Mutation("an alpha changes no base", "aprtrain/network/rotation.py",
         "test_decoder.py::test_logits_equal_those_of_transformers[hunyuan_v1_dense/alpha]",
-        'theta *= _number(scaling, "alpha", 1.0)', "theta *= 1.0"),
+        'theta *= (_number(scaling, "alpha", 1.0) or 1.0)', "theta *= 1.0"),
     Mutation("scores of latent attention are not stretched", "aprtrain/network/rotation.py",
         "test_decoder.py::test_logits_equal_those_of_transformers[deepseek_v3/yarn]",
         "return rope.mscale_of(stretch, all_dim) ** 2 if", "return 1.0 if"),

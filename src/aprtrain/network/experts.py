@@ -71,7 +71,7 @@ def experts_of(h: Hyperparams, row: Architecture) -> Experts:
         score=score,
         groups=groups,
         groups_used=groups_used,
-        best=2 if score == "sigmoid" else 1,
+        best=min(2 if score == "sigmoid" else 1, n // groups),
         normed=bool(h.extra.get("norm_topk_prob", True)),
         scale=1.0 if scale is None else scale,
         transposed=stacked is not None and stacked.transposed,

@@ -46,7 +46,7 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: in
     if kind not in _SCALINGS:
         raise UnsupportedError(f"rope scaling {kind!r} cannot be trained", hint=f"known are {', '.join(_SCALINGS)}")
     # `dynamic` changes nothing within the positions that a network is made for, unless it has an alpha.
-    theta *= _number(scaling, "alpha", 1.0) ** (dim / (dim - 2)) if kind == "dynamic" and dim > 2 else 1.0
+    theta *= (_number(scaling, "alpha", 1.0) or 1.0) ** (dim / (dim - 2)) if kind == "dynamic" and dim > 2 else 1.0
     # Computed in float32 as transformers does it, so that long positions give the same angles.
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     inv_freq, factor, long = 1.0 / (theta**exponents), 1.0, ()

@@ -238,6 +238,8 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
 
 def _factor(h: Hyperparams, key: str) -> float:
     value = as_float(h.extra.get(key), key)
+    if value == 0:
+        raise CorruptError(f"{key} is 0")
     return 1.0 if value is None else value
 
 

@@ -284,6 +284,32 @@ def test_shapes_count_their_elements(case_id: str, tiny: Maker) -> None:
     assert shape.n_params - (1 if shape.tied else 2) * 64 * shape.d_model == published - here
 
 
+_BIG: dict[str, tuple[dict[str, Any], float, float]] = {
+    "deepseek_v3": ({
+        "hidden_size": 7168, "num_hidden_layers": 61, "intermediate_size": 18432, "num_attention_heads": 128,
+        "num_key_value_heads": 128, "vocab_size": 129280,
+    }, 671.0, 37),
+    "qwen3_moe": ({
+        "hidden_size": 2048, "num_hidden_layers": 48, "intermediate_size": 6144, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+    }, 30.5, 3.3),
+    "gpt_oss": ({
+        "hidden_size": 2880, "num_hidden_layers": 36, "intermediate_size": 2880, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
+    }, 116.8, 5.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", _BIG)
+def test_published_models_have_their_published_sizes(row: str) -> None:
+    """DeepSeek-V3, Qwen3-30B-A3B and gpt-oss-120b in billions, all and those of a token with its head."""
+    config, whole, active = _BIG[row]
+    shape = shape_of(from_hf_config({"model_type": row, **config}), ARCHITECTURES[row])
+    assert shape.n_params / 1e9 == pytest.approx(whole, abs=0.1)
+    of_token = shape.n_active_params + shape.vocab_rows * shape.d_model
+    assert of_token / 1e9 == pytest.approx(active, rel=0.1)
+
+
 def test_of_experts_those_that_a_token_takes_are_work() -> None:
     """Of four experts with three matrices of 64 x 48 a token takes two."""
     shape = shape_of_case("qwen3_moe")
