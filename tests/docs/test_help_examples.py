@@ -6,6 +6,7 @@ import base64
 import inspect
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -166,7 +167,26 @@ def that_sees(folder: Path) -> None:
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A picture of one pixel."""
 
+
+def with_what_a_teacher_said(folder: Path) -> None:
+    aprfmt.teacher(folder / "big.gguf", folder / "c.jsonl", folder / "said", seq_len=64, engine="llama")
+
+
+def with_responses(folder: Path) -> None:
+    """Responses of a vLLM server that finds all tokens equally likely."""
+    prompts = folder / "p.jsonl"
+    aprfmt.teacher(None, folder / "c.jsonl", folder / "asked", student=folder / "s.apr", prompts=prompts)
+    alike = {"logprob": -math.log(320), "rank": 1}
+    with open(folder / "r.jsonl", "w", encoding="utf-8") as out:
+        for line in prompts.read_text().splitlines():
+            ids = json.loads(line)["prompt"]
+            told = [None, *({str(j): alike for j in {label, *range(65)}} for label in ids[1:])]
+            out.write(json.dumps({"index": 0, "prompt_token_ids": ids, "prompt_logprobs": told}) + "\n")
+
+
 SETUPS = {
+    "--teacher-logprobs": with_what_a_teacher_said,
+    "--from-vllm": with_responses,
     "merge-adapter m.gguf": adapters,
     "merge a.gguf": fine_tunes,
     "export model.apr -o mmproj.gguf": of_towers,
@@ -202,7 +222,9 @@ def test_the_example_runs(
         target = folder / words[words.index("-o") + 1]
         shutil.rmtree(target, ignore_errors=True)
         target.unlink(missing_ok=True)
-    if name in ("distill", "pretrain"):
+    if words[0] in ("distill", "pretrain"):
+        if "--resume" not in words:
+            shutil.rmtree(folder / "run", ignore_errors=True)
         words += ["--plan", "--device", "cpu", "--seq-len", "64"]
     if "curves.png" in words:
         pytest.importorskip("matplotlib")

@@ -26,7 +26,7 @@ class Teacher(Common, LlamaMachine):
     \b
     apr teacher big.gguf --data c.jsonl -o said --top-k 64
     apr teacher big.gguf --data c.jsonl -o said --student s.apr --plan
-    apr distill --teacher-logprobs said --student s.apr --data said/tokens ...
+    apr distill --teacher-logprobs said --student s.apr --config run.toml -o run
     apr teacher --student s.apr --data c.jsonl -o said --prompts p.jsonl
     apr teacher --student s.apr --data c.jsonl -o said --from-vllm r.jsonl
     """
