@@ -379,7 +379,10 @@ class Encoder:
         self._added = np.array(sorted(self._tokenizer.get_added_tokens_decoder()), np.uint32)
         self._tokenizer.post_processor = None  # it may take spaces out of where a token stands in the text
         total = hashlib.sha256()
-        for part in (text, str((self._begin.tolist(), self.separator, self.n_ids)).encode()):
+        # What comes behind the ids, and what makes text of them again, differs between a model's containers.
+        decides = {name: value for name, value in json.loads(text).items() if name not in ("post_processor", "decoder")}
+        own = self._begin.tolist(), self.separator, self.n_ids
+        for part in (json.dumps(decides, sort_keys=True).encode(), str(own).encode()):
             total.update(len(part).to_bytes(8, "little") + part)
         self.digest = total.hexdigest()
         self.template = hashlib.sha256(self._template.source.encode()).hexdigest() if self._template else ""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import demo_model
 import numpy as np
 import pytest
 import torch
@@ -23,7 +24,7 @@ from aprfmt.cli.main import run as apr
 from aprfmt.errors import AprError
 from aprtrain.config import build
 from aprtrain.data.batches import Windows, batch_of
-from aprtrain.data.corpus import open_corpus, read_header
+from aprtrain.data.corpus import Encoder, open_corpus, read_header
 from aprtrain.evaluate import evaluate
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.run import run
@@ -486,3 +487,21 @@ def test_a_teacher_that_computes_nothing_writes_nothing(
         aprfmt.teacher(made.teacher, made.text, tmp_path / "out", device="cpu", **GIVEN)
     assert caught.value.exit_code == 8
     assert not [*(tmp_path / "out").glob("*.safetensors")]
+
+
+def test_a_tokenizer_is_the_same_in_every_container(tmp_path: Path) -> None:
+    """A folder's tokenizer.json also says what to put around a text; an .apr of it does not, and reads the same ids."""
+    folder = tmp_path / "hf"
+    demo_model.build(tmp_path / "m.gguf")
+    aprfmt.export_model(tmp_path / "m.gguf", folder, format="hf")
+    path = folder / "tokenizer.json"
+    parts = json.loads(path.read_text())
+    single = [{"Sequence": {"id": "A", "type_id": 0}}]
+    around = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
+    path.write_text(json.dumps({**parts, "post_processor": around}))
+    aprfmt.convert_model(folder, tmp_path / "m.apr")
+    digests = set()
+    for name in ("m.gguf", "hf", "m.apr"):
+        with aprfmt.open(tmp_path / name) as model:
+            digests.add(Encoder(model.tokenizer).digest)
+    assert len(digests) == 1
