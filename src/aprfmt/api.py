@@ -871,7 +871,7 @@ def report(
         AprError: with code "usage" for another suffix.
     """
     from aprfmt.html.file import check_page, write_page
-    from aprtrain.report.page import is_run, summarise, write_report
+    from aprfmt.inspection.run_report import is_run, summarise, write_report
 
     path = Path(formats.path_text(file, "file"))
     target = Path(formats.path_text(output, "output")) if output is not None else None

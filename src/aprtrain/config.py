@@ -297,6 +297,13 @@ def resolve(config: Config, data_steps: int | None = None) -> Config:
     return replace(config, steps=steps, total_steps=total, warmup_steps=warmup)
 
 
+def usual_values(config: Config) -> JsonObject:
+    """What a resolved configuration would be if nothing but its steps had been given."""
+    assert config.total_steps is not None
+    usual = resolve(Config(steps=config.steps, total_steps=config.total_steps))
+    return usual.to_json() | {"steps": None, "total_steps": config.steps}
+
+
 # --- sources of values ---
 
 

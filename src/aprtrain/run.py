@@ -19,13 +19,14 @@ import torch
 
 import aprfmt
 from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
+from aprfmt.inspection.run_report import PAGE, write_report
 from aprfmt.text import format_clock
 from aprfmt.types import JsonObject, Numbers
 from aprtrain import budget, guards
 from aprtrain.budget import check_means, flops_of, memory_plan
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.checkpoints.state import open_state
-from aprtrain.config import Config, changed_fields, command_fields, resolve
+from aprtrain.config import Config, changed_fields, command_fields, resolve, usual_values
 from aprtrain.data.batches import Batches, Windows, check_windows, shares_of
 from aprtrain.data.corpus import Corpus, Encoder, open_corpus, prepare
 from aprtrain.data.sources import split_weights
@@ -36,7 +37,6 @@ from aprtrain.loss.objective import Kind, Objective
 from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
 from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import load_states
-from aprtrain.report import page
 from aprtrain.report.metrics import Recorder
 from aprtrain.resume import Saved, check_student, find_saved, leave_behind, state_file
 from aprtrain.teacher.teacher import Teacher
@@ -335,9 +335,10 @@ def _announce(
     """The resolved configuration, printed and recorded before the first step."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
     resolved = config.to_json()
-    start = {"command": command, "config": resolved, "digest": config.digest(), "device": device}
-    recorder.record("start", start)
     given = {row.name: resolved[row.name] for row in command_fields(command)}
+    usual = {name: value for name, value in usual_values(config).items() if name in given}
+    facts = {"command": command, "config": given, "defaults": usual, "digest": config.digest(), "device": device}
+    recorder.record("start", facts)
     words = "  ".join(f"{k}={v}" for k, v in given.items() if not (v is None or v is False or v == []))
     recorder.say(f"{command} on {world.size} x {device}: {words}")
     recorder.say(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
@@ -487,6 +488,6 @@ def _write_report(trainer: Trainer) -> None:
     saver = trainer.parts.saver
     if saver is not None:
         try:
-            page.write_report(saver.folder, saver.folder / page.PAGE, force=True)
+            write_report(saver.folder, saver.folder / PAGE, force=True)
         except Exception as error:  # whatever it is: the models are saved, and `apr report` can try again
-            trainer.parts.recorder.say(f"{page.PAGE} could not be written: {error}")
+            trainer.parts.recorder.say(f"{PAGE} could not be written: {error}")

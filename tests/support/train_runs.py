@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 import aprfmt
+from aprfmt.inspection.run_report import FILE
 from aprfmt.provenance import provenance
 from aprtrain.checkpoints.checkpoint import Identity, Weights
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, build
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.network.weights import Network
-from aprtrain.report import metrics
 from aprtrain.run import run
 
 _TEXT = "the cat sat on a mat and then it ran to the dog that was here with one hat in her hand"
@@ -77,7 +77,7 @@ def make_teacher(folder: Path, data: Path, *, steps: int = 120) -> Path:
 
 def lines(folder: Path, event: str = "step") -> list[dict[str, Any]]:
     """The lines of a run's metrics that tell of `event`, without the time of day."""
-    every = map(json.loads, (folder / metrics.FILE).read_text().splitlines())
+    every = map(json.loads, (folder / FILE).read_text().splitlines())
     found = [line for line in every if line["event"] == event]
     return [{key: value for key, value in line.items() if key != "time"} for line in found]
 

@@ -12,7 +12,7 @@ import pytest
 
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, UsageError
-from aprtrain.config import Config, build, changed_fields, command_fields, resolve, schema, what_fields
+from aprtrain.config import Config, build, changed_fields, command_fields, resolve, schema, usual_values, what_fields
 from aprtrain.optim.adamw import learning_rate
 
 BASE: dict[str, Any] = {"teacher": "t", "student": "s", "data": "d", "output": "o", "steps": 200}
@@ -30,9 +30,10 @@ def test_the_command_line_goes_before_the_environment_before_the_file_before_the
 
 
 def test_no_on_the_command_line_switches_off_what_the_file_switches_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the plan, whose answer holds the configuration of a command with every switch."""
+    monkeypatch.setattr("aprtrain.budget.require_llama", lambda: None)
     demo_model.build(tmp_path / "m.gguf")
     (tmp_path / "d.txt").write_text("some text")
     switches = [row.name for row in command_fields("pretrain") if row.kind is bool]
@@ -191,3 +192,11 @@ def test_the_schedule_warms_up_and_falls_to_its_share() -> None:
     assert rates[4:12] == sorted(rates[4:12], reverse=True)
     assert rates[11] == pytest.approx(0.2)
     assert rates[13] == pytest.approx(0.2)
+
+
+def test_what_follows_from_the_steps_is_no_choice() -> None:
+    """A report names the options that differ from what a run of so many steps has by itself."""
+    config = resolve(made(lr=0.5))
+    usual, found = usual_values(config), config.to_json()
+    assert found["warmup_steps"] == usual["warmup_steps"] != Config().warmup_steps
+    assert {name for name, value in usual.items() if value != found[name]} == {*BASE, "lr"}

@@ -23,11 +23,11 @@ from train_runs import lines, weights
 import aprfmt
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.inspection.run_report import FILE
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import LATEST
 from aprtrain.loop import Trainer
 from aprtrain.network.weights import load_decoder, open_network
-from aprtrain.report import metrics
 from aprtrain.world import ToldByFirst
 
 SIZES = (
@@ -211,7 +211,7 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(
         os._exit(found)
 
     with forked(work) as child:
-        until(lambda: (folder / metrics.FILE).read_text().count('"event": "step"') >= 5)
+        until(lambda: (folder / FILE).read_text().count('"event": "step"') >= 5)
         os.kill(child.pid, number)
         assert child.wait() == code
     body = json.loads(capfd.readouterr().out)

@@ -19,6 +19,7 @@ from train_runs import lines, weights
 import aprfmt
 from aprfmt.cli.training import _summary_text
 from aprfmt.errors import ExistsError, MissingDependencyError, RefusedError, RunError, StorageError, UsageError
+from aprfmt.inspection.run_report import METADATA
 from aprfmt.io.pipe import write_file
 from aprtrain import loop
 from aprtrain.checkpoints import checkpoint, state
@@ -30,7 +31,6 @@ from aprtrain.evaluate import evaluate
 from aprtrain.loss import IGNORED
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.network.weights import load_decoder, open_network
-from aprtrain.report.metrics import METADATA
 
 Distil = Callable[..., dict[str, Any]]
 

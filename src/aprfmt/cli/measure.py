@@ -130,7 +130,7 @@ def report(
     apr report run --json
     """
     from aprfmt.formats import detect
-    from aprtrain.report.page import is_run
+    from aprfmt.inspection.run_report import is_run
 
     if is_run(Path(file)):
         body = aprfmt.report(file, output, force=force)

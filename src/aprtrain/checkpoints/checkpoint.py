@@ -33,6 +33,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import AprError, CorruptError, ExistsError, RunError, StorageError, storage_error, storage_errors
 from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats import open as open_model
+from aprfmt.inspection.run_report import FILE, METADATA
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.io.temporary import sweep
@@ -44,7 +45,6 @@ from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
 from aprtrain.network.decoder import hf_names, hf_parts
 from aprtrain.network.shape import Shape
 from aprtrain.optim.adamw import Optimizer, states
-from aprtrain.report.metrics import FILE, METADATA
 
 LINEAGE = "aprfmt.lineage"
 """Metadata key of how a checkpoint came to be: teacher, student, data, configuration, step, tokens, evaluations."""

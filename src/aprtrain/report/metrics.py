@@ -20,13 +20,11 @@ from statistics import fmean, harmonic_mean
 from typing import NotRequired, TextIO, TypedDict, cast
 
 from aprfmt.errors import storage_errors
+from aprfmt.inspection.run_report import FILE
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.text import format_clock, format_number
 from aprfmt.types import Numbers
 from aprtrain.report.tracker import Track, open_tracker
-
-FILE = "metrics.jsonl"
-METADATA = "distillation_metadata.json"
 
 # Variables that may decide what a run does or how fast; none of them holds a secret.
 _TELLING = ("APR_", "CUDA_", "CUBLAS_", "NCCL_", "PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "WORLD_SIZE")

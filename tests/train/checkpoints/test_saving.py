@@ -23,6 +23,7 @@ from train_runs import weights
 import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
+from aprfmt.inspection.run_report import METADATA
 from aprfmt.io.pipe import write_file
 from aprfmt.io.temporary import temporary_beside
 from aprfmt.provenance import provenance
@@ -32,7 +33,6 @@ from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import distill_head
 from aprtrain.models import make_student
 from aprtrain.network.weights import open_network
-from aprtrain.report.metrics import METADATA
 from aprtrain.run import run
 
 Distil = Callable[..., dict[str, Any]]

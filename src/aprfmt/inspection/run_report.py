@@ -1,4 +1,4 @@
-"""What became of a run; its page and picture are drawn by aprfmt.inspection.run_page.
+"""What became of a training run; its page and picture are drawn by run_page.
 
 `summarise` reads `metrics.jsonl` and `distillation_metadata.json` alone, so that a run that still goes on or was
 killed has a report too. Both may be damaged or half written: what cannot be read is skipped, and no value is trusted
@@ -21,9 +21,9 @@ from aprfmt.html.picture import png
 from aprfmt.inspection.run_page import RunReport, charts, html, sentence, title
 from aprfmt.io.source import is_file
 from aprfmt.types import Json, JsonObject, Numbers
-from aprtrain.config import Config, command_fields, resolve, schema, to_json
-from aprtrain.report.metrics import FILE, METADATA
 
+FILE = "metrics.jsonl"
+METADATA = "distillation_metadata.json"
 PAGE = "report.html"
 
 CURVES = (
@@ -89,9 +89,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         for _, e in _by_step(of.get("evaluation") or _objects(metadata.get("evaluations")))
     ]
     command = str(start.get("command") or metadata.get("command") or "distill")
-    own = {row.name for row in command_fields("pretrain" if command == "pretrain" else "distill")}
-    resolved = _mapping(start.get("config") or metadata.get("resolved"))
-    config = {name: value for name, value in resolved.items() if name in own or name not in schema()}
+    config, defaults = _mapping(start.get("config") or metadata.get("resolved")), _mapping(start.get("defaults"))
     failed = of.get("failed_save", [])
     # The last evaluation may be of a later step than the last line of one.
     done = [number(metadata.get("steps")), *(n for n, _ in steps), *(e["step"] for e in evaluations)]
@@ -131,7 +129,11 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         "failed_saves": [{**_place(e, at), "error": str(e.get("error"))} for e in failed],
         "failed_save_count": max(int(number(metadata.get("failed_saves")) or 0), len(failed)),
         "checkpoints": _checkpoints(of.get("checkpoint", []), metadata, at),
-        "changed": _find_changes(config),
+        "changed": [
+            {"name": name, "value": config.get(name), "default": default}
+            for name, default in defaults.items()
+            if config.get(name) != default
+        ],
         "config": config,
         "environment": _mapping((of.get("begin") or [{}])[-1].get("environment")),
         "versions": _mapping(metadata.get("versions")),
@@ -265,20 +267,6 @@ def short_path(path: Json) -> str | None:
     parts = PurePath(str(path)).parts
     generic = bool(parts) and parts[-1].split(".")[0] in ("model", "data", "train", "text")
     return "/".join(parts[-2:] if generic else parts[-1:])
-
-
-def _find_changes(config: JsonObject) -> list[dict[str, Any]]:
-    """The fields that are not at their defaults, nor at those that follow from others."""
-    usual = {name: to_json(row.default) for name, row in schema().items()}
-    steps, total = config.get("steps"), config.get("total_steps")
-    usual["total_steps"] = steps
-    if isinstance(steps, int) and isinstance(total, int) and 0 < steps <= total:
-        usual["warmup_steps"] = resolve(Config(steps=steps, total_steps=total)).warmup_steps
-    return [
-        {"name": name, "value": value, "default": usual.get(name)}
-        for name, value in config.items()
-        if value != usual.get(name)
-    ]
 
 
 def write_report(folder: Path, target: Path, *, force: bool = False) -> RunReport:
