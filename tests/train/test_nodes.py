@@ -106,18 +106,18 @@ def test_a_smoke_run_fetches_into_a_folder_that_is_gone_afterwards(config: Calla
 def test_nodes_that_share_a_folder_fetch_nothing(
     corpus_file: Path, teacher_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work(rank: int) -> None:
+    def work(rank: int, steps: int) -> None:
         def forbidden(*_: Any) -> None:
             raise AssertionError("there is nothing to fetch")
 
         on_node(rank)
         monkeypatch.setattr(nodes, "_transfer", forbidden)
-        how: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:0,", "repeat": True}
-        for steps in (2, 4):
-            given = {"steps": steps, "total_steps": 4, "resume": steps == 4, **how}
-            run("distill", train_runs.options("distill", corpus_file, tmp_path / "run", **given), stream=None)
+        given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:0,", "repeat": True}
+        given |= {"steps": steps, "total_steps": 4, "resume": steps == 4}
+        run("distill", train_runs.options("distill", corpus_file, tmp_path / "run", **given), stream=None)
 
-    together(work)
+    for steps in (2, 4):
+        together(lambda rank, steps=steps: work(rank, steps))  # type: ignore[misc]
 
 
 def test_another_model_on_another_node_is_refused(
