@@ -97,6 +97,12 @@ APRTRAIN = (
     Mutation("the gate's gradient without that of its sigmoid", "aprtrain/kernels/gated_triton.py",
         "test_gated_cuda.py::test_the_gradient_is_that_of_the_definition",
         "d_gate = grad * up * s * (1 + gate * (1 - s))", "d_gate = grad * up * s", cuda=True),
+    Mutation("a window is none in FlashAttention-4", "aprtrain/kernels/flash4.py",
+        "test_flash4_cuda.py::test_values_and_gradients_are_those_of_the_definition",
+        '"causal": not window, **bounds,', '"causal": True,', cuda=True),
+    Mutation("a pass is chosen without looking at the memory", "aprtrain/budget.py",
+        "test_budget.py::test_a_pass_takes_what_the_device_has_memory_for",
+        "<= _FILLED * n_bytes", "<= 100 * n_bytes"),
     # the update
     Mutation("lr dropped", "aprtrain/loop.py", "test_fields.py::test_a_field_changes_what_a_run_does[lr]",
         "peak=config.lr,", "peak=5e-5,"),

@@ -13,7 +13,7 @@ FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -56,7 +56,7 @@ class Row:
 def memory_plan(config: Config, pair: Pair, device: torch.device, *, processes: int = 1) -> list[Row]:
     """What each of several processes holds on `device` at the peak of a step."""
     student, teacher = pair.student.shape, pair.teacher
-    tokens = min(config.micro_tokens, max(config.seq_len, config.tokens_per_step // processes))
+    tokens = min(config.micro_tokens or _USUAL_PASS, max(config.seq_len, config.tokens_per_step // processes))
     on_gpu = device.type == "cuda"
     width, compiled = 2 if on_gpu else 4, config.is_compiled(device.type)
     vocabulary = pair.vocabulary or Vocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
@@ -113,6 +113,35 @@ def _activation_elements(config: Config, s: Shape, compiled: bool) -> int:
 def _score_bytes(config: Config, s: Shape, tokens: int) -> int:
     """Scores of a layer are written out for a softcap: bounded and as weights in bf16, in float32 between."""
     return 8 * tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
+
+
+_PASSES = (32768, 16384, 8192, 4096, 2048)
+_USUAL_PASS = 16384
+"""Without a device, so of a plan too."""
+
+_FILLED = 0.85
+"""Share of a device's memory that a plan may take where the tokens of a pass go by it."""
+
+
+def device_bytes(device: torch.device) -> int | None:
+    """Memory of a GPU, None without one."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def choose_pass(
+    config: Config, pair: Pair, device: torch.device, n_bytes: int | None, *, processes: int = 1, saved: int = 0
+) -> Config:
+    """`config` with the tokens of a pass: what was given or `saved`, else as many as fit `n_bytes` of each device."""
+    given = config.micro_tokens or saved
+    share = max(config.seq_len, config.tokens_per_step // processes)
+    for tokens in (given,) if given else _PASSES if n_bytes is not None else (_USUAL_PASS,):
+        windows = max(1, (tokens if given else min(tokens, share)) // config.seq_len)
+        found = replace(config, micro_tokens=windows * config.seq_len)
+        if n_bytes is None or total(memory_plan(found, pair, device, processes=processes)) <= _FILLED * n_bytes:
+            break
+    return found
 
 
 def total(rows: list[Row]) -> int:

@@ -138,7 +138,10 @@ class Config:
     repeat: bool = _option(False, "Repeat the data as often as --steps needs.", place="what")
     seq_len: int = _option(2048, "Tokens of a window.", low=2, env=ENV_PREFIX + "MAX_SEQ_LEN", place="what")
     tokens_per_step: int = _option(32768, "Tokens of an update, over all GPUs.", low=2, place="what")
-    micro_tokens: int = _option(16384, "Tokens of one forward and backward pass on a GPU.", low=2, place="what")
+    micro_tokens: int = _option(
+        0, "Tokens of one forward and backward pass; 0: as many as the GPU has memory for, up to 32768.", low=0,
+        place="what",
+    )  # fmt: skip
     held_out: float = _option(0.01, "Share of the documents held out for evaluation.", low=1e-9, high=0.9, place="what")
     eval_data: str | None = _option(None, "Evaluate on these files instead.")
     seed: int = _option(42, "Order of the data and fresh weights.", low=0, high=2**63 - 1, place="what")

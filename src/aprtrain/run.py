@@ -158,6 +158,11 @@ def _train(
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
     check_windows(windows, recorder.say)
+    memory, before = budget.device_bytes(world.device), saved.config["micro_tokens"] if saved is not None else 0
+    config = budget.choose_pass(
+        config, pair, world.device, None if memory is None else world.least(memory), processes=world.size,
+        saved=before if isinstance(before, int) else 0,
+    )  # fmt: skip
     config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor if saved is not None else 0)
     origin = origin_of(command, config, pair, corpus.key)
     _check_alike(world, origin)
@@ -166,8 +171,8 @@ def _train(
         check_student(folder, saved, pair.student)
     plan = memory_plan(config, pair, world.device, processes=world.size)
     on_gpu = world.device.type == "cuda"
-    if on_gpu:
-        budget.check_fits(plan, torch.cuda.get_device_properties(world.device).total_memory)
+    if memory is not None:
+        budget.check_fits(plan, memory)
     student, optimizer = load_student(config, pair, world)
     teacher = load_teacher(config, pair, held_out, world.device)
     named = [*student.named_parameters(), *(teacher.decoder.named_parameters() if teacher is not None else [])]

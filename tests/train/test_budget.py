@@ -12,7 +12,7 @@ from train_corpora import shape_of_config, student_alone
 
 from aprfmt.errors import NotFoundError
 from aprtrain import budget
-from aprtrain.budget import plan
+from aprtrain.budget import choose_pass, plan
 from aprtrain.config import Config
 from aprtrain.data.corpus import prepare
 from aprtrain.network.weights import open_network
@@ -60,6 +60,27 @@ def test_the_plan_counts_the_teachers_head_where_the_loss_takes_a_copy(
             found[residency, logits] = rows["teacher: head for the loss"]
     copy = 2 * 300 * 64
     assert list(found.values()) == [copy, 0, copy, copy]
+
+
+def test_a_pass_takes_what_the_device_has_memory_for() -> None:
+    shape = shape_of_config(
+        model_type="qwen2", num_hidden_layers=24, hidden_size=896, num_attention_heads=14, num_key_value_heads=2,
+        intermediate_size=4864, vocab_size=151_936, rms_norm_eps=1e-6, tie_word_embeddings=True,
+    )  # fmt: skip
+    pair, gpu = student_alone(shape), torch.device("cuda")
+
+    def chosen(gib: int | None, processes: int = 1, saved: int = 0, **given: Any) -> int:
+        n_bytes = None if gib is None else gib << 30
+        return choose_pass(Config(**given), pair, gpu, n_bytes, processes=processes, saved=saved).micro_tokens
+
+    assert [chosen(gib) for gib in (141, 32, 24, 1, None)] == [32768, 16384, 8192, 2048, 16384]
+    assert chosen(141, processes=4) == 8192  # no more than a process has of an update
+    assert chosen(1, seq_len=4096) == 4096
+    assert chosen(141, seq_len=3000, tokens_per_step=300_000) == 30_000
+    assert chosen(141, micro_tokens=2048) == chosen(141, saved=2048) == 2048
+    for tokens, gib in ((32768, 141), (16384, 32), (8192, 24)):
+        rows = budget.memory_plan(Config(micro_tokens=tokens), pair, gpu)
+        assert budget.total(rows) <= 0.85 * (gib << 30)
 
 
 def test_flops_of_a_known_network() -> None:

@@ -160,7 +160,7 @@ def other_value(name: str) -> Any:
     if row.kind is tuple:
         return ("lr",)
     assert row.default is None or isinstance(row.default, (int, float))
-    return row.kind(row.low + 1 if row.default is None else row.default / 2)
+    return row.kind(row.default / 2 if row.default else row.low + 1)
 
 
 @pytest.mark.parametrize("name", list(schema()))

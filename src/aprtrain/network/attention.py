@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aprfmt.errors import UsageError
+from aprtrain.kernels.flash4 import flash4
 
 _FLASH_HEAD = 256
 """Largest head of the flash kernels."""
@@ -75,10 +76,11 @@ class AttentionPlan(NamedTuple):
 
     Attributes:
         kind: "causal" (SDPA of whole rows), "cudnn" (the same by cuDNN), "varlen" (flash kernel over `cu_seqlens`),
-            "mask" (SDPA under a mask) or "eager" (scores written out, for a softcap or sinks).
+            "flash4" (the same by FlashAttention-4), "mask" (SDPA under a mask) or "eager" (scores written out, for a
+            softcap or sinks).
         mask: what may be attended to, bool [N or 1, 1, T, T], for "mask" and "eager".
-        cu_seqlens, max_len: see Documents, for "varlen".
-        window: positions that are attended to, for "varlen"; 0 for all.
+        cu_seqlens, max_len: see Documents, for "varlen" and "flash4".
+        window: positions that are attended to, likewise; 0 for all.
     """
 
     kind: str
@@ -109,14 +111,16 @@ def choose(
     if written:
         return AttentionPlan("eager", _mask(tokens_NT, number_NT, window))
     fits = tokens_NT.is_cuda and dtype in (torch.bfloat16, torch.float16) and heads[2] <= _FLASH_HEAD
+    strict = torch.are_deterministic_algorithms_enabled()
     if documents is None and not window and not sinks:
-        strict = torch.are_deterministic_algorithms_enabled()
         return AttentionPlan("cudnn" if fits and not strict and _cudnn_agrees(heads, dtype) else "causal")
     if fits:
         if documents is None:
             rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
             documents = Documents(rows, t)
-        return AttentionPlan("varlen", None, documents.cu_seqlens, documents.max_len, window)
+        fits = not sinks and not strict and _flash4_agrees(heads, dtype, bool(window), torch.is_grad_enabled())
+        kind = "flash4" if fits else "varlen"
+        return AttentionPlan(kind, None, documents.cu_seqlens, documents.max_len, window)
     return AttentionPlan("eager" if sinks else "mask", _mask(tokens_NT, number_NT, window))
 
 
@@ -144,7 +148,38 @@ def _cudnn_agrees(heads: tuple[int, int, int], dtype: torch.dtype) -> bool:
                     found.append([out.detach(), *torch.autograd.grad(out, inputs, q.detach())])
             except RuntimeError:
                 return False
-    pairs = [(a.float(), b.float()) for a, b in zip(*found, strict=True)]
+    return _agree(*found)
+
+
+@cache
+def _flash4_agrees(heads: tuple[int, int, int], dtype: torch.dtype, windowed: bool, learns: bool) -> bool:
+    """Whether FlashAttention-4 is there and gives what torch's flash kernel gives, with gradients where one `learns`.
+
+    It compiles its kernels at the first call, each of which takes seconds.
+    """
+    if torch.cuda.get_device_capability()[0] < 9:
+        return False
+    n_heads, n_kv_heads, size = heads
+    ends = Documents.of([100, 1, 27, 256, 128], 256, capacity=8).cu_seqlens.to("cuda")
+    generator = torch.Generator("cuda").manual_seed(0)
+    found: list[list[Tensor]] = []
+    with torch.inference_mode(False), torch.set_grad_enabled(learns):
+        q, k, v = (
+            torch.randn((2, 256, n, size), generator=generator, device="cuda", dtype=dtype).requires_grad_(learns)
+            for n in (n_heads, n_kv_heads, n_kv_heads)
+        )
+        for kind in ("varlen", "flash4"):
+            try:
+                out = attend(q, k, v, AttentionPlan(kind, None, ends, 256, 64 * windowed), scale=size**-0.5)
+                slopes = torch.autograd.grad(out, (q, k, v), q.detach()) if learns else ()
+            except Exception:  # a beta may fail in any way, and torch has a kernel of its own
+                return False
+            found.append([out.detach(), *slopes])
+    return _agree(*found)
+
+
+def _agree(found: list[Tensor], other: list[Tensor]) -> bool:
+    pairs = [(a.float(), b.float()) for a, b in zip(found, other, strict=True)]
     return all(bool((a - b).norm() <= 0.02 * a.norm()) for a, b in pairs)
 
 
@@ -180,6 +215,11 @@ def attend(
         wide = functional.pad(v_NTKE, (0, q_NTHE.shape[-1] - v_NTKE.shape[-1]))
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
         return attend(q_NTHE, k_NTKE, wide, plan, **options)[..., : v_NTKE.shape[-1]]
+    if kind == "flash4":
+        assert plan.cu_seqlens is not None
+        flat = (x.flatten(0, 1) for x in (q_NTHE, k_NTKE, v_NTKE))
+        values: Tensor = flash4(*flat, plan.cu_seqlens, plan.max_len, plan.window, scale)[0]
+        return values.view(q_NTHE.shape)
     if kind == "varlen":
         return _varlen(q_NTHE, k_NTKE, v_NTKE, plan, scale, sinks)
     q, k, v = (x.transpose(1, 2) for x in (q_NTHE, k_NTKE, v_NTKE))

@@ -1,0 +1,75 @@
+"""Causal attention within packed documents by FlashAttention-4, where the package is installed.
+
+It is a beta whose functions torch.compile cannot follow, so both directions are operators of their own here, and
+`network.attention` takes them only where they agree with torch's kernel.
+
+Shape suffixes: S tokens of all documents, H query heads, K key-value heads, E values of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _options(ends: Tensor, longest: int, window: int, scale: float) -> dict[str, Any]:
+    bounds = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
+    lengths = {f"{name}_{x}": value for x in "qk" for name, value in (("cu_seqlens", ends), ("max_seqlen", longest))}
+    return {"softmax_scale": scale, "causal": not window, **bounds, **lengths}
+
+
+@torch.library.custom_op("aprtrain::flash4", mutates_args=())
+def flash4(
+    q_SHE: Tensor, k_SKE: Tensor, v_SKE: Tensor, ends: Tensor, longest: int, window: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Values [S, H, E] and log-sums [H, S] in float32; `ends` and `longest` as in Documents, `window` 0 for none."""
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    q, k, v = q_SHE.contiguous(), k_SKE.contiguous(), v_SKE.contiguous()
+    out, sums = _flash_attn_fwd(q, k, v, return_lse=True, **_options(ends, longest, window, scale))[:2]
+    return out, sums
+
+
+@flash4.register_fake
+def _(
+    q_SHE: Tensor, k_SKE: Tensor, v_SKE: Tensor, ends: Tensor, longest: int, window: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    tokens, heads, _ = q_SHE.shape
+    out = torch.empty_like(q_SHE, memory_format=torch.contiguous_format)
+    return out, q_SHE.new_empty(heads, tokens, dtype=torch.float32)
+
+
+@torch.library.custom_op("aprtrain::flash4_backward", mutates_args=())
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, ends: Tensor, longest: int, window: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    q, k, v, grad = q.contiguous(), k.contiguous(), v.contiguous(), grad.contiguous()
+    dq, dk, dv = _flash_attn_bwd(q, k, v, out, grad, sums, **_options(ends, longest, window, scale))[:3]
+    return dq, dk, dv
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, ends: Tensor, longest: int, window: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    return dq, dk, dv
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.longest, ctx.window, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _slopes(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, ends, out, sums = ctx.saved_tensors
+    return (*_backward(grad, q, k, v, out, sums, ends, ctx.longest, ctx.window, ctx.scale), None, None, None, None)
+
+
+flash4.register_autograd(_slopes, setup_context=_keep)
