@@ -4,7 +4,8 @@ A student is made from some of the teacher's layers and trained twice on the sam
 source code, for example an installed Python environment): with the teacher's term and on the labels alone. The first
 run is killed (SIGKILL) after a checkpoint and resumed. Both results are scored on the documents held out; the
 distilled one is exported to Q8_0 and Q4_K_M, each is loaded in llama.cpp, scored against its original, and continues
-some prompts.
+some prompts. With --chat CORPUS holds conversations, such as tools/chat_corpus.py makes, and both answer questions in
+the teacher's chat format through `apr run`; what is learned and scored are the answers alone.
 
 Everything goes through the `apr` command. With two --devices both trainings run beside each other. OUT gets the run
 folders, the exports, `log.txt`, `result.json` and `result.md`, the last two also when a later stage fails.
@@ -30,6 +31,11 @@ PROMPTS = (
     "def fibonacci(n):\n",
     "import numpy as np\n\n\ndef softmax(x):\n",
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+)
+QUESTIONS = (
+    "What does the function `loads` of the Python module `json` do?",
+    "Explain the method `Path.read_text` from `pathlib`.",
+    "Which methods does the class `Counter` of `collections` have?",
 )
 MIXES = ("q8_0", "q4_k_m")
 N_SAMPLE = 64
@@ -173,13 +179,16 @@ def package(stage: Stage, options: argparse.Namespace, kd: Run, ce: Run) -> None
     files["ce"] = out / "ce-f16.gguf"
     apr(out, "export", ce.folder / "model.apr", "-o", files["ce"], "--dtype", "f16", "--force")
     stage.add("sizes", {name: os.path.getsize(path) for name, path in files.items()})
-    stage.add("samples", {name: samples(path) for name, path in files.items()})
+    stage.add("samples", {name: samples(path, out, options.chat) for name, path in files.items()})
 
 
-def samples(path: Path) -> list[str]:
-    """Greedy continuations of the prompts by llama.cpp."""
+def samples(path: Path, out: Path, is_chat: bool) -> list[str]:
+    """Greedy continuations of the prompts by llama.cpp, or answers to the questions."""
     from aprfmt.llama.client import Llama
 
+    if is_chat:
+        found = [apr(out, "run", path, question, "-n", N_SAMPLE, "--temperature", 0) for question in QUESTIONS]
+        return [answer["text"] for answer in found]
     with Llama(path, n_ctx=512) as llama:
         return [llama.generate(prompt, N_SAMPLE).text for prompt in PROMPTS]
 
@@ -220,9 +229,10 @@ def _scores(facts: dict[str, Any]) -> list[str]:
 
 def _samples(facts: dict[str, Any]) -> list[str]:
     lines = []
-    for number, prompt in enumerate(PROMPTS):
+    for number, prompt in enumerate(QUESTIONS if facts["chat"] else PROMPTS):
         for name, texts in facts["samples"].items():
-            lines += [f"{name}, {facts['sizes'][name] / 1e6:.1f} MB:", "```python", prompt + texts[number], "```", ""]
+            shown = f"{prompt}\n\n{texts[number]}" if facts["chat"] else prompt + texts[number]
+            lines += [f"{name}, {facts['sizes'][name] / 1e6:.1f} MB:", "```python", shown, "```", ""]
     return lines
 
 
@@ -239,10 +249,12 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--gpus", nargs="*", default=[], help="one or two numbers of CUDA devices")
     parser.add_argument("--eval-tokens", type=int, default=1 << 20)
+    parser.add_argument("--chat", action="store_true", help="CORPUS are conversations; ask questions")
     parser.add_argument("--distill", default="", metavar="OPTIONS", help="more options of apr distill, in one word")
     options = parser.parse_args()
     options.output.mkdir(parents=True)
     stage = Stage(options.output)
+    stage.add("chat", options.chat)
     kd, ce = train(stage, options)
     package(stage, options, kd, ce)
     print((options.output / "result.md").read_text())

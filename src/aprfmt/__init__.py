@@ -50,6 +50,8 @@ _LAZY = {
     "doctor": "aprfmt.running.doctor",
     "Diagnosis": "aprfmt.running.doctor",
     "evaluate": "aprfmt.api",
+    "data": "aprfmt.api",
+    "DataReport": "aprfmt.api",
     "teacher": "aprfmt.api",
     "TeacherReport": "aprfmt.api",
     "bench": "aprfmt.api",
@@ -78,6 +80,7 @@ __all__ = [
     "AprError",
     "BenchReport",
     "Comparison",
+    "DataReport",
     "Diagnosis",
     "Embeddings",
     "Evaluation",
@@ -101,6 +104,7 @@ __all__ = [
     "bench",
     "canonicalize_aliases",
     "convert_model",
+    "data",
     "detect",
     "diff",
     "doctor",
@@ -141,9 +145,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from aprfmt.api import (
+        DataReport,
         Evaluation,
         TeacherReport,
         bench,
+        data,
         embed,
         evaluate,
         imatrix,

@@ -14,7 +14,7 @@ import pytest
 
 import aprfmt
 from aprfmt.cli import convert as commands
-from aprfmt.cli import imatrix, merge, merge_models, prune, teacher
+from aprfmt.cli import data, imatrix, merge, merge_models, prune, teacher
 from aprfmt.cli.options import Common
 from aprfmt.convert import api
 from aprfmt.convert.api import Report
@@ -66,6 +66,7 @@ NAMES_ALONE: dict[str, tuple[type[Common], Callable[..., object], set[str]]] = {
     "prune": (prune.Prune, aprfmt.prune_model, set()),
     "imatrix": (imatrix.Imatrix, aprfmt.imatrix, {"files", "merge"}),
     "teacher": (teacher.Teacher, aprfmt.teacher, set()),
+    "data": (data.Data, aprfmt.data, set()),
 }  # fmt: skip
 """Command -> (its options, its function, what one of the two has alone)."""
 

@@ -119,6 +119,9 @@ def write_texts(root: Path) -> None:
     for name, count in (("c", 60), ("code", 60), ("held-out", 4)):
         texts = (json.dumps({"text": text}) for text in functions(count))
         (root / f"{name}.jsonl").write_text("\n".join(texts))
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "The fox."}]
+    (root / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (root / "table.csv").write_text("body\none\ntwo\n")
     (root / "src").mkdir()
     for n, text in enumerate(functions(60, seed=1)):
         (root / "src" / f"part{n}.py").write_text(text)

@@ -55,6 +55,7 @@ COMMANDS = {
         Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
         Row("teacher", "teacher:Teacher", "What a teacher says on text, as files to distil from.", "Train"),
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
+        Row("data", "data:Data", "What training data hold, and what of it is learned.", "Train"),
         Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
         Row("report", "measure:report", "A page about a training run or a model.", "Train"),
         Row("doctor", "doctor:doctor", "What is installed, what works, what is missing.", "Try"),

@@ -18,7 +18,7 @@ from aprfmt.cli.failures import report
 from aprfmt.cli.options import Common
 from aprfmt.cli.output import out, pairs, printable, table
 from aprfmt.errors import AprError, MissingDependencyError, UsageError
-from aprfmt.text import format_bytes, format_count, format_seconds
+from aprfmt.text import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
     from aprtrain.budget import Plan
@@ -228,16 +228,17 @@ def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     about = "about " if data["estimated"] else ""
     times = f", read {data['passes']:.2f} times" if data.get("passes") is not None else ""
     learned = f", {data['learned'] / data['tokens']:.0%} learned" if data["learned"] < data["tokens"] else ""
-    yield "data", f"{about}{data['tokens']:,} tokens in {data['documents']:,} documents{learned}{times}"
+    n_files, n_bytes = (sum(source[name] for source in data["sources"]) for name in ("files", "bytes"))
+    size = f"; {plural(n_files, 'file')}, {format_bytes(n_bytes)}" if n_files else ""
+    yield "data", f"{about}{data['tokens']:,} tokens in {data['documents']:,} documents{learned}{times}{size}"
     if data.get("lasts") is False:
-        yield "", out.style("they do not last for the run: give more, fewer --steps, --epochs N or --repeat", "yellow")
-    for source in data["sources"]:
+        yield "", "they do not last for the run: give more, fewer --steps, --epochs N or --repeat"
+    for source in data["sources"] if len(data["sources"]) > 1 else ():
         share = f"{source['weight']:.1%} of what is read: " if source["weight"] is not None else ""
         times = f", read {source['passes']:.2f} times" if source.get("passes") is not None else ""
-        size = f", {source['files']:,} files, {format_bytes(source['bytes'])}" if source["files"] else ""
-        yield "", printable(f"{source['name']}: {share}{about}{source['tokens']:,} tokens{times}{size}")
+        yield "", f"{source['name']}: {share}{about}{source['tokens']:,} tokens{times}"
     for what, n in data["left_out"].items():
-        yield "left out", f"{n:,} {printable(what)}"
+        yield "left out", f"{n:,} {what}"
 
 
 def _plan_text(body: "Plan") -> Iterator[str]:

@@ -1,0 +1,76 @@
+"""`apr data`: what is learned is counted and shown, of text, conversations, mixtures and shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import demo_model
+import pytest
+from train_corpora import functions, write_jsonl
+
+import aprfmt
+from aprfmt.cli.main import run as apr
+from aprtrain.data.corpus import prepare
+
+TALK = [{"role": "user", "content": "Who is there?"}, {"role": "assistant", "content": "The fox."}]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    demo_model.build(tmp_path / "m.gguf")
+    return tmp_path / "m.gguf"
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    capsys.readouterr()
+    assert apr(["data", *map(str, words), "--json"]) == 0
+    body: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return body
+
+
+def test_text_is_learned_whole(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", functions(50))
+    body = asked(capsys, path, "--model", model)
+    assert body["schema"] == "apr.data/1"
+    assert (body["documents"], body["learned"]) == (50, body["tokens"])
+    assert body["example"] == [[functions(1)[0], True]]
+    assert body["lengths"]["least"] <= body["lengths"]["median"] <= body["lengths"]["most"]
+    with aprfmt.open(model) as opened:
+        corpus = prepare([path], opened.tokenizer, tmp_path / "tokens")
+    parts = corpus.header["parts"]
+    assert body["tokens"] == sum(part["tokens"] for part in parts.values())
+    shards = asked(capsys, tmp_path / "tokens", "--model", model)
+    assert shards["tokens"] == parts["train"]["tokens"]
+
+
+def test_of_conversations_the_answers_are(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": TALK}) + "\nnull\n")
+    body = asked(capsys, path, "--model", model)
+    assert body["example"] == [
+        ["<|im_start|>user\nWho is there?<|im_end|>\n<|im_start|>assistant\n", False],
+        ["The fox.<|im_end|>", True],
+        ["\n", False],
+    ]
+    assert 0 < body["learned"] < body["tokens"]
+    assert body["left_out"] == {"records that are no objects": 1}
+    assert apr(["data", str(path), "--model", str(model)]) == 0
+    said = capsys.readouterr()
+    assert "[[The fox.<|im_end|>]]" in said.out
+    assert "line 2" in said.err
+    assert apr(["data", str(path), "--model", str(model), "--strict"]) == 4
+
+
+def test_sources_have_their_weights(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write_jsonl(tmp_path / "a.jsonl", functions(9))
+    (tmp_path / "b.csv").write_text("body\n" + "\n".join(f"row {i}" for i in range(5)) + "\n")
+    assert apr(["data", f"{a}:3", f"{tmp_path / 'b.csv'}:1", "--model", str(model)]) == 5  # no column of that name
+    body = asked(capsys, f"{a}:3", f"{write_jsonl(tmp_path / 'b.jsonl', functions(5))}:1", "--model", model)
+    assert [(s["name"], s["weight"], s["documents"]) for s in body["sources"]] == [
+        ("a.jsonl", 0.75, 9),
+        ("b.jsonl", 0.25, 5),
+    ]
+    other = asked(capsys, tmp_path / "b.csv", "--model", model, "--text-field", "body")
+    assert other["documents"] == 5
