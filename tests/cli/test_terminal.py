@@ -6,10 +6,12 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -97,6 +99,89 @@ def test_the_bar_fits_and_keeps_rate_and_time(
     assert max(map(len, bars)) < columns
     assert all("B/" in bar and ("ms" in bar or " s" in bar) for bar in bars)
     assert any("█" in bar or "░" in bar for bar in bars) == (columns >= 60)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_tables_fit_and_say_what_they_leave_out(smollm2_gguf: Path, tmp_path: Path, columns: int) -> None:
+    (tmp_path / "m.gguf").symlink_to(smollm2_gguf)
+    model, plan = str(tmp_path / "m.gguf"), str(tmp_path / "x.apr")
+    for words in (
+        ["tensors", model],
+        ["tensors", model, "--filter", "blk.1*", "--stats"],
+        ["tensors", model, "--filter", "blk.1.", "--hash"],
+        ["inspect", model, "--weights"],
+        ["import", model, "-o", plan, "--plan"],
+    ):
+        _, lines, _ = run_in_terminal(words, columns)
+        shown = [line for line in map(visible, lines) if tmp_path.name not in line]
+        assert max(map(len, shown)) <= columns, words
+        full = subprocess.run(
+            [sys.executable, "-m", "aprfmt", *words], capture_output=True, text=True, env=ENVIRONMENT, check=True
+        ).stdout
+        left_out = [line.partition("columns: ")[2] for line in shown if f"not in {columns} columns: " in line]
+        assert bool(left_out) <= (max(map(len, full.splitlines())) > columns)
+        assert all(re.search(rf"\b{name}\b", full) for line in left_out for name in line.split(", "))
+        assert words[0] != "tensors" or bool(left_out) == (columns == 60), "what is dropped is told"
+
+
+def test_long_names_keep_what_tells_them_apart(smollm2_gguf: Path, tmp_path: Path) -> None:
+    other = tmp_path / "o.gguf"
+    aprfmt.quantize_model(smollm2_gguf, other, "q4_0", allow_requantize=True)
+    _, lines, _ = run_in_terminal(["diff", str(smollm2_gguf), str(other), "--values", "--top", "4"], 60)
+    names = [line.split()[0] for line in map(visible, lines) if "_proj" in line]
+    assert len(set(names)) == 4
+    assert all(re.match(r"(…|model.layers.)\d+\.", name) for name in names), names
+
+
+def test_a_plan_ends_with_its_summary(model: Path, tmp_path: Path) -> None:
+    _, lines, _ = run_in_terminal(["import", str(model), "-o", str(tmp_path / "x.apr"), "--plan"], 80)
+    words = [visible(line).split()[0] for line in lines if visible(line).strip()]
+    assert words.index("plan") > words.index("tensor")
+    assert words[-1] == "memory"
+
+
+def test_a_split_says_which_files_it_wrote(model: Path, tmp_path: Path) -> None:
+    words = ["shard", str(model), "-o", str(tmp_path / "parts"), "--shard-size", "200kB"]
+    _, lines, _ = run_in_terminal(words, 200)
+    told = next(line for line in map(visible, lines) if line.strip().startswith("files"))
+    for path in (tmp_path / "parts").glob("*.apr"):
+        assert path.name in told
+
+
+def test_an_output_without_suffix_says_what_it_becomes(model: Path, tmp_path: Path) -> None:
+    _, lines, _ = run_in_terminal(["export", str(model), "-o", str(tmp_path / "name"), "--plan"], 200)
+    assert "name has no suffix: a Hugging Face folder" in " ".join(map(visible, lines))
+    code, lines, _ = run_in_terminal(["quantize", str(model), "q8_0", "-o", str(tmp_path / "name")], 200)
+    assert code == 2
+    assert "no suffix" in " ".join(lines)
+
+
+@pytest.mark.parametrize("piped", ["stdout", "stderr"])
+def test_a_pipe_gets_neither_bars_nor_colours(smollm2_gguf: Path, tmp_path: Path, piped: str) -> None:
+    words = ["import", str(smollm2_gguf), "-o", str(tmp_path / "m.apr"), "--threads", "1", "--hash", "--no-fsync"]
+    _, lines, told = run_in_terminal(words, 80, piped=piped)
+    assert "\x1b" not in told
+    assert "\r" not in told
+    assert any("%" in line for line in lines) == (piped == "stdout"), "the bar is on stderr"
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
+def test_a_screen_of_tmux(model: Path, tmp_path: Path) -> None:
+    server = ["tmux", "-S", str(tmp_path / "s"), "-f", "/dev/null"]
+    words = f"{sys.executable} -m aprfmt inspect {model}; {sys.executable} -m aprfmt tensors {model}; echo e''nd; cat"
+    try:
+        subprocess.run([*server, "new-session", "-d", "-x", "60", "-y", "200", words], env=ENVIRONMENT, check=True)
+        until = time.monotonic() + 30
+        screen = ""
+        while "end" not in screen and time.monotonic() < until:
+            time.sleep(0.1)
+            screen = subprocess.run([*server, "capture-pane", "-p"], capture_output=True, text=True, check=True).stdout
+    finally:
+        subprocess.run([*server, "kill-server"], check=False, stderr=subprocess.DEVNULL)
+    lines = screen.split("end")[0].splitlines()
+    assert any(line.startswith("  format ") for line in lines)
+    assert any(line.startswith("name ") and line.rstrip().endswith(("size", "offset")) for line in lines)
+    assert "\x1b" not in screen
 
 
 def test_what_is_piped_has_eighty_columns(model: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 
 import aprfmt
 from aprfmt.cli.options import BaseOption, ForceOption, JsonOption, QuietOption
-from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, width
+from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, width, wrapped
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, plural
 
@@ -137,14 +137,15 @@ def _figures(found: Comparison, top: int) -> Iterator[str]:
         [*cells, [f"all {found.total.n_tensors:,}", *_figures_of(total), *bits]],
         indent=0,
         right=" ".join(_HEADER[1:]),
+        spare="cosine",
     )
-    yield from lines[:-1]
-    yield out.style(lines[-1], "bold")
+    at = len(cells) + 1  # behind the header
+    yield from (*lines[:at], out.style(lines[at], "bold"), *lines[at + 1 :])
     sizes = ", ".join(f"{side} {format_bytes(n)}" for side, n in (("A", found.total.size_a), ("B", found.total.size_b)))
     absolute = (
         "" if total.nonfinite_different else f"RMSE of all weights {total.rmse:.4g} (relative to A in the table); "
     )
-    yield f"{absolute}{sizes}"
+    yield from wrapped(f"{absolute}{sizes}")
     for row in [row for row in rows if row.distance.nonfinite_different][:_MAX_DIFFERENCES]:
         n, where = row.distance.nonfinite_different, "stands against another value: the figures are of the rest"
         yield out.style(f"{printable(row.name)}: in {plural(n, 'place')} a NaN or an infinity {where}", "red")

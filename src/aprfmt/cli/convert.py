@@ -32,7 +32,7 @@ from aprfmt.cli.options import (
 )
 from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, tokens
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.text import format_bytes, format_count, format_seconds, format_shape
+from aprfmt.text import first_few, format_bytes, format_count, format_seconds, format_shape
 
 if TYPE_CHECKING:
     from aprfmt.convert.api import Report
@@ -73,6 +73,7 @@ class Convert(Common, Machine, Run, Mix, Source, Target, OfAdapter, Dtype, Files
         """Runs the command."""
         from aprfmt.convert.api import convert_model
 
+        say_what_is_written(self.output, self.format)
         _run(self, "converting", convert_model, self.file, self.output)
 
 
@@ -165,6 +166,9 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
         from aprfmt.convert.mixes import quantized_name
 
         output = self.output or Path(quantized_name(self.file, self.mix))
+        if not output.suffix:
+            hint = f"-o {output}.gguf, or {output}.apr"
+            raise UsageError("the output has no suffix that says what it is", path=output, hint=hint)
 
         if self.imatrix == AUTO and self.data and not self.plan:
             with progress_bar("computing", tokens) as progress:
@@ -291,6 +295,7 @@ def _list_mixes() -> None:
     out.result({"count": len(body), "mixes": body}, lines)
 
 
+_SHOWN_FILES = 6
 _NOT_PASSED_ON = ("file", "output", "mix", "list_mixes", "as_json", "quiet")
 
 
@@ -299,6 +304,12 @@ def _run(command: Run, verb: str, function: Callable[..., Report], source: str, 
     refuse_terminal(output)
     given = {f.name: getattr(command, f.name) for f in fields(command) if f.name not in _NOT_PASSED_ON}
     report_of(command.plan, verb, partial(function, source, output), given | fixed)
+
+
+def say_what_is_written(output: Path, format: str | None) -> None:
+    """A hint where neither a suffix nor --format says what becomes of `output`."""
+    if format is None and not output.suffix and not output.is_dir():
+        out.hint(f"{output} has no suffix: a Hugging Face folder; for a file {output}.gguf, or --format gguf")
 
 
 def report_of(plan: bool, verb: str, function: Callable[..., Report], given: Mapping[str, object]) -> None:
@@ -337,6 +348,9 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "tensors", f"{report.tensor_count:,} ({dtypes})" if dtypes else f"{report.tensor_count:,}"
     bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
     yield "size", f"{format_bytes(report.output_bytes)} from {format_bytes(report.input_bytes)}{bits}"
+    if report.written:
+        sizes = (f"{name} ({format_bytes(n)})" for name, n in report.written.items())
+        yield "files", f"{len(report.written)}: {first_few(sizes, _SHOWN_FILES)}"
     yield "parameters", format_count(report.param_count or 0)
     if report.lossless:
         proven = "yes, proven: every file has the digest that was recorded at import"
@@ -348,9 +362,10 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _plan_text(report: Report) -> Iterator[str]:
+    rows = [[t["name"], t["dtype"], format_shape(t["shape"]), format_bytes(t["size_bytes"])] for t in report.tensors]
+    if rows:
+        yield from (*table(["tensor", "dtype", "shape", "size"], rows, right="size", spare="size shape"), "")
+    # Last, where the eye is when a list of tensors has run through.
     name = out.style(printable(report.output), "bold")
     yield f"{out.style('plan', 'cyan')} for {name}; nothing is written"
     yield from pairs([*_facts(report), ("memory", format_bytes(report.memory_bytes))])
-    rows = [[t["name"], t["dtype"], format_shape(t["shape"]), format_bytes(t["size_bytes"])] for t in report.tensors]
-    if rows:
-        yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size"))

@@ -76,7 +76,7 @@ def _inspection(found: Inspection) -> Iterator[str]:
         yield from ("", *table(["key", "type", "value"], keys))
     if found.tensors is not None:
         rows = [[t.name, t.dtype, format_shape(t.shape), format_bytes(t.n_bytes)] for t in found.tensors]
-        yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size"))
+        yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size", spare="size shape"))
     if found.vocabulary:
         tokens = [[str(i), repr(token)] for i, token in enumerate(found.vocabulary)]
         yield from ("", *table(["id", "token"], tokens, right="id"))
@@ -309,7 +309,13 @@ def _tensor_table(rows: Sequence[_TensorRow]) -> list[str]:
     if digests:
         columns["sha256"] = [digest[:12] for digest in digests] if out.data_stream.isatty() else digests
     cells = list(zip(*columns.values(), strict=True))
-    return table(list(columns), cells, right="size offset mean std min max zeros", indent=0)
+    return table(
+        list(columns),
+        cells,
+        right="size offset mean std min max zeros",
+        indent=0,
+        spare="offset zeros mean std shape min max",
+    )
 
 
 def _tensor_note(row: _TensorRow) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 0.1
 _BAR_COLUMNS, _LEAST_BAR_COLUMNS = 24, 4
+_LEAST_NAME = 32
+"""Columns that a name keeps before others of its table go: that of a tensor is cut to nothing that tells it apart."""
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -203,24 +205,44 @@ def shorten(text: str, columns: int) -> str:
     return f"{text[:head]}…{text[len(text) - (columns - 1 - head) :]}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", indent: int = 2) -> list[str]:
-    """Aligned columns under a dim header; the first column shrinks to the terminal when it is one.
+def _shorten_names(names: Sequence[str], columns: int) -> list[str]:
+    """Names in at most `columns` columns: what the long ones begin with alike goes first, then their middle."""
+    long = [name for name in names if len(name) > columns]
+    alike = os.path.commonprefix(long).rpartition(".")[0] + "." if len(long) > 1 else ""  # noqa: RUF071
+    return [
+        name if len(name) <= columns else shorten(f"…{name.removeprefix(alike)}" if len(alike) > 1 else name, columns)
+        for name in names
+    ]
 
-    `right` names the right-aligned columns by their header, separated by spaces.
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", indent: int = 2, spare: str = ""
+) -> list[str]:
+    """Aligned columns under a dim header; on a terminal they fit, unless a word of a number is all that is left.
+
+    Where they are too wide the columns `spare` go, the first one first, and a line says so; then the first column
+    shrinks. `right` and `spare` name columns by their header, separated by spaces.
     """
     cells = [row if "".join(row).isprintable() else [printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    spare = width() - indent - sum(widths) - 2 * (len(widths) - 1)
-    if spare < 0 and out.data_stream.isatty():
-        widths[0] = max(min(widths[0], 16), widths[0] + spare)
+    columns = dict(zip(header, zip(*cells, strict=True), strict=True)) if cells else dict.fromkeys(header, ())
+    widths = {name: max(map(len, (name, *column))) for name, column in columns.items()}
+    first, gone = header[0], list[str]()
+    room = width() - indent if out.data_stream.isatty() else sys.maxsize
+
+    def lacking(least: int) -> int:
+        return sum(widths.values()) - widths[first] + min(widths[first], least) + 2 * (len(widths) - 1) - room
+
+    for name in spare.split():
+        if name in widths and lacking(_LEAST_NAME) > 0:
+            gone.append(name)
+            del widths[name]
+    widths[first] = max(min(widths[first], 16), widths[first] - max(0, lacking(sys.maxsize)))
     numeric = set(right.split())
-    columns = (f"%{w}s" if name in numeric else f"%-{w}s" for w, name in zip(widths, header, strict=True))
-    form = " " * indent + "  ".join(columns)
-
-    def line(row: Sequence[str]) -> str:
-        return (form % (shorten(row[0], widths[0]), *row[1:])).rstrip()
-
-    return [out.style(line(header), "dim"), *map(line, cells)]
+    form = " " * indent + "  ".join(f"%{w}s" if name in numeric else f"%-{w}s" for name, w in widths.items())
+    names = _shorten_names(columns[first], widths[first])
+    lines = zip(names, *(columns[name] for name in widths if name != first), strict=True)
+    told = [out.style(f"{' ' * indent}not in {width()} columns: {', '.join(gone)}", "dim")] if gone else []
+    return [out.style((form % tuple(widths)).rstrip(), "dim"), *((form % line).rstrip() for line in lines), *told]
 
 
 def pairs(rows: Iterable[tuple[str, str]], *, indent: int = 2, label: int = 15) -> list[str]:
@@ -243,6 +265,16 @@ def with_page(
     if output is None:
         return body, lines
     return body | {"output": str(output)}, [*lines, *pairs([("wrote", str(output))], indent=0)]
+
+
+def wrapped(text: str, *, indent: int = 0) -> list[str]:
+    """A sentence in the lines of a terminal, words whole; what is piped stays one line."""
+    import textwrap
+
+    if not out.data_stream.isatty():
+        return [" " * indent + text]
+    room = max(20, width() - indent)
+    return [" " * indent + line for line in textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)]
 
 
 @contextmanager

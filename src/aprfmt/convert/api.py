@@ -108,6 +108,7 @@ class Report:
         memory_bytes: estimate of the peak working memory.
         tensors: of the output; filled for plans.
         files: paths of an output in several files beside each other, of which `output` is the first.
+        written: of an output in several files, a folder or parts, each one's name and bytes.
     """
 
     source: str
@@ -127,6 +128,7 @@ class Report:
     proven: bool = False
     losses: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    written: dict[str, int] = field(default_factory=dict)
     verify: Verification | None = None
     plan: bool = False
     memory_bytes: int = 0
@@ -155,7 +157,7 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
-        left_out = {"label", *(name for name in ("files", "verify") if not getattr(self, name))}
+        left_out = {"label", *(name for name in ("files", "written", "verify") if not getattr(self, name))}
         if not self.plan:
             left_out |= {"plan", "memory_bytes", "tensors"}
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
@@ -517,6 +519,8 @@ def _report(
         losses=losses.sentences(),
         plan=options.plan,
     )
+    if target.folder or len(output.layouts) > 1:
+        report.written = {layout.name: layout.n_bytes for layout in output.layouts}
     if not target.folder and len(output.layouts) > 1:
         report.files = [str(Path(dst).with_name(layout.name)) for layout in output.layouts]
         report.output = report.files[0]
