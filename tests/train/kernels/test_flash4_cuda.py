@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose
 
-_IS_THERE = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9 and find_spec("flash_attn")
-pytestmark = pytest.mark.skipif(not _IS_THERE, reason="needs FlashAttention-4 and its GPU")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(find_spec("flash_attn") is None, reason="needs FlashAttention-4")]
 
 
 @pytest.mark.parametrize("window", [0, 50])
