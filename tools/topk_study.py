@@ -79,8 +79,8 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--teacher-steps", type=int, default=400)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--temperature", type=float, nargs="*", default=[1.0, 2.0])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--temperature", type=float, nargs="*", default=[2.0, 1.0])
     given = parser.parse_args()
     out: Path = given.output
     out.mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ def main() -> None:
                 )  # fmt: skip
             score = apr(
                 "eval", run / "model.apr", "--data", out / "said/tokens", "--teacher", out / "teacher.gguf",
-                "--engine", "llama", "--seq-len", SEQ_LEN, "--limit", 8192,
+                "--engine", "llama", "--seq-len", SEQ_LEN, "--limit", 4096,
             )  # fmt: skip
             lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
             last = [line["loss"] for line in lines if line["event"] == "step"][-10:]
