@@ -485,6 +485,11 @@ def _check_together(config: Config, command: str) -> None:
             for flag, tokens in (("--tokens-per-step", c.tokens_per_step), ("--micro-tokens", c.micro_tokens))
         ),
     )  # fmt: skip
-    for is_wrong, message, hint in faults:
-        if is_wrong:
-            raise UsageError(message, hint=hint)
+    found = [(message, hint) for is_wrong, message, hint in faults if is_wrong]
+    missing = [(message, hint) for message, hint in found if " is missing: " in message]
+    if len(missing) > 1:
+        what = "TEACHER --student S" if command == "distill" else "--init M"
+        hint = f"apr {command} {what} --data FILES -o FOLDER --steps N"
+        raise UsageError("; ".join(message for message, _ in missing), hint=hint)
+    if found:
+        raise UsageError(found[0][0], hint=found[0][1])

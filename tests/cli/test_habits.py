@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from aprfmt.cli.group import COMMANDS, build
 from aprfmt.cli.habits import _OPTIONS, rephrase
+from aprfmt.cli.training import _SECTIONS
 from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.provenance.spdx import nearest_id
+from aprtrain.config import command_fields
 
 PHRASES = {
     "convert m --outfile x.gguf --outtype f16": "apr convert m --output x.gguf --dtype f16",
@@ -56,6 +59,27 @@ def test_all_that_is_missing_is_told_at_once(apr: Any) -> None:
     assert done.code == 2
     assert done.stderr.startswith("error: missing SRC and --output\n")
     assert "--output" not in apr("import", "-o", "x.apr").stderr.splitlines()[0]
+
+
+def test_a_training_run_is_told_all_that_is_missing(apr: Any) -> None:
+    done = apr("distill")
+    assert done.code == 2
+    for name in ("--student or --student-init", "--data", "--teacher", "--output", "--steps or --epochs"):
+        assert f"{name} is missing" in done.stderr
+    assert "apr distill TEACHER --student S --data FILES -o FOLDER --steps N" in done.stderr
+    (line,) = [line for line in apr("pretrain", "--init", "m").stderr.splitlines() if line.startswith("error")]
+    assert "--init" not in line
+    assert "--data is missing" in line
+
+
+@pytest.mark.parametrize("command", ["distill", "pretrain"])
+def test_the_options_of_training_stand_in_sections(apr: Any, command: str) -> None:
+    text = apr(command, "--help").stdout
+    sections = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    wanted = [*_SECTIONS.values(), "Options"]
+    assert [name for name in sections if name in wanted] == wanted
+    for row in command_fields(command):
+        assert len(re.findall(rf"^  .*{row.flag}\b(?!-)", text, re.MULTILINE)) >= 1, row.flag
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 
 _PAUSE_S = 2.0
+_SECTIONS = {
+    "teacher": "Models and data",
+    "kd_weight": "What is learned",
+    "lr": "Optimizer",
+    "steps": "Length, batches and evaluation data",
+    "vocab_policy": "Teacher and machine",
+    "save_every": "Checkpoints and reports",
+    "resume": "Resumed runs and safety",
+}
+"""The sections of --help: where each begins, in the order of the schema."""
 
 
 class TrainingCommand(TyperCommand):
@@ -38,6 +48,23 @@ class TrainingCommand(TyperCommand):
         for row in command_fields(self.name or ""):
             args = spell_out(args, row.flag) if row.number else args
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The options by what they are for; those of every command come last."""
+        from aprtrain.config import schema
+
+        section, of = "", dict[str, str]()
+        for name in schema():
+            of[name] = section = _SECTIONS.get(name, section)
+        found: dict[str, list[tuple[str, str]]] = {name: [] for name in (*_SECTIONS.values(), "Options")}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and parameter.param_type_name == "option":
+                found[of.get(parameter.name or "", "Options")].append(record)
+        for title, records in found.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def spell_out(arguments: list[str], flag: str) -> list[str]:
