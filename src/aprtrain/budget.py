@@ -13,6 +13,7 @@ FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -338,7 +339,23 @@ def _plan_data(config: Config, pair: Pair) -> dict[str, Any]:
     body["passes"] = needed and needed / max(1, found.tokens)
     most = max((source["passes"] or 0.0 for source in body["sources"]), default=body["passes"] or 0.0)
     body["lasts"] = config.repeat or most <= (config.epochs or 1)
+    _check_lasts(config, body, most)
     return body
+
+
+def _check_lasts(config: Config, body: dict[str, Any], passes: float) -> None:
+    """Refuses what the run would, once it has counted: by twice as many tokens where they are estimated."""
+    if body["lasts"] or config.steps is None:
+        return
+    # Of the last update a part is enough; the run also takes the documents held out and copies off.
+    passes *= (min(config.steps, config.smoke or config.steps) - 1) / config.steps
+    if passes > (config.epochs or 1) * (2 if body["estimated"] else 1):
+        about = "about " if body["estimated"] else ""
+        raise RefusedError(
+            f"{config.steps} steps need {config.steps * config.tokens_per_step} tokens, the data hold {about}"
+            f"{body['tokens']}: {about}{passes:.1f} epochs",
+            hint=f"give more data, fewer --steps, --epochs {math.ceil(passes)} or --repeat",
+        )
 
 
 def _dims(shape: Shape) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def test_no_on_the_command_line_switches_off_what_the_file_switches_on(
     switches = [row.name for row in command_fields("pretrain") if row.kind is bool]
     file = tmp_path / "c.json"
     paths = {"init": str(tmp_path / "m.gguf"), "data": str(tmp_path / "d.txt"), "output": str(tmp_path / "o")}
-    sizes = {"seq_len": 32, "tokens_per_step": 32, "micro_tokens": 32, "steps": 2}
+    sizes = {"seq_len": 32, "tokens_per_step": 32, "micro_tokens": 32, "steps": 1}
     file.write_text(json.dumps({**paths, **sizes, **dict.fromkeys(switches, True)}))
     words = ["pretrain", "--config", str(file), "--plan", "--json"]
     for more, wanted in ((False, True), (True, False)):

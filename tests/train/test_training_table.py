@@ -30,7 +30,16 @@ SHOWN: dict[str, list[str]] = {
     "a teacher that gives more than": ["test_vocab_policy.py::test_a_teacher_that_uses_its_other_tokens_stops_the_run"],
     "files of a teacher: made with": ["test_teacher_files.py::test_files_that_do_not_fit_are_refused_by_name"],
     "files of a teacher: cut short": ["test_teacher_files.py::test_no_bit_of_the_files_turns_over_unnoticed"],
-    "constant, repeated or contradictory": ["constant data", "one input, many labels", "blank data", "data that end"],
+    "more than 90 %": ["test_packing.py::test_windows_without_a_label_are_refused"],
+    "conversations for a student": [
+        "test_chats.py::test_a_model_without_a_template_reads_no_conversations",
+        "test_chats.py::test_a_template_that_rewrites_what_was_said_is_refused_by_name",
+    ],
+    "a weight that takes": [
+        "test_mixtures.py::test_a_weight_that_takes_a_source_twice_is_refused",
+        "test_training_table.py::test_a_weight_that_a_source_does_not_last_for",
+    ],
+    "constant data": ["constant data", "one input, many labels", "blank data", "data that end"],
     "windows longer than": ["test_training_table.py::test_windows_beyond_the_context"],
     "another run in the same folder": ["test_training_table.py::test_another_run_in_the_folder"],
     "a plan larger than": [
@@ -79,11 +88,14 @@ def refused(
 ) -> Callable[..., tuple[int, dict[str, Any]]]:
     """Runs `apr distill` with options beside those of a tiny run: exit code, error."""
 
-    def run(*more: str, output: str = "run", device: str = "cpu") -> tuple[int, dict[str, Any]]:
-        how = ["distill", str(teacher_file), "--student-init", "layers:0,", "--data", str(corpus_file), "--repeat"]
+    def run(
+        *changed: str, output: str = "run", device: str = "cpu", more: tuple[str, ...] = ()
+    ) -> tuple[int, dict[str, Any]]:
+        how = ["distill", str(teacher_file), "--student-init", "layers:0,"]
+        how += more or ("--data", str(corpus_file), "--repeat")
         how += ["-o", str(tmp_path / output), "--device", device, "--held-out", "0.1", "--save-dtype", "f32"]
         sizes = {"--steps": "4", "--seq-len": "32", "--tokens-per-step": "128", "--micro-tokens": "64", "--lr": "3e-3"}
-        sizes |= dict(zip(more[::2], more[1::2], strict=True))
+        sizes |= dict(zip(changed[::2], changed[1::2], strict=True))
         words = [word for pair in sizes.items() for word in pair if word != "yes"]
         capsys.readouterr()
         code = apr([*how, *words, "--json"])
@@ -101,6 +113,16 @@ def test_windows_beyond_the_context(refused: Refused) -> None:
     assert code == 5
     assert "windows of 512 tokens exceed the 256" in error["message"]
     assert "--seq-len 256" in error["hint"]
+
+
+def test_a_weight_that_a_source_does_not_last_for(refused: Refused, tmp_path: Path) -> None:
+    small = train_runs.write_corpus(tmp_path / "small.jsonl", documents=10, seed=7)
+    large = train_runs.write_corpus(tmp_path / "large.jsonl", documents=100, seed=8)
+    how = ("--data", f"{small}:0.9", "--data", f"{large}:0.1", "--no-repeat")
+    code, error = refused("--steps", "12", more=how)
+    assert code == 5
+    assert "small.jsonl" in error["message"]
+    assert "--repeat" in error["hint"]
 
 
 def test_another_run_in_the_folder(refused: Refused, tmp_path: Path) -> None:
@@ -164,6 +186,16 @@ def test_the_plan_refuses_what_the_run_would(refused: Refused, monkeypatch: pyte
     code, error = refused("--plan", "yes")
     assert (code, error["message"]) == (5, "the folder holds a run already")
     assert refused("--plan", "yes", output="other")[0] == 0
+    code, error = refused("--plan", "yes", "--steps", "99999", "--no-repeat", "yes", output="other")
+    assert code == 5
+    assert re.search(r"99999 steps need 12799872 tokens, the data hold \d+: 6\d\d\.\d epochs", error["message"])
+    assert "--repeat" in error["hint"]
+    with monkeypatch.context() as patch:
+        patch.setattr("aprtrain.budget.SAMPLE_CHARS", 1000)
+        code, error = refused("--plan", "yes", "--steps", "99999", "--no-repeat", "yes", output="other")
+    assert code == 5
+    assert "the data hold about " in error["message"]
+    assert refused("--plan", "yes", "--steps", "99999", "--smoke", "2", "--no-repeat", "yes", output="other")[0] == 0
     monkeypatch.setenv("WORLD_SIZE", "3")
     code, error = refused("--plan", "yes", output="other")
     assert code == 2

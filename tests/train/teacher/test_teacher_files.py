@@ -400,7 +400,7 @@ def test_a_teacher_that_is_weaker_than_its_student_is_refused(made: Made, distil
 
 def test_the_plan_names_the_files(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["distill", "--teacher-logprobs", str(made.files), "--student", str(made.student), "--data", str(made.text)]
-    assert apr([*words, "-o", "run", "--steps", "2", "--seq-len", "32", "--plan", "--device", "cpu"]) == 0
+    assert apr([*words, "-o", "run", "--steps", "1", "--seq-len", "32", "--plan", "--device", "cpu"]) == 0
     assert f"{made.teacher.name}, 300 tokens a position" in capsys.readouterr().out
 
 
