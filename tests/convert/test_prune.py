@@ -51,7 +51,7 @@ numbers of leading layers, periods, factors by depth."""
 
 REFUSED = {
     ("jamba", 0): "attn_layer_period",
-    ("gemma3n_text", 0): "by the number of layers",
+    ("gemma3n_text", 0): "depends on the number of layers",
     ("hrm_text", 0): "several stacks of layers",
     ("hy_v4", 0): "indexer_types",
     ("gemma4_text", 1): "layer_types",

@@ -58,7 +58,7 @@ def test_what_is_read(data: bytes, expected: dict[str, object]) -> None:
         (card("a: &x 1"), "anchors"),
         (card("b: *x"), "anchors"),
         (card("a: \x00"), "not valid YAML"),
-        (b"---\na: b\n", "no end"),
+        (b"---\na: b\n", "not closed"),
         (b"---\na: \xff\n---\n", "UTF-8"),
         (card("a: " + "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)), "nested"),
         (card("a: " + "x" * MAX_FRONT_MATTER_BYTES), "65536"),
