@@ -128,6 +128,7 @@ def test_without_jinja2(monkeypatch: pytest.MonkeyPatch) -> None:
     "template",
     [
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set x = [0] * 20000 %}{% for i in x %}{% for j in x %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
         "{% for x in [1, 2] recursive %}{% if loop.depth < 40 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
     ],
