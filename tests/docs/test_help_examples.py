@@ -228,7 +228,7 @@ def test_the_example_runs(
     if words[0] in ("distill", "pretrain"):
         if "--resume" not in words:
             shutil.rmtree(folder / "run", ignore_errors=True)
-        words += ["--plan", "--device", "cpu", "--seq-len", "64"]
+        words += ["--plan", "--device", "cpu", "--seq-len", "64", *(() if "--epochs" in words else ("--repeat",))]
     if "curves.png" in words:
         pytest.importorskip("matplotlib")
     if name in COSTLY and line != examples(name)[0]:
