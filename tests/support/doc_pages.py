@@ -29,8 +29,8 @@ _PACE = re.compile(r"\d[\d.,]* ?(ms|s|[KMG]i?B/s|tok/s|tokens/s)\b")
 _SECONDS = 300
 
 
-def _on_two_processors() -> None:
-    """For a child: llama.cpp then takes one thread; several wait by spinning, and would for whatever runs beside."""
+def on_two_processors() -> None:
+    """Keeps this process to two: there llama.cpp takes one thread, and several wait by spinning for what runs beside."""
     if hasattr(os, "sched_setaffinity"):
         processors = sorted(os.sched_getaffinity(0))
         worker = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
@@ -125,7 +125,7 @@ class _Session:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=_SECONDS,
-            preexec_fn=_on_two_processors,
+            preexec_fn=on_two_processors,
             check=False,
         )
         self.count += 1
