@@ -30,7 +30,7 @@ _SECONDS = 300
 
 
 def on_two_processors() -> None:
-    """Keeps this process to two: there llama.cpp takes one thread, and several wait by spinning for what runs beside."""
+    """Keeps this process to two: there llama.cpp takes one thread; several wait by spinning for what runs beside."""
     if hasattr(os, "sched_setaffinity"):
         processors = sorted(os.sched_getaffinity(0))
         worker = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
