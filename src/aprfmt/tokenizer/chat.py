@@ -84,7 +84,8 @@ class ChatTemplate:
 
         Those are what the template has between `{% generation %}` and `{% endgeneration %}`. Of a template without
         such marks an answer is what the text up to its message has beyond the text before it with the beginning of an
-        answer; line ends behind the mark that ends it are none of it.
+        answer; line ends behind the mark that ends it are none of it. Where a template leaves something out of earlier
+        answers, those that stand there word for word count.
 
         Args:
             messages: what was said, the oldest first.
@@ -104,14 +105,20 @@ class ChatTemplate:
             begin = len(self.render(messages[:first], add_generation_prompt=False, tools=tools)) if first else 0
             return text, [found for found in self._marks(text, marked) if found[0] >= begin]
         spans = []
+        mark = self._end_mark(messages, text, tools)
         for i in range(first, len(messages)):
             if messages[i].get("role") != "assistant":
                 continue
-            before = self.render(messages[:i], tools=tools)
+            before, content = self.render(messages[:i], tools=tools), str(messages[i].get("content") or "").strip()
             through = text
             if i + 1 < len(messages):
                 through = self.render(messages[: i + 1], add_generation_prompt=False, tools=tools)
-            if not (text.startswith(through) and through.startswith(before)):
+            if text.startswith(through) and through.startswith(before) and mark is not None:
+                spans.append((len(before), len(before) + len(_answer(through[len(before) :], content))))
+            elif mark and content and text.startswith(before + content + mark):
+                # The template has thoughts before the last answer alone.
+                spans.append((len(before), len(before) + len(content + mark)))
+            else:
                 raise PrefixError(
                     f"{self.name} writes a conversation otherwise when it goes on, so that what the assistant writes "
                     f"in message {i + 1} cannot be told",
@@ -119,11 +126,18 @@ class ChatTemplate:
                     hint="put {% generation %} and {% endgeneration %} around it in the template, or give "
                     "conversations of one answer",
                 )
-            answer, content = through[len(before) :], str(messages[i].get("content") or "").rstrip()
-            trimmed = answer.rstrip()
-            has_end = not content or not trimmed.endswith(content)
-            spans.append((len(before), len(before) + len(trimmed if has_end else answer)))
         return text, [span for span in spans if span[0] < span[1]]
+
+    def _end_mark(self, messages: Sequence[Message], text: str, tools: object) -> str | None:
+        """What the template puts behind the last answer, "" where that is not seen; None where it begins another."""
+        content = str(messages[-1].get("content") or "").strip()
+        if messages[-1].get("role") != "assistant" or not content:
+            return ""
+        asks = self.render(messages, tools=tools) == text  # whether an answer is to follow makes no difference
+        more = [*messages, {"role": "user", "content": "?"}]
+        if asks and not self.render(more, add_generation_prompt=False, tools=tools).startswith(text.rstrip()):
+            return None
+        return text.rpartition(content)[2].rstrip()
 
     def _marks(self, text: str, marked: str) -> list[tuple[int, int]]:
         """The ranges of `text` between the marks of `marked`, which is the same beside them."""
@@ -174,6 +188,12 @@ class ChatTemplate:
         return UnsupportedError(
             f"{self.name} cannot be rendered: {reason}{where}", path=self.path, hint="--raw prompts without a template"
         )
+
+
+def _answer(text: str, content: str) -> str:
+    """An answer with the mark that ends it, without the line ends behind."""
+    trimmed = text.rstrip()
+    return text if content and trimmed.endswith(content) else trimmed
 
 
 def _in_parts(message: Message) -> Message:

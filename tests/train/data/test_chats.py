@@ -114,6 +114,7 @@ def test_a_template_that_rewrites_what_was_said_is_refused_by_name() -> None:
     forgets = (
         "{% for m in messages %}{{ m.role }}: "
         "{{ m.content if loop.last or m.role == 'user' else m.content[:3] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     ChatTemplate(forgets).render_answers(talks(1)[0][-2:])
     with pytest.raises(RefusedError, match="otherwise when it goes on") as caught:
@@ -121,6 +122,30 @@ def test_a_template_that_rewrites_what_was_said_is_refused_by_name() -> None:
     assert caught.value.exit_code == 5
     assert "{% generation %}" in str(caught.value.hint)
     assert caught.value.path == "m.gguf"
+
+
+def test_thoughts_before_the_last_answer_alone_do_no_harm() -> None:
+    """As Qwen3 writes it; what stands in an earlier answer and is left out is refused."""
+    template = PLAIN.replace(
+        "{{ m.content }}", "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
+        "{{ m.content.split('</think>')[-1] }}",
+    )  # fmt: skip
+    first, second = talks(1)[0][-2:], talks(1, seed=2)[0][-2:]
+    text, spans = ChatTemplate(template).render_answers([*first, *second])
+    said = [f"{first[1]['content']}<|im_end|>", f"<think>\n\n</think>\n\n{second[1]['content']}<|im_end|>"]
+    assert [text[a:b] for a, b in spans] == said
+    with pytest.raises(RefusedError, match="message 2 cannot be told"):
+        ChatTemplate(template).render_answers([first[0], {**first[1], "content": "<think>hm</think>so"}, *second])
+
+
+def test_a_template_that_always_asks_for_an_answer_is_refused() -> None:
+    """As Llama 3's first one; else the beginning of another answer would be learned."""
+    always = PLAIN.replace("{% if add_generation_prompt %}", "{% if true %}")
+    with pytest.raises(RefusedError, match="cannot be told"):
+        ChatTemplate(always).render_answers(talks(1)[0][-2:])
+    never = "{% for m in messages %}{{ '[' + m.content + ']' if m.role == 'user' else m.content + '</s>' }}{% endfor %}"
+    text, spans = ChatTemplate(never).render_answers([*talks(1)[0][-2:], *talks(1)[0][-2:]])
+    assert [text[a:b] for a, b in spans] == [f"{talks(1)[0][-1]['content']}</s>"] * 2
 
 
 def test_a_conversation_has_one_end() -> None:
