@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import demo_model
 import pytest
 
 from aprfmt.cli import failures
@@ -244,6 +245,37 @@ def test_signals_leave_nothing_behind(tmp_path: Path, number: int, code: int) ->
     assert process.returncode == code
     assert b"Traceback" not in stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "wanted", "never"),
+    [
+        ("apr quantize m.gguf q4_k", ["q4_k_m", "q4_k_s"], "q5_k_m"),
+        ("apr export m.gguf --dtype bf", ["bf16"], "f16"),
+        ("apr export m.gguf --format gg", ["gguf"], "hf"),
+        ("apr import m.gguf --arch qwen3", ["qwen3", "qwen3_moe"], "llama"),
+        ("apr architectures qwen3", ["qwen3", "qwen3_moe"], "llama"),
+        ("apr hex MODEL --tensor blk.0.attn_", ["blk.0.attn_q.weight", "blk.0.attn_k.weight"], "blk.1.attn_q.weight"),
+        ("apr tensors MODEL --filter blk.1.ffn_u", ["blk.1.ffn_up.weight"], "blk.1.ffn_down.weight"),
+        ("apr tensors missing.gguf --filter b", [], "blk"),
+    ],
+)
+def test_values_are_completed(shell: str, line: str, wanted: list[str], never: str, tmp_path: Path) -> None:
+    demo_model.build(tmp_path / "m.gguf")
+    line = line.replace("MODEL", str(tmp_path / "m.gguf"))
+    env = {
+        "_APR_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    if shell == "bash":
+        env |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    done = spawn(**env)
+    words = re.findall(r"[\w.]+", done.stdout.decode())
+    assert {*wanted} <= {*words}
+    assert never not in words
+    assert not done.stderr
 
 
 def test_completion_script_and_words() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aprfmt.cli.complete import complete_mix
 from aprfmt.cli.options import (
     ArchOption,
     Common,
@@ -120,9 +121,12 @@ class _Quantized:
     file: Annotated[
         str | None, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors or a folder.")
     ] = None
-    mix: Annotated[str | None, typer.Argument(metavar="MIX", help="q4_k_m, q8_0, ...; with --pure, a single type.")] = (
-        None
-    )
+    mix: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MIX", help="q4_k_m, q8_0, ...; with --pure, a single type.", autocompletion=complete_mix
+        ),
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="PATH", help="The .gguf or .apr to write; default: NAME-MIX.gguf."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
+from aprfmt.cli.complete import complete_tensor
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import as_text, out, pairs, printable, shorten, width
 from aprfmt.errors import UsageError
@@ -30,7 +31,12 @@ def hex(
     file: ModelArgument,
     *,
     tensor: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Show this tensor's blocks: bytes, fields, codes, values.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Show this tensor's blocks: bytes, fields, codes, values.",
+            autocompletion=complete_tensor,
+        ),
     ] = None,
     offset: Annotated[
         str, typer.Option(metavar="N", help="Begin at this byte, of the tensor if there is one; 0x10 is 16.")

@@ -11,6 +11,7 @@ import typer
 
 import aprfmt
 from aprfmt import formats
+from aprfmt.cli.complete import complete_architecture
 from aprfmt.cli.options import BaseOption, FilterOption, JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import as_text, out, pairs, plain, printable, progress_bar, shorten, table, width
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError
@@ -386,7 +387,9 @@ def architectures(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="A name from the list, a Hugging Face class, a model type or a GGUF architecture."
+            metavar="[NAME]",
+            autocompletion=complete_architecture,
+            help="A name from the list, a Hugging Face class, a model type or a GGUF architecture.",
         ),
     ] = None,
     *,

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from aprfmt.cli.complete import complete_architecture, complete_dtype, complete_format, complete_tensor
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -25,9 +27,19 @@ OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", he
 PageOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write a page too: page.html.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
 PlanOption = Annotated[bool, typer.Option("--plan", help="Show sizes, memory, losses and tensor names; write nothing.")]
-ArchOption = Annotated[str | None, typer.Option(metavar="NAME", help="Architecture, if the source does not name it.")]
+ArchOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Architecture, if the source does not name it.", autocompletion=complete_architecture
+    ),
+]
 FilterOption = Annotated[
-    str | None, typer.Option(metavar="GLOB", help="Only names that match; without wildcards: names that contain it.")
+    str | None,
+    typer.Option(
+        metavar="GLOB",
+        help="Only names that match; without wildcards: names that contain it.",
+        autocompletion=complete_tensor,
+    ),
 ]
 BaseOption = Annotated[
     str | None,
@@ -112,8 +124,12 @@ class Mix:
             metavar="REGEX=TYPE", help="Type of the tensors whose GGUF name matches; repeatable, the first match wins."
         ),
     ] = None
-    output_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of the output head.")] = None
-    embedding_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = None
+    output_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Type of the output head.", autocompletion=complete_dtype)
+    ] = None
+    embedding_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Type of the token embedding.", autocompletion=complete_dtype)
+    ] = None
     pure: Annotated[
         bool, typer.Option("--pure", help="Store every matrix in this type, without the mix's exceptions.")
     ] = False
@@ -186,6 +202,7 @@ class Dtype:
             "--dtype",
             "--quantize",
             metavar="TYPE",
+            autocompletion=complete_dtype,
             help="keep, f32, f16, bf16, f8_e4m3, aprq8, ... or a mix such as q4_k_m (apr quantize --list).",
         ),
     ] = "keep"
@@ -224,6 +241,7 @@ class Target(Drafts, MlxBits):
         str | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=complete_format,
             help="apr, apr-shards, gguf, safetensors, hf or mlx; by default, the suffix of the output decides.",
         ),
     ] = None
