@@ -271,3 +271,17 @@ def test_a_page(write: Callable[..., Path], arrays: Any, tmp_path: Path) -> None
         with pytest.raises(aprfmt.AprError) as caught:
             diff(b, b, values=values, output=output)
         assert caught.value.code == "usage"
+
+
+def test_packed_weights_are_compared_by_what_they_stand_for(tiny_gguf: Path, tmp_path: Path) -> None:
+    made = tiny_gguf
+    aprfmt.convert_model(made, tmp_path / "eight", format="mlx", bits=8, group_size=32)
+    found = diff(made, tmp_path / "eight", values=True)
+    assert {row.what for row in found.differences} == {"values"}
+    assert found.tensors is not None
+    assert found.total is not None
+    row = next(row for row in found.tensors if row.name == Q)
+    assert (row.b, row.bits_b) == ("MLX affine", 10.0)  # scales and biases are F32 as the weights were
+    assert found.total.distance.rmse < 0.01
+    assert found.total.bits_b == pytest.approx(8 * found.total.size_b / aprfmt.inspect(made).param_count)
+    assert "shape" in {row.what for row in diff(made, tmp_path / "eight").differences}

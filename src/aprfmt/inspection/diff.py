@@ -16,9 +16,9 @@ from aprfmt.canonical.adapter import is_adapter
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.lora import to_hf
 from aprfmt.canonical.model import canonical
+from aprfmt.canonical.packed import Decoding, count_params
 from aprfmt.canonical.pairs import Adapter, Base, Pair
 from aprfmt.canonical.tensor import CanonicalTensor
-from aprfmt.codecs.dtypes import n_elements
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.formats.hfdir import HfNative
@@ -29,6 +29,7 @@ from aprfmt.inspection.distance import (
     TensorFigures,
     TotalFigures,
     bits_of,
+    form_of,
     identical,
     measure,
     same_sums,
@@ -192,7 +193,7 @@ def diff(
             differences += _scale_differences(left, right, of)
             n_bytes = sum(t.n_bytes for t in left.tensors.entries)
             advance = progress(n_bytes) if progress is not None else lambda n_bytes, label: None
-            pairs = list(_pairs(left, right, of))
+            pairs = list(_pairs(left, right, of, Decoding(decode=values)))
             if values:
                 found = _by_value(found, (left, right), pairs, tolerance, Flow(threads or 0), advance)
             else:
@@ -274,7 +275,7 @@ def _by_value(
     for (name, x, y), result in zip(common, sums, strict=True):
         distance = identical(x) if result is None else result.distance()
         kept = result or Sums(n=distance.n_values)
-        figures.append(TensorFigures(name, x.original_dtype, y.original_dtype, bits_of(x), bits_of(y), distance, kept))
+        figures.append(TensorFigures(name, form_of(x), form_of(y), bits_of(x), bits_of(y), distance, kept))
         if distance.n_different:
             differences.append(_difference(name, x, y, "values", distance))
     figures.sort(key=lambda row: row.distance.badness, reverse=True)
@@ -285,7 +286,7 @@ def _by_value(
 
 def _totals(models: tuple[Model, Model], n_tensors: int, distance: Distance) -> TotalFigures:
     sizes = [sum(t.n_bytes for t in model.tensors.entries) for model in models]
-    counts = [sum(n_elements(t.shape) for t in model.tensors.entries) for model in models]
+    counts = [count_params(model) for model in models]
     bits = [8 * size / n if n else None for size, n in zip(sizes, counts, strict=True)]
     return TotalFigures(n_tensors, sizes[0], sizes[1], bits[0], bits[1], distance)
 
@@ -428,14 +429,14 @@ def _scale_differences(a: Model, b: Model, base: Base | None) -> Iterator[Differ
 
 
 def _pairs(
-    a: Model, b: Model, base: Base | None
+    a: Model, b: Model, base: Base | None, decoding: Decoding
 ) -> Iterator[tuple[str, CanonicalTensor | None, CanonicalTensor | None]]:
     """Tensors under Hugging Face names; under their own where either model has no such form."""
     if found := _adapters(a, b, base):
         left, right = ({**replace(adapter, pairs=pairs).tensors} for adapter, pairs in found)
     else:
         try:
-            both = canonical(a), canonical(b)
+            both = canonical(a, decoding=decoding), canonical(b, decoding=decoding)
             # Of folders the files are compared by themselves, as far as they belong to the model.
             with_files = all(model.convention == "apr" for model in (a, b))
             left, right = (c.stored if with_files else c.all_tensors for c in both)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
+from aprfmt.canonical.packed import PackedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.values import values as decoded_values
@@ -204,9 +205,23 @@ def together(rows: Iterable[TensorFigures]) -> Distance:
 
 
 def bits_of(tensor: CanonicalTensor) -> float:
-    """Bits a weight of the dtype in which it is stored."""
+    """Bits a weight as it is stored: of its dtype, or of all parts of a packed weight."""
+    packed = _packed(tensor)
+    if packed is not None:
+        return 8 * sum(part.n_bytes for part in packed.pieces) / max(1, n_elements(packed.shape))
     row = DTYPES[tensor.original_dtype]
     return 8 * row.block_bytes / row.block
+
+
+def form_of(tensor: CanonicalTensor) -> str:
+    """The dtype in which it is stored, or the scheme by which it is packed."""
+    packed = _packed(tensor)
+    return packed.scheme if packed is not None else tensor.original_dtype
+
+
+def _packed(tensor: CanonicalTensor) -> PackedTensor | None:
+    piece = tensor.pieces[0]
+    return piece if isinstance(piece, PackedTensor) and len(tensor.pieces) == 1 else None
 
 
 def measure(
