@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stdout
+
+
+def test_no_two_files_have_one_name() -> None:
+    """Pytest imports them by it, and would leave out the second one."""
+    counts = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, n in counts.items() if n > 1] == []
 
 
 def test_a_worker_that_dies_ends_the_run_with_a_failure(tmp_path: Path) -> None:

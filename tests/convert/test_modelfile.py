@@ -49,7 +49,7 @@ NONE = {
     "unknown": ("{{ nothing.here }}", "cannot be rendered"),
     "outside": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "cannot be rendered"),
     "endless": ("{% for i in range(10 ** 9) %}x{% endfor %}", "cannot be rendered"),
-    "long": (" " * (MAX_TEMPLATE + 1), "characters"),
+    "long": ("{#" + " " * MAX_TEMPLATE + "#}", "characters"),
 }
 
 TALKS: Sequence[tuple[str, ...]] = (("Hi",), ("Hi", "Yes?\n\nNo.", "Who?"), ("a", "b", "c {{ d }}", "e", "f"))
