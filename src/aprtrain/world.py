@@ -16,6 +16,10 @@ from aprfmt.errors import MissingDependencyError, UsageError
 
 T = TypeVar("T")
 
+# torch 2.13 warns of the names that 2.11 and 2.12 have.
+_reduce_scatter = getattr(torch.distributed, "reduce_scatter_single", torch.distributed.reduce_scatter_tensor)
+_all_gather = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
+
 _PATIENCE = timedelta(days=1)
 """The first process may tokenise, evaluate or save for long; a step that hangs is the watchdog's matter."""
 
@@ -83,14 +87,14 @@ class World:
         assert len(whole) % self.size == 0
         # NCCL may find its result among what it is given; gloo may not.
         given = whole if whole.is_cuda else whole.clone()
-        return cast(Work, torch.distributed.reduce_scatter_single(self.part(whole), given, async_op=True))
+        return cast(Work, _reduce_scatter(self.part(whole), given, async_op=True))
 
     def gather_parts(self, whole: Tensor) -> Work:
         """Begins to give `whole` the `part(whole)` of every process; `wait` ends it."""
         assert len(whole) % self.size == 0
         given = self.part(whole)
         given = given if whole.is_cuda else given.clone()
-        return cast(Work, torch.distributed.all_gather_single(whole, given, async_op=True))
+        return cast(Work, _all_gather(whole, given, async_op=True))
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in some process; waits for all of them."""

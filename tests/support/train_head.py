@@ -126,7 +126,7 @@ class Head:
 
 def gap(found: Tensor, wanted: Tensor) -> float:
     """Relative distance; NaN is infinite."""
-    found, wanted = found.detach().double(), wanted.double()
+    found, wanted = found.detach().double(), wanted.detach().double()
     distance = float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
     return distance if distance == distance else float("inf")
 
