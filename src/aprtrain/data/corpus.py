@@ -479,7 +479,7 @@ def prepare(
     """
     encoder = Encoder(tokenizer)
     if len(paths) == 1 and (paths[0] / HEADER).is_file():
-        return _open_shards(paths[0], encoder, held_out, held_out_paths)
+        return _open_shards(paths[0], encoder, held_out, held_out_paths, log)
     skipped: Counter[str] = Counter()
     files = {"train": list_files(paths, skipped, own), "held_out": list_files(held_out_paths, skipped, own)}
     mixed = tuple(zip((path.name for path in paths), weights, strict=True)) if weights else ()
@@ -487,15 +487,15 @@ def prepare(
     plan = _Plan(encoder, files, threshold, skipped, mixed, text_field, strict)
     if plan.n_bytes > _LONG:
         log(f"checking whether {plan.n_bytes / 1e9:.1f} GB of data are what an earlier run read")
-    key = plan.key()
-    if wanted not in (None, key):
+    keys = plan.keys()
+    if wanted not in (None, *keys):
         raise RefusedError(
             "the data differ from those of the run to resume",
             hint=f"--data {folder} continues with what it read; start a new run with another -o",
         )
-    if (corpus := _reuse(folder, key, encoder, log)) is not None:
+    if (corpus := _reuse(folder, keys, encoder, log)) is not None:
         return corpus
-    _write(plan, folder, key, held_out, log)
+    _write(plan, folder, keys, held_out, log)
     return open_corpus(folder, encoder.digest)
 
 
@@ -516,8 +516,11 @@ class _Plan:
         """Of all files."""
         return sum(file.size for files in self.files.values() for file in files)
 
-    def key(self) -> str:
-        """Hash of everything that decides the shards: contents and names of files, tokenizer, split."""
+    def keys(self) -> tuple[str, str]:
+        """Hashes of everything that decides the shards: contents and names of files, tokenizer, split.
+
+        The first one is of texts alone; the second one, of data with conversations, goes by their template too.
+        """
         total = hashlib.sha256(f"1 {self.encoder.digest} {self.threshold}\n".encode())
         for part, files in self.files.items():
             for file in files:
@@ -529,10 +532,12 @@ class _Plan:
                     total.update(f"{file.source} {self.mixed[file.source][1]}\n".encode())
         if self.text_field != TEXT_FIELD:
             total.update(f"field {self.text_field}\n".encode())
-        return total.hexdigest()
+        texts = total.hexdigest()
+        total.update(f"template {self.encoder.template}\n".encode())
+        return texts, total.hexdigest()
 
 
-def _open_shards(folder: Path, encoder: Encoder, held_out: float, held_out_paths: Sequence[Path]) -> Corpus:
+def _open_shards(folder: Path, encoder: Encoder, held_out: float, held_out_paths: Sequence[Path], log: Log) -> Corpus:
     corpus = open_corpus(folder, encoder.digest)
     share = corpus.header.get("held_out_share")
     if held_out_paths or held_out not in (HELD_OUT, share):
@@ -540,13 +545,15 @@ def _open_shards(folder: Path, encoder: Encoder, held_out: float, held_out_paths
             f"{folder} holds token shards, which are split already: a share of {share} is held out",
             hint="give the text that they were made from, or drop the options about held-out data",
         )
+    if corpus.header.get("template", encoder.template) != encoder.template:
+        log(f"the conversations in {folder} were written by another chat template than the model's own")
     return corpus
 
 
-def _reuse(folder: Path, key: str, encoder: Encoder, log: Log) -> Corpus | None:
+def _reuse(folder: Path, keys: tuple[str, str], encoder: Encoder, log: Log) -> Corpus | None:
     try:
         header = read_header(folder)
-        if header is None or header.get("key") != key or header.get("template", encoder.template) != encoder.template:
+        if header is None or header["key"] != keys["template" in header]:
             return None
         corpus = open_corpus(folder, encoder.digest)
     except (ChecksumError, CorruptError) as error:
@@ -556,7 +563,7 @@ def _reuse(folder: Path, key: str, encoder: Encoder, log: Log) -> Corpus | None:
     return corpus
 
 
-def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> None:
+def _write(plan: _Plan, folder: Path, keys: tuple[str, str], held_out: float, log: Log) -> None:
     n_bytes, n_files = plan.n_bytes, sum(map(len, plan.files.values()))
     log(f"reading {n_files} files, {n_bytes / 1e6:,.1f} MB, as token ids")
     with AtomicFolder(folder, force=True, n_bytes=n_bytes, last=HEADER) as temporary:
@@ -577,7 +584,7 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
                 )
         header: Header = {
             "format": FORMAT,
-            "key": key,
+            "key": keys[found.is_chat],
             "tokenizer": plan.encoder.digest,
             "separator": plan.encoder.separator,
             "held_out_share": held_out,

@@ -286,6 +286,26 @@ def test_masks_are_in_the_shards_and_checked(tmp_path: Path) -> None:
     assert "reading" in told[-2]  # another template: other texts
 
 
+def test_another_template_makes_other_data_of_conversations(tmp_path: Path) -> None:
+    corpus = make(tmp_path)
+    assert make(tmp_path, wanted=corpus.key).key == corpus.key
+    with pytest.raises(RefusedError, match="differ from those of the run to resume"):
+        make(tmp_path, PLAIN.replace("<|im_end|>", "<|im_end|> "), wanted=corpus.key)
+    (tmp_path / "again").mkdir()
+    assert make(tmp_path / "again", MARKED).key != corpus.key
+    told: list[str] = []
+    for template in (PLAIN, MARKED):
+        prepare([tmp_path / "data"], tokenizer(template), tmp_path / "other", log=told.append)
+    assert len(told) == 1
+    assert "another chat template" in told[0]
+    path = write(tmp_path / "text.jsonl", [{"text": text} for text in functions(10)])
+    plain, marked = (
+        prepare([path], tokenizer(template), tmp_path / name)
+        for name, template in (("plain", PLAIN), ("marked", MARKED))
+    )
+    assert plain.key == marked.key
+
+
 def test_text_alone_is_kept_as_ever(tmp_path: Path) -> None:
     prepare([write(tmp_path / "a.jsonl", [{"text": t} for t in functions(9)])], tokenizer(), tmp_path / "data")
     names = {"tokens.json", *(f"{part}.{what}" for part in ("train", "held_out") for what in ("bin", "docs"))}
