@@ -465,11 +465,19 @@ def _check_together(config: Config, command: str) -> None:
         (all((c.teacher, c.teacher_logprobs)), "a teacher or --teacher-logprobs, not both", keep_one),
         (all((c.student_init, c.teacher_logprobs)), "--student-init needs the teacher itself, not files of it",
             "apr prune makes a student; name it with --student"),
-        (c.top_k is not None and c.teacher_logprobs is None, "--top-k is for --teacher-logprobs", None),
+        (c.top_k is not None and c.teacher_logprobs is None, "--top-k is for --teacher-logprobs",
+            "leave --top-k out: a teacher that is loaded says all"),
+        *(
+            (c.teacher_logprobs is not None and getattr(c, name) != getattr(Config, name),
+                f"{schema()[name].flag} is for a teacher that is loaded, and --teacher-logprobs loads none",
+                "leave it out")
+            for name in ("teacher_residency", "vocab_policy", "allow_same_arch")
+        ),
         (c.beta != Config.beta and c.loss != "jsd", "--beta is for --loss jsd", "add it, or leave --beta out"),
         ((c.like is None) != (c.shape is None), "--like and --shape go together",
             "a model for its tokenizer, and the config.json to train"),
-        (c.smoke is not None and c.resumes, "--smoke starts anew and writes nothing; it cannot --resume", None),
+        (c.smoke is not None and c.resumes, "--smoke starts anew and writes nothing; it cannot --resume",
+            keep_one),
         (c.steps is None and c.epochs is None and c.smoke is None,
             "--steps or --epochs is missing: how long to train", "add --steps N, or --epochs 1 for one pass"),
         (c.eval_data is not None and c.held_out != Config.held_out,
@@ -478,7 +486,7 @@ def _check_together(config: Config, command: str) -> None:
         (c.repeat and c.epochs is not None, "--repeat and --epochs contradict each other", keep_one),
         ((c.patience or c.target_val_loss) is not None and not (c.eval_every or c.save_every),
             "--patience and --target-val-loss go by evaluations, and there are none on the way", "add --eval-every N"),
-        (bool(c.allow_changed) and not c.resumes, "--allow-changed is for --resume", None),
+        (bool(c.allow_changed) and not c.resumes, "--allow-changed is for --resume", "add --resume, or leave it out"),
         *(
             (tokens % c.seq_len != 0, f"{flag} {tokens} is not a multiple of --seq-len {c.seq_len}",
                 f"the nearest is {max(c.seq_len, round(tokens / c.seq_len) * c.seq_len)}")

@@ -104,6 +104,7 @@ def _open(path: str | None, stack: ExitStack) -> Network:
 def _distilled(config: Config, stack: ExitStack) -> Pair:
     if config.teacher_logprobs is not None:
         files, student = TeacherFiles(Path(config.teacher_logprobs)), _open(config.student, stack)
+        _check_student(student.shape)
         digest = Encoder(student.tokenizer).digest
         files.check(digest, config.seq_len, config.top_k, config.temperature)
         own = align(student.tokenizer, student.tokenizer, student.shape.vocab_rows, student.shape.vocab_rows)

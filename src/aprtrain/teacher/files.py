@@ -213,8 +213,8 @@ def fault_of(answer: Answer, facts: Facts) -> str | None:
     ends = np.concatenate([[-1], answer.positions_P, [facts.seq_len]])
     if (np.diff(ends) < 1).any():
         return "its positions do not ascend within the window"
-    if (np.diff(logprobs, axis=1) > 0).any():
-        return "the log-probabilities of a position do not descend"
+    if (np.diff(logprobs, axis=1) > 0).any() or (answer.label_P > _SLACK).any():
+        return "the log-probabilities of a position do not descend, or its label's is above 0"
     if (ids[:, :1] < 0).any() or (np.diff(ids, axis=1) == 0).any():
         return "an id is negative, or comes twice at a position"
     total = np.exp(logprobs).sum(1) + rest[:, 0]
@@ -240,8 +240,11 @@ class Given(NamedTuple):
         return Given(moved(self.index_P), TopK(*map(moved, self.top)), moved(self.label_P))
 
 
-Places = dict[int, tuple[Shard, int]]
-"""Window -> the file that has it, and its number there."""
+class Places(NamedTuple):
+    """Windows, and for some of them the file that has what is said of it, and its number there."""
+
+    windows: Windows
+    at: dict[int, tuple[Shard, int]]
 
 
 class TeacherFiles:
@@ -264,12 +267,12 @@ class TeacherFiles:
             own = sorted(name for name in names if name.startswith(f"{part}-"))
             count = re.fullmatch(rf"{part}-\d{{5,}}-of-(\d{{5,9}})\.safetensors", own[0]) if own else None
             n = int(count[1]) if count else 1
-            wanted = [shard_path(folder, part, i, n) for i in range(n)]
-            if missing := [path.name for path in wanted if path.name not in names]:
+            wanted = (shard_path(folder, part, i, n) for i in range(n))  # a name can claim a billion
+            if (missing := next((path.name for path in wanted if path.name not in names), None)) is not None:
                 raise RefusedError(
-                    f"{missing[0]} is missing", path=folder, hint="apr teacher with the same options goes on"
+                    f"{missing} is missing", path=folder, hint="apr teacher with the same options goes on"
                 )
-            shards += [Shard(path) for path in wanted]
+            shards += [Shard(shard_path(folder, part, i, n)) for i in range(n)]
         self.facts = shards[0].facts
         for shard in shards:
             if shard.facts != self.facts:
@@ -296,7 +299,7 @@ class TeacherFiles:
 
     def bind(self, windows: Windows, ids: Iterable[int], what: str) -> Places:
         """Where the windows of these numbers lie. Raises RefusedError where one is missing."""
-        places = {}
+        places = Places(windows, {})
         for i in ids:
             place = self._places.get(hashes_of(windows, [i])[0])
             if place is None:
@@ -306,7 +309,7 @@ class TeacherFiles:
                     path=self.folder,
                     hint="give the --data and --held-out of apr teacher; tokens in its folder is what it read",
                 )
-            places[i] = place
+            places.at[i] = place
         return places
 
 
@@ -330,8 +333,14 @@ class Answers:
         for row, window in enumerate(windows):
             if window < 0:
                 continue
-            shard, number = self._places[window]
+            shard, number = self._places.at[window]
             a = shard.read(number)
+            if not np.array_equal(a.positions_P, np.flatnonzero(self._places.windows.rows([window]).labels_NT >= 0)):
+                raise CorruptError(
+                    f"window {number} of the file: its positions are not those with a label",
+                    path=shard.path,
+                    hint=_AGAIN,
+                )
             if a.ids_PK.size and int(a.ids_PK.max()) >= self._n_ids:
                 raise RefusedError(
                     f"id {int(a.ids_PK.max())} of the teacher's is beyond the student's {self._n_ids}", path=shard.path

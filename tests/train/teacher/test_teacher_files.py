@@ -17,6 +17,7 @@ import train_runs
 from flips import draw, flipped
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from train_models import Maker
 from train_runs import lines, weights
 
 import aprfmt
@@ -216,7 +217,7 @@ def responses(made: Made, prompts: Path, k: int) -> list[dict[str, Any]]:
     by_prompt = {}
     for part in (corpus.train, corpus.held_out):
         windows = Windows(part, 32, corpus.separator)
-        for i, (shard, number) in files.bind(windows, range(len(windows)), "").items():
+        for i, (shard, number) in files.bind(windows, range(len(windows)), "").at.items():
             answer = shard.read(number)
             for piece in pieces_of(windows.rows([i]), 0):
                 told: list[Any] = [None, *[{}] * len(piece.ids)]
@@ -325,6 +326,24 @@ def _all(value: float) -> Callable[[Any], None]:
     return lambda values: values.fill(value)
 
 
+def _move(positions: Any) -> None:
+    """Each position before the last token of a document goes onto it, where no label is."""
+    positions[np.flatnonzero(np.diff(positions) == 2)] += 1
+
+
+def _halve(path: Path) -> None:
+    """Keeps every other row, and says so."""
+    tensors = load_file(path)
+    kept = np.concatenate([np.arange(n) % 2 == 0 for n in tensors["counts"]])
+    for name in ("positions", "ids", "logprobs", "rest", "label_logprobs"):
+        tensors[name] = tensors[name][kept]
+    tensors["counts"] = -(-tensors["counts"] // 2)
+    with safe_open(path, "np") as opened:
+        metadata = opened.metadata()
+    save_file(tensors, path, metadata)
+    damage(path, "counts", lambda values: None)
+
+
 def _train(folder: Path) -> Path:
     return next(folder.glob("train-*"))
 
@@ -357,6 +376,14 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "a negative mass": (lambda f: damage(_train(f), "rest", _all(-1e-2)), {}, 4, "add up to", "remove the file"),
     "ids twice": (lambda f: damage(_train(f), "ids", _all(7)), {}, 4, "comes twice", "remove the file"),
     "no such id": (lambda f: damage(_train(f), "ids", lambda v: v.__iadd__(1)), {}, 5, "id 300", ""),
+    "half of the positions": (lambda f: _halve(_train(f)), {}, 4, "not those with a label", "remove the file"),
+    "other positions": (lambda f: damage(_train(f), "positions", _move), {}, 4, "not those with a label", "remove the"),
+    "a label above all": (lambda f: damage(_train(f), "label_logprobs", _all(1)), {}, 4, "is above 0", "remove"),
+    "a name that claims a billion": (
+        lambda f: _train(f).rename(f / "train-00001-of-999999999.safetensors"), {}, 5, "train-00002-of-99", "goes on"),
+    "a residency": (lambda f: None, {"--teacher-residency": "fp8"}, 2, "--teacher-residency is for a teacher that is",
+        "leave it out"),
+    "a policy": (lambda f: None, {"--vocab-policy": "renormalise"}, 2, "--vocab-policy is for", "leave it out"),
     "both": (lambda f: None, {"": "TEACHER"}, 2, "not both", "keep one"),
     "no student": (lambda f: None, {"--student": "", "--student-init": "layers:1"}, 2, "needs the teacher itself",
         "apr prune"),
@@ -390,6 +417,13 @@ def test_files_that_do_not_fit_are_refused_by_name(
     assert message in error["message"]
     assert hint in (error["hint"] or "")
     assert not (tmp_path / "run/model.apr").exists()
+
+
+def test_a_student_with_experts_is_refused(made: Made, distil: Run, tmp_path: Path, smollm2_gguf: Path) -> None:
+    pytest.importorskip("transformers")
+    student = Maker(tmp_path / "models")("mixtral").folder
+    with pytest.raises(AprError, match="can teach, but it cannot be trained"):
+        distil("run", made.files, student=str(student))
 
 
 def test_a_teacher_that_is_weaker_than_its_student_is_refused(made: Made, distil: Run, tmp_path: Path) -> None:
