@@ -154,6 +154,7 @@ class Trainer:
             watchdog = stack.enter_context(Watchdog(self.config.deadline, self.parts.on_stall))
             self._watch_device(stack)
             self._looked_at = self._saved_at = time.monotonic()
+            self.early = self._why_early() if self.progress.step else None  # a run that ended so may be resumed
             try:
                 while not self.is_done and not self._is_stopped():
                     with watchdog.step():

@@ -414,7 +414,7 @@ def _finish(trainer: Trainer, *, is_done: bool) -> Path | None:
     if trainer.config.smoke is not None:
         return None
     known = trainer.progress.evaluations
-    is_scored = trainer.early is not None and trainer.world.any(bool(known))  # just now, which is why it ended
+    is_scored = trainer.world.any(bool(known) and known[-1]["step"] == trainer.progress.step)  # and so it ended
     scores = (known[-1] if known else {}) if is_scored else trainer.evaluate() if is_done else {}
     trainer.save_now()
     snapshot = trainer.snapshot(scores) if is_done else None

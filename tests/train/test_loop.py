@@ -139,6 +139,18 @@ def test_it_ends_where_the_loss_is_low_enough(distil: Distil) -> None:
     assert summary["last"]["ce"] <= middle
 
 
+def test_a_run_that_ended_early_goes_on_only_if_it_may(distil: Distil, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"total_steps": 40, "eval_every": 2, "save_every": 4, "lr": 1e-12}
+    first = distil(steps=40, patience=2, **how)
+    assert first["steps"] == 4
+    (tmp_path / "run/model.apr").unlink()  # as if it had been killed behind its last checkpoint
+    again = distil(steps=40, patience=2, resume=True, **how)
+    assert (again["steps"], again["early"], again["last"]) == (4, first["early"], first["last"])
+    assert (tmp_path / "run/model.apr").is_file()
+    assert distil(steps=40, patience=3, resume=True, **how)["steps"] == 6
+    assert "early" not in distil(steps=8, resume=True, **how)
+
+
 def test_to_end_early_takes_evaluations(distil: Distil) -> None:
     with pytest.raises(UsageError, match="--patience and --target-val-loss go by evaluations"):
         distil(steps=4, eval_every=0, save_every=0, patience=1)
