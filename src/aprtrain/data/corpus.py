@@ -49,7 +49,7 @@ from aprfmt.tokenizer.chat_format import template_of
 from aprfmt.tokenizer.encoding import load, tokenizer_json
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.data.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
-from aprtrain.data.sources import HEADER, SourceFile, list_files
+from aprtrain.data.sources import HEADER, SourceFile, check_text_field, list_files
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -472,7 +472,7 @@ def prepare(
         strict: whether a bad record is an error; otherwise it is counted and left out.
 
     Raises:
-        UsageError: the data are the run's own folder, or shards that were split otherwise.
+        UsageError: the data are the run's own folder, shards that were split otherwise, or no records for `text_field`.
         NotFoundError, CorruptError, MissingDependencyError: from reading, see `sources`.
         RefusedError: no documents in a part, or the same document in both; not the data that are wanted.
         StorageError: the disk is full or read-only.
@@ -482,6 +482,8 @@ def prepare(
         return _open_shards(paths[0], encoder, held_out, held_out_paths, log)
     skipped: Counter[str] = Counter()
     files = {"train": list_files(paths, skipped, own), "held_out": list_files(held_out_paths, skipped, own)}
+    if text_field != TEXT_FIELD:
+        check_text_field([*files["train"], *files["held_out"]], text_field)
     mixed = tuple(zip((path.name for path in paths), weights, strict=True)) if weights else ()
     threshold = None if held_out_paths else int(held_out * _HASHES)
     plan = _Plan(encoder, files, threshold, skipped, mixed, text_field, strict)
@@ -604,24 +606,24 @@ def _write(plan: _Plan, folder: Path, keys: tuple[str, str], held_out: float, lo
 
 
 class ReadProgress:
-    """Reads documents, and logs now and then how far the reading is."""
+    """Reads documents, and logs now and then how far the reading is: `done` bytes of the files."""
 
     def __init__(self, n_bytes: int, log: Log) -> None:
         self._n_bytes = max(1, n_bytes)
         self._log = log
-        self._done = 0  # bytes of the files that are read whole
+        self.done = 0
         self._began = self._logged = time.monotonic()
 
     def documents(self, file: SourceFile, reader: Reader) -> Iterator[Document]:
         """Those of a file, see `Reader.documents`."""
-        size, here = file.size, 0
+        before, size = self.done, file.size
         for document in reader.documents(file):
-            here += len(document) * (4 if isinstance(document, np.ndarray) else 1)  # about as many bytes
+            self.done = before + reader.place.bytes()
             if (now := time.monotonic()) - self._logged >= LOG_S:
                 self._logged = now
-                self._say(min(self._done + here, self._n_bytes), now - self._began)
+                self._say(min(self.done, self._n_bytes), now - self._began)
             yield document
-        self._done += size
+        self.done = before + size
 
     def _say(self, done: int, seconds: float) -> None:
         rate = done / seconds

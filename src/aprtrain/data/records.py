@@ -14,12 +14,14 @@ import importlib
 import io
 import json
 import lzma
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +36,7 @@ from aprfmt.errors import (
     UnsupportedError,
     storage_error,
 )
+from aprfmt.limits import MAX_CHAT_CHARS
 from aprfmt.tokenizer.chat import PrefixError
 from aprtrain.data.sources import MAX_SOURCE_BYTES, SourceFile
 
@@ -49,6 +52,13 @@ _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "
 """ShareGPT's names of who speaks."""
 
 Log = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Place:
+    """How far a file is read: `bytes` gives how many of them, as they lie on the disk."""
+
+    bytes: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,7 @@ class Reader:
         strict: whether a bad record ends the reading.
         skipped: counts what is left out, by reason.
         log: takes the first bad record of each kind.
+        place: where it is in the file that it reads.
     """
 
     separator: int
@@ -115,6 +126,7 @@ class Reader:
     strict: bool = False
     skipped: Counter[str] = field(default_factory=Counter)
     log: Log = lambda line: None
+    place: Place = field(default_factory=Place)
 
     def documents(self, file: SourceFile) -> Iterator[Document]:
         """The documents of one file of `list_files`.
@@ -128,17 +140,19 @@ class Reader:
         """
         try:
             if file.kind == "source":
-                yield from _source(file.path, self.skipped)
+                yield from _source(file.path, self.skipped, self.place)
             elif file.kind == "tokens":
-                yield from _tokens(file.path, self.separator)
+                yield from _tokens(file.path, self.separator, self.place)
             elif file.kind == "text":
-                yield from _text(file.path)
+                yield from _text(file.path, self.place)
             else:
-                for where, record in _RECORDS[file.kind](file.path, self.text_field):
+                for where, record in _RECORDS[file.kind](file.path, self.text_field, self.place):
                     try:
                         yield self._document(record)
                     except _BadRecordError as bad:
                         self._leave_out(file, where, bad)
+                    except LimitError as error:
+                        raise LimitError(f"{where}: {error.message}", path=file.path) from None
         except UnicodeDecodeError as error:
             raise CorruptError(
                 f"not UTF-8 text: {error.reason}", path=file.path, hint="give text, .jsonl, .parquet or .bin shards"
@@ -154,6 +168,10 @@ class Reader:
         found = document_of(record, self.text_field)
         if isinstance(found, str):
             return found
+        if sum(len(str(message["content"])) for message in found.messages) > MAX_CHAT_CHARS // 2:
+            raise _BadRecordError(
+                f"has more than {MAX_CHAT_CHARS // 2:,} characters", "conversations too long to render"
+            )
         try:
             marked = self.render(found)
             marked.text.encode()
@@ -251,8 +269,8 @@ _Records = Iterator[tuple[str, object]]
 """Where a record stands, and the record, or what is wrong with it."""
 
 
-def _jsonl(path: Path, text_field: str) -> _Records:
-    with _open(path) as file:
+def _jsonl(path: Path, text_field: str, place: Place) -> _Records:
+    with _open(path, place) as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES):
             number += 1
@@ -267,7 +285,26 @@ def _jsonl(path: Path, text_field: str) -> _Records:
             yield f"line {number}", record
 
 
-def _parquet(path: Path, text_field: str) -> _Records:
+def _json(path: Path, text_field: str, place: Place) -> _Records:
+    """A list of records, or a record a line."""
+    with _open(path, place) as file:
+        is_list = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    if not is_list:
+        yield from _jsonl(path, text_field, place)
+        return
+    with _open(path, place) as file:
+        data = file.read(MAX_LINE_BYTES + 1)
+    if len(data) > MAX_LINE_BYTES:
+        raise LimitError(f"a list of more than {MAX_LINE_BYTES} bytes", path=path, hint="give .jsonl: a record a line")
+    try:
+        records = json.loads(data.removeprefix(codecs.BOM_UTF8))
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"not JSON: {error}", path=path, hint="give .jsonl: a record a line") from None
+    for number, record in enumerate(records, 1):
+        yield f"record {number}", record
+
+
+def _parquet(path: Path, text_field: str, place: Place) -> _Records:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -277,7 +314,8 @@ def _parquet(path: Path, text_field: str) -> _Records:
     try:
         with parquet.ParquetFile(path) as file:
             columns = _require(file.schema_arrow.names, text_field, path)
-            number = 0
+            number, n_rows, n_bytes = 0, max(1, file.metadata.num_rows), path.stat().st_size
+            place.bytes = lambda: number * n_bytes // n_rows
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 for record in batch.to_pylist():
                     number += 1
@@ -288,20 +326,22 @@ def _parquet(path: Path, text_field: str) -> _Records:
         raise CorruptError(f"not a complete Parquet file: {error}", path=path) from error
 
 
-def _csv(path: Path, text_field: str, delimiter: str = ",") -> _Records:
+def _csv(path: Path, text_field: str, place: Place, delimiter: str = ",") -> _Records:
     csv.field_size_limit(MAX_LINE_BYTES)
-    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
+    with _open(path, place) as plain, io.TextIOWrapper(plain, encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, delimiter=delimiter)
         try:
-            _require(rows.fieldnames or [], text_field, path)
+            if rows.fieldnames is None:  # an empty file
+                return
+            _require(rows.fieldnames, text_field, path)
             for row in rows:
                 yield f"line {rows.line_num}", row
         except csv.Error as error:
             raise CorruptError(f"line {rows.line_num} is not csv: {error}", path=path) from error
 
 
-def _tsv(path: Path, text_field: str) -> _Records:
-    return _csv(path, text_field, "\t")
+def _tsv(path: Path, text_field: str, place: Place) -> _Records:
+    return _csv(path, text_field, place, "\t")
 
 
 def _require(names: Sequence[str], text_field: str, path: Path) -> list[str]:
@@ -314,31 +354,31 @@ def _require(names: Sequence[str], text_field: str, path: Path) -> list[str]:
     return [*found, *({"tools"} & set(names))]
 
 
-_RECORDS: dict[str, Callable[[Path, str], _Records]] = {
-    "jsonl": _jsonl, "parquet": _parquet, "csv": _csv, "tsv": _tsv,
+_RECORDS: dict[str, Callable[[Path, str, Place], _Records]] = {
+    "jsonl": _jsonl, "json": _json, "parquet": _parquet, "csv": _csv, "tsv": _tsv,
 }  # fmt: skip
 
 
 # --- text and tokens ---
 
 
-def _open(path: Path) -> BinaryIO:
+@contextmanager
+def _open(path: Path, place: Place) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed by its last suffix."""
-    match path.suffix.lower():
-        case ".gz":
-            return cast(BinaryIO, gzip.open(path, "rb"))
-        case ".xz":
-            return cast(BinaryIO, lzma.open(path, "rb"))
-        case ".zst":
-            return cast(BinaryIO, io.BufferedReader(_Zstd(path)))
-    return open(path, "rb")
+    with open(path, "rb") as raw:
+        size, place.bytes = os.fstat(raw.fileno()).st_size, raw.tell
+        try:
+            plain: Callable[[BinaryIO], Any] | None = _PLAIN.get(path.suffix.lower())
+            yield raw if plain is None else plain(raw)
+        finally:
+            place.bytes = lambda: size
 
 
 class _Zstd(io.RawIOBase):
     """The bytes of a zstandard file, frame by frame; one that is cut short is an error, as in the other forms."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._frame: Any = None
         self._rest = self._plain = b""
 
@@ -360,16 +400,21 @@ class _Zstd(io.RawIOBase):
         buffer[:n], self._plain = self._plain[:n], self._plain[n:]
         return n
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+
+_PLAIN: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".xz": lzma.LZMAFile,
+    ".zst": lambda file: io.BufferedReader(_Zstd(file)),
+}
 
 
-def _source(path: Path, skipped: Counter[str]) -> Iterator[str]:
+def _source(path: Path, skipped: Counter[str], place: Place) -> Iterator[str]:
+    size = path.stat().st_size
+    place.bytes = lambda: size
     if not _is_text(path):
         skipped["files that are not UTF-8 text"] += 1
-    elif path.stat().st_size > MAX_SOURCE_BYTES:
-        yield from _text(path)
+    elif size > MAX_SOURCE_BYTES:
+        yield from _text(path, place)
     else:
         yield path.read_bytes().decode("utf-8-sig")
 
@@ -389,9 +434,9 @@ def _is_text(path: Path) -> bool:
     return True
 
 
-def _text(path: Path) -> Iterator[str]:
+def _text(path: Path, place: Place) -> Iterator[str]:
     """Pieces that end at a blank line where there is one."""
-    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
+    with _open(path, place) as plain, io.TextIOWrapper(plain, encoding="utf-8-sig", newline="") as file:
         piece: list[str] = []
         size = 0
         while line := file.readline(_PIECE):
@@ -406,13 +451,13 @@ def _text(path: Path) -> Iterator[str]:
             yield "".join(piece)
 
 
-def _tokens(path: Path, separator: int) -> Iterator[Document]:
+def _tokens(path: Path, separator: int, place: Place) -> Iterator[Document]:
     """Documents of a shard of little-endian uint32, without the separators between them."""
     size = path.stat().st_size
     if size % 4:
         raise CorruptError(f"{size} bytes are not a whole number of uint32 token ids", path=path)
     rest = np.empty(0, np.uint32)
-    with open(path, "rb") as file:
+    with _open(path, place) as file:
         while block := file.read(4 * _BLOCK):
             tokens = np.concatenate([rest, np.frombuffer(block, "<u4")])
             start = 0

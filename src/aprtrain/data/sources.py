@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -29,7 +29,8 @@ SOURCE_SUFFIXES = frozenset(f".{name}" for name in _LANGUAGES.split())
 """What counts as source code or prose in a folder; other files are counted and left out."""
 
 _KINDS = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "tokens", ".csv": "csv", ".tsv": "tsv",
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet", ".bin": "tokens",
+    ".csv": "csv", ".tsv": "tsv",
 }  # fmt: skip
 COMPRESSED = (".gz", ".zst", ".xz")
 """Suffixes behind that of a file of text or records."""
@@ -125,13 +126,19 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
     return found
 
 
+def check_text_field(files: Iterable[SourceFile], text_field: str) -> None:
+    """Raises UsageError where no file has records."""
+    if all(file.kind in ("text", "source", "tokens") for file in files):
+        raise UsageError(f"--text-field {text_field} is for records, and the data hold none", hint="leave it out")
+
+
 def _kind_of(path: Path) -> str | None:
-    """A kind of data by a file's name, None where it may be source code or prose."""
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if suffixes and suffixes[-1] in COMPRESSED:
-        kind = _KINDS.get(suffixes[-2]) if len(suffixes) > 1 else None
-        return kind if kind not in (None, "parquet", "tokens") else "text"
-    return _KINDS.get(suffixes[-1]) if suffixes else None
+    """A kind of data by a file's name, None where it may be source code, prose or something else."""
+    *rest, last = ["", *(suffix.lower() for suffix in path.suffixes)]
+    if last not in COMPRESSED:
+        return _KINDS.get(last)
+    kind = "text" if rest[-1] in ("", ".txt") else _KINDS.get(rest[-1])
+    return kind if kind not in ("parquet", "tokens") else None
 
 
 def _folder(folder: Path, number: int, skipped: Counter[str], own: Path | None) -> list[SourceFile]:
@@ -139,7 +146,7 @@ def _folder(folder: Path, number: int, skipped: Counter[str], own: Path | None) 
     data, sources = [], []
     for path in _walk(folder, walked, own):
         name = path.relative_to(folder).as_posix()
-        if kind := _kind_of(path):
+        if (kind := _kind_of(path)) and path.suffix.lower() != ".json":  # most of those configure something
             data.append(SourceFile(path, name, kind, number))
         elif reason := _why_not(path):
             walked[reason] += 1

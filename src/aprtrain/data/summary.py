@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.api import DataReport, DataSource
 from aprtrain.data.corpus import HIDDEN, Encoder, Header, ReadProgress, read_header
 from aprtrain.data.records import TEXT_FIELD, Document, Log, Marked, Reader
-from aprtrain.data.sources import HEADER, list_files
+from aprtrain.data.sources import HEADER, check_text_field, list_files
 
 _COUNTS = ("documents", "tokens", "learned")
 _DOCUMENTS = 256  # tokenised at a time
@@ -45,6 +45,8 @@ def summarise(
         return _of_shards(report, header)
     skipped: Counter[str] = Counter()
     files = list_files(paths, skipped, own)
+    if text_field != TEXT_FIELD:
+        check_text_field(files, text_field)
     reader = Reader(
         separator=encoder.separator, render=encoder.render, text_field=text_field, strict=strict, skipped=skipped,
         log=log,
@@ -56,10 +58,10 @@ def summarise(
         n_bytes = sum(file.size for file in here)
         source = DataSource(path.name or str(path), float(weights[number]) if weights else None, len(here), n_bytes)
         report.sources.append(source)
-        texts = (document for file in here for document in progress.documents(file, reader))
-        n_read = _add(source, texts, encoder, lengths, report, sample or sys.maxsize)
-        if n_bytes > n_read >= (sample or sys.maxsize):
-            report.estimated = True
+        texts, before = (document for file in here for document in progress.documents(file, reader)), progress.done
+        if _add(source, texts, encoder, lengths, report, sample or sys.maxsize):
+            report.estimated, n_read = True, max(1, progress.done - before)
+            progress.done = before + n_bytes
             for name in _COUNTS:
                 setattr(source, name, round(getattr(source, name) * n_bytes / n_read))
     for name in _COUNTS:
@@ -84,8 +86,8 @@ def _of_shards(report: DataReport, header: Header) -> DataReport:
 
 def _add(
     source: DataSource, texts: Iterator[Document], encoder: Encoder, lengths: list[int], report: DataReport, most: int
-) -> int:
-    """Counts documents until they have `most` bytes of text; how many they have."""
+) -> bool:
+    """Counts documents until they have `most` bytes of text; whether there are more of them."""
     n_read, batch = 0, list[Document]()
     for document in texts:
         if not len(document) or (isinstance(document, str) and not document.strip()):
@@ -99,7 +101,7 @@ def _add(
         if n_read >= most:
             break
     lengths += _count(source, encoder, batch)
-    return n_read
+    return n_read >= most and next(texts, None) is not None
 
 
 def _count(source: DataSource, encoder: Encoder, batch: list[Document]) -> list[int]:

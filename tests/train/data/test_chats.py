@@ -22,7 +22,7 @@ from train_corpora import byte_tokenizer, functions
 from train_runs import lines
 
 import aprfmt
-from aprfmt.errors import AprError, CorruptError, RefusedError
+from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError
 from aprfmt.tokenizer.chat import ChatTemplate
 from aprtrain.data.batches import Batches, Windows, shuffle_index
 from aprtrain.data.corpus import HIDDEN, Corpus, Encoder, open_corpus, part_of, prepare
@@ -221,6 +221,20 @@ def test_bad_conversations_are_counted_and_a_template_says_no(tmp_path: Path) ->
     assert any("line 2" in line and "user first" in line for line in told)
     with pytest.raises(CorruptError, match=r"line 2 .*user first"):
         read(tmp_path / "a.jsonl", records, template, strict=True)
+
+
+def test_a_conversation_too_long_to_render_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[object] = [
+        {"prompt": "x" * n, "completion": "y"} for n in (10, 3000, 20)
+    ]  # fmt: skip
+    monkeypatch.setattr("aprtrain.data.records.MAX_CHAT_CHARS", 4000)
+    found, reader = read(tmp_path / "a.jsonl", records)
+    assert len(found) == 2
+    assert reader.skipped == {"conversations too long to render": 1}
+    endless = PLAIN + "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}"
+    with pytest.raises(LimitError, match=r"line 1: .*more than") as caught:
+        read(tmp_path / "a.jsonl", records, endless)
+    assert caught.value.path == str(tmp_path / "a.jsonl")
 
 
 def test_a_model_without_a_template_reads_no_conversations(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import os
+import random
 import sys
 import types
 from collections import Counter
@@ -19,9 +20,10 @@ from train_corpora import byte_tokenizer, functions, write_jsonl
 
 from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, RefusedError, StorageError, UsageError
 from aprtrain.data import records, sources
-from aprtrain.data.corpus import Corpus, prepare
+from aprtrain.data.corpus import Corpus, Encoder, prepare
 from aprtrain.data.records import Reader, as_text
 from aprtrain.data.sources import list_files
+from aprtrain.data.summary import summarise
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.special["eos"]
@@ -235,6 +237,7 @@ class FakeParquet:
         except json.JSONDecodeError as error:
             raise ValueError("no magic bytes") from error
         self.schema_arrow = types.SimpleNamespace(names=list(self.columns))
+        self.metadata = types.SimpleNamespace(num_rows=len(next(iter(self.columns.values()))))
 
     def __enter__(self) -> FakeParquet:
         return self
@@ -330,6 +333,63 @@ def test_compressed_files_are_read_and_a_cut_one_is_refused(suffix: str, tmp_pat
     assert read_all(text) == ["Größe\n"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.csv"])
+def test_an_estimate_goes_by_the_bytes_that_were_read(name: str, tmp_path: Path) -> None:
+    """Whatever else is in a record, and whether the file is compressed."""
+    noise = random.Random(5)
+    records = [{"text": text, "other": noise.randbytes(300).hex()} for text in functions(4000)]
+    plain = "".join(json.dumps(record) + "\n" for record in records)
+    if name == "a.csv":
+        plain = "text,other\n" + "".join(f'"{r["text"]}",{r["other"]}\n' for r in records if '"' not in r["text"])
+    suffix = Path(name).suffix
+    path = tmp_path / name
+    path.write_bytes(compressed(suffix, plain.encode()) if name.count(".") > 1 else plain.encode())
+    encoder = Encoder(TOKENIZER)
+    whole = summarise([path], [], encoder)
+    some = summarise([path], [], encoder, sample=whole.learned // 3)
+    assert (whole.estimated, some.estimated) == (False, True)
+    assert abs(some.tokens / whole.tokens - 1) < 0.1
+    assert not summarise([path], [], encoder, sample=1 << 30).estimated
+
+
+def test_json_is_records_whether_a_list_or_lines(tmp_path: Path) -> None:
+    records = [{"text": "one"}, {"text": "two", "more": [1, {}]}, {"text": None}]
+    path = tmp_path / "a.json"
+    for indent in (None, 1):
+        path.write_text(f"\ufeff{json.dumps(records, indent=indent)}\n")
+        skipped: Counter[str] = Counter()
+        assert read_all(path, skipped) == ["one", "two"]
+        assert skipped == {"records without 'text'": 1}
+    write_jsonl(path, ["one", "two"])
+    assert read_all(path) == ["one", "two"]
+    path.write_text('[{"text": "one"},')
+    with pytest.raises(CorruptError, match="not JSON") as caught:
+        read_all(path)
+    assert ".jsonl" in str(caught.value.hint)
+    path.write_text("[]")
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(b'{"text": "three"}\n'))
+    assert read_all(tmp_path) == ["three"]  # most others of a folder configure something
+
+
+def test_an_archive_makes_no_data_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1")
+    for name in ("dist.tar.gz", "page.1.gz", "image.svg.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b"\0"))
+    skipped: Counter[str] = Counter()
+    assert read_all(tmp_path, skipped) == ["x = 1"]
+    assert +skipped == {"files that are not source code": 3}
+    (tmp_path / "wiki.gz").write_bytes(gzip.compress(b"text"))
+    assert read_all(tmp_path) == ["text"]
+
+
+def test_a_field_of_text_that_has_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UsageError, match="--text-field body is for records"):
+        prepare([tmp_path / "a.txt"], TOKENIZER, tmp_path / "data", text_field="body")
+    with pytest.raises(UsageError, match="--text-field body is for records"):
+        summarise([tmp_path / "a.txt"], [], Encoder(TOKENIZER), text_field="body")
+
+
 def test_tables_of_text(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfid,text\n1,"one, two\nthree"\n2\n3,""\n')
     (tmp_path / "b.tsv").write_text("body\tid\nfour\t1\n")
@@ -337,6 +397,8 @@ def test_tables_of_text(tmp_path: Path) -> None:
     assert read_all(tmp_path / "a.csv", skipped) == ["one, two\nthree", ""]
     assert skipped == {"records without 'text'": 1}
     assert read_all(tmp_path / "b.tsv", text_field="body") == ["four"]
+    (tmp_path / "empty.csv").write_text("")
+    assert read_all(tmp_path / "empty.csv") == []
     with pytest.raises(RefusedError, match="no column 'text' among body, id") as caught:
         read_all(tmp_path / "b.tsv")
     assert "--text-field" in str(caught.value.hint)
