@@ -24,7 +24,7 @@ from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.layer_sizes import layer_sizes
 from aprfmt.arch.projectors import LAYERWISE, NUMBERS, SPATIAL
-from aprfmt.arch.row import HEAD, OPTIONAL, OUTPUT, REQUIRED, WHOLE_KEYS, Architecture
+from aprfmt.arch.row import HEAD, OPTIONAL, OUTPUT, REQUIRED, WHOLE_KEYS, Architecture, Listed
 from aprfmt.errors import CorruptError
 
 _ATOM = r"(?:\d+|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"
@@ -446,12 +446,12 @@ def is_unwanted(arch: Architecture, need: str, h: Hyperparams) -> bool:
 # --- which row ---
 
 
-def is_config_of(arch: Architecture, config: Mapping[str, object]) -> bool:
+def is_config_of(arch: Architecture | Listed, config: Mapping[str, object]) -> bool:
     """Whether a config.json fulfils the `hf_when` of a row."""
     return holds(arch.hf_when, lambda word: layer_kinds(config) if word == "layer_types" else config.get(word))
 
 
-def is_gguf_of(arch: Architecture, kv: Mapping[str, object], tensor_names: Collection[str] | None) -> bool:
+def is_gguf_of(arch: Architecture | Listed, kv: Mapping[str, object], tensor_names: Collection[str] | None) -> bool:
     """Whether a GGUF with these keys and tensors fulfils the `when` of a row."""
 
     def look_up(word: str) -> object:

@@ -8,18 +8,22 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import islice
+from operator import attrgetter
 
 from aprfmt.arch.grammar import dims_of, evaluate, has_layer, is_needed, shape_of, size_words, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, TensorRow, Tower
 from aprfmt.arch.rows.wrappers import BEGINNINGS
-from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.arch.table import LISTED
 from aprfmt.errors import RefusedError, UnmappedError
 from aprfmt.text import first_few
 from aprfmt.types import Shape
 
 _NUMBER = re.compile(r"(?:(?<![^.])|(?<=\.shard_))(0|[1-9][0-9]{0,5})(?![^.])")
 _MAX_NUMBERS = 8
+
+EMBEDDING, OUTPUT_HEAD = "token_embd.weight", "output.weight"
+"""GGUF names of the tensors that every kind of language model has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,20 +262,21 @@ def special(arch: Architecture, gguf_name: str) -> str | None:
 
 @cache
 def spellings(gguf_name: str) -> tuple[str, ...]:
-    """Every name that a tensor outside the layers has in some family: "token_embd.weight", "lm_head.weight", ..."""
-    found = dict.fromkeys(name for arch in ARCHITECTURES.values() if (name := special(arch, gguf_name)))
+    """Every name that EMBEDDING or OUTPUT_HEAD has in some family: "token_embd.weight", "model.embed_tokens.weight"."""
+    field = attrgetter({EMBEDDING: "embedding", OUTPUT_HEAD: "head"}[gguf_name])
+    found = dict.fromkeys(filter(None, map(field, LISTED.values())))
     bare = (name.partition("model.")[2] for name in found if name.startswith("model."))
     return tuple(dict.fromkeys((*found, gguf_name, *bare)))
 
 
 def embedding(arch: Architecture | None) -> str:
     """The Hugging Face name of the token embedding, the usual one for a network without a row."""
-    return (arch and special(arch, "token_embd.weight")) or "model.embed_tokens.weight"
+    return (arch and special(arch, EMBEDDING)) or "model.embed_tokens.weight"
 
 
 def head(arch: Architecture | None) -> str:
     """The Hugging Face name of the output head, the usual one for a network without a row."""
-    return (arch and special(arch, "output.weight")) or "lm_head.weight"
+    return (arch and special(arch, OUTPUT_HEAD)) or "lm_head.weight"
 
 
 def gguf_name(arch: Architecture, name: str, h: Hyperparams) -> str | None:

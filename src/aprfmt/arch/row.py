@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 REQUIRED = "required"
@@ -215,6 +215,26 @@ class Architecture:
     head_always: bool = False
     head_never: bool = False
     no_vocabulary: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listed:
+    """What an Architecture is found by, without importing it; fields that are not named here are as there.
+
+    Attributes:
+        file: the module of `arch.rows` that has the row.
+        embedding, head: Hugging Face names of `token_embd.weight` and `output.weight`, "" for a row without them.
+    """
+
+    file: str
+    id: str
+    gguf: str
+    hf_classes: Sequence[str] = ()
+    model_types: Sequence[str] = ()
+    when: str = ""
+    hf_when: str = ""
+    embedding: str = ""
+    head: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

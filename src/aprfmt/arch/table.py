@@ -7,11 +7,31 @@ from functools import cache
 
 from aprfmt.arch.grammar import is_config_of, is_gguf_of
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Architecture, Wrapper
-from aprfmt.arch.rows import ROWS
+from aprfmt.arch.row import Architecture, Listed, Wrapper
+from aprfmt.arch.rows import listed, rows_of
 from aprfmt.arch.rows.wrappers import WRAPPERS
 
-ARCHITECTURES: dict[str, Architecture] = {row.id: row for row in ROWS}
+LISTED: Mapping[str, Listed] = {row.id: row for row in listed()}
+"""Row id -> what the row is found by, in the order of the table."""
+
+
+class _Rows(Mapping[str, Architecture]):
+    """The rows themselves; the file of one is imported when it is wanted."""
+
+    def __getitem__(self, name: str) -> Architecture:
+        return next(row for row in rows_of(LISTED[name].file) if row.id == name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(LISTED)
+
+    def __len__(self) -> int:
+        return len(LISTED)
+
+    def __contains__(self, name: object) -> bool:
+        return name in LISTED
+
+
+ARCHITECTURES: Mapping[str, Architecture] = _Rows()
 """Row id -> row."""
 
 
@@ -40,7 +60,7 @@ def find(
         rows = _index(field).get(key, []) if key is not None else []
         if rows:
             row = next((row for row in rows if row.hf_when and is_config_of(row, config or {})), rows[0])
-            return ARCHITECTURES[wrapper.instead.get(row.id, row.id)] if wrapper is not None else row
+            return ARCHITECTURES[wrapper.instead.get(row.id, row.id) if wrapper is not None else row.id]
     if wrapper is not None and part_class is None and part_type in (None, model_type):
         return ARCHITECTURES[wrapper.row]
     return find_gguf({"general.architecture": gguf}) if gguf is not None else None
@@ -78,7 +98,7 @@ def nearest(word: str) -> str | None:
 
 
 def _names() -> Iterator[str]:
-    for row in ARCHITECTURES.values():
+    for row in LISTED.values():
         yield from (row.id, row.gguf, *row.hf_classes, *row.model_types)
     for wrapper in WRAPPERS:
         yield from filter(None, (wrapper.hf_class, wrapper.model_type))
@@ -87,17 +107,18 @@ def _names() -> Iterator[str]:
 def find_gguf(kv: Mapping[str, object], tensor_names: Collection[str] | None = None) -> Architecture | None:
     """The row of a GGUF with these key-value pairs; among rows that share a name, the one whose `when` holds."""
     name = kv.get("general.architecture")
-    rows = [row for row in ARCHITECTURES.values() if row.gguf == name]
-    special = [row for row in rows if row.when and is_gguf_of(row, kv, tensor_names)]
-    plain = [row for row in rows if not row.when]
-    return next(iter(special + plain), None)
+    rows = [row for row in LISTED.values() if row.gguf == name]
+    special = (row.id for row in rows if row.when and is_gguf_of(row, kv, tensor_names))
+    plain = (row.id for row in rows if not row.when)
+    found = next(special, None) or next(plain, None)
+    return ARCHITECTURES[found] if found is not None else None
 
 
 @cache
-def _index(field: str) -> dict[str, list[Architecture]]:
+def _index(field: str) -> dict[str, list[Listed]]:
     """Names of a field -> rows, those without `hf_when` first."""
-    index: dict[str, list[Architecture]] = {}
-    for row in sorted(ARCHITECTURES.values(), key=lambda row: bool(row.hf_when)):
+    index: dict[str, list[Listed]] = {}
+    for row in sorted(LISTED.values(), key=lambda row: bool(row.hf_when)):
         for name in getattr(row, field):
             index.setdefault(name, []).append(row)
     return index

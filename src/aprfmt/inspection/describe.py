@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from aprfmt import formats
-from aprfmt.arch.names import spellings
+from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, spellings
 from aprfmt.arch.outside import outside, parts
 from aprfmt.arch.table import row_of
 from aprfmt.arch.tower_table import find_tower_gguf
@@ -59,9 +59,6 @@ QUALITY_THRESHOLD = 90
 
 # Words that fill a field without saying anything.
 _PLACEHOLDERS = (None, "", "unknown", "tbd", "todo", "n/a", "none")
-
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-"""GGUF names of the tensors that every kind of language model has."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
 
@@ -513,7 +510,7 @@ def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility
         reasons.append(f"the runtime cannot decode {', '.join(dtypes)}; convert with --dtype f16")
     dims = [n for name in ("vocab_size", "hidden_size") if isinstance(n := metadata.get(name), int)]
     if len(dims) == 2:
-        found = (model.tensors.get(name) for name in (*spellings(EMBEDDING), *spellings(HEAD)))
+        found = (model.tensors.get(name) for name in (*spellings(EMBEDDING), *spellings(OUTPUT_HEAD)))
         reasons += [
             f"{t.name} is {list(t.shape)}, metadata says vocabulary {dims[0]} and width {dims[1]}"
             for t in found

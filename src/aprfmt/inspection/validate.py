@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from aprfmt import formats
 from aprfmt.arch.gguf_keys import key_problems
-from aprfmt.arch.names import check_shapes, check_tensors
+from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, check_shapes, check_tensors
 from aprfmt.arch.table import ARCHITECTURES, find_gguf
 from aprfmt.arch.tower_table import find_tower_gguf
 from aprfmt.canonical.adapter import is_adapter
@@ -25,7 +25,7 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hfdir import HfNative, modules_problems
-from aprfmt.inspection.describe import EMBEDDING, HEAD, REQUIRED_DIMS, first_tensor
+from aprfmt.inspection.describe import REQUIRED_DIMS, first_tensor
 from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.io.digest import KINDS
 from aprfmt.io.pipe import StartProgress
@@ -102,7 +102,7 @@ class Subject:
     @property
     def vocabulary_tensors(self) -> list[Tensor]:
         """Embedding and output head, as far as they are there and two-dimensional."""
-        found = (self.embedding, first_tensor(self.model, HEAD))
+        found = (self.embedding, first_tensor(self.model, OUTPUT_HEAD))
         return [t for t in found if t is not None and len(t.shape) == 2]
 
     @cached_property

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from aprfmt.arch import rope
-from aprfmt.arch.names import gguf_name
+from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, gguf_name
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import AprError, UnmappedError
-from aprfmt.inspection.describe import EMBEDDING, HEAD, first_tensor
+from aprfmt.inspection.describe import first_tensor
 from aprfmt.inspection.lint.common import (
     BLOCK_TYPES,
     NO_NETWORK,
@@ -71,7 +71,7 @@ def no_original_context(subject: Subject) -> Iterator[Check]:
 
 def head_shape(subject: Subject) -> Iterator[Check]:
     """`head.shape`: the output head is [vocabulary, width]."""
-    embedding, head = subject.embedding, first_tensor(subject.model, HEAD)
+    embedding, head = subject.embedding, first_tensor(subject.model, OUTPUT_HEAD)
     if embedding is None or head is None:
         yield skip("it has no output head of its own")
     elif len(embedding.shape) == len(head.shape) == 2 and head.shape != embedding.shape:
@@ -88,7 +88,7 @@ def head_shape(subject: Subject) -> Iterator[Check]:
 
 def head_twice(subject: Subject) -> Iterator[Check]:
     """`head.stored-twice`: a tied head is not stored."""
-    embedding, head = subject.embedding, first_tensor(subject.model, HEAD)
+    embedding, head = subject.embedding, first_tensor(subject.model, OUTPUT_HEAD)
     if embedding is None or head is None:
         yield skip("it has no output head of its own")
     elif subject.model.hparams.tied and head.shape == embedding.shape and head.dtype == embedding.dtype:
@@ -161,7 +161,7 @@ def router(subject: Subject) -> Iterator[Check]:
 
 def low_head(subject: Subject) -> Iterator[Check]:
     """`quant.head-below-four-bits`: the output head has at least four bits a weight."""
-    head = first_tensor(subject.model, HEAD) or first_tensor(subject.model, EMBEDDING)
+    head = first_tensor(subject.model, OUTPUT_HEAD) or first_tensor(subject.model, EMBEDDING)
     if head is None or network_of(subject) is None:
         yield skip(NO_NETWORK)
         return
