@@ -92,6 +92,7 @@ def evaluate(
     device: str | None = None,
     seq_len: int | None = None,
     limit: int | None = None,
+    text_field: str = "text",
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Scores the model `file`, in any container, on the text of `data`.
@@ -107,6 +108,7 @@ def evaluate(
         device: of torch: "cuda", "cuda:N" or "cpu"; nothing else is tried when it is missing. Names the engine torch.
         seq_len: tokens of a window; None: 2048, or the context of a model where it is less.
         limit: score about so many tokens, spread evenly over the data; None: all.
+        text_field: where a record's text is.
         log: called with a line now and then about how far it is.
 
     Raises:
@@ -125,13 +127,23 @@ def evaluate(
     if (engine or _engine_for([model, *([other] if other is not None else [])], device)) == "llama":
         from aprtrain import evaluate_llama
 
-        return evaluate_llama.score(model, text, teacher=other, seq_len=seq_len, limit=limit, log=log)
+        return evaluate_llama.score(
+            model, text, teacher=other, seq_len=seq_len, limit=limit, text_field=text_field, log=log
+        )
     if find_spec("torch") is None:
         raise MissingDependencyError("this evaluation needs torch", hint="pip install torch")
     from aprtrain.evaluate import score
 
-    device = device or "cuda"
-    return score(model, text, teacher=other, device=device, seq_len=seq_len, limit=limit, log=log)
+    return score(
+        model,
+        text,
+        teacher=other,
+        device=device or "cuda",
+        seq_len=seq_len,
+        limit=limit,
+        text_field=text_field,
+        log=log,
+    )
 
 
 _ENGINES = ("torch", "llama")
@@ -292,6 +304,8 @@ def teacher(
     student: PathLike | None = None,
     seq_len: int | None = None,
     held_out: float = 0.01,
+    text_field: str = "text",
+    strict: bool = False,
     engine: str | None = None,
     device: str | None = None,
     threads: int = 0,
@@ -308,13 +322,15 @@ def teacher(
 
     Args:
         file: the teacher, in any container; None with `from_vllm` or `prompts`.
-        data: text, jsonl or Parquet files, folders of them, or token shards.
+        data: text, jsonl or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
         output: the folder to write; the tokens of the text are put into it too.
         top_k: most likely ids to keep of each position.
         temperature: at which the mass of all other ids is kept, beside 1; (): 2, 3 and 4.
         student: the model whose tokenizer reads the text; None: `file`.
         seq_len: tokens of a window; None: 2048, or the context of the teacher where it is less.
         held_out: share of the documents that is held out.
+        text_field: where a record's text is.
+        strict: whether a bad record is an error; otherwise it is counted and left out.
         engine: "torch" or "llama", see `evaluate`.
         device: of torch: "cuda", "cuda:N" or "cpu". Names the engine torch.
         threads: threads of llama.cpp; 0: half of the processors.
@@ -348,6 +364,7 @@ def teacher(
         raise MissingDependencyError("a teacher's files need torch", hint="pip install torch")
     if file is None and from_vllm is None and prompts is None:
         raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
+    from aprtrain.data.sources import split_weights
     from aprtrain.teach import Wanted, write
 
     def path(value: PathLike | None, name: str) -> Path | None:
@@ -359,9 +376,13 @@ def teacher(
     if chosen is None and not (plan or prompts):
         chosen = _engine_for([model] if model is not None else [], device)
     others = () if from_vllm is not None else (temperature or (2.0, 3.0, 4.0))
+    places, weights = split_weights([formats.path_text(each, "data") for each in _paths(data)])
     wanted = Wanted(
         file=model,
-        data=[Path(formats.path_text(each, "data")) for each in _paths(data)],
+        data=places,
+        weights=weights,
+        text_field=text_field,
+        strict=strict,
         output=Path(formats.path_text(output, "output")),
         top_k=top_k,
         temperatures=(1.0, *sorted({float(t) for t in others} - {1.0})),

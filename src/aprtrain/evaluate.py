@@ -26,6 +26,7 @@ from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.errors import RunError, UsageError
 from aprtrain.data.batches import Batch, Windows, batch_of
 from aprtrain.data.corpus import Encoder
+from aprtrain.data.records import TEXT_FIELD
 from aprtrain.data.scored import Scores, read_part, scores_of, scoring, window_length
 from aprtrain.loss import IGNORED
 from aprtrain.loss.vocab import Vocabulary, align
@@ -211,6 +212,7 @@ def score(
     device: str = "cuda",
     seq_len: int | None = None,
     limit: int | None = None,
+    text_field: str = TEXT_FIELD,
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """What `aprfmt.api.evaluate` does; float32 on the CPU, bfloat16 on a GPU.
@@ -228,7 +230,7 @@ def score(
         skipped: Counter[str] = Counter()
         with scoring():
             encoder = Encoder(network.tokenizer)
-        part, separator = read_part(data, encoder, skipped, log), encoder.separator
+        part, separator = read_part(data, encoder, skipped, log, text_field), encoder.separator
         vocabulary = None
         if other is not None:
             rows = other.shape.vocab_rows, network.shape.vocab_rows

@@ -23,7 +23,7 @@ from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
 from aprtrain.data.batches import Windows
 from aprtrain.data.corpus import Encoder, Ids
-from aprtrain.data.records import Chat, Document, Marked
+from aprtrain.data.records import TEXT_FIELD, Chat, Document, Marked
 from aprtrain.data.scored import Scores, TextEncoder, read_part, scores_of, scoring, window_length
 from aprtrain.loss.vocab import Vocabulary, align
 
@@ -63,6 +63,7 @@ def score(
     teacher: str | None = None,
     seq_len: int | None = None,
     limit: int | None = None,
+    text_field: str = TEXT_FIELD,
     threads: int = 0,
     gpu_layers: int = 0,
     log: Callable[[str], None] = lambda line: None,
@@ -90,7 +91,7 @@ def score(
             vocabulary = align(tokenizers[1], tokenizers[0], loaded[1].n_vocab, loaded[0].n_vocab)
         skipped: Counter[str] = Counter()
         encoder = _encoder(tokenizers[0], loaded[0])
-        part = read_part(data, encoder, skipped, log)
+        part = read_part(data, encoder, skipped, log, text_field)
         with scoring():
             windows = Windows(part, length, encoder.separator)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-eval-"))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,9 @@ class Wanted:
 
     file: str | None
     data: list[Path]
+    weights: list[Fraction]
+    text_field: str
+    strict: bool
     output: Path
     top_k: int
     temperatures: tuple[float, ...]
@@ -91,7 +95,8 @@ def write(wanted: Wanted, *, plan: bool, progress: StartProgress | None, log: Lo
         header = read_header(wanted.output / _TOKENS) if old else None
         corpus = prepare(
             wanted.data, reader.tokenizer, wanted.output / _TOKENS, held_out=wanted.held_out, log=log,
-            wanted=header["key"] if header is not None else None, own=wanted.output,
+            wanted=header["key"] if header is not None else None, own=wanted.output, weights=wanted.weights,
+            text_field=wanted.text_field, strict=wanted.strict,
         )  # fmt: skip
         held = zip(PARTS, (corpus.train, corpus.held_out), strict=True)
         parts = {part: Windows(tokens, length, corpus.separator) for part, tokens in held}

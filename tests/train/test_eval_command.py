@@ -83,6 +83,25 @@ def test_what_of_a_folder_is_not_read_is_said(
     assert "1 files that are not source code" in capsys.readouterr().out
 
 
+def test_a_field_of_text_is_read_by_its_name(teacher_file: Path, tmp_path: Path, told: Told) -> None:
+    texts = functions(6)
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    wanted, found = (
+        told(teacher_file, tmp_path / "a.jsonl"),
+        told(teacher_file, tmp_path / "b.jsonl", "--text-field", "body"),
+    )
+    assert (wanted[0], found[0]) == (0, 0)
+    assert (found[1]["ce"], found[1]["tokens"]) == (wanted[1]["ce"], wanted[1]["tokens"])
+    code, body = told(teacher_file, tmp_path / "b.jsonl")
+    assert code == 4
+    assert "--text-field" in body["error"]["hint"]
+    (tmp_path / "c.txt").write_text("text")
+    code, body = told(teacher_file, tmp_path / "c.txt", "--text-field", "body")
+    assert code == 2
+    assert "the data hold none" in body["error"]["message"]
+
+
 def test_every_container_has_the_same_scores(teacher_file: Path, corpus_file: Path, tmp_path: Path, told: Told) -> None:
     aprfmt.export_model(teacher_file, tmp_path / "m.gguf")
     aprfmt.export_model(teacher_file, tmp_path / "hf", format="hf")

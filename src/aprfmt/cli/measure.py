@@ -54,6 +54,9 @@ def evaluate(
             help="Score about N tokens, spread evenly; text is still tokenised in full. [default: all]",
         ),
     ] = None,
+    text_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
+    ] = "text",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -69,8 +72,9 @@ def evaluate(
     apr eval q4.gguf --teacher model.apr --data text.txt --engine llama
     """
     found = aprfmt.evaluate(
-        file, data, teacher=teacher, engine=engine, device=device, seq_len=seq_len, limit=limit, log=out.progress_line
-    )
+        file, data, teacher=teacher, engine=engine, device=device, seq_len=seq_len, limit=limit,
+        text_field=text_field, log=out.progress_line,
+    )  # fmt: skip
     out.result(found.to_json(), _evaluation(found))
 
 

@@ -33,8 +33,10 @@ class Teacher(Common, LlamaMachine):
 
     file: Annotated[str | None, typer.Argument(metavar="[TEACHER]", help="The teacher, in any form.")] = None
     data: Annotated[
-        list[Path],
-        typer.Option("--data", "-d", metavar="PATH", help="Text, jsonl, parquet, folders, token shards; repeatable."),
+        list[str],
+        typer.Option(
+            "--data", "-d", metavar="PATH[:WEIGHT]", help="Text, jsonl, parquet, folders, token shards; repeatable."
+        ),
     ]
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the files.")]
     top_k: Annotated[int, typer.Option(metavar="K", min=1, help="Most likely tokens to keep of a position.")] = 64
@@ -52,6 +54,10 @@ class Teacher(Common, LlamaMachine):
         typer.Option(metavar="N", min=2, help="Tokens of a window. [default: 2048, or the teacher's context if less]"),
     ] = None
     held_out: Annotated[float, typer.Option(metavar="X", help="Share of the documents that is held out.")] = 0.01
+    text_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
+    ] = "text"
+    strict: Annotated[bool, typer.Option("--strict", help="A record that is no document is an error.")] = False
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU where it can]")
     ] = None
@@ -76,6 +82,8 @@ class Teacher(Common, LlamaMachine):
                 student=self.student,
                 seq_len=self.seq_len,
                 held_out=self.held_out,
+                text_field=self.text_field,
+                strict=self.strict,
                 engine=self.engine,
                 device=self.device,
                 threads=self.threads,

@@ -15,8 +15,8 @@ from typing import Protocol
 from aprfmt.errors import CorruptError, RunError, UsageError
 from aprtrain.data.batches import check_length
 from aprtrain.data.corpus import Ids, Part, ReadProgress, open_corpus, part_of
-from aprtrain.data.records import Chat, Document, Log, Marked, Reader
-from aprtrain.data.sources import HEADER, list_files
+from aprtrain.data.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
+from aprtrain.data.sources import HEADER, check_text_field, list_files
 
 SEQ_LEN = 2048
 """Tokens of a window, if no model was made for fewer."""
@@ -92,12 +92,17 @@ def window_length(seq_len: int | None, limit: int | None, made_for: Mapping[str,
     return length
 
 
-def read_part(data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log) -> Part:
-    """The documents to read; `skipped` counts what is left out, by reason."""
-    if (data / HEADER).is_file():
+def read_part(data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log, text_field: str = TEXT_FIELD) -> Part:
+    """The documents to read; `skipped` counts what is left out, by reason. Raises UsageError: no `text_field` there."""
+    is_shards = (data / HEADER).is_file()
+    files = [] if is_shards else list_files([data], skipped)
+    if text_field != TEXT_FIELD:
+        check_text_field(files, text_field)
+    if is_shards:
         return open_corpus(data, encoder.digest).held_out
-    files = list_files([data], skipped)
-    reader = Reader(separator=encoder.separator, render=encoder.render, skipped=skipped, log=log)
+    reader = Reader(
+        separator=encoder.separator, render=encoder.render, text_field=text_field, skipped=skipped, log=log
+    )  # fmt: skip
     progress = ReadProgress(sum(file.size for file in files), log)
     documents = (
         document
@@ -111,8 +116,9 @@ def read_part(data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log)
             ids += encoder.encode(some)
     if bad := ", ".join(f"{n} {what}" for what, n in (+skipped).items() if not ids):
         raise CorruptError(
-            f"no documents; left out: {bad}", path=data, hint="a record is text under 'text', or messages"
-        )
+            f"no documents; left out: {bad}", path=data,
+            hint=f"a record is text under {text_field!r}, or messages; --text-field names another field",
+        )  # fmt: skip
     return part_of(ids)
 
 

@@ -64,7 +64,8 @@ def distil(made: Made, tmp_path: Path) -> Run:
     def start(to: str, files: Path | None = None, **given: Any) -> dict[str, Any]:
         source = {"teacher": str(made.teacher)} if files is None else {"teacher_logprobs": str(files)}
         how = {"student": str(made.student), "steps": 3, "lr": 3e-3, "repeat": True, "temperature": 2.0}
-        config = train_runs.options("distill", made.text, tmp_path / to, **{**source, **how, **given})
+        data = {"data": given.pop("data", (str(made.text),)), "output": str(tmp_path / to)}
+        config = build("distill", {**train_runs.SIZES, **data, **source, **how, **given})[0]
         return {**run("distill", config, stream=None)}
 
     return start
@@ -504,6 +505,23 @@ def test_what_the_command_refuses(
     given = [{"TEACHER": str(made.teacher), "STUDENT": str(made.student)}.get(word, word) for word in words]
     assert apr(["teacher", *given, "--data", str(made.text), "-o", str(tmp_path / "out"), "--json"]) == code
     assert message in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_mixture_is_said_for_as_a_run_reads_it(made: Made, tmp_path: Path, distil: Run) -> None:
+    lines = [json.loads(line)["text"] for line in made.text.read_text().splitlines()]
+    for name, some in (("a", lines[:25]), ("b", lines[25:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in some) + "null\n")
+    data = [f"{tmp_path}/a.jsonl:0.7", f"{tmp_path}/b.jsonl:0.3"]
+    words = ["teacher", str(made.teacher), "-o", str(tmp_path / "out"), "--seq-len", "32", "--held-out", "0.1"]
+    words += ["--device", "cpu", "--text-field", "body", *(word for each in data for word in ("--data", each))]
+    assert apr([*words, "--strict"]) == 4
+    assert apr(words) == 0
+    header = read_header(tmp_path / "out/tokens")
+    assert header is not None
+    assert [source["weight"] for source in header["sources"]] == ["7/10", "3/10"]
+    distil("shards", tmp_path / "out", data=(str(tmp_path / "out/tokens"),))
+    distil("files", tmp_path / "out", data=tuple(data), text_field="body")
+    assert close(losses(tmp_path / "shards"), losses(tmp_path / "files"), 0)
 
 
 def test_a_folder_of_other_things_is_left_alone(made: Made, tmp_path: Path) -> None:
