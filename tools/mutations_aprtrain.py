@@ -298,6 +298,10 @@ APRTRAIN = (
     Mutation("a bad record is not counted", "aprtrain/data/records.py",
         "test_sources.py::test_a_bad_line_is_left_out_shown_once_and_counted",
         "        self.skipped[bad.kind] += 1\n", ""),
+    Mutation("a mean over steps forgets how many labels each has", "aprtrain/report/metrics.py",
+        "test_live.py::test_steps_without_a_label_are_no_part_of_a_mean "
+        "test_loop.py::test_a_line_that_stands_for_several_steps_gives_their_means",
+        "weights = [n for _, n in found] if name in _OF_LABELS and has_labels else None", "weights = None"),
     Mutation("an estimate goes by the size of the text", "aprtrain/data/summary.py",
         "test_sources.py::test_an_estimate_goes_by_the_bytes_that_were_read",
         "max(1, progress.done - before)", "sample or 1"),

@@ -239,7 +239,7 @@ class Trainer:
             hidden = None if hidden is None else hidden[kept_P]
         out = distill_head(
             x_ND, parts.student.head_weight, hidden, head, labels_N, parts.objective,
-            parts.vocabulary if hidden is not None else None, n_valid=batch.n_valid, chunk=config.chunk,
+            parts.vocabulary if hidden is not None else None, n_valid=max(1, batch.n_valid), chunk=config.chunk,
             logits="fp32" if config.logits == "fp32" else "fp16", softcaps=self._softcaps,
             grad_w=parts.optimizer.grad_of(self._head_name), top=top,
         )  # fmt: skip
@@ -292,7 +292,7 @@ class Trainer:
         return seconds
 
     def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> StepValues:
-        config, parts, n = self.config, self.parts, pending.n_valid
+        config, parts, n = self.config, self.parts, max(1, pending.n_valid)  # a step of prompts alone has none
         rate = config.tokens_per_step / max(seconds, 1e-9)
         has_teacher = parts.teacher is not None or parts.answers is not None
         values: StepValues = {
@@ -305,6 +305,7 @@ class Trainer:
             "teacher_entropy": sums["teacher_entropy"] / n if has_teacher else None,
             "grad_norm": sums["grad_norm"],
             "lr": pending.lr,
+            "labels": pending.n_valid,
             "tokens": pending.tokens,
             "seconds": seconds,
             "tokens_per_s": rate,

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -413,9 +414,12 @@ def test_a_line_that_stands_for_several_steps_gives_their_means(distil: Distil, 
     distil(steps=12, log_every=10, stream=said)
     steps = lines(tmp_path / "run")
     assert [line["step"] for line in steps] == list(range(1, 13)), "the file has every step"
+    assert len({line["labels"] for line in steps}) > 1
+    assert [line["tokens"] for line in steps] == [*accumulate(line["labels"] for line in steps)]
     (told,) = [line for line in said.getvalue().splitlines() if line.startswith("step 10/")]
     for name, key in (("loss", "loss"), ("ce", "ce"), ("kl", "kl1")):
-        mean = sum(line[key] for line in steps[1:10]) / 9  # the first step has a line of its own
+        seen = steps[1:10]  # the first step has a line of its own
+        mean = sum(line[key] * line["labels"] for line in seen) / sum(line["labels"] for line in seen)
         assert f"{name} {mean:.4f}" in told
     assert f"lr {steps[9]['lr']:.2e}" in told
 

@@ -376,7 +376,7 @@ class Batches:
     def __next__(self) -> list[Batch]:
         """The next step. Raises RefusedError at the end of the data: a run must not end there unnoticed."""
         ids = self._ids(self.cursor)
-        n_valid = max(1, self.windows.n_labels(ids))  # a step of prompts alone has none
+        n_valid = self.windows.n_labels(ids)
         step = [batch_of(self.windows, some, index=self.cursor, n_valid=n_valid) for some in self._shared(ids)]
         self._announce(self.cursor)
         self.cursor += self.windows_per_step

@@ -42,6 +42,7 @@ class StepValues(TypedDict):
     teacher_entropy: float | None
     grad_norm: float
     lr: float
+    labels: int
     tokens: int
     seconds: float
     tokens_per_s: float
@@ -53,16 +54,18 @@ class StepValues(TypedDict):
     teacher_tflops: NotRequired[float]
 
 
-_MEANS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "grad_norm", "seconds", "mfu")
+_OF_LABELS, _OF_STEPS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy"), ("grad_norm", "seconds", "mfu")
 
 
 def mean_of(steps: Sequence[StepValues]) -> StepValues:
-    """What several steps in a row came to: the last one's values, with the means of what is measured at each."""
+    """What several steps in a row came to: the last one's values, with the means over all their labels, or steps."""
     values = steps[-1].copy()
     means, rows = cast(Numbers, values), cast(Sequence[Numbers], steps)
-    for name in _MEANS:
-        found = [value for row in rows if (value := row[name]) is not None]
-        means[name] = fmean(found) if found else None
+    has_labels = any(step["labels"] for step in steps)
+    for name in (*_OF_LABELS, *_OF_STEPS):
+        found = [(value, row["labels"] or 0) for row in rows if (value := row[name]) is not None]
+        weights = [n for _, n in found] if name in _OF_LABELS and has_labels else None
+        means[name] = fmean([value for value, _ in found], weights) if found else None
     values["tokens_per_s"] = harmonic_mean([step["tokens_per_s"] for step in steps])  # each took as many tokens
     values["eta_s"] *= values["seconds"] / max(steps[-1]["seconds"], 1e-9)
     return values

@@ -433,5 +433,5 @@ def test_a_step_without_an_answer_changes_nothing_by_its_loss(tmp_path: Path) ->
     part = part_of(encoder.encode([encoder.render(Chat(long))] * 2))
     windows = Windows(part, 16, encoder.separator)
     steps = [next(Batches(windows, windows_per_step=1, windows_per_micro=1, seed=0, cursor=i)) for i in range(20)]
-    assert {step[0].n_valid for step in steps} >= {1}
+    assert {step[0].n_valid for step in steps} == {0, 2}
     assert any((step[0].labels_NT == IGNORED).all() for step in steps)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from aprtrain.guards import catch_signals
-from aprtrain.report.metrics import Recorder
+from aprtrain.report.metrics import Recorder, mean_of
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -117,6 +117,16 @@ def shown(columns: int, rows: int = 24, **how: Any) -> tuple[Terminal, Recorder]
     _SIZE[0] = os.terminal_size((columns, rows))
     terminal = Terminal(columns, rows, **how)
     return terminal, Recorder(None, terminal)
+
+
+def test_steps_without_a_label_are_no_part_of_a_mean() -> None:
+    steps = [
+        values(n, labels=labels, kl=None, kl1=None, teacher_entropy=None) for n, labels in ((1, 6), (2, 0), (5, 2))
+    ]
+    mean = mean_of(steps)
+    assert mean["loss"] == pytest.approx((6 * 10.0 + 2 * 2.0) / 8)
+    assert (mean["kl"], mean["grad_norm"], mean["step"]) == (None, 1.0, 5)
+    assert mean_of(steps[1:2])["loss"] == 5.0
 
 
 def test_the_panel_stays_in_place_and_lines_stand_above_it(clock: Callable[[float], None]) -> None:
