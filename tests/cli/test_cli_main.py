@@ -54,6 +54,28 @@ def test_looking_imports_nothing_heavy(tiny_gguf: Path, name: str) -> None:
     assert done.stderr == ""
 
 
+def test_one_model_is_inspected_with_the_modules_of_its_kind_alone(tiny_gguf: Path) -> None:
+    code = (
+        "import sys\nfrom aprfmt.cli.main import run\n"
+        f"assert run(['inspect', {str(tiny_gguf)!r}, '--json']) == 0\n"
+        "sys.stderr.write(','.join(m for m in sys.modules if m.startswith('aprfmt') or m == 'typer'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stderr.split(",")
+    others = ("typer", "aprfmt.canonical.model", "aprfmt.canonical.adapter", "aprfmt.arch.towers", "aprfmt.io.pipe")
+    assert not {*others} & {*modules}
+    assert len([name for name in modules if name.startswith("aprfmt.arch.rows.")]) <= 8
+    assert len(modules) <= 80
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["-q"]])
+def test_inspecting_without_a_parser_says_the_same(apr: Apr, tiny_gguf: Path, more: list[str]) -> None:
+    plain, parsed = apr("inspect", tiny_gguf, *more), apr(*more, "inspect", "--", tiny_gguf)
+    assert plain.code == parsed.code == 0
+    assert plain.stdout == parsed.stdout
+    assert bool(plain.stdout) == ("-q" not in more)
+
+
 def test_version_json() -> None:
     done = spawn("--version", "--json")
     body = json.loads(done.stdout)

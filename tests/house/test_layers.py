@@ -16,7 +16,7 @@ SRC = ROOT / "src"
 
 # Lowest first; a module may import from its own layer and from those below.
 LAYERS = [
-    {"errors", "limits", "text", "types"},
+    {"errors", "limits", "records", "text", "types"},
     {"io"},
     {"html"},
     {"codecs", "arch", "tokenizer"},

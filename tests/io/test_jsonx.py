@@ -4,6 +4,7 @@ import json
 import math
 import struct
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -219,3 +220,80 @@ def test_the_cap_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (b"[" + b",".join([b"1"] * 11) + b"]", b"[" * 11 + b"]" * 11, b'{"a":' * 11 + b"1" + b"}" * 11):
         with pytest.raises(LimitError, match="10 values"):
             jsonx.loads(text)
+
+
+LONG = 64
+WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=1, max_size=5)
+
+
+def unread(raw: bytes) -> Any:
+    """What is given where a list of LONG bytes is a long one."""
+    with patch.object(jsonx, "_LONG", LONG):
+        return jsonx.loads_lazily(raw)
+
+
+def lazily(raw: bytes) -> Any:
+    """The value with what was left unread read."""
+    value = unread(raw)
+    if not isinstance(value, dict):
+        return value
+    for name, item in value.items():
+        if isinstance(item, jsonx.LongList):
+            items = item.read()
+            assert (len(item), item.first()) == (len(items), items[0])
+            value[name] = items
+    return value
+
+
+@given(WORDS, st.lists(st.integers(-(1 << 59), 1 << 59), min_size=1, max_size=5), st.booleans())
+def test_long_lists_are_read_later_and_alike(words: list[str], numbers: list[int], ascii: bool) -> None:
+    many = {"a": 1, "tokens": words * LONG, "ids": numbers * LONG, "short": words, "z": {"b": numbers}}
+    raw = json.dumps(many, ensure_ascii=ascii, separators=(",", ":")).encode()
+    found = unread(raw)
+    assert isinstance(found, dict)
+    assert list(found) == list(many)
+    if not ascii:  # else there may be escapes of surrogates, which take the long way
+        assert isinstance(found["ids"], jsonx.LongList)
+    assert lazily(raw) == many
+
+
+A, B = '"a"' + ',"a"' * LONG, '"b"' + ',"b"' * LONG
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"x":[{A}],"x":[{B}]}}', f'{{"x":null,"x":[{A}]}}', f'{{"y":{{"x":[{A}]}},"x":1}}', f'{{"y":{{"x":[{A}]}}}}',
+        f'[{{"x":[{A}]}}]', f'{{"x":[{A},1]}}', f'{{"x":[{A},null]}}', f'{{"x" : [{A}]}}', f'{{"y":"\\"x\\":[{A[1:]}}}',
+        f'{{"x":[{A}],"\\u0078":1}}', f'{{"x":[{A},"\\ud83d\\ude00"]}}',
+    ],
+)  # fmt: skip
+def test_odd_places_of_long_lists_change_nothing(text: str) -> None:
+    try:
+        expected = jsonx.loads(text.encode())
+    except CorruptError:
+        with pytest.raises(CorruptError):
+            unread(text.encode())
+    else:
+        assert lazily(text.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"x":[{A},]}}', f'{{"x":[{A}"a"]}}', f'{{"x":[{A},"\\x"]}}', f'{{"x":[{A},"\n"]}}', f'{{"x":[{A}],"y":}}',
+        f'{{"x":[{A},"\\ud800"]}}', f'{{"x":[{A}]', f'{{"x":[{"01," * LONG}1]}}', f'{{"x":[{A},"\\u12"]}}',
+    ],
+)  # fmt: skip
+def test_damage_in_and_beside_long_lists_is_told_as_ever(text: str) -> None:
+    with pytest.raises(CorruptError) as expected:
+        jsonx.loads(text.encode())
+    with pytest.raises(CorruptError) as found:
+        unread(text.encode())
+    assert (found.value.message, found.value.offset) == (expected.value.message, expected.value.offset)
+
+
+def test_long_lists_are_utf_8() -> None:
+    raw = f'{{"x":[{A},"?"]}}'.encode().replace(b"?", b"\xff")
+    with pytest.raises(CorruptError, match="UTF-8"):
+        unread(raw)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from aprfmt.arch.fields import as_float, as_int
@@ -11,9 +11,10 @@ from aprfmt.arch.hyperparams import FIELD, Hyperparams
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.errors import CorruptError, LimitError, RefusedError
 from aprfmt.limits import MAX_LAYERS
+from aprfmt.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Scope:
     """A key of a row, where its value is held, and what a converter may look at besides.
 
@@ -160,7 +161,7 @@ def default(value: object, scope: Scope) -> object:
     return DEFAULT
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Converter:
     """One converter.
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from aprfmt.errors import AprError, CorruptError, RefusedError
 from aprfmt.io.jsonx import to_f32
+from aprfmt.records import record
 
 GgufKey = tuple[str, str | tuple[str, str], object]
 """(key, type name as in GgufType or ("ARRAY", element type name), value)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Misfit:
     """A value that its GGUF key cannot hold, and the error that says so."""
 

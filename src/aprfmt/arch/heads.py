@@ -7,11 +7,12 @@ export to GGUF says what stays behind.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 
+from aprfmt.records import record
 
-@dataclass(frozen=True, slots=True)
+
+@record(frozen=True, slots=True)
 class Head:
     """A kind of head.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from aprfmt.records import record
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Hyperparams:
     """Dimensions and constants of a network; None where the source does not say.
 
@@ -52,7 +54,7 @@ class Hyperparams:
         return self.hidden_size // self.num_heads if self.hidden_size and self.num_heads else None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Field:
     """One number of Hyperparams and all its spellings.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from operator import attrgetter
@@ -16,6 +15,7 @@ from aprfmt.arch.row import Architecture, TensorRow, Tower
 from aprfmt.arch.rows.wrappers import BEGINNINGS
 from aprfmt.arch.table import LISTED
 from aprfmt.errors import RefusedError, UnmappedError
+from aprfmt.records import record
 from aprfmt.text import first_few
 from aprfmt.types import Shape
 
@@ -26,7 +26,7 @@ EMBEDDING, OUTPUT_HEAD = "token_embd.weight", "output.weight"
 """GGUF names of the tensors that every kind of language model has."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Match:
     """A name found in the table: its row, which of the row's names on that side, layer and expert."""
 
@@ -290,6 +290,8 @@ def nearest(arch: Architecture, name: str, side: str = "hf") -> str:
     """The name of the family, on that side ("hf" or "gguf"), that looks most like `name`."""
     readings = list(_templates(name)) or [(name, None, None)]
     template, layer, expert = readings[-1]
+    from difflib import get_close_matches
+
     known = list(_index(arch, side))
     best = get_close_matches(template, known, n=1, cutoff=0.0)
     return spell(best[0] if best else known[0], layer or 0, expert or 0)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from aprfmt.arch import names
 from aprfmt.arch.grammar import is_unwanted
@@ -20,6 +19,7 @@ from aprfmt.arch.hparams import drafts_key
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import wrapper_of
+from aprfmt.records import record
 from aprfmt.text import first_few, format_bytes, plural
 
 DRAFT_LAYERS = "MTP layers"
@@ -28,30 +28,27 @@ HEAD = "head of another task"
 
 # What a part is called, by a component of its tensors' names; for messages alone, but for single tensors (see
 # _is_own). The names of a GGUF's towers are too short to be looked for anywhere but at the beginning.
-_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        (
-            "vision tower",
-            r"v|vision|visual|vit|vision_(tower|model|encoder|backbone|embed_tokens|embedder)|image_(encoder|tower)"
-            r"|sam_model|qwen2_model",
-        ),
-        ("audio tower", r"a|audio|audio_(tower|model|encoder)|speech_encoder"),
-        (
-            "projector",
-            r"mm|mlp1|\w*projector|\w*connector|aligner|perceiver|resampler|image_(newline|start|end|pad)|view_seperator"
-            r"|embed_(vision|audio)|\w*(vision|image|audio|modality)_proj\w*",
-        ),
-        (DRAFT_LAYERS, r"mtp\w*|nextn\w*"),
-        (ADAPTER, r"base_model|lora_\w+|prompt_embeddings|adapters?"),
-        ("pooler", r"pooler"),
-        (
-            HEAD,
-            r"score|cls|(pre_)?classifier|classification_head|qa_outputs|seq_relationship|v_head|value_head|reward_head"
-            r"|rm_head|regression_layer|gating|reward_transform_matrix|multiple_choice_head",
-        ),
-        ("module of sentence-transformers", r"\d+_\w+"),
-    )
+_KINDS = (
+    (
+        "vision tower",
+        r"v|vision|visual|vit|vision_(tower|model|encoder|backbone|embed_tokens|embedder)|image_(encoder|tower)"
+        r"|sam_model|qwen2_model",
+    ),
+    ("audio tower", r"a|audio|audio_(tower|model|encoder)|speech_encoder"),
+    (
+        "projector",
+        r"mm|mlp1|\w*projector|\w*connector|aligner|perceiver|resampler|image_(newline|start|end|pad)|view_seperator"
+        r"|embed_(vision|audio)|\w*(vision|image|audio|modality)_proj\w*",
+    ),
+    (DRAFT_LAYERS, r"mtp\w*|nextn\w*"),
+    (ADAPTER, r"base_model|lora_\w+|prompt_embeddings|adapters?"),
+    ("pooler", r"pooler"),
+    (
+        HEAD,
+        r"score|cls|(pre_)?classifier|classification_head|qa_outputs|seq_relationship|v_head|value_head|reward_head"
+        r"|rm_head|regression_layer|gating|reward_transform_matrix|multiple_choice_head",
+    ),
+    ("module of sentence-transformers", r"\d+_\w+"),
 )
 _SHORT = ("v", "a", "mm")
 
@@ -117,7 +114,7 @@ def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams,
     return "" if not layers or min(layers) < h.num_layers else f"{DRAFT_LAYERS} alone"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Part:
     """Tensors outside the network that belong together: what they are, how their names begin, count and bytes."""
 
@@ -240,10 +237,11 @@ def _draft_layers(h: Hyperparams, layers: Mapping[str, int], counted: int) -> se
 # --- kinds ---
 
 
+@lru_cache(1 << 12)
 def _kind_of(component: str, is_first: bool) -> str | None:
     if component in _SHORT and not is_first:
         return None
-    return next((kind for kind, pattern in _KINDS if pattern.fullmatch(component)), None)
+    return next((kind for kind, pattern in _KINDS if re.fullmatch(pattern, component)), None)
 
 
 def _part_of(arch: Architecture | None, name: str) -> tuple[str, str]:

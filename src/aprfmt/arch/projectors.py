@@ -7,10 +7,10 @@ each from 0. A GGUF has one list, in the order of the language model's layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.records import record
 
 LAYERWISE, SPATIAL = "layerwise", "spatial"
 DEEPSTACK = "deepstack_mapping"
@@ -20,7 +20,7 @@ MAP, TARGETS, SPATIAL_LAYER = "deepstack_layer_map", "spatial_target_layers", "s
 VISION_LAYERS, TEXT_LAYERS = "vision_config.num_hidden_layers", "text_config.num_hidden_layers"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Projector:
     """One of them.
 

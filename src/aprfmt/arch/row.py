@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from aprfmt.records import record
 
 REQUIRED = "required"
 OPTIONAL = "optional"
@@ -29,7 +31,7 @@ WHOLE_KEYS = ("general.", "tokenizer.", "diffusion.", "xielu.", "vision.pos_emb_
 """Beginnings of GGUF keys that stand without the architecture's prefix."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TensorRow:
     """One correspondence between tensors of a Hugging Face checkpoint and tensors of a GGUF, usually one to one.
 
@@ -95,7 +97,7 @@ class TensorRow:
     first: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Key:
     """One hyper-parameter: a GGUF key and the config.json keys that mean the same.
 
@@ -123,7 +125,7 @@ class Key:
     draft: object = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Difference:
     """What llama.cpp computes otherwise than transformers, in a network that it loads.
 
@@ -137,7 +139,7 @@ class Difference:
     when: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Architecture:
     """A family of networks that share tensor names and hyper-parameter keys.
 
@@ -217,7 +219,7 @@ class Architecture:
     no_vocabulary: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Listed:
     """What an Architecture is found by, without importing it; fields that are not named here are as there.
 
@@ -237,7 +239,7 @@ class Listed:
     head: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Tower(Architecture):
     """The parts of a multimodal network that see or hear, and the projector to its language model.
 
@@ -273,7 +275,7 @@ class Tower(Architecture):
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Wrapper:
     """A network around a language model of the table: one that also sees, hears or speaks. Its config.json names the
     language model in a part of its own, which decides the row.

@@ -34,7 +34,6 @@ from aprfmt.arch.values_projectors import PROJECTORS
 from aprfmt.arch.values_remote import REMOTE
 from aprfmt.arch.values_rwkv import RWKV
 from aprfmt.arch.values_sparse import SPARSE
-from aprfmt.arch.values_towers import TOWER_CONVERTERS
 from aprfmt.arch.values_windows import WINDOWS
 from aprfmt.errors import CorruptError, RefusedError
 
@@ -734,7 +733,16 @@ def _base_width_from(value: object, scope: Scope) -> object:
     return round(scope.h.hidden_size / times) if times and scope.h.hidden_size else DEFAULT
 
 
-CONVERTERS: dict[str, Converter] = {
+class _Converters(dict[str, Converter]):
+    def __missing__(self, via: str) -> Converter:
+        """Those of towers, which most models do without."""
+        from aprfmt.arch.values_towers import TOWER_CONVERTERS
+
+        self[via] = TOWER_CONVERTERS[via]
+        return self[via]
+
+
+_TEXT: dict[str, Converter] = {
     "": Converter(),
     "rope": Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from),
     "rotary_dim": Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from),
@@ -870,6 +878,7 @@ CONVERTERS: dict[str, Converter] = {
     **COMPRESSED,
     **DRAFTS,
     **LAYER_CONVERTERS,
-    **TOWER_CONVERTERS,
 }
+
+CONVERTERS = _Converters(_TEXT)
 """What a Key's `via` names."""

@@ -10,60 +10,20 @@ from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, Order, RowMap, link_of
 from aprfmt.arch.names import canonical_name, matches
-from aprfmt.arch.outside import holds_adapter
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import find_gguf
+from aprfmt.canonical.kinds import adapter_config
 from aprfmt.canonical.lora import check_shapes
 from aprfmt.canonical.pairs import APR_KEY, GGUF_KEY, INVOCATION, Adapter, Base, Pair, stacked_name
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import AprError, CorruptError, RefusedError
 from aprfmt.formats import lora
 from aprfmt.formats.gguf import GgufNative
-from aprfmt.formats.hf_files import parse_object, read_text_file
-from aprfmt.formats.hfdir import HfNative
+from aprfmt.formats.hf_files import parse_object
 from aprfmt.formats.lora import LoraConfig, PartName
-from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.source import is_file
 from aprfmt.model import Model, Tensor
 from aprfmt.text import first_few
 from aprfmt.types import Shape
-
-# --- recognising ---
-
-
-def is_adapter(model: Model) -> bool:
-    """Whether the model is an adapter by what its container says: a folder's config, a GGUF's or an `.apr`'s keys."""
-    if model.convention == "gguf":
-        holds = "adapter.type" in model.metadata or any(name.endswith(lora.A) for name in model.tensors)
-        return holds and model.metadata.get("general.type") == "adapter"
-    if model.convention == "apr":
-        return "lora_rank" in model.metadata and any(name.endswith(lora.A) for name in model.tensors)
-    return config_of(model) is not None and not _is_network(model)
-
-
-def looks_like_adapter(model: Model) -> bool:
-    """Whether the model is an adapter by what its container says, or by the names of all its tensors."""
-    return is_adapter(model) or holds_adapter(model.tensors)
-
-
-def _is_network(model: Model) -> bool:
-    """Whether a folder with an adapter's config holds a model, too."""
-    folder = model.native_as(HfNative)
-    return folder is not None and lora.weights_of([*folder.shards, lora.CONFIG]) is None
-
-
-def config_of(model: Model) -> Mapping[str, object] | None:
-    """adapter_config.json of a folder, or beside a file; None where there is none. Raises CorruptError."""
-    if (folder := model.native_as(HfNative)) is not None:
-        raw, at = folder.text_file(lora.CONFIG), folder.folder
-    elif model.native_as(SafetensorsNative) is not None and model.path.name in (lora.PEFT_WEIGHTS, lora.MLX_WEIGHTS):
-        at = model.path.parent
-        path = lora.config_path(at)
-        raw = read_text_file(path) if is_file(path) else None
-    else:
-        return None
-    return None if raw is None else parse_object(raw, str(lora.config_path(at)), lora.CONFIG)
-
 
 # --- reading ---
 
@@ -133,7 +93,7 @@ def _twice(model: Model, weight: str, first: str, second: str) -> RefusedError:
 
 
 def _from_folder(model: Model, base: Base | None) -> Adapter:
-    body = config_of(model)
+    body = adapter_config(model)
     if body is None:
         raise RefusedError(
             "there is no adapter_config.json beside the adapter, so its scale is unknown",

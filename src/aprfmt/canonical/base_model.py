@@ -9,7 +9,8 @@ from pathlib import Path
 from aprfmt import formats
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.canonical import adapter as adapters
+from aprfmt.canonical.adapter import stored_config
+from aprfmt.canonical.kinds import adapter_config, is_adapter
 from aprfmt.canonical.model import canonical
 from aprfmt.canonical.pairs import Base
 from aprfmt.errors import AprError, RefusedError
@@ -33,7 +34,7 @@ def read_base(path: PathLike) -> Base:
         row = ARCHITECTURES.get(hparams.architecture or "")
     else:
         with formats.open(place) as model:
-            if adapters.is_adapter(model):
+            if is_adapter(model):
                 raise RefusedError("this is an adapter, not a base model", path=place)
             c = canonical(model)
         row, hparams = c.arch, c.hparams
@@ -67,9 +68,9 @@ def find_base(model: Model, given: PathLike | None) -> Base | None:
 def _named(model: Model) -> Path | None:
     """The folder of the base that an adapter's config names."""
     if model.convention == "gguf":
-        body: Mapping[str, object] | None = adapters.stored_config(model.metadata)
+        body: Mapping[str, object] | None = stored_config(model.metadata)
     else:
-        body = adapters.config_of(model)
+        body = adapter_config(model)
     own = model.path if is_folder(model.path) else model.path.parent
     if body is None:
         return None

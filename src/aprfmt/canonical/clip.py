@@ -11,6 +11,7 @@ from aprfmt.arch.hparams import from_gguf
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Tower
 from aprfmt.arch.tower_table import find_tower_gguf
+from aprfmt.canonical.kinds import CLIP, is_clip
 from aprfmt.canonical.model import name_tensors
 from aprfmt.canonical.packed import Packing
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -19,9 +20,6 @@ from aprfmt.errors import RefusedError
 from aprfmt.model import Model
 from aprfmt.text import first_few
 from aprfmt.types import Shape
-
-ARCHITECTURE = "clip"
-"""`general.architecture` of every GGUF of towers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,6 @@ class Towers:
     def check(self) -> None:
         """Raises RefusedError, UnmappedError where the tensors are not those of the towers, by name and shape."""
         check_towers(self.part.row, self.part.hparams, self.tensors)
-
-
-def is_clip(model: Model) -> bool:
-    """Whether `model` is a GGUF of towers."""
-    return model.convention == "gguf" and model.metadata.get("general.architecture") == ARCHITECTURE
 
 
 def read_towers(model: Model, classes: Collection[str] = ()) -> Towers:
@@ -74,7 +67,7 @@ def read_towers(model: Model, classes: Collection[str] = ()) -> Towers:
 
 def projectors(kv: Mapping[str, object]) -> str:
     """What the keys call the projectors."""
-    found = (kv.get(f"{ARCHITECTURE}.{part}projector_type") for part in ("", "vision.", "audio."))
+    found = (kv.get(f"{CLIP}.{part}projector_type") for part in ("", "vision.", "audio."))
     return first_few([repr(word) for word in found if isinstance(word, str)]) or "None"
 
 

@@ -22,9 +22,10 @@ from aprfmt.arch.names import Match
 from aprfmt.arch.outside import Part, is_draft, names_drafts, outside, part_of, parts
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
-from aprfmt.canonical import adapter as adapters
 from aprfmt.canonical import envelope
+from aprfmt.canonical.adapter import read_adapter
 from aprfmt.canonical.envelope import Envelope
+from aprfmt.canonical.kinds import is_adapter, looks_like_adapter
 from aprfmt.canonical.packed import AS_STORED, Decoding, PackedTensor, Packing, packing
 from aprfmt.canonical.pairs import Adapter, Base
 from aprfmt.canonical.rowmap import BufferedPiece, keeps_dtype
@@ -162,7 +163,7 @@ def canonical(
     Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one, and for adapters
     what canonical.adapter.read_adapter raises.
     """
-    if adapters.is_adapter(model) and (found := _adapter(model, base, allow_unmapped)) is not None:
+    if is_adapter(model) and (found := _adapter(model, base, allow_unmapped)) is not None:
         return found
     row = find_row(model, arch)
     if part := _part(model, row):
@@ -224,7 +225,7 @@ def canonical(
 def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical | None:
     """The adapter that `model` is; None for one of another kind that is to be carried as it is."""
     try:
-        adapter = adapters.read_adapter(model, base)
+        adapter = read_adapter(model, base)
     except RefusedError:
         if allow_unmapped:
             return None
@@ -392,7 +393,7 @@ def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
 
 def _part(model: Model, row: Architecture | None) -> str:
     """What the source holds, where that is not a network: its tensors keep their names, whatever they are."""
-    if adapters.looks_like_adapter(model):
+    if looks_like_adapter(model):
         return ADAPTER
     if model.convention == "gguf":
         return part_of(row, model.metadata, model.hparams, model.tensors)
@@ -599,7 +600,7 @@ def require_config(model: Model, allow_no_config: bool, arch: str | None = None)
         return
     if hparams_as(model, find_row(model, arch)).hidden_size is not None:
         return
-    if adapters.looks_like_adapter(model):
+    if looks_like_adapter(model):
         return  # its config describes the base model's
     raise RefusedError(
         "no config.json beside the weights: dimensions and architecture are unknown",

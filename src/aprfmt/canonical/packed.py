@@ -16,10 +16,10 @@ from aprfmt.arch.converter import language_part
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs import plain
-from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import FLOATS_BY_TORCH, METHODS, SCHEMES, Blocks, Decoded, Scheme, weight_arguments
 from aprfmt.codecs.stream import STEP
-from aprfmt.errors import AprError, CorruptError, RefusedError
+from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.hf_files import parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.io.source import is_file
@@ -223,17 +223,6 @@ def packing(
         return Packing(weights, parts, warning=warning)
     h.extra.pop("quantization_config", None)
     return Packing(weights, parts, decoded=True)
-
-
-def count_params(model: Model) -> int:
-    """Parameters of an opened model; packed weights count as what they stand for, where that can be told."""
-    h = replace(model.hparams, extra=dict(model.hparams.extra))
-    try:
-        packs = packing(model, None, h, AS_STORED, allow_unmapped=True)
-    except AprError:  # what inspects a model says what is wrong with it
-        packs = Packing()
-    kept = (tensor.shape for tensor in model.tensors.entries if tensor.name not in packs.parts)
-    return sum(map(n_elements, (*kept, *(weight.shape for weight in packs.weights))))
 
 
 def _as_blocks(weight: PackedTensor) -> PackedTensor:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from aprfmt.cli.habits import rephrase
 from aprfmt.cli.output import out
 from aprfmt.errors import AprError, UsageError, storage_error
 
@@ -123,6 +122,8 @@ def _usage_error(message: str) -> UsageError:
     message = message.rstrip(" (." if suggestion else " .")
     near = suggestion.partition("?")[0].rstrip(")").replace(", ", " or ")
     hint = f"did you mean {near}? " if near else ""
+    from aprfmt.cli.habits import rephrase
+
     if ours := rephrase(out.arguments):
         hint = f"in the words of this program: {ours}; "
     command = f"apr {out.command}" if out.command in COMMANDS else "apr"

@@ -86,7 +86,7 @@ class _Group(TyperGroup):
 
 
 def build(wanted: str | None) -> typer.Typer:
-    """The whole command line; imports the module of the command `wanted`, or of every one for None."""
+    """The command line, of the command `wanted` alone where there is one; for None with every module imported."""
     settings = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(
         cls=_Group,
@@ -97,7 +97,7 @@ def build(wanted: str | None) -> typer.Typer:
         context_settings=settings,
     )
     app.callback(invoke_without_command=True)(_root)
-    for row in COMMANDS.values():
+    for row in (COMMANDS[wanted],) if wanted in COMMANDS else COMMANDS.values():
         function = _not_imported
         if wanted in (None, row.name):
             module, _, name = row.place.partition(":")

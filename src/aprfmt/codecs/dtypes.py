@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 from typing import Protocol, TypedDict
 
 from aprfmt.errors import LimitError, UsageError
+from aprfmt.records import record
 from aprfmt.types import Shape
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Dtype:
     """One tensor dtype.
 

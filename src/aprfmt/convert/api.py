@@ -14,8 +14,8 @@ from typing import TypedDict
 
 from aprfmt import formats
 from aprfmt.arch import hparams as hp
-from aprfmt.canonical.adapter import is_adapter
 from aprfmt.canonical.base_model import find_base
+from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.model import (
     Canonical,
     canonical,

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from aprfmt import formats
-from aprfmt.canonical.adapter import is_adapter, read_adapter
+from aprfmt.canonical.adapter import read_adapter
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.extracted import Extraction, extracted
+from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.merged import with_adapters
 from aprfmt.canonical.model import Canonical, canonical
 from aprfmt.canonical.packed import Decoding

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError, UsageError
 from aprfmt.io.source import Source, is_folder, watch_opened
+from aprfmt.records import record
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ INDEX_SUFFIXES = (HF_INDEX_SUFFIX, PICKLE_INDEX_SUFFIX)
 _HEAD_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Candidate:
     """What a reader decides by.
 
@@ -77,7 +77,7 @@ class Reader(Protocol):
         """Opens it. Raises AprError, and leaves no file open then."""
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class _BuiltIn:
     name: str
     suffixes: tuple[str, ...]
@@ -99,13 +99,19 @@ def _is_safetensors(found: Candidate) -> bool:
     return n_bytes >= 8 and 2 <= int.from_bytes(head[:8], "little") <= n_bytes - 8 and head[8:9] == b"{"
 
 
+_PICKLES = (b"PK", b"\x80")
+"""How a file begins that torch.save wrote: as a zip archive or a pickle."""
+
+
 def _is_hf(found: Candidate) -> bool:
+    if found.source is not None and found.head.lstrip()[:1] == b"{":
+        return found.path.name.endswith(INDEX_SUFFIXES)
+    if found.source is not None and not found.head.startswith(_PICKLES):
+        return False
     from aprfmt.formats import pickles
 
     if found.source is None:
         return any(n.endswith((".safetensors", *INDEX_SUFFIXES)) or pickles.holds_weights(n) for n in found.names)
-    if found.head.lstrip()[:1] == b"{":
-        return found.path.name.endswith(INDEX_SUFFIXES)
     return pickles.is_pickle(found.head, found.source)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -39,6 +39,7 @@ from aprfmt.io.crc import combine, crc32_of, crc32_of_range
 from aprfmt.io.source import Source, padding
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_METADATA_BYTES, MAX_NDIM, MAX_TENSORS
 from aprfmt.model import Model, Tensor
+from aprfmt.records import record
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
@@ -94,7 +95,7 @@ def is_file_blob(tensor: Tensor | OutTensor) -> bool:
     return tensor.dtype == "U8" and len(tensor.shape) == 1 and tensor.name.startswith(apr_metadata.FILES_PREFIX)
 
 
-@dataclass
+@record
 class Index:
     """A checked index.
 
@@ -135,7 +136,7 @@ class Index:
         return sorted(range(len(tensors)), key=lambda i: (tensors[i].offset, tensors[i].n_bytes > 0, i))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Header:
     """The 64-byte header as stored, offsets from the start of the file; `crc_ok`: whether its checksum fits."""
 
@@ -152,7 +153,7 @@ class Header:
     crc_ok: bool
 
 
-@dataclass
+@record
 class Apr2Native:
     """What only an APR v2 file has, for writers of the same format.
 

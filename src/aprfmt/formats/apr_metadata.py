@@ -11,6 +11,7 @@ from functools import cached_property
 
 from aprfmt.errors import CorruptError, LimitError, UsageError
 from aprfmt.io import jsonx
+from aprfmt.io.jsonx import LongList
 from aprfmt.limits import MAX_METADATA_BYTES
 
 TRUE_DTYPES_KEY = "aprfmt.tensors"
@@ -127,7 +128,17 @@ class AprMetadata(Mapping[str, object]):
         self._values = values
 
     def __getitem__(self, key: str) -> object:
-        return self._values[key]
+        value = self._values[key]
+        if isinstance(value, LongList):
+            value = self._values[key] = value.read()
+        return value
+
+    def peek(self, key: str) -> tuple[list[object], int] | None:
+        """The first item, if any, of the list that `key` has, and how many there are; None where there is no list."""
+        value = self._values.get(key)
+        if isinstance(value, LongList):
+            return [value.first()], len(value)
+        return (value[:1], len(value)) if isinstance(value, list) else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -152,7 +163,7 @@ class AprMetadata(Mapping[str, object]):
 def parse(raw: bytes | memoryview) -> AprMetadata:
     """A metadata section as a mapping. Raises CorruptError where it is not a JSON object of the right types."""
     raw = bytes(raw)
-    values = jsonx.loads(raw)
+    values = jsonx.loads_lazily(raw)
     if not isinstance(values, dict):
         raise CorruptError(f"the metadata is not a JSON object but {_json_kind(values)}")
     problem = _find_problem(values)

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from aprfmt.formats.hf_files import check_file_name, list_names, parse_object, r
 from aprfmt.io.source import is_folder
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
+from aprfmt.records import record
 from aprfmt.text import plural
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -136,7 +137,7 @@ def _native(shard: Model) -> Apr2Native:
     return native
 
 
-@dataclass
+@record
 class JoinedNative(Apr2Native):
     """The one file that the shards were cut from: its header flags, index and metadata, for writers of APR.
 
@@ -260,7 +261,7 @@ def sort_key(name: str) -> bytes:
 # --- the manifest ---
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ShardInfo:
     """One shard as a manifest has it; `sha256` (hex) and `crc32` are None in manifests of other tools."""
 

@@ -19,7 +19,6 @@ import struct
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -38,6 +37,7 @@ from aprfmt.errors import (
 from aprfmt.io.source import Buffer, Source, exists, padding
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_KEYS, MAX_NAME_BYTES, MAX_TENSORS
 from aprfmt.model import Model, Tensor
+from aprfmt.records import record
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
@@ -107,7 +107,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class KvEntry:
     """Where one pair lies; positions are bytes from the start of the file.
 
@@ -257,7 +257,8 @@ class Cursor:
             data = self.data
             try:
                 for _ in left:
-                    pos += unpack(data, pos)[0] + 8
+                    (length,) = unpack(data, pos)
+                    pos += length + 8
                 is_done = True
             except (struct.error, OverflowError):
                 self.need(pos + 8 - self.pos, what)
@@ -345,7 +346,7 @@ class KvMapping(Mapping[str, Any]):
 # --- the model ---
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class GgufPart:
     """One file of a model.
 
@@ -368,7 +369,7 @@ class GgufPart:
     data_start: int
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class GgufNative:
     """What writers of GGUF need: every part, in order."""
 

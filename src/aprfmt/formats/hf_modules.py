@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from aprfmt.records import record
 from aprfmt.types import Json, JsonObject, Shape
 
 MODULES_NAME = "modules.json"
@@ -35,7 +35,7 @@ _NETWORKS = ("Transformer", "MLMTransformer", "CLIPModel")
 _WITHOUT_CONFIG = ("Normalize",)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Module:
     """A line of modules.json.
 

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from aprfmt.formats.safetensors import Shard, read_shard
 from aprfmt.io.source import is_file, is_folder
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_SPLITS, MAX_TEXT_BYTES
 from aprfmt.model import Model
+from aprfmt.records import record
 from aprfmt.types import JsonObject
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _MAX_DEPTH = 32
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[a-z]+)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Kind:
     """A kind of files that hold the weights of a folder.
 
@@ -75,7 +75,7 @@ def _kind_of(path: Path, names: Sequence[str]) -> _Kind:
     return _SAFETENSORS if is_safe or path.name.endswith(HF_INDEX_SUFFIX) else _PICKLES
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class HfNative:
     """What writers of folders need.
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.records import record
 from aprfmt.types import PathLike
 
 CONFIG = "adapter_config.json"
@@ -64,7 +65,7 @@ _NAMES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LoraConfig:
     """What adapter_config.json says of ranks and scales.
 
@@ -209,7 +210,7 @@ def _number(value: object, key: str, path: PathLike) -> float:
 # --- names ---
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PartName:
     """What a tensor of an adapter is: a factor of what is added to `weight`, or that weight itself."""
 

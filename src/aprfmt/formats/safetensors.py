@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from aprfmt.io.pipe import Literal, Segment
 from aprfmt.io.source import Source, is_file, padding
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_NDIM
 from aprfmt.model import Model, Tensor
+from aprfmt.records import record
 from aprfmt.types import JsonObject, Shape
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ METADATA_KEY = "__metadata__"
 _U64_MAX = (1 << 64) - 1
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class SafetensorsNative:
     """What writers of safetensors need.
 
@@ -48,7 +48,7 @@ class SafetensorsNative:
     config_path: Path | None = None
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Shard:
     """One opened file of weights, tensors in the order of their data; `left` names what a pickle holds beside them."""
 

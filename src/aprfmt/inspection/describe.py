@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 
 from aprfmt import formats
 from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, spellings
 from aprfmt.arch.outside import outside, parts
 from aprfmt.arch.table import row_of
-from aprfmt.arch.tower_table import find_tower_gguf
-from aprfmt.canonical.adapter import is_adapter, looks_like_adapter, read_adapter
-from aprfmt.canonical.clip import is_clip
-from aprfmt.canonical.packed import count_params
-from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
+from aprfmt.canonical.kinds import is_adapter, is_clip, looks_like_adapter
+from aprfmt.codecs.dtypes import DTYPES, DtypeTotals, dtype_totals, n_elements
 from aprfmt.errors import AprError, StorageError
-from aprfmt.formats.apr_metadata import TYPED_FIELDS
+from aprfmt.formats.apr_metadata import TYPED_FIELDS, AprMetadata
 from aprfmt.formats.gguf import KvMapping
 from aprfmt.inspection.head import HeadInfo, head_info
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance.spdx import is_spdx
+from aprfmt.records import record
 from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import PathLike
@@ -51,6 +49,8 @@ _HPARAM_FIELDS = (
     "moe_intermediate_size",
 )
 
+_FLOATS = ("F32", "F16", "BF16", "F64")
+
 # Dtypes that every decoder of the reference runtime reads with their right meaning.
 _RUNTIME_DTYPES = ("F32", "F16", "BF16", "Q4_K", "Q6_K")
 
@@ -63,7 +63,7 @@ _PLACEHOLDERS = (None, "", "unknown", "tbd", "todo", "n/a", "none")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TowerInfo:
     """What a GGUF of towers holds.
 
@@ -83,7 +83,7 @@ class TowerInfo:
     classes: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class QualityPart:
     """Points of at most `max`, what was looked at, what was found, what is missing or wrong."""
 
@@ -94,7 +94,7 @@ class QualityPart:
     missing: list[str]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Quality:
     """How well a file describes itself: the points of each part."""
 
@@ -115,7 +115,7 @@ class Quality:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TokenizerInfo:
     """Counts and special ids of an embedded tokenizer; `chat_template` tells whether it has one."""
 
@@ -131,7 +131,7 @@ class TokenizerInfo:
     chat_template: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Compatibility:
     """Whether the reference runtime can run the file as it is, and every reason why not."""
 
@@ -139,7 +139,7 @@ class Compatibility:
     reasons: list[str]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Carried:
     """What a file holds beside the network.
 
@@ -155,7 +155,7 @@ class Carried:
     file_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AdapterInfo:
     """What an adapter changes.
 
@@ -186,7 +186,7 @@ STORED_ITEMS = 64
 """Elements of a list that are shown of a stored key."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StoredKey:
     """One metadata key as the file has it.
 
@@ -203,7 +203,7 @@ class StoredKey:
     value: object
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Inspection:
     """What a model file is; `to_json` is the object of `apr inspect --json`.
 
@@ -343,9 +343,27 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
     )
 
 
+def count_params(model: Model) -> int:
+    """Parameters of an opened model; packed weights count as what they stand for, where that can be told."""
+    entries = model.tensors.entries
+    if all(DTYPES[tensor.dtype].is_quantized or tensor.dtype in _FLOATS for tensor in entries):
+        return sum(tensor.size for tensor in entries)  # nothing that could be a part of a packed weight
+    from aprfmt.canonical.packed import AS_STORED, Packing, packing
+
+    h = replace(model.hparams, extra=dict(model.hparams.extra))
+    try:
+        packs = packing(model, None, h, AS_STORED, allow_unmapped=True)
+    except AprError:  # what inspects a model says what is wrong with it
+        packs = Packing()
+    kept = (tensor.shape for tensor in entries if tensor.name not in packs.parts)
+    return sum(map(n_elements, (*kept, *(weight.shape for weight in packs.weights))))
+
+
 def _tower_info(model: Model) -> TowerInfo | None:
     if not is_clip(model):
         return None
+    from aprfmt.arch.tower_table import find_tower_gguf
+
     kv = model.metadata
     row = find_tower_gguf(kv, model.tensors)
     words = (kv.get(f"clip.{part}projector_type") for part in ("", "vision.", "audio."))
@@ -363,6 +381,8 @@ def _tower_info(model: Model) -> TowerInfo | None:
 def _adapter_info(model: Model) -> AdapterInfo | None:
     if not is_adapter(model):
         return None
+    from aprfmt.canonical.adapter import read_adapter
+
     try:
         found = read_adapter(model)
     except StorageError:
@@ -445,7 +465,7 @@ def tokenizer_info(model: Model) -> TokenizerInfo | None:
 
     The lists of an `.apr` and of a GGUF are counted, not decoded: 150,000 strings would take longer than the rest.
     """
-    if _is_apr2(model):
+    if isinstance(model.metadata, AprMetadata):
         return _apr_tokenizer_info(model.metadata)
     from aprfmt.formats.gguf import GgufNative
 
@@ -457,18 +477,16 @@ def tokenizer_info(model: Model) -> TokenizerInfo | None:
     return _info(model.tokenizer)
 
 
-def _apr_tokenizer_info(metadata: Mapping[str, object]) -> TokenizerInfo | None:
+def _apr_tokenizer_info(metadata: AprMetadata) -> TokenizerInfo | None:
     from aprfmt.tokenizer import apr as tokenizer_apr
 
-    short, counts = dict(metadata), dict[str, int]()
-    for key in ("vocabulary", "merges", "token_type", "scores"):
-        items = metadata.get(f"tokenizer.{key}")
-        if isinstance(items, list):
-            counts[key] = len(items)
-            short[f"tokenizer.{key}"] = items[:1]
+    keys = (f"tokenizer.{name}" for name in ("vocabulary", "merges", "token_type", "scores"))
+    lists = {key: found for key in keys if (found := metadata.peek(key)) is not None}
+    short = {key: lists[key][0] if key in lists else metadata[key] for key in metadata}
     if isinstance(own := metadata.get(tokenizer_apr.OWN_KEY), Mapping):
         short[tokenizer_apr.OWN_KEY] = {key: value for key, value in own.items() if key != "patches"}
-    return _info(tokenizer_apr.from_metadata(short), counts.get("vocabulary"), counts.get("merges"))
+    n_tokens, n_merges = (lists.get(f"tokenizer.{name}", ([], None))[1] for name in ("vocabulary", "merges"))
+    return _info(tokenizer_apr.from_metadata(short), n_tokens, n_merges)
 
 
 def _info(

@@ -12,17 +12,17 @@ from threading import Lock
 from typing import Literal, TypeGuard
 
 from aprfmt import formats
-from aprfmt.canonical.adapter import is_adapter
 from aprfmt.canonical.base_model import find_base
+from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.lora import to_hf
 from aprfmt.canonical.model import canonical
-from aprfmt.canonical.packed import Decoding, count_params
+from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Adapter, Base, Pair
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.formats.hfdir import HfNative
-from aprfmt.inspection.describe import typed_metadata
+from aprfmt.inspection.describe import count_params, typed_metadata
 from aprfmt.inspection.distance import (
     Distance,
     Sums,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from aprfmt.arch.heads import head_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.model import Model
+from aprfmt.records import record
 
 _MAX_LABELS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HeadInfo:
     """What stands on a network, and behind it.
 

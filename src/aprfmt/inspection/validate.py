@@ -13,9 +13,9 @@ from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, check_shapes, check_tensors
 from aprfmt.arch.table import ARCHITECTURES, find_gguf
 from aprfmt.arch.tower_table import find_tower_gguf
-from aprfmt.canonical.adapter import is_adapter
 from aprfmt.canonical.base_model import find_base
-from aprfmt.canonical.clip import is_clip, read_towers
+from aprfmt.canonical.clip import read_towers
+from aprfmt.canonical.kinds import is_adapter, is_clip
 from aprfmt.canonical.model import ADAPTER, Canonical, canonical, network_shapes, shapes_after_links
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.values import BLOCK_VALUES

@@ -27,6 +27,7 @@ _MINUS_ZERO = re.compile(r"-0(?:[\s,\]}]|$)")
 _CONTAINERS = {dict, list}
 _NUMBERS = {int, float}
 _SMALL_GROUP = 64
+_MAYBE_SURROGATE_BYTES = re.compile(rb"\\u[dD][89a-fA-F]")
 _MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -57,6 +58,70 @@ def loads(raw: Buffer) -> object:
     value = _decode(_DECODER, text)
     _check(value)
     return value
+
+
+# A list of strings or of integers, as `"key":[...]` in compact text. What it matches is valid, but for its UTF-8 and
+# for surrogates; no such text stands within a string, where the quotation mark before the colon would be escaped.
+_STRING = rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"'
+_INTEGER = rb"(?:0|-?[1-9]\d{0,17}+)"
+_LISTS = re.compile(rb'"([\w.]+)":(\[(?:%b(?:,%b)*+|%b(?:,%b)*+)\])' % (_STRING, _STRING, _INTEGER, _INTEGER))
+_FIRST = re.compile(rb"\[(%b|%b)" % (_STRING, _INTEGER))
+_LONG = 1 << 16
+"""Bytes from which on a list is left unread."""
+_ESCAPED_QUOTE = re.compile(rb"\\(.)")
+
+
+_ESCAPED_KEY = re.compile(rb'\\u[0-9a-fA-F]{4}[^"\\]*"\s*:')
+
+
+class LongList:
+    """A list that was checked and not read: the strings of a vocabulary take longer than everything else of a file."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def __len__(self) -> int:
+        if self._raw[1:2] != b'"':
+            return self._raw.count(b",") + 1
+        return (self._raw.count(b'"') - _ESCAPED_QUOTE.findall(self._raw).count(b'"')) // 2
+
+    def first(self) -> object:
+        """The first item."""
+        found = _FIRST.match(self._raw)
+        assert found is not None
+        return loads(found[1])
+
+    def read(self) -> list[object]:
+        """All items."""
+        return cast("list[object]", loads(self._raw))
+
+
+def loads_lazily(raw: bytes) -> object:
+    """As `loads`, but in an object at the top long lists of strings or integers are LongList."""
+    long = [found for found in _LISTS.finditer(raw) if len(found[2]) >= _LONG]
+    keys = [found[1] for found in long]
+    if not long or any(raw.count(b'"%b":' % key) != 1 for key in keys):
+        return loads(raw)
+    parts: list[bytes] = []
+    at = 0
+    for found in long:
+        parts += [raw[at : found.start(2)], b"null"]
+        at = found.end(2)
+    try:
+        value = loads(b"".join([*parts, raw[at:]]))
+        str(raw, "utf-8")
+    except (CorruptError, UnicodeDecodeError):
+        return loads(raw)  # which says where
+    names = [key.decode() for key in keys]
+    is_at_top = isinstance(value, dict) and all(name in value for name in names)
+    if not is_at_top or _ESCAPED_KEY.search(raw) or _MAYBE_SURROGATE_BYTES.search(raw):
+        return loads(raw)
+    check_values(raw)
+    return cast("dict[str, object]", value) | {
+        name: LongList(found[2]) for name, found in zip(names, long, strict=True)
+    }
 
 
 def check_values(raw: Buffer) -> None:

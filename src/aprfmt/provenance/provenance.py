@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from aprfmt.errors import UsageError
@@ -34,6 +34,7 @@ from aprfmt.provenance.model_card import (
     texts,
 )
 from aprfmt.provenance.spdx import canonical_license, license_warnings
+from aprfmt.records import record
 
 GENERAL = "aprfmt.general"
 INFO_FIELDS = (*("name", "description", "author", "license", "version", "source"), *("data_source", "data_license"))
@@ -59,7 +60,7 @@ _NO_NAMES = ("model", "pytorch_model", "consolidated", "adapter_model")
 KeyValue: TypeAlias = "tuple[str, GgufType | tuple[GgufType, GgufType], object]"
 
 
-@dataclass(slots=True)
+@record(slots=True)
 class Provenance:
     """What a source says about itself.
 

@@ -112,8 +112,9 @@ def prepare_adapter(
 
     Raises RefusedError for one that is for another model, and what convert_model raises.
     """
-    from aprfmt.canonical.adapter import looks_like_adapter, read_adapter
+    from aprfmt.canonical.adapter import read_adapter
     from aprfmt.canonical.base_model import find_base
+    from aprfmt.canonical.kinds import looks_like_adapter
 
     name, of = formats.path_text(file, "file"), formats.path_text(base, "base")
     found = _look(name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError
+from aprfmt.records import record
 from aprfmt.text import plural
 
 _T = TypeVar("_T")
@@ -64,7 +65,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-@dataclass(slots=True, repr=False, weakref_slot=True)
+@record(slots=True, repr=False, weakref_slot=True)
 class Tokenizer:
     """A tokenizer as data; nothing here encodes text.
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from aprfmt.canonical.adapter import is_adapter
+from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.model import Canonical
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.formats import apr2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from aprfmt.canonical.adapter import is_adapter
+from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.model import Canonical
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata

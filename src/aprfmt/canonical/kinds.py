@@ -1,0 +1,64 @@
+"""What an opened model is where it is not a network of its own: told by its container and names, before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aprfmt.arch.outside import holds_adapter
+from aprfmt.io.source import is_file
+from aprfmt.model import Model
+
+CLIP = "clip"
+"""`general.architecture` of every GGUF of towers."""
+
+
+def is_clip(model: Model) -> bool:
+    """Whether `model` is a GGUF of towers."""
+    return model.convention == "gguf" and model.metadata.get("general.architecture") == CLIP
+
+
+def is_adapter(model: Model) -> bool:
+    """Whether the model is an adapter by what its container says: a folder's config, a GGUF's or an `.apr`'s keys."""
+    if model.convention == "gguf" and model.metadata.get("general.type") != "adapter":
+        return False
+    if model.convention == "apr" and "lora_rank" not in model.metadata:
+        return False
+    from aprfmt.formats import lora
+
+    if model.convention == "gguf":
+        return "adapter.type" in model.metadata or any(name.endswith(lora.A) for name in model.tensors)
+    if model.convention == "apr":
+        return any(name.endswith(lora.A) for name in model.tensors)
+    return adapter_config(model) is not None and not _is_network(model)
+
+
+def looks_like_adapter(model: Model) -> bool:
+    """Whether the model is an adapter by what its container says, or by the names of all its tensors."""
+    return is_adapter(model) or holds_adapter(model.tensors)
+
+
+def _is_network(model: Model) -> bool:
+    """Whether a folder with an adapter's config holds a model, too."""
+    from aprfmt.formats import lora
+    from aprfmt.formats.hfdir import HfNative
+
+    folder = model.native_as(HfNative)
+    return folder is not None and lora.weights_of([*folder.shards, lora.CONFIG]) is None
+
+
+def adapter_config(model: Model) -> Mapping[str, object] | None:
+    """adapter_config.json of a folder, or beside a file; None where there is none. Raises CorruptError."""
+    from aprfmt.formats import lora
+    from aprfmt.formats.hf_files import parse_object, read_text_file
+    from aprfmt.formats.hfdir import HfNative
+    from aprfmt.formats.safetensors import SafetensorsNative
+
+    if (folder := model.native_as(HfNative)) is not None:
+        raw, at = folder.text_file(lora.CONFIG), folder.folder
+    elif model.native_as(SafetensorsNative) is not None and model.path.name in (lora.PEFT_WEIGHTS, lora.MLX_WEIGHTS):
+        at = model.path.parent
+        path = lora.config_path(at)
+        raw = read_text_file(path) if is_file(path) else None
+    else:
+        return None
+    return None if raw is None else parse_object(raw, str(lora.config_path(at)), lora.CONFIG)
