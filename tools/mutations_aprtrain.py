@@ -302,6 +302,9 @@ APRTRAIN = (
         "test_live.py::test_steps_without_a_label_are_no_part_of_a_mean "
         "test_loop.py::test_a_line_that_stands_for_several_steps_gives_their_means",
         "weights = [n for _, n in found] if name in _OF_LABELS and has_labels else None", "weights = None"),
+    Mutation("a template that never tells an answer only counts", "aprtrain/data/records.py",
+        "test_chats.py::test_a_conversation_that_cannot_be_told_is_left_out_where_others_can",
+        "            raise untold", "            pass"),
     Mutation("an estimate goes by the size of the text", "aprtrain/data/summary.py",
         "test_sources.py::test_an_estimate_goes_by_the_bytes_that_were_read",
         "max(1, progress.done - before)", "sample or 1"),

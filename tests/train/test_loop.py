@@ -480,7 +480,11 @@ def test_the_model_is_examined_at_the_end(distil: Distil, tmp_path: Path) -> Non
     assert {gate["id"]: gate["status"] for gate in found["gates"]}["loads"] == "pass"
     assert not found["passed"], "two steps make no model that writes"
     assert lines(tmp_path / "run", "qa") == [{"event": "qa", "passed": False}]
-    assert any("apr qa" in line and "not passed: " in line for line in _summary_text(cast(Any, summary)))
+    failed = ", ".join(gate["id"] for gate in found["gates"] if gate["status"] == "fail")
+    assert failed
+    assert any(
+        "apr qa" in line and f"not passed: {failed}\n" in f"{line}\n" for line in _summary_text(cast(Any, summary))
+    )
 
 
 def test_llama_cpp_that_is_missing_is_told_before_the_first_step(

@@ -240,7 +240,9 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
     if summary["model"]:
         rows.append(("model", printable(summary["model"])))
     if (examined := summary.get("qa")) is not None:
-        ids = [gate["id"] for gate in examined["gates"] if gate["status"] == "fail" or gate["required"]]
+        gates = examined["gates"]
+        ids = [gate["id"] for gate in gates if gate["status"] == "fail"]
+        ids = ids or [f"{gate['id']} skipped" for gate in gates if gate["required"] and gate["status"] == "skip"]
         words = "passed" if examined["passed"] else f"not passed: {examined.get('error') or ', '.join(ids)}"
         rows.append(("apr qa", printable(words)))
     elif stopped and summary["output"]:

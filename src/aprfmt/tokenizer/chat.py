@@ -109,15 +109,19 @@ class ChatTemplate:
         for i in range(first, len(messages)):
             if messages[i].get("role") != "assistant":
                 continue
-            before, content = self.render(messages[:i], tools=tools), str(messages[i].get("content") or "").strip()
+            before, content = self.render(messages[:i], tools=tools), str(messages[i].get("content") or "")
             through = text
             if i + 1 < len(messages):
                 through = self.render(messages[: i + 1], add_generation_prompt=False, tools=tools)
             if text.startswith(through) and through.startswith(before) and mark is not None:
-                spans.append((len(before), len(before) + len(_answer(through[len(before) :], content))))
-            elif mark and content and text.startswith(before + content + mark):
-                # The template has thoughts before the last answer alone.
-                spans.append((len(before), len(before) + len(content + mark)))
+                spans.append((len(before), len(before) + len(_answer(through[len(before) :], content.strip()))))
+                continue
+            # The template has thoughts before the last answer alone.
+            said = next(
+                (s for s in (content, content.strip()) if s and text.startswith(before + s + (mark or ""))), None
+            )
+            if mark and said:
+                spans.append((len(before), len(before) + len(said + mark)))
             else:
                 raise PrefixError(
                     f"{self.name} writes a conversation otherwise when it goes on, so that what the assistant writes "
@@ -130,9 +134,10 @@ class ChatTemplate:
 
     def _end_mark(self, messages: Sequence[Message], text: str, tools: object) -> str | None:
         """What the template puts behind the last answer, "" where that is not seen; None where it begins another."""
-        content = str(messages[-1].get("content") or "").strip()
-        if messages[-1].get("role") != "assistant" or not content:
+        content = str(messages[-1].get("content") or "")
+        if messages[-1].get("role") != "assistant" or not content.strip():
             return ""
+        content = content if content in text else content.strip()
         asks = self.render(messages, tools=tools) == text  # whether an answer is to follow makes no difference
         more = [*messages, {"role": "user", "content": "?"}]
         if asks and not self.render(more, add_generation_prompt=False, tools=tools).startswith(text.rstrip()):

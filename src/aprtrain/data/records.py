@@ -47,6 +47,7 @@ TEXT_FIELD = "text"
 """Where a record's text is, unless told otherwise."""
 
 _PIECE = 1 << 16  # characters; text files are cut into documents of about this length
+_TRIES = 100  # conversations in which no answer was told, after which a template is refused
 _BLOCK = 1 << 20  # tokens read at a time, and the longest document of a token shard
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "function": "tool"}
 """ShareGPT's names of who speaks."""
@@ -97,6 +98,9 @@ Document = str | npt.NDArray[np.uint32] | Marked
 Record = str | Chat
 
 
+_UNTOLD = "conversations whose answers cannot be told"
+
+
 class _BadRecordError(Exception):
     """A record that is no document: what it has wrong, and the words for the count of all such."""
 
@@ -127,6 +131,7 @@ class Reader:
     skipped: Counter[str] = field(default_factory=Counter)
     log: Log = lambda line: None
     place: Place = field(default_factory=Place)
+    _rendered: int = 0
 
     def documents(self, file: SourceFile) -> Iterator[Document]:
         """The documents of one file of `list_files`.
@@ -135,7 +140,7 @@ class Reader:
             CorruptError: no UTF-8, a shard of broken length, damaged compression; of `strict`, a bad record.
             RefusedError: a table without a column to read.
             MissingDependencyError: a Parquet file without pyarrow.
-            UnsupportedError: a chat template that does not say what an answer is.
+            PrefixError: a chat template that says of no conversation what an answer is, or there is none.
             StorageError: the file cannot be read.
         """
         try:
@@ -146,13 +151,7 @@ class Reader:
             elif file.kind == "text":
                 yield from _text(file.path, self.place)
             else:
-                for where, record in _RECORDS[file.kind](file.path, self.text_field, self.place):
-                    try:
-                        yield self._document(record)
-                    except _BadRecordError as bad:
-                        self._leave_out(file, where, bad)
-                    except LimitError as error:
-                        raise LimitError(f"{where}: {error.message}", path=file.path) from None
+                yield from self._records(file)
         except UnicodeDecodeError as error:
             raise CorruptError(
                 f"not UTF-8 text: {error.reason}", path=file.path, hint="give text, .jsonl, .parquet or .bin shards"
@@ -161,6 +160,21 @@ class Reader:
             raise CorruptError(f"cannot be decompressed: {error}", path=file.path, hint="fetch it again") from error
         except OSError as error:
             raise storage_error(error, file.path) from error
+
+    def _records(self, file: SourceFile) -> Iterator[Document]:
+        untold: PrefixError | None = None
+        for where, record in _RECORDS[file.kind](file.path, self.text_field, self.place):
+            try:
+                yield self._document(record)
+            except _BadRecordError as bad:
+                self._leave_out(file, where, bad)
+                untold = bad.__cause__ if isinstance(bad.__cause__, PrefixError) else untold
+            except LimitError as error:
+                raise LimitError(f"{where}: {error.message}", path=file.path) from None
+            if untold is not None and not self._rendered and self.skipped[_UNTOLD] >= _TRIES:
+                break
+        if untold is not None and not self._rendered:
+            raise untold
 
     def _document(self, record: object) -> Document:
         if isinstance(record, _BadRecordError):
@@ -175,8 +189,8 @@ class Reader:
         try:
             marked = self.render(found)
             marked.text.encode()
-        except PrefixError:
-            raise
+        except PrefixError as error:
+            raise _BadRecordError(error.message, _UNTOLD) from error
         except (RefusedError, UnsupportedError) as error:
             raise _BadRecordError(
                 f"is no conversation for the chat template: {error.message}", "conversations that it refuses"
@@ -185,9 +199,12 @@ class Reader:
             raise _BadRecordError("has half of a surrogate pair", "conversations that are no text") from None
         if not marked.learned:
             raise _BadRecordError("has no answer in its rendered text", "conversations without an answer")
+        self._rendered += 1
         return marked
 
     def _leave_out(self, file: SourceFile, where: str, bad: _BadRecordError) -> None:
+        if self.strict and isinstance(bad.__cause__, PrefixError):
+            raise bad.__cause__
         if self.strict:
             raise CorruptError(f"{where} {bad}", path=file.path, hint="without --strict it is left out and counted")
         if not self.skipped[bad.kind]:

@@ -23,7 +23,7 @@ from train_runs import lines
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError
-from aprfmt.tokenizer.chat import ChatTemplate
+from aprfmt.tokenizer.chat import ChatTemplate, PrefixError
 from aprtrain.data.batches import Batches, Windows, shuffle_index
 from aprtrain.data.corpus import HIDDEN, Corpus, Encoder, open_corpus, part_of, prepare
 from aprtrain.data.records import Chat, Reader
@@ -136,6 +136,33 @@ def test_thoughts_before_the_last_answer_alone_do_no_harm() -> None:
     assert [text[a:b] for a, b in spans] == said
     with pytest.raises(RefusedError, match="message 2 cannot be told"):
         ChatTemplate(template).render_answers([first[0], {**first[1], "content": "<think>hm</think>so"}, *second])
+
+
+def test_space_around_an_answer_does_no_harm() -> None:
+    """The template writes it as it is, and thoughts before the last answer alone."""
+    template = PLAIN.replace(
+        "{{ m.content }}",
+        "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}",
+    )
+    for first, last in ((" so", "it"), ("so \n", "it"), ("so", "it\n"), ("\nso", "  it  ")):
+        messages: Messages = [
+            {"role": role, "content": text}
+            for role, text in (("user", "a"), ("assistant", first), ("user", "b"), ("assistant", last))
+        ]
+        text, spans = ChatTemplate(template).render_answers(messages)
+        assert [text[a:b] for a, b in spans] == [f"{first}<|im_end|>", f"<think>\n\n</think>\n\n{last}<|im_end|>"]
+
+
+def test_a_conversation_that_cannot_be_told_is_left_out_where_others_can(tmp_path: Path) -> None:
+    template = PLAIN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
+    said: Messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>hm</think>so"}]
+    one, two = {"messages": said}, {"messages": [*said, *said]}
+    found, reader = read(tmp_path / "a.jsonl", [two] * 3 + [one], template)
+    assert len(found) == 1
+    assert reader.skipped == {"conversations whose answers cannot be told": 3}
+    for records, more in (([two] * 3, {}), ([two] * 300, {}), ([one, two], {"strict": True})):
+        with pytest.raises(PrefixError, match="message 2 cannot be told"):
+            read(tmp_path / "a.jsonl", records, template, **more)
 
 
 def test_a_template_that_always_asks_for_an_answer_is_refused() -> None:
