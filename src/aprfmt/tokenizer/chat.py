@@ -102,8 +102,8 @@ class ChatTemplate:
                 raise RefusedError(f"the conversation holds U+{ord(OPEN):X} or U+{ord(CLOSE):X}", path=self.path)
             values = {"add_generation_prompt": False, "tools": tools, "documents": None}
             marked = self._render(messages, values, marked=True)
-            begin = len(self.render(messages[:first], add_generation_prompt=False, tools=tools)) if first else 0
-            return text, [found for found in self._marks(text, marked) if found[0] >= begin]
+            earlier = self._render(messages[:first], values, marked=True).count(OPEN) if first else 0
+            return text, [span for span in self._marks(text, marked)[earlier:] if span[0] < span[1]]
         spans = []
         mark = self._end_mark(messages, text, tools)
         for i in range(first, len(messages)):
@@ -152,7 +152,7 @@ class ChatTemplate:
         ends = [0]
         for piece in pieces:
             ends.append(ends[-1] + len(piece))
-        return [(start, end) for start, end in zip(ends[1::2], ends[2::2], strict=False) if start < end]
+        return [*zip(ends[1::2], ends[2::2], strict=False)]
 
     def _render(self, messages: Sequence[Message], values: Mapping[str, object], *, marked: bool = False) -> str:
         try:

@@ -110,6 +110,18 @@ def test_answers_are_what_a_template_with_marks_says() -> None:
         assert [text[a:b] for a, b in marked.render_answers(messages, first=len(messages) - 1)[1]] == said[-1:]
 
 
+def test_marks_of_a_prompt_are_counted_not_measured() -> None:
+    """The template writes the prompt shorter where it stands alone."""
+    marked = "{% for m in messages %}{% if m.role == 'user' %}({{ m.content }}){% else %}{% generation %}" + (
+        "{{ m.content * 3 if messages | length > 3 else m.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    messages: Messages = [
+        {"role": role, "content": text} for role, text in (("assistant", "hello"), ("assistant", "you"), ("user", "b"))
+    ]
+    text, spans = ChatTemplate(marked).render_answers([*messages, {"role": "assistant", "content": "end"}], first=2)
+    assert [text[a:b] for a, b in spans] == ["endendend"]
+
+
 def test_a_template_that_rewrites_what_was_said_is_refused_by_name() -> None:
     forgets = (
         "{% for m in messages %}{{ m.role }}: "
