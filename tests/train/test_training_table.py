@@ -9,9 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import demo_model
 import pytest
 import train_runs
 
+import aprfmt
 from aprfmt.cli.main import run as apr
 from aprtrain.checkpoints.checkpoint import lock_folder
 from aprtrain.checkpoints.state import save_state
@@ -27,14 +29,13 @@ SHOWN: dict[str, list[str]] = {
     "KL to the teacher below": ["a re-quantized copy with consent"],
     "a teacher worse on held-out text": ["a random teacher", "a damaged teacher"],
     "different tokenizers": ["a permuted tokenizer", "a head narrower than the vocabulary"],
-    "a teacher that gives more than": ["test_vocab_policy.py::test_a_teacher_that_uses_its_other_tokens_stops_the_run"],
+    "a teacher that gives more than": [
+        "test_training_table.py::test_a_teacher_that_uses_tokens_that_its_student_lacks"
+    ],
     "files of a teacher: made with": ["test_teacher_files.py::test_files_that_do_not_fit_are_refused_by_name"],
     "files of a teacher: cut short": ["test_teacher_files.py::test_no_bit_of_the_files_turns_over_unnoticed"],
-    "more than 90 %": ["test_packing.py::test_windows_without_a_label_are_refused"],
-    "conversations for a student": [
-        "test_chats.py::test_a_model_without_a_template_reads_no_conversations",
-        "test_chats.py::test_a_template_that_rewrites_what_was_said_is_refused_by_name",
-    ],
+    "more than 90 %": ["test_training_table.py::test_conversations_whose_answers_are_too_rare"],
+    "conversations for a student": ["test_training_table.py::test_conversations_that_a_template_does_not_take"],
     "a weight that takes": [
         "test_mixtures.py::test_a_weight_that_takes_a_source_twice_is_refused",
         "test_training_table.py::test_a_weight_that_a_source_does_not_last_for",
@@ -49,7 +50,10 @@ SHOWN: dict[str, list[str]] = {
     "a first step beyond": ["test_distill_command.py::test_a_stall_is_a_json_error_with_exit_8"],
     "a GPU below 5 %": ["test_guards.py::test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once"],
     "a memory peak": ["test_guards.py::test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors"],
-    "a loss or gradient": ["test_loop.py::test_a_nan_stops_the_run_and_the_weights_before_it_are_saved"],
+    "a loss or gradient": [
+        "test_loop.py::test_a_nan_stops_the_run_and_the_weights_before_it_are_saved",
+        "test_training_table.py::test_a_run_that_diverges",
+    ],
     "a checkpoint to resume from": ["test_training_table.py::test_a_damaged_checkpoint"],
     "a master weight or moment": ["test_training_table.py::test_a_master_weight_that_is_not_finite"],
 }  # fmt: skip
@@ -89,9 +93,10 @@ def refused(
     """Runs `apr distill` with options beside those of a tiny run: exit code, error."""
 
     def run(
-        *changed: str, output: str = "run", device: str = "cpu", more: tuple[str, ...] = ()
+        *changed: str, output: str = "run", device: str = "cpu", more: tuple[str, ...] = (), student: Path | None = None
     ) -> tuple[int, dict[str, Any]]:
-        how = ["distill", str(teacher_file), "--student-init", "layers:0,"]
+        how = ["distill", str(teacher_file)]
+        how += ["--student-init", "layers:0,"] if student is None else ["--student", str(student)]
         how += more or ("--data", str(corpus_file), "--repeat")
         how += ["-o", str(tmp_path / output), "--device", device, "--held-out", "0.1", "--save-dtype", "f32"]
         sizes = {"--steps": "4", "--seq-len": "32", "--tokens-per-step": "128", "--micro-tokens": "64", "--lr": "3e-3"}
@@ -164,6 +169,57 @@ def test_a_master_weight_that_is_not_finite(refused: Refused, tmp_path: Path) ->
     assert code == 8
     assert "not finite" in error["message"]
     assert error["tensor"] == "master.norm"
+
+
+def test_conversations_whose_answers_are_too_rare(refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    records = [{"prompt": f"{n} " + "the cat sat on a mat " * 80, "completion": "x"} for n in range(20)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    code, error = refused(more=("--data", str(path), "--repeat"))
+    assert code == 5
+    assert re.search(r"\d+ of \d+ windows have nothing to predict", error["message"])
+    assert "--seq-len" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("template", "words", "hint"),
+    [
+        (None, "no chat template", "--text-field"),
+        ("{% for m in messages %}{{ m.content }}|{% endfor %}answer:", "message 2 cannot be told", "{% generation %}"),
+    ],
+)
+def test_conversations_that_a_template_does_not_take(
+    template: str | None, words: str, hint: str, refused: Refused, teacher_file: Path, tmp_path: Path
+) -> None:
+    aprfmt.prune_model(teacher_file, tmp_path / "pruned.apr", keep_layers=[0])
+    aprfmt.stamp(tmp_path / "pruned.apr", tmp_path / "s.apr", set={"tokenizer.chat_template": template})
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}", "completion": "x"}) + "\n" for n in range(20)))
+    code, error = refused(student=tmp_path / "s.apr", more=("--data", str(path), "--repeat"))
+    assert code == 5
+    assert words in error["message"]
+    assert hint in error["hint"]
+
+
+def test_a_teacher_that_uses_tokens_that_its_student_lacks(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_model, "N_TOKENS", demo_model.N_TOKENS - 4)
+    monkeypatch.setattr(demo_model, "MERGES", demo_model.MERGES[:-4])
+    demo_model.build(tmp_path / "s.gguf")
+    more = ("--vocab-policy", "renormalise", "--allow-weaker-teacher", "yes")
+    code, error = refused(*more, student=tmp_path / "s.gguf")
+    assert code == 8
+    assert re.search(r"gives \d+\.\d+% of its probability", error["message"])
+
+
+def test_a_run_that_diverges(refused: Refused, tmp_path: Path) -> None:
+    much = ("--lr", "10", "--clip", "0", "--warmup-steps", "0", "--eps", "1e-20", "--steps", "40")
+    code, error = refused(*much)
+    assert code == 8
+    assert re.search(r"cross entropy is \d+ nats|is not finite", error["message"])
+    assert "lower --lr" in error["hint"]
+    assert not (tmp_path / "run/model.apr").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ SEQ_LEN = 2048
 """Tokens of a window, if no model was made for fewer."""
 
 _DOCUMENTS = 256  # tokenised at a time
+_DIVERGED = 700  # nats; e to their power is no number beside infinity
 _ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
 
 
@@ -131,6 +132,11 @@ def scores_of(n_windows: int, count: int, sums: list[float], with_teacher: bool,
         raise RunError(
             f"the evaluation is not finite: cross entropy {ce}, KL {kl}, the teacher's cross entropy {teacher_ce}",
             hint="the weights are damaged, or ids of the data have no row in the head",
+        )
+    if ce > _DIVERGED:
+        raise RunError(
+            f"the cross entropy is {ce:.0f} nats: the model predicts nothing, no score",
+            hint="of a run: start anew with a lower --lr, or with --clip 1",
         )
     if kl < -_ROUNDING:
         raise RunError(f"the KL to the teacher came out as {kl:g} nats, which is impossible: no score")
