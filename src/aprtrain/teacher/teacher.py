@@ -2,7 +2,7 @@
 
     bf16    matrices as bf16
     q4k     Q4_K, Q6_K and Q8_0 matrices stay the blocks of the file and are decoded where they are needed
-    fp8     products of the inner layers in e4m3, once that was compared with bf16
+    fp8     products of the inner layers in e4m3, as many as pass the comparison with bf16
 
 No matrix is float32 on its way, unless float32 is asked for. There is one forward, that of Decoder.
 
@@ -12,7 +12,7 @@ Shape suffixes: N rows of a batch, T positions, S = N T, D = d_model, V rows of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -137,10 +137,14 @@ MOST_KL = 0.01
 LEAST_AGREEMENT = 0.98
 """Share of positions that must keep their first choice."""
 
-MATRICES = ("qkv", "out", "gate_up", "down")
-_TRIES: tuple[tuple[str, ...], ...] = ((), ("qkv",), ("qkv", "out"), ("qkv", "out", "down"))
-"""Which matrices stay bf16, the fastest first. By arithmetic Q, K and V are a fifteenth of a layer, but they can
-cause as much of the difference as gate and up, which are more than half."""
+Part = tuple[int, tuple[str, ...]]
+"""A layer and matrices of it."""
+
+PARTS: tuple[tuple[str, ...], ...] = (("qkv", "out"), ("gate_up", "down"))
+"""Matrices of a layer that are e4m3 together: a compiled layer for each of four cases is enough."""
+
+_PROBED = 512
+"""Positions on which a part is measured alone."""
 
 _CHUNK = 256
 """Positions whose logits are held at a time."""
@@ -154,13 +158,13 @@ class Gate:
         kl: KL(bf16 || e4m3) in nats, mean over positions.
         agreement: share of positions with the same first choice.
         tokens: positions compared.
-        kept: matrices of every layer that stay bf16; the first and the last layer always do.
+        share: of the multiply-adds of all layers, those in e4m3.
     """
 
     kl: float
     agreement: float
     tokens: int
-    kept: tuple[str, ...]
+    share: float
 
     @property
     def passed(self) -> bool:
@@ -172,46 +176,64 @@ class Gate:
 def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
     """Turns the inner layers of a loaded network to e4m3, in place; returns how it compares.
 
+    If all of them change too much, the parts that change least a multiply-add become e4m3, as many as pass.
+
     Args:
         decoder: in bf16.
         sample_NT: held-out tokens on its device.
         n_real: ids that count.
 
     Raises:
-        RefusedError: its distributions change too much, or no matrix has a size for it.
+        RefusedError: no part is small enough a change, or no matrix has a size for it.
     """
-    before = decoder(sample_NT).flatten(0, 1)
-    blocks = list(enumerate(decoder.blocks))
-    weights = {
-        name: {
-            n: quantize_weight(weight)
-            for n, block in blocks
-            if (weight := getattr(block, name)) is not None
-            and becomes_fp8(decoder.shape, f"blocks.{n}.{name}", *weight.shape)
-        }
-        for name in MATRICES
+    before_NTD = decoder(sample_NT)
+    few = max(1, _PROBED // sample_NT.shape[1])
+    bf16 = {
+        (n, name): weight
+        for n, block in enumerate(decoder.blocks)
+        for part in PARTS
+        for name in part
+        if (weight := getattr(block, name)) is not None
+        and becomes_fp8(decoder.shape, f"blocks.{n}.{name}", *weight.shape)
     }
-    if not any(weights.values()):
+    if not bf16:
         raise RefusedError(
             "no matrix of the teacher can be 8-bit floats: only layers between the first and the last are, and "
             "only matrices whose dims are multiples of 16",
             hint="leave --teacher-residency out, or give bf16",
         )
-    bf16 = {name: {n: getattr(decoder.blocks[n], name) for n in found} for name, found in weights.items()}
-    for kept in _TRIES:
-        for name in MATRICES:
-            _put(decoder, name, bf16[name] if name in kept else weights[name])
-        gate = compare(decoder, before, decoder(sample_NT).flatten(0, 1), n_real, kept)
-        if gate.passed:
-            return gate
-    raise RefusedError(
-        f"the teacher in 8-bit floats differs too much: KL {gate.kl:.4f} nats (at most {MOST_KL}) and the same "
-        f"first choice at {gate.agreement:.1%} of {gate.tokens} positions (at least {LEAST_AGREEMENT:.0%})",
-        hint="use --teacher-residency bf16 or q4k",
-    )
+    e4m3 = {place: quantize_weight(weight) for place, weight in bf16.items()}
+    parts = list(dict.fromkeys((n, part) for n, name in bf16 for part in PARTS if name in part))
+    size = {part: sum(bf16[part[0], name].numel() for name in part[1] if (part[0], name) in bf16) for part in parts}
+    total = sum(p.numel() for block in decoder.blocks for p in block.parameters() if p.dim() > 1)
+
+    def gate_of(chosen: Sequence[Part], rows: int) -> Gate:
+        names = {(n, name) for n, part in chosen for name in part}
+        for place, weight in bf16.items():
+            _put(decoder, place, e4m3[place] if place in names else weight)
+        after_NTD = decoder(sample_NT[:rows])
+        share = sum(map(size.__getitem__, chosen)) / total
+        return compare(decoder, before_NTD[:rows].flatten(0, 1), after_NTD.flatten(0, 1), n_real, share)
+
+    rows = len(sample_NT)
+    if (gate := gate_of(parts, rows)).passed:
+        return gate
+    parts.sort(key={part: gate_of([part], few).kl / size[part] for part in parts}.__getitem__)
+    passing, failing = 0, len(parts)
+    while failing - passing > 1:
+        middle = (passing + failing) // 2
+        passing, failing = (middle, failing) if gate_of(parts[:middle], rows).passed else (passing, middle)
+    if not passing:
+        raise RefusedError(
+            f"the teacher in 8-bit floats differs too much: KL {gate.kl:.4f} nats (at most {MOST_KL}) and the same "
+            f"first choice at {gate.agreement:.1%} of {gate.tokens} positions (at least {LEAST_AGREEMENT:.0%}); "
+            "no part of a layer alone passes",
+            hint="use --teacher-residency bf16 or q4k",
+        )
+    return gate_of(parts[:passing], rows)
 
 
-def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, kept: tuple[str, ...]) -> Gate:
+def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, share: float) -> Gate:
     """The Gate of two sets of hidden states under the decoder's head, a chunk of positions at a time."""
     # Logits in bf16 would tie and flip first choices, and add a difference of their own.
     head_VD = decoder.head_weight[:n_real].to(torch.float16 if before_SD.is_cuda else torch.float32)
@@ -223,22 +245,21 @@ def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, 
         kl += (p.exp() * (p - q)).sum(dtype=torch.float64)
         same += (p.argmax(-1) == q.argmax(-1)).sum()
     tokens = len(before_SD)
-    return Gate(float(kl) / tokens, float(same) / tokens, tokens, kept)
+    return Gate(float(kl) / tokens, float(same) / tokens, tokens, share)
 
 
 def becomes_fp8(shape: Shape, parameter: str, rows: int, cols: int) -> bool:
     """Whether a parameter of a Decoder becomes e4m3: matrices that fit, of all layers but the first and the last."""
     _, _, place = parameter.partition("blocks.")
     layer, _, name = place.partition(".")
-    return name in MATRICES and 0 < int(layer) < shape.n_layers - 1 and fits(rows, cols)
+    return any(name in part for part in PARTS) and 0 < int(layer) < shape.n_layers - 1 and fits(rows, cols)
 
 
-def _put(decoder: Decoder, name: str, weights: dict[int, Fp8Weight] | dict[int, Tensor]) -> None:
+def _put(decoder: Decoder, place: tuple[int, str], weight: Fp8Weight | Tensor) -> None:
     """An Fp8Weight takes the place of the parameter, as a plain attribute."""
-    for n, weight in weights.items():
-        block = decoder.blocks[n]
-        delattr(block, name)
-        setattr(block, name, weight)
+    layer, name = place
+    delattr(decoder.blocks[layer], name)
+    setattr(decoder.blocks[layer], name, weight)
 
 
 # --- the teacher ---
@@ -297,10 +318,10 @@ class Teacher:
         self.decoder.requires_grad_(False).eval()
         if residency == "fp8" and sample_NT is not None:
             self.gate = convert_to_fp8(self.decoder, sample_NT.to(device), vocabulary.n_real)
-            kept = f", {' and '.join(self.gate.kept)} in bf16" if self.gate.kept else ""
             self.notes.append(
-                f"e4m3{kept}: KL to bf16 {self.gate.kl:.2g} nats, the same first choice at "
-                f"{self.gate.agreement:.2%} of {self.gate.tokens} held-out positions"
+                f"e4m3 in {self.gate.share:.0%} of the layers' products, bf16 in the others: "
+                f"KL to bf16 {self.gate.kl:.2g} nats, the same first choice at {self.gate.agreement:.2%} "
+                f"of {self.gate.tokens} held-out positions"
             )
         if compiled:
             self.decoder.compile_blocks()
