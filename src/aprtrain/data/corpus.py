@@ -535,7 +535,7 @@ class _Plan:
         if self.text_field != TEXT_FIELD:
             total.update(f"field {self.text_field}\n".encode())
         texts = total.hexdigest()
-        total.update(f"template {self.encoder.template}\n".encode())
+        total.update(f"conversations {self.encoder.template}\n".encode())
         return texts, total.hexdigest()
 
 
@@ -718,19 +718,19 @@ class _Reading:
                     self.smallest = min(self.smallest, content)
                     below = self.threshold is not None and content < self.threshold
                     part = "held_out" if below else side
-                    if content in self._seen[part]:
+                    # The same text may be learned in other places; all of it goes into one part.
+                    learned = hash((content, *document.learned)) if isinstance(document, Marked) else content
+                    if learned in self._seen[part]:
                         self.duplicate += 1
                         continue
-                    self._seen[part].add(content)
+                    self._seen[part].add(learned)
                     yield file, part, content, document
 
 
 def content_hash(document: Document) -> int:
-    """64 bits of BLAKE2b over the text's UTF-8 and what is learned of it, or the ids' bytes."""
-    if isinstance(document, Marked):
-        data = f"{[*document.learned]}{document.text}".encode()
-    else:
-        data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document.tobytes()
+    """64 bits of BLAKE2b over the text's UTF-8, whatever is learned of it, or over the ids' bytes."""
+    text = document.text if isinstance(document, Marked) else document
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text.tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 

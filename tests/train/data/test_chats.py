@@ -359,6 +359,22 @@ def test_another_template_makes_other_data_of_conversations(tmp_path: Path) -> N
     assert plain.key == marked.key
 
 
+def test_a_text_is_in_one_part_whatever_is_learned_of_it(tmp_path: Path) -> None:
+    records: list[object] = []
+    for i in range(60):
+        first, last = {"role": "user", "content": f"{i}"}, {"role": "assistant", "content": f"so {i}"}
+        records += [{"messages": [first, last] * 2}, {"prompt": [first, last, first], "completion": [last]}]
+    path = write(tmp_path / "a.jsonl", records + records[:7])
+    corpus = prepare([path], tokenizer(), tmp_path / "data", held_out=0.3)
+    parts = [Counter(part.hashes.tolist()) for part in (corpus.train, corpus.held_out)]
+    assert all(set(part.values()) == {2} for part in parts)
+    assert sum(map(len, parts)) == 60
+    assert corpus.header["documents"]["duplicate"] == 7
+    other = write(tmp_path / "b.jsonl", records[1:2])
+    with pytest.raises(RefusedError, match="held-out documents are in the training data too"):
+        prepare([path], tokenizer(), tmp_path / "more", held_out_paths=[other])
+
+
 def test_text_alone_is_kept_as_ever(tmp_path: Path) -> None:
     prepare([write(tmp_path / "a.jsonl", [{"text": t} for t in functions(9)])], tokenizer(), tmp_path / "data")
     names = {"tokens.json", *(f"{part}.{what}" for part in ("train", "held_out") for what in ("bin", "docs"))}
