@@ -1,62 +1,74 @@
-"""Causal attention within packed documents by FlashAttention-4, where the package is installed.
+"""Causal attention, within packed documents or whole rows, by FlashAttention-4, where the package is installed.
 
 It is a beta whose functions torch.compile cannot follow, so both directions are operators of their own here, and
 `network.attention` takes them only where they agree with torch's kernel.
 
-Shape suffixes: S tokens of all documents, H query heads, K key-value heads, E values of a head.
+Shape suffixes: S tokens of all documents, N T where rows are whole; H query heads, K key-value heads, E values of a
+head.
 """
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def _options(ends: Tensor, longest: int, window: int, scale: float) -> dict[str, Any]:
+@cache
+def _interface() -> Any:
+    """The package's functions, less what the compiler of its kernels warns of."""
+    from flash_attn.cute import interface
+
+    warnings.filterwarnings("ignore", ".*cannot be converted to a JitArgument", UserWarning)
+    return interface
+
+
+def _options(ends: Tensor | None, longest: int, window: int, scale: float) -> dict[str, Any]:
     bounds = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
-    lengths = {f"{name}_{x}": value for x in "qk" for name, value in (("cu_seqlens", ends), ("max_seqlen", longest))}
+    named = {"cu_seqlens": ends, "max_seqlen": longest} if ends is not None else {}
+    lengths = {f"{name}_{x}": value for x in "qk" for name, value in named.items()}
     return {"softmax_scale": scale, "causal": not window, **bounds, **lengths}
 
 
 @torch.library.custom_op("aprtrain::flash4", mutates_args=())
 def flash4(
-    q_SHE: Tensor, k_SKE: Tensor, v_SKE: Tensor, ends: Tensor, longest: int, window: int, scale: float
+    q_SHE: Tensor, k_SKE: Tensor, v_SKE: Tensor, ends: Tensor | None, longest: int, window: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Values [S, H, E] and log-sums [H, S] in float32; `ends` and `longest` as in Documents, `window` 0 for none."""
-    from flash_attn.cute.interface import _flash_attn_fwd
+    """Values [S, H, E] and log-sums [H, S] or [N, H, T] in float32.
 
+    `ends` and `longest` are as in Documents, no ends for whole rows; `window` is 0 for none.
+    """
     q, k, v = q_SHE.contiguous(), k_SKE.contiguous(), v_SKE.contiguous()
-    out, sums = _flash_attn_fwd(q, k, v, return_lse=True, **_options(ends, longest, window, scale))[:2]
+    out, sums = _interface()._flash_attn_fwd(q, k, v, return_lse=True, **_options(ends, longest, window, scale))[:2]
     return out, sums
 
 
 @flash4.register_fake
 def _(
-    q_SHE: Tensor, k_SKE: Tensor, v_SKE: Tensor, ends: Tensor, longest: int, window: int, scale: float
+    q_SHE: Tensor, k_SKE: Tensor, v_SKE: Tensor, ends: Tensor | None, longest: int, window: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    tokens, heads, _ = q_SHE.shape
+    *rows, tokens, heads, _ = q_SHE.shape
     out = torch.empty_like(q_SHE, memory_format=torch.contiguous_format)
-    return out, q_SHE.new_empty(heads, tokens, dtype=torch.float32)
+    return out, q_SHE.new_empty(*rows, heads, tokens, dtype=torch.float32)
 
 
 @torch.library.custom_op("aprtrain::flash4_backward", mutates_args=())
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, ends: Tensor, longest: int, window: int,
-    scale: float,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, ends: Tensor | None, longest: int,
+    window: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from flash_attn.cute.interface import _flash_attn_bwd
-
     q, k, v, grad = q.contiguous(), k.contiguous(), v.contiguous(), grad.contiguous()
-    dq, dk, dv = _flash_attn_bwd(q, k, v, out, grad, sums, **_options(ends, longest, window, scale))[:3]
+    dq, dk, dv = _interface()._flash_attn_bwd(q, k, v, out, grad, sums, **_options(ends, longest, window, scale))[:3]
     return dq, dk, dv
 
 
 @_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, ends: Tensor, longest: int, window: int,
-    scale: float,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, ends: Tensor | None, longest: int,
+    window: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     return dq, dk, dv

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from aprtrain.kernels.gated import silu_gated
+
 LARGEST = 448.0
 
 _SMALLEST_SCALE = 1e-12
@@ -49,7 +51,21 @@ def linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, bias_O: torch.Tens
     """x [..., I] times the weight [O, I], plus the bias, in the dtype of x; in e4m3 where the weight is."""
     if not isinstance(weight, Fp8Weight):
         return functional.linear(x, weight, bias_O)
-    xq_NI, scale_N1 = quantize_rows(x.reshape(-1, x.shape[-1]))
+    return _product(x, quantize_rows(x.reshape(-1, x.shape[-1])), weight, bias_O)
+
+
+def gated_linear(both: torch.Tensor, weight: torch.Tensor | Fp8Weight, bias_O: torch.Tensor | None) -> torch.Tensor:
+    """`linear` of silu(gate) * up [..., I], for gate and up side by side [..., 2 I]."""
+    if not isinstance(weight, Fp8Weight) or not both.is_cuda:
+        return linear(silu_gated(both), weight, bias_O)
+    return _product(both, _quantize_gated(both.flatten(0, -2)), weight, bias_O)
+
+
+def _product(
+    x: torch.Tensor, quantized: tuple[torch.Tensor, torch.Tensor], weight: Fp8Weight, bias_O: torch.Tensor | None
+) -> torch.Tensor:
+    """In the dtype, and with the leading dims, of x."""
+    xq_NI, scale_N1 = quantized
     scale_1O = weight.scale_O[None, :]
     if x.is_cuda:
         y_NO = torch._scaled_mm(
@@ -71,7 +87,22 @@ def quantize_rows(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _quantize(x_NI)
 
 
+@torch.library.custom_op("aprtrain::quantize_gated", mutates_args=())
+def _quantize_gated(both_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of silu(gate) * up as e4m3 and their scales, of gate and up side by side; CUDA."""
+    from aprtrain.kernels.fp8_triton import quantize
+
+    return quantize(both_NI.contiguous(), gated=True)
+
+
+@_quantize_gated.register_fake
+def _(both_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, cols = both_NI.shape
+    q_NI = both_NI.new_empty(rows, cols // 2, dtype=torch.float8_e4m3fn)
+    return q_NI, both_NI.new_empty(rows, 1, dtype=torch.float32)
+
+
 def _quantize(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x_NI = x_NI.float()
     scale_N1 = x_NI.abs().amax(dim=1, keepdim=True).div(LARGEST).clamp(min=_SMALLEST_SCALE)
-    return (x_NI / scale_N1).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale_N1
+    return (x_NI * (1 / scale_N1)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale_N1

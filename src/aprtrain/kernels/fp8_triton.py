@@ -4,34 +4,53 @@ import torch
 import triton
 import triton.language as tl
 
+_PIECE, _PIECES = 8, 5
+"""Values of a piece that a thread holds, and the most pieces that leave room for enough threads."""
+
 
 @triton.jit
-def _quantize_rows(x_ptr, q_ptr, scale_ptr, cols, BLOCK: tl.constexpr):
-    """A program a row: the largest size first, then the quotients; the second pass reads the cache."""
+def _quantize_rows(x_ptr, q_ptr, scale_ptr, cols, GATED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr):
+    """A program a row, which it holds in registers: the largest size first, then the quotients.
+
+    GATED: a row is gate and up, `cols` values each, and what is stored is silu(gate) * up.
+    """
     row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * cols * (2 if GATED else 1)
     largest = tl.zeros([BLOCK], dtype=tl.float32)
-    for at in range(0, cols, BLOCK):
-        i = at + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + row * cols + i, mask=i < cols, other=0.0).to(tl.float32)
+    held = ()
+    for n in tl.static_range(PIECES):
+        i = n * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + i, mask=i < cols, other=0.0).to(tl.float32)
+        if GATED:
+            x *= tl.sigmoid(x) * tl.load(x_ptr + cols + i, mask=i < cols, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
+        held += (x,)  # type: ignore[assignment]
     # tl.max passes over NaN: a row that holds one must get the scale NaN, and so must its products.
     bad = tl.sum((largest != largest).to(tl.int32), axis=0)  # noqa: PLR0124
     scale = tl.maximum(tl.div_rn(tl.max(largest, axis=0), 448.0), 1e-12)
     scale = tl.where(bad > 0, float("nan"), scale)
     tl.store(scale_ptr + row, scale)
-    for at in range(0, cols, BLOCK):
-        i = at + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + row * cols + i, mask=i < cols, other=0.0).to(tl.float32)
-        value = tl.clamp(tl.div_rn(x, scale), -448.0, 448.0)
+    inverse = tl.div_rn(1.0, scale)
+    for n in tl.static_range(PIECES):
+        i = n * BLOCK + tl.arange(0, BLOCK)
+        value = tl.clamp(held[n] * inverse, -448.0, 448.0)
         tl.store(q_ptr + row * cols + i, value.to(tl.float8e4nv), mask=i < cols)
 
 
-def quantize(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of a contiguous bf16 or float32 matrix as e4m3, and their scales, float32 [N, 1]."""
-    n, cols = x_NI.shape
-    q_NI = torch.empty_like(x_NI, dtype=torch.float8_e4m3fn)
+def quantize(x_NI: torch.Tensor, *, gated: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of a contiguous bf16 or float32 matrix as e4m3, and their scales, float32 [N, 1].
+
+    Of a gated one the rows are gate and up side by side, and half as wide is what comes of them.
+    """
+    n, cols = x_NI.shape[0], x_NI.shape[1] // (1 + gated)
+    q_NI = torch.empty((n, cols), dtype=torch.float8_e4m3fn, device=x_NI.device)
     scale_N1 = torch.empty((n, 1), dtype=torch.float32, device=x_NI.device)
     if n:
-        block = min(triton.next_power_of_2(cols), 4096)
-        _quantize_rows[(n,)](x_NI, q_NI, scale_N1, cols, BLOCK=block, num_warps=8)
+        warps = 8
+        while warps < 32 and cols > _PIECES * _PIECE * 32 * warps:
+            warps *= 2
+        block = min(triton.next_power_of_2(cols), _PIECE * 32 * warps)
+        _quantize_rows[(n,)](
+            x_NI, q_NI, scale_N1, cols, GATED=gated, PIECES=triton.cdiv(cols, block), BLOCK=block, num_warps=warps
+        )
     return q_NI, scale_N1

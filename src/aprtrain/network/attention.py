@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aprfmt.errors import UsageError
 from aprtrain.kernels.flash4 import flash4
+from aprtrain.kernels.trust import agree
 
 _FLASH_HEAD = 256
 """Largest head of the flash kernels."""
@@ -76,10 +77,10 @@ class AttentionPlan(NamedTuple):
 
     Attributes:
         kind: "causal" (SDPA of whole rows), "cudnn" (the same by cuDNN), "varlen" (flash kernel over `cu_seqlens`),
-            "flash4" (the same by FlashAttention-4), "mask" (SDPA under a mask) or "eager" (scores written out, for a
-            softcap or sinks).
+            "flash4" (by FlashAttention-4, either way), "mask" (SDPA under a mask) or "eager" (scores written out, for
+            a softcap or sinks).
         mask: what may be attended to, bool [N or 1, 1, T, T], for "mask" and "eager".
-        cu_seqlens, max_len: see Documents, for "varlen" and "flash4".
+        cu_seqlens, max_len: see Documents, for "varlen" and "flash4"; None for whole rows.
         window: positions that are attended to, likewise; 0 for all.
     """
 
@@ -112,15 +113,19 @@ def choose(
         return AttentionPlan("eager", _mask(tokens_NT, number_NT, window))
     fits = tokens_NT.is_cuda and dtype in (torch.bfloat16, torch.float16) and heads[2] <= _FLASH_HEAD
     strict = torch.are_deterministic_algorithms_enabled()
+    fits4 = fits and not sinks and not strict
+    learns = torch.is_grad_enabled()
     if documents is None and not window and not sinks:
-        return AttentionPlan("cudnn" if fits and not strict and _cudnn_agrees(heads, dtype) else "causal")
+        # Without a gradient cuDNN is as fast, and compiles nothing.
+        if fits4 and learns and _flash4_agrees(heads, dtype, "causal", windowed=False, learns=True):
+            return AttentionPlan("flash4")
+        return AttentionPlan("cudnn" if fits4 and _cudnn_agrees(heads, dtype) else "causal")
     if fits:
         if documents is None:
             rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
             documents = Documents(rows, t)
-        fits = not sinks and not strict and _flash4_agrees(heads, dtype, bool(window), torch.is_grad_enabled())
-        kind = "flash4" if fits else "varlen"
-        return AttentionPlan(kind, None, documents.cu_seqlens, documents.max_len, window)
+        fits4 = fits4 and _flash4_agrees(heads, dtype, "varlen", windowed=bool(window), learns=learns)
+        return AttentionPlan("flash4" if fits4 else "varlen", None, documents.cu_seqlens, documents.max_len, window)
     return AttentionPlan("eager" if sinks else "mask", _mask(tokens_NT, number_NT, window))
 
 
@@ -130,57 +135,44 @@ def _cudnn_agrees(heads: tuple[int, int, int], dtype: torch.dtype) -> bool:
 
     On Hopper it is 1.4 to 1.7 times as fast (tools/bench_decoder.py); older GPUs are left with the flash kernel.
     """
-    if torch.cuda.get_device_capability()[0] < 9:
-        return False
-    n_heads, n_kv_heads, size = heads
-    generator = torch.Generator("cuda").manual_seed(0)
-    shapes = ((2, n_heads, 256, size), (2, n_kv_heads, 256, size), (2, n_kv_heads, 256, size))
-    found: list[list[Tensor]] = []
-    with torch.inference_mode(False), torch.enable_grad():
-        q, k, v = (torch.randn(s, generator=generator, device="cuda", dtype=dtype) for s in shapes)
-        inputs = [x.requires_grad_() for x in (q, k, v)]
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-            try:
-                with sdpa_kernel(backend):
-                    out = functional.scaled_dot_product_attention(
-                        q, k, v, is_causal=True, enable_gqa=n_heads != n_kv_heads
-                    )
-                    found.append([out.detach(), *torch.autograd.grad(out, inputs, q.detach())])
-            except RuntimeError:
-                return False
-    return _agree(*found)
+
+    def run(backend: SDPBackend) -> list[Tensor]:
+        q, k, v = _random(heads, dtype, learns=True)
+        with sdpa_kernel(backend):
+            out = functional.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
+                enable_gqa=heads[0] != heads[1],
+            )  # fmt: skip
+            return [out.detach(), *torch.autograd.grad(out, (q, k, v), q.detach().transpose(1, 2))]
+
+    return torch.cuda.get_device_capability()[0] >= 9 and agree(
+        partial(run, SDPBackend.FLASH_ATTENTION), partial(run, SDPBackend.CUDNN_ATTENTION)
+    )
 
 
 @cache
-def _flash4_agrees(heads: tuple[int, int, int], dtype: torch.dtype, windowed: bool, learns: bool) -> bool:
-    """Whether FlashAttention-4 is there and gives what torch's flash kernel gives, with gradients where one `learns`.
+def _flash4_agrees(heads: tuple[int, int, int], dtype: torch.dtype, kind: str, windowed: bool, learns: bool) -> bool:
+    """Whether FlashAttention-4 is there and gives what torch's kernel `kind` gives, and gradients where one `learns`.
 
     It compiles its kernels at the first call, each of which takes seconds.
     """
-    if torch.cuda.get_device_capability()[0] < 9:
-        return False
-    n_heads, n_kv_heads, size = heads
-    ends = Documents.of([100, 1, 27, 256, 128], 256, capacity=8).cu_seqlens.to("cuda")
+    ends = Documents.of([100, 1, 27, 256, 128], 256, capacity=8).cu_seqlens.to("cuda") if kind == "varlen" else None
+
+    def run(kind: str) -> list[Tensor]:
+        q, k, v = _random(heads, dtype, learns=learns)
+        with torch.set_grad_enabled(learns):
+            out = attend(q, k, v, AttentionPlan(kind, None, ends, 256, 64 * windowed), scale=heads[2] ** -0.5)
+        return [out.detach(), *(torch.autograd.grad(out, (q, k, v), q.detach()) if learns else ())]
+
+    return torch.cuda.get_device_capability()[0] >= 9 and agree(partial(run, kind), partial(run, "flash4"))
+
+
+def _random(heads: tuple[int, int, int], dtype: torch.dtype, *, learns: bool) -> list[Tensor]:
+    """Q, K and V of two rows."""
     generator = torch.Generator("cuda").manual_seed(0)
-    found: list[list[Tensor]] = []
-    with torch.inference_mode(False), torch.set_grad_enabled(learns):
-        q, k, v = (
-            torch.randn((2, 256, n, size), generator=generator, device="cuda", dtype=dtype).requires_grad_(learns)
-            for n in (n_heads, n_kv_heads, n_kv_heads)
-        )
-        for kind in ("varlen", "flash4"):
-            try:
-                out = attend(q, k, v, AttentionPlan(kind, None, ends, 256, 64 * windowed), scale=size**-0.5)
-                slopes = torch.autograd.grad(out, (q, k, v), q.detach()) if learns else ()
-            except Exception:  # a beta may fail in any way, and torch has a kernel of its own
-                return False
-            found.append([out.detach(), *slopes])
-    return _agree(*found)
-
-
-def _agree(found: list[Tensor], other: list[Tensor]) -> bool:
-    pairs = [(a.float(), b.float()) for a, b in zip(found, other, strict=True)]
-    return all(bool((a - b).norm() <= 0.02 * a.norm()) for a, b in pairs)
+    shapes = [(2, 256, n, heads[2]) for n in (heads[0], heads[1], heads[1])]
+    some = (torch.randn(s, generator=generator, device="cuda", dtype=dtype) for s in shapes)
+    return [x.requires_grad_(learns) for x in some]
 
 
 _CUDNN_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
@@ -216,9 +208,8 @@ def attend(
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
         return attend(q_NTHE, k_NTKE, wide, plan, **options)[..., : v_NTKE.shape[-1]]
     if kind == "flash4":
-        assert plan.cu_seqlens is not None
-        flat = (x.flatten(0, 1) for x in (q_NTHE, k_NTKE, v_NTKE))
-        values: Tensor = flash4(*flat, plan.cu_seqlens, plan.max_len, plan.window, scale)[0]
+        heads = [x if plan.cu_seqlens is None else x.flatten(0, 1) for x in (q_NTHE, k_NTKE, v_NTKE)]
+        values: Tensor = flash4(*heads, plan.cu_seqlens, plan.max_len, plan.window, scale)[0]
         return values.view(q_NTHE.shape)
     if kind == "varlen":
         return _varlen(q_NTHE, k_NTKE, v_NTKE, plan, scale, sinks)

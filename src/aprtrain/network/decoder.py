@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from aprtrain.kernels.fp8 import linear
-from aprtrain.kernels.gated import silu_gated
+from aprtrain.kernels.fp8 import gated_linear, linear
+from aprtrain.kernels.gated import add_product, feed_forward, gated_product, products_agree, silu_gated
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
@@ -103,6 +103,7 @@ class Block(nn.Module):
         self.shape = shape
         # A function that takes the block, and no method of it: a block that owned itself would outlive its run.
         self.function: Callable[..., Tensor] = Block.compute
+        self.fuses = False
         for name in WEIGHTS:
             self.register_parameter(name, None)
             self.register_parameter(f"{name}_bias", None)
@@ -111,6 +112,15 @@ class Block(nn.Module):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+    def can_fuse(self) -> bool:
+        """Whether products can write silu(gate) * up at once; compiles and tries them."""
+        weight, s = self.gate_up, self.shape
+        if not isinstance(weight, Tensor) or not weight.is_cuda or not s.gated or s.act != "silu":
+            return False
+        has_bias = self.gate_up_bias is not None or self.down_bias is not None
+        fits = not has_bias and len(weight) % 16 == 0 and weight.shape[1] % 8 == 0
+        return fits and products_agree(learns=weight.requires_grad)
 
     def forward(self, *inputs: Any) -> Tensor:
         """See `compute`, which may have been compiled."""
@@ -126,8 +136,18 @@ class Block(nn.Module):
         if self.mlp_norm is None and self.mlp_post_norm is None:
             return x_NTD + mixed + self._mlp(y)
         x_NTD = x_NTD + _scaled(self._normed(mixed, "attn_post_norm"), s.residual_scale)
-        y = self._mlp(self._normed(x_NTD, "mlp_norm"))
+        y = self._normed(x_NTD, "mlp_norm")
+        if self._adds(y):
+            add_product(x_NTD, gated_product(y, self.gate_up), self.down)
+            return x_NTD
+        y = self._mlp(y)
         return x_NTD + _scaled(self._normed(y, "mlp_post_norm"), s.residual_scale)
+
+    def _adds(self, y: Tensor) -> bool:
+        """Whether the last product may add to the residual stream."""
+        is_last = self.mlp_post_norm is None and self.shape.residual_scale == 1.0
+        fits = self.fuses and y.dtype == torch.bfloat16 and isinstance(self.down, Tensor)
+        return fits and is_last and not torch.is_grad_enabled()
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return linear(x, getattr(self, name), getattr(self, f"{name}_bias"))
@@ -172,13 +192,22 @@ class Block(nn.Module):
         return q, torch.cat((k_still, k_turned), -1), v
 
     def _mlp(self, y_NTD: Tensor) -> Tensor:
+        if self.router is None and self.fuses and y_NTD.dtype == torch.bfloat16:
+            if torch.is_grad_enabled():
+                return feed_forward(y_NTD, self.gate_up, self.down)
+            return self._linear(gated_product(y_NTD, self.gate_up), "down")
         if self.router is None:
-            return self._linear(self._activated(self._linear(y_NTD, "gate_up")), "down")
+            return self._down(self._linear(y_NTD, "gate_up"), "down")
         assert self.shape.experts is not None
         y = self._routed(y_NTD.flatten(0, 1), self.shape.experts).view_as(y_NTD)
         if self.shared_down is None:
             return y
-        return y + self._linear(self._activated(self._linear(y_NTD, "shared_gate_up")), "shared_down")
+        return y + self._down(self._linear(y_NTD, "shared_gate_up"), "shared_down")
+
+    def _down(self, up: Tensor, name: str) -> Tensor:
+        if self.shape.gated and self.shape.act == "silu":
+            return gated_linear(up, getattr(self, name), getattr(self, f"{name}_bias"))
+        return self._linear(self._activated(up), name)
 
     def _activated(self, up: Tensor) -> Tensor:
         if not self.shape.gated:
@@ -304,6 +333,7 @@ class Decoder(nn.Module):
         compiled = torch.compile(Block.compute, fullgraph=True, dynamic=False, backend=backend)
         for block in self.blocks:
             assert isinstance(block, Block)
+            block.fuses = block.can_fuse()
             # A grouped product in another dtype runs, but cannot be compiled.
             if block.router is None or block.router.dtype == torch.bfloat16:
                 block.function = compiled

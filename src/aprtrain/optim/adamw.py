@@ -75,17 +75,34 @@ class Adam:
             own.copy_(count)
 
     def update(
-        self, weights: Sequence[Tensor], grads: Sequence[Tensor], lr: float, norm: Tensor, loss: Tensor | None
+        self,
+        weights: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        lr: float,
+        norm: Tensor,
+        loss: Tensor | None,
+        copies: Sequence[Tensor] = (),
     ) -> None:
         """One update, of which nothing happens where the norm or the loss is not finite; the host does not wait.
 
-        `norm` is that of the whole gradient. Changes `grads`.
+        `norm` is that of the whole gradient. `copies` get the weights, in their dtype. Changes `grads`.
         """
         s = self._settings
         finite = torch.isfinite(norm) if loss is None else torch.isfinite(norm) & torch.isfinite(loss)
         # The fused kernel skips the update by the one and divides by the other.
         skip = (~finite).to(torch.float32)
-        scale = (norm / s.clip).clamp(min=1.0) if s.clip else None
+        scale = (norm / s.clip).clamp(min=1.0) if s.clip else torch.ones_like(norm)
+        if norm.is_cuda:
+            from aprtrain.kernels.adam_triton import update
+
+            betas = {"beta1": s.betas[0], "beta2": s.betas[1]}
+            for n, count in enumerate(self._counts):
+                count.add_(1 - skip)
+                update(
+                    weights[n], grads[n], self.mean[n], self.square[n], copies[n] if copies else None, skip, scale,
+                    count, lr=lr, eps=s.eps, decay=s.weight_decay if self._decays[n] else 0.0, **betas,
+                )  # fmt: skip
+            return
         for decays in (True, False):
             some = [i for i, own in enumerate(self._decays) if own is decays and weights[i].numel()]
             if some:
@@ -95,6 +112,8 @@ class Adam:
                     grad_scale=scale, found_inf=skip, amsgrad=False, maximize=False, lr=lr, eps=s.eps,
                     beta1=s.betas[0], beta2=s.betas[1], weight_decay=s.weight_decay if decays else 0.0,
                 )  # fmt: skip
+        for copy, weight in zip(copies, weights, strict=False):
+            copy.copy_(weight)
 
 
 class Optimizer(Protocol):
@@ -287,8 +306,11 @@ class FlatAdamW:
         grads = [bucket.own(self.grad, self._world) for bucket in self._buckets]
         norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads])
         norm = joint_norm(torch.linalg.vector_norm(norms), self._world)
-        self.adam.update(self._masters, grads, lr, norm, loss)
-        self._publish()
+        alone = self._world.size == 1 and self._compute is not self.master
+        copies = [bucket.of(self._compute) for bucket in self._buckets] if alone else ()
+        self.adam.update(self._masters, grads, lr, norm, loss, copies)
+        if not alone:
+            self._publish()
         return norm
 
     def _publish(self) -> None:

@@ -1,4 +1,4 @@
-"""Packed attention by FlashAttention-4, beside float64; where there is a GPU of Hopper or later and the package."""
+"""Attention by FlashAttention-4, beside float64; where there is a GPU of Hopper or later and the package."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from torch.nn import functional
 
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(find_spec("flash_attn") is None, reason="needs FlashAttention-4")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(find_spec("flash_attn") is None, reason="needs FlashAttention-4"),
+    pytest.mark.filterwarnings("ignore:.*cannot be converted to a JitArgument"),
+]
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("window", [0, 50])
 @pytest.mark.parametrize(("heads", "size"), [((14, 2), 64), ((4, 4), 128)])
-def test_values_and_gradients_are_those_of_the_definition(heads: tuple[int, int], size: int, window: int) -> None:
+def test_values_and_gradients_are_those_of_the_definition(
+    heads: tuple[int, int], size: int, window: int, packed: bool
+) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
-    ends = Documents.of([100, 1, 27, 256, 128], 256, capacity=8).cu_seqlens.cuda()
+    ends = Documents.of([100, 1, 155, 200, 56] if packed else [256, 256], 256, capacity=8).cu_seqlens.cuda()
     q, k, v, arriving = (
         torch.randn(2, 256, n, size, generator=generator, device="cuda", dtype=torch.bfloat16)
         for n in (heads[0], heads[1], heads[1], heads[0])
@@ -30,22 +37,26 @@ def test_values_and_gradients_are_those_of_the_definition(heads: tuple[int, int]
     wanted = functional.scaled_dot_product_attention(q_all, k_all, v_all, seen[:, None], scale=0.1).transpose(1, 2)
     expected = [wanted.detach(), *torch.autograd.grad(wanted, exact, arriving.double())]
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    out = attend(q, k, v, AttentionPlan("flash4", None, ends, 256, window), scale=0.1)
+    out = attend(q, k, v, AttentionPlan("flash4", None, ends if packed else None, 256, window), scale=0.1)
     found = [out.detach(), *torch.autograd.grad(out, inputs, arriving)]
     for value, want in zip(found, expected, strict=True):
         assert float((value.double() - want).norm() / want.norm()) < 1e-2
 
 
-def test_packed_documents_take_it_and_reproducible_runs_do_not() -> None:
+def test_documents_and_rows_that_learn_take_it_and_reproducible_runs_do_not() -> None:
     tokens_NT = torch.zeros(2, 256, device="cuda", dtype=torch.int64)
     documents = Documents(Documents.of([200, 56, 256], 256).cu_seqlens.cuda(), 256)
 
-    def kind() -> str:
+    def kind(documents: Documents | None = documents) -> str:
         return choose(tokens_NT, documents, tokens_NT, window=0, heads=(14, 2, 64), dtype=torch.bfloat16).kind
 
-    assert kind() == "flash4"
+    assert kind() == kind(None) == "flash4"
+    with torch.no_grad():
+        assert kind() == "flash4"
+        assert kind(None) == "cudnn"
     torch.use_deterministic_algorithms(True)
     try:
         assert kind() == "varlen"
+        assert kind(None) == "causal"
     finally:
         torch.use_deterministic_algorithms(False)
