@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import aprfmt
 from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.canonical.model import canonical, find_row
 from aprfmt.errors import AprError, RunError
+from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
@@ -94,7 +94,7 @@ def score(
         part = read_part(data, encoder, skipped, log, text_field)
         with scoring():
             windows = Windows(part, length, encoder.separator)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-eval-"))
+        folder = stack.enter_context(scratch_folder("eval"))
         scores = _totals(windows, windows.select(limit and limit // length), folder, loaded, vocabulary, log)
         return Evaluation(
             **facts[0],  # type: ignore[arg-type]  # _facts are the fields of EvaluatedModel

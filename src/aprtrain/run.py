@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import torch
 import aprfmt
 from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.inspection.run_report import PAGE, write_report
+from aprfmt.io.temporary import scratch_folder
 from aprfmt.text import format_clock
 from aprfmt.types import JsonObject, Numbers
 from aprtrain import budget, guards
@@ -239,7 +239,7 @@ def _train(
 def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved | None]]:
     """The run's folder, of a smoke run one that is gone afterwards, and the state that the run continues from."""
     if config.smoke is not None:
-        with tempfile.TemporaryDirectory(prefix="apr-smoke-") as name:
+        with scratch_folder("smoke") as name:
             yield Path(name), None
         return
     assert config.output is not None

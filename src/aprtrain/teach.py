@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from aprfmt.api import TeacherReport
 from aprfmt.errors import ExistsError, RefusedError, RunError, UsageError, storage_errors
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.sink import AtomicFile
+from aprfmt.io.temporary import scratch_folder
 from aprfmt.model import Model
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
@@ -234,7 +234,7 @@ def _engine(
             open_decoder(wanted.file, n_ctx=length + 8, n_threads=wanted.threads, gpu_layers=wanted.gpu_layers, say=log)
         )
         vocabulary = _shared(model, reader, llama.n_vocab)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-teacher-"))
+        folder = stack.enter_context(scratch_folder("teacher"))
         logits = _of_llama(Reader(folder, llama))
         engine = f"llama.cpp ({llama.engine})"
     if k > vocabulary.n_real:

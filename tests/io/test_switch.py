@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from aprfmt.io.sink import AtomicFolder
 from aprfmt.io.switch import Switch
-from aprfmt.io.temporary import sweep
+from aprfmt.io.temporary import scratch_folder, sweep
 
 OLD = {"m-1": "old", "m-2": "old", "m-3": "old", "notes": "mine"}
 NEW = {"m-1": "new", "m-2": "new", "notes": "mine"}
@@ -171,3 +173,21 @@ def test_a_record_that_is_not_complete_has_moved_nothing(folder: Path, monkeypat
     record.write_bytes(record.read_bytes()[:-1])
     sweep(folder)
     assert tree(folder) == OLD
+
+
+def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    code = (
+        "import os, pathlib, signal\nfrom aprfmt.io.temporary import scratch_folder\n"
+        "with scratch_folder('qa') as folder:\n"
+        "    pathlib.Path(folder, 'big').write_bytes(b'x')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".apr-qa.")
+    (tmp_path / "somebody's").touch()
+    with scratch_folder("imatrix") as folder, scratch_folder("qa") as another:
+        Path(folder, "x").touch()
+        assert {path.name for path in tmp_path.iterdir()} == {"somebody's", Path(folder).name, Path(another).name}
+    assert [path.name for path in tmp_path.iterdir()] == ["somebody's"]

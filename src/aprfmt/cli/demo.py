@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from aprfmt.inspection.validate import validate
 from aprfmt.io.pipe import is_same_content
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Source
+from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import PROMPT, Llama, LlamaDiedError
 from aprfmt.text import format_bytes, format_count, format_seconds
 
@@ -43,7 +43,7 @@ def command(
     apr demo model.gguf -o demo-files
     """
     with ExitStack() as stack:
-        folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-demo-")))
+        folder = output or Path(stack.enter_context(scratch_folder("demo")))
         folder.mkdir(parents=True, exist_ok=True)
         source = _find_model(file, folder)
         if aprfmt.detect(source) != "gguf":

@@ -1,14 +1,16 @@
-"""Files and folders that are not yet published: their names, and the end of those that killed processes left."""
+"""Files and folders that are not yet or never published: their names, and the end of those of killed processes."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
+from aprfmt.errors import storage_errors
 from aprfmt.io.publish import remove
 from aprfmt.io.switch import recover
 from aprfmt.io.system import PROCESS_NAME, is_earlier_boot, is_running, process_name
@@ -25,6 +27,23 @@ def temporary_beside(target: str) -> str:
     folder, name = os.path.split(target)
     label = os.fsencode(name)[:_LABEL_BYTES].decode(errors="ignore")
     return os.path.join(folder, f".{label}.{process_name()}-{os.urandom(4).hex()}.tmp")
+
+
+@contextmanager
+def scratch_folder(label: str) -> Iterator[str]:
+    """A folder for the block among the system's temporary files, where those of killed processes are removed first.
+
+    Raises StorageError.
+    """
+    place = tempfile.gettempdir()
+    sweep(place)
+    folder = temporary_beside(os.path.join(place, f"apr-{label}"))
+    with storage_errors(folder):
+        os.mkdir(folder, 0o700)
+    try:
+        yield folder
+    finally:
+        remove(folder)
 
 
 def sweep(folder: PathLike, ours: re.Pattern[str] | None = None) -> None:

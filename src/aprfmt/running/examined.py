@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -13,6 +12,7 @@ from aprfmt import formats
 from aprfmt.canonical.model import Canonical, canonical
 from aprfmt.errors import AprError
 from aprfmt.inspection.validate import Validation, validate
+from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.prepared import prepare
@@ -45,7 +45,7 @@ class Examined:
         self._llama: Llama | None = None
 
     def __enter__(self) -> Self:
-        self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-qa-"))
+        self._folder = self._stack.enter_context(scratch_folder("qa"))
         self.model: Model = self._stack.enter_context(formats.open(self.file))
         self.gguf: Model = self._stack.enter_context(formats.open(prepare(self.file, say=self._say).path))
         return self

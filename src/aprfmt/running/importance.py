@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from aprfmt.formats.imatrix import DEFAULT_CHUNK, OLD_SUFFIX, Entry, Sums, add_s
 from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import exists
+from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama, encoder_pooling
 from aprfmt.running.generate import metadata_of, refuse_others
 from aprfmt.text import plural
@@ -129,7 +129,7 @@ def compute(
     pooling, n_bytes = encoder_pooling(wanted.gguf)
     importance = "output" if wanted.output else "layers"
     with (
-        tempfile.TemporaryDirectory(prefix="apr-imatrix-") as scratch,
+        scratch_folder("imatrix") as scratch,
         Llama(
             wanted.gguf,
             name=wanted.name,
