@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 _IEC_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_TYPED_UNITS = ((1000, ("kB", "MB", "GB", "TB")), (1024, ("KiB", "MiB", "GiB", "TiB")))
 _SI_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -19,6 +20,13 @@ def format_bytes(n: float) -> str:
         return f"{int(size)} B"
     digits = 2 if size < 9.995 else 1 if size < 999.95 else 0
     return f"{size:.{digits}f} {_IEC_UNITS[unit]}"
+
+
+def format_limit(n: int) -> str:
+    """A size that somebody typed, in the unit that makes it the smallest whole number: `10 MB`, `300 MiB`."""
+    units = ((base**power, name) for base, names in _TYPED_UNITS for power, name in enumerate(names, 1))
+    whole = [(n // size, name) for size, name in units if n and n % size == 0]
+    return "{} {}".format(*min(whole)) if whole else format_bytes(n)
 
 
 def format_count(n: int) -> str:

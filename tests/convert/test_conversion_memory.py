@@ -84,6 +84,14 @@ def test_the_memory_that_the_refusal_names_is_enough(tmp_path: Path) -> None:
     assert subprocess.run([*command, least[1]], capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(("typed", "unit"), [(10_000_000, "MB"), (10 << 20, "MiB"), (5_000_001, "MiB")])
+def test_a_limit_is_told_in_its_unit(typed: int, unit: str) -> None:
+    with pytest.raises(RefusedError, match=rf"needs at least \d+ {unit} of memory") as refused:
+        flow_for(None, typed, [])
+    assert re.fullmatch(rf"--max-memory \d+{unit}, or leave it out", refused.value.hint or "")
+    assert typed == 5_000_001 or refused.value.message.endswith(f"allows 10 {unit}")
+
+
 @pytest.mark.parametrize("dtype", ["keep", "f16", "q8_0"])
 def test_a_big_model_stays_within_max_memory(tmp_path: Path, dtype: str) -> None:
     """A 320 MB matrix goes through a process that may take 200 MiB, decoded and encoded on the way."""

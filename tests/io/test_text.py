@@ -6,7 +6,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from aprfmt.text import first_few, format_bytes, format_clock, format_count, format_number, format_seconds, plural
+from aprfmt.text import (
+    first_few,
+    format_bytes,
+    format_clock,
+    format_count,
+    format_limit,
+    format_number,
+    format_seconds,
+    plural,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +31,21 @@ from aprfmt.text import first_few, format_bytes, format_clock, format_count, for
 )
 def test_bytes(n: int, text: str) -> None:
     assert format_bytes(n) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (10_000_000, "10 MB"),
+        (300 << 20, "300 MiB"),
+        (1_500_000_000, "1500 MB"),
+        (1 << 30, "1 GiB"),
+        (123_457, "120.6 KiB"),
+        (0, "0 B"),
+    ],
+)
+def test_limits_are_told_in_the_unit_that_was_typed(n: int, text: str) -> None:
+    assert format_limit(n) == text
 
 
 def test_counts_and_durations() -> None:

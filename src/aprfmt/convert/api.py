@@ -72,7 +72,7 @@ from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
-from aprfmt.text import first_few, format_bytes, plural
+from aprfmt.text import first_few, format_bytes, format_limit, plural
 from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
 from aprfmt.types import PathLike
 
@@ -570,8 +570,8 @@ LATER_BYTES = 48 << 20
 """What loads only while writing: numpy, codecs, parts of the allocator that stay unused."""
 
 
-_MARGIN_MIB = 4
-"""A process started anew takes a little more or less."""
+_MARGIN = 4
+"""Megabytes: a process started anew takes a little more or less."""
 
 
 def resident_bytes() -> int:
@@ -605,10 +605,11 @@ def flow_for(threads: int | None, max_memory: int | None, tensors: Iterable[OutT
     room = max_memory - _fixed(tensors)
     smallest = Flow(1, SMALLEST_WINDOW).memory_bytes
     if room < smallest:
-        least = -(-(max_memory - room + smallest) // (1 << 20)) + _MARGIN_MIB
+        unit = 10**6 if max_memory % 10**6 == 0 and max_memory % (1 << 20) else 1 << 20
+        least = format_limit((-(-(max_memory - room + smallest) // unit) + _MARGIN) * unit)
         raise RefusedError(
-            f"the conversion needs at least {least} MiB of memory, but --max-memory allows {format_bytes(max_memory)}",
-            hint=f"--max-memory {least}MiB, or leave it out",
+            f"the conversion needs at least {least} of memory, but --max-memory allows {format_limit(max_memory)}",
+            hint=f"--max-memory {least.replace(' ', '')}, or leave it out",
         )
     per_thread = THREAD_BYTES + CHUNK_BYTES
     n = min(flow.n_workers, (room - SMALLEST_WINDOW) // per_thread)

@@ -17,7 +17,7 @@ from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.io.source import Identity, Source
 from aprfmt.limits import MAX_CARRIED_FILES
-from aprfmt.text import first_few, format_bytes, plural
+from aprfmt.text import first_few, format_bytes, format_limit, plural
 from aprfmt.types import PathLike, Shape
 
 
@@ -113,7 +113,7 @@ def _reasons(large: dict[str, int], odd: list[str], most_bytes: int, n_bytes: in
     out = []
     if large:
         shown = first_few([f"{name} ({format_bytes(size)})" for name, size in sorted(large.items())])
-        limit = f"files that belong to no model may take {format_bytes(most_bytes)} together"
+        limit = f"files that belong to no model may take {format_limit(most_bytes)} together"
         out.append(f"not carried: {shown}; {limit}, --carry {_option(n_bytes)} would carry them all")
     if odd:
         out.append(f"not carried: {first_few(odd)}; unreadable, no plain file, or of a name that cannot be stored")
