@@ -356,10 +356,20 @@ def teacher(
             "from_vllm takes the place of a teacher, and its file knows temperature 1 alone",
             hint="leave out the model and --temperature; --student names the model whose tokenizer reads the text",
         )
+    if from_vllm is not None and prompts is not None:
+        raise UsageError(
+            "prompts are written first, and from_vllm takes what a server answered", hint="leave out one of the two"
+        )
+    machine = {"engine": engine, "device": device, "threads": threads, "gpu_layers": gpu_layers}
+    others = [name for name, value in machine.items() if value]
+    if others and (from_vllm is not None or prompts is not None):
+        raise UsageError(f"nothing is computed here: {others[0]} is for a teacher", hint="leave it out")
     if engine not in (None, *_ENGINES):
         raise UsageError(f"there is no engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
     if engine == "llama" and device is not None:
         raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
+    if (engine == "torch" or device is not None) and (threads or gpu_layers):
+        raise UsageError("threads and gpu_layers are llama.cpp's, and torch is to compute", hint="leave them out")
     if find_spec("torch") is None:
         raise MissingDependencyError("a teacher's files need torch", hint="pip install torch")
     if file is None and from_vllm is None and prompts is None:
@@ -375,7 +385,7 @@ def teacher(
     chosen = "vllm" if from_vllm is not None else engine
     if chosen is None and not (plan or prompts):
         chosen = _engine_for([model] if model is not None else [], device)
-    others = () if from_vllm is not None else (temperature or (2.0, 3.0, 4.0))
+    heats = () if from_vllm is not None else (temperature or (2.0, 3.0, 4.0))
     places, weights = split_weights([formats.path_text(each, "data") for each in _paths(data)])
     wanted = Wanted(
         file=model,
@@ -385,7 +395,7 @@ def teacher(
         strict=strict,
         output=Path(formats.path_text(output, "output")),
         top_k=top_k,
-        temperatures=(1.0, *sorted({float(t) for t in others} - {1.0})),
+        temperatures=(1.0, *sorted({float(t) for t in heats} - {1.0})),
         student=other,
         seq_len=seq_len,
         held_out=held_out,
