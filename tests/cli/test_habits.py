@@ -23,6 +23,16 @@ PHRASES = {
     "quantize in.gguf out.gguf q8_0 8": "apr quantize in.gguf q8_0 -o out.gguf --threads 8",
     "quantize in.gguf 'my out' iq2_xs --imatrix i": "apr quantize in.gguf iq2_xs -o 'my out' --imatrix i",
     "convert --hf-path org/m --mlx-path out -q --q-bits 4": "apr convert org/m --output out --bits 4 --format mlx",
+    "convert --hf-path org/m -q": "apr convert org/m --bits 4 --output mlx_model --format mlx",
+    "mlx_lm.convert --hf-path=m -q --quant-predicate mixed_4_6": (
+        "apr convert m --recipe mixed_4_6 --output mlx_model --format mlx"
+    ),
+    "convert --hf-path m --quantize -o x": "apr convert m -o x --bits 4 --format mlx",
+    "quantize --imatrix i --pure in.gguf out.gguf q4_k_m 8": (
+        "apr quantize in.gguf q4_k_m -o out.gguf --threads 8 --imatrix i --pure"
+    ),
+    "llama-quantize in.gguf out.gguf q8_0": "apr quantize in.gguf q8_0 -o out.gguf",
+    "quantize in.gguf q4_k_m 8": "apr quantize in.gguf q4_k_m -o ggml-model-q4_k_m.gguf --threads 8",
     "run -m m.gguf -ngl 99": "apr run m.gguf --gpu-layers 99",
 }
 
@@ -33,7 +43,15 @@ def test_they_are_rephrased(theirs: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "ours", ["convert m -o x.gguf --dtype f16", "quantize m q4_k_m -o x", "quantize a b", "inspect x"]
+    "ours",
+    [
+        "convert m -o x.gguf --dtype f16",
+        "quantize m q4_k_m -o x",
+        "quantize a b",
+        "inspect x",
+        "quantize --imatrix i m q4_k_m -o x --threads 8",
+        "quantize m q4_k_m -q -o x",
+    ],
 )
 def test_our_own_words_are_left_alone(ours: str) -> None:
     assert rephrase(shlex.split(ours)) is None
@@ -52,6 +70,13 @@ def test_the_answer_has_the_hint(apr: Any) -> None:
     done = apr("quantize", "in.gguf", "out.gguf", "Q4_K_M")
     assert done.code == 2
     assert "apr quantize in.gguf Q4_K_M -o out.gguf" in done.stderr
+
+
+def test_the_quantization_of_mlx_does_not_silence_the_hint(apr: Any) -> None:
+    done = apr("convert", "--hf-path", "org/m", "-q")
+    assert done.code == 2
+    assert "apr convert org/m --bits 4 --output mlx_model --format mlx" in done.stderr
+    assert not apr("convert", "--nothing", "-q").stderr.count("hint")
 
 
 def test_all_that_is_missing_is_told_at_once(apr: Any) -> None:

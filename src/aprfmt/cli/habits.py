@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 # Option of another program -> ours; None: its value is the input; "": it has no place here, and takes no value.
@@ -41,36 +40,85 @@ _OPTIONS: dict[str, str | None] = {
 }
 
 
+_COMMANDS = {"mlx_lm.convert": "convert", "convert_hf_to_gguf.py": "convert", "llama-quantize": "quantize"}
+
+# Options of `quantize` that take no value; in llama-quantize's order they stand before the files.
+_SWITCHES = (
+    "--allow-requantize",
+    "--leave-output",
+    "--pure",
+    "--keep-split",
+    "--plan",
+    "--force",
+    "-f",
+    "--json",
+    "--quiet",
+    "-q",
+)
+
+
+def is_of_mlx(arguments: Sequence[str]) -> bool:
+    """Whether a command line is one of mlx_lm.convert, where `-q` asks for a quantization."""
+    return any(word.partition("=")[0] == "--hf-path" for word in arguments)
+
+
 def rephrase(arguments: Sequence[str]) -> str | None:
     """The command line `arguments` (without `apr`) as this program would have it; None where nothing is known.
 
-    Options go by the table; `quantize IN OUT TYPE`, llama-quantize's order, becomes `quantize IN TYPE -o OUT`.
+    Options go by the table; `quantize IN OUT TYPE`, llama-quantize's order, becomes `quantize IN TYPE -o OUT`, and what
+    mlx_lm.convert does unasked is said: four bits, and the name of its folder.
     """
+    import shlex
+
     words: list[str] = []
-    changed = False
-    is_mlx = "--hf-path" in arguments
+    is_mlx = is_of_mlx(arguments)
     for word in arguments:
         name, equals, value = word.partition("=")
-        if is_mlx and word == "-q":
-            changed = True
+        if word in _COMMANDS:
+            words.append(_COMMANDS[word])
+        elif is_mlx and word in ("-q", "--quantize"):
+            continue
         elif name in _OPTIONS:
-            changed = True
             ours = _OPTIONS[name]
             words += [ours + equals + value] if ours else [value] if value else []
         else:
             words.append(word)
     if is_mlx:
+        names = {word.partition("=")[0] for word in words}
+        if {"-q", "--quantize"} & {*arguments} and not {"--bits", "--recipe"} & names:
+            words += ["--bits", "4"]
+        words += [] if {"--output", "-o"} & names else ["--output", "mlx_model"]
         words += ["--format", "mlx"]
-    words, moved = _in_order(words)
-    return shlex.join(["apr", *words]) if changed or moved else None
+    words = _in_order(words)
+    return shlex.join(["apr", *words]) if words != list(arguments) else None
 
 
-def _in_order(words: list[str]) -> tuple[list[str], bool]:
+def _in_order(words: list[str]) -> list[str]:
+    """`quantize [OPTIONS] IN [OUT] TYPE [THREADS]` in our order; anything else as it is."""
     from aprfmt.convert.mixes import find_mix
 
-    if len(words) >= 4 and words[0] == "quantize":
-        source, target, mix, *rest = words[1:]
-        if not source.startswith("-") and not find_mix(target) and find_mix(mix):
-            threads = ["--threads", rest.pop(0)] if rest and rest[0].isdecimal() else []
-            return ["quantize", source, mix, "-o", target, *threads, *rest], True
-    return words, False
+    if words[:1] != ["quantize"]:
+        return words
+    options, files = _apart(words[1:])
+    threads = ["--threads", files.pop()] if len(files) > 2 and files[-1].isdecimal() else []
+    if len(files) == 3 and find_mix(files[2]) and not find_mix(files[1]):
+        source, target, mix = files
+        return ["quantize", source, mix, "-o", target, *threads, *options]
+    if len(files) == 2 and threads and find_mix(files[1]):  # it has a name for the output then
+        return ["quantize", *files, "-o", f"ggml-model-{files[1]}.gguf", *threads, *options]
+    return words
+
+
+def _apart(words: list[str]) -> tuple[list[str], list[str]]:
+    """(options with their values, the rest)."""
+    options: list[str] = []
+    rest: list[str] = []
+    left = iter(words)
+    for word in left:
+        if not word.startswith("-"):
+            rest.append(word)
+        elif word in _SWITCHES or "=" in word:
+            options.append(word)
+        else:
+            options += [word, *([value] if (value := next(left, None)) is not None else [])]
+    return options, rest

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from aprfmt.cli.habits import is_of_mlx
 from aprfmt.errors import AprError, StorageError
 from aprfmt.text import format_bytes, format_count, format_seconds
 from aprfmt.types import Json
@@ -82,7 +83,7 @@ class Output:
         """Takes the mode from the raw command line, so that usage errors obey it too."""
         self.arguments = arguments
         words = arguments[: arguments.index("--")] if "--" in arguments else arguments
-        quiet = any(word in ("--quiet", "-q") for word in words)
+        quiet = "--quiet" in words or ("-q" in words and not is_of_mlx(words))
         self.mode = "json" if "--json" in words else "quiet" if quiet else "human"
         self.command = next((word for word in words if not word.startswith("-")), "")
         # `diff` answers 1 for "different", so its failures must be 2 whatever their cause.
