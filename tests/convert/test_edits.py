@@ -11,7 +11,9 @@ from gguf import GGUFValueType
 from plain_models import GGUF_KEYS, gguf_names, weights, write_folder, write_gguf
 
 import aprfmt
+from aprfmt.cli.main import run
 from aprfmt.convert.stamp import stamp
+from aprfmt.errors import AprError
 
 
 @pytest.fixture
@@ -121,3 +123,36 @@ def test_an_old_tokenizer_does_not_stay_beside_a_new_one(apr: Path, tmp_path: Pa
     aprfmt.export_model(apr, out, format="hf", force=True)
     assert not (out / "chat_template.jinja").exists()
     assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("form", ["m.apr", "m.gguf"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_plan_counts_what_a_stamp_then_writes(apr: Path, tmp_path: Path, form: str, in_place: bool) -> None:
+    source = tmp_path / form
+    if form != "m.apr":
+        aprfmt.convert_model(apr, source)
+    out = None if in_place else tmp_path / "out" / form
+    (tmp_path / "out").mkdir()
+    before = source.read_bytes()
+    plan = stamp(source, out, license="MIT", in_place=in_place, plan=True)
+    assert source.read_bytes() == before
+    assert not list((tmp_path / "out").iterdir())
+    done = stamp(source, out, license="MIT", in_place=in_place)
+    assert plan.to_json() == done.to_json() | {"plan": True}
+    assert "plan" not in done.to_json()
+
+
+def test_a_plan_refuses_what_a_stamp_refuses(apr: Path, tmp_path: Path) -> None:
+    with pytest.raises(AprError, match="has no effect"):
+        stamp(apr, tmp_path / "x.apr", set={"llama.vocab_size": 7}, plan=True)
+    with pytest.raises(AprError, match="plan must be"):
+        stamp(apr, tmp_path / "x.apr", license="MIT", plan="yes")  # type: ignore[arg-type]
+
+
+def test_the_command_says_that_nothing_was_written(
+    apr: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["stamp", str(apr), "-o", str(tmp_path / "x.apr"), "--license", "mit", "--plan"]) == 0
+    assert "nothing is written" in (shown := capsys.readouterr().out)
+    assert "MIT" in shown
+    assert not (tmp_path / "x.apr").exists()

@@ -199,3 +199,13 @@ def test_the_documents_have_every_command_and_exit_code() -> None:
     codes = {AprError.exit_code, *(c.exit_code for c in AprError.__subclasses__())}
     for code in codes:
         assert re.search(rf"^\| {code} \|", page, re.MULTILINE), f"docs/commands.md does not explain exit code {code}"
+
+
+def test_the_documents_have_every_key_of_a_conversion() -> None:
+    from dataclasses import fields
+
+    from aprfmt.convert.api import Report
+
+    page = (ROOT / "docs/commands.md").read_text()
+    keys = {key for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
+    assert {field.name for field in fields(Report)} - {"label"} <= keys

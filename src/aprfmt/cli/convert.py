@@ -193,7 +193,7 @@ class Stamp(Common, Identity):
     apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext
     apr stamp model.apr --in-place --set description='a small model'
     apr stamp model.gguf --in-place --set tokenizer.chat_template=@chat.jinja
-    apr stamp model.gguf --in-place --set my.key:u32=7 --unset general.url
+    apr stamp model.gguf --in-place --set my.key:u32=7 --unset general.url --plan
     """
 
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An .apr file or a GGUF.")]
@@ -216,6 +216,7 @@ class Stamp(Common, Identity):
     ] = None
     unset: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Remove a key; repeatable.")] = None
     in_place: Annotated[bool, typer.Option("--in-place", help="Replace FILE itself, atomically.")] = False
+    plan: Annotated[bool, typer.Option("--plan", help="Check, and show what would be set; write nothing.")] = False
     force: ForceOption = False
 
     def __call__(self) -> None:
@@ -245,6 +246,7 @@ class Stamp(Common, Identity):
             types=types,
             tokenizer=self.tokenizer,
             in_place=self.in_place,
+            plan=self.plan,
             force=self.force,
         )
         for warning in report.warnings:
@@ -252,7 +254,9 @@ class Stamp(Common, Identity):
         rows = [(key, as_text(value)) for key, value in report.stamped.items()]
         rows.append(("size", format_bytes(report.output_bytes)))
         name = out.style(printable(report.output), "bold")
-        out.result(report.to_json(), [f"{out.style('stamped', 'green')} {name}", *pairs(rows)])
+        done = f"{out.style('stamped', 'green')} {name}"
+        head = f"{out.style('plan', 'cyan')} for {name}; nothing is written" if self.plan else done
+        out.result(report.to_json(), [head, *pairs(rows)])
 
 
 def parse_assignments(items: list[str]) -> tuple[dict[str, object], dict[str, str]]:

@@ -66,8 +66,11 @@ def edit(
     options: WriteOptions,
     *,
     in_place: bool,
+    plan: bool,
 ) -> int:
     """Writes the GGUF `model` as `target` with the keys of `patch`, None for those that go; returns the bytes written.
+
+    With `plan` these are only counted.
 
     With `in_place` the header alone is written where it is as long as before, padding included, and a copy takes the
     file's place where it is not. A key keeps its type and its place; `types` names those of others (see TYPES).
@@ -88,15 +91,17 @@ def edit(
     _check(model, part, head, patch)
     n_padding = padding(len(head), part.alignment)
     if in_place and len(head) + n_padding == part.data_start:
-        model.check_unchanged()
+        if not plan:
+            model.check_unchanged()
         start, changed = _difference(part.source.read(0, part.data_start), head + bytes(n_padding))
-        if changed:
+        if changed and not plan:
             overwrite(target, start, changed)
         return len(changed)
     n_rest = part.source.size - part.data_start
     rest = Stream(n_rest, lambda: source_jobs(part.source, part.data_start, n_rest))
     layout = FileLayout(os.path.basename(target), [Literal(head), Zeros(n_padding), rest])
-    write_file(target, layout, options)
+    if not plan:
+        write_file(target, layout, options)
     return layout.n_bytes
 
 

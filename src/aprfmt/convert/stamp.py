@@ -44,6 +44,7 @@ class StampReport:
         tensor_count: tensors, all unchanged.
         stamped: what was set, None for what was removed.
         warnings: what the user should know of the file that was read, and of the tokenizer.
+        plan: whether nothing was written.
     """
 
     source: str
@@ -53,10 +54,12 @@ class StampReport:
     tensor_count: int
     stamped: dict[str, object]
     warnings: list[str] = field(default_factory=list)
+    plan: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """The object of `apr stamp --json`."""
-        return asdict(self)
+        """The object of `apr stamp --json`; that of a plan alone has `plan`."""
+        body = asdict(self)
+        return body if self.plan else {key: value for key, value in body.items() if key != "plan"}
 
 
 def stamp(
@@ -73,6 +76,7 @@ def stamp(
     types: Mapping[str, str] | None = None,
     tokenizer: PathLike | None = None,
     in_place: bool = False,
+    plan: bool = False,
     force: bool = False,
 ) -> StampReport:
     """Writes `src` again as `dst` (or over itself with `in_place`) with edited metadata.
@@ -88,6 +92,7 @@ def stamp(
         types: of keys that a GGUF has not got and llama.cpp does not know: "u32", "str", "f32[]", ...
         tokenizer: tokenizer files (a folder or a tokenizer.json) to put in an `.apr`.
         in_place: replace `src` itself, in one step.
+        plan: check everything and say what would be written, and write nothing.
         force: replace an existing output.
 
     Raises:
@@ -96,6 +101,7 @@ def stamp(
         UnsupportedError: `src` is in another format.
     """
     parse_flag("in_place", in_place)
+    parse_flag("plan", plan)
     parse_flag("force", force)
     given = {
         "license": license,
@@ -121,14 +127,14 @@ def stamp(
     with open_checked(src) as (model, confirm):
         target = str(model.path) if in_place or dst is None else formats.path_text(dst, "dst")
         if not in_place:
-            check_target(target, [str(model.path), *(source.path for source in model.sources)], force)
+            check_target(target, [str(model.path), *(source.path for source in model.sources)], force or plan)
         options = WriteOptions(force or in_place, confirm=confirm)
         if model.native_as(GgufNative) is not None:
             if tokenizer is not None:
                 raise UsageError(_NOT_IN_GGUF.format("a tokenizer is"), path=model.path, hint=_CONVERT_HINT)
             keys = _in_gguf_words(patch)
-            written = gguf_edit.edit(model, keys, types or {}, target, options, in_place=in_place)
-            return _report(src, target, model, written, keys)
+            written = gguf_edit.edit(model, keys, types or {}, target, options, in_place=in_place, plan=plan)
+            return replace(_report(src, target, model, written, keys), plan=plan)
         native = apr2.native_of(model)
         if native is None:
             raise UnsupportedError(
@@ -148,9 +154,10 @@ def stamp(
         fields = _in_apr_words(model, patch)
         segments = _segments(model, native.header.flags, fields, tokenizer, warnings)
         layout = FileLayout(os.path.basename(target), segments, crc_footer=True)
-        write_file(target, layout, options)
+        if not plan:
+            write_file(target, layout, options)
         done = patch if tokenizer is None else patch | {"tokenizer": os.fspath(tokenizer)}
-        return _report(src, target, model, layout.n_bytes, done, warnings)
+        return replace(_report(src, target, model, layout.n_bytes, done, warnings), plan=plan)
 
 
 def _report(
