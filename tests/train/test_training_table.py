@@ -249,6 +249,9 @@ def test_the_plan_refuses_what_the_run_would(refused: Refused, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr("aprtrain.budget.SAMPLE_CHARS", 1000)
         code, error = refused("--plan", "yes", "--steps", "99999", "--no-repeat", "yes", output="other")
+        # What is estimated may be wrong by half, what is counted not.
+        assert refused("--plan", "yes", "--steps", "230", "--no-repeat", "yes", output="other")[0] == 0
+    assert refused("--plan", "yes", "--steps", "230", "--no-repeat", "yes", output="other")[0] == 5
     assert code == 5
     assert "the data hold about " in error["message"]
     assert refused("--plan", "yes", "--steps", "99999", "--smoke", "2", "--no-repeat", "yes", output="other")[0] == 0

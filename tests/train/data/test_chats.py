@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError
 from aprfmt.tokenizer.chat import ChatTemplate, PrefixError
 from aprtrain.data.batches import Batches, Windows, shuffle_index
-from aprtrain.data.corpus import HIDDEN, Corpus, Encoder, open_corpus, part_of, prepare
+from aprtrain.data.corpus import HIDDEN, Corpus, Encoder, _hide, open_corpus, part_of, prepare
 from aprtrain.data.records import Chat, Reader
 from aprtrain.data.scored import read_part
 from aprtrain.data.sources import SourceFile
@@ -185,6 +186,14 @@ def test_a_template_that_always_asks_for_an_answer_is_refused() -> None:
     never = "{% for m in messages %}{{ '[' + m.content + ']' if m.role == 'user' else m.content + '</s>' }}{% endfor %}"
     text, spans = ChatTemplate(never).render_answers([*talks(1)[0][-2:], *talks(1)[0][-2:]])
     assert [text[a:b] for a, b in spans] == [f"{talks(1)[0][-1]['content']}</s>"] * 2
+
+
+def test_a_token_that_reaches_into_an_answer_is_learned() -> None:
+    """Characters 4 to 8 and 10 to 12 are learned; a token on their border has some of both."""
+    offsets = [(0, 3), (3, 5), (5, 7), (7, 9), (9, 10), (10, 10), (10, 12), (12, 13)]
+    found = _hide(cast(Any, SimpleNamespace(ids=[*range(8)], offsets=offsets)), [(4, 8), (10, 12)])
+    assert [int(i) for i in found if i < HIDDEN] == [1, 2, 3, 6]
+    assert (found & ~HIDDEN).tolist() == [*range(8)]
 
 
 def test_a_conversation_has_one_end() -> None:

@@ -127,6 +127,8 @@ def test_steps_without_a_label_are_no_part_of_a_mean() -> None:
     assert mean["loss"] == pytest.approx((6 * 10.0 + 2 * 2.0) / 8)
     assert (mean["kl"], mean["grad_norm"], mean["step"]) == (None, 1.0, 5)
     assert mean_of(steps[1:2])["loss"] == 5.0
+    steps[0]["tokens_per_s"], steps[1]["tokens_per_s"] = 100.0, 300.0
+    assert mean_of(steps[:2])["tokens_per_s"] == pytest.approx(150.0)  # each took as many tokens
 
 
 def test_the_panel_stays_in_place_and_lines_stand_above_it(clock: Callable[[float], None]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from aprtrain.data.corpus import Encoder, open_corpus, read_header
 from aprtrain.evaluate import evaluate
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.run import run
+from aprtrain.teach import _told
 from aprtrain.teacher.files import Answers, TeacherFiles
 from aprtrain.teacher.vllm import pieces_of
 
@@ -146,6 +148,27 @@ def test_files_held_out_are_scored_by_their_definition(made: Made) -> None:
         sums += torch.stack([value.detach().double() for value in values])
     wanted = (sums / found.tokens).tolist()
     assert (found.kl, found.agreement, found.teacher_ce) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_what_is_shown_at_temperature_1_is_of_no_other(made: Made, distil: Run, tmp_path: Path) -> None:
+    """The KL of a step's line and of held-out text, where some mass is left to others."""
+    for name, heat in (("one", 1.0), ("four", 4.0)):
+        distil(name, made.files, top_k=4, temperature=heat, steps=1)
+    one, four = (lines(tmp_path / name)[0] for name in ("one", "four"))
+    assert four["kl1"] == pytest.approx(one["kl1"], rel=1e-5)
+    assert four["kl"] != pytest.approx(one["kl"], rel=0.1)
+    one, four = (lines(tmp_path / name, "evaluation")[0] for name in ("one", "four"))
+    assert four["kl"] == pytest.approx(one["kl"], rel=1e-6)
+
+
+def test_rows_of_a_head_behind_the_tokens_say_nothing(made: Made) -> None:
+    facts = replace(TeacherFiles(made.files).facts, k=5)
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(1))
+    padded = torch.cat([logits, torch.full((3, 12), 50.0)], 1)
+    places = np.arange(3)
+    plain, wide = (_told(iter([(places, places + 4, rows)]), 20, facts) for rows in (logits, padded))
+    assert all(np.array_equal(a, b) for a, b in zip(plain, wide, strict=True))
+    assert plain.label_P == pytest.approx(logits.log_softmax(1)[places, places + 4].numpy(), rel=1e-5)
 
 
 def test_no_teacher_is_loaded_and_a_run_goes_on_as_if_it_had_not_stopped(
