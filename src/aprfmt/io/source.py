@@ -14,7 +14,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol, Self
 
-from aprfmt.errors import ChangedError, NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_errors
+from aprfmt.errors import (
+    ChangedError,
+    NotFoundError,
+    TruncatedError,
+    UnknownFormatError,
+    UsageError,
+    storage_error,
+    storage_errors,
+)
 from aprfmt.types import PathLike
 
 Buffer = bytes | bytearray | memoryview
@@ -302,10 +310,14 @@ def is_same(a: PathLike, b: PathLike) -> bool:
 
 def _mode(path: PathLike, follow: bool = True) -> int | None:
     try:
-        with storage_errors(path):
-            return os.stat(path, follow_symlinks=follow).st_mode
-    except (FileNotFoundError, ValueError):  # ValueError: a zero byte in the name
+        return os.stat(path, follow_symlinks=follow).st_mode
+    except ValueError:  # a zero byte in the name
         return None
+    except OSError as error:
+        told = storage_error(error, path)
+        if isinstance(told, FileNotFoundError):
+            return None
+        raise told from error
 
 
 def padding(n_bytes: int, alignment: int) -> int:

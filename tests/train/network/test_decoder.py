@@ -218,7 +218,7 @@ def test_the_cheapest_exact_way_is_chosen() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", r"ignore:\s*Online softmax is disabled")
 @pytest.mark.parametrize("case_id", ["mistral/window", "gemma2", *STUDENTS, *TEACHERS])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gpu_computes_the_same_in_float32_and_nearly_so_in_bfloat16(
