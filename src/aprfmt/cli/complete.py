@@ -37,6 +37,25 @@ def complete_architecture(incomplete: str) -> list[str]:
     return _beginning(ARCHITECTURES, incomplete)
 
 
+_DEFINE_ZSH = "compdef %(complete_func)s %(prog_name)s"
+_DEFINE_OR_RUN_ZSH = f"""if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+  %(complete_func)s "$@"
+else
+  {_DEFINE_ZSH}
+fi"""
+
+
+def mend_zsh() -> None:
+    """Lets the script for zsh answer the first Tab, too.
+
+    zsh runs a script of its function path when Tab is first pressed, in place of the function; typer's only defines it.
+    """
+    from typer import _completion_shared as typers
+
+    scripts = typers._completion_scripts
+    scripts["zsh"] = typers.COMPLETION_SCRIPT_ZSH.replace(_DEFINE_ZSH, _DEFINE_OR_RUN_ZSH)
+
+
 def complete_tensor(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of the tensors of the FILE on the command line; none where it cannot be read, or is elsewhere."""
     import aprfmt

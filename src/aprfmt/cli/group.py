@@ -11,6 +11,7 @@ from typing import Annotated, Protocol
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from aprfmt.cli.complete import mend_zsh
 from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out
 from aprfmt.errors import UsageError
@@ -97,6 +98,8 @@ def build(wanted: str | None) -> typer.Typer:
         context_settings=settings,
     )
     app.callback(invoke_without_command=True)(_root)
+    if wanted not in COMMANDS:  # --install-completion, --show-completion
+        mend_zsh()
     for row in (COMMANDS[wanted],) if wanted in COMMANDS else COMMANDS.values():
         function = _not_imported
         if wanted in (None, row.name):
