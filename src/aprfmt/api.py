@@ -283,8 +283,8 @@ def data(
         RefusedError: the model has no tokenizer, or no chat template for conversations.
         CorruptError: a damaged file.
     """
+    from aprfmt.texts.sources import split_weights
     from aprtrain.data.corpus import Encoder
-    from aprtrain.data.sources import split_weights
     from aprtrain.data.summary import summarise
 
     given = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
@@ -374,7 +374,7 @@ def teacher(
         raise MissingDependencyError("a teacher's files need torch", hint="pip install torch")
     if file is None and from_vllm is None and prompts is None:
         raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
-    from aprtrain.data.sources import split_weights
+    from aprfmt.texts.sources import split_weights
     from aprtrain.teach import Wanted, write
 
     def path(value: PathLike | None, name: str) -> Path | None:
@@ -584,7 +584,7 @@ def imatrix(
     """
     from aprfmt.running.importance import Wanted, compute
     from aprfmt.running.prepared import prepare
-    from aprtrain.data.sources import list_files
+    from aprfmt.texts.sources import list_files
 
     _check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
     paths = [data] if isinstance(data, str | os.PathLike) else [*data]
@@ -619,8 +619,8 @@ def imatrix(
 
 def _text_of(paths: Sequence[Path]) -> Iterator[str]:
     """Plain text as it is; a blank line between files, between records and between messages."""
-    from aprtrain.data.records import Marked, Reader, as_text
-    from aprtrain.data.sources import list_files
+    from aprfmt.texts.records import Marked, Reader, as_text
+    from aprfmt.texts.sources import list_files
 
     between, reader = "", Reader(separator=0, render=as_text, strict=True)
     for file in list_files(paths, Counter()):

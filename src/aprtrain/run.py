@@ -21,6 +21,7 @@ from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageE
 from aprfmt.inspection.run_report import PAGE, write_report
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.text import format_clock
+from aprfmt.texts.sources import split_weights
 from aprfmt.types import JsonObject, Numbers
 from aprtrain import budget, guards
 from aprtrain.budget import check_means, flops_of, memory_plan
@@ -29,7 +30,6 @@ from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve, usual_values
 from aprtrain.data.batches import Batches, Windows, check_windows, shares_of
 from aprtrain.data.corpus import Corpus, Encoder, open_corpus, prepare
-from aprtrain.data.sources import split_weights
 from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Progress, Trainer

@@ -20,6 +20,7 @@ LAYERS = [
     {"io"},
     {"html"},
     {"codecs", "arch", "tokenizer"},
+    {"texts"},
     {"model"},
     {"formats"},
     {"provenance"},

@@ -44,12 +44,12 @@ from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, sha256_of_range, w
 from aprfmt.io.sink import AtomicFolder
 from aprfmt.io.source import Source
 from aprfmt.text import format_clock
+from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
+from aprfmt.texts.sources import HEADER, SourceFile, check_text_field, list_files
 from aprfmt.tokenizer.chat import PrefixError
 from aprfmt.tokenizer.chat_format import template_of
 from aprfmt.tokenizer.encoding import load, tokenizer_json
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.data.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
-from aprtrain.data.sources import HEADER, SourceFile, check_text_field, list_files
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from aprfmt.errors import CorruptError, RunError, UsageError
+from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
+from aprfmt.texts.sources import HEADER, check_text_field, list_files
 from aprtrain.data.batches import check_length
 from aprtrain.data.corpus import Ids, Part, ReadProgress, open_corpus, part_of
-from aprtrain.data.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
-from aprtrain.data.sources import HEADER, check_text_field, list_files
 
 SEQ_LEN = 2048
 """Tokens of a window, if no model was made for fewer."""

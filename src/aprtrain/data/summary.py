@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from aprfmt.api import DataReport, DataSource
+from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader
+from aprfmt.texts.sources import HEADER, check_text_field, list_files
 from aprtrain.data.corpus import HIDDEN, Encoder, Header, ReadProgress, read_header
-from aprtrain.data.records import TEXT_FIELD, Document, Log, Marked, Reader
-from aprtrain.data.sources import HEADER, check_text_field, list_files
 
 _COUNTS = ("documents", "tokens", "learned")
 _DOCUMENTS = 256  # tokenised at a time

@@ -24,12 +24,12 @@ from train_runs import lines
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError
+from aprfmt.texts.records import Chat, Reader
+from aprfmt.texts.sources import SourceFile
 from aprfmt.tokenizer.chat import ChatTemplate, PrefixError
 from aprtrain.data.batches import Batches, Windows, shuffle_index
 from aprtrain.data.corpus import HIDDEN, Corpus, Encoder, _hide, open_corpus, part_of, prepare
-from aprtrain.data.records import Chat, Reader
 from aprtrain.data.scored import read_part
-from aprtrain.data.sources import SourceFile
 from aprtrain.evaluate import score
 from aprtrain.loss import IGNORED
 
@@ -275,7 +275,7 @@ def test_a_conversation_too_long_to_render_is_left_out(tmp_path: Path, monkeypat
     records: list[object] = [
         {"prompt": "x" * n, "completion": "y"} for n in (10, 3000, 20)
     ]  # fmt: skip
-    monkeypatch.setattr("aprtrain.data.records.MAX_CHAT_CHARS", 4000)
+    monkeypatch.setattr("aprfmt.texts.records.MAX_CHAT_CHARS", 4000)
     found, reader = read(tmp_path / "a.jsonl", records)
     assert len(found) == 2
     assert reader.skipped == {"conversations too long to render": 1}

@@ -14,9 +14,9 @@ import pytest
 from train_corpora import byte_tokenizer, functions, write_jsonl
 
 from aprfmt.errors import AprError, ChecksumError, CorruptError, NotFoundError, RefusedError, UsageError
+from aprfmt.texts.sources import HEADER
 from aprfmt.tokenizer.hf import read_files
 from aprtrain.data.corpus import Corpus, Encoder, Part, content_hash, open_corpus, prepare
-from aprtrain.data.sources import HEADER
 
 TOKENIZER = byte_tokenizer()
 ENCODER = Encoder(TOKENIZER)

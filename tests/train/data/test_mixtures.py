@@ -11,9 +11,9 @@ import pytest
 from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
 
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.texts.sources import split_weights
 from aprtrain.data.batches import Batches, Share, Windows, shares_of
 from aprtrain.data.corpus import Corpus, prepare
-from aprtrain.data.sources import split_weights
 
 TOKENIZER = byte_tokenizer()
 FILLER = 2

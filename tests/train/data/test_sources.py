@@ -19,10 +19,10 @@ import pytest
 from train_corpora import byte_tokenizer, functions, write_jsonl
 
 from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, RefusedError, StorageError, UsageError
-from aprtrain.data import records, sources
+from aprfmt.texts import records, sources
+from aprfmt.texts.records import Reader, as_text
+from aprfmt.texts.sources import list_files
 from aprtrain.data.corpus import Corpus, Encoder, prepare
-from aprtrain.data.records import Reader, as_text
-from aprtrain.data.sources import list_files
 from aprtrain.data.summary import summarise
 
 TOKENIZER = byte_tokenizer()

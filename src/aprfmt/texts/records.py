@@ -37,8 +37,8 @@ from aprfmt.errors import (
     storage_error,
 )
 from aprfmt.limits import MAX_CHAT_CHARS
+from aprfmt.texts.sources import MAX_SOURCE_BYTES, SourceFile
 from aprfmt.tokenizer.chat import PrefixError
-from aprtrain.data.sources import MAX_SOURCE_BYTES, SourceFile
 
 MAX_LINE_BYTES = 256 << 20
 """A line of a JSON lines file, a field of a csv file."""
