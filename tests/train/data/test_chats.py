@@ -32,6 +32,7 @@ from aprtrain.data.corpus import HIDDEN, Corpus, Encoder, _hide, open_corpus, pa
 from aprtrain.data.scored import read_part
 from aprtrain.evaluate import score
 from aprtrain.loss import IGNORED
+from aprtrain.teacher.vllm import pieces_of
 
 HEAD = (
     "{% if tools %}<|im_start|>tools {{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -241,6 +242,9 @@ def test_the_forms_of_conversations(tmp_path: Path) -> None:
     assert not +reader.skipped
     found, _ = read(tmp_path / "a.jsonl", [{"prompt": [asked, said, asked], "completion": "you"}])
     assert found == [usual.replace("[", "").replace("]", "") + usual]
+    for tools in (TOOLS, json.dumps(TOOLS)):
+        found, _ = read(tmp_path / "a.jsonl", [{"messages": [asked, said], "tools": tools}])
+        assert found == [f"<|im_start|>tools {json.dumps(TOOLS)}<|im_end|>\n{usual}"]
     found, _ = read(tmp_path / "a.jsonl", [{"talk": [asked, said]}], text_field="talk")
     assert found == [usual]
 
@@ -255,6 +259,8 @@ def test_bad_conversations_are_counted_and_a_template_says_no(tmp_path: Path) ->
         {"messages": "hi"},
         {"messages": [{"content": "no role"}]},
         {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image"}, {"text": "see"}]}, good["messages"][1]]},
+        {**good, "tools": "{"},
         good,
     ]
     told: list[str] = []
@@ -264,7 +270,7 @@ def test_bad_conversations_are_counted_and_a_template_says_no(tmp_path: Path) ->
         "conversations that it refuses": 1,
         "conversations without an answer": 1,
         "records without 'text'": 1,
-        "conversations of no known form": 2,
+        "conversations of no known form": 4,
     }
     assert any("line 2" in line and "user first" in line for line in told)
     with pytest.raises(CorruptError, match=r"line 2 .*user first"):
@@ -324,6 +330,20 @@ def test_labels_are_those_of_the_answers_and_counted_so(tmp_path: Path, seq_len:
         assert labels == row + [IGNORED] * (seq_len - len(row))
         assert counts[i] == windows.n_labels([i]) == sum(label != IGNORED for label in row)
     assert 0.2 < counts.sum() / len(corpus.train.tokens) < 0.7
+
+
+def test_prompts_end_with_the_last_label_of_a_piece(tmp_path: Path) -> None:
+    corpus = make(tmp_path)
+    windows, n_labels = Windows(corpus.train, 64, corpus.separator), 0
+    for i in range(len(windows)):
+        rows = windows.rows([i])
+        for piece in pieces_of(rows, 0):
+            n_labels += len(piece.places_P)
+            assert len(piece.prompt) == piece.places_P[-1] - piece.start + 2
+            assert [piece.prompt[p - piece.start + 1] for p in piece.places_P] == rows.labels_NT[
+                0, piece.places_P
+            ].tolist()
+    assert n_labels == windows.n_labels(range(len(windows)))
 
 
 def test_masks_are_in_the_shards_and_checked(tmp_path: Path) -> None:

@@ -400,6 +400,7 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "a negative mass": (lambda f: damage(_train(f), "rest", _all(-1e-2)), {}, 4, "add up to", "remove the file"),
     "ids twice": (lambda f: damage(_train(f), "ids", _all(7)), {}, 4, "comes twice", "remove the file"),
     "no such id": (lambda f: damage(_train(f), "ids", lambda v: v.__iadd__(1)), {}, 5, "id 300", ""),
+    "positions that go back": (lambda f: damage(_train(f), "positions", _all(3)), {}, 4, "do not ascend", "remove the"),
     "half of the positions": (lambda f: _halve(_train(f)), {}, 4, "not those with a label", "remove the file"),
     "other positions": (lambda f: damage(_train(f), "positions", _move), {}, 4, "not those with a label", "remove the"),
     "a label above all": (lambda f: damage(_train(f), "label_logprobs", _all(1)), {}, 4, "is above 0", "remove"),
@@ -500,6 +501,7 @@ def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest
     body = json.loads(capsys.readouterr().out)
     assert (body["top_k"], body["temperatures"], body["files"], body["resumed"]) == (4, [1, 2], 2, 0)
     assert body["windows"]["train"] > 10
+    assert body["tokens"] == sum(load_file(path)["counts"].sum() for path in (tmp_path / "out").glob("*.safetensors"))
     assert 0 < body["rest"]["1"] < body["rest"]["2"] < 1
     assert body["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
     assert apr(words) == 0
