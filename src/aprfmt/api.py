@@ -548,6 +548,7 @@ def imatrix(
     chunk_size: int = 512,
     process_output: bool = False,
     parse_special: bool = False,
+    text_field: str = "text",
     resume: bool = False,
     threads: int = 0,
     gpu_layers: int = 0,
@@ -569,6 +570,7 @@ def imatrix(
         chunk_size: tokens of a chunk.
         process_output: give the output head an entry too.
         parse_special: names of special tokens in the text mean those tokens.
+        text_field: where a record's text is.
         resume: go on where a run into the same output was interrupted.
         threads: threads of llama.cpp; 0: half of the processors.
         gpu_layers: layers to compute on a GPU, if this llama.cpp can.
@@ -584,11 +586,14 @@ def imatrix(
     """
     from aprfmt.running.importance import Wanted, compute
     from aprfmt.running.prepared import prepare
-    from aprfmt.texts.sources import list_files
+    from aprfmt.texts.sources import check_text_field, list_files
 
     _check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
     paths = [data] if isinstance(data, str | os.PathLike) else [*data]
     texts = [Path(formats.path_text(path, "data")) for path in paths]
+    files = list_files(texts, Counter())
+    if text_field != "text":
+        check_text_field(files, text_field)
     prepared = prepare(file, say=log)
     name = formats.path_text(file, "file")
     wanted = Wanted(
@@ -606,10 +611,10 @@ def imatrix(
     names = [path.name for path in texts]
     return compute(
         wanted,
-        _text_of(texts),
+        _text_of(texts, text_field),
         names,
         target,
-        inputs=[*prepared.sources, *(str(file.path) for file in list_files(texts, Counter()))],
+        inputs=[*prepared.sources, *(str(file.path) for file in files)],
         resume=resume,
         plan=plan,
         force=force,
@@ -617,12 +622,12 @@ def imatrix(
     )
 
 
-def _text_of(paths: Sequence[Path]) -> Iterator[str]:
+def _text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
     """Plain text as it is; a blank line between files, between records and between messages."""
     from aprfmt.texts.records import Marked, Reader, as_text
     from aprfmt.texts.sources import list_files
 
-    between, reader = "", Reader(separator=0, render=as_text, strict=True)
+    between, reader = "", Reader(separator=0, render=as_text, text_field=text_field, strict=True)
     for file in list_files(paths, Counter()):
         if file.kind == "tokens":
             raise UsageError("token shards are not text", path=file.path, hint="name the text that they were made of")

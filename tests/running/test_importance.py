@@ -434,6 +434,29 @@ def test_text_of_several_files(gguf: Path, text: Path, tmp_path: Path) -> None:
     assert sums.datasets == ("text.txt", "b.jsonl")
 
 
+def test_the_field_of_a_record_that_holds_its_text(
+    gguf: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = text.read_text()
+    (tmp_path / "b.jsonl").write_text(json.dumps({"id": 1, "body": words}) + "\n")
+    command = [
+        "imatrix",
+        str(gguf),
+        "-d",
+        str(tmp_path / "b.jsonl"),
+        "-o",
+        str(tmp_path / "m.gguf"),
+        "--chunk-size",
+        "32",
+    ]
+    assert run([*command, "--plan"]) != 0
+    assert "body" in capsys.readouterr().err
+    assert run([*command, "--text-field", "body", "--plan", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["chunks"] == len(chunks_of(gguf, words))
+    with pytest.raises(UsageError, match="is for records"):
+        aprfmt.imatrix(gguf, text, tmp_path / "m.gguf", text_field="body")
+
+
 # --- computed on the way to a mix ---
 
 

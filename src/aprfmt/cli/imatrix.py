@@ -53,6 +53,9 @@ class Imatrix(Common, LlamaMachine):
     parse_special: Annotated[
         bool, typer.Option("--parse-special", help="Names of special tokens in the text mean those tokens.")
     ] = False
+    text_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
+    ] = "text"
     merge: Annotated[bool, typer.Option("--merge", help="Add importance matrices of one model.")] = False
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where a run into the same output was interrupted.")
@@ -84,6 +87,7 @@ class Imatrix(Common, LlamaMachine):
                     chunk_size=self.chunk_size,
                     process_output=self.process_output,
                     parse_special=self.parse_special,
+                    text_field=self.text_field,
                     resume=self.resume,
                     threads=self.threads,
                     gpu_layers=self.gpu_layers,
