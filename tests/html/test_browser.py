@@ -42,6 +42,28 @@ def test_a_page_can_be_read_at_any_width(
         assert chromium.complaints == []
 
 
+def test_no_table_scrolls_on_a_phone(chromium: browser.Browser, pages: dict[str, Path]) -> None:
+    wide = "$all('.card').filter(e => e.scrollWidth > e.clientWidth + 1).length"
+    for name in sample_pages.NAMES:
+        chromium.open(pages[name], width=360)
+        assert chromium.run(wide) == 0, name
+
+
+def test_a_search_on_a_phone_shows_titled_cells_of_what_it_finds(chromium: browser.Browser, tmp_path: Path) -> None:
+    from aprfmt.html.page import page, table
+
+    rows = [[f"blk.{i}.ffn_up.weight", str(i)] for i in range(9)]
+    grid = table(["tensor", "n"], rows, right="n", search="tensors", shown=5, stack=True)
+    (tmp_path / "many.html").write_text(page("t", [grid]))
+    chromium.open(tmp_path / "many.html", width=360)
+    chromium.run("document.querySelector('input').focus()")
+    chromium.write("blk.7.")
+    assert chromium.run("$all('tbody tr').filter(e => e.offsetHeight).map(e => e.textContent)") == [
+        "blk.7.ffn_up.weight7"
+    ]
+    assert chromium.run("$all('tbody tr:last-child td').map(e => e.dataset.title)") == ["tensor", "n"]
+
+
 def test_the_checker_sees_what_cannot_be_read(chromium: browser.Browser, tmp_path: Path) -> None:
     """Else the tests above would prove nothing."""
     pale = "<body style='background:#fff'><p style='color:#999'>pale</p><p>black</p><img src='http://127.0.0.1:9/x'>"

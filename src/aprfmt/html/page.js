@@ -86,6 +86,7 @@ for (const t of document.querySelectorAll("table.sortable")) {
 for (const s of document.querySelectorAll(".search")) {
   const input = s.querySelector("input"), said = s.querySelector("output"), before = said.textContent;
   const body = s.nextElementSibling.querySelector("tbody"), MOST = 200;
+  const titles = [...body.rows[0].cells].map(cell => cell.dataset.title);
   const [kinds, more] = s.dataset.more ? JSON.parse(s.dataset.more) : [[], []];
   let added = [];
   said.setAttribute("aria-live", "polite");
@@ -98,7 +99,8 @@ for (const s of document.querySelectorAll(".search")) {
     const found = words.length ? more.filter(cells => fits(cells.filter((cell, i) => kinds[i] != "n").join(" "))) : [];
     added = found.slice(0, MOST).map(cells => {
       const row = document.createElement("tr");
-      cells.forEach((words, i) => { const cell = row.insertCell(); cell.textContent = words; if (kinds[i]) cell.className = kinds[i]; });
+      cells.forEach((words, i) => { const cell = row.insertCell(); cell.textContent = words; if (kinds[i]) cell.className = kinds[i];
+        if (titles[i]) cell.dataset.title = titles[i]; });
       return row;
     });
     body.append(...added);

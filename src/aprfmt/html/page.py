@@ -82,7 +82,7 @@ def table(
         right: columns of numbers.
         code: columns of code.
         sortable: the table is sorted by the column whose title is clicked.
-        stack: on a phone a row is a list of its cells, each with its title: for long texts in several columns.
+        stack: on a phone a row is a list of its cells, each with its title: for many columns or long texts.
         search: what a box above the table looks for, such as "tensors"; "" for no box.
         shown: the first rows that stand in the document; the box finds the others too, which need `search`.
     """

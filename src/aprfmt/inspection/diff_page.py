@@ -119,7 +119,8 @@ def _table(rows: Sequence[TensorFigures]) -> str:
         ]
         for row in rows
     ]
-    return table(header, cells, right="|".join(header[3:]), sortable=True, search="tensors", shown=_SHOWN_ROWS)
+    right = "|".join(header[3:])
+    return table(header, cells, right=right, sortable=True, stack=True, search="tensors", shown=_SHOWN_ROWS)
 
 
 def _plain(value: float) -> str:

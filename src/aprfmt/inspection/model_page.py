@@ -110,7 +110,7 @@ def html(found: Survey) -> str:
     parts = [*_head(found), _tiles(found, total)]
     if rows:
         header = ["dtype", "tensors", "params", "size", "share", "bits/weight"]
-        parts.append(heading("Dtypes") + table(header, rows, right="|".join(header[1:])))
+        parts.append(heading("Dtypes") + table(header, rows, right="|".join(header[1:]), stack=True))
     if layers:
         parts += [heading("Layers"), _dtype_map(kinds, layers)]
         for title, figure in (("Standard deviation of the values", _mean_std), ("Largest magnitude", _largest)):
@@ -243,7 +243,7 @@ def _tensors(rows: Sequence[TensorValues]) -> Iterator[str]:
     header = ["tensor", "dtype", "shape", "size", *names, "zeros"]
     right = "|".join(header[3:])
     yield heading("Tensors")
-    yield table(header, cells, right=right, sortable=True, search="tensors", shown=_SHOWN_ROWS)
+    yield table(header, cells, right=right, sortable=True, stack=True, search="tensors", shown=_SHOWN_ROWS)
 
 
 def _tokenizer(found: Survey) -> Iterator[str]:
