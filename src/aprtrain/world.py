@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,6 +166,10 @@ def join_world(word: str) -> Iterator[World]:
     device = device_of(word, int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # The thread of the backward pass takes its context when it needs one, and torch tells the user.
+        warnings.filterwarnings(
+            "ignore", "Attempting to run cuBLAS, but there was no current CUDA context", UserWarning
+        )
     if size == 1:
         yield World(device)
         return
