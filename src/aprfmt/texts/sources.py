@@ -87,6 +87,13 @@ def split_weights(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
     return paths, [weight / sum(weights) for weight in weights]
 
 
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The ends of the paths, as short as they differ."""
+    parts = [path.absolute().parts for path in paths]
+    n = next((n for n in range(1, 64) if len({each[-n:] for each in parts}) == len(parts)), 64)
+    return ["/".join(each[-n:]) for each in parts]
+
+
 def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = None) -> list[SourceFile]:
     """The files behind `paths`, in an order that depends on names alone.
 

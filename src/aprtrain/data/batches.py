@@ -303,7 +303,7 @@ def shares_of(corpus: Corpus, windows: Windows) -> list[Share]:
         if last <= begin:
             raise RefusedError(
                 f"{source['name']} holds {source['tokens']} tokens, less than a window of {windows.seq_len}",
-                hint="give more of it, or leave it out",
+                hint="give more of it, or leave it out; what a source before it holds too counts there",
             )
         found.append(Share(source["name"], begin, last - begin, Fraction(source["weight"])))
         begin = last

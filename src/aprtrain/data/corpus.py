@@ -45,7 +45,7 @@ from aprfmt.io.sink import AtomicFolder
 from aprfmt.io.source import Source
 from aprfmt.text import format_clock
 from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
-from aprfmt.texts.sources import HEADER, SourceFile, check_text_field, list_files
+from aprfmt.texts.sources import HEADER, SourceFile, check_text_field, list_files, short_names
 from aprfmt.tokenizer.chat import PrefixError
 from aprfmt.tokenizer.chat_format import template_of
 from aprfmt.tokenizer.encoding import load, tokenizer_json
@@ -484,7 +484,7 @@ def prepare(
     files = {"train": list_files(paths, skipped, own), "held_out": list_files(held_out_paths, skipped, own)}
     if text_field != TEXT_FIELD:
         check_text_field([*files["train"], *files["held_out"]], text_field)
-    mixed = tuple(zip((path.name for path in paths), weights, strict=True)) if weights else ()
+    mixed = tuple(zip(short_names(paths), weights, strict=True)) if weights else ()
     threshold = None if held_out_paths else int(held_out * _HASHES)
     plan = _Plan(encoder, files, threshold, skipped, mixed, text_field, strict)
     if plan.n_bytes > _LONG:

@@ -13,7 +13,7 @@ import numpy as np
 
 from aprfmt.api import DataReport, DataSource
 from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader
-from aprfmt.texts.sources import HEADER, check_text_field, list_files
+from aprfmt.texts.sources import HEADER, check_text_field, list_files, short_names
 from aprtrain.data.corpus import HIDDEN, Encoder, Header, ReadProgress, read_header
 
 _COUNTS = ("documents", "tokens", "learned")
@@ -53,10 +53,11 @@ def summarise(
     )  # fmt: skip
     progress = ReadProgress(sum(file.size for file in files), log)
     lengths: list[int] = []
-    for number, path in enumerate(paths):
+    names = short_names(paths)
+    for number in range(len(paths)):
         here = [file for file in files if file.source == number]
         n_bytes = sum(file.size for file in here)
-        source = DataSource(path.name or str(path), float(weights[number]) if weights else None, len(here), n_bytes)
+        source = DataSource(names[number], float(weights[number]) if weights else None, len(here), n_bytes)
         report.sources.append(source)
         texts, before = (document for file in here for document in progress.documents(file, reader)), progress.done
         if _add(source, texts, encoder, lengths, report, sample or sys.maxsize):

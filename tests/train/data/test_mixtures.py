@@ -11,7 +11,7 @@ import pytest
 from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
 
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.texts.sources import split_weights
+from aprfmt.texts.sources import short_names, split_weights
 from aprtrain.data.batches import Batches, Share, Windows, shares_of
 from aprtrain.data.corpus import Corpus, prepare
 
@@ -128,6 +128,16 @@ def test_sources_are_where_their_files_are(tmp_path: Path) -> None:
     assert shares_of(again, found) == [first, second]
     keys = {make(tmp_path, f"{a}:0.5", f"{b}:0.5", to="half").key, make(tmp_path, str(a), str(b), to="plain").key}
     assert len(keys | {corpus.key}) == 3
+
+
+def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    files = []
+    for seed, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        files.append(write_jsonl(tmp_path / name / "train.jsonl", functions(40, seed=seed)))
+    corpus = make(tmp_path, *(f"{file}:1" for file in files))
+    assert [source["name"] for source in corpus.header["sources"]] == ["a/train.jsonl", "b/train.jsonl"]
+    assert short_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
 
 
 def test_what_the_weights_are_of(tmp_path: Path) -> None:
