@@ -283,8 +283,8 @@ def data(
         RefusedError: the model has no tokenizer, or no chat template for conversations.
         CorruptError: a damaged file.
     """
+    from aprfmt.texts.encoding import Encoder
     from aprfmt.texts.sources import split_weights
-    from aprtrain.data.corpus import Encoder
     from aprtrain.data.summary import summarise
 
     given = [paths] if isinstance(paths, str | os.PathLike) else [*paths]

@@ -22,12 +22,12 @@ import torch
 
 from aprfmt.errors import RefusedError, RunError, UsageError
 from aprfmt.llama.client import require_llama
+from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sources import split_weights
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import prepare_folder
 from aprtrain.config import Config, resolve
 from aprtrain.data.batches import check_shared
-from aprtrain.data.corpus import Encoder
 from aprtrain.data.summary import SAMPLE_CHARS, summarise
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
 from aprtrain.loss.vocab import Vocabulary

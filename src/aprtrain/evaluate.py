@@ -24,9 +24,9 @@ from torch.nn import functional
 
 from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.errors import RunError, UsageError
+from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.records import TEXT_FIELD
 from aprtrain.data.batches import Batch, Windows, batch_of
-from aprtrain.data.corpus import Encoder
 from aprtrain.data.scored import Scores, read_part, scores_of, scoring, window_length
 from aprtrain.loss import IGNORED
 from aprtrain.loss.vocab import Vocabulary, align

@@ -21,9 +21,9 @@ from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
+from aprfmt.texts.encoding import Encoder, Ids
 from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Marked
 from aprtrain.data.batches import Windows
-from aprtrain.data.corpus import Encoder, Ids
 from aprtrain.data.scored import Scores, TextEncoder, read_part, scores_of, scoring, window_length
 from aprtrain.loss.vocab import Vocabulary, align
 

@@ -32,12 +32,12 @@ from aprfmt.errors import NotFoundError, RefusedError, UnsupportedError, UsageEr
 from aprfmt.formats.hf_files import read_config
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
+from aprfmt.texts.encoding import Encoder
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
 from aprtrain.checkpoints.checkpoint import Identity
 from aprtrain.config import Config, command_fields, what_fields
 from aprtrain.data.batches import Windows, batch_of, check_length
-from aprtrain.data.corpus import Encoder
 from aprtrain.guards import check_distinct
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts, parts_of

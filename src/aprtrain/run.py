@@ -21,6 +21,7 @@ from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageE
 from aprfmt.inspection.run_report import PAGE, write_report
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.text import format_clock
+from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sources import split_weights
 from aprfmt.types import JsonObject, Numbers
 from aprtrain import budget, guards
@@ -29,7 +30,7 @@ from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_f
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve, usual_values
 from aprtrain.data.batches import Batches, Windows, check_windows, shares_of
-from aprtrain.data.corpus import Corpus, Encoder, open_corpus, prepare
+from aprtrain.data.corpus import Corpus, open_corpus, prepare
 from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Progress, Trainer

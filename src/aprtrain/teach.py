@@ -26,10 +26,11 @@ from aprfmt.io.temporary import scratch_folder
 from aprfmt.model import Model
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
+from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.records import Log
 from aprfmt.texts.sources import HEADER, list_files
 from aprtrain.data.batches import Int64, Windows, batch_of
-from aprtrain.data.corpus import PARTS, Encoder, prepare, read_header
+from aprtrain.data.corpus import PARTS, prepare, read_header
 from aprtrain.data.scored import window_length
 from aprtrain.evaluate_llama import architecture_of, parameters_of, positions_of
 from aprtrain.loss.topk import know

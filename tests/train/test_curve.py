@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 from train_runs import lines
 
+from aprfmt.texts.encoding import Encoder
 from aprtrain.data.batches import Batches, Windows
-from aprtrain.data.corpus import Encoder, open_corpus
+from aprtrain.data.corpus import open_corpus
 from aprtrain.models import make_student
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import load_decoder, open_network

@@ -20,8 +20,8 @@ from train_corpora import functions, write_jsonl
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprtrain.data import corpus
-from aprtrain.data.corpus import Encoder
+from aprfmt.texts import records
+from aprfmt.texts.encoding import Encoder
 from aprtrain.data.scored import SEQ_LEN
 from aprtrain.evaluate import score
 from aprtrain.network.decoder import Decoder
@@ -188,7 +188,7 @@ def test_how_far_the_tokenising_is_is_said_now_and_then(
 ) -> None:
     words = ["eval", str(teacher_file), "--data", str(corpus_file), *CPU, "--limit", "100"]
     for now_and_then, more in ((False, ()), (True, ("--quiet",))):
-        monkeypatch.setattr(corpus, "LOG_S", 0.0 if now_and_then else 20.0)
+        monkeypatch.setattr(records, "LOG_S", 0.0 if now_and_then else 20.0)
         assert apr([*words, *more]) == 0
         assert capsys.readouterr().err == ""
     assert apr([*words, "--json"]) == 0

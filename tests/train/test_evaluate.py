@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train_corpora import SHAPE, part, tiny_decoder, varied
 
 from aprfmt.errors import AprError, RefusedError, RunError, UsageError
+from aprfmt.texts.encoding import Encoder
 from aprtrain import evaluate as module
 from aprtrain.data.batches import Windows, batch_of
-from aprtrain.data.corpus import Encoder
 from aprtrain.data.scored import Scores, scoring
 from aprtrain.evaluate import evaluate
 from aprtrain.loss import IGNORED

@@ -15,6 +15,7 @@ import io
 import json
 import lzma
 import os
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from aprfmt.errors import (
     storage_error,
 )
 from aprfmt.limits import MAX_CHAT_CHARS
+from aprfmt.text import format_clock
 from aprfmt.texts.sources import MAX_SOURCE_BYTES, SourceFile
 from aprfmt.tokenizer.chat import PrefixError
 
@@ -46,6 +48,7 @@ MAX_LINE_BYTES = 256 << 20
 TEXT_FIELD = "text"
 """Where a record's text is, unless told otherwise."""
 
+LOG_S = 20.0  # between lines about how far the reading is
 _PIECE = 1 << 16  # characters; text files are cut into documents of about this length
 _TRIES = 100  # conversations in which no answer was told, after which a template is refused
 _BLOCK = 1 << 20  # tokens read at a time, and the longest document of a token shard
@@ -210,6 +213,32 @@ class Reader:
         if not self.skipped[bad.kind]:
             self.log(f"{file.name}: {where} {bad}; such records are left out and counted")
         self.skipped[bad.kind] += 1
+
+
+class ReadProgress:
+    """Reads documents, and logs now and then how far the reading is: `done` bytes of the files."""
+
+    def __init__(self, n_bytes: int, log: Log) -> None:
+        self._n_bytes = max(1, n_bytes)
+        self._log = log
+        self.done = 0
+        self._began = self._logged = time.monotonic()
+
+    def documents(self, file: SourceFile, reader: Reader) -> Iterator[Document]:
+        """Those of a file, see `Reader.documents`."""
+        before, size = self.done, file.size
+        for document in reader.documents(file):
+            self.done = before + reader.place.bytes()
+            if (now := time.monotonic()) - self._logged >= LOG_S:
+                self._logged = now
+                self._say(min(self.done, self._n_bytes), now - self._began)
+            yield document
+        self.done = before + size
+
+    def _say(self, done: int, seconds: float) -> None:
+        rate = done / seconds
+        left = format_clock((self._n_bytes - done) / max(rate, 1.0))
+        self._log(f"read {done / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, about {left} left")
 
 
 # --- records ---

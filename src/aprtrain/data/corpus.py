@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,36 +42,26 @@ from aprfmt.io.crc import crc32_of
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, sha256_of_range, write_file
 from aprfmt.io.sink import AtomicFolder
 from aprfmt.io.source import Source
-from aprfmt.text import format_clock
-from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
+from aprfmt.texts.encoding import HIDDEN, Encoder, Ids, Int64, hidden_runs
+from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress
 from aprfmt.texts.sources import HEADER, SourceFile, check_text_field, list_files, short_names
-from aprfmt.tokenizer.chat import PrefixError
-from aprfmt.tokenizer.chat_format import template_of
-from aprfmt.tokenizer.encoding import load, tokenizer_json
 from aprfmt.tokenizer.model import Tokenizer
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
+    pass
 
 FORMAT = "aprtrain-tokens/1"
 PARTS = ("train", "held_out")
 _DOCUMENT = np.dtype([("end", "<u8"), ("hash", "<u8")])
 _SUFFIXES = (".bin", ".docs", ".masks")
 
-HIDDEN = np.uint32(1 << 31)
-"""Set in the ids of a document's tokens that are not to be learned, until they are written."""
-
 HELD_OUT = 0.01
 """Share of the documents that is held out."""
 
 _BATCH_CHARS = 4 << 20
 _BATCH_DOCUMENTS = 4096
-LOG_S = 20.0  # between lines about how far the reading is
 _LONG = 1 << 30  # bytes whose comparison with an earlier run takes a while
 _HASHES = 1 << 64
-
-Ids = npt.NDArray[np.uint32]
-Int64 = npt.NDArray[np.int64]
 
 
 class StoredIds:
@@ -126,14 +115,6 @@ def part_of(documents: Sequence[Ids]) -> Part:
     masks = [hidden_runs(ids) + start for ids, start in zip(documents, starts, strict=True)]
     tokens = np.concatenate([np.zeros(0, np.uint32), *documents]) & ~HIDDEN
     return Part(tokens, ends, np.zeros(len(documents), np.uint64), np.concatenate([np.zeros((0, 2), np.int64), *masks]))
-
-
-def hidden_runs(ids: Ids) -> Int64:
-    """The runs of HIDDEN tokens of a document [n, 2], its first token apart."""
-    if not len(ids) or int(ids.max()) < HIDDEN:
-        return np.zeros((0, 2), np.int64)
-    hidden = np.concatenate([[False, False], ids[1:] >= HIDDEN, [False]])
-    return np.flatnonzero(hidden[1:] != hidden[:-1]).astype(np.int64).reshape(-1, 2)
 
 
 class PartHeader(TypedDict):
@@ -347,99 +328,6 @@ def _open_part(folder: Path, part: str, summary: PartHeader, is_checked: bool) -
 # --- making them ---
 
 
-class Encoder:
-    """A model's own tokenizer, which makes documents of token ids: begin token where the model has one, text, end.
-
-    Attributes:
-        separator: id of the end token.
-        n_ids: ids are below it.
-        digest: SHA-256 over everything that decides which ids a text becomes.
-        template: that of the chat template, "" without one.
-    """
-
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """Raises RefusedError without a tokenizer or an end token, UnsupportedError where it cannot be run."""
-        if tokenizer is None:
-            raise RefusedError(
-                "the model has no tokenizer, so no text can be read for it",
-                hint="import it again with --tokenizer FOLDER",
-            )
-        if "eos" not in tokenizer.special:
-            raise RefusedError("the tokenizer names no end-of-sequence token to put between documents")
-        text = tokenizer_json(tokenizer)
-        self._tokenizer = load(text)
-        self.separator = tokenizer.special["eos"]
-        begin = tokenizer.special.get("bos")
-        alone = self._tokenizer.encode("", add_special_tokens=True).ids
-        with_begin = tokenizer.flags.get("add_bos", begin in alone[:1] and begin != self.separator)
-        self._begin = np.array([begin] if with_begin and begin is not None else [], np.uint32)
-        self._end = np.array([self.separator], np.uint32)
-        self.n_ids = len(tokenizer.tokens)
-        self._template = template_of(tokenizer)
-        self._added = np.array(sorted(self._tokenizer.get_added_tokens_decoder()), np.uint32)
-        self._tokenizer.post_processor = None  # it may take spaces out of where a token stands in the text
-        total = hashlib.sha256()
-        # What comes behind the ids, and what makes text of them again, differs between a model's containers.
-        decides = {name: value for name, value in json.loads(text).items() if name not in ("post_processor", "decoder")}
-        own = self._begin.tolist(), self.separator, self.n_ids
-        for part in (json.dumps(decides, sort_keys=True).encode(), str(own).encode()):
-            total.update(len(part).to_bytes(8, "little") + part)
-        self.digest = total.hexdigest()
-        self.template = hashlib.sha256(self._template.source.encode()).hexdigest() if self._template else ""
-
-    def render(self, chat: Chat) -> Marked:
-        """The text of a conversation, with what the assistant says in it. Raises as ChatTemplate.render_answers."""
-        if self._template is None:
-            raise PrefixError(
-                "the data are conversations, and the model has no chat template",
-                hint="give a model that has one, or text: --text-field names where a record's text is",
-            )
-        return Marked(*self._template.render_answers(chat.messages, first=chat.first, tools=chat.tools))
-
-    def encode(self, documents: Sequence[Document]) -> list[Ids]:
-        """Ids [n] of each document, HIDDEN where they are not to be learned.
-
-        Texts and arrays of ids get their begin, and their end where they do not end with it; a conversation gets an
-        end where its template puts no token of its own behind the last answer. Raises CorruptError.
-        """
-        texts = [document for document in documents if isinstance(document, str)]
-        chats = [document.text for document in documents if isinstance(document, Marked)]
-        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        placed = iter(self._tokenizer.encode_batch(chats, add_special_tokens=False))
-        found = []
-        for document in documents:
-            if isinstance(document, Marked):
-                found.append(self._framed(_hide(next(placed), document.learned), is_chat=True))
-            else:
-                ids = np.array(next(encoded).ids, np.uint32) if isinstance(document, str) else document
-                found.append(self._framed(ids))
-        return found
-
-    def _framed(self, ids: Ids, *, is_chat: bool = False) -> Ids:
-        plain = ids & ~HIDDEN if is_chat else ids
-        if len(ids) and int(plain.max()) >= self.n_ids:
-            raise CorruptError(
-                f"token id {int(plain.max())}, but the student's tokenizer has {self.n_ids}",
-                hint="the shards were made with another tokenizer; give text",
-            )
-        has_begin = len(ids) > 0 and np.array_equal(plain[: len(self._begin)], self._begin)
-        has_end = len(ids) > 0 and int(plain[-1]) == self.separator
-        if is_chat:
-            learned = ids[ids < HIDDEN]
-            has_end = len(learned) > 0 and bool(np.isin(learned[-1], self._added))
-        begin, end = self._begin[: 0 if has_begin else None], self._end[: 0 if has_end else None]
-        return np.concatenate([begin, ids, end])
-
-
-def _hide(encoding: Encoding, learned: Sequence[tuple[int, int]]) -> Ids:
-    """The ids of a text, HIDDEN but for the tokens that reach into one of these ranges of its characters."""
-    ids = np.array(encoding.ids, np.uint32)
-    places, ranges = np.array(encoding.offsets, np.int64).reshape(-1, 2), np.array(learned, np.int64).reshape(-1, 2)
-    last = np.searchsorted(ranges[:, 0], places[:, 1], "left") - 1  # the last range that begins before a token's end
-    is_learned = (last >= 0) & (ranges[last, 1] > places[:, 0]) if len(ranges) else np.zeros(len(ids), bool)
-    return np.where(is_learned, ids, ids | HIDDEN)
-
-
 def prepare(
     paths: Sequence[Path],
     tokenizer: Tokenizer | None,
@@ -603,32 +491,6 @@ def _write(plan: _Plan, folder: Path, keys: tuple[str, str], held_out: float, lo
         text = json.dumps(header, indent=2) + "\n"
         write_file(str(temporary / HEADER), FileLayout(HEADER, [Literal(text.encode())]), WriteOptions())
     log(_counts(header))
-
-
-class ReadProgress:
-    """Reads documents, and logs now and then how far the reading is: `done` bytes of the files."""
-
-    def __init__(self, n_bytes: int, log: Log) -> None:
-        self._n_bytes = max(1, n_bytes)
-        self._log = log
-        self.done = 0
-        self._began = self._logged = time.monotonic()
-
-    def documents(self, file: SourceFile, reader: Reader) -> Iterator[Document]:
-        """Those of a file, see `Reader.documents`."""
-        before, size = self.done, file.size
-        for document in reader.documents(file):
-            self.done = before + reader.place.bytes()
-            if (now := time.monotonic()) - self._logged >= LOG_S:
-                self._logged = now
-                self._say(min(self.done, self._n_bytes), now - self._began)
-            yield document
-        self.done = before + size
-
-    def _say(self, done: int, seconds: float) -> None:
-        rate = done / seconds
-        left = format_clock((self._n_bytes - done) / max(rate, 1.0))
-        self._log(f"read {done / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, about {left} left")
 
 
 _Batch = list[tuple[SourceFile, str, int, Document]]

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 from aprfmt.errors import CorruptError, RunError, UsageError
-from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader
+from aprfmt.texts.encoding import Ids
+from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader, ReadProgress
 from aprfmt.texts.sources import HEADER, check_text_field, list_files
 from aprtrain.data.batches import check_length
-from aprtrain.data.corpus import Ids, Part, ReadProgress, open_corpus, part_of
+from aprtrain.data.corpus import Part, open_corpus, part_of
 
 SEQ_LEN = 2048
 """Tokens of a window, if no model was made for fewer."""
@@ -27,7 +28,7 @@ _ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
 
 
 class TextEncoder(Protocol):
-    """What makes ids of documents, as corpus.Encoder does."""
+    """What makes ids of documents, as `Encoder` does."""
 
     separator: int
     digest: str

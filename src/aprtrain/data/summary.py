@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from aprfmt.api import DataReport, DataSource
-from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader
+from aprfmt.texts.encoding import HIDDEN, Encoder
+from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress
 from aprfmt.texts.sources import HEADER, check_text_field, list_files, short_names
-from aprtrain.data.corpus import HIDDEN, Encoder, Header, ReadProgress, read_header
+from aprtrain.data.corpus import Header, read_header
 
 _COUNTS = ("documents", "tokens", "learned")
 _DOCUMENTS = 256  # tokenised at a time

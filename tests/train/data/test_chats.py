@@ -24,11 +24,12 @@ from train_runs import lines
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError
+from aprfmt.texts.encoding import HIDDEN, Encoder, _hide
 from aprfmt.texts.records import Chat, Reader
 from aprfmt.texts.sources import SourceFile
 from aprfmt.tokenizer.chat import ChatTemplate, PrefixError
 from aprtrain.data.batches import Batches, Windows, shuffle_index
-from aprtrain.data.corpus import HIDDEN, Corpus, Encoder, _hide, open_corpus, part_of, prepare
+from aprtrain.data.corpus import Corpus, open_corpus, part_of, prepare
 from aprtrain.data.scored import read_part
 from aprtrain.evaluate import score
 from aprtrain.loss import IGNORED

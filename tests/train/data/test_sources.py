@@ -20,9 +20,10 @@ from train_corpora import byte_tokenizer, functions, write_jsonl
 
 from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, RefusedError, StorageError, UsageError
 from aprfmt.texts import records, sources
+from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.records import Reader, as_text
 from aprfmt.texts.sources import list_files
-from aprtrain.data.corpus import Corpus, Encoder, prepare
+from aprtrain.data.corpus import Corpus, prepare
 from aprtrain.data.summary import summarise
 
 TOKENIZER = byte_tokenizer()

@@ -24,9 +24,10 @@ from train_runs import lines, weights
 import aprfmt
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import AprError
+from aprfmt.texts.encoding import Encoder
 from aprtrain.config import build
 from aprtrain.data.batches import Windows, batch_of
-from aprtrain.data.corpus import Encoder, open_corpus, read_header
+from aprtrain.data.corpus import open_corpus, read_header
 from aprtrain.evaluate import evaluate
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.run import run

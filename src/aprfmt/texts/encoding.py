@@ -1,0 +1,128 @@
+"""Token ids of documents: a model's own tokenizer and chat template, and which of the tokens are not to be learned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.texts.records import Chat, Document, Marked
+from aprfmt.tokenizer.chat import PrefixError
+from aprfmt.tokenizer.chat_format import template_of
+from aprfmt.tokenizer.encoding import load, tokenizer_json
+from aprfmt.tokenizer.model import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+HIDDEN = np.uint32(1 << 31)
+"""Set in the ids of a document's tokens that are not to be learned, until they are written."""
+
+Ids = npt.NDArray[np.uint32]
+Int64 = npt.NDArray[np.int64]
+
+
+class Encoder:
+    """A model's own tokenizer, which makes documents of token ids: begin token where the model has one, text, end.
+
+    Attributes:
+        separator: id of the end token.
+        n_ids: ids are below it.
+        digest: SHA-256 over everything that decides which ids a text becomes.
+        template: that of the chat template, "" without one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """Raises RefusedError without a tokenizer or an end token, UnsupportedError where it cannot be run."""
+        if tokenizer is None:
+            raise RefusedError(
+                "the model has no tokenizer, so no text can be read for it",
+                hint="import it again with --tokenizer FOLDER",
+            )
+        if "eos" not in tokenizer.special:
+            raise RefusedError("the tokenizer names no end-of-sequence token to put between documents")
+        text = tokenizer_json(tokenizer)
+        self._tokenizer = load(text)
+        self.separator = tokenizer.special["eos"]
+        begin = tokenizer.special.get("bos")
+        alone = self._tokenizer.encode("", add_special_tokens=True).ids
+        with_begin = tokenizer.flags.get("add_bos", begin in alone[:1] and begin != self.separator)
+        self._begin = np.array([begin] if with_begin and begin is not None else [], np.uint32)
+        self._end = np.array([self.separator], np.uint32)
+        self.n_ids = len(tokenizer.tokens)
+        self._template = template_of(tokenizer)
+        self._added = np.array(sorted(self._tokenizer.get_added_tokens_decoder()), np.uint32)
+        self._tokenizer.post_processor = None  # it may take spaces out of where a token stands in the text
+        total = hashlib.sha256()
+        # What comes behind the ids, and what makes text of them again, differs between a model's containers.
+        decides = {name: value for name, value in json.loads(text).items() if name not in ("post_processor", "decoder")}
+        own = self._begin.tolist(), self.separator, self.n_ids
+        for part in (json.dumps(decides, sort_keys=True).encode(), str(own).encode()):
+            total.update(len(part).to_bytes(8, "little") + part)
+        self.digest = total.hexdigest()
+        self.template = hashlib.sha256(self._template.source.encode()).hexdigest() if self._template else ""
+
+    def render(self, chat: Chat) -> Marked:
+        """The text of a conversation, with what the assistant says in it. Raises as ChatTemplate.render_answers."""
+        if self._template is None:
+            raise PrefixError(
+                "the data are conversations, and the model has no chat template",
+                hint="give a model that has one, or text: --text-field names where a record's text is",
+            )
+        return Marked(*self._template.render_answers(chat.messages, first=chat.first, tools=chat.tools))
+
+    def encode(self, documents: Sequence[Document]) -> list[Ids]:
+        """Ids [n] of each document, HIDDEN where they are not to be learned.
+
+        Texts and arrays of ids get their begin, and their end where they do not end with it; a conversation gets an
+        end where its template puts no token of its own behind the last answer. Raises CorruptError.
+        """
+        texts = [document for document in documents if isinstance(document, str)]
+        chats = [document.text for document in documents if isinstance(document, Marked)]
+        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        placed = iter(self._tokenizer.encode_batch(chats, add_special_tokens=False))
+        found = []
+        for document in documents:
+            if isinstance(document, Marked):
+                found.append(self._framed(_hide(next(placed), document.learned), is_chat=True))
+            else:
+                ids = np.array(next(encoded).ids, np.uint32) if isinstance(document, str) else document
+                found.append(self._framed(ids))
+        return found
+
+    def _framed(self, ids: Ids, *, is_chat: bool = False) -> Ids:
+        plain = ids & ~HIDDEN if is_chat else ids
+        if len(ids) and int(plain.max()) >= self.n_ids:
+            raise CorruptError(
+                f"token id {int(plain.max())}, but the student's tokenizer has {self.n_ids}",
+                hint="the shards were made with another tokenizer; give text",
+            )
+        has_begin = len(ids) > 0 and np.array_equal(plain[: len(self._begin)], self._begin)
+        has_end = len(ids) > 0 and int(plain[-1]) == self.separator
+        if is_chat:
+            learned = ids[ids < HIDDEN]
+            has_end = len(learned) > 0 and bool(np.isin(learned[-1], self._added))
+        begin, end = self._begin[: 0 if has_begin else None], self._end[: 0 if has_end else None]
+        return np.concatenate([begin, ids, end])
+
+
+def _hide(encoding: Encoding, learned: Sequence[tuple[int, int]]) -> Ids:
+    """The ids of a text, HIDDEN but for the tokens that reach into one of these ranges of its characters."""
+    ids = np.array(encoding.ids, np.uint32)
+    places, ranges = np.array(encoding.offsets, np.int64).reshape(-1, 2), np.array(learned, np.int64).reshape(-1, 2)
+    last = np.searchsorted(ranges[:, 0], places[:, 1], "left") - 1  # the last range that begins before a token's end
+    is_learned = (last >= 0) & (ranges[last, 1] > places[:, 0]) if len(ranges) else np.zeros(len(ids), bool)
+    return np.where(is_learned, ids, ids | HIDDEN)
+
+
+def hidden_runs(ids: Ids) -> Int64:
+    """The runs of HIDDEN tokens of a document [n, 2], its first token apart."""
+    if not len(ids) or int(ids.max()) < HIDDEN:
+        return np.zeros((0, 2), np.int64)
+    hidden = np.concatenate([[False, False], ids[1:] >= HIDDEN, [False]])
+    return np.flatnonzero(hidden[1:] != hidden[:-1]).astype(np.int64).reshape(-1, 2)
