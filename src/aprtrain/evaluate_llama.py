@@ -22,7 +22,7 @@ from aprfmt.llama.client import Llama
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.scoring import Reader
 from aprfmt.texts.encoding import Encoder, Ids
-from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Marked
+from aprfmt.texts.records import LOG_S, TEXT_FIELD, Chat, Document, Marked
 from aprtrain.data.batches import Windows
 from aprtrain.data.scored import Scores, TextEncoder, read_part, scores_of, scoring, window_length
 from aprtrain.loss.vocab import Vocabulary, align
@@ -146,14 +146,11 @@ def _totals(
                 found = reader.score(rows.tokens_NT[0, piece].tolist(), rows.labels_NT[0, piece].tolist())
                 count += len(found.loss)
                 sums += [0.0 if column is None else column.sum() for column in found]
-            if time.monotonic() - logged > _LOG_S:
+            if time.monotonic() - logged > LOG_S:
                 logged = time.monotonic()
                 log(f"scored {done + 1:,} of {len(numbers):,} windows")
     dropped = vocabulary is not None and bool(vocabulary.dropped)
     return scores_of(len(numbers), count, sums.tolist(), vocabulary is not None, dropped)
-
-
-_LOG_S = 20.0
 
 
 def _facts(path: str, model: Model) -> dict[str, object]:

@@ -99,7 +99,7 @@ class Encoder:
         plain = ids & ~HIDDEN if is_chat else ids
         if len(ids) and int(plain.max()) >= self.n_ids:
             raise CorruptError(
-                f"token id {int(plain.max())}, but the student's tokenizer has {self.n_ids}",
+                f"token id {int(plain.max())}, but the model's tokenizer has {self.n_ids}",
                 hint="the shards were made with another tokenizer; give text",
             )
         has_begin = len(ids) > 0 and np.array_equal(plain[: len(self._begin)], self._begin)

@@ -440,5 +440,5 @@ def test_broken_shards_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="5 bytes are not a whole number"):
         make(tmp_path, tmp_path / "a.bin")
     np.array([1, 2, EOS, 320, EOS], "<u4").tofile(tmp_path / "b.bin")
-    with pytest.raises(CorruptError, match="token id 320, but the student's tokenizer has 320"):
+    with pytest.raises(CorruptError, match="token id 320, but the model's tokenizer has 320"):
         make(tmp_path, tmp_path / "b.bin")
