@@ -247,7 +247,7 @@ def lazily(raw: bytes) -> Any:
 
 @given(WORDS, st.lists(st.integers(-(1 << 59), 1 << 59), min_size=1, max_size=5), st.booleans())
 def test_long_lists_are_read_later_and_alike(words: list[str], numbers: list[int], ascii: bool) -> None:
-    many = {"a": 1, "tokens": words * LONG, "ids": numbers * LONG, "short": words, "z": {"b": numbers}}
+    many = {"a": 1, "tokens": words * LONG, "ids": numbers * LONG, "short": words, "z": {"b": numbers[:1]}}
     raw = json.dumps(many, ensure_ascii=ascii, separators=(",", ":")).encode()
     found = unread(raw)
     assert isinstance(found, dict)

@@ -6,6 +6,7 @@ A row's Key names one by `via`. A converter is a pair of small functions and a l
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import rope
@@ -733,15 +734,6 @@ def _base_width_from(value: object, scope: Scope) -> object:
     return round(scope.h.hidden_size / times) if times and scope.h.hidden_size else DEFAULT
 
 
-class _Converters(dict[str, Converter]):
-    def __missing__(self, via: str) -> Converter:
-        """Those of towers, which most models do without."""
-        from aprfmt.arch.values_towers import TOWER_CONVERTERS
-
-        self[via] = TOWER_CONVERTERS[via]
-        return self[via]
-
-
 _TEXT: dict[str, Converter] = {
     "": Converter(),
     "rope": Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from),
@@ -880,5 +872,26 @@ _TEXT: dict[str, Converter] = {
     **LAYER_CONVERTERS,
 }
 
-CONVERTERS = _Converters(_TEXT)
+
+class _Converters(Mapping[str, Converter]):
+    """Those of texts, and behind them those of towers, which are imported when one is asked for."""
+
+    def __getitem__(self, via: str) -> Converter:
+        found = _TEXT.get(via)
+        return self._of_towers()[via] if found is None else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**_TEXT, **self._of_towers()})
+
+    def __len__(self) -> int:
+        return len({**_TEXT, **self._of_towers()})
+
+    @staticmethod
+    def _of_towers() -> dict[str, Converter]:
+        from aprfmt.arch.values_towers import TOWER_CONVERTERS
+
+        return TOWER_CONVERTERS
+
+
+CONVERTERS: Mapping[str, Converter] = _Converters()
 """What a Key's `via` names."""
