@@ -648,6 +648,7 @@ def quantize_model(
     imatrix: PathLike | None = None,
     data: PathLike | Sequence[PathLike] = (),
     chunks: int | None = None,
+    text_field: str = "text",
     tensor_type: str | Sequence[str] = (),
     output_type: str | None = None,
     embedding_type: str | None = None,
@@ -679,6 +680,7 @@ def quantize_model(
         imatrix: file of an importance matrix; "auto" computes one, as cached_imatrix does.
         data: the text for "auto".
         chunks: stop after so many chunks of it.
+        text_field: where a record's text is.
         log: called with a line now and then while it is computed.
     """
     given = locals()
@@ -686,7 +688,7 @@ def quantize_model(
     from aprfmt.convert.mixes import require_quantized
 
     dtype = given.pop("mix")
-    text, limit, tell = (given.pop(name) for name in ("data", "chunks", "log"))
+    text, limit, field, tell = (given.pop(name) for name in ("data", "chunks", "text_field", "log"))
     texts = [text] if isinstance(text, str | os.PathLike) else [*text]
     if isinstance(dtype, str):
         require_quantized(dtype)
@@ -697,9 +699,11 @@ def quantize_model(
                 f"--plan does nothing, and --imatrix {AUTO} computes",
                 hint="apr imatrix FILE --data TEXT -o OUT --plan says how much text there is",
             )
-        given["imatrix"], warnings = cached_imatrix(src, texts, chunks=limit, log=tell)
-    elif texts or limit is not None:
-        raise UsageError(f"--{'data' if texts else 'chunks'} goes with --imatrix {AUTO}")
+        given["imatrix"], warnings = cached_imatrix(src, texts, chunks=limit, text_field=field, log=tell)
+    else:
+        for name, is_given in {"data": texts, "chunks": limit is not None, "text-field": field != "text"}.items():
+            if is_given:
+                raise UsageError(f"--{name} goes with --imatrix {AUTO}")
     report = convert(given | {"dtype": dtype})
     report.warnings[:0] = warnings
     return report
@@ -710,13 +714,14 @@ def cached_imatrix(
     data: Sequence[PathLike],
     *,
     chunks: int | None = None,
+    text_field: str = "text",
     progress: StartProgress | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[str, list[str]]:
     """(importance matrix of the model `file` on the text `data`, what the user should know of it).
 
-    It is kept in the cache, and found again for the same model, text and number of chunks; a computation that was
-    interrupted goes on. Raises what `imatrix` does.
+    It is kept in the cache, and found again for the same model, text, field and number of chunks; a computation that
+    was interrupted goes on. Raises what `imatrix` does.
     """
     from aprfmt.formats.imatrix import DEFAULT_CHUNK, read_sums
     from aprfmt.io.cache import CacheFolder
@@ -727,12 +732,21 @@ def cached_imatrix(
         raise UsageError(f"--imatrix {AUTO} computes an importance matrix of text", hint="give the text with --data")
     model = prepare(file, say=log)
     texts = [formats.path_text(path, "data") for path in data]
-    own = key(texts, {"model": model.key, "chunks": chunks})
+    own = key(texts, {"model": model.key, "chunks": chunks, "text_field": text_field})
     name = f"{Path(formats.path_text(file, 'file')).stem[:40]}-{own}.imatrix.gguf"
     with CacheFolder("imatrix").make(name) as (target, found):
         if not found:
             log(f"computing an importance matrix of {', '.join(texts)}, once")
-            imatrix(file, texts, target, chunks=chunks, chunk_size=DEFAULT_CHUNK, resume=True, progress=progress)
+            imatrix(
+                file,
+                texts,
+                target,
+                chunks=chunks,
+                chunk_size=DEFAULT_CHUNK,
+                text_field=text_field,
+                resume=True,
+                progress=progress,
+            )
         return str(target), remarks(read_sums(target), str(target))
 
 

@@ -485,12 +485,31 @@ def test_a_mix_computes_its_matrix_once(
     assert (tmp_path / "c.gguf").read_bytes() == (tmp_path / "a.gguf").read_bytes()
 
 
+def test_a_mix_computes_its_matrix_on_a_field(
+    folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    folder, records, plain = folders("llama"), tmp_path / "t.jsonl", tmp_path / "t.txt"
+    words = "So many words, and so few of them are needed. " * 100
+    records.write_text(json.dumps({"body": words, "text": "Another text. " * 300}))
+    plain.write_text(words)
+    given = ["quantize", str(folder), "q4_k_m", "--imatrix", "auto", "--chunks", "2"]
+    assert run([*given, "--data", str(records), "--text-field", "body", "-o", str(tmp_path / "a.gguf")]) == 0
+    aprfmt.imatrix(folder, plain, tmp_path / "m.gguf", chunks=2)
+    assert run([*given, "--data", str(records), "-o", str(tmp_path / "b.gguf")]) == 0
+    made = [read_sums(path) for path in sorted((tmp_path / "cache" / "imatrix").glob("*.gguf"))]
+    assert len(made) == 2
+    expected = read_sums(tmp_path / "m.gguf").entries
+    assert sum(all(np.array_equal(each.entries[n].sums, expected[n].sums) for n in expected) for each in made) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--imatrix", "auto"], "give the text with --data"),
         (["--data", "t.txt"], "--data goes with --imatrix auto"),
         (["--chunks", "3"], "--chunks goes with --imatrix auto"),
+        (["--text-field", "body"], "--text-field goes with --imatrix auto"),
         (["--imatrix", "auto", "--data", "t.txt", "--plan"], "--plan does nothing"),
     ],
 )

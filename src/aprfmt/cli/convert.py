@@ -27,6 +27,7 @@ from aprfmt.cli.options import (
     ShardSizeOption,
     Source,
     Target,
+    TextFieldOption,
     TokenizerOption,
     Towers,
     VerifyOption,
@@ -142,6 +143,7 @@ class _Quantized:
     chunks: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="With --imatrix auto: stop after N chunks of 512 tokens.")
     ] = None
+    text_field: TextFieldOption = "text"
 
 
 @dataclass(kw_only=True)
@@ -177,11 +179,16 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
         if self.imatrix == AUTO and self.data and not self.plan:
             with progress_bar("computing", tokens) as progress:
                 path, warnings = cached_imatrix(
-                    self.file, self.data, chunks=self.chunks, progress=progress, log=out.progress_line
+                    self.file,
+                    self.data,
+                    chunks=self.chunks,
+                    text_field=self.text_field,
+                    progress=progress,
+                    log=out.progress_line,
                 )
             for warning in warnings:
                 out.warning(warning)
-            self.imatrix, self.data, self.chunks = path, None, None
+            self.imatrix, self.data, self.chunks, self.text_field = path, None, None, "text"
         _run(self, "quantizing", aprfmt.quantize_model, self.file, output, mix=self.mix, data=self.data or ())
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import Common
+from aprfmt.cli.options import Common, StrictOption, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable
 from aprfmt.cli.training import data_rows
 
@@ -33,10 +33,8 @@ class Data(Common):
         typer.Argument(metavar="PATH[:WEIGHT]...", help="Text, jsonl, csv or parquet, folders of them, token shards."),
     ]
     model: Annotated[str, typer.Option(metavar="FILE", help="The model that is to read them.")]
-    text_field: Annotated[
-        str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
-    ] = "text"
-    strict: Annotated[bool, typer.Option("--strict", help="A record that is no document is an error.")] = False
+    text_field: TextFieldOption = "text"
+    strict: StrictOption = False
 
     def __call__(self) -> None:
         """Runs the command."""

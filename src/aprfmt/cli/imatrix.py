@@ -11,7 +11,7 @@ import typer
 
 import aprfmt
 from aprfmt.cli.convert import refuse_terminal
-from aprfmt.cli.options import Common, ForceOption, LlamaMachine, PlanOption
+from aprfmt.cli.options import Common, ForceOption, LlamaMachine, PlanOption, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.errors import UsageError
 from aprfmt.text import first_few, format_seconds
@@ -53,9 +53,7 @@ class Imatrix(Common, LlamaMachine):
     parse_special: Annotated[
         bool, typer.Option("--parse-special", help="Names of special tokens in the text mean those tokens.")
     ] = False
-    text_field: Annotated[
-        str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
-    ] = "text"
+    text_field: TextFieldOption = "text"
     merge: Annotated[bool, typer.Option("--merge", help="Add importance matrices of one model.")] = False
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where a run into the same output was interrupted.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 import aprfmt
-from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, QuietOption, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds
@@ -54,9 +54,7 @@ def evaluate(
             help="Score about N tokens, spread evenly; text is still tokenised in full. [default: all]",
         ),
     ] = None,
-    text_field: Annotated[
-        str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
-    ] = "text",
+    text_field: TextFieldOption = "text",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:

@@ -54,6 +54,10 @@ NoTokenizerOption = Annotated[
 ShardSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file.")
 ]
+TextFieldOption = Annotated[
+    str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
+]
+StrictOption = Annotated[bool, typer.Option("--strict", help="A record that is no document is an error.")]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Load the result in llama.cpp and run it briefly.")]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import Common, LlamaMachine, PlanOption
+from aprfmt.cli.options import Common, LlamaMachine, PlanOption, StrictOption, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.text import format_bytes, format_seconds
 
@@ -54,10 +54,8 @@ class Teacher(Common, LlamaMachine):
         typer.Option(metavar="N", min=2, help="Tokens of a window. [default: 2048, or the teacher's context if less]"),
     ] = None
     held_out: Annotated[float, typer.Option(metavar="X", help="Share of the documents that is held out.")] = 0.01
-    text_field: Annotated[
-        str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
-    ] = "text"
-    strict: Annotated[bool, typer.Option("--strict", help="A record that is no document is an error.")] = False
+    text_field: TextFieldOption = "text"
+    strict: StrictOption = False
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU where it can]")
     ] = None
