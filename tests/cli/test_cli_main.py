@@ -97,6 +97,15 @@ def test_every_command_has_help_with_an_example(apr: Apr, name: str) -> None:
     assert "--json" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "own", "shared"),
+    [("prune", "--drop-layers", "--dtype"), ("merge", "--method", "--dtype"), ("run", "--system", "--threads")],
+)
+def test_help_begins_with_what_a_command_alone_has(apr: Apr, name: str, own: str, shared: str) -> None:
+    options = apr(name, "--help").stdout.partition("Options:")[2]
+    assert options.index(own) < options.index(shared) < options.index("--json")
+
+
 def test_help_lists_every_command_without_importing_any(apr: Apr) -> None:
     done = apr("--help")
     assert done.code == 0

@@ -116,8 +116,17 @@ class Shard(Common, Run, Files):
 
 
 @dataclass(kw_only=True)
-class _Quantized:
-    """The arguments of quantize; --list needs none of them."""
+class Quantize(Common, Machine, Run, Mix):
+    """Store the weights of a model in fewer bits; types and bytes match llama.cpp's own quantize tool.
+
+    \b
+    apr quantize --list
+    apr quantize ./Qwen2.5-0.5B q4_k_m        (writes Qwen2.5-0.5B-Q4_K_M.gguf)
+    apr quantize ./Qwen2.5-0.5B q4_k_m -o qwen.gguf --verify
+    apr quantize model.apr iq3_m -o small.gguf --imatrix model.imatrix.gguf
+    apr quantize model.apr iq2_m -o small.gguf --imatrix auto --data text.txt
+    apr quantize model.gguf q4_k_m -o m.gguf --tensor-type ffn_down=q6_k --plan
+    """
 
     file: Annotated[
         str | None, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors or a folder.")
@@ -144,20 +153,6 @@ class _Quantized:
         int | None, typer.Option(metavar="N", min=1, help="With --imatrix auto: stop after N chunks of 512 tokens.")
     ] = None
     text_field: TextFieldOption = "text"
-
-
-@dataclass(kw_only=True)
-class Quantize(Common, Machine, Run, Mix, _Quantized):
-    """Store the weights of a model in fewer bits; types and bytes match llama.cpp's own quantize tool.
-
-    \b
-    apr quantize --list
-    apr quantize ./Qwen2.5-0.5B q4_k_m        (writes Qwen2.5-0.5B-Q4_K_M.gguf)
-    apr quantize ./Qwen2.5-0.5B q4_k_m -o qwen.gguf --verify
-    apr quantize model.apr iq3_m -o small.gguf --imatrix model.imatrix.gguf
-    apr quantize model.apr iq2_m -o small.gguf --imatrix auto --data text.txt
-    apr quantize model.gguf q4_k_m -o m.gguf --tensor-type ffn_down=q6_k --plan
-    """
 
     def __call__(self) -> None:
         """Runs the command."""

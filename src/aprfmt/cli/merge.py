@@ -9,19 +9,7 @@ from typing import Annotated
 import typer
 
 from aprfmt.cli.convert import refuse_terminal, report_of
-from aprfmt.cli.options import (
-    Common,
-    Dtype,
-    ForceOption,
-    Machine,
-    MlxBits,
-    NoTokenizerOption,
-    OutputOption,
-    PlanOption,
-    ShardSizeOption,
-    TokenizerOption,
-    VerifyOption,
-)
+from aprfmt.cli.options import Common, Derived, Dtype, Machine, OutputOption
 from aprfmt.cli.options import Mix as MixOptions
 from aprfmt.errors import UsageError
 
@@ -32,7 +20,7 @@ _MERGE_ONLY = (
 
 
 @dataclass(kw_only=True)
-class MergeAdapter(Common, Machine, MixOptions, MlxBits, Dtype):
+class MergeAdapter(Common, Machine, MixOptions, Derived, Dtype):
     """Add adapters (LoRA) to a model; with --unmerge, extract the adapter that turns one model into another.
 
     A quantized base is decoded and quantized again, to the types it has or to those of --quantize.
@@ -60,21 +48,6 @@ class MergeAdapter(Common, Machine, MixOptions, MlxBits, Dtype):
     rank: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --unmerge: rank of the adapter (32).")] = (
         None
     )
-    format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="apr, gguf, safetensors, hf or mlx; by default, the suffix of the output decides."
-        ),
-    ] = None
-    tokenizer: TokenizerOption = None
-    no_tokenizer: NoTokenizerOption = False
-    pre: Annotated[
-        str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
-    ] = None
-    shard_size: ShardSizeOption = None
-    verify: VerifyOption = False
-    plan: PlanOption = False
-    force: ForceOption = False
 
     def __call__(self) -> None:
         """Runs the command."""

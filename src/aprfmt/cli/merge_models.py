@@ -9,24 +9,12 @@ from typing import Annotated
 import typer
 
 from aprfmt.cli.convert import refuse_terminal, report_of
-from aprfmt.cli.options import (
-    Common,
-    Dtype,
-    ForceOption,
-    Machine,
-    MlxBits,
-    NoTokenizerOption,
-    OutputOption,
-    PlanOption,
-    ShardSizeOption,
-    TokenizerOption,
-    VerifyOption,
-)
+from aprfmt.cli.options import Common, Derived, Dtype, Machine, OutputOption
 from aprfmt.cli.options import Mix as MixOptions
 
 
 @dataclass(kw_only=True)
-class Merge(Common, Machine, MixOptions, MlxBits, Dtype):
+class Merge(Common, Machine, MixOptions, Derived, Dtype):
     """Merge models of one architecture: average, interpolate or add up their weights, or stack their layers.
 
     Config, tokenizer and dtypes are those of the base, or of the first model.
@@ -85,21 +73,6 @@ class Merge(Common, Machine, MixOptions, MlxBits, Dtype):
     pad_vocab: Annotated[
         bool, typer.Option("--pad-vocab", help="Fill up or cut embeddings to the rows of the first model.")
     ] = False
-    format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="apr, gguf, safetensors, hf or mlx; by default, the suffix of the output decides."
-        ),
-    ] = None
-    tokenizer: TokenizerOption = None
-    no_tokenizer: NoTokenizerOption = False
-    pre: Annotated[
-        str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
-    ] = None
-    shard_size: ShardSizeOption = None
-    verify: VerifyOption = False
-    plan: PlanOption = False
-    force: ForceOption = False
 
     def __call__(self) -> None:
         """Runs the command."""

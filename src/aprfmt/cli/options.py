@@ -1,7 +1,8 @@
 """Options that several commands share: single ones as Annotated types, groups of them as dataclasses.
 
 typer reads the signature of the callable that it is given. A dataclass is such a callable, its fields are the
-parameters, and inheritance puts a command together from groups; `--help` shows the last base class first.
+parameters, and inheritance puts a command together from groups. `--help` shows the command's own fields, then those of
+its last base class, and so on to the first.
 """
 
 # No `from __future__ import annotations` here: as strings, the types of fields could not be resolved from the module
@@ -50,6 +51,12 @@ TokenizerOption = Annotated[
 ]
 NoTokenizerOption = Annotated[
     bool, typer.Option("--no-tokenizer", help="Write a GGUF without a tokenizer: llama.cpp then takes token ids only.")
+]
+PreOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
+]
+NoMtpOption = Annotated[
+    bool, typer.Option("--no-mtp", help="Leave out the MTP (nextn) layers, which predict further tokens.")
 ]
 ShardSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file.")
@@ -174,9 +181,7 @@ class Drafts:
         typer.Option(metavar="DIR", help="Folder of the model that a draft model (EAGLE-3, DFlash, ...) drafts for."),
     ] = None
 
-    no_mtp: Annotated[
-        bool, typer.Option("--no-mtp", help="Leave out the MTP (nextn) layers, which predict further tokens.")
-    ] = False
+    no_mtp: NoMtpOption = False
 
 
 @dataclass(kw_only=True)
@@ -229,6 +234,27 @@ class MlxBits:
 
 
 @dataclass(kw_only=True)
+class Derived(MlxBits):
+    """How a model that is made of others is written."""
+
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=complete_format,
+            help="apr, gguf, safetensors, hf or mlx; by default, the suffix of the output decides.",
+        ),
+    ] = None
+    tokenizer: TokenizerOption = None
+    no_tokenizer: NoTokenizerOption = False
+    pre: PreOption = None
+    shard_size: ShardSizeOption = None
+    verify: VerifyOption = False
+    plan: PlanOption = False
+    force: ForceOption = False
+
+
+@dataclass(kw_only=True)
 class Target(Drafts, MlxBits):
     """What is written, and how."""
 
@@ -250,9 +276,7 @@ class Target(Drafts, MlxBits):
         ),
     ] = None
     no_tokenizer: NoTokenizerOption = False
-    pre: Annotated[
-        str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
-    ] = None
+    pre: PreOption = None
     pad_style: Annotated[
         str, typer.Option(metavar="STYLE", help="Names of padding tokens in a GGUF: llama.cpp or apr.")
     ] = "llama.cpp"

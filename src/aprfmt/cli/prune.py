@@ -9,25 +9,12 @@ from typing import Annotated
 import typer
 
 from aprfmt.cli.convert import refuse_terminal, report_of
-from aprfmt.cli.options import (
-    Common,
-    Dtype,
-    ForceOption,
-    Machine,
-    MlxBits,
-    ModelArgument,
-    NoTokenizerOption,
-    OutputOption,
-    PlanOption,
-    ShardSizeOption,
-    TokenizerOption,
-    VerifyOption,
-)
+from aprfmt.cli.options import Common, Derived, Dtype, Machine, ModelArgument, NoMtpOption, OutputOption
 from aprfmt.cli.options import Mix as MixOptions
 
 
 @dataclass(kw_only=True)
-class Prune(Common, Machine, MixOptions, MlxBits, Dtype):
+class Prune(Common, Machine, MixOptions, Derived, Dtype):
     """Leave out some layers of a model (depth pruning); the others are numbered anew, their weights stay as they are.
 
     The model needs training afterwards: apr distill.
@@ -45,24 +32,7 @@ class Prune(Common, Machine, MixOptions, MlxBits, Dtype):
     keep_layers: Annotated[
         str | None, typer.Option(metavar="LIST", help="Layers to keep, instead of --drop-layers.")
     ] = None
-    format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="apr, gguf, safetensors, hf or mlx; by default, the suffix of the output decides."
-        ),
-    ] = None
-    tokenizer: TokenizerOption = None
-    no_tokenizer: NoTokenizerOption = False
-    pre: Annotated[
-        str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
-    ] = None
-    shard_size: ShardSizeOption = None
-    no_mtp: Annotated[
-        bool, typer.Option("--no-mtp", help="Leave out the MTP (nextn) layers, which predict further tokens.")
-    ] = False
-    verify: VerifyOption = False
-    plan: PlanOption = False
-    force: ForceOption = False
+    no_mtp: NoMtpOption = False
 
     def __call__(self) -> None:
         """Runs the command."""
