@@ -39,8 +39,8 @@ class Field:
         metavar: what --help calls the words of a tuple.
         number: of a switch: what the number is that may follow it; alone it is true.
         commands: which commands have it.
-        place: what it decides. "what" is trained on what (a resumed run must agree), or "run": how far, where and how
-            closely watched (a resumed run may differ).
+        place: what it decides. "what" is trained on what (a resumed run must agree), "run": how far, where and how
+            closely watched (a resumed run may differ), or "save": the same of what a smoke run leaves out.
     """
 
     name: str
@@ -68,24 +68,34 @@ def _option(default: _V, help: str, **more: Any) -> _V:
     return field(default=default, metadata={"default": default, "help": help, **more})
 
 
+def _distill(default: _V, help: str, **more: Any) -> _V:
+    return _option(default, help, commands=_DISTILL, **more)
+
+
+def _what(default: _V, help: str, **more: Any) -> _V:
+    return _option(default, help, place="what", **more)
+
+
+def _kd(default: _V, help: str, **more: Any) -> _V:
+    return _distill(default, help, place="what", **more)
+
+
+def _save(default: _V, help: str, **more: Any) -> _V:
+    return _option(default, help, place="save", **more)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A run's options. `None` stands for a default that follows from other fields; `resolve` fills those in."""
 
-    teacher: str | None = _option(None, "The model to learn from.", commands=_DISTILL)
-    teacher_logprobs: str | None = _option(
-        None, "Folder of files that apr teacher wrote, in place of a teacher.", commands=_DISTILL
+    teacher: str | None = _distill(None, "The model to learn from.")
+    teacher_logprobs: str | None = _distill(None, "Folder of files that apr teacher wrote, in place of a teacher.")
+    top_k: int | None = _kd(
+        None, "Ids of a position to use of --teacher-logprobs (default: all that the files know).", low=1
     )
-    top_k: int | None = _option(
-        None, "Ids of a position to use of --teacher-logprobs (default: all that the files know).", low=1,
-        commands=_DISTILL, place="what",
-    )  # fmt: skip
-    student: str | None = _option(None, "The model to train: .apr, .gguf, .safetensors or a folder.", commands=_DISTILL)
-    student_init: str | None = _option(
-        None,
-        "Make the student from the teacher: layers:0,2,4, layers:12, width:hidden=512,heads=8, or a config.json.",
-        commands=_DISTILL,
-        place="what",
+    student: str | None = _distill(None, "The model to train: .apr, .gguf, .safetensors or a folder.")
+    student_init: str | None = _kd(
+        None, "Make the student from the teacher: layers:0,2,4, layers:12, width:hidden=512,heads=8, or a config.json."
     )
     init: str | None = _option(None, "The model whose weights the training starts from.", commands=_PRETRAIN)
     like: str | None = _option(
@@ -95,93 +105,95 @@ class Config:
         None, "config.json of the network to train from scratch (with --like).", commands=_PRETRAIN
     )
     data: tuple[str, ...] = _option(
-        (), "Text, jsonl, csv or parquet files, a folder of them or of source code, token shards; may be given again, "
-        "with a share of the tokens each.", flags=("-d",), metavar="PATH[:WEIGHT]",
-    )  # fmt: skip
+        (),
+        "Text, jsonl, csv or parquet files, a folder of them or of source code, token shards; may be given again, "
+        "with a share of the tokens each.",
+        flags=("-d",),
+        metavar="PATH[:WEIGHT]",
+    )
     text_field: str = _option("text", "The field of a record, or the column of a table, that holds its text.")
     strict: bool = _option(False, "A record that is no document ends the run; else it is counted and left out.")
     output: str | None = _option(None, "Folder for checkpoints, metrics and the model.", flags=("-o",))
 
-    kd_weight: float = _option(
-        0.7, "Weight w of the teacher's term; the labels have 1 - w. 0: the teacher is for comparison only.",
-        low=0, high=1, flags=("--alpha",), commands=_DISTILL, place="what",
-    )  # fmt: skip
-    temperature: float = _option(
-        3.0, "Softens both distributions in the teacher's term.", low=0.05, high=100, commands=_DISTILL,
-        place="what",
-    )  # fmt: skip
-    loss: str = _option(
-        "forward", "Divergence from the teacher.", choices=("forward", "reverse", "jsd"), commands=_DISTILL,
-        place="what",
-    )  # fmt: skip
-    beta: float = _option(0.5, "Mixing weight of --loss jsd.", low=0.001, high=0.999, commands=_DISTILL, place="what")
-    logits: str = _option("fp16", "Storage of logits on a GPU.", choices=("fp16", "fp32"), place="what")
-    chunk: int = _option(2048, "Positions whose logits are held at a time.", low=1, place="what")
+    kd_weight: float = _kd(
+        0.7,
+        "Weight w of the teacher's term; the labels have 1 - w. 0: the teacher is for comparison only.",
+        low=0,
+        high=1,
+        flags=("--alpha",),
+    )
+    temperature: float = _kd(3.0, "Softens both distributions in the teacher's term.", low=0.05, high=100)
+    loss: str = _kd("forward", "Divergence from the teacher.", choices=("forward", "reverse", "jsd"))
+    beta: float = _kd(0.5, "Mixing weight of --loss jsd.", low=0.001, high=0.999)
+    logits: str = _what("fp16", "Storage of logits on a GPU.", choices=("fp16", "fp32"))
+    chunk: int = _what(2048, "Positions whose logits are held at a time.", low=1)
 
-    lr: float = _option(5e-5, "Peak learning rate.", low=1e-12, high=10, place="what")
-    lr_final: float = _option(0.1, "Share of --lr that is left at the end.", low=0, high=1, place="what")
-    warmup_steps: int | None = _option(
-        None, "Steps of linear warm-up (default: 2 % of --total-steps, at least 100 where that is at most a tenth).",
-        low=0, place="what",
-    )  # fmt: skip
-    beta1: float = _option(0.9, "AdamW: decay of the mean.", low=0, high=0.999999, place="what")
-    beta2: float = _option(0.95, "AdamW: decay of the square.", low=0, high=0.999999, place="what")
-    eps: float = _option(1e-8, "AdamW: added to the root.", low=1e-20, high=1, place="what")
-    weight_decay: float = _option(0.01, "AdamW: decay of matrices.", low=0, high=10, place="what")
-    clip: float = _option(1.0, "Largest norm of the gradient; 0: no limit.", low=0, place="what")
+    lr: float = _what(5e-5, "Peak learning rate.", low=1e-12, high=10)
+    lr_final: float = _what(0.1, "Share of --lr that is left at the end.", low=0, high=1)
+    warmup_steps: int | None = _what(
+        None,
+        "Steps of linear warm-up (default: 2 % of --total-steps, at least 100 where that is at most a tenth).",
+        low=0,
+    )
+    beta1: float = _what(0.9, "AdamW: decay of the mean.", low=0, high=0.999999)
+    beta2: float = _what(0.95, "AdamW: decay of the square.", low=0, high=0.999999)
+    eps: float = _what(1e-8, "AdamW: added to the root.", low=1e-20, high=1)
+    weight_decay: float = _what(0.01, "AdamW: decay of matrices.", low=0, high=10)
+    clip: float = _what(1.0, "Largest norm of the gradient; 0: no limit.", low=0)
 
     steps: int | None = _option(None, "The update at which this run stops, counted from the beginning.", low=1)
-    total_steps: int | None = _option(None, "Length of the schedule (default: --steps).", low=1, place="what")
-    epochs: int | None = _option(
-        None, "Passes over the data: at most, or without --steps exactly.", low=1, place="what"
+    total_steps: int | None = _what(None, "Length of the schedule (default: --steps).", low=1)
+    epochs: int | None = _what(None, "Passes over the data: at most, or without --steps exactly.", low=1)
+    repeat: bool = _what(False, "Repeat the data as often as --steps needs.")
+    seq_len: int = _what(2048, "Tokens of a window.", low=2, env=ENV_PREFIX + "MAX_SEQ_LEN")
+    tokens_per_step: int = _what(32768, "Tokens of an update, over all GPUs.", low=2)
+    micro_tokens: int = _what(
+        0, "Tokens of one forward and backward pass; 0: as many as the GPU has memory for, up to 32768.", low=0
     )
-    repeat: bool = _option(False, "Repeat the data as often as --steps needs.", place="what")
-    seq_len: int = _option(2048, "Tokens of a window.", low=2, env=ENV_PREFIX + "MAX_SEQ_LEN", place="what")
-    tokens_per_step: int = _option(32768, "Tokens of an update, over all GPUs.", low=2, place="what")
-    micro_tokens: int = _option(
-        0, "Tokens of one forward and backward pass; 0: as many as the GPU has memory for, up to 32768.", low=0,
-        place="what",
-    )  # fmt: skip
-    held_out: float = _option(0.01, "Share of the documents held out for evaluation.", low=1e-9, high=0.9, place="what")
+    held_out: float = _what(0.01, "Share of the documents held out for evaluation.", low=1e-9, high=0.9)
     eval_data: str | None = _option(None, "Evaluate on these files instead.")
-    seed: int = _option(42, "Order of the data and fresh weights.", low=0, high=2**63 - 1, place="what")
-    deterministic: bool = _option(False, "Bitwise the same numbers in every run.", place="what")
+    seed: int = _what(42, "Order of the data and fresh weights.", low=0, high=2**63 - 1)
+    deterministic: bool = _what(False, "Bitwise the same numbers in every run.")
 
-    vocab_policy: str = _option(
-        "shared", "Whether the teacher may have tokens that the student lacks: renormalise leaves them out.",
-        choices=("shared", "renormalise"), commands=_DISTILL, place="what",
-    )  # fmt: skip
-    teacher_residency: str = _option(
-        "auto", "How the teacher's weights are held in memory; auto: Q4_K, Q6_K and Q8_0 as in its file.",
-        choices=("auto", "bf16", "q4k", "fp8"), env=ENV_PREFIX + "TEACHER_BACKEND", commands=_DISTILL, place="what",
-    )  # fmt: skip
+    vocab_policy: str = _kd(
+        "shared",
+        "Whether the teacher may have tokens that the student lacks: renormalise leaves them out.",
+        choices=("shared", "renormalise"),
+    )
+    teacher_residency: str = _kd(
+        "auto",
+        "How the teacher's weights are held in memory; auto: Q4_K, Q6_K and Q8_0 as in its file.",
+        choices=("auto", "bf16", "q4k", "fp8"),
+        env=ENV_PREFIX + "TEACHER_BACKEND",
+    )
     recompute: str = _option("none", "What the backward pass computes again to save memory.", choices=("none", "block"))
     shard: str = _option(
-        "states", "What several processes share out: masters and moments, or the student's weights too.",
+        "states",
+        "What several processes share out: masters and moments, or the student's weights too.",
         choices=("states", "weights"),
-    )  # fmt: skip
-    compile: str = _option("auto", "Compile the blocks; auto: on a GPU.", choices=("auto", "on", "off"), place="what")
+    )
+    compile: str = _what("auto", "Compile the blocks; auto: on a GPU.", choices=("auto", "on", "off"))
     device: str = _option("cuda", "cuda, cuda:N or cpu; there is no fallback.")
 
-    save_every: int = _option(
+    save_every: int = _save(
         5000, "Steps between checkpoints; 0: by the clock alone.", low=0, env=ENV_PREFIX + "CHECKPOINT_EVERY"
     )
-    save_minutes: float = _option(15.0, "Also save every so many minutes; 0: by steps alone.", low=0)
-    save_epochs: int | None = _option(
+    save_minutes: float = _save(15.0, "Also save every so many minutes; 0: by steps alone.", low=0)
+    save_epochs: int | None = _save(
         None, "Also save after so many passes over the data, again and again; these stay beside --keep.", low=1
     )
-    keep: int = _option(3, "Number of latest checkpoints to keep besides the best, two or more.", low=2)
-    save_dtype: str = _option("bf16", "Dtype of saved weights.", choices=("bf16", "f16", "f32"))
-    eval_every: int = _option(1000, "Steps between evaluations on held-out data; 0: first and last.", low=0)
-    patience: int | None = _option(
+    keep: int = _save(3, "Number of latest checkpoints to keep besides the best, two or more.", low=2)
+    save_dtype: str = _save("bf16", "Dtype of saved weights.", choices=("bf16", "f16", "f32"))
+    eval_every: int = _save(1000, "Steps between evaluations on held-out data; 0: first and last.", low=0)
+    patience: int | None = _save(
         None, "Stop after so many evaluations in a row that are no better than the best before them.", low=1
     )
-    target_val_loss: float | None = _option(
+    target_val_loss: float | None = _save(
         None, "Stop when the cross entropy on held-out text is at most this.", low=1e-9
     )
     eval_tokens: int = _option(65536, "Held-out tokens of an evaluation.", low=2)
     log_every: int = _option(10, "Steps between lines.", low=1, env=ENV_PREFIX + "LOG_EVERY")
-    log_to: str | None = _option(None, "Also show the numbers in one of these.", choices=("tensorboard", "wandb"))
+    log_to: str | None = _save(None, "Also show the numbers in one of these.", choices=("tensorboard", "wandb"))
     qa: bool = _option(False, "At the end look at the model as apr qa does; exit status 1 if it does not pass.")
     resume: bool | int = _option(
         False, "Continue from the latest checkpoint in the output folder, or from that of STEP.", low=0, number="STEP"
@@ -192,10 +204,8 @@ class Config:
     smoke: int | None = _option(
         None, "Run N steps, estimate the time of the whole run, write nothing.", low=1, env=ENV_PREFIX + "MAX_STEPS"
     )
-    allow_same_arch: bool = _option(False, "Teacher and student may have the same dims.", commands=_DISTILL)
-    allow_weaker_teacher: bool = _option(
-        False, "Continue with a teacher that predicts the data badly.", commands=_DISTILL
-    )
+    allow_same_arch: bool = _distill(False, "Teacher and student may have the same dims.")
+    allow_weaker_teacher: bool = _distill(False, "Continue with a teacher that predicts the data badly.")
     deadline: float = _option(600.0, "Seconds that the first step may take.", low=0.1)
 
     # What follows from the others.
@@ -336,6 +346,9 @@ def build(
     values |= {name: _check(rows[name], value, rows[name].flag) for name, value in from_command.items()}
     config = Config(**values)
     _check_together(config, command)
+    unused = [rows[name].flag for name in rows if name in values and rows[name].place == "save"]
+    if config.smoke is not None and unused:
+        lines.append(f"--smoke scores once and writes nothing: {', '.join(unused)} without effect")
     return config, lines
 
 

@@ -58,6 +58,16 @@ def test_environment_variables_are_echoed_and_an_overruled_one_is_named() -> Non
     ]
 
 
+def test_a_smoke_run_says_which_options_it_has_no_use_for(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("keep = 3\nlr = 1e-3\n")
+    given = BASE | {"log_to": "wandb", "patience": 2}
+    assert build("distill", given, file)[1] == []
+    (line,) = build("distill", given | {"smoke": 2}, file)[1]
+    assert line.endswith(": --keep, --patience, --log-to without effect")
+    assert build("distill", BASE | {"smoke": 2})[1] == []
+
+
 @pytest.mark.parametrize(("word", "residency"), [("realizar-q4k", "q4k"), ("auto", "auto"), ("fp8", "fp8")])
 def test_the_backend_variable_of_the_reference_is_honoured(word: str, residency: str) -> None:
     assert made(None, {"APR_DISTILL_TEACHER_BACKEND": word}).teacher_residency == residency

@@ -36,6 +36,7 @@ SHOWN: dict[str, list[str]] = {
     "files of a teacher: cut short": ["test_teacher_files.py::test_no_bit_of_the_files_turns_over_unnoticed"],
     "more than 90 %": ["test_training_table.py::test_conversations_whose_answers_are_too_rare"],
     "conversations for a student": ["test_training_table.py::test_conversations_that_a_template_does_not_take"],
+    "conversations, and a chat": ["test_training_table.py::test_conversations_that_a_template_does_not_take"],
     "a weight that takes": [
         "test_mixtures.py::test_a_weight_that_takes_a_source_twice_is_refused",
         "test_training_table.py::test_a_weight_that_a_source_does_not_last_for",
@@ -182,21 +183,25 @@ def test_conversations_whose_answers_are_too_rare(refused: Refused, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("template", "words", "hint"),
+    ("template", "words", "hint", "wanted"),
     [
-        (None, "no chat template", "--text-field"),
-        ("{% for m in messages %}{{ m.content }}|{% endfor %}answer:", "message 2 cannot be told", "{% generation %}"),
+        (None, "no chat template", "--text-field", 5),
+        (
+            "{% for m in messages %}{{ m.content }}|{% endfor %}answer:", "message 2 cannot be told",
+            "{% generation %}", 5,
+        ),
+        ("{% for m in messages %}{{ m.content }", "cannot be rendered", "Jinja", 4),
     ],
-)
+)  # fmt: skip
 def test_conversations_that_a_template_does_not_take(
-    template: str | None, words: str, hint: str, refused: Refused, teacher_file: Path, tmp_path: Path
+    template: str | None, words: str, hint: str, wanted: int, refused: Refused, teacher_file: Path, tmp_path: Path
 ) -> None:
     aprfmt.prune_model(teacher_file, tmp_path / "pruned.apr", keep_layers=[0])
     aprfmt.stamp(tmp_path / "pruned.apr", tmp_path / "s.apr", set={"tokenizer.chat_template": template})
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{n}", "completion": "x"}) + "\n" for n in range(20)))
     code, error = refused(student=tmp_path / "s.apr", more=("--data", str(path), "--repeat"))
-    assert code == 5
+    assert code == wanted
     assert words in error["message"]
     assert hint in error["hint"]
 

@@ -40,7 +40,7 @@ from aprfmt.errors import (
 from aprfmt.limits import MAX_CHAT_CHARS
 from aprfmt.text import format_clock
 from aprfmt.texts.sources import MAX_SOURCE_BYTES, SourceFile
-from aprfmt.tokenizer.chat import PrefixError
+from aprfmt.tokenizer.chat import PrefixError, TemplateSyntaxError
 
 MAX_LINE_BYTES = 256 << 20
 """A line of a JSON lines file, a field of a csv file."""
@@ -144,6 +144,7 @@ class Reader:
             RefusedError: a table without a column to read.
             MissingDependencyError: a Parquet file without pyarrow.
             PrefixError: a chat template that says of no conversation what an answer is, or there is none.
+            TemplateSyntaxError: a chat template that cannot be parsed.
             StorageError: the file cannot be read.
         """
         try:
@@ -194,6 +195,9 @@ class Reader:
             marked.text.encode()
         except PrefixError as error:
             raise _BadRecordError(error.message, _UNTOLD) from error
+        except TemplateSyntaxError as error:
+            error.hint = "give a model whose chat template Jinja can parse, or text instead of conversations"
+            raise
         except (RefusedError, UnsupportedError) as error:
             raise _BadRecordError(
                 f"is no conversation for the chat template: {error.message}", "conversations that it refuses"

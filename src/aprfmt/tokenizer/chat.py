@@ -33,6 +33,10 @@ class PrefixError(RefusedError):
     """A template that does not say what the assistant's part of a conversation is."""
 
 
+class TemplateSyntaxError(UnsupportedError):
+    """A template that Jinja cannot parse, whatever the conversation."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """A Jinja template as the libraries of the field render it. It runs in a sandbox: it comes with a model.
@@ -181,16 +185,18 @@ class ChatTemplate:
                 hint="leave out what it names, or prompt without a template: --raw",
             ) from None
         except jinja2.TemplateSyntaxError as error:
-            raise self._broken(error, f" at line {error.lineno}") from None
+            raise self._broken(error, f" at line {error.lineno}", TemplateSyntaxError) from None
         except Exception as error:
             raise self._broken(error, _at_line(error)) from None
         finally:
             _until.reset(until)
         return "".join(pieces)
 
-    def _broken(self, error: Exception, where: str) -> UnsupportedError:
+    def _broken(
+        self, error: Exception, where: str, kind: type[UnsupportedError] = UnsupportedError
+    ) -> UnsupportedError:
         reason = str(error) or type(error).__name__
-        return UnsupportedError(
+        return kind(
             f"{self.name} cannot be rendered: {reason}{where}", path=self.path, hint="--raw prompts without a template"
         )
 

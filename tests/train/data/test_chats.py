@@ -23,7 +23,7 @@ from train_corpora import byte_tokenizer, functions
 from train_runs import lines
 
 import aprfmt
-from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError
+from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError, UnsupportedError
 from aprfmt.texts.encoding import HIDDEN, Encoder, _hide
 from aprfmt.texts.records import Chat, Reader
 from aprfmt.texts.sources import SourceFile
@@ -290,6 +290,17 @@ def test_a_conversation_too_long_to_render_is_left_out(tmp_path: Path, monkeypat
     with pytest.raises(LimitError, match=r"line 1: .*more than") as caught:
         read(tmp_path / "a.jsonl", records, endless)
     assert caught.value.path == str(tmp_path / "a.jsonl")
+
+
+def test_a_template_that_cannot_be_parsed_is_refused_at_the_first_conversation(tmp_path: Path) -> None:
+    talk, text = {"prompt": "hi", "completion": "you"}, {"text": "plain"}
+    told: list[str] = []
+    with pytest.raises(UnsupportedError, match=r"the chat template cannot be rendered: .* at line 5") as caught:
+        read(tmp_path / "a.jsonl", [talk] * 3, PLAIN + "{% if %}", log=told.append)
+    assert not told
+    assert "--raw" not in str(caught.value.hint)
+    reader = Reader(separator=0, render=Encoder(tokenizer("{% if %}")).render)
+    assert [*reader.documents(SourceFile(write(tmp_path / "b.jsonl", [text]), "b.jsonl", "jsonl"))] == ["plain"]
 
 
 def test_a_model_without_a_template_reads_no_conversations(tmp_path: Path) -> None:
