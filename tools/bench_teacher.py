@@ -31,9 +31,9 @@ from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode as decode_values
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprtrain.kernels import fp8
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
-from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, hf_names
 from aprtrain.network.shape import Shape, shape_of

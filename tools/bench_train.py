@@ -36,17 +36,17 @@ from torch.nn import functional
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.texts.shards import Part
+from aprfmt.texts.windows import IGNORED, Rows, Windows
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprtrain import budget
 from aprtrain.budget import memory_plan
 from aprtrain.config import Config
-from aprtrain.data.batches import Batches, Rows, Windows
-from aprtrain.data.corpus import Part
+from aprtrain.data.batches import Batches
 from aprtrain.guards import Stop
 from aprtrain.loop import Parts, Progress, Trainer
-from aprtrain.loss import IGNORED
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
-from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Pair, load_student, load_teacher
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of

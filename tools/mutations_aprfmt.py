@@ -584,11 +584,11 @@ APRFMT = (
     Mutation("every template suits every vocabulary", "aprfmt/running/chat_gate.py",
         "test_qa.py::test_templates_that_cannot_be_right",
         "    if foreign:\n", "    if False:\n"),
-    Mutation("documents see those before them", "aprtrain/evaluate_llama.py",
-        "test_evaluate_llama.py::test_smollm2_both_ways",
+    Mutation("documents see those before them", "aprfmt/running/evaluation_llama.py",
+        "test_evaluation_llama.py::test_smollm2_both_ways",
         "for size in rows.lengths[0]:", "for size in [sum(rows.lengths[0])]:"),
     Mutation("pieces of a text are texts of their own", "aprfmt/running/scoring.py",
-        "test_evaluate_llama.py::test_a_small_model_and_its_teacher_both_ways",
+        "test_evaluation_llama.py::test_a_small_model_and_its_teacher_both_ways",
         "each.logits(some, path, follow=start > 0)", "each.logits(some, path, follow=False)"),
 )
 # fmt: on

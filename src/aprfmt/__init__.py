@@ -51,9 +51,9 @@ _LAZY = {
     "Diagnosis": "aprfmt.running.doctor",
     "evaluate": "aprfmt.api",
     "data": "aprfmt.api",
-    "DataReport": "aprfmt.api",
+    "DataReport": "aprfmt.texts.summary",
     "teacher": "aprfmt.api",
-    "TeacherReport": "aprfmt.api",
+    "TeacherReport": "aprfmt.running.teacher",
     "bench": "aprfmt.api",
     "qa": "aprfmt.api",
     "QaReport": "aprfmt.running.qa",
@@ -61,7 +61,7 @@ _LAZY = {
     "imatrix": "aprfmt.api",
     "merge_imatrix": "aprfmt.api",
     "ImatrixReport": "aprfmt.running.importance",
-    "Evaluation": "aprfmt.api",
+    "Evaluation": "aprfmt.running.evaluation",
     "report": "aprfmt.api",
     "push": "aprfmt.publishing.push",
     "PushReport": "aprfmt.publishing.push",
@@ -145,9 +145,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from aprfmt.api import (
-        DataReport,
-        Evaluation,
-        TeacherReport,
         bench,
         data,
         embed,
@@ -189,9 +186,12 @@ if TYPE_CHECKING:
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.doctor import Diagnosis, doctor
     from aprfmt.running.embeddings import Embeddings
+    from aprfmt.running.evaluation import Evaluation
     from aprfmt.running.generate import RunResult
     from aprfmt.running.importance import ImatrixReport
     from aprfmt.running.qa import QaReport
+    from aprfmt.running.teacher import TeacherReport
+    from aprfmt.texts.summary import DataReport
 
 
 def __getattr__(name: str) -> object:

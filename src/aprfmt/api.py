@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,62 +24,12 @@ if TYPE_CHECKING:
     from aprfmt.inspection.validate import Rule, Validation
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.embeddings import Embeddings
+    from aprfmt.running.evaluation import Evaluation
     from aprfmt.running.generate import RunResult
     from aprfmt.running.importance import ImatrixReport
     from aprfmt.running.qa import GateResult, QaReport
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluatedModel:
-    """One of the models of an evaluation; `format` is None where no file was read."""
-
-    file: str
-    format: str | None
-    architecture: str
-    parameters: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation(EvaluatedModel):
-    """How well a model predicts text, and how close it is to its teacher.
-
-    Attributes:
-        teacher: the model that it was compared with; without one `teacher_ce`, `kl` and `agreement` are None.
-        data: what was read, in `documents` of `data_tokens` together.
-        left_out: reason -> documents that were not read.
-        device, dtype: where and in what it was computed.
-        windows, seq_len, tokens: pieces of text, their length, and the tokens that were predicted.
-        ce, perplexity: cross entropy in nats a token, and e to its power.
-        accuracy: share of tokens that are the model's first choice.
-        teacher_ce: the teacher's cross entropy.
-        kl: KL(teacher, model) in nats a token.
-        agreement: share of tokens where both have the same first choice.
-        dropped_mass: the teacher's probability of tokens that only it has.
-        seconds: of the whole evaluation.
-    """
-
-    teacher: EvaluatedModel | None
-    data: str
-    documents: int
-    data_tokens: int
-    left_out: dict[str, int]
-    device: str
-    dtype: str
-    seq_len: int
-    windows: int
-    tokens: int
-    ce: float
-    perplexity: float
-    accuracy: float
-    kl: float | None
-    agreement: float | None
-    teacher_ce: float | None
-    dropped_mass: float | None
-    seconds: float
-
-    def to_json(self) -> dict[str, object]:
-        """The object of `apr eval --json`."""
-        return asdict(self)
+    from aprfmt.running.teacher import TeacherReport
+    from aprfmt.texts.summary import DataReport
 
 
 def evaluate(
@@ -125,9 +74,9 @@ def evaluate(
     if engine == "llama" and device is not None:
         raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
     if (engine or _engine_for([model, *([other] if other is not None else [])], device)) == "llama":
-        from aprtrain import evaluate_llama
+        from aprfmt.running import evaluation_llama
 
-        return evaluate_llama.score(
+        return evaluation_llama.score(
             model, text, teacher=other, seq_len=seq_len, limit=limit, text_field=text_field, log=log
         )
     if find_spec("torch") is None:
@@ -173,95 +122,6 @@ def _engine_for(models: Sequence[str], device: str | None) -> str:
     return "torch"
 
 
-@dataclass(slots=True, kw_only=True)
-class TeacherReport:
-    """Files of what a teacher says.
-
-    Attributes:
-        output: their folder.
-        teacher, engine: what says it, and what computed it.
-        top_k, temperatures, seq_len: ids known of a position, where the mass of all others is known, window's tokens.
-        windows: by part; in a plan of text that is not tokenised yet, about so many.
-        tokens: positions that were computed; in a plan, about what there is.
-        files, resumed: how many there are, and how many of them were there before.
-        bytes: of all files; in a plan, about.
-        prompts: how many were written, None where none were asked for.
-        teacher_ce: cross entropy in nats of the positions that were computed; None where none were.
-        rest: temperature -> mean mass of all others at those.
-        seconds: what it took.
-    """
-
-    output: str
-    teacher: str
-    engine: str
-    top_k: int
-    temperatures: list[float]
-    seq_len: int
-    windows: dict[str, int] = field(default_factory=dict)
-    tokens: int = 0
-    files: int = 0
-    resumed: int = 0
-    bytes: int = 0
-    prompts: int | None = None
-    teacher_ce: float | None = None
-    rest: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, object]:
-        """The object of `apr teacher --json`."""
-        return asdict(self)
-
-
-@dataclass(slots=True)
-class DataSource:
-    """One of the paths of some data.
-
-    Attributes:
-        name, weight: of the path, None where none was given.
-        files, bytes: that are read.
-        documents, tokens, learned: what they hold, and how many of the tokens a model is to write.
-    """
-
-    name: str
-    weight: float | None
-    files: int
-    bytes: int
-    documents: int = 0
-    tokens: int = 0
-    learned: int = 0
-
-
-@dataclass(slots=True)
-class DataReport:
-    """What data hold, as a model's tokenizer reads them.
-
-    Attributes:
-        data: the paths.
-        text_field: where a record's text is.
-        sources: one a path; of token shards those of their mixture.
-        documents, tokens, learned: of all; `learned` are the tokens that a model is to write.
-        lengths: of the documents in tokens: "least", "tenth", "median", "nine_tenths", "most".
-        left_out: number of files and records that are not read, by reason.
-        example: the beginning of the first document, in pieces, with whether they are learned.
-        estimated: whether the counts are from the beginning of long data.
-    """
-
-    data: list[str]
-    text_field: str = "text"
-    sources: list[DataSource] = field(default_factory=list)
-    documents: int = 0
-    tokens: int = 0
-    learned: int = 0
-    lengths: dict[str, int] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
-    example: list[tuple[str, bool]] = field(default_factory=list)
-    estimated: bool = False
-
-    def to_json(self) -> dict[str, object]:
-        """The object of `apr data --json`."""
-        return asdict(self)
-
-
 def data(
     paths: PathLike | Sequence[PathLike],
     *,
@@ -285,7 +145,7 @@ def data(
     """
     from aprfmt.texts.encoding import Encoder
     from aprfmt.texts.sources import split_weights
-    from aprtrain.data.summary import summarise
+    from aprfmt.texts.summary import summarise
 
     given = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
     places, weights = split_weights([formats.path_text(path, "paths") for path in given])

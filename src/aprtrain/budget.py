@@ -24,13 +24,13 @@ from aprfmt.errors import RefusedError, RunError, UsageError
 from aprfmt.llama.client import require_llama
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sources import split_weights
+from aprfmt.texts.summary import SAMPLE_CHARS, summarise
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import prepare_folder
 from aprtrain.config import Config, resolve
 from aprtrain.data.batches import check_shared
-from aprtrain.data.summary import SAMPLE_CHARS, summarise
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
-from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Origin, Pair, open_pair, origin_of, settle
 from aprtrain.network.shape import Shape
 from aprtrain.report.tracker import check_tracker

@@ -22,14 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.errors import RunError, UsageError
+from aprfmt.running.evaluation import EvaluatedModel, Evaluation, Scores, read_part, scores_of, scoring, window_length
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.records import TEXT_FIELD
-from aprtrain.data.batches import Batch, Windows, batch_of
-from aprtrain.data.scored import Scores, read_part, scores_of, scoring, window_length
-from aprtrain.loss import IGNORED
-from aprtrain.loss.vocab import Vocabulary, align
+from aprfmt.texts.windows import IGNORED, Windows
+from aprfmt.tokenizer.alignment import Vocabulary, align
+from aprtrain.data.batches import Batch, batch_of
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.weights import Network, load_decoder, open_network
 from aprtrain.teacher.files import Answers, Given

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import AprError, RunError
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprfmt.types import Numbers
 from aprtrain import budget
 from aprtrain.checkpoints.checkpoint import Host, Saver, Snapshot, copy_state
@@ -26,7 +27,6 @@ from aprtrain.data.batches import Batch, Batches
 from aprtrain.guards import Stop, Utilisation, Watchdog, nvml_reader
 from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
-from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate

@@ -33,13 +33,14 @@ from aprfmt.formats.hf_files import read_config
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.windows import Windows, check_length
+from aprfmt.tokenizer.alignment import Vocabulary, align
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
 from aprtrain.checkpoints.checkpoint import Identity
 from aprtrain.config import Config, command_fields, what_fields
-from aprtrain.data.batches import Windows, batch_of, check_length
+from aprtrain.data.batches import batch_of
 from aprtrain.guards import check_distinct
-from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts, parts_of
 from aprtrain.network.shape import Shape, shape_of, to_hparams
 from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros, whole

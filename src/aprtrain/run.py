@@ -21,16 +21,18 @@ from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageE
 from aprfmt.inspection.run_report import PAGE, write_report
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.text import format_clock
+from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.shards import Corpus, open_corpus
 from aprfmt.texts.sources import split_weights
+from aprfmt.texts.windows import Windows, check_windows
 from aprfmt.types import JsonObject, Numbers
 from aprtrain import budget, guards
 from aprtrain.budget import check_means, flops_of, memory_plan
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve, usual_values
-from aprtrain.data.batches import Batches, Windows, check_windows, shares_of
-from aprtrain.data.corpus import Corpus, open_corpus, prepare
+from aprtrain.data.batches import Batches, shares_of
 from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Progress, Trainer

@@ -18,23 +18,25 @@ import torch
 from torch import Tensor
 
 import aprfmt
-from aprfmt.api import TeacherReport
 from aprfmt.errors import ExistsError, RefusedError, RunError, UsageError, storage_errors
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.model import Model
 from aprfmt.running.decoders import open_decoder
+from aprfmt.running.evaluation import window_length
+from aprfmt.running.evaluation_llama import architecture_of, parameters_of, positions_of
 from aprfmt.running.scoring import Reader
-from aprfmt.texts.encoding import Encoder
+from aprfmt.running.teacher import TeacherReport
+from aprfmt.texts.corpus import prepare
+from aprfmt.texts.encoding import Encoder, Int64
 from aprfmt.texts.records import Log
+from aprfmt.texts.shards import PARTS, read_header
 from aprfmt.texts.sources import HEADER, list_files
-from aprtrain.data.batches import Int64, Windows, batch_of
-from aprtrain.data.corpus import PARTS, prepare, read_header
-from aprtrain.data.scored import window_length
-from aprtrain.evaluate_llama import architecture_of, parameters_of, positions_of
+from aprfmt.texts.windows import Windows
+from aprfmt.tokenizer.alignment import Vocabulary, align
+from aprtrain.data.batches import batch_of
 from aprtrain.loss.topk import know
-from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import soft_cap
 from aprtrain.network.weights import edge_fingerprint, open_network
 from aprtrain.teacher.files import Answer, Facts, Shard, answer_of, fault_of, hashes_of, shard_path, write_shard

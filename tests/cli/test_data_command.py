@@ -12,7 +12,7 @@ from train_corpora import functions, write_jsonl
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprtrain.data.corpus import prepare
+from aprfmt.texts.corpus import prepare
 
 TALK = [{"role": "user", "content": "Who is there?"}, {"role": "assistant", "content": "The fox."}]
 

@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"teacher", "optim", "report"},
     {"checkpoints"},
     {"guards"},
-    {"models", "evaluate", "evaluate_llama"},
+    {"models", "evaluate"},
     {"budget", "teach"},
     {"loop"},
     {"resume"},

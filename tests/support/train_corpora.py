@@ -16,9 +16,9 @@ from tiny_models import write_byte_tokenizer
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.texts.shards import Part
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.data.corpus import Part
 from aprtrain.models import Pair, initialise
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of

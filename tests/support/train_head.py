@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aprtrain.loss import IGNORED
+from aprfmt.texts.windows import IGNORED
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprtrain.loss.head import HeadOut, Softcaps, distill_head
 from aprtrain.loss.objective import Objective
-from aprtrain.loss.vocab import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import train_runs
 from train_corpora import shape_of_config, student_alone
 
 from aprfmt.errors import NotFoundError
+from aprfmt.texts.corpus import prepare
 from aprtrain import budget
 from aprtrain.budget import choose_pass, plan
 from aprtrain.config import Config
-from aprtrain.data.corpus import prepare
 from aprtrain.network.weights import open_network
 
 

@@ -14,8 +14,9 @@ from torch.nn import functional
 from train_runs import lines
 
 from aprfmt.texts.encoding import Encoder
-from aprtrain.data.batches import Batches, Windows
-from aprtrain.data.corpus import open_corpus
+from aprfmt.texts.shards import open_corpus
+from aprfmt.texts.windows import Windows
+from aprtrain.data.batches import Batches
 from aprtrain.models import make_student
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import load_decoder, open_network

@@ -20,9 +20,9 @@ from train_corpora import functions, write_jsonl
 
 import aprfmt
 from aprfmt.cli.main import run as apr
+from aprfmt.running.evaluation import SEQ_LEN
 from aprfmt.texts import records
 from aprfmt.texts.encoding import Encoder
-from aprtrain.data.scored import SEQ_LEN
 from aprtrain.evaluate import score
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import Network, load_decoder, open_network

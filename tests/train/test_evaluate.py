@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train_corpora import SHAPE, part, tiny_decoder, varied
 
 from aprfmt.errors import AprError, RefusedError, RunError, UsageError
+from aprfmt.running.evaluation import Scores, scoring
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.windows import IGNORED, Windows
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprtrain import evaluate as module
-from aprtrain.data.batches import Windows, batch_of
-from aprtrain.data.scored import Scores, scoring
+from aprtrain.data.batches import batch_of
 from aprtrain.evaluate import evaluate
-from aprtrain.loss import IGNORED
-from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.shape import Shape

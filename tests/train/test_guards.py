@@ -230,7 +230,7 @@ def test_a_tensor_on_another_device_is_noticed() -> None:
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
-    from aprtrain.data.batches import Windows
+    from aprfmt.texts.windows import Windows
     from aprtrain.models import open_pair
     from aprtrain.report.metrics import Recorder
     from aprtrain.run import _batches, _corpus

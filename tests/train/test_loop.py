@@ -23,14 +23,13 @@ from aprfmt.errors import ExistsError, MissingDependencyError, RefusedError, Run
 from aprfmt.inspection.run_report import METADATA
 from aprfmt.io.pipe import write_file
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.shards import open_corpus
+from aprfmt.texts.windows import IGNORED, Windows
 from aprtrain import loop
 from aprtrain.checkpoints import checkpoint, state
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE
 from aprtrain.data import batches
-from aprtrain.data.batches import Windows
-from aprtrain.data.corpus import open_corpus
 from aprtrain.evaluate import evaluate
-from aprtrain.loss import IGNORED
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.network.weights import load_decoder, open_network
 

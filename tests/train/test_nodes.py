@@ -17,9 +17,9 @@ from train_worlds import together
 import aprfmt
 from aprfmt.errors import AprError, RefusedError, StorageError
 from aprfmt.io.pipe import sha256_of_range
+from aprfmt.texts import shards
 from aprtrain import nodes
 from aprtrain.budget import plan
-from aprtrain.data import corpus
 from aprtrain.run import run
 from aprtrain.world import ToldByFirst, World, join_world
 
@@ -88,7 +88,7 @@ def test_one_process_a_node_hashes_the_corpus(
             return honest(source, *rest)
 
         node = on_node(rank, 2)
-        monkeypatch.setattr(corpus, "sha256_of_range", counted)
+        monkeypatch.setattr(shards, "sha256_of_range", counted)
         run("distill", config(node, steps=2), stream=None)
 
     together(work, size=4)

@@ -24,11 +24,11 @@ from aprfmt.cli.main import run as apr
 from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.inspection.run_page import html
 from aprfmt.inspection.run_report import summarise
+from aprfmt.texts.shards import open_corpus, read_header
 from aprtrain import resume
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, read_pointer
 from aprtrain.checkpoints.state import State, open_state, save_state
 from aprtrain.config import build
-from aprtrain.data.corpus import open_corpus, read_header
 from aprtrain.resume import find_saved, model_file, state_file
 from aprtrain.run import run
 from aprtrain.world import ToldByFirst, World

@@ -15,8 +15,8 @@ from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from aprfmt.api import EvaluatedModel, Evaluation
     from aprfmt.inspection.run_page import RunReport
+    from aprfmt.running.evaluation import EvaluatedModel, Evaluation
 
 
 def evaluate(

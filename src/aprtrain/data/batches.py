@@ -1,14 +1,9 @@
-"""From a stream of tokens to batches: windows, the order in which they are seen, and the rows of a step.
-
-A window is T tokens and the T tokens behind each of them, with the borders of documents. Window k holds the tokens
-[k T, k T + T] of the stream, so each token is a label once and none is lost; the last window is filled up. A label
-that begins a new document is ignored: nothing before it tells what it will be. So is one that the data say is not to
-be learned, as of a conversation whatever the assistant does not say.
+"""Batches of windows: the order in which they are seen, and the rows of a step.
 
 Window number `i` of an epoch is a function of (seed, epoch, i), so the place in the data is one integer: how many
 windows the run has taken. A step takes the same windows whatever the number of processes; each one gets a stretch.
 
-Shape suffixes: N windows or rows, T positions.
+Shape suffixes: N rows, T positions, P labels that count.
 """
 
 from __future__ import annotations
@@ -16,228 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from aprfmt.errors import RefusedError, UsageError
-from aprtrain.data.corpus import Corpus, Part
-from aprtrain.loss import IGNORED
+from aprfmt.texts.shards import Corpus
+from aprfmt.texts.windows import IGNORED, Windows
+from aprtrain.network.attention import Documents
 
-if TYPE_CHECKING:  # windows are read without torch too
-    import torch
-    from torch import Tensor
-
-    from aprtrain.network.attention import Documents
-
-MIN_ENTROPY = 3.0
-"""Bits of the histogram of tokens. English by letters has 4.1, four letters at random have 2."""
-
-SHOWN_SHARE, MAX_SHARE, MAX_EMPTY = 0.01, 0.25, 0.9
-"""Of windows: what is said, how many may repeat another one, how many may have nothing to learn."""
-
-_NEARLY_ALL = 7 / 8
-_LOOK_AT = 50_000_000  # tokens that the check reads, spread evenly
-_AT_ONCE = 1 << 22
-
+_NEARLY_ALL = 7 / 8  # labels that count: fewer are gathered
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
-
-Int64 = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Some windows side by side.
-
-    Attributes:
-        tokens_NT: ids, int64.
-        labels_NT: the next ids, int64, IGNORED where there is none to learn.
-        lengths: of the documents' pieces in each row, in order; they add up to T.
-    """
-
-    tokens_NT: Int64
-    labels_NT: Int64
-    lengths: list[list[int]]
-
-
-class Windows:
-    """All windows of one part, numbered from 0.
-
-    Attributes:
-        seq_len: T.
-        is_packed: whether some window holds pieces of more than one document.
-        documents_each: mean number of pieces of documents in a window.
-    """
-
-    def __init__(self, part: Part, seq_len: int, filler: int) -> None:
-        """`filler` is the id behind the end of the stream. Raises RefusedError (nothing to learn)."""
-        if len(part.tokens) < 2:
-            raise RefusedError("the data hold fewer than two tokens", hint="give more text")
-        self._tokens = part.tokens
-        self._borders = part.ends
-        self._masks = part.masks
-        self._masked_before = np.concatenate([[0], (part.masks[:, 1] - part.masks[:, 0]).cumsum()])
-        self._filler = filler
-        self._n = -(-(len(part.tokens) - 1) // seq_len)
-        self.seq_len = seq_len
-        inner = int(np.count_nonzero(part.ends % seq_len))
-        self.is_packed = inner > 0
-        self.documents_each = 1 + inner / self._n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def select(self, count: int | None) -> list[int]:
-        """The windows that an evaluation reads: all, or an even selection of `count`."""
-        n = len(self) if count is None else min(count, len(self))
-        ids: list[int] = np.linspace(0, len(self) - 1, n).astype(int).tolist()
-        return ids
-
-    def n_labels(self, ids: Sequence[int]) -> int:
-        """How many labels of these windows count; negative ids are empty windows."""
-        return int(self.label_counts(np.array([i for i in ids if i >= 0], np.int64)).sum())
-
-    def rows(self, ids: Sequence[int]) -> Rows:
-        """The windows of these numbers; a negative one gives a row without labels."""
-        t = self.seq_len
-        both = np.full((len(ids), t + 1), self._filler, np.int64)
-        labels = np.full((len(ids), t), IGNORED, np.int64)
-        lengths = []
-        for row, i in enumerate(ids):
-            if i < 0:
-                lengths.append([t])
-                continue
-            start = i * t
-            piece = self._tokens[start : start + t + 1]
-            both[row, : len(piece)] = piece
-            labels[row, : len(piece) - 1] = piece[1:]
-            # Where documents begin in the window, the end of the stream included.
-            first, last = np.searchsorted(self._borders, [start, start + t], side="right")
-            borders = self._borders[first:last] - start
-            labels[row, borders - 1] = IGNORED
-            first = np.searchsorted(self._masks[:, 1], start + 1, "right")
-            last = np.searchsorted(self._masks[:, 0], start + t + 1)
-            for begin, end in (self._masks[first:last] - start - 1).clip(0, t):
-                labels[row, begin:end] = IGNORED
-            lengths.append(np.diff(borders[borders < t], prepend=0, append=t).tolist())
-        return Rows(both[:, :t], labels, lengths)
-
-    def tokens(self, ids: Int64) -> npt.NDArray[np.uint32]:
-        """The T + 1 tokens of whole windows [N, T + 1]; of the last one, alone, what there is."""
-        return np.stack([self._tokens[i * self.seq_len : (i + 1) * self.seq_len + 1] for i in ids.tolist()])
-
-    def label_counts(self, ids: Int64) -> Int64:
-        """How many labels count, of each window."""
-        starts = ids * self.seq_len
-        ends = np.minimum(starts + self.seq_len, len(self._tokens) - 1)  # the last label's position
-        borders = np.searchsorted(self._borders, ends, "right") - np.searchsorted(self._borders, starts, "right")
-        counts: Int64 = ends - starts - borders - self._masked(ends + 1) + self._masked(starts + 1)
-        return counts
-
-    def _masked(self, places: Int64) -> Int64:
-        """How many tokens before each of these places are not to be learned."""
-        if not len(self._masks):
-            return np.zeros_like(places)
-        n = np.searchsorted(self._masks[:, 0], places)
-        beyond = (self._masks[n - 1, 1] - places).clip(0)  # of the last run that begins before the place
-        found: Int64 = self._masked_before[n] - np.where(n > 0, beyond, 0)
-        return found
-
-
-def check_length(seq_len: int, who: str, positions: int | None) -> None:
-    """Refuses windows longer than the contexts that a model was made for: its predictions are random there."""
-    if positions is not None and seq_len > positions:
-        raise RefusedError(
-            f"windows of {seq_len} tokens exceed the {positions} that the {who} was made for",
-            hint=f"give --seq-len {positions} or less",
-        )
-
-
-def check_windows(windows: Windows, log: Callable[[str], None] = lambda line: None) -> None:
-    """Refuses data that nothing can be learned from, with the first example; says what little is wrong with others.
-
-    Looked at once, as every epoch has the same windows; of very large data at an even selection.
-
-    Raises:
-        RefusedError: more than MAX_SHARE of the windows repeat another one, or have the same input as another one and
-            a different last label; more than MAX_EMPTY have no label; a nearly constant stream.
-    """
-    counts = windows.label_counts(np.arange(len(windows)))
-    empty = int(np.count_nonzero(counts == 0))
-    words = (
-        f"{empty} of {len(windows)} windows have nothing to predict, such as window {int(np.argmin(counts))}: no token "
-        "in it is learned behind another one of its document"
-    )
-    _judge(empty / len(windows), words, "give longer documents or answers, or a longer --seq-len", log, MAX_EMPTY)
-    n_full = len(windows) - 1  # the last one may be filled up
-    n_seen = max(1, min(n_full, _LOOK_AT // windows.seq_len))
-    ids = np.unique(np.linspace(0, max(0, n_full - 1), n_seen).astype(np.int64))
-    _check_entropy(windows, ids)
-    if n_full > 1:
-        _check_repeats(windows, ids, log)
-
-
-def _judge(share: float, words: str, hint: str, log: Callable[[str], None], most: float = MAX_SHARE) -> None:
-    if share > most:
-        raise RefusedError(words, hint=hint)
-    if share > SHOWN_SHARE:
-        log(f"{share:.1%}: {words}")
-
-
-def _check_entropy(windows: Windows, ids: Int64) -> None:
-    histogram = np.zeros(0, np.int64)
-    for some in _in_turns(windows, ids):
-        counted = np.bincount(windows.tokens(some).ravel(), minlength=len(histogram))
-        counted[: len(histogram)] += histogram
-        histogram = counted
-    shares = histogram[histogram > 0] / histogram.sum()
-    bits = float(-(shares * np.log2(shares)).sum())
-    if bits < MIN_ENTROPY:
-        most = int(np.argmax(histogram))
-        raise RefusedError(
-            f"the data are nearly constant: {bits:.2f} bits a token, id {most} is {shares.max():.0%} of them",
-            hint=f"text has more than {MIN_ENTROPY:g}; look at what was read",
-        )
-
-
-def _check_repeats(windows: Windows, ids: Int64, log: Callable[[str], None]) -> None:
-    factors = np.random.default_rng(0).integers(1, 1 << 63, windows.seq_len + 1, np.uint64) * np.uint64(2) + np.uint64(
-        1
-    )
-    inputs, wholes = [], []
-    for some in _in_turns(windows, ids):
-        products = windows.tokens(some).astype(np.uint64) * factors
-        inputs.append(products[:, :-1].sum(1))
-        wholes.append(inputs[-1] + products[:, -1])
-    seen, first, number = np.unique(np.concatenate(wholes), return_index=True, return_inverse=True)
-    copies = len(ids) - len(seen)
-    if copies:
-        late = int(np.flatnonzero(first[number] != np.arange(len(ids)))[0])
-        words = (
-            f"{copies} of {len(ids)} windows are copies; the first is window {ids[late]}, a copy of window "
-            f"{ids[first[number[late]]]}"
-        )
-        _judge(copies / len(ids), words, "remove copies from the data, or give more of it", log)
-    distinct = np.sort(np.concatenate(inputs)[first])
-    clashes = int(np.count_nonzero(distinct[1:] == distinct[:-1]))
-    if clashes:
-        value = distinct[1:][distinct[1:] == distinct[:-1]][0]
-        pair = ids[np.flatnonzero(np.concatenate(inputs) == value)]
-        words = (
-            f"{clashes} of {len(ids)} windows have another one's input and a different last label, such as windows "
-            f"{pair[0]} and {pair[-1]}: no model can learn both"
-        )
-        _judge(clashes / len(ids), words, "use a longer --seq-len, or look at what was read", log)
-
-
-def _in_turns(windows: Windows, ids: Int64) -> list[Int64]:
-    each = max(1, _AT_ONCE // (windows.seq_len + 1))
-    return [ids[start : start + each] for start in range(0, len(ids), each)]
-
-
-# --- batches ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +50,6 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same on a device; copies to a GPU from pinned memory do not wait."""
-        import torch
-
-        from aprtrain.network.attention import Documents
-
         device = torch.device(device)
 
         def moved(x: Tensor) -> Tensor:
@@ -435,10 +217,6 @@ def check_shared(windows_per_step: int, processes: int, seq_len: int) -> None:
 
 def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: int | None = None) -> Batch:
     """The windows of these numbers as a batch; `n_valid` is counted when not given."""
-    import torch
-
-    from aprtrain.network.attention import Documents
-
     rows = windows.rows(ids)
     documents = None
     if windows.is_packed:

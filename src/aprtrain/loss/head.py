@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import UsageError
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprtrain.loss.objective import Kind, Objective, dense
 from aprtrain.loss.topk import CELLS, TopK, sparse
-from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.decoder import soft_cap
 
 Logits = Literal["fp16", "fp32"]

@@ -28,8 +28,8 @@ from aprfmt.formats.safetensors import layout, read_shard
 from aprfmt.io.crc import crc32_of
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 from aprfmt.io.source import Source
-from aprtrain.data.batches import Windows
-from aprtrain.data.corpus import PARTS
+from aprfmt.texts.shards import PARTS
+from aprfmt.texts.windows import Windows
 from aprtrain.loss.topk import TopK
 
 FORMAT = "aprtrain-teacher/1"

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from aprfmt.errors import RefusedError
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
-from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, head_name, hf_parts, parts_of, soft_cap
 from aprtrain.network.layout import FLOAT32

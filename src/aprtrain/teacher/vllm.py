@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aprfmt.errors import CorruptError, NotFoundError, RefusedError, UsageError, storage_errors
-from aprtrain.data.batches import Int64, Rows, Windows
+from aprfmt.texts.encoding import Int64
+from aprfmt.texts.windows import Rows, Windows
 from aprtrain.teacher.files import Answer, Facts, answer_of
 
 

@@ -19,9 +19,9 @@ import train_runs
 from train_children import forked
 
 from aprfmt.errors import AprError
+from aprfmt.texts.shards import open_corpus, read_header
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, Saver, Snapshot, lock_folder, read_pointer
-from aprtrain.data.corpus import open_corpus, read_header
 from aprtrain.network.weights import open_network
 from aprtrain.resume import Saved, find_saved
 from aprtrain.run import run

@@ -13,8 +13,8 @@ from torch.nn import functional
 from train_corpora import part, tiny_decoder, varied
 
 from aprfmt.errors import RefusedError, UsageError
-from aprtrain.data.batches import Batch, Batches, Windows, batch_of, shuffle_index
-from aprtrain.loss import IGNORED
+from aprfmt.texts.windows import IGNORED, Windows
+from aprtrain.data.batches import Batch, Batches, batch_of, shuffle_index
 
 FILLER = 2
 

@@ -24,15 +24,16 @@ from train_runs import lines
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError, UnsupportedError
+from aprfmt.running.evaluation import read_part
+from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import HIDDEN, Encoder, _hide
 from aprfmt.texts.records import Chat, Reader
+from aprfmt.texts.shards import Corpus, open_corpus, part_of
 from aprfmt.texts.sources import SourceFile
+from aprfmt.texts.windows import IGNORED, Windows
 from aprfmt.tokenizer.chat import ChatTemplate, PrefixError
-from aprtrain.data.batches import Batches, Windows, shuffle_index
-from aprtrain.data.corpus import Corpus, open_corpus, part_of, prepare
-from aprtrain.data.scored import read_part
+from aprtrain.data.batches import Batches, shuffle_index
 from aprtrain.evaluate import score
-from aprtrain.loss import IGNORED
 from aprtrain.teacher.vllm import pieces_of
 
 HEAD = (

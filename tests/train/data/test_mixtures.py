@@ -11,9 +11,11 @@ import pytest
 from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
 
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.texts.corpus import prepare
+from aprfmt.texts.shards import Corpus
 from aprfmt.texts.sources import short_names, split_weights
-from aprtrain.data.batches import Batches, Share, Windows, shares_of
-from aprtrain.data.corpus import Corpus, prepare
+from aprfmt.texts.windows import Windows
+from aprtrain.data.batches import Batches, Share, shares_of
 
 TOKENIZER = byte_tokenizer()
 FILLER = 2

@@ -12,10 +12,10 @@ from torch import Tensor
 from train_head import Answer, Head, Problem, expected, gap, problem
 
 from aprfmt.errors import UsageError
-from aprtrain.loss import IGNORED
+from aprfmt.texts.windows import IGNORED
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprtrain.loss.head import Softcaps, distill_head, head_bytes
 from aprtrain.loss.objective import Kind, Objective, Rows, dense
-from aprtrain.loss.vocab import Vocabulary
 
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]
 head = Head(chunk=8)

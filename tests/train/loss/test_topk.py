@@ -11,10 +11,10 @@ from torch.nn import functional
 from train_head import Problem, expected, gap, problem
 
 from aprfmt.errors import UsageError
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprtrain.loss.head import HeadOut, Softcaps, distill_head, head_bytes
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.loss.topk import TopK, know
-from aprtrain.loss.vocab import Vocabulary
 
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]
 

@@ -19,7 +19,7 @@ from train_runs import lines, weights
 
 import aprfmt
 from aprfmt.errors import UnsupportedError
-from aprtrain.loss.vocab import align
+from aprfmt.tokenizer.alignment import align
 from aprtrain.network.shape import FAMILIES
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.run import run

@@ -21,9 +21,9 @@ from train_quantized import LAYERS, MIX, VOCAB, D, write_gguf
 
 import aprfmt
 from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.tokenizer.alignment import Vocabulary
 from aprtrain.kernels import blocks as kernel
 from aprtrain.kernels.fp8 import Fp8Weight
-from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.teacher import teacher as module

@@ -25,9 +25,10 @@ import aprfmt
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import AprError
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.shards import open_corpus, read_header
+from aprfmt.texts.windows import Windows
 from aprtrain.config import build
-from aprtrain.data.batches import Windows, batch_of
-from aprtrain.data.corpus import open_corpus, read_header
+from aprtrain.data.batches import batch_of
 from aprtrain.evaluate import evaluate
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.run import run

@@ -14,10 +14,11 @@ import pytest
 from train_corpora import byte_tokenizer, functions, write_jsonl
 
 from aprfmt.errors import AprError, ChecksumError, CorruptError, NotFoundError, RefusedError, UsageError
+from aprfmt.texts.corpus import content_hash, prepare
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.shards import Corpus, Part, open_corpus
 from aprfmt.texts.sources import HEADER
 from aprfmt.tokenizer.hf import read_files
-from aprtrain.data.corpus import Corpus, Part, content_hash, open_corpus, prepare
 
 TOKENIZER = byte_tokenizer()
 ENCODER = Encoder(TOKENIZER)
@@ -119,7 +120,7 @@ def test_missing_and_empty_data_are_refused(tmp_path: Path) -> None:
 
 def test_a_long_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aprfmt.texts.records.LOG_S", 0.0)
-    monkeypatch.setattr("aprtrain.data.corpus._LONG", 0)
+    monkeypatch.setattr("aprfmt.texts.corpus._LONG", 0)
     paths = [write_jsonl(tmp_path / f"{i}.jsonl", functions(20, seed=i)) for i in range(2)]
     lines: list[str] = []
     make(tmp_path, *paths, held_out=0.3, log=lines.append)

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from aprfmt.errors import RefusedError
+from aprfmt.texts.windows import IGNORED
+from aprfmt.tokenizer.alignment import Vocabulary, align, count_real, token_bytes
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer, TokenType
-from aprtrain.loss import IGNORED
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
-from aprtrain.loss.vocab import Vocabulary, align, count_real, token_bytes
 
 CONTROL, NORMAL, UNUSED, USER = (
     int(t) for t in (TokenType.CONTROL, TokenType.NORMAL, TokenType.UNUSED, TokenType.USER_DEFINED)

@@ -143,5 +143,5 @@ def test_windows_are_read_without_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, aprtrain.evaluate_llama; sys.exit('torch' in sys.modules)"
+    code = "import sys, aprfmt.running.evaluation_llama; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

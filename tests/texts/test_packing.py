@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
 
 from aprfmt.errors import AprError, RefusedError
-from aprtrain.data.batches import Windows, check_windows
-from aprtrain.data.corpus import prepare
-from aprtrain.loss import IGNORED
+from aprfmt.texts.corpus import prepare
+from aprfmt.texts.windows import IGNORED, Windows, check_windows
 
 NO = IGNORED
 FILLER = 999
@@ -154,8 +153,8 @@ def test_large_data_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> No
         return whole(self, ids)
 
     monkeypatch.setattr(Windows, "tokens", counted)
-    monkeypatch.setattr("aprtrain.data.batches._LOOK_AT", 1600)
-    monkeypatch.setattr("aprtrain.data.batches._AT_ONCE", 170)
+    monkeypatch.setattr("aprfmt.texts.windows._LOOK_AT", 1600)
+    monkeypatch.setattr("aprfmt.texts.windows._AT_ONCE", 170)
     check_windows(windows)
     assert len(read) == 100
     assert min(read) == 0

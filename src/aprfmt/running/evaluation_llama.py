@@ -14,18 +14,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import aprfmt
-from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.canonical.model import canonical, find_row
 from aprfmt.errors import AprError, RunError
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama
 from aprfmt.running.decoders import open_decoder
+from aprfmt.running.evaluation import (
+    EvaluatedModel,
+    Evaluation,
+    Scores,
+    TextEncoder,
+    read_part,
+    scores_of,
+    scoring,
+    window_length,
+)
 from aprfmt.running.scoring import Reader
 from aprfmt.texts.encoding import Encoder, Ids
 from aprfmt.texts.records import LOG_S, TEXT_FIELD, Chat, Document, Marked
-from aprtrain.data.batches import Windows
-from aprtrain.data.scored import Scores, TextEncoder, read_part, scores_of, scoring, window_length
-from aprtrain.loss.vocab import Vocabulary, align
+from aprfmt.texts.windows import Windows
+from aprfmt.tokenizer.alignment import Vocabulary, align
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

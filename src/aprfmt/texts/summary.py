@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from aprfmt.api import DataReport, DataSource
 from aprfmt.texts.encoding import HIDDEN, Encoder
 from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress
+from aprfmt.texts.shards import Header, read_header
 from aprfmt.texts.sources import HEADER, check_text_field, list_files, short_names
-from aprtrain.data.corpus import Header, read_header
 
 _COUNTS = ("documents", "tokens", "learned")
 _DOCUMENTS = 256  # tokenised at a time
@@ -23,6 +23,56 @@ _EXAMPLE_CHARS = 4000
 
 SAMPLE_CHARS = 4 << 20
 """Of a source, what an estimate reads."""
+
+
+@dataclass(slots=True)
+class DataSource:
+    """One of the paths of some data.
+
+    Attributes:
+        name, weight: of the path, None where none was given.
+        files, bytes: that are read.
+        documents, tokens, learned: what they hold, and how many of the tokens a model is to write.
+    """
+
+    name: str
+    weight: float | None
+    files: int
+    bytes: int
+    documents: int = 0
+    tokens: int = 0
+    learned: int = 0
+
+
+@dataclass(slots=True)
+class DataReport:
+    """What data hold, as a model's tokenizer reads them.
+
+    Attributes:
+        data: the paths.
+        text_field: where a record's text is.
+        sources: one a path; of token shards those of their mixture.
+        documents, tokens, learned: of all; `learned` are the tokens that a model is to write.
+        lengths: of the documents in tokens: "least", "tenth", "median", "nine_tenths", "most".
+        left_out: number of files and records that are not read, by reason.
+        example: the beginning of the first document, in pieces, with whether they are learned.
+        estimated: whether the counts are from the beginning of long data.
+    """
+
+    data: list[str]
+    text_field: str = "text"
+    sources: list[DataSource] = field(default_factory=list)
+    documents: int = 0
+    tokens: int = 0
+    learned: int = 0
+    lengths: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    example: list[tuple[str, bool]] = field(default_factory=list)
+    estimated: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr data --json`."""
+        return asdict(self)
 
 
 def summarise(

@@ -20,11 +20,12 @@ from train_corpora import byte_tokenizer, functions, write_jsonl
 
 from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, RefusedError, StorageError, UsageError
 from aprfmt.texts import records, sources
+from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.records import Reader, as_text
+from aprfmt.texts.shards import Corpus
 from aprfmt.texts.sources import list_files
-from aprtrain.data.corpus import Corpus, prepare
-from aprtrain.data.summary import summarise
+from aprfmt.texts.summary import summarise
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.special["eos"]

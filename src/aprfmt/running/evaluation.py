@@ -1,4 +1,4 @@
-"""The text that a model is scored on, whatever computes it: read, tokenised, cut into windows."""
+"""What an evaluation says, and the text that a model is scored on, whatever computes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -15,9 +15,9 @@ from typing import Protocol
 from aprfmt.errors import CorruptError, RunError, UsageError
 from aprfmt.texts.encoding import Ids
 from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader, ReadProgress
+from aprfmt.texts.shards import Part, open_corpus, part_of
 from aprfmt.texts.sources import HEADER, check_text_field, list_files
-from aprtrain.data.batches import check_length
-from aprtrain.data.corpus import Part, open_corpus, part_of
+from aprfmt.texts.windows import check_length
 
 SEQ_LEN = 2048
 """Tokens of a window, if no model was made for fewer."""
@@ -38,6 +38,59 @@ class TextEncoder(Protocol):
 
     def render(self, chat: Chat) -> Marked:
         """The text of a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedModel:
+    """One of the models of an evaluation; `format` is None where no file was read."""
+
+    file: str
+    format: str | None
+    architecture: str
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(EvaluatedModel):
+    """How well a model predicts text, and how close it is to its teacher.
+
+    Attributes:
+        teacher: the model that it was compared with; without one `teacher_ce`, `kl` and `agreement` are None.
+        data: what was read, in `documents` of `data_tokens` together.
+        left_out: reason -> documents that were not read.
+        device, dtype: where and in what it was computed.
+        windows, seq_len, tokens: pieces of text, their length, and the tokens that were predicted.
+        ce, perplexity: cross entropy in nats a token, and e to its power.
+        accuracy: share of tokens that are the model's first choice.
+        teacher_ce: the teacher's cross entropy.
+        kl: KL(teacher, model) in nats a token.
+        agreement: share of tokens where both have the same first choice.
+        dropped_mass: the teacher's probability of tokens that only it has.
+        seconds: of the whole evaluation.
+    """
+
+    teacher: EvaluatedModel | None
+    data: str
+    documents: int
+    data_tokens: int
+    left_out: dict[str, int]
+    device: str
+    dtype: str
+    seq_len: int
+    windows: int
+    tokens: int
+    ce: float
+    perplexity: float
+    accuracy: float
+    kl: float | None
+    agreement: float | None
+    teacher_ce: float | None
+    dropped_mass: float | None
+    seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr eval --json`."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
