@@ -30,6 +30,7 @@ from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import NotFoundError, RefusedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import read_config
+from aprfmt.formats.teacher_files import TeacherFiles
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.texts.encoding import Encoder
@@ -45,7 +46,7 @@ from aprtrain.network.decoder import Decoder, hf_names, hf_parts, parts_of
 from aprtrain.network.shape import Shape, shape_of, to_hparams
 from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros, whole
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
-from aprtrain.teacher.files import Answers, TeacherFiles
+from aprtrain.teacher.files import Answers
 from aprtrain.teacher.teacher import Teacher, residency_of, teacher_dtype
 from aprtrain.world import World
 

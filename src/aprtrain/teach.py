@@ -19,6 +19,8 @@ from torch import Tensor
 
 import aprfmt
 from aprfmt.errors import ExistsError, RefusedError, RunError, UsageError, storage_errors
+from aprfmt.formats.teacher_files import Answer, Facts, Shard, answer_of, fault_of, hashes_of, shard_path, write_shard
+from aprfmt.formats.vllm import Responses
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.temporary import scratch_folder
@@ -33,15 +35,13 @@ from aprfmt.texts.encoding import Encoder, Int64
 from aprfmt.texts.records import Log
 from aprfmt.texts.shards import PARTS, read_header
 from aprfmt.texts.sources import HEADER, list_files
-from aprfmt.texts.windows import Windows
+from aprfmt.texts.windows import Windows, pieces_of
 from aprfmt.tokenizer.alignment import Vocabulary, align
 from aprtrain.data.batches import batch_of
 from aprtrain.loss.topk import know
 from aprtrain.network.decoder import soft_cap
 from aprtrain.network.weights import edge_fingerprint, open_network
-from aprtrain.teacher.files import Answer, Facts, Shard, answer_of, fault_of, hashes_of, shard_path, write_shard
 from aprtrain.teacher.teacher import Teacher, residency_of, teacher_dtype
-from aprtrain.teacher.vllm import Responses, pieces_of
 from aprtrain.world import device_of
 
 _SHARD_BYTES = 64 << 20

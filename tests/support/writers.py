@@ -14,8 +14,8 @@ from imatrix_files import new_imatrix, old_imatrix
 
 import aprfmt
 from aprfmt.cli.main import run
+from aprfmt.formats.teacher_files import Answer, Facts, write_shard
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_folder
-from aprtrain.teacher.files import Answer, Facts, write_shard
 
 _PART = 200_000  # bytes of a shard: three of them
 

@@ -230,6 +230,7 @@ def _reader_of(path: Path) -> Reader:
         from aprfmt.formats.hf_files import belongs, list_names
 
         found = Candidate(path, names=tuple(list_names(path, belongs)))
+        _check_is_no_data(found)
         reader = next((reader for reader in readers() if reader.folder and reader.detect(found)), None)
         if reader is None:
             raise _unknown_folder(found)
@@ -257,6 +258,21 @@ def _unknown_file(found: Candidate) -> AprError:
         path=path,
         hint="a pickle that torch.save did not write: it is not opened, since it may run anything" if pickle else None,
     )
+
+
+_TOKENS = "tokens.json"
+"""The header of token shards (texts/shards.py)."""
+
+
+def _check_is_no_data(found: Candidate) -> None:
+    """Raises UnknownFormatError for folders of a training whose files look like a model's."""
+    if (found.path / _TOKENS).is_file():
+        hint = f"apr data {found.path} --model FILE says what they hold"
+        raise UnknownFormatError("token shards are data, not a model", path=found.path, hint=hint)
+    numbered = all("-of-" in name for name in found.names if name.endswith(".safetensors"))
+    if numbered and (found.path / "tokens" / _TOKENS).is_file() and not (found.path / "config.json").exists():
+        hint = f"apr distill --teacher-logprobs {found.path} learns from them"
+        raise UnknownFormatError("what a teacher says of a text is not a model", path=found.path, hint=hint)
 
 
 def _unknown_folder(found: Candidate) -> AprError:

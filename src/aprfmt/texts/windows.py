@@ -10,8 +10,9 @@ Shape suffixes: N windows, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +131,38 @@ class Windows:
         beyond = (self._masks[n - 1, 1] - places).clip(0)  # of the last run that begins before the place
         found: Int64 = self._masked_before[n] - np.where(n > 0, beyond, 0)
         return found
+
+
+class Piece(NamedTuple):
+    """A piece of a document in a window, as far as its labels go.
+
+    Attributes:
+        places_P: positions in the window that have a label.
+        labels_P: the labels.
+        ids: what is read up to the last of them; the places in it that have a label are places_P minus `start`.
+        start: where it begins in the window.
+    """
+
+    places_P: Int64
+    labels_P: Int64
+    ids: list[int]
+    start: int
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens whose log-probabilities say all of it: those that are read, and the last label."""
+        return [*self.ids, int(self.labels_P[-1])]
+
+
+def pieces_of(rows: Rows, row: int) -> Iterator[Piece]:
+    """The pieces of one window in which there is something to predict."""
+    start = 0
+    for length in rows.lengths[row]:
+        labelled = np.flatnonzero(rows.labels_NT[row, start : start + length] >= 0)
+        if len(labelled):
+            ids = rows.tokens_NT[row, start : start + int(labelled[-1]) + 1].tolist()
+            yield Piece(labelled + start, rows.labels_NT[row, labelled + start], ids, start)
+        start += length
 
 
 def check_length(seq_len: int, who: str, positions: int | None) -> None:

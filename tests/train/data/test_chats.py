@@ -30,11 +30,10 @@ from aprfmt.texts.encoding import HIDDEN, Encoder, _hide
 from aprfmt.texts.records import Chat, Reader
 from aprfmt.texts.shards import Corpus, open_corpus, part_of
 from aprfmt.texts.sources import SourceFile
-from aprfmt.texts.windows import IGNORED, Windows
+from aprfmt.texts.windows import IGNORED, Windows, pieces_of
 from aprfmt.tokenizer.chat import ChatTemplate, PrefixError
 from aprtrain.data.batches import Batches, shuffle_index
 from aprtrain.evaluate import score
-from aprtrain.teacher.vllm import pieces_of
 
 HEAD = (
     "{% if tools %}<|im_start|>tools {{ tools | tojson }}<|im_end|>\n{% endif %}"

@@ -23,18 +23,18 @@ from train_runs import lines, weights
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprfmt.errors import AprError
+from aprfmt.errors import AprError, UnknownFormatError
+from aprfmt.formats.teacher_files import TeacherFiles
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.shards import open_corpus, read_header
-from aprfmt.texts.windows import Windows
+from aprfmt.texts.windows import Windows, pieces_of
 from aprtrain.config import build
 from aprtrain.data.batches import batch_of
 from aprtrain.evaluate import evaluate
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.run import run
 from aprtrain.teach import _told
-from aprtrain.teacher.files import Answers, TeacherFiles
-from aprtrain.teacher.vllm import pieces_of
+from aprtrain.teacher.files import Answers
 
 IDS = 300
 GIVEN: dict[str, Any] = {"seq_len": 32, "held_out": 0.1}
@@ -444,6 +444,14 @@ def test_files_that_do_not_fit_are_refused_by_name(
     assert message in error["message"]
     assert hint in (error["hint"] or "")
     assert not (tmp_path / "run/model.apr").exists()
+
+
+def test_neither_the_files_nor_the_tokens_are_taken_for_a_model(made: Made) -> None:
+    with pytest.raises(UnknownFormatError, match="what a teacher says") as said:
+        aprfmt.open(made.files)
+    assert f"--teacher-logprobs {made.files}" in str(said.value.hint)
+    with pytest.raises(UnknownFormatError, match="token shards are data"):
+        aprfmt.open(made.files / "tokens")
 
 
 def test_a_student_with_experts_is_refused(made: Made, distil: Run, tmp_path: Path, smollm2_gguf: Path) -> None:

@@ -10,48 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from aprfmt.errors import CorruptError, NotFoundError, RefusedError, UsageError, storage_errors
-from aprfmt.texts.encoding import Int64
-from aprfmt.texts.windows import Rows, Windows
-from aprtrain.teacher.files import Answer, Facts, answer_of
-
-
-class Piece(NamedTuple):
-    """A piece of a document in a window, as far as its labels go.
-
-    Attributes:
-        places_P: positions in the window that have a label.
-        labels_P: the labels.
-        ids: what is read up to the last of them; the places in it that have a label are places_P minus `start`.
-        start: where it begins in the window.
-    """
-
-    places_P: Int64
-    labels_P: Int64
-    ids: list[int]
-    start: int
-
-    @property
-    def prompt(self) -> list[int]:
-        """The tokens whose log-probabilities say all of it: those that are read, and the last label."""
-        return [*self.ids, int(self.labels_P[-1])]
-
-
-def pieces_of(rows: Rows, row: int) -> Iterator[Piece]:
-    """The pieces of one window in which there is something to predict."""
-    start = 0
-    for length in rows.lengths[row]:
-        labelled = np.flatnonzero(rows.labels_NT[row, start : start + length] >= 0)
-        if len(labelled):
-            ids = rows.tokens_NT[row, start : start + int(labelled[-1]) + 1].tolist()
-            yield Piece(labelled + start, rows.labels_NT[row, labelled + start], ids, start)
-        start += length
+from aprfmt.formats.teacher_files import Answer, Facts, answer_of
+from aprfmt.texts.windows import Windows, pieces_of
 
 
 class Responses:

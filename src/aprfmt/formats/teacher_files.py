@@ -1,0 +1,293 @@
+"""Files of a teacher: what it says at each labelled position of each window, so that it is not needed to train.
+
+A folder of safetensors files, PART-NNNNN-of-NNNNN; docs/teacher-files.md tells their tensors and metadata. A window is
+found by its hash, whatever its number in a run, and compared with its checksum whenever it is read.
+
+Shape suffixes: P labelled positions of a window, K ids known of each, R temperatures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aprfmt.errors import ChecksumError, CorruptError, NotFoundError, RefusedError
+from aprfmt.formats.out import OutTensor
+from aprfmt.formats.safetensors import layout, read_shard
+from aprfmt.io.crc import crc32_of
+from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
+from aprfmt.io.source import Source
+from aprfmt.texts.shards import PARTS
+from aprfmt.texts.windows import Windows
+from aprfmt.types import Array
+
+FORMAT = "aprtrain-teacher/1"
+_SLACK = 1e-3
+"""By which the probabilities of a position may miss 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What all files of a folder share.
+
+    Attributes:
+        teacher, sha256: name of the model's file, or of what was imported, and a hash of its content.
+        architecture, parameters: of the model; "" and 0 where they are not known.
+        engine: what computed it.
+        tokenizer: SHA-256 of the tokenizer that read the text, as in the header of token shards.
+        seq_len: tokens of a window.
+        k: ids known at a position.
+        temperatures: at which the mass of the rest is known; the first is 1.
+    """
+
+    teacher: str
+    sha256: str
+    architecture: str
+    parameters: int
+    engine: str
+    tokenizer: str
+    seq_len: int
+    k: int
+    temperatures: tuple[float, ...]
+
+    def to_metadata(self) -> dict[str, str]:
+        """As strings; numbers as JSON."""
+        return {name: v if isinstance(v, str) else json.dumps(v) for name, v in asdict(self).items()}
+
+
+class Answer(NamedTuple):
+    """One window: where it has labels, and what the teacher says there.
+
+    Attributes:
+        positions_P: places in the window, int32, ascending.
+        ids_PK: the most likely ids, int32, the first one first.
+        logprobs_PK: their log-probabilities at temperature 1, float32.
+        rest_PR: probability of all other ids at each temperature, float32.
+        label_P: log-probability of the label, float32.
+    """
+
+    positions_P: Array
+    ids_PK: Array
+    logprobs_PK: Array
+    rest_PR: Array
+    label_P: Array
+
+
+def answer_of(columns: Iterable[tuple[Array, ...]], facts: Facts) -> Answer:
+    """The pieces of a window put together, each as the fields of Answer in any types."""
+    none, k, r = np.zeros(0), facts.k, len(facts.temperatures)
+    empty = (none, none.reshape(0, k), none.reshape(0, k), none.reshape(0, r), none)
+    joined = (np.concatenate(column) for column in zip(empty, *columns, strict=True))
+    return Answer(*(v.astype(_NUMPY[dtype]) for v, dtype in zip(joined, _TENSORS.values(), strict=True)))
+
+
+_TENSORS = {"positions": "I32", "ids": "I32", "logprobs": "F32", "rest": "F32", "label_logprobs": "F32"}
+_NUMPY = {"I32": "<i4", "F32": "<f4", "I64": "<i8", "U8": "<u1"}
+
+
+def hashes_of(windows: Windows, ids: Iterable[int]) -> list[bytes]:
+    """SHA-256 of each window: its tokens, its labels, the lengths of its documents' pieces, each int32."""
+    return [
+        hashlib.sha256(np.concatenate([r.tokens_NT[0], r.labels_NT[0], r.lengths[0]]).astype("<i4").tobytes()).digest()
+        for r in (windows.rows([i]) for i in ids)
+    ]
+
+
+def shard_path(folder: Path, part: str, number: int, count: int) -> Path:
+    """Where the file `number`, from 0, of a part lies."""
+    return folder / f"{part}-{number + 1:05}-of-{count:05}.safetensors"
+
+
+def write_shard(path: Path, facts: Facts, hashes: Sequence[bytes], answers: Sequence[Answer]) -> None:
+    """Writes some windows as one file, which replaces another. Raises StorageError."""
+    columns = [np.concatenate(column) for column in zip(*answers, strict=True)]
+    tensors: list[tuple[str, str, Array]] = [
+        ("windows", "U8", np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)),
+        ("counts", "I64", np.array([len(answer.positions_P) for answer in answers])),
+        ("sums", "I64", np.array([_sum(answer) for answer in answers])),
+        *((name, dtype, column) for (name, dtype), column in zip(_TENSORS.items(), columns, strict=True)),
+    ]
+    out = []
+    for name, dtype, values in tensors:
+        data = values.astype(_NUMPY[dtype]).tobytes()
+        out.append(OutTensor(name, dtype, values.shape, len(data), lambda data=data: [data]))  # type: ignore[misc]
+    metadata = {"format": FORMAT, **facts.to_metadata()}
+    write_file(str(path), FileLayout(path.name, layout(out, metadata)), WriteOptions(force=True))
+
+
+def _sum(answer: Answer) -> int:
+    columns = zip(answer, _TENSORS.values(), strict=True)
+    return crc32_of(*(column.astype(_NUMPY[dtype]).tobytes() for column, dtype in columns))
+
+
+class Shard:
+    """One file, of which everything but the answers was read.
+
+    Attributes:
+        path, facts: of the file.
+        hashes: of its windows.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises CorruptError and its kinds, UnsupportedError, StorageError."""
+        self.path = path
+        with ExitStack() as stack:
+            shard = read_shard(path, stack)
+            self.facts = _facts_of(path, shard.metadata)
+            found = {t.name: (t.dtype, t.shape) for t in shard.tensors}
+            n, rows = ((found[name][1] or (0,))[0] if name in found else 0 for name in ("windows", "ids"))
+            k, r = self.facts.k, len(self.facts.temperatures)
+            shapes = [(rows,), (rows, k), (rows, k), (rows, r), (rows,)]
+            wanted = {"windows": ("U8", (n, 32)), "counts": ("I64", (n,)), "sums": ("I64", (n,))}
+            wanted |= {name: (dtype, shape) for (name, dtype), shape in zip(_TENSORS.items(), shapes, strict=True)}
+            for name in wanted:
+                if found.get(name) != wanted[name]:
+                    raise CorruptError(
+                        f"it is {found.get(name)}, where its metadata mean {wanted[name]}", path=path, tensor=name
+                    )
+            self._offsets = {t.name: t.offset for t in shard.tensors}
+            read = {t.name: shard.source.read(t.offset, t.n_bytes) for t in shard.tensors if t.name not in _TENSORS}
+        self.hashes = [read["windows"][i : i + 32] for i in range(0, 32 * n, 32)]
+        self._counts, self._sums = (np.frombuffer(read[name], "<i8") for name in ("counts", "sums"))
+        if (self._counts < 0).any() or (self._counts > self.facts.seq_len).any() or self._counts.sum() != rows:
+            raise CorruptError("its windows' positions do not add up to those of the file", path=path, tensor="counts")
+        self._starts = np.cumsum(self._counts) - self._counts
+
+    def read(self, number: int) -> Answer:
+        """A window. Raises ChecksumError, CorruptError for values that are not probabilities, StorageError."""
+        start, n = int(self._starts[number]), int(self._counts[number])
+        k, r = self.facts.k, len(self.facts.temperatures)
+        columns = []
+        with Source.open(self.path) as source:
+            for (name, dtype), width in zip(_TENSORS.items(), (1, k, k, r, 1), strict=True):
+                data = source.read(self._offsets[name] + 4 * width * start, 4 * width * n)
+                values = np.frombuffer(data, _NUMPY[dtype])
+                columns.append(values.reshape(n, width) if name in ("ids", "logprobs", "rest") else values)
+        answer = Answer(*columns)
+        if _sum(answer) != self._sums[number]:
+            raise ChecksumError(f"window {number} of the file is not what was written", path=self.path, hint=AGAIN)
+        if fault := fault_of(answer, self.facts):
+            raise CorruptError(f"window {number} of the file: {fault}", path=self.path, hint=AGAIN)
+        return answer
+
+
+AGAIN = "remove the file; apr teacher with the same options writes it again"
+"""The hint about a damaged file."""
+
+
+def _facts_of(path: Path, metadata: dict[str, str]) -> Facts:
+    if metadata.get("format") != FORMAT:
+        raise CorruptError(
+            f"not a file of a teacher ({FORMAT})", path=path, hint="docs/teacher-files.md tells the form"
+        )
+    try:
+        values: dict[str, Any] = {
+            f.name: metadata[f.name] if f.type == "str" else json.loads(metadata[f.name]) for f in fields(Facts)
+        }
+        facts = Facts(**values | {"temperatures": tuple(map(float, values["temperatures"]))})
+        is_good = 0 < facts.k < 1 << 20 and 1 < facts.seq_len < 1 << 31 and facts.temperatures[0] == 1
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError):
+        is_good = False
+    if not is_good:
+        raise CorruptError("its metadata do not say what docs/teacher-files.md asks for", path=path)
+    return facts
+
+
+def fault_of(answer: Answer, facts: Facts) -> str | None:
+    """Why these cannot be a teacher's probabilities; None where they can."""
+    logprobs, rest, ids = answer.logprobs_PK.astype(np.float64), answer.rest_PR, np.sort(answer.ids_PK, 1)
+    if not all(np.isfinite(values).all() for values in (logprobs, rest, answer.label_P)):
+        return "a value is not finite"
+    ends = np.concatenate([[-1], answer.positions_P, [facts.seq_len]])
+    if (np.diff(ends) < 1).any():
+        return "its positions do not ascend within the window"
+    if (np.diff(logprobs, axis=1) > 0).any() or (answer.label_P > _SLACK).any():
+        return "the log-probabilities of a position do not descend, or its label's is above 0"
+    if (ids[:, :1] < 0).any() or (np.diff(ids, axis=1) == 0).any():
+        return "an id is negative, or comes twice at a position"
+    total = np.exp(logprobs).sum(1) + rest[:, 0]
+    if (rest < 0).any() or (rest > 1 + _SLACK).any() or (np.abs(total - 1) > _SLACK).any():
+        worst = float(total[np.abs(total - 1).argmax()]) if len(total) else 0.0
+        return f"the probabilities of a position add up to {worst:.4g}, rest included"
+    return None
+
+
+class Places(NamedTuple):
+    """Windows, and for some of them the file that has what is said of it, and its number there."""
+
+    windows: Windows
+    at: dict[int, tuple[Shard, int]]
+
+
+class TeacherFiles:
+    """A folder of them.
+
+    Attributes:
+        folder: where they lie.
+        facts: what they share.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Reads what is beside the answers. Raises NotFoundError, RefusedError (a file is missing), CorruptError."""
+        self.folder = folder
+        names = {path.name for path in folder.glob("*-of-*.safetensors")}
+        if not names:
+            raise NotFoundError("no files of a teacher", path=folder, hint="apr teacher F --data D -o DIR")
+        self._places: dict[bytes, tuple[Shard, int]] = {}
+        shards = []
+        for part in PARTS:
+            own = sorted(name for name in names if name.startswith(f"{part}-"))
+            count = re.fullmatch(rf"{part}-\d{{5,}}-of-(\d{{5,9}})\.safetensors", own[0]) if own else None
+            n = int(count[1]) if count else 1
+            wanted = (shard_path(folder, part, i, n) for i in range(n))  # a name can claim a billion
+            if (missing := next((path.name for path in wanted if path.name not in names), None)) is not None:
+                raise RefusedError(
+                    f"{missing} is missing", path=folder, hint="apr teacher with the same options goes on"
+                )
+            shards += [Shard(shard_path(folder, part, i, n)) for i in range(n)]
+        self.facts = shards[0].facts
+        for shard in shards:
+            if shard.facts != self.facts:
+                raise RefusedError(f"it is of another teacher or text than {shards[0].path.name}", path=shard.path)
+            self._places.update({window: (shard, i) for i, window in enumerate(shard.hashes)})
+
+    def check(self, tokenizer: str, seq_len: int, k: int | None, temperature: float) -> None:
+        """Refuses a run that these files do not fit: by its tokenizer's digest, windows, --top-k, --temperature."""
+        facts = self.facts
+        known = ", ".join(f"{t:g}" for t in facts.temperatures)
+        for is_wrong, message, hint in (
+            (facts.tokenizer != tokenizer, "the teacher's files were made with another tokenizer",
+                "apr teacher F --student S --data D -o DIR reads the text with the student's"),
+            (facts.seq_len != seq_len, f"the teacher's files hold windows of {facts.seq_len} tokens, not {seq_len}",
+                f"--seq-len {facts.seq_len}"),
+            (k is not None and k > facts.k, f"the teacher's files know {facts.k} ids of a position, not {k}",
+                f"--top-k {facts.k}, or write them again with apr teacher --top-k {k}"),
+            (temperature not in facts.temperatures,
+                f"the teacher's files know the mass of the rest at temperature {known}, not at {temperature:g}",
+                f"--temperature {facts.temperatures[-1]:g}, or apr teacher --temperature {temperature:g}"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise RefusedError(message, path=self.folder, hint=hint)
+
+    def bind(self, windows: Windows, ids: Iterable[int], what: str) -> Places:
+        """Where the windows of these numbers lie. Raises RefusedError where one is missing."""
+        places = Places(windows, {})
+        for i in ids:
+            place = self._places.get(hashes_of(windows, [i])[0])
+            if place is None:
+                raise RefusedError(
+                    f"window {i} of the {what} data is not in the teacher's files: they were made of other text, "
+                    "or it was split or masked otherwise",
+                    path=self.folder,
+                    hint="give the --data and --held-out of apr teacher; tokens in its folder is what it read",
+                )
+            places.at[i] = place
+        return places
