@@ -47,7 +47,7 @@ from aprtrain.guards import Stop
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
-from aprtrain.models import Pair, load_student, load_teacher
+from aprtrain.models import Pair, load_student, load_teacher, tensors_of
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import Network
@@ -184,8 +184,9 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
     network = random_network(shape)
     vocabulary = Vocabulary(N_REAL, shape.vocab_rows, student.vocab_rows)
     bare: Any = None
-    made = Network(Path("student"), None, ARCHITECTURES["qwen2"], student, bare, None)
-    pair = Pair(network, made, random_decoder(student, world.device), bare, vocabulary)
+    weights = tensors_of(random_decoder(student, world.device))
+    made = Network(Path("student"), None, ARCHITECTURES["qwen2"], student, bare, None, weights)
+    pair = Pair(network, made, bare, vocabulary)
     plan = memory_plan(config, pair, world.device, processes=world.size)
     decoder, optimizer = load_student(config, pair, world)
     return Parts(

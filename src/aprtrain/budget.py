@@ -295,7 +295,7 @@ def plan(command: str, config: Config) -> Plan:
             "tokens": tokens,
             "flops": tokens and tokens * work.total,
             "seconds_at_400_tflops": tokens and tokens * work.total / _ASSUMED_FLOPS,
-            "student": {**_dims(pair.student.shape), "made": pair.made is not None},
+            "student": {**_dims(pair.student.shape), "made": pair.student.model is None},
             "teacher": _dims(pair.teacher.shape) if pair.teacher is not None else None,
             "teacher_files": asdict(pair.files.facts) if pair.files is not None else None,
             "vocabulary": asdict(pair.vocabulary) if pair.vocabulary is not None else None,

@@ -1,15 +1,14 @@
 """The models of a run: opened, paired, and put on the device, where the student's weights are float32 masters.
 
-A student that is made is taken from a teacher by leaving out layers or width, or new from a config.json.
+A student that is made is taken from a teacher by leaving out layers or width, as `apr prune` does, or new from a
+config.json.
 
-    layers:0,2,4       these layers of the teacher
+    layers:0,2,4-6     these layers of the teacher
     layers:12          twelve of them, evenly spaced, the first and the last among them
     width:hidden=512,ffn=1408,heads=8,kv_heads=2      what matters most of each width; what is not named stays
     PATH               a config.json, or a folder with one: random weights
 
-`layers` and `width` are joined by `+`. What matters most is judged by the size of the weights alone: channels of the
-hidden state by their embedding, neurons of an MLP by the product of the norms of their three vectors, heads by the
-norm of their part of the output projection times that of their values.
+`layers` and `width` are joined by `+`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -28,6 +28,12 @@ from torch import Tensor
 import aprfmt
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.canonical.model import canonical
+from aprfmt.canonical.narrowed import narrowed, parse_widths
+from aprfmt.canonical.packed import AS_VALUES
+from aprfmt.canonical.relayered import parse_layers, relayered
+from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import NotFoundError, RefusedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import read_config
 from aprfmt.formats.teacher_files import TeacherFiles
@@ -42,9 +48,17 @@ from aprtrain.checkpoints.checkpoint import Identity
 from aprtrain.config import Config, command_fields, what_fields
 from aprtrain.data.batches import batch_of
 from aprtrain.guards import check_distinct
-from aprtrain.network.decoder import Decoder, hf_names, hf_parts, parts_of
-from aprtrain.network.shape import Shape, shape_of, to_hparams
-from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros, whole
+from aprtrain.network.decoder import Decoder, hf_names, hf_parts
+from aprtrain.network.shape import Shape, shape_of
+from aprtrain.network.weights import (
+    Network,
+    edge_fingerprint,
+    fill,
+    fingerprint,
+    network_of,
+    open_network,
+    refuse_zeros,
+)
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
 from aprtrain.teacher.files import Answers
 from aprtrain.teacher.teacher import Teacher, residency_of, teacher_dtype
@@ -60,7 +74,6 @@ class Pair:
     Attributes:
         teacher: None in pretraining.
         student: what is known of the student.
-        made: the student's weights where it was made for this run, float32 on the CPU; else they are in its file.
         identity: what checkpoints say of the student beside its weights.
         vocabulary: the ids that both share; None in pretraining.
         files: what takes the teacher's place.
@@ -68,14 +81,13 @@ class Pair:
 
     teacher: Network | None
     student: Network
-    made: Decoder | None
     identity: Identity
     vocabulary: Vocabulary | None
     files: TeacherFiles | None = None
 
     def student_fingerprint(self) -> str:
         """Tells the student's initial weights from others."""
-        return fingerprint(self.made) if self.made is not None else edge_fingerprint(self.student)
+        return (edge_fingerprint if self.student.model is not None else fingerprint)(self.student)
 
 
 @contextmanager
@@ -110,14 +122,14 @@ def _distilled(config: Config, stack: ExitStack) -> Pair:
         digest = Encoder(student.tokenizer).digest
         files.check(digest, config.seq_len, config.top_k, config.temperature)
         own = align(student.tokenizer, student.tokenizer, student.shape.vocab_rows, student.shape.vocab_rows)
-        return Pair(None, student, None, _identity(student, None), own, files)
-    teacher, made = _open(config.teacher, stack), None
+        return Pair(None, student, _identity(student, None), own, files)
+    teacher = _open(config.teacher, stack)
     if config.student is not None:
         student = _open(config.student, stack)
         _check_student(student.shape)
     else:
         assert config.student_init is not None
-        made, student = make_student(teacher, config.student_init, seed=config.seed)
+        student = make_student(teacher, config.student_init, seed=config.seed)
     rows = teacher.shape.vocab_rows, student.shape.vocab_rows
     vocabulary = align(teacher.tokenizer, student.tokenizer, *rows, config.vocab_policy)
     check_distinct(
@@ -125,22 +137,21 @@ def _distilled(config: Config, stack: ExitStack) -> Pair:
         student.shape,
         config.student or str(config.student_init),
         allow_same_arch=config.allow_same_arch,
-        same_weights=lambda: fingerprint(teacher) == fingerprint(made if made is not None else student),
+        same_weights=lambda: fingerprint(teacher) == fingerprint(student),
     )
-    return Pair(teacher, student, made, _identity(student, teacher), vocabulary)
+    return Pair(teacher, student, _identity(student, teacher), vocabulary)
 
 
 def _pretrained(config: Config, stack: ExitStack) -> Pair:
-    made = None
     if config.init is not None:
         student = _open(config.init, stack)
         _check_student(student.shape)
     else:
         assert config.shape is not None
         source = _open(config.like, stack)
-        made, student = fresh_student(config.shape, source.tokenizer, seed=config.seed)
+        student = fresh_student(config.shape, source.tokenizer, seed=config.seed)
     align(student.tokenizer, student.tokenizer, student.shape.vocab_rows, student.shape.vocab_rows)
-    return Pair(None, student, made, _identity(student, None), None)
+    return Pair(None, student, _identity(student, None), None)
 
 
 def _check_student(shape: Shape) -> None:
@@ -177,14 +188,10 @@ def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Opt
         decoder = Decoder(shape, dtype, world.device)
         optimizer = FlatAdamW(decoder, settings, world)
     decoder.recompute = config.recompute
-    made = pair.made.hf_tensors() if pair.made is not None else {}
 
     def write(parameter: str, whole: Tensor) -> None:
         for name, target in hf_parts(shape, parameter, whole):
-            if pair.made is not None:
-                target.copy_(made[name])
-            else:
-                fill(pair.student, name, target)
+            fill(pair.student, name, target)
 
     optimizer.load("master", write)
     if config.is_compiled(world.device.type):
@@ -227,40 +234,27 @@ def answers_of(
 
 # --- students that a run makes ---
 
-_UNIT = 32
-"""Widths of matrices are multiples of it, so that quantized blocks divide their rows."""
 
+def make_student(teacher: Network, how: str, *, seed: int = 42) -> Network:
+    """A student with the teacher's tokenizer; of `layers` and `width` the tensors are read when they are used.
 
-def make_student(teacher: Network, how: str, *, seed: int = 42) -> tuple[Decoder, Network]:
-    """A student with its weights, float32 on the CPU, and what is known of it; it gets the teacher's tokenizer.
-
-    `seed` is for random weights only. Raises UsageError for what `how` does not say, RefusedError for a network that
-    cannot be made from this teacher.
+    `seed` is for random weights only. Raises UsageError for what `how` does not say, RefusedError
+    for a network that cannot be made from this teacher.
     """
-    words = how.split("+")
     if not _is_taken(how):
         return fresh_student(how, teacher.tokenizer, seed=seed)
-    kinds = [word.partition(":")[0] for word in words]
-    if len(set(kinds)) < len(kinds):
+    words = [word.partition(":")[::2] for word in how.split("+")]
+    said = dict(words)
+    if len(said) < len(words):
         raise UsageError(f"{how!r} says the same thing twice")
-    layers, widths = tuple(range(teacher.shape.n_layers)), dict[str, int]()
-    for word in words:
-        kind, _, text = word.partition(":")
-        if kind == "layers":
-            layers = _layers(text, teacher.shape.n_layers)
-        else:
-            widths = _widths(text, teacher.shape)
     _check_student(teacher.shape)
-    hparams = to_hparams(teacher.hparams, layers, widths)
-    student = replace(teacher, model=None, tensors={}, hparams=hparams, shape=shape_of(hparams, teacher.arch))
-    if hparams.head_dim != hparams.plain_head_dim and not any("head_dim" in key.hf for key in teacher.arch.keys):
-        raise RefusedError(
-            f"heads of a {teacher.arch.id} have hidden / heads values, those kept of this teacher {hparams.head_dim}",
-            hint=f"name both: width:heads=N,hidden=M with M = {hparams.head_dim} N",
-        )
-    decoder = Decoder(student.shape)
-    _take(teacher, decoder, layers)
-    return decoder, student
+    assert teacher.model is not None
+    c = replace(canonical(teacher.model, decoding=AS_VALUES), outside={})
+    if "layers" in said:
+        c = relayered([c], [(0, layer) for layer in _layers(said["layers"], teacher.shape.n_layers)])
+    if "width" in said:
+        c, _ = narrowed(c, parse_widths(said["width"]))
+    return network_of(c)
 
 
 def _is_taken(how: str) -> bool:
@@ -272,131 +266,17 @@ def without_folders(how: str | None) -> str | None:
     return how if how is None or _is_taken(how) else Path(how).name
 
 
-def _layers(text: str, n_layers: int) -> tuple[int, ...]:
-    try:
-        numbers = [int(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        numbers = []
-    if numbers and "," not in text:
-        count = numbers[0]
-        if not 1 <= count <= n_layers:
-            raise UsageError(f"{count} layers cannot be taken from {n_layers}")
-        step = (n_layers - 1) / max(1, count - 1)
-        return tuple(round(i * step) for i in range(count))
-    if not numbers or sorted(set(numbers)) != numbers or numbers[0] < 0 or numbers[-1] >= n_layers:
-        raise UsageError(
-            f"layers:{text} does not name layers of a network of {n_layers}",
-            hint=f"give a number of layers, or ascending numbers from 0 to {n_layers - 1}: layers:0,2,4",
-        )
-    return tuple(numbers)
+def _layers(text: str, n_layers: int) -> list[int]:
+    """The layers of a list, or so many evenly spaced."""
+    if not text.isdecimal():
+        return parse_layers(text.removesuffix(","), n_layers)
+    if not 1 <= int(text) <= n_layers:
+        raise UsageError(f"{int(text)} layers cannot be taken from {n_layers}")
+    step = (n_layers - 1) / max(1, int(text) - 1)
+    return [round(i * step) for i in range(int(text))]
 
 
-def _widths(text: str, s: Shape) -> dict[str, int]:
-    usual = {"hidden": s.d_model, "ffn": s.d_ffn, "heads": s.n_heads, "kv_heads": s.n_kv_heads}
-    found: dict[str, int] = {}
-    for word in text.split(","):
-        name, _, number = word.partition("=")
-        if name not in usual or not number.isdecimal() or name in found:
-            raise UsageError(
-                f"width:{text} has a mistake at {word!r}",
-                hint=f"name some of {', '.join(usual)}: width:hidden=512,heads=8",
-            )
-        found[name] = int(number)
-        if not 1 <= found[name] <= usual[name]:
-            raise UsageError(f"{name}={number}: the teacher has {usual[name]}, a student can have 1 to that many")
-        if name in ("hidden", "ffn") and found[name] % _UNIT:
-            raise UsageError(f"{name}={number} is not a multiple of {_UNIT}")
-    heads, kv_heads = found.get("heads", s.n_heads), found.get("kv_heads", s.n_kv_heads)
-    if heads % kv_heads or heads // kv_heads > s.n_heads // s.n_kv_heads:
-        group = s.n_heads // s.n_kv_heads
-        raise UsageError(
-            f"{heads} heads cannot share {kv_heads} key-value heads: each has 1 to {group} of the teacher's"
-        )
-    return found
-
-
-_Kept = dict[str, Tensor | None]
-"""Indices that are kept of each axis (hidden, ffn, q, kv); None or absent for all."""
-
-
-def _take(teacher: Network, student: Decoder, layers: tuple[int, ...]) -> None:
-    """Writes what is kept of the teacher's tensors over the student's, a tensor at a time."""
-    s, targets = student.shape, student.hf_tensors()
-    hidden = _largest(whole(teacher, "model.embed_tokens.weight").square().sum(0), s.d_model)
-    for _, parts in s.outer:
-        for part in parts:
-            _copy(teacher, part.name, targets[part.name], part.axes, {"hidden": hidden})
-    for new, old in enumerate(layers):
-        kept = _kept_of_layer(teacher, old, s, hidden)
-        for _, parts in s.kinds[s.layer_kinds[new]]:
-            for part in parts:
-                target = targets[part.name.replace("{n}", str(new))]
-                _copy(teacher, part.name.replace("{n}", str(old)), target, part.axes, kept)
-
-
-def _copy(teacher: Network, name: str, target: Tensor, axes: tuple[str, ...], kept: _Kept) -> None:
-    taken = [_indices(axis, kept, teacher.shape) for axis in axes]
-    if all(index is None for index in taken):
-        fill(teacher, name, target)
-        return
-    values = whole(teacher, name)
-    for dim, index in enumerate(taken):
-        values = values if index is None else values.index_select(dim, index)
-    target.copy_(values)
-
-
-def _indices(axis: str, kept: _Kept, t: Shape) -> Tensor | None:
-    """What is kept of an axis of the teacher's ("q", "2*ffn", "q+2*kv"): indices, None for all."""
-    sizes = {"hidden": t.d_model, "ffn": t.d_ffn, "q": t.q_rows, "kv": t.kv_rows}
-    sizes |= {"heads": t.n_heads, "kv_heads": t.n_kv_heads}
-    terms = (term.rpartition("*") for term in axis.split("+"))
-    runs = [word for count, _, word in terms for _ in range(int(count or 1))]
-    if all(kept.get(word) is None for word in runs):
-        return None
-    found, first = list[Tensor](), 0
-    for word in runs:
-        index = kept.get(word)
-        found.append(first + (torch.arange(sizes[word]) if index is None else index))
-        first += sizes[word]
-    return torch.cat(found)
-
-
-def _largest(scores: Tensor, count: int) -> Tensor | None:
-    """Indices of the `count` largest scores, rising; None for all of them."""
-    if count == len(scores):
-        return None
-    return torch.topk(scores, count).indices.sort().values
-
-
-def _kept_of_layer(teacher: Network, layer: int, s: Shape, hidden: Tensor | None) -> _Kept:
-    t = teacher.shape
-    kept: _Kept = {"hidden": hidden}
-
-    def joined(parameter: str) -> Tensor:
-        return torch.cat([whole(teacher, name) for name, _, _ in parts_of(t)[f"blocks.{layer}.{parameter}"]])
-
-    if s.d_ffn != t.d_ffn:
-        into = joined("gate_up").norm(dim=1).view(-1, t.d_ffn).prod(0)
-        kept["ffn"] = _largest(into * joined("down").norm(dim=0), s.d_ffn)
-    if (s.n_heads, s.n_kv_heads) != (t.n_heads, t.n_kv_heads):
-        values = joined("qkv")[-t.kv_rows :].view(t.n_kv_heads, -1)
-        out = joined("out").view(t.d_model, t.n_heads, t.head_dim)
-        heads_KG = out.square().sum((0, 2)).sqrt().view(t.n_kv_heads, -1)
-        groups = _largest(heads_KG.sum(1) * values.norm(dim=1), s.n_kv_heads)
-        groups = torch.arange(t.n_kv_heads) if groups is None else groups
-        # Rows of Q and of K and V: of each kept group the heads with the largest scores.
-        size = heads_KG.shape[1]
-        chosen: list[Tensor] = []
-        for group in groups.tolist():
-            inside = _largest(heads_KG[group], s.n_heads // s.n_kv_heads)
-            chosen.append(group * size + (torch.arange(size) if inside is None else inside))
-        kept["heads"], kept["kv_heads"] = torch.cat(chosen), groups
-        for axis, heads in (("q", torch.cat(chosen)), ("kv", groups)):
-            kept[axis] = (heads[:, None] * s.head_dim + torch.arange(s.head_dim)).reshape(-1)
-    return kept
-
-
-def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42) -> tuple[Decoder, Network]:
+def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42) -> Network:
     """A network with random weights of the dimensions of a config.json (or of the folder that holds it).
 
     Raises NotFoundError without the file, UnsupportedError for what cannot be trained, RefusedError for a vocabulary
@@ -424,7 +304,18 @@ def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 
     decoder = Decoder(shape)
     spread = config.get("initializer_range")
     initialise(decoder, seed, spread if isinstance(spread, float) and spread > 0 else 0.02)
-    return decoder, Network(path, None, row, shape, hparams, tokenizer)
+    return Network(path, None, row, shape, hparams, tokenizer, tensors_of(decoder))
+
+
+def tensors_of(decoder: Decoder) -> dict[str, CanonicalTensor]:
+    """The tensors of a network in memory, as a file's are."""
+
+    def stored(tensor: Tensor) -> list[bytes]:
+        return [tensor.float().cpu().numpy().tobytes()]
+
+    found = decoder.hf_tensors().items()
+    pieces = [BufferedPiece(name, "F32", tuple(tensor.shape), partial(stored, tensor)) for name, tensor in found]
+    return {piece.name: CanonicalTensor(piece.name, (piece,)) for piece in pieces}
 
 
 def initialise(decoder: Decoder, seed: int, spread: float = 0.02) -> None:

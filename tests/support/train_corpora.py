@@ -97,4 +97,4 @@ def tiny_decoder(seed: int, **changes: Any) -> Decoder:
 def student_alone(shape: Shape) -> Pair:
     """What a plan needs of a run without a teacher."""
     unknown: Any = None
-    return Pair(None, Network(Path("student"), None, unknown, shape, unknown, None), None, unknown, None)
+    return Pair(None, Network(Path("student"), None, unknown, shape, unknown, None, {}), unknown, None)

@@ -65,7 +65,7 @@ def test_the_curve_is_that_of_a_plain_loop(
 ) -> None:
     distil(steps=STEPS, lr=PEAK, kd_weight=WEIGHT, temperature=HEAT, warmup_steps=WARM)
     with open_network(teacher_file) as network:
-        teacher, (student, _) = load_decoder(network), make_student(network, "layers:0,")
+        teacher, student = load_decoder(network), load_decoder(make_student(network, "layers:0,"))
         assert network.tokenizer is not None
         corpus = open_corpus(tmp_path / "run/tokens", Encoder(network.tokenizer).digest)
     windows = Windows(corpus.train, 32, corpus.separator)

@@ -46,7 +46,7 @@ COMMANDS = {
         Row("quantize", "convert:Quantize", "Fewer bits, by llama.cpp's mixes; --list shows them.", "Convert"),
         Row("merge", "merge_models:Merge", "Several models into one: slerp, ties, dare, layers of each.", "Convert"),
         Row("merge-adapter", "merge:MergeAdapter", "Adapters into their base; --unmerge extracts one.", "Convert"),
-        Row("prune", "prune:Prune", "Leave out layers of a model (depth pruning).", "Convert"),
+        Row("prune", "prune:Prune", "Leave out layers of a model, or parts of each.", "Convert"),
         Row("imatrix", "imatrix:Imatrix", "Which columns matter, for a better quantization.", "Convert"),
         Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
         Row("stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),

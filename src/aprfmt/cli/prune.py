@@ -1,4 +1,4 @@
-"""`apr prune`: a model without some of its layers."""
+"""`apr prune`: a model without some of its layers, or with smaller ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from aprfmt.cli.options import Mix as MixOptions
 
 @dataclass(kw_only=True)
 class Prune(Common, Machine, MixOptions, Derived, Dtype):
-    """Leave out some layers of a model (depth pruning); the others are numbered anew, their weights stay as they are.
+    """Leave out some layers of a model, or parts of all of them; weights that are kept stay as they are.
 
-    The model needs training afterwards: apr distill.
+    Of widths those channels, neurons and heads are kept whose weights are largest. The model needs training
+    afterwards: apr distill.
 
     \b
     apr prune ./Qwen2.5-0.5B --drop-layers 16-21 -o small --format hf
     apr prune m.gguf --keep-layers 0-9,20-31 -o m20.gguf --plan
+    apr prune m.apr --width ffn=64,heads=2,kv_heads=1 -o narrow.apr
     """
 
     file: ModelArgument
@@ -31,6 +33,10 @@ class Prune(Common, Machine, MixOptions, Derived, Dtype):
     ] = None
     keep_layers: Annotated[
         str | None, typer.Option(metavar="LIST", help="Layers to keep, instead of --drop-layers.")
+    ] = None
+    width: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="Keep so many of hidden, ffn, heads, kv_heads: hidden=512,heads=8."),
     ] = None
     no_mtp: NoMtpOption = False
 

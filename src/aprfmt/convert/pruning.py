@@ -1,11 +1,13 @@
-"""Depth pruning: a model without some of its layers, as a conversion with one step more."""
+"""Pruning: a model without some of its layers, or with smaller ones, as a conversion with one step more."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from aprfmt.arch.grammar import sizes_of
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.narrowed import narrowed, parse_widths
 from aprfmt.canonical.relayered import check_layer, parse_layers, ranges, relayered
 from aprfmt.convert.api import Report, convert
 from aprfmt.errors import UsageError
@@ -20,6 +22,7 @@ def prune_model(
     *,
     drop_layers: str | Sequence[int] | None = None,
     keep_layers: str | Sequence[int] | None = None,
+    width: str | Mapping[str, int] | None = None,
     format: str | None = None,
     dtype: str = "keep",
     arch: str | None = None,
@@ -47,41 +50,59 @@ def prune_model(
     max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
-    """Writes the model `src` without some of its layers as `dst`, in any form that can be written.
+    """Writes the model `src` without some of its layers, or with smaller ones, as `dst`, in any form of a model.
 
     The layers that stay are numbered anew, and config.json's number of layers and its lists with an item a layer are
-    corrected; weights stay as they are. The model needs training afterwards. The output's provenance says which layers
-    it lacks. Other options are those of convert_model.
+    corrected; weights that are kept stay as they are. The model needs training afterwards. The output's provenance says
+    what it lacks. Other options are those of convert_model.
 
     Args:
         src: the model.
         dst: what to write.
         drop_layers: the layers to leave out, numbered from 0: "10-15,20", or the numbers.
         keep_layers: the layers to keep, in the place of `drop_layers`.
+        width: how many channels, neurons and heads to keep of each layer, those with the largest weights:
+            "hidden=512,ffn=1408,heads=8,kv_heads=2", or such a mapping; what is not named stays.
 
     Raises:
-        AprError: with code "usage" where not exactly one of the two is given, for layers that are not there, and where
-            none or all would stay; with code "refused" for a layer whose role follows from its number, such as one of a
-            pattern with a period, and for an MTP layer, which `no_mtp` leaves out; and as convert_model.
+        AprError: with code "usage" where none is given or both of the first two, for layers that are not there, where
+            none or all would stay, and for widths that cannot be; with code "refused" for a layer whose role follows
+            from its number, such as one of a pattern with a period, for an MTP layer, which `no_mtp` leaves out, and
+            for widths of a network that is not one of plain attention and dense MLPs; and as convert_model.
     """
     given = locals()
-    drop, keep = given.pop("drop_layers"), given.pop("keep_layers")
-    if (drop is None) == (keep is None):
-        raise UsageError("name the layers with either --drop-layers or --keep-layers", hint="--drop-layers 10-15,20")
+    drop, keep, width = (given.pop(name) for name in ("drop_layers", "keep_layers", "width"))
+    if (drop is not None and keep is not None) or (drop is None and keep is None and width is None):
+        raise UsageError(
+            "name the layers with either --drop-layers or --keep-layers, or widths with --width",
+            hint="--drop-layers 10-15,20, or --width ffn=1408",
+        )
+    widths = parse_widths(width) if isinstance(width, str) else _checked(width or {})
 
     def edit(c: Canonical) -> tuple[Canonical, list[str]]:
         n_layers = c.hparams.num_layers or 0
-        named = _numbers(drop if drop is not None else keep, n_layers)
-        for layer in named:
-            check_layer(c, layer)
-        kept = [layer for layer in range(n_layers) if (layer in named) == (drop is None)]
-        if not kept or len(kept) == n_layers:
-            what = "none of them would stay" if not kept else "all of them would stay"
-            raise UsageError(f"the network has {n_layers} layers, and {what}", path=c.model.path)
-        made = relayered([c], [(0, layer) for layer in kept])
-        gone = sorted(set(range(n_layers)) - set(kept))
-        told = f"layers {ranges(gone)} of {n_layers} are left out: the model needs training to make up for them"
-        return _with_provenance(made, gone, n_layers), [told]
+        made, told, gone = c, list[str](), list[int]()
+        if drop is not None or keep is not None:
+            named = _numbers(drop if drop is not None else keep, n_layers)
+            for layer in named:
+                check_layer(c, layer)
+            kept = [layer for layer in range(n_layers) if (layer in named) == (drop is None)]
+            if not kept or len(kept) == n_layers:
+                what = "none of them would stay" if not kept else "all of them would stay"
+                raise UsageError(f"the network has {n_layers} layers, and {what}", path=c.model.path)
+            made = relayered([c], [(0, layer) for layer in kept])
+            gone = sorted(set(range(n_layers)) - set(kept))
+            told.append(
+                f"layers {ranges(gone)} of {n_layers} are left out: the model needs training to make up for them"
+            )
+        notes = [f"Layers {ranges(gone)} of {n_layers} of the base model are left out."] if gone else []
+        if widths:
+            made, more = narrowed(made, widths)
+            sizes = sizes_of(c.hparams)
+            words = ", ".join(f"{number} of {sizes[name]} {name}" for name, number in widths.items())
+            told += [f"{words} are kept: the model needs training to make up for the others", *more]
+            notes.append(f"Of the base model's widths {words} are kept.")
+        return _with_provenance(made, " ".join(notes)), told
 
     return convert(given, edit)
 
@@ -95,8 +116,14 @@ def _numbers(value: object, n_layers: int) -> list[int]:
     return sorted({item for item in items if type(item) is int})
 
 
-def _with_provenance(c: Canonical, gone: Sequence[int], n_layers: int) -> Canonical:
-    """`c` with the source as its base model, and what it lacks."""
+def _checked(widths: object) -> dict[str, int]:
+    if not isinstance(widths, Mapping) or any(type(number) is not int for number in widths.values()):
+        raise UsageError(f"width must be a text such as 'hidden=512,heads=8' or a mapping, not {widths!r:.60}")
+    return parse_widths(",".join(f"{name}={number}" for name, number in widths.items())) if widths else {}
+
+
+def _with_provenance(c: Canonical, note: str) -> Canonical:
+    """`c` with the source as its base model, and a note of what it lacks."""
     general = dict(c.general or {})
     base = {name: value for name in ("author", "version", "organization", "repo_url") if (value := general.get(name))}
     base = {**({"name": c.info["name"]} if c.info.get("name") else {}), **base}
@@ -104,6 +131,5 @@ def _with_provenance(c: Canonical, gone: Sequence[int], n_layers: int) -> Canoni
         general["base_models"] = entries([base])
     tags = general.get("tags")
     general["tags"] = list(dict.fromkeys([*(tags if isinstance(tags, list) else []), "pruned"]))
-    note = f"Layers {ranges(gone)} of {n_layers} of the base model are left out."
     before = c.info.get("description")
     return replace(c, general=general, info=c.info | {"description": f"{before} {note}" if before else note})

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from aprfmt.arch import rope
 from aprfmt.arch.fields import as_float, as_int
@@ -322,25 +320,3 @@ def _layers(
 
 def _mapping(value: object) -> Mapping[str, Json]:
     return value if isinstance(value, Mapping) else {}
-
-
-_WIDTHS = {"hidden": "hidden_size", "ffn": "intermediate_size", "heads": "num_heads", "kv_heads": "num_kv_heads"}
-
-
-def to_hparams(base: Hyperparams, layers: tuple[int, ...], widths: Mapping[str, int]) -> Hyperparams:
-    """`base` for a network of those of its layers, in their new order, and of other widths by name.
-
-    Lists that say something of each layer are taken along. The size of a head stays what it was.
-    """
-    old_layers = as_int(base.num_layers, "num_layers") or 0
-    extra = deepcopy(base.extra)
-    for key in ("layer_types", "no_rope_layers"):
-        kinds = extra.get(key)
-        if isinstance(kinds, list) and len(kinds) >= old_layers:
-            extra[key] = [kinds[i] for i in layers]
-    if "max_window_layers" in extra and "layer_types" in extra:
-        extra["max_window_layers"] = len(layers)
-    if base.head_dim:
-        extra["head_dim"] = base.head_dim
-    sizes: dict[str, Any] = {_WIDTHS[name]: size for name, size in widths.items()}
-    return replace(base, num_layers=len(layers), extra=extra, **sizes)

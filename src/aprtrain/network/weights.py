@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -38,10 +38,10 @@ class Network:
 
     Attributes:
         path: the file or folder; of a student that was made, what it was made from.
-        model: the opened file; None of a student that was made.
+        model: the opened file; None of a student that was made, also where its tensors are parts of its teacher's.
         arch: its row of the architecture table.
         shape, hparams, tokenizer: of the network; `tokenizer` is None where the file has none.
-        tensors: by Hugging Face name, in Hugging Face row order; {} of a student that was made.
+        tensors: by Hugging Face name, in Hugging Face row order.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class Network:
     shape: Shape
     hparams: Hyperparams
     tokenizer: Tokenizer | None
-    tensors: dict[str, CanonicalTensor] = field(default_factory=dict)
+    tensors: dict[str, CanonicalTensor]
 
     def close(self) -> None:
         """Closes the file."""
@@ -70,29 +70,33 @@ def open_network(path: str | os.PathLike[str]) -> Network:
     No weight is read. Raises what `aprfmt.open` and `shape_of` raise; RefusedError for a file without tensors, with
     missing tensors or tensors of another shape; UnsupportedError for a network that cannot be trained.
     """
-    model, path = aprfmt.open(path), Path(path)
+    model = aprfmt.open(path)
     try:
         if not model.tensors:
             raise RefusedError("the file holds no tensors", path=path, hint="give the file that holds the weights")
-        c = canonical(model, decoding=AS_VALUES)
-        tensors = {tensor.name: tensor for tensor in hf_side(c.arch, c.tensors)}
-        shape = shape_of(c.hparams, c.arch, tensors)
-        assert c.arch is not None
-        check_before_writing(c, allow_unmapped=False)
-        missing = [name for name in hf_names(shape) if name not in tensors]
-        if missing:
-            raise RefusedError(
-                f"{len(missing)} tensors of the network are missing", path=path, tensor=missing[0],
-                hint="a sharded model needs all its shards",
-            )  # fmt: skip
-        for name in tensors.keys() - hf_names(shape).keys():
-            if any(m.layer is None or m.layer < shape.n_layers for m in matches(c.arch, name, "hf")):
-                raise UnsupportedError("the network has a tensor that is not computed", path=path, tensor=name)
-        _check_frequencies(c)
-        return Network(path, model, c.arch, shape, c.hparams, c.tokenizer, tensors)
+        return replace(network_of(canonical(model, decoding=AS_VALUES)), model=model)
     except BaseException:
         model.close()
         raise
+
+
+def network_of(c: Canonical) -> Network:
+    """What `c` is as a network, without its file. Raises as `open_network`."""
+    path, tensors = Path(c.model.path), {tensor.name: tensor for tensor in hf_side(c.arch, c.tensors)}
+    shape = shape_of(c.hparams, c.arch, tensors)
+    assert c.arch is not None
+    check_before_writing(c, allow_unmapped=False)
+    missing = [name for name in hf_names(shape) if name not in tensors]
+    if missing:
+        raise RefusedError(
+            f"{len(missing)} tensors of the network are missing", path=path, tensor=missing[0],
+            hint="a sharded model needs all its shards",
+        )  # fmt: skip
+    for name in tensors.keys() - hf_names(shape).keys():
+        if any(m.layer is None or m.layer < shape.n_layers for m in matches(c.arch, name, "hf")):
+            raise UnsupportedError("the network has a tensor that is not computed", path=path, tensor=name)
+    _check_frequencies(c)
+    return Network(path, None, c.arch, shape, c.hparams, c.tokenizer, tensors)
 
 
 def _check_frequencies(c: Canonical) -> None:

@@ -32,7 +32,7 @@ from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity, Saver, Sn
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import distill_head
 from aprtrain.models import make_student
-from aprtrain.network.weights import open_network
+from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.run import run
 
 Distil = Callable[..., dict[str, Any]]
@@ -167,7 +167,8 @@ def rehearsed(tiny: Maker, folder: Path, how: str) -> list[str]:
     """What the trial save of a student of SmolLM3 tells, of which every fourth layer is not rotated."""
     told: list[str] = []
     with open_network(tiny("smollm3").folder) as teacher:
-        decoder, student = make_student(teacher, how)
+        student = make_student(teacher, how)
+        decoder = load_decoder(student)
         assert teacher.model is not None
         identity = Identity(student.hparams, student.tokenizer, provenance.read(teacher.model))
         saver = Saver(folder, identity, 3, told.append)

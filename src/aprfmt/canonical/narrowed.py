@@ -1,0 +1,256 @@
+"""A model with fewer channels, neurons or heads: of each width what matters most, its values as they were.
+
+What matters is judged by the size of the weights alone: channels of the hidden state by their embedding, neurons of an
+MLP by the product of the norms of their vectors, heads by the norm of their part of the output projection; groups of
+heads that share keys and values by the sum of that times the norm of their values. A head stays as large as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from aprfmt.arch.grammar import FIELD_OF_SIZE, dims_of, evaluate, sizes_of
+from aprfmt.arch.names import is_gguf_only, matches
+from aprfmt.arch.row import Architecture
+from aprfmt.canonical.model import Canonical, hf_side
+from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import recode_jobs
+from aprfmt.codecs.stream import regroup
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.io.pipe import run_jobs
+from aprfmt.text import plural
+from aprfmt.types import Array
+
+UNIT = 32
+"""Numbers of channels and of neurons are multiples of it, so that blocks of a quantized type divide their rows."""
+
+WIDTHS = ("hidden", "ffn", "heads", "kv_heads")
+"""What can be fewer, by the words of table rows."""
+
+_FIELDS = tuple(FIELD_OF_SIZE[name] for name in WIDTHS)
+
+_DIMS: Mapping[str, tuple[str, ...]] = {
+    "token_embd": ("vocab,hidden",), "output": ("vocab,hidden",), "output_norm": ("hidden",),
+    "attn_norm": ("hidden",), "ffn_norm": ("hidden",),
+    "attn_q": ("q,hidden", "q"), "attn_k": ("kv,hidden", "kv"), "attn_v": ("kv,hidden", "kv"),
+    "attn_qkv": ("q+2*kv,hidden", "q+2*kv"), "attn_output": ("hidden,q", "hidden"),
+    "attn_q_norm": ("head_dim", "q", "heads,head_dim"), "attn_k_norm": ("head_dim", "kv", "kv_heads,head_dim"),
+    "post_attention_norm": ("hidden",), "post_ffw_norm": ("hidden",),
+    "ffn_gate": ("ffn,hidden", "ffn"), "ffn_up": ("ffn,hidden", "2*ffn,hidden", "ffn"),
+    "ffn_down": ("hidden,ffn", "hidden"),
+}  # fmt: skip
+"""Tensors of a network whose widths can be changed, by their GGUF names without layer and ending, and their shapes."""
+
+_Kept = Mapping[str, Array]
+"""Axis -> indices that are kept of it, rising."""
+
+_PIECE = 4 << 20
+
+
+def parse_widths(text: str) -> dict[str, int]:
+    """The widths that a user writes: "hidden=512,heads=8". Raises UsageError."""
+    found: dict[str, int] = {}
+    for word in text.split(","):
+        name, _, number = word.partition("=")
+        if name not in WIDTHS or not (number.isascii() and number.isdecimal()) or name in found:
+            raise UsageError(
+                f"the widths {text!r:.80} have a mistake at {word!r:.40}",
+                hint=f"name some of {', '.join(WIDTHS)}: hidden=512,heads=8",
+            )
+        found[name] = int(number)
+    return found
+
+
+def narrowed(c: Canonical, widths: Mapping[str, int]) -> tuple[Canonical, list[str]]:
+    """`c` with `widths` of WIDTHS, what is not named as before; and what a user should know of it, a sentence each.
+
+    Of stored floats the bytes that are kept stay as they are; blocks of which a part is kept become F32. No weight is
+    read before the result's are.
+
+    Raises:
+        UsageError: more than there are; heads that cannot share the key-value heads; channels or neurons that are no
+            multiple of UNIT.
+        RefusedError: a network that is not made of _DIMS, with layers of different widths, or with parts beside it
+            (towers, draft layers); heads of a size that its config.json could not say.
+    """
+    row = _check(c, widths)
+    h = deepcopy(c.hparams)
+    for name, number in widths.items():
+        setattr(h, FIELD_OF_SIZE[name], number)
+    tensors = {tensor.name: tensor for tensor in hf_side(row, c.tensors)}
+    chosen, decoded = _Choice(c, tensors, sizes_of(h)), 0
+    if h.head_dim:
+        h.extra["head_dim"] = h.head_dim
+        if h.head_dim != h.plain_head_dim and not any("head_dim" in key.hf for key in row.keys):
+            raise RefusedError(
+                f"heads of a {row.id} have hidden / heads values, those kept of this model {h.head_dim}",
+                path=c.model.path,
+                hint=f"name both: heads=N,hidden=M with M = {h.head_dim} N",
+            )
+    out = {name: tensor for name, tensor in c.tensors.items() if is_gguf_only(row, name)}
+    for name, tensor in tensors.items():
+        out[name] = chosen.narrow(tensor)
+        decoded += out[name].dtype != tensor.dtype
+    blocks = [f"{plural(decoded, 'tensor')} of which parts of blocks are kept become F32"] if decoded else []
+    return replace(c, hparams=h, tensors=out, is_whole=False, envelope=None), blocks
+
+
+def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
+    row, path = c.arch, c.model.path
+    if row is None or not c.tensors:
+        raise RefusedError("the architecture is not known, so its widths are not either", path=path)
+    sizes, lists = sizes_of(c.hparams), [name for key in row.keys for name in key.hf if key.field in _FIELDS]
+    if not all(sizes.get(name) for name in (*WIDTHS, "head_dim")):
+        raise RefusedError(f"a {row.id} has no such widths: {', '.join(WIDTHS)}", path=path)
+    for name, number in widths.items():
+        if not 1 <= number <= sizes.get(name, 0):
+            raise UsageError(f"{name}={number}: the model has {sizes.get(name, 0)}, and 1 to that many can be kept")
+        if name in ("hidden", "ffn") and number % UNIT:
+            raise UsageError(f"{name}={number} is not a multiple of {UNIT}")
+    heads, groups = (widths.get(name, sizes[name]) for name in ("heads", "kv_heads"))
+    most = sizes["heads"] // sizes["kv_heads"]
+    if heads % groups or heads // groups > most:
+        raise UsageError(f"{heads} heads cannot share {groups} key-value heads: each has 1 to {most} of the model's")
+    if c.outside:
+        raise RefusedError(
+            "it has parts beside the network, which would not fit it any more",
+            path=path,
+            tensor=next(iter(c.outside)),
+            hint="--no-mtp leaves out layers that draft; towers cannot be kept",
+        )
+    if any(isinstance(c.hparams.extra.get(name), list) for name in lists):
+        raise RefusedError("its layers have widths of their own", path=path, hint="layers can be left out of it")
+    return row
+
+
+class _Choice:
+    """What is kept of each tensor."""
+
+    def __init__(self, c: Canonical, tensors: Mapping[str, CanonicalTensor], new: Mapping[str, int]) -> None:
+        """Raises RefusedError for a tensor of another kind."""
+        self._old, self._new = sizes_of(c.hparams), new
+        self._axes: dict[str, tuple[int | None, list[str]]] = {}
+        self._of: dict[tuple[int | None, str], CanonicalTensor] = {}
+        for name, tensor in tensors.items():
+            match = next(iter(matches(c.arch, name)), None) if c.arch is not None else None
+            stem, _, ending = match.row.gguf[0].removeprefix("blk.{n}.").rpartition(".") if match else ("", "", "")
+            dims = match.row.dims[min(match.position, len(match.row.dims) - 1)] if match else ""
+            if match is None or dims not in _DIMS.get(stem, ()) or (match.row.order and stem == "attn_qkv"):
+                raise RefusedError(
+                    f"the widths of a {c.hparams.architecture} cannot be changed: what this tensor has of them is not "
+                    "known here",
+                    path=c.model.path,
+                    tensor=name,
+                    hint="layers can be left out of it",
+                )
+            self._axes[name] = match.layer, dims_of(dims)
+            if ending == "weight":
+                self._of[match.layer, stem] = tensor
+        self._kept = cache(self._choose)  # by whoever reads first; another thread finds the same
+
+    def narrow(self, tensor: CanonicalTensor) -> CanonicalTensor:
+        """What is kept of a tensor."""
+        layer, axes = self._axes[tensor.name]
+        shape = tuple(evaluate(axis, self._new) or 0 for axis in axes)
+        if shape == tensor.shape:
+            return tensor
+        dtype = tensor.dtype if DTYPES[tensor.dtype].kind == "plain" else "F32"
+        made = BufferedPiece(tensor.name, dtype, shape, partial(self._chunks, tensor, dtype, layer, axes))
+        return CanonicalTensor(tensor.name, (made,))
+
+    def _chunks(self, tensor: CanonicalTensor, dtype: str, layer: int | None, axes: list[str]) -> Iterator[bytes]:
+        """The bytes that are kept, read some rows at a time; a vector is a column."""
+        import numpy as np
+
+        made, width = tensor.produced, tensor.shape[1] if len(axes) > 1 else 1
+        rows, columns = [self._indices(axis, layer) for axis in axes] + [None] * (2 - len(axes))
+        jobs = made.items(1) if dtype == made.dtype else recode_jobs(made.dtype, dtype, made.shape, made.items)
+        size = DTYPES[dtype].n_bytes((1,))
+        first, unit = 0, size * width
+        for chunk in regroup(run_jobs(jobs), unit, max(1, _PIECE // unit) * unit):
+            part: Array = np.frombuffer(chunk, f"<u{size}").reshape(-1, width)
+            last = first + len(part)
+            if rows is not None:
+                part = part[rows[slice(*np.searchsorted(rows, (first, last)))] - first]
+            yield (part if columns is None else part[:, columns]).tobytes()
+            first = last
+
+    def _indices(self, axis: str, layer: int | None) -> Array | None:
+        """What is kept of an axis ("q", "2*ffn", "q+2*kv"): indices, None for all."""
+        import numpy as np
+
+        if evaluate(axis, self._old) == evaluate(axis, self._new):
+            return None
+        terms = (term.rpartition("*") for term in axis.split("+"))
+        runs = [word for count, _, word in terms for _ in range(int(count or 1))]
+        found, first = [], 0
+        for word in runs:
+            kept = self._kept(layer if word != "hidden" else None)
+            found.append(first + kept.get(word, np.arange(self._old[word])))
+            first += self._old[word]
+        return np.concatenate(found)
+
+    def _choose(self, layer: int | None) -> _Kept:
+        """Indices of what is kept of the axes that get shorter: in a layer, or with None of the hidden state."""
+        old, new = self._old, self._new
+        found: dict[str, Array] = {}
+        if layer is None:
+            return {"hidden": _largest(_squares(self._of[None, "token_embd"]), new["hidden"])}
+        if new["ffn"] != old["ffn"]:
+            found["ffn"] = self._neurons(layer)
+        if (new["heads"], new["kv_heads"]) != (old["heads"], old["kv_heads"]):
+            found |= self._heads(layer)
+        return found
+
+    def _values(self, layer: int, stem: str) -> Array:
+        tensor = self._of[layer, stem]
+        return tensor.produced.values().reshape(tensor.shape)
+
+    def _neurons(self, layer: int) -> Array:
+        import numpy as np
+
+        into = [self._values(layer, stem) for stem in ("ffn_gate", "ffn_up") if (layer, stem) in self._of]
+        norms = np.linalg.norm(np.concatenate(into), axis=1).reshape(-1, self._old["ffn"]).prod(axis=0)
+        return _largest(norms * np.linalg.norm(self._values(layer, "ffn_down"), axis=0), self._new["ffn"])
+
+    def _heads(self, layer: int) -> _Kept:
+        import numpy as np
+
+        old, new, size = self._old, self._new, self._old["head_dim"]
+        stem = "attn_v" if (layer, "attn_v") in self._of else "attn_qkv"
+        values = self._values(layer, stem)[-old["kv"] :].reshape(old["kv_heads"], -1)
+        out = self._values(layer, "attn_output").reshape(-1, old["heads"], size)
+        heads_KG = np.sqrt(np.square(out).sum(axis=(0, 2))).reshape(old["kv_heads"], -1)
+        groups = _largest(heads_KG.sum(axis=1) * np.linalg.norm(values, axis=1), new["kv_heads"])
+        of_group = new["heads"] // new["kv_heads"]
+        chosen = [group * heads_KG.shape[1] + _largest(heads_KG[group], of_group) for group in groups]
+        kept = {"heads": np.concatenate(chosen), "kv_heads": groups}
+        for axis, numbers in (("q", kept["heads"]), ("kv", groups)):
+            kept[axis] = (numbers[:, None] * size + np.arange(size)).reshape(-1)
+        return kept
+
+
+def _squares(tensor: CanonicalTensor) -> Array:
+    """The sum of the squares of each column, read some rows at a time."""
+    import numpy as np
+
+    made, width = tensor.produced, tensor.shape[1]
+    total: Any = np.zeros(width)
+    for chunk in regroup(run_jobs(recode_jobs(made.dtype, "F32", made.shape, made.items)), 4 * width, 4 * width * 64):
+        total += np.square(np.frombuffer(chunk, "<f4").reshape(-1, width).astype(np.float64)).sum(axis=0)
+    found: Array = total
+    return found
+
+
+def _largest(scores: Array, count: int) -> Array:
+    """Indices of the `count` largest scores, rising."""
+    import numpy as np
+
+    found: Array = np.sort(np.argsort(-scores, kind="stable")[:count])
+    return found
