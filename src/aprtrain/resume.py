@@ -148,7 +148,7 @@ def _first_whole(folder: Path, candidates: list[int], world: World) -> Saved:
         except RunError as error:
             older = ", ".join(str(other) for other in candidates if other < step)
             error.hint = f"--resume STEP goes on from an older one: {older}" if older else error.hint
-            raise _told(error, world) from error.__cause__
+            raise
     assert first is not None
     if others := [str(damage.step) for damage in damaged[1:]]:
         first.hint = f"the checkpoints before it are damaged too: {', '.join(others)}; start a new run with another -o"
@@ -169,55 +169,34 @@ def reason_of(error: AprError) -> str:
 
 
 def _checked(folder: Path, step: int, world: World) -> Saved:
-    """The facts of a checkpoint, once all of it is checked. Raises CorruptError, or what keeps it from being read."""
+    """The facts of a checkpoint, once all of it is checked. Raises CorruptError, or what keeps it from being read.
+
+    The first fault in the order of what is checked, whichever process finds it, is that of all.
+    """
+    number, saved, fault = -1, None, None
     with ExitStack() as stack:
-        saved: Saved | None = None
-        jobs: list[Callable[[], object]] = []
-        found: tuple[int, AprError] | None = None
         try:
             state = stack.enter_context(open_state(state_file(folder, step)))
             _check_tensors(state, step)
             saved = _saved_of(state, step)
+            checks = [
+                partial(_check_model, model_file(folder, step), state),
+                *(partial(_check, state, n) for n in state),
+            ]
+            for number in range(world.rank, len(checks), world.size):
+                checks[number]()
         except AprError as error:
-            found = 0, error
-        else:
-            jobs = [partial(_check_model, model_file(folder, step), state), *(partial(_check, state, n) for n in state)]
-            own = range(world.rank, len(jobs), world.size)
-            found = next(((number + 1, fault) for number in own if (fault := _error_of(jobs[number]))), None)
-        number, is_damage = _agreed(found, world)
-        if number is None:
-            assert saved is not None
-            return saved
-        if found is None or found[0] != number:  # another process has found it
-            here = _error_of(jobs[number - 1]) if 0 < number <= len(jobs) else None
-            kind = CorruptError if is_damage else RunError
-            found = number, here or kind("another process cannot read it", path=state_file(folder, step))
-        raise _as_damage(found[1]) if is_damage else found[1]
-
-
-def _error_of(job: Callable[[], object]) -> AprError | None:
-    try:
-        job()
-    except AprError as error:
-        return error
-    return None
-
-
-_NONE = 1 << 62
-
-
-def _agreed(found: tuple[int, AprError] | None, world: World) -> tuple[int | None, bool]:
-    """The first of the numbers that the processes have found, and whether its error is damage."""
-    code = _NONE if found is None else 2 * found[0] + (not isinstance(found[1], (StorageError, RunError)))
-    least = world.least(code)
-    return (None, False) if least == _NONE else (least // 2, bool(least % 2))
-
-
-def _as_damage(error: AprError) -> AprError:
-    """What a file that is missing, or of another kind, is to a checkpoint."""
-    if isinstance(error, CorruptError):
-        return error
-    return CorruptError(error.message, path=error.path, tensor=error.tensor)
+            fault = number, not isinstance(error, (StorageError, RunError)), world.rank, error
+    faults = [found for found in world.gather(fault) if found is not None]
+    if faults:
+        _, is_damage, rank, found = min(faults, key=lambda each: each[:3])
+        if isinstance(found, StorageError) and world.size > 1:
+            found.hint = f"process {rank} cannot read it" + (f"; {found.hint}" if found.hint else "")
+        if is_damage and not isinstance(found, CorruptError):  # a file that is missing, or of another kind
+            raise CorruptError(found.message, path=found.path, tensor=found.tensor)
+        raise found if is_damage else _told(found, world)
+    assert saved is not None
+    return saved
 
 
 # --- what is checked ---

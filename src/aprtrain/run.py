@@ -163,7 +163,7 @@ def _train(
     check_windows(windows, recorder.say)
     memory, before = budget.device_bytes(world.device), saved.config["micro_tokens"] if saved is not None else 0
     config = budget.choose_pass(
-        config, pair, world.device, None if memory is None else world.least(memory), processes=world.size,
+        config, pair, world.device, None if memory is None else min(world.gather(memory)), processes=world.size,
         saved=before if isinstance(before, int) else 0,
     )  # fmt: skip
     config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor if saved is not None else 0)

@@ -99,20 +99,7 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in some process; waits for all of them."""
-        if self.size == 1:
-            return flag
-        found = torch.tensor(float(flag), device=self.device)
-        self.add_up(found)
-        return bool(found)
-
-    def least(self, number: int) -> int:
-        """The least of the numbers that the processes bring."""
-        if self.size == 1:
-            return number
-        found = torch.zeros(self.size, dtype=torch.int64, device=self.device)
-        found[self.rank] = number
-        self.add_up(found)
-        return int(found.min())
+        return any(self.gather(flag))
 
     def barrier(self) -> None:
         """Waits for the other processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -81,7 +82,7 @@ def _world(threads: Threads, rank: int) -> World:
         """One thread's."""
 
         def gather(self, value: Any) -> list[Any]:
-            return threads.exchange(rank, value)
+            return [pickle.loads(found) for found in threads.exchange(rank, pickle.dumps(value))]
 
         def add_up(self, tensor: Tensor) -> None:
             tensor.copy_(torch.stack(threads.exchange(rank, tensor)).sum(0))

@@ -496,8 +496,10 @@ def test_what_one_process_alone_cannot_read_ends_all(run_folder: Path, monkeypat
         return caught.value
 
     first, second = both(failing)
-    assert isinstance(second, StorageError)
-    assert "another process" in str(first)
+    assert isinstance(first, StorageError)
+    assert (str(first), first.hint) == (str(second), second.hint)
+    assert "process 1 cannot read it" in str(first.hint)
+    assert isinstance(second.__cause__, ToldByFirst)
 
 
 def test_two_processes_go_on_from_the_older_checkpoint(
