@@ -31,7 +31,7 @@ from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode as decode_values
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.kernels import fp8
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.network.attention import Documents
@@ -224,7 +224,7 @@ def time_passes(name: str, results: dict[str, Any]) -> Iterator[tuple[str, bool]
     """Teachers of one size in each residency; yields checks."""
     shape = qwen(name)
     network = random_network(shape)
-    vocabulary = Vocabulary(min(N_REAL, shape.vocab_rows), shape.vocab_rows, shape.vocab_rows)
+    vocabulary = SharedVocabulary(min(N_REAL, shape.vocab_rows), shape.vocab_rows, shape.vocab_rows)
     tokens = torch.randint(0, vocabulary.n_real, (N, T), device=CUDA)
     stored = sum(tensor.n_bytes for tensor in network.tensors.values())
     documents = Documents.of([T, 700, 1, T - 701], T, capacity=9)

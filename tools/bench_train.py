@@ -38,7 +38,7 @@ from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.texts.shards import Part
 from aprfmt.texts.windows import IGNORED, Rows, Windows
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain import budget
 from aprtrain.budget import memory_plan
 from aprtrain.config import Config
@@ -182,7 +182,7 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
     """What a run has when it begins."""
     shape, student = qwen(teacher), qwen("0.5b")
     network = random_network(shape)
-    vocabulary = Vocabulary(N_REAL, shape.vocab_rows, student.vocab_rows)
+    vocabulary = SharedVocabulary(N_REAL, shape.vocab_rows, student.vocab_rows)
     bare: Any = None
     weights = tensors_of(random_decoder(student, world.device))
     made = Network(Path("student"), None, ARCHITECTURES["qwen2"], student, bare, None, weights)

@@ -417,11 +417,11 @@ APRTRAIN = (
         "test_student.py::test_a_network_with_experts_cannot_be_a_student",
         "    if shape.experts is not None:\n", "    if False:\n"),
     Mutation("tokenizers are not compared", "aprfmt/tokenizer/alignment.py",
-        "test_vocab.py::test_spellings_of_the_same_bytes_are_the_same "
-        "test_vocab.py::test_holes_are_no_tokens",
+        "test_alignment.py::test_spellings_of_the_same_bytes_are_the_same "
+        "test_alignment.py::test_holes_are_no_tokens",
         "    _check_same(teacher, student, n_real)\n", ""),
     Mutation("narrow heads are taken", "aprfmt/tokenizer/alignment.py",
-        "test_vocab.py::test_a_head_narrower_than_the_vocabulary_is_refused",
+        "test_alignment.py::test_a_head_narrower_than_the_vocabulary_is_refused",
         "if rows < n_real:", "if False:"),
     Mutation("a q4k teacher goes through float32", "aprtrain/teacher/teacher.py",
         "test_teacher.py::test_no_matrix_is_ever_float32",

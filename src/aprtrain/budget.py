@@ -25,7 +25,7 @@ from aprfmt.llama.client import require_llama
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sources import split_weights
 from aprfmt.texts.summary import SAMPLE_CHARS, summarise
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import prepare_folder
 from aprtrain.config import Config, resolve
@@ -60,7 +60,7 @@ def memory_plan(config: Config, pair: Pair, device: torch.device, *, processes: 
     tokens = min(config.micro_tokens or _USUAL_PASS, max(config.seq_len, config.tokens_per_step // processes))
     on_gpu = device.type == "cuda"
     width, compiled = 2 if on_gpu else 4, config.is_compiled(device.type)
-    vocabulary = pair.vocabulary or Vocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
+    vocabulary = pair.vocabulary or SharedVocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
     logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
     chunk, from_files = min(config.chunk, tokens), pair.files is not None
     head = head_bytes(vocabulary, student.d_model, chunk, logits, teacher is not None, from_files)

@@ -27,7 +27,7 @@ from aprfmt.running.evaluation import EvaluatedModel, Evaluation, Scores, read_p
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.records import TEXT_FIELD
 from aprfmt.texts.windows import IGNORED, Windows
-from aprfmt.tokenizer.alignment import Vocabulary, align
+from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprtrain.data.batches import Batch, batch_of
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.weights import Network, load_decoder, open_network
@@ -49,7 +49,7 @@ def evaluate(
     rows: int,
     device: torch.device | str = "cpu",
     teacher: Teacher | None = None,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: SharedVocabulary | None = None,
     max_windows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
     answers: Answers | None = None,

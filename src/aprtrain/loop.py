@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import AprError, RunError
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprfmt.types import Numbers
 from aprtrain import budget
 from aprtrain.checkpoints.checkpoint import Host, Saver, Snapshot, copy_state
@@ -62,7 +62,7 @@ class Parts:
     student: Decoder
     optimizer: Optimizer
     teacher: Teacher | None
-    vocabulary: Vocabulary | None
+    vocabulary: SharedVocabulary | None
     batches: Batches
     objective: Objective
     evaluate: Callable[[], Numbers]

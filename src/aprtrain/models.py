@@ -41,7 +41,7 @@ from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.windows import Windows, check_length
-from aprfmt.tokenizer.alignment import Vocabulary, align
+from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
 from aprtrain.checkpoints.checkpoint import Identity
@@ -82,7 +82,7 @@ class Pair:
     teacher: Network | None
     student: Network
     identity: Identity
-    vocabulary: Vocabulary | None
+    vocabulary: SharedVocabulary | None
     files: TeacherFiles | None = None
 
     def student_fingerprint(self) -> str:

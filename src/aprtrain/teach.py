@@ -36,7 +36,7 @@ from aprfmt.texts.records import Log
 from aprfmt.texts.shards import PARTS, read_header
 from aprfmt.texts.sources import HEADER, list_files
 from aprfmt.texts.windows import Windows, pieces_of
-from aprfmt.tokenizer.alignment import Vocabulary, align
+from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprtrain.data.batches import batch_of
 from aprtrain.loss.topk import know
 from aprtrain.network.decoder import soft_cap
@@ -249,7 +249,7 @@ def _engine(
     return facts, lambda windows, i: _told(logits(windows, i), vocabulary.n_real, facts)
 
 
-def _shared(model: Model, reader: Model, rows: int) -> Vocabulary:
+def _shared(model: Model, reader: Model, rows: int) -> SharedVocabulary:
     own = len(reader.tokenizer.tokens) if reader.tokenizer is not None else 0
     return align(model.tokenizer, reader.tokenizer, rows, max(own, rows) if reader is model else own)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aprfmt.texts.windows import IGNORED
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import HeadOut, Softcaps, distill_head
 from aprtrain.loss.objective import Objective
 
@@ -24,7 +24,7 @@ class Problem:
     t: Tensor
     wt: Tensor
     labels: Tensor
-    vocabulary: Vocabulary
+    vocabulary: SharedVocabulary
 
     @property
     def n_valid(self) -> int:
@@ -54,7 +54,7 @@ def problem(
     return Problem(
         normal(n, d, 1.0), normal(student_rows, d, spread / d**0.5),
         normal(n, e, 1.0), normal(teacher_rows, e, spread / e**0.5),
-        labels, Vocabulary(n_real, teacher_rows, student_rows),
+        labels, SharedVocabulary(n_real, teacher_rows, student_rows),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from aprfmt.errors import AprError, RefusedError, RunError, UsageError
 from aprfmt.running.evaluation import Scores, scoring
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.windows import IGNORED, Windows
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain import evaluate as module
 from aprtrain.data.batches import batch_of
 from aprtrain.evaluate import evaluate
@@ -27,7 +27,7 @@ from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.shape import Shape
 
 N_REAL = 300
-VOCABULARY = Vocabulary(N_REAL, 310, 320)
+VOCABULARY = SharedVocabulary(N_REAL, 310, 320)
 
 
 @dataclass
@@ -110,7 +110,7 @@ def test_scores_are_those_of_the_definition(rows: int, softcap: float, data: Win
 def test_the_mass_of_tokens_that_only_the_teacher_has(data: Windows) -> None:
     student, other = tiny_decoder(1), teacher()
     other.dropped_weight = other.head_weight[N_REAL:310]
-    more = Vocabulary(N_REAL, 310, 320, tuple("0123456789"))
+    more = SharedVocabulary(N_REAL, 310, 320, tuple("0123456789"))
     found = evaluate(student, data, rows=3, teacher=other, vocabulary=more)
     batch = batch_of(data, range(len(data)))
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_the_mass_of_tokens_that_only_the_teacher_has(data: Windows) -> None:
 
 
 def test_a_model_is_no_distance_from_itself(data: Windows) -> None:
-    whole = Vocabulary(320, 320, 320)
+    whole = SharedVocabulary(320, 320, 320)
     found = evaluate(tiny_decoder(1), data, rows=4, teacher=teacher(1, rows=320), vocabulary=whole)
     assert found.kl == pytest.approx(0, abs=1e-6)
     assert found.agreement == 1
@@ -134,7 +134,7 @@ def test_rows_of_the_teacher_beyond_the_tokens_change_nothing(data: Windows) -> 
     student = tiny_decoder(1)
     scores = [evaluate(student, data, rows=4, teacher=t, vocabulary=VOCABULARY) for t in (other, filled)]
     assert scores[0] == scores[1]
-    unmasked = evaluate(student, data, rows=4, teacher=filled, vocabulary=Vocabulary(310, 310, 320))
+    unmasked = evaluate(student, data, rows=4, teacher=filled, vocabulary=SharedVocabulary(310, 310, 320))
     assert unmasked.kl != pytest.approx(scores[0].kl)  # this comparison can tell
 
 

@@ -33,7 +33,7 @@ from aprfmt.running.scoring import Reader
 from aprfmt.texts.encoding import Encoder, Ids
 from aprfmt.texts.records import LOG_S, TEXT_FIELD, Chat, Document, Marked
 from aprfmt.texts.windows import Windows
-from aprfmt.tokenizer.alignment import Vocabulary, align
+from aprfmt.tokenizer.alignment import SharedVocabulary, align
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -134,7 +134,7 @@ def _totals(
     numbers: list[int],
     folder: str,
     loaded: list[Llama],
-    vocabulary: Vocabulary | None,
+    vocabulary: SharedVocabulary | None,
     log: Callable[[str], None],
 ) -> Scores:
     """The means over all labels. Each piece of a document is a text of its own."""

@@ -22,7 +22,7 @@ _SUPERSET = "--vocab-policy renormalise learns from the shared tokens alone, if 
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class SharedVocabulary:
     """The ids [0, n_real) that teacher and student share, and the rows of their heads.
 
     The teacher's distribution lives on [0, n_real) alone. The student is normalised over all of its rows, so that
@@ -53,7 +53,7 @@ class Vocabulary:
 
 def align(
     teacher: Tokenizer | None, student: Tokenizer | None, teacher_rows: int, student_rows: int, policy: str = "shared"
-) -> Vocabulary:
+) -> SharedVocabulary:
     """The vocabulary that a teacher's and a student's tokenizer share.
 
     Args:
@@ -85,7 +85,7 @@ def align(
                 f"the {side}'s head has {rows} rows for {n_real} tokens",
                 hint=f"the {side}'s weights and tokenizer do not belong together; import them again",
             )
-    return Vocabulary(n_real, teacher_rows, student_rows, tuple(teacher.tokens[i] for i in surplus))
+    return SharedVocabulary(n_real, teacher_rows, student_rows, tuple(teacher.tokens[i] for i in surplus))
 
 
 def count_real(tokenizer: Tokenizer, rows: int) -> int:

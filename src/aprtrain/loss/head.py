@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import UsageError
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.objective import Kind, Objective, dense
 from aprtrain.loss.topk import CELLS, TopK, sparse
 from aprtrain.network.decoder import soft_cap
@@ -69,7 +69,7 @@ class _Job:
     wt_RE: Tensor | None
     labels_N: Tensor
     objective: Objective
-    vocabulary: Vocabulary | None
+    vocabulary: SharedVocabulary | None
     top: TopK | None
     n_valid: int
     chunk: int
@@ -90,7 +90,7 @@ def distill_head(
     wt_RE: Tensor | None,
     labels_N: Tensor,
     objective: Objective,
-    vocabulary: Vocabulary | None,
+    vocabulary: SharedVocabulary | None,
     *,
     n_valid: int,
     chunk: int = 2048,
@@ -141,7 +141,7 @@ def logit_weight(weight: Tensor, logits: Logits = "fp16") -> Tensor:
     return weight.half() if logits == "fp16" and weight.is_cuda and weight.dtype == torch.bfloat16 else weight
 
 
-def logit_weight_bytes(vocabulary: Vocabulary, d_teacher: int, logits: Logits, decoded: bool) -> int:
+def logit_weight_bytes(vocabulary: SharedVocabulary, d_teacher: int, logits: Logits, decoded: bool) -> int:
     """Bytes of what `logit_weight` makes of a bf16 teacher's head on CUDA beside the head that is resident.
 
     Float16 logits take a copy in float16; of a head that is `decoded` by every use, even bf16 is a copy.
@@ -150,7 +150,7 @@ def logit_weight_bytes(vocabulary: Vocabulary, d_teacher: int, logits: Logits, d
 
 
 def head_bytes(
-    vocabulary: Vocabulary,
+    vocabulary: SharedVocabulary,
     d_student: int,
     chunk: int = 2048,
     logits: Logits = "fp16",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from aprfmt.errors import RefusedError
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.network.attention import Documents
@@ -280,7 +280,7 @@ class Teacher:
     def __init__(
         self,
         network: Network,
-        vocabulary: Vocabulary,
+        vocabulary: SharedVocabulary,
         residency: str,
         device: torch.device | str,
         *,

@@ -13,7 +13,7 @@ from train_head import Answer, Head, Problem, expected, gap, problem
 
 from aprfmt.errors import UsageError
 from aprfmt.texts.windows import IGNORED
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import Softcaps, distill_head, head_bytes
 from aprtrain.loss.objective import Kind, Objective, Rows, dense
 
@@ -61,7 +61,7 @@ def test_gradients_are_those_of_the_loss_by_finite_differences(softcaps: Softcap
             assert abs((above.loss - below.loss) / (2 * step) - grad.flatten()[flat]) < 1e-8
 
 
-def check_padding(vocabulary: Vocabulary) -> None:
+def check_padding(vocabulary: SharedVocabulary) -> None:
     """The teacher's rows beyond the ids have no influence, bit by bit."""
     p = replace(problem(20, 40, 48, 64).to(torch.float32), vocabulary=vocabulary)
     first = head(p, Objective())
@@ -72,12 +72,12 @@ def check_padding(vocabulary: Vocabulary) -> None:
 
 
 def test_the_teachers_padding_rows_change_nothing() -> None:
-    check_padding(Vocabulary(40, 64, 48))
+    check_padding(SharedVocabulary(40, 64, 48))
 
 
 def test_a_mask_that_is_off_shows() -> None:
     with pytest.raises(AssertionError):
-        check_padding(Vocabulary(48, 64, 48))
+        check_padding(SharedVocabulary(48, 64, 48))
 
 
 def test_student_padding_rows_are_pushed_down() -> None:
@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused(message: str) -> None:
 
 
 def test_the_memory_figure_depends_on_the_chunk_only_and_stays_in_its_budget() -> None:
-    qwen = Vocabulary(151_665, 152_064, 151_936)
+    qwen = SharedVocabulary(151_665, 152_064, 151_936)
     assert head_bytes(qwen, 896) == 2 * 2048 * (151_936 + 151_680) + 2 * 151_936 * 896
     assert head_bytes(qwen, 896) < 1.5 * 2**30
     for chunk, logits in itertools.product((1024, 4096), ("fp16", "fp32")):

@@ -11,7 +11,7 @@ from torch.nn import functional
 from train_head import Problem, expected, gap, problem
 
 from aprfmt.errors import UsageError
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import HeadOut, Softcaps, distill_head, head_bytes
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.loss.topk import TopK, know
@@ -98,7 +98,7 @@ def test_float32_is_exact_to_its_digits_and_bfloat16_reads_the_same(kind: Kind) 
 def test_a_small_mass_of_the_rest_keeps_its_digits() -> None:
     """A student that is sure: 1 - (p_1 + .. + p_k) would be rounding alone."""
     p = problem(29, 40, 48, 64, spread=9.0).to(torch.float32)
-    p = replace(p, t=p.x, wt=torch.cat([p.w, p.w[:8]])[:48], vocabulary=Vocabulary(40, 48, 48))
+    p = replace(p, t=p.x, wt=torch.cat([p.w, p.w[:8]])[:48], vocabulary=SharedVocabulary(40, 48, 48))
     p = replace(p, t=p.t * 0.5)
     check(p, Objective(1.0, 1.0), 12, 2e-5)
 
@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_memory_is_bounded_whatever_the_vocabulary() -> None:
     for rows in (32_000, 151_936, 262_144):
-        assert head_bytes(Vocabulary(rows, rows, rows), 896, top=True) <= 14 << 27
+        assert head_bytes(SharedVocabulary(rows, rows, rows), 896, top=True) <= 14 << 27
 
 
 @pytest.mark.cuda

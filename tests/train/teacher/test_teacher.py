@@ -21,7 +21,7 @@ from train_quantized import LAYERS, MIX, VOCAB, D, write_gguf
 
 import aprfmt
 from aprfmt.errors import CorruptError, RefusedError
-from aprfmt.tokenizer.alignment import Vocabulary
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.kernels import blocks as kernel
 from aprtrain.kernels.fp8 import Fp8Weight
 from aprtrain.network.attention import Documents
@@ -29,7 +29,7 @@ from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.teacher import teacher as module
 from aprtrain.teacher.teacher import RESIDENCIES, BlocksDecoder, Teacher, estimate_bytes, residency_of
 
-VOCABULARY = Vocabulary(300, VOCAB, VOCAB)
+VOCABULARY = SharedVocabulary(300, VOCAB, VOCAB)
 
 
 def tokens(seed: int, n: int = 2, t: int = 24) -> Tensor:
@@ -273,7 +273,7 @@ def test_bf16_is_as_exact_as_in_transformers(
     exact, theirs = tiny.logits(), tiny.reference.to(torch.bfloat16)(tiny.ids_NT, use_cache=False).logits
     with open_network(tiny.folder) as network:
         rows = network.shape.vocab_rows
-        one = Teacher(network, Vocabulary(rows, rows, rows), "bf16", "cpu")
+        one = Teacher(network, SharedVocabulary(rows, rows, rows), "bf16", "cpu")
     ours = one.decoder.logits(one.hidden(tiny.ids_NT))
     far = [float((logits.detach().double() - exact).square().mean().sqrt()) for logits in (ours, theirs)]
     assert far[0] < 1.25 * far[1]

@@ -11,7 +11,7 @@ import torch
 
 from aprfmt.errors import RefusedError
 from aprfmt.texts.windows import IGNORED
-from aprfmt.tokenizer.alignment import Vocabulary, align, count_real, token_bytes
+from aprfmt.tokenizer.alignment import SharedVocabulary, align, count_real, token_bytes
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 from aprtrain.loss.head import distill_head
@@ -93,7 +93,7 @@ def test_a_missing_tokenizer_is_refused(side: str) -> None:
 
 def test_control_tokens_at_the_end_of_the_teacher_are_dropped_and_named() -> None:
     teacher = words(["a", "b", "<|image|>"], [NORMAL, NORMAL, CONTROL])
-    assert align(teacher, words(["a", "b"]), 4, 4) == Vocabulary(2, 4, 4, ("<|image|>",))
+    assert align(teacher, words(["a", "b"]), 4, 4) == SharedVocabulary(2, 4, 4, ("<|image|>",))
     with pytest.raises(RefusedError, match=r"the teacher's tokenizer has 1 tokens .* '<\|image\|>'"):
         align(replace(teacher, types=[NORMAL, NORMAL, USER]), words(["a", "b"]), 4, 4)
     with pytest.raises(RefusedError, match="the student's tokenizer has 1 tokens"):
@@ -106,7 +106,7 @@ def test_a_teacher_may_have_more_words_where_that_is_asked_for() -> None:
         align(teacher, student, 8, 4)
     assert "--vocab-policy renormalise" in str(caught.value.hint)
     found = align(teacher, student, 8, 4, "renormalise")
-    assert found == Vocabulary(2, 8, 4, ("c", "d"))
+    assert found == SharedVocabulary(2, 8, 4, ("c", "d"))
     assert found.dropped_rows == slice(2, 4)
     with pytest.raises(RefusedError, match="the student's tokenizer has 2 tokens"):
         align(student, teacher, 8, 8, "renormalise")
@@ -119,7 +119,7 @@ def test_a_control_token_without_a_row_does_not_count() -> None:
     assert count_real(tok, 2) == 2
     assert count_real(tok, 3) == 3
     assert count_real(tok, 1) == 3  # 'b' has no row either: nothing is overlooked
-    assert align(tok, tok, 2, 2) == Vocabulary(2, 2, 2)
+    assert align(tok, tok, 2, 2) == SharedVocabulary(2, 2, 2)
 
 
 def test_holes_are_no_tokens() -> None:
@@ -149,9 +149,9 @@ def test_every_byte_has_a_letter() -> None:
 
 
 def test_the_width_of_the_teachers_product() -> None:
-    assert Vocabulary(320, 320, 320).teacher_width == 320
-    assert Vocabulary(321, 400, 400).teacher_width == 384
-    assert Vocabulary(321, 330, 400).teacher_width == 330
+    assert SharedVocabulary(320, 320, 320).teacher_width == 320
+    assert SharedVocabulary(321, 400, 400).teacher_width == 384
+    assert SharedVocabulary(321, 330, 400).teacher_width == 330
 
 
 # --- padding rows in the loss ---
@@ -167,7 +167,7 @@ def heads(n_real: int, rows: int) -> tuple[torch.Tensor, ...]:
 
 
 def loss_and_gradients(
-    wt: torch.Tensor, vocabulary: Vocabulary, n_real: int, rows: int
+    wt: torch.Tensor, vocabulary: SharedVocabulary, n_real: int, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x, w, t, _, labels = heads(n_real, rows)
     x.requires_grad_(True)
@@ -184,10 +184,10 @@ def test_rows_of_the_teacher_beyond_the_tokens_change_nothing() -> None:
     wt = heads(n_real, rows)[3]
     filled = wt.clone()
     filled[n_real:] = 50.0
-    masked = Vocabulary(n_real, rows, rows)
+    masked = SharedVocabulary(n_real, rows, rows)
     before, after = (loss_and_gradients(w, masked, n_real, rows) for w in (wt, filled))
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    unmasked = loss_and_gradients(filled, Vocabulary(rows, rows, rows), n_real, rows)
+    unmasked = loss_and_gradients(filled, SharedVocabulary(rows, rows, rows), n_real, rows)
     assert not torch.isclose(unmasked[0], before[0])  # this comparison can tell
 
 
@@ -203,7 +203,7 @@ def test_the_students_mass_on_padding_rows_falls() -> None:
     optimizer = torch.optim.SGD([w], lr=0.5)
     for _ in range(200):
         optimizer.zero_grad()
-        out = distill_head(x, w, t, wt, labels, Objective(), Vocabulary(n_real, rows, rows), n_valid=11)
+        out = distill_head(x, w, t, wt, labels, Objective(), SharedVocabulary(n_real, rows, rows), n_valid=11)
         torch.autograd.backward(out.loss)
         optimizer.step()
     assert start > 0.1
