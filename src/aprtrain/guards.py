@@ -20,7 +20,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from aprfmt.errors import RefusedError, RunError
+from aprfmt.errors import AprError, RefusedError, RunError
+from aprfmt.types import Numbers
 from aprtrain.network.shape import Shape
 
 KL_FLOOR = 1e-3
@@ -71,46 +72,35 @@ def check_distinct(
         )
 
 
-def check_teacher(teacher_ce: float, student_ce: float, n_tokens: int, *, allow_weaker: bool) -> None:
-    """Refuses a teacher that does not know the data, as a damaged or random one does not.
+def check_scores(scores: Numbers, n_tokens: int, *, allow_weaker: bool) -> None:
+    """Stops a run whose teacher has nothing to teach, by the scores on held-out text before the first step, in nats.
 
-    Its held-out cross entropy, in nats, must be finite, below half of ln V and below the student's.
+    Raises RunError where the teacher gives more than MOST_DROPPED of its probability to tokens that the student lacks.
+    RefusedError where the student answers as its teacher does, and for a teacher that does not know the data, as a
+    damaged or random one does not: its cross entropy must be finite, below half of ln V and below the student's.
     """
-    bound = math.log(n_tokens) / 2
-    if not math.isfinite(teacher_ce):
-        raise RefusedError("the teacher's loss on held-out data is not finite", hint="its weights are damaged")
-    if allow_weaker:
-        return
-    if teacher_ce >= bound:
-        raise RefusedError(
-            f"the teacher predicts the held-out data badly: {teacher_ce:.2f} nats where half of ln V is {bound:.2f}",
-            hint="check its weights, and that the data suits it; --allow-weaker-teacher continues anyway",
-        )
-    if teacher_ce >= student_ce:
-        raise RefusedError(
-            f"the teacher predicts the held-out data no better than the student: {teacher_ce:.3f} against "
-            f"{student_ce:.3f} nats",
-            hint="were they swapped? --allow-weaker-teacher continues anyway",
-        )
-
-
-def check_dropped(mass: float | None) -> None:
-    """Stops if the teacher's mean probability of tokens that the student lacks is above MOST_DROPPED."""
-    if mass is not None and not mass <= MOST_DROPPED:
-        raise RunError(
-            f"the teacher gives {mass:.2%} of its probability to tokens that the student lacks; at most "
+    dropped, kl, ce, own = (scores[name] or 0.0 for name in ("dropped_mass", "kl", "teacher_ce", "ce"))
+    bound, is_checked = math.log(n_tokens) / 2, not allow_weaker
+    faults: tuple[tuple[bool, type[AprError], str, str], ...] = (
+        (not dropped <= MOST_DROPPED, RunError,
+            f"the teacher gives {dropped:.2%} of its probability to tokens that the student lacks; at most "
             f"{MOST_DROPPED:.1%} can be left out",
-            hint="distil into a student that has the teacher's tokenizer, or train it on text that the teacher wrote",
-        )
-
-
-def check_divergence(kl: float) -> None:
-    """Refuses a student that answers as its teacher does from the start. Nats."""
-    if not kl > KL_FLOOR:
-        raise RefusedError(
+            "distil into a student that has the teacher's tokenizer, or train it on text that the teacher wrote"),
+        (not kl > KL_FLOOR, RefusedError,
             f"the student's predictions equal the teacher's already: KL {kl:.2g} nats at step 0",
-            hint="they are the same model; name another --student",
-        )
+            "they are the same model; name another --student"),
+        (not math.isfinite(ce), RefusedError, "the teacher's loss on held-out data is not finite",
+            "its weights are damaged"),
+        (is_checked and ce >= bound, RefusedError,
+            f"the teacher predicts the held-out data badly: {ce:.2f} nats where half of ln V is {bound:.2f}",
+            "check its weights, and that the data suits it; --allow-weaker-teacher continues anyway"),
+        (is_checked and ce >= own, RefusedError,
+            f"the teacher predicts the held-out data no better than the student: {ce:.3f} against {own:.3f} nats",
+            "were they swapped? --allow-weaker-teacher continues anyway"),
+    )  # fmt: skip
+    for is_fault, kind, message, hint in faults:
+        if is_fault:
+            raise kind(message, hint=hint)
 
 
 def check_resident(tensors: Iterable[tuple[str, Tensor]], device: torch.device) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from train_corpora import SHAPE, student_alone
 
 import aprfmt
 from aprfmt.errors import AprError, MissingDependencyError, RefusedError, RunError, UsageError
+from aprfmt.types import Numbers
 from aprtrain import budget, guards
 from aprtrain.budget import Row
 from aprtrain.checkpoints.checkpoint import LINEAGE
@@ -127,18 +130,25 @@ def test_swapped_models_are_noticed(distil: Distil, teacher_file: Path, tmp_path
         distil("swapped", teacher=str(small), student=str(teacher_file), student_init=None)
 
 
-def test_the_guards_words_and_bounds() -> None:
-    guards.check_teacher(1.0, 2.0, 1000, allow_weaker=False)
-    guards.check_teacher(9.0, 2.0, 1000, allow_weaker=True)
-    for ce, student in ((3.5, 9.0), (2.0, 2.0), (float("nan"), 3.0)):
-        with pytest.raises(RefusedError):
-            guards.check_teacher(ce, student, 1000, allow_weaker=False)
-    with pytest.raises(RefusedError, match="finite"):
-        guards.check_teacher(float("inf"), 3.0, 1000, allow_weaker=True)
-    guards.check_divergence(2e-3)
-    for kl in (5e-4, float("nan")):
-        with pytest.raises(RefusedError):
-            guards.check_divergence(kl)
+@pytest.mark.parametrize(
+    ("scores", "allow_weaker", "words"),
+    [
+        ({}, False, None),
+        ({"teacher_ce": 9.0}, True, None),
+        ({"teacher_ce": 3.5, "ce": 9.0}, False, "half of ln V is 3.45"),
+        ({"teacher_ce": 2.0}, False, "no better than the student"),
+        ({"teacher_ce": math.nan}, False, "not finite"),
+        ({"teacher_ce": math.inf}, True, "not finite"),
+        ({"kl": 5e-4}, True, "equal the teacher's already"),
+        ({"kl": math.nan}, False, "equal the teacher's already"),
+        ({"dropped_mass": 2e-3}, True, "gives 0.20% of its probability"),
+    ],
+)
+def test_the_guards_words_and_bounds(scores: Numbers, allow_weaker: bool, words: str | None) -> None:
+    kind = RunError if "dropped_mass" in scores else RefusedError
+    usual: Numbers = {"dropped_mass": None, "kl": 2e-3, "teacher_ce": 1.0, "ce": 2.0}
+    with nullcontext() if words is None else pytest.raises(kind, match=words):
+        guards.check_scores(usual | scores, 1000, allow_weaker=allow_weaker)
 
 
 def test_training_leaves_the_teacher_as_it_was(distil: Distil, teacher_file: Path) -> None:
