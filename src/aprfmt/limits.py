@@ -86,11 +86,11 @@ MAX_CHAT_CHARS = 16 << 20
 MAX_CHAT_SECONDS = 10
 """How long it may take."""
 
-MAX_RECIPE_BYTES = 1 << 20
-"""A recipe of a merge."""
+MAX_SETTINGS_BYTES = 1 << 20
+"""A file of options, or a recipe of a merge."""
 
-MAX_RECIPE_DEPTH = 16
-"""Levels of a recipe."""
+MAX_SETTINGS_DEPTH = 16
+"""Levels of such a file."""
 
 MAX_FILE_NAME_BYTES = 255
 """A file's name in a folder, of which no file system takes more."""

@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from aprfmt.errors import NotFoundError, UsageError
+from aprfmt.errors import UsageError
+from aprfmt.io.settings import read_settings
 from aprfmt.types import Json, JsonObject, PathLike
 
 ENV_PREFIX = "APR_DISTILL_"
@@ -353,41 +354,15 @@ def build(
 
 
 def _read_file(path: Path, rows: Mapping[str, Field]) -> dict[str, object]:
-    try:
-        found = _parse(path.read_text(encoding="utf-8"), path.suffix.lower())
-    except FileNotFoundError:
-        raise NotFoundError("no such file", path=path) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot be read: {str(error)[:200]}", path=path) from error
-    if not isinstance(found, dict):
-        raise UsageError("a configuration is a table of options", path=path)
     values: dict[str, object] = {}
-    for key, value in found.items():
-        name = str(key).replace("-", "_")
+    for key, value in read_settings(path).items():
+        name = key.replace("-", "_")
         if name in values:
             raise UsageError(f"{name!r} is given twice", path=path)
         if name not in rows:
             raise UsageError(f"unknown option {name!r} in {path}", hint=_nearest(name, rows))
         values[name] = value
     return values
-
-
-def _parse(text: str, suffix: str) -> object:
-    """Raises ValueError."""
-    if suffix == ".json":
-        return json.loads(text)
-    if suffix == ".toml":
-        import tomllib
-
-        return tomllib.loads(text)
-    if suffix in (".yaml", ".yml"):
-        import yaml
-
-        try:
-            return yaml.safe_load(text) or {}
-        except yaml.YAMLError as error:
-            raise ValueError(error) from error
-    raise UsageError("a configuration is a .toml, .yaml or .json file")
 
 
 def _nearest(name: str, rows: Mapping[str, Field]) -> str:

@@ -21,7 +21,7 @@ from aprfmt.canonical import merge_methods
 from aprfmt.canonical.merge_methods import Combination, Rule, kept_at_random
 from aprfmt.codecs.stream import BLOCK, STEP
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
-from aprfmt.limits import MAX_RECIPE_BYTES, MAX_RECIPE_DEPTH
+from aprfmt.limits import MAX_SETTINGS_BYTES, MAX_SETTINGS_DEPTH
 from aprfmt.types import Array
 
 Folders = Mapping[str, Path]
@@ -683,8 +683,8 @@ WRONG: dict[str, tuple[str, str]] = {
     "modules": ("merge_method: linear\nmodules: {}", "line 2: modules are not supported"),
     "template": ("merge_method: linear\nmodels: [{model: a}]\nchat_template: chatml", "line 3: the chat template is"),
     "alias": ("merge_method: &a linear\nmodels: [{model: *a}]", "line 1: anchors and aliases"),
-    "deep": ("merge_method: " + "[" * (MAX_RECIPE_DEPTH + 1), f"nested deeper than {MAX_RECIPE_DEPTH} levels"),
-    "large": ("#" * (MAX_RECIPE_BYTES + 1), f"{MAX_RECIPE_BYTES} bytes"),
+    "deep": ("merge_method: " + "[" * (MAX_SETTINGS_DEPTH + 1), f"nested deeper than {MAX_SETTINGS_DEPTH} levels"),
+    "large": ("#" * (MAX_SETTINGS_BYTES + 1), f"{MAX_SETTINGS_BYTES} bytes"),
     "adapter": ("merge_method: linear\nmodels:\n- model: base+lora", "line 3: base+lora names an adapter"),
     "date": ("merge_method: 2001-99-99", "line 1: month must be in 1..12"),
 }

@@ -108,6 +108,26 @@ def test_an_empty_file_of_options_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("c.json", '{"seed": 1, "seed": 2}', "'seed' is there twice"),
+        ("c.yaml", "seed: 1\nlr: 1\nseed: 2\n", "line 3: 'seed' is there twice"),
+        ("c.yaml", "data: &a [x, x]\nallow_changed: *a\n", "line 1: anchors and aliases"),
+        ("c.yaml", "seed: 1\nlr: [\n", "line 3: this is not YAML"),
+        ("c.toml", "seed = 1\nseed = 2\n", "this is not TOML: Cannot overwrite a value"),
+        ("c.json", "[1]", "not a list"),
+        ("c.json", "[" * 100_000, "this is not JSON"),
+        ("c.ini", "seed=1", "a .toml, .yaml or .json file"),
+    ],
+)
+def test_what_is_no_table_of_options_is_said(name: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=words) as caught:
+        made(tmp_path / name)
+    assert caught.value.path == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
     "text", ["seed = [", "[table]\nseed = 1", "seed = 1.5", 'seed = "x"', "seed = true", "lr = nan"]
 )
 def test_a_bad_file_is_a_usage_error(tmp_path: Path, text: str) -> None:

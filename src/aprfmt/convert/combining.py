@@ -16,7 +16,6 @@ from aprfmt.convert.api import Report, convert
 from aprfmt.convert.merge_recipe import (
     PARAMETERS,
     WEIGHTED,
-    Node,
     Part,
     Recipe,
     Source,
@@ -29,6 +28,7 @@ from aprfmt.convert.merging import refuse_output
 from aprfmt.convert.mixes import find_mix
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.pipe import StartProgress
+from aprfmt.io.settings import Node
 from aprfmt.io.system import n_processors
 from aprfmt.limits import MAX_LAYERS
 from aprfmt.provenance.model_card import entries

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aprfmt.canonical.merge_methods import (
     DARE_LINEAR,
@@ -26,14 +24,12 @@ from aprfmt.canonical.merge_methods import (
     TIES,
     Rule,
 )
-from aprfmt.errors import NotFoundError, UsageError, storage_errors
+from aprfmt.errors import UsageError
+from aprfmt.io.settings import Node, read_yaml, shown
 from aprfmt.io.source import exists
-from aprfmt.limits import MAX_LAYERS, MAX_RECIPE_BYTES, MAX_RECIPE_DEPTH
+from aprfmt.limits import MAX_LAYERS
 from aprfmt.text import first_few
 from aprfmt.types import PathLike
-
-if TYPE_CHECKING:
-    import yaml
 
 WEIGHTED, DARE = "weighted", "dare"
 
@@ -65,36 +61,6 @@ _KNOWN = {*(name for names in PARAMETERS.values() for name in names), _IGNORED}
 _WITH_BASE = (SLERP, TIES, DARE_LINEAR, DARE_TIES, TASK_ARITHMETIC)
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A value of the recipe, and the line that it stands in; 0 for what does not come from a file."""
-
-    value: object
-    line: int = 0
-
-    def error(self, message: str, hint: str | None = None) -> UsageError:
-        """What is wrong with it."""
-        return UsageError(f"line {self.line}: {message}" if self.line else message, hint=hint)
-
-    def mapping(self, what: str) -> dict[str, Node]:
-        """Its entries. Raises UsageError for anything else."""
-        if not isinstance(self.value, dict):
-            raise self.error(f"{what} must be a mapping, not {_shown(self.value)}")
-        return self.value
-
-    def items(self, what: str) -> list[Node]:
-        """Its items. Raises UsageError for anything else, and for none."""
-        if not isinstance(self.value, list) or not self.value:
-            raise self.error(f"{what} must be a list with items, not {_shown(self.value)}")
-        return self.value
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list" if value else "an empty list"
-    return f"{value!r:.40}"
 
 
 Parameters = Mapping[str, Node]
@@ -262,13 +228,13 @@ def checked(parameter: str, node: Node) -> float | bool | str:
     value = node.value
     if parameter == "normalize":
         if not isinstance(value, bool):
-            raise node.error(f"normalize must be true or false, not {_shown(value)}")
+            raise node.error(f"normalize must be true or false, not {shown(value)}")
         return value
     if parameter == "rescale":
         if isinstance(value, bool):
             return NORM if value else NONE
         if value not in RESCALES:
-            raise node.error(f"rescale must be true, false, {', '.join(RESCALES)}, not {_shown(value)}")
+            raise node.error(f"rescale must be true, false, {', '.join(RESCALES)}, not {shown(value)}")
         return str(value)
     number = value
     if isinstance(value, str):
@@ -277,7 +243,7 @@ def checked(parameter: str, node: Node) -> float | bool | str:
         except ValueError:
             number = None
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-        raise node.error(f"{parameter} must be a number, not {_shown(value)}")
+        raise node.error(f"{parameter} must be a number, not {shown(value)}")
     limits = {"density": (0.0, 1.0), "t": (0.0, 1.0)}.get(parameter)
     if limits is not None and not limits[0] <= number <= limits[1]:
         raise node.error(f"{parameter} must be from {limits[0]:g} to {limits[1]:g}, not {number:g}")
@@ -373,69 +339,13 @@ def check_recipe(recipe: Recipe) -> Recipe:
 
 def read_recipe(path: PathLike) -> Recipe:
     """The recipe in a YAML file. Raises UsageError, with the line, for what it cannot mean."""
-    import yaml
-
-    with storage_errors(path):
-        try:
-            data = Path(path).read_bytes()[: MAX_RECIPE_BYTES + 1]
-        except FileNotFoundError:
-            raise NotFoundError("there is no such recipe", path=path) from None
+    tree = read_yaml(path, "recipe")
+    if tree.value is None:
+        raise UsageError("the recipe is empty", path=path)
     try:
-        if len(data) > MAX_RECIPE_BYTES:
-            raise UsageError(f"a recipe may have {MAX_RECIPE_BYTES} bytes")
-        text = data.decode("utf-8-sig")
-        _check_events(text)
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        if tree is None:
-            raise UsageError("the recipe is empty")
-        return check_recipe(_recipe(_node(tree), path))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"it is not UTF-8 at byte {error.start}", path=path) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        problem = getattr(error, "problem", None) or type(error).__name__
-        raise UsageError(f"{where}this is not YAML: {problem}", path=path) from error
+        return check_recipe(_recipe(tree, path))
     except UsageError as error:
         raise UsageError(error.message, path=path, hint=error.hint) from None
-
-
-def _check_events(text: str) -> None:
-    """Refuses aliases and deep nesting before anything is built: a few bytes of them can mean gigabytes."""
-    import yaml
-
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark is not None else 0
-        if getattr(event, "anchor", None) is not None:
-            raise UsageError(f"line {line}: anchors and aliases are not supported", hint="write the value out")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_RECIPE_DEPTH:
-            raise UsageError(f"line {line}: nested deeper than {MAX_RECIPE_DEPTH} levels")
-
-
-def _node(tree: yaml.Node) -> Node:
-    import yaml
-
-    line = tree.start_mark.line + 1
-    if isinstance(tree, yaml.MappingNode):
-        out: dict[str, Node] = {}
-        for key, value in tree.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise UsageError(f"line {line}: a key must be a word")
-            if key.value in out:
-                raise UsageError(f"line {key.start_mark.line + 1}: {key.value!r:.40} is there twice")
-            out[key.value] = _node(value)
-        return Node(out, line)
-    if isinstance(tree, yaml.SequenceNode):
-        return Node([_node(item) for item in tree.value], line)
-    loader = yaml.SafeLoader("")
-    try:
-        return Node(loader.construct_object(tree), line)
-    except ValueError as error:
-        raise UsageError(f"line {line}: {error}") from error
-    finally:
-        loader.dispose()
 
 
 _KEYS = (
@@ -536,7 +446,7 @@ def _parameters(entries: Mapping[str, Node], method: str, notes: list[str]) -> d
 
 def _text(node: Node, what: str) -> str:
     if not isinstance(node.value, str) or not node.value:
-        raise node.error(f"{what} must be a text, not {_shown(node.value)}")
+        raise node.error(f"{what} must be a text, not {shown(node.value)}")
     return node.value
 
 
