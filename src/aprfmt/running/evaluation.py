@@ -14,7 +14,7 @@ from typing import Protocol
 
 from aprfmt.errors import CorruptError, RunError, UsageError
 from aprfmt.texts.encoding import Ids
-from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader, ReadProgress
+from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader, ReadProgress, is_blank
 from aprfmt.texts.shards import Part, open_corpus, part_of
 from aprfmt.texts.sources import HEADER, check_text_field, list_files
 from aprfmt.texts.windows import check_length
@@ -159,12 +159,7 @@ def read_part(data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log,
         separator=encoder.separator, render=encoder.render, text_field=text_field, skipped=skipped, log=log
     )  # fmt: skip
     progress = ReadProgress(sum(file.size for file in files), log)
-    documents = (
-        document
-        for file in files
-        for document in progress.documents(file, reader)
-        if not isinstance(document, str) or document.strip()
-    )
+    documents = (document for file in files for document in progress.documents(file, reader) if not is_blank(document))
     ids: list[Ids] = []
     while some := list(islice(documents, _DOCUMENTS)):
         with scoring():

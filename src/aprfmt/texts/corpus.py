@@ -19,7 +19,7 @@ from pathlib import Path
 from aprfmt.errors import ChecksumError, CorruptError, RefusedError, UsageError, storage_errors
 from aprfmt.io.sink import AtomicFolder
 from aprfmt.texts.encoding import Encoder, Ids
-from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress
+from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress, is_blank
 from aprfmt.texts.shards import (
     FORMAT,
     PARTS,
@@ -287,7 +287,7 @@ class _Reading:
                 for document in self._progress.documents(file, self._reader):
                     self.read += 1
                     self.is_chat |= isinstance(document, Marked)
-                    if len(document) == 0 or (isinstance(document, str) and not document.strip()):
+                    if is_blank(document):
                         self.empty += 1
                         continue
                     content = content_hash(document)

@@ -101,6 +101,11 @@ Document = str | npt.NDArray[np.uint32] | Marked
 Record = str | Chat
 
 
+def is_blank(document: Document) -> bool:
+    """Whether there is nothing to read in it."""
+    return not len(document) or (isinstance(document, str) and not document.strip())
+
+
 _UNTOLD = "conversations whose answers cannot be told"
 
 

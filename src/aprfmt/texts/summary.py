@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from aprfmt.texts.encoding import HIDDEN, Encoder
-from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress
+from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress, is_blank
 from aprfmt.texts.shards import Header, read_header
 from aprfmt.texts.sources import HEADER, check_text_field, list_files, short_names
 
@@ -142,7 +142,7 @@ def _add(
     """Counts documents until they have `most` bytes of text; whether there are more of them."""
     n_read, batch = 0, list[Document]()
     for document in texts:
-        if not len(document) or (isinstance(document, str) and not document.strip()):
+        if is_blank(document):
             continue
         batch.append(document)
         n_read += len(document.encode()) if isinstance(document, str) else len(document)
