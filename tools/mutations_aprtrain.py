@@ -455,6 +455,8 @@ APRTRAIN = (
     Mutation("values that are not probabilities are taken", "aprfmt/formats/teacher_files.py",
         "test_teacher_files.py::test_files_that_do_not_fit_are_refused_by_name",
         "if fault := fault_of(answer, self.facts):", "if fault := None:"),
+    Mutation("a mass of the rest that no teacher has is taken", "aprfmt/formats/teacher_files.py",
+        "test_teacher_files.py::test_files_that_do_not_fit_are_refused_by_name", "(rising < -_SLACK)", "(rising < -2)"),
     Mutation("fewer ids without the mass of the others", "aprtrain/teacher/files.py",
         "test_teacher_files.py::test_the_first_ids_of_many_are_the_files_of_a_few",
         "if self._k < a.ids_PK.shape[1]:", "if False:"),

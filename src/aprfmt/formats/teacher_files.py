@@ -204,20 +204,26 @@ def _facts_of(path: Path, metadata: dict[str, str]) -> Facts:
 def fault_of(answer: Answer, facts: Facts) -> str | None:
     """Why these cannot be a teacher's probabilities; None where they can."""
     logprobs, rest, ids = answer.logprobs_PK.astype(np.float64), answer.rest_PR, np.sort(answer.ids_PK, 1)
-    if not all(np.isfinite(values).all() for values in (logprobs, rest, answer.label_P)):
-        return "a value is not finite"
     ends = np.concatenate([[-1], answer.positions_P, [facts.seq_len]])
-    if (np.diff(ends) < 1).any():
-        return "its positions do not ascend within the window"
-    if (np.diff(logprobs, axis=1) > 0).any() or (answer.label_P > _SLACK).any():
-        return "the log-probabilities of a position do not descend, or its label's is above 0"
-    if (ids[:, :1] < 0).any() or (np.diff(ids, axis=1) == 0).any():
-        return "an id is negative, or comes twice at a position"
-    total = np.exp(logprobs).sum(1) + rest[:, 0]
-    if (rest < 0).any() or (rest > 1 + _SLACK).any() or (np.abs(total - 1) > _SLACK).any():
-        worst = float(total[np.abs(total - 1).argmax()]) if len(total) else 0.0
-        return f"the probabilities of a position add up to {worst:.4g}, rest included"
-    return None
+    with np.errstate(all="ignore"):
+        total = np.exp(logprobs).sum(1) + rest[:, 0]
+        far = np.abs(total - 1)
+        rising = np.diff(rest[:, np.argsort(facts.temperatures)], axis=1)
+        faults = {
+            "a value is not finite": not all(np.isfinite(v).all() for v in (logprobs, rest, answer.label_P)),
+            "its positions do not ascend within the window": (np.diff(ends) < 1).any(),
+            "the log-probabilities of a position do not descend, or its label's is above 0": (
+                (np.diff(logprobs, axis=1) > 0).any() or (answer.label_P > _SLACK).any()
+            ),
+            "an id is negative, or comes twice at a position": (
+                (ids[:, :1] < 0).any() or (np.diff(ids, axis=1) == 0).any()
+            ),
+            f"the probabilities of a position add up to {total[far.argmax()] if len(far) else 0:.4g}, rest included": (
+                (rest < 0).any() or (rest > 1 + _SLACK).any() or (far > _SLACK).any()
+            ),
+            "the mass of all other ids falls where the temperature rises": (rising < -_SLACK).any(),
+        }
+    return next((words for words, is_so in faults.items() if is_so), None)
 
 
 class Places(NamedTuple):

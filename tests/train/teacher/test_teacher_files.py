@@ -357,6 +357,11 @@ def _move(positions: Any) -> None:
     positions[np.flatnonzero(np.diff(positions) == 2)] += 1
 
 
+def _first_rises(rest: Any) -> None:
+    """At the second temperature others have some mass, at higher ones none."""
+    rest[:, 1] = 0.5
+
+
 def _halve(path: Path) -> None:
     """Keeps every other row, and says so."""
     tensors = load_file(path)
@@ -400,6 +405,7 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "NaN": (lambda f: damage(_train(f), "logprobs", _all(np.nan)), {}, 4, "not finite", "remove the file"),
     "too much mass": (lambda f: damage(_train(f), "rest", _all(1)), {}, 4, "add up to 2", "remove the file"),
     "a negative mass": (lambda f: damage(_train(f), "rest", _all(-1e-2)), {}, 4, "add up to", "remove the file"),
+    "a mass that falls": (lambda f: damage(_train(f), "rest", _first_rises), {}, 4, "falls where", "remove the file"),
     "ids twice": (lambda f: damage(_train(f), "ids", _all(7)), {}, 4, "comes twice", "remove the file"),
     "no such id": (lambda f: damage(_train(f), "ids", lambda v: v.__iadd__(1)), {}, 5, "id 300", ""),
     "positions that go back": (lambda f: damage(_train(f), "positions", _all(3)), {}, 4, "do not ascend", "remove the"),
