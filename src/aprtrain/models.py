@@ -94,11 +94,27 @@ class Pair:
 def open_pair(command: str, config: Config) -> Iterator[Pair]:
     """The models that `config` names. Raises what opening and pairing them raises, each within seconds."""
     with ExitStack() as stack:
-        pair = _pretrained(config, stack) if command == "pretrain" else _distilled(config, stack)
-        for who, network in (("teacher", pair.teacher), ("student", pair.student)):
+        teacher = _open(config.teacher, stack) if config.teacher is not None else None
+        files = TeacherFiles(Path(config.teacher_logprobs)) if config.teacher_logprobs is not None else None
+        student = _student(config, teacher, stack)
+        if files is not None:
+            files.check(Encoder(student.tokenizer).digest, config.seq_len, config.top_k, config.temperature)
+        other = teacher or student
+        rows = other.shape.vocab_rows, student.shape.vocab_rows
+        vocabulary = align(other.tokenizer, student.tokenizer, *rows, config.vocab_policy)
+        if teacher is not None:
+            check_distinct(
+                teacher.shape,
+                student.shape,
+                config.student or str(config.student_init),
+                allow_same_arch=config.allow_same_arch,
+                same_weights=lambda: fingerprint(other) == fingerprint(student),
+            )
+        for who, network in (("teacher", teacher), ("student", student)):
             if network is not None:
                 check_length(config.seq_len, who, network.hparams.max_position_embeddings)
-        yield pair
+        shared = None if command == "pretrain" else vocabulary
+        yield Pair(teacher, student, _identity(student, teacher), shared, files)
 
 
 def settle(config: Config, pair: Pair) -> Config:
@@ -108,50 +124,22 @@ def settle(config: Config, pair: Pair) -> Config:
     return replace(config, teacher_residency=residency_of(pair.teacher) if pair.teacher is not None else "bf16")
 
 
-def _open(path: str | None, stack: ExitStack) -> Network:
-    assert path is not None
+def _open(path: str, stack: ExitStack) -> Network:
     network = stack.enter_context(open_network(path))
     refuse_zeros(network)
     return network
 
 
-def _distilled(config: Config, stack: ExitStack) -> Pair:
-    if config.teacher_logprobs is not None:
-        files, student = TeacherFiles(Path(config.teacher_logprobs)), _open(config.student, stack)
+def _student(config: Config, teacher: Network | None, stack: ExitStack) -> Network:
+    if (path := config.student or config.init) is not None:
+        student = _open(path, stack)
         _check_student(student.shape)
-        digest = Encoder(student.tokenizer).digest
-        files.check(digest, config.seq_len, config.top_k, config.temperature)
-        own = align(student.tokenizer, student.tokenizer, student.shape.vocab_rows, student.shape.vocab_rows)
-        return Pair(None, student, _identity(student, None), own, files)
-    teacher = _open(config.teacher, stack)
-    if config.student is not None:
-        student = _open(config.student, stack)
-        _check_student(student.shape)
-    else:
-        assert config.student_init is not None
-        student = make_student(teacher, config.student_init, seed=config.seed)
-    rows = teacher.shape.vocab_rows, student.shape.vocab_rows
-    vocabulary = align(teacher.tokenizer, student.tokenizer, *rows, config.vocab_policy)
-    check_distinct(
-        teacher.shape,
-        student.shape,
-        config.student or str(config.student_init),
-        allow_same_arch=config.allow_same_arch,
-        same_weights=lambda: fingerprint(teacher) == fingerprint(student),
-    )
-    return Pair(teacher, student, _identity(student, teacher), vocabulary)
-
-
-def _pretrained(config: Config, stack: ExitStack) -> Pair:
-    if config.init is not None:
-        student = _open(config.init, stack)
-        _check_student(student.shape)
-    else:
-        assert config.shape is not None
-        source = _open(config.like, stack)
-        student = fresh_student(config.shape, source.tokenizer, seed=config.seed)
-    align(student.tokenizer, student.tokenizer, student.shape.vocab_rows, student.shape.vocab_rows)
-    return Pair(None, student, _identity(student, None), None)
+        return student
+    if teacher is not None and config.student_init is not None:
+        return make_student(teacher, config.student_init, seed=config.seed)
+    assert config.like is not None
+    assert config.shape is not None
+    return fresh_student(config.shape, _open(config.like, stack).tokenizer, seed=config.seed)
 
 
 def _check_student(shape: Shape) -> None:
