@@ -213,7 +213,7 @@ APRTRAIN = (
         "stop.number = number", "pass"),
     # resuming
     Mutation("cursor lost", "aprtrain/run.py", "test_loop.py::test_deterministic_runs_repeat_and_resume_bit_by_bit",
-        "saved.cursor if saved is not None else 0", "0"),
+        "recorder, saved.cursor)", "recorder, 0)"),
     Mutation("moments lost", "aprtrain/optim/adamw.py", "test_checkpoint.py::test_optimizer_state_goes_on_bitwise",
         "    for kind in KINDS:\n        optimizer.load(kind",
         "    for kind in KINDS[:1]:\n        optimizer.load(kind"),
@@ -340,7 +340,7 @@ APRTRAIN = (
     Mutation("no look at the teacher", "aprtrain/run.py",
         "test_guards.py::test_a_teacher_of_random_weights_is_refused "
         "test_guards.py::test_a_requantized_copy_of_the_teacher_is_refused",
-        "        _check_models(trainer)\n", "        trainer.evaluate()\n"),
+        "        if parts.vocabulary is not None and scores:\n", "        if False:\n"),
     Mutation("no floor of the KL", "aprtrain/guards.py",
         "test_guards.py::test_a_requantized_copy_of_the_teacher_is_refused",
         "(not kl > KL_FLOOR, ", "(False, "),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Saved:
-    """The state that a run continues from.
+    """The state that a run continues from; without a configuration the beginning, of which nothing is saved.
 
     Attributes:
         step, cursor, progress: where the run was.
@@ -58,15 +58,18 @@ class Saved:
         notes: what else is wrong in the folder, a line each.
     """
 
-    step: int
-    cursor: int
-    progress: Progress
-    origin: JsonObject
-    config: JsonObject
+    step: int = 0
+    cursor: int = 0
+    progress: Progress = field(default_factory=Progress)
+    origin: JsonObject = field(default_factory=dict)
+    config: JsonObject = field(default_factory=dict)
     damaged: tuple[Damage, ...] = ()
     left: tuple[int, ...] = ()
     fetched: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.config)
 
     def lines(self) -> Iterator[str]:
         """What a user is told of it."""

@@ -35,7 +35,7 @@ from aprtrain.config import Config, changed_fields, command_fields, resolve, usu
 from aprtrain.data.batches import Batches, shares_of
 from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
-from aprtrain.loop import Parts, Progress, Trainer
+from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
 from aprtrain.nodes import fetch
@@ -117,7 +117,7 @@ def run(
             for line in lines:
                 recorder.say(line)
             folder, saved = stack.enter_context(_folder(config, world))
-            for line in saved.lines() if saved is not None else ():
+            for line in saved.lines():
                 recorder.say(line)
             pair = stack.enter_context(open_pair(command, config))
             return _train(command, settle(config, pair), world, recorder, folder, saved, pair, on_stall)
@@ -153,7 +153,7 @@ def _train(
     world: World,
     recorder: Recorder,
     folder: Path,
-    saved: Saved | None,
+    saved: Saved,
     pair: Pair,
     on_stall: Callable[[RunError], None],
 ) -> Summary:
@@ -161,15 +161,15 @@ def _train(
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
     check_windows(windows, recorder.say)
-    memory, before = budget.device_bytes(world.device), saved.config["micro_tokens"] if saved is not None else 0
+    memory, before = budget.device_bytes(world.device), saved.config.get("micro_tokens")
     config = budget.choose_pass(
         config, pair, world.device, None if memory is None else min(world.gather(memory)), processes=world.size,
         saved=before if isinstance(before, int) else 0,
     )  # fmt: skip
-    config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor if saved is not None else 0)
+    config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor)
     origin = origin_of(command, config, pair, corpus.key)
     _check_alike(world, origin)
-    if saved is not None:
+    if saved:
         _check_resumed(config, saved, origin)
         check_student(folder, saved, pair.student)
     plan = memory_plan(config, pair, world.device, processes=world.size)
@@ -217,7 +217,7 @@ def _train(
         on_stall=on_stall,
         answers=answers,
     )
-    if saved is not None:
+    if saved:
         with open_state(state_file(folder, saved.step)) as state:
             load_states(optimizer, state)
             torch.set_rng_state(state["rng"])
@@ -228,22 +228,21 @@ def _train(
             leave_behind(folder, saved)
             if saver is not None:
                 saver.left.update(saved.left)
-    damaged = [asdict(damage) for damage in saved.damaged] if saved is not None else []
-    recorder.begin(saved.step if saved is not None else None, damaged, config.log_to, config.to_json())
+    damaged = [asdict(damage) for damage in saved.damaged]
+    recorder.begin(saved.step if saved else None, damaged, config.log_to, config.to_json())
     _announce(command, config, world, recorder, origin, teacher)
-    if saved is not None:
+    if saved:
         recorder.say(f"continues after step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
-        progress = saved.progress if saved is not None else Progress()
-        return _run_loop(Trainer(config, world, parts, progress, stop), command, saved)
+        return _run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
 
 
 @contextmanager
-def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved | None]]:
+def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved]]:
     """The run's folder, of a smoke run one that is gone afterwards, and the state that the run continues from."""
     if config.smoke is not None:
         with scratch_folder("smoke") as name:
-            yield Path(name), None
+            yield Path(name), Saved()
         return
     assert config.output is not None
     path = Path(config.output)
@@ -253,18 +252,18 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved | None]]
             if world.is_first:
                 prepare_folder(path, resumes=config.resumes)
             world.barrier()
-            yield path, find_saved(path, config.resume, world) if config.resumes else None
+            yield path, find_saved(path, config.resume, world) if config.resumes else Saved()
         except BaseException:
             if world.is_first:
                 clear(path, is_new=is_new)
             raise
 
 
-def _corpus(config: Config, world: World, folder: Path, saved: Saved | None, pair: Pair, recorder: Recorder) -> Corpus:
+def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Pair, recorder: Recorder) -> Corpus:
     """The token shards: the first process makes them, each other node fetches them, a process a node hashes them."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
     paths, weights = split_weights(config.data)
-    wanted = saved.origin.get("data") if saved is not None else None
+    wanted = saved.origin.get("data")
     corpus = None
     if world.is_first:
         corpus = prepare(
@@ -285,8 +284,7 @@ def _corpus(config: Config, world: World, folder: Path, saved: Saved | None, pai
 
 def _check_alike(world: World, origin: Origin) -> None:
     """Refuses models or options that are others on another node."""
-    facts = {"configuration": origin["config_digest"], "teacher": origin["teacher"], "student": origin["student"]}
-    every = world.gather({what: _fingerprint(fact) for what, fact in facts.items()})
+    every = world.gather({"configuration": origin["config_digest"], **_prints(origin)})
     for rank, found in enumerate(every):
         for what, mine in found.items():
             if mine != every[0][what]:
@@ -326,15 +324,21 @@ def _check_resumed(config: Config, saved: Saved, origin: Origin) -> None:
             f"the run to resume was configured differently: {was}",
             hint=" ".join(f"--allow-changed {name}" for name in changed) + " continues all the same",
         )
-    for what, name in (("teacher", "the teacher"), ("student", "the student's first weights"), ("data", "the data")):
-        if _fingerprint(saved.origin.get(what)) != _fingerprint(origin.get(what)):
-            raise RefusedError(f"{name} differs from that of the run to resume", hint="start a new run with another -o")
+    before, names = _prints(saved.origin), {"student": "student's first weights"}
+    for what, fact in _prints(origin).items():
+        if before[what] != fact:
+            raise RefusedError(
+                f"the {names.get(what, what)} differs from that of the run to resume",
+                hint="start a new run with another -o",
+            )
     if saved.step >= config.stop:
         raise UsageError(f"the run has done {saved.step} steps already", hint=f"--steps must be more than {saved.step}")
 
 
-def _fingerprint(fact: object) -> object:
-    return fact.get("print") if isinstance(fact, Mapping) else fact
+def _prints(origin: Mapping[str, object]) -> dict[str, object]:
+    """What tells the models and the data of a run from others."""
+    facts = {what: origin.get(what) for what in ("teacher", "student", "data")}
+    return {what: fact.get("print") if isinstance(fact, Mapping) else fact for what, fact in facts.items()}
 
 
 def _announce(
@@ -357,12 +361,14 @@ def _announce(
 # --- from the first evaluation to the summary ---
 
 
-def _run_loop(trainer: Trainer, command: str, saved: Saved | None) -> Summary:
+def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     began = time.monotonic()
     config, parts, world, progress = trainer.config, trainer.parts, trainer.world, trainer.progress
-    if saved is None:
+    if not saved:
         parts.recorder.say("scoring held-out text before the first step")
-        _check_models(trainer)
+        scores = trainer.evaluate() if config.smoke is None else parts.evaluate()
+        if parts.vocabulary is not None and scores:
+            guards.check_scores(scores, parts.vocabulary.n_real, allow_weaker=config.allow_weaker_teacher)
         if config.smoke is None:
             snapshot = trainer.snapshot({})
             if parts.saver is not None:
@@ -381,30 +387,20 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved | None) -> Summary:
         if parts.saver is not None:
             parts.saver.wait()
         message = error.message if isinstance(error, AprError) else f"{type(error).__name__}: {error}"
-        _describe(trainer, "failed")
         parts.recorder.record("error", {"step": progress.step, "message": message})
-        _write_report(trainer)
+        _describe(trainer, "failed")
         raise
     summary = _summarise(trainer, command, model, time.monotonic() - began)
-    summary["damaged"] = [asdict(damage) for damage in saved.damaged] if saved is not None else []
+    summary["damaged"] = [asdict(damage) for damage in saved.damaged]
     if trainer.early is not None:
         summary["early"] = trainer.early
     if not is_done:
         summary["interrupted"] = trainer.stop.number or 15
     if config.qa and model is not None:
         summary["qa"] = _examine(model, parts.recorder)
-    _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])
     parts.recorder.record("end", {"step": progress.step, "finished": is_done})
-    _write_report(trainer)
+    _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])
     return summary
-
-
-def _check_models(trainer: Trainer) -> None:
-    """The guards that need both models to answer: on the first evaluation."""
-    parts, config = trainer.parts, trainer.config
-    scores = trainer.evaluate() if config.smoke is None else parts.evaluate()
-    if parts.vocabulary is not None and scores:
-        guards.check_scores(scores, parts.vocabulary.n_real, allow_weaker=config.allow_weaker_teacher)
 
 
 def _finish(trainer: Trainer, *, is_done: bool) -> Path | None:
@@ -472,7 +468,7 @@ def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: floa
 
 
 def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> None:
-    """Writes what is known of the run into its folder."""
+    """Writes what is known of the run into its folder, and of one that has ended the page about it."""
     parts, progress = trainer.parts, trainer.progress
     if parts.saver is None:
         return
@@ -485,13 +481,8 @@ def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> No
         "resolved": trainer.config.to_json(),
     }
     parts.saver.describe(facts | ({"seconds": seconds} if seconds is not None else {}))
-
-
-def _write_report(trainer: Trainer) -> None:
-    """Writes the page about the run; a failure is only logged."""
-    saver = trainer.parts.saver
-    if saver is not None:
+    if status != "running":
         try:
-            write_report(saver.folder, saver.folder / PAGE, force=True)
+            write_report(parts.saver.folder, parts.saver.folder / PAGE, force=True)
         except Exception as error:  # whatever it is: the models are saved, and `apr report` can try again
-            trainer.parts.recorder.say(f"{PAGE} could not be written: {error}")
+            parts.recorder.say(f"{PAGE} could not be written: {error}")

@@ -243,6 +243,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(corpus_file: Path, teach
     from aprfmt.texts.windows import Windows
     from aprtrain.models import open_pair
     from aprtrain.report.metrics import Recorder
+    from aprtrain.resume import Saved
     from aprtrain.run import _batches, _corpus
 
     config = train_runs.options(
@@ -250,7 +251,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(corpus_file: Path, teach
     )
     world = World(torch.device("cpu"))
     with open_pair("distill", config) as pair:
-        corpus = _corpus(config, world, tmp_path, None, pair, Recorder(None, None))
+        corpus = _corpus(config, world, tmp_path, Saved(), pair, Recorder(None, None))
         windows = Windows(corpus.train, config.seq_len, corpus.separator)
     with pytest.raises(UsageError, match="3 processes") as caught:
         _batches(config, corpus, windows, World(torch.device("cpu"), 0, 3), Recorder(None, None), 0)
