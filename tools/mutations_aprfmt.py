@@ -399,7 +399,7 @@ APRFMT = (
         "    if not changed & {c.embedding, c.head}:\n", "    if True:\n"),
     Mutation("groups of heads are kept by their values alone", "aprfmt/canonical/narrowed.py",
         "test_narrowed.py::test_what_has_no_weight_goes_without_a_change",
-        "_largest(heads_KG.sum(axis=1) * np.linalg", "_largest(np.linalg"),
+        "_largest(heads_KG.sum(axis=1) * np.sqrt", "_largest(np.sqrt"),
     Mutation("a narrowed tensor in parts is cut by the first part", "aprfmt/canonical/narrowed.py",
         "test_narrowed.py::test_rows_are_chosen_part_by_part", "            first = last\n", ""),
     Mutation("pruning keeps the kinds of the layers that it left out", "aprfmt/canonical/relayered.py",

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 from aprfmt.arch.grammar import FIELD_OF_SIZE, dims_of, evaluate, sizes_of
 from aprfmt.arch.names import is_gguf_only, matches
@@ -201,33 +200,29 @@ class _Choice:
         old, new = self._old, self._new
         found: dict[str, Array] = {}
         if layer is None:
-            return {"hidden": _largest(_squares(self._of[None, "token_embd"]), new["hidden"])}
+            return {"hidden": _largest(_squares(self._of[None, "token_embd"], 0), new["hidden"])}
         if new["ffn"] != old["ffn"]:
             found["ffn"] = self._neurons(layer)
         if (new["heads"], new["kv_heads"]) != (old["heads"], old["kv_heads"]):
             found |= self._heads(layer)
         return found
 
-    def _values(self, layer: int, stem: str) -> Array:
-        tensor = self._of[layer, stem]
-        return tensor.produced.values().reshape(tensor.shape)
-
     def _neurons(self, layer: int) -> Array:
         import numpy as np
 
-        into = [self._values(layer, stem) for stem in ("ffn_gate", "ffn_up") if (layer, stem) in self._of]
-        norms = np.linalg.norm(np.concatenate(into), axis=1).reshape(-1, self._old["ffn"]).prod(axis=0)
-        return _largest(norms * np.linalg.norm(self._values(layer, "ffn_down"), axis=0), self._new["ffn"])
+        into = [_squares(self._of[layer, stem], 1) for stem in ("ffn_gate", "ffn_up") if (layer, stem) in self._of]
+        both = np.concatenate(into).reshape(-1, self._old["ffn"]).prod(axis=0)
+        return _largest(both * _squares(self._of[layer, "ffn_down"], 0), self._new["ffn"])
 
     def _heads(self, layer: int) -> _Kept:
         import numpy as np
 
         old, new, size = self._old, self._new, self._old["head_dim"]
         stem = "attn_v" if (layer, "attn_v") in self._of else "attn_qkv"
-        values = self._values(layer, stem)[-old["kv"] :].reshape(old["kv_heads"], -1)
-        out = self._values(layer, "attn_output").reshape(-1, old["heads"], size)
-        heads_KG = np.sqrt(np.square(out).sum(axis=(0, 2))).reshape(old["kv_heads"], -1)
-        groups = _largest(heads_KG.sum(axis=1) * np.linalg.norm(values, axis=1), new["kv_heads"])
+        values = _squares(self._of[layer, stem], 1)[-old["kv"] :].reshape(old["kv_heads"], -1).sum(axis=1)
+        out = _squares(self._of[layer, "attn_output"], 0).reshape(old["heads"], size).sum(axis=1)
+        heads_KG = np.sqrt(out).reshape(old["kv_heads"], -1)
+        groups = _largest(heads_KG.sum(axis=1) * np.sqrt(values), new["kv_heads"])
         of_group = new["heads"] // new["kv_heads"]
         chosen = [group * heads_KG.shape[1] + _largest(heads_KG[group], of_group) for group in groups]
         kept = {"heads": np.concatenate(chosen), "kv_heads": groups}
@@ -236,16 +231,15 @@ class _Choice:
         return kept
 
 
-def _squares(tensor: CanonicalTensor) -> Array:
-    """The sum of the squares of each column, read some rows at a time."""
+def _squares(tensor: CanonicalTensor, axis: int) -> Array:
+    """The sum of the squares of each column (axis 0) or row (axis 1) in float64, read some rows at a time."""
     import numpy as np
 
     made, width = tensor.produced, tensor.shape[1]
-    total: Any = np.zeros(width)
-    for chunk in regroup(run_jobs(recode_jobs(made.dtype, "F32", made.shape, made.items)), 4 * width, 4 * width * 64):
-        total += np.square(np.frombuffer(chunk, "<f4").reshape(-1, width).astype(np.float64)).sum(axis=0)
-    found: Array = total
-    return found
+    chunks = regroup(run_jobs(recode_jobs(made.dtype, "F32", made.shape, made.items)), 4 * width, 4 * width * 64)
+    parts = (np.square(np.frombuffer(chunk, "<f4").reshape(-1, width), dtype=np.float64).sum(axis) for chunk in chunks)
+    total: Array = np.concatenate([*parts]) if axis else sum(parts, np.zeros(width))
+    return total
 
 
 def _largest(scores: Array, count: int) -> Array:
