@@ -383,11 +383,11 @@ class Trainer:
                 if self.parts.optimizer.is_sharded and found.__cause__ is not None:
                     raise  # perhaps in this process alone: the others are still busy with the divided network
                 error = found
-        if self.world.any(error is not None):
+        if (failure := self.world.first_error(error)) is not None:
             if self.progress.step:
                 self.save_now()
             self.world.barrier()
-            raise error or RunError("the evaluation failed in another process")
+            raise failure
         if not scores:
             return {}
         self.progress.evaluations.append(scores)

@@ -7,16 +7,18 @@ the files are there already and nothing is fetched.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from aprfmt.errors import AprError, RunError, storage_errors
+from aprfmt.errors import AprError, storage_errors
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Source
-from aprtrain.world import ToldByFirst, World
+from aprtrain.world import World
 
 _EDGE = 1 << 20  # bytes at both ends of a file that tell it from others of its size
 _PIECE = 64 << 20
@@ -25,8 +27,8 @@ _PIECE = 64 << 20
 def fetch(names: Sequence[str], source: Path, folder: Path, world: World) -> list[Path]:
     """Puts the files `names` of the first process's `source` into every other node's `folder`; all take part.
 
-    Gives the files that this process wrote. What the first process lacks is fetched by nobody. Raises RunError in all
-    processes where one could not write.
+    Gives the files that this process wrote. What the first process lacks is fetched by nobody. Raises in all
+    processes what keeps one from reading or writing.
     """
     if world.is_one_node:
         return []
@@ -39,10 +41,10 @@ def fetch(names: Sequence[str], source: Path, folder: Path, world: World) -> lis
     for name in (name for name in names if name in wanted):
         try:
             _transfer(source / name, folder / name if name in lacking else None, offered[name][0], world)
-        except AprError as failure:  # at its end: the others are still sending and receiving
-            error = error or failure
-    if world.any(error is not None):
-        raise error or RunError("another node could not fetch its files") from ToldByFirst()
+        except AprError as found:  # at its end: the others are still sending and receiving
+            error = error or found
+    if (failure := world.first_error(error)) is not None:
+        raise failure
     return [folder / name for name in names if name in lacking]
 
 
@@ -58,25 +60,23 @@ def _identity(path: Path) -> tuple[int, str] | None:
 
 def _transfer(source: Path, target: Path | None, n_bytes: int, world: World) -> None:
     """Sends a file from the first process; `target` is where this one puts it. Raises once all of it has passed."""
-    error: AprError | None = None
     with ExitStack() as stack:
-        sink, file = None, stack.enter_context(Source.open(source)) if world.is_first else None
+        file = stack.enter_context(Source.open(source)) if world.is_first else None
+        pieces = (_sent(file, start, min(_PIECE, n_bytes - start), world) for start in range(0, n_bytes, _PIECE))
         try:
             if target is not None:
                 with storage_errors(target):
                     target.parent.mkdir(parents=True, exist_ok=True)
-                sink = stack.enter_context(AtomicFile(target, force=True, n_bytes=n_bytes))
-        except AprError as failure:
-            error = failure
-        for start in range(0, n_bytes, _PIECE):
-            piece = torch.empty(min(_PIECE, n_bytes - start), dtype=torch.uint8)
-            if file is not None:
-                piece.copy_(torch.frombuffer(bytearray(file.read(start, len(piece))), dtype=torch.uint8))
-            piece = world.from_first(piece)
-            if sink is not None and error is None:
-                try:
-                    sink.write(piece.numpy().data)
-                except AprError as failure:
-                    error = failure
-        if error is not None:
-            raise error
+                with AtomicFile(target, force=True, n_bytes=n_bytes) as sink:
+                    for piece in pieces:
+                        sink.write(piece.numpy().data)
+        finally:
+            deque(pieces, maxlen=0)  # the others are still sending and receiving
+
+
+def _sent(file: Source | None, start: int, n_bytes: int, world: World) -> Tensor:
+    """A piece of the first process's file, here."""
+    piece = torch.empty(n_bytes, dtype=torch.uint8)
+    if file is not None:
+        piece.copy_(torch.frombuffer(bytearray(file.read(start, n_bytes)), dtype=torch.uint8))
+    return world.from_first(piece)

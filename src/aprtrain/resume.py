@@ -34,7 +34,7 @@ from aprtrain.loop import Progress
 from aprtrain.network.weights import Network
 from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import KINDS
-from aprtrain.world import ToldByFirst, World
+from aprtrain.world import World
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,7 @@ def _first_whole(folder: Path, candidates: list[int], world: World) -> Saved:
     assert first is not None
     if others := [str(damage.step) for damage in damaged[1:]]:
         first.hint = f"the checkpoints before it are damaged too: {', '.join(others)}; start a new run with another -o"
-    raise _told(first, world)
-
-
-def _told(error: AprError, world: World) -> AprError:
-    """The error as this process raises it: all have the same one, and the first tells it."""
-    if not world.is_first:
-        error.__cause__ = ToldByFirst()
-    return error
+    raise world.told(first)
 
 
 def reason_of(error: AprError) -> str:
@@ -193,11 +186,9 @@ def _checked(folder: Path, step: int, world: World) -> Saved:
     faults = [found for found in world.gather(fault) if found is not None]
     if faults:
         _, is_damage, rank, found = min(faults, key=lambda each: each[:3])
-        if isinstance(found, StorageError) and world.size > 1:
-            found.hint = f"process {rank} cannot read it" + (f"; {found.hint}" if found.hint else "")
         if is_damage and not isinstance(found, CorruptError):  # a file that is missing, or of another kind
             raise CorruptError(found.message, path=found.path, tensor=found.tensor)
-        raise found if is_damage else _told(found, world)
+        raise found if is_damage else world.told(found, rank)
     assert saved is not None
     return saved
 

@@ -43,7 +43,7 @@ from aprtrain.optim.adamw import load_states
 from aprtrain.report.metrics import Recorder
 from aprtrain.resume import Saved, check_student, find_saved, leave_behind, state_file
 from aprtrain.teacher.teacher import Teacher
-from aprtrain.world import ToldByFirst, World, join_world, world_size
+from aprtrain.world import World, join_world, world_size
 
 _TOKENS = "tokens"
 _LOST = ("gloo", "NCCL", "peer")
@@ -288,10 +288,9 @@ def _check_alike(world: World, origin: Origin) -> None:
     for rank, found in enumerate(every):
         for what, mine in found.items():
             if mine != every[0][what]:
-                raise RefusedError(
-                    f"the {what} of process {rank} differs from that of the first process",
-                    hint="every node needs the same command, and the same files behind it",
-                ) from (None if world.is_first else ToldByFirst())
+                words = f"the {what} of process {rank} differs from that of the first process"
+                hint = "every node needs the same command, and the same files behind it"
+                raise world.told(RefusedError(words, hint=hint))
 
 
 def _batches(

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from aprfmt.errors import MissingDependencyError, UsageError
+from aprfmt.errors import AprError, MissingDependencyError, UsageError
 
 T = TypeVar("T")
 
@@ -100,6 +100,19 @@ class World:
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in some process; waits for all of them."""
         return any(self.gather(flag))
+
+    def first_error(self, error: AprError | None) -> AprError | None:
+        """The first of the errors that the processes bring, as this one raises it; None where there is none."""
+        found = next(((rank, each) for rank, each in enumerate(self.gather(error)) if each is not None), None)
+        return found and self.told(found[1], found[0])
+
+    def told(self, error: AprError, rank: int = 0) -> AprError:
+        """An error of process `rank` that all processes raise, and the first one tells."""
+        if rank:
+            error.hint = f"process {rank} met it" + (f"; {error.hint}" if error.hint else "")
+        if not self.is_first:
+            error.__cause__ = ToldByFirst()
+        return error
 
     def barrier(self) -> None:
         """Waits for the other processes."""

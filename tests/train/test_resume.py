@@ -498,7 +498,7 @@ def test_what_one_process_alone_cannot_read_ends_all(run_folder: Path, monkeypat
     first, second = both(failing)
     assert isinstance(first, StorageError)
     assert (str(first), first.hint) == (str(second), second.hint)
-    assert "process 1 cannot read it" in str(first.hint)
+    assert "process 1 met it" in str(first.hint)
     assert isinstance(second.__cause__, ToldByFirst)
 
 
