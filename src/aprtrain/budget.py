@@ -5,7 +5,8 @@ gradient 4; of several processes each has its share of masters and moments, with
 the blocks in use and the head with its gradient. Activations of a token and a layer of width D, MLP width F and
 key-value width K, that autograd keeps for the backward pass: 7 D + 3 F + 2 K elements; 6 D + F + 2 K more where
 blocks are not compiled, which then keep the norms' and the activation's parts; with recomputed blocks D, and one
-whole block at a time.
+whole block at a time. Products that write silu(gate) up at once keep F less, which is known only when they have been
+tried: a plan counts it.
 
 FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 T Q forward for QK and PV together
 (T/2 positions on average, 2 products, 2 FLOPs) and twice that backward. Only useful work counts, nothing recomputed.
@@ -185,20 +186,13 @@ class Flops:
 
 def flops_of(config: Config, pair: Pair) -> Flops:
     """The arithmetic of a token of a run."""
-    student, teacher = pair.student.shape, pair.teacher.shape if pair.teacher is not None else None
-    return Flops(
-        teacher=_forward(teacher, config.seq_len) if teacher is not None else 0.0,
-        student=3 * _forward(student, config.seq_len),
-    )
+    teacher = _forward(pair.teacher.shape, config.seq_len) if pair.teacher is not None else 0.0
+    return Flops(teacher, 3 * _forward(pair.student.shape, config.seq_len))
 
 
 def _forward(s: Shape, seq_len: int) -> float:
     seen = sum(min(window, seq_len) if window else seq_len / 2 for window in s.windows)
-    return 2.0 * s.n_active_params + _head(s) + 4.0 * s.q_rows * seen
-
-
-def _head(s: Shape) -> float:
-    return 2.0 * s.vocab_rows * s.d_model
+    return 2.0 * (s.n_active_params + s.vocab_rows * s.d_model) + 4.0 * s.q_rows * seen
 
 
 # Published dense bf16 rates, FLOP/s, by a part of the device's name.
