@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from aprfmt.errors import UsageError
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import HeadOut, Softcaps, distill_head, head_bytes
 from aprtrain.loss.objective import Kind, Objective
-from aprtrain.loss.topk import TopK, know
+from aprtrain.loss.topk import TopK, know, sparse
 
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]
 
@@ -101,6 +102,53 @@ def test_a_small_mass_of_the_rest_keeps_its_digits() -> None:
     p = replace(p, t=p.x, wt=torch.cat([p.w, p.w[:8]])[:48], vocabulary=SharedVocabulary(40, 48, 48))
     p = replace(p, t=p.t * 0.5)
     check(p, Objective(1.0, 1.0), 12, 2e-5)
+
+
+def loss_of_a_row(kind: Kind, temperature: float, s: list[float], logprobs: dict[int, float], rest: float) -> float:
+    """T^2 D(Q, P) of one position, sum by sum: of the student's logits, what files say of a teacher, and its rest."""
+    heated = {i: math.exp(value / temperature) for i, value in logprobs.items()}
+    share = (1 - rest) / math.fsum(heated.values())
+    student = [math.exp((value - max(s)) / temperature) for value in s]
+    total, others = math.fsum(student), math.fsum(value for i, value in enumerate(student) if i not in logprobs)
+    q = [*(value * share for value in heated.values()), rest]
+    p = [*(student[i] / total for i in heated), others / total]
+    m = [0.3 * a + 0.7 * b for a, b in zip(q, p, strict=True)]
+
+    def kl(one: list[float], other: list[float]) -> float:
+        return math.fsum(a * math.log(a / b) for a, b in zip(one, other, strict=True))
+
+    return temperature**2 * {"forward": kl(q, p), "reverse": kl(p, q), "jsd": 0.3 * kl(q, m) + 0.7 * kl(p, m)}[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.5, 2.0, 4.0])
+def test_a_rest_weighs_the_same_at_every_temperature(kind: Kind, temperature: float) -> None:
+    """What files say, whatever logits it came from: by plain sums, and as heated logits have it at temperature 1."""
+    random = torch.Generator().manual_seed(3)
+    s = torch.randn(6, 12, generator=random, dtype=torch.float64) * 2
+    ids = torch.stack([torch.randperm(12, generator=random)[:4] for _ in range(6)])
+    rest, rest1 = torch.rand(2, 6, generator=random, dtype=torch.float64) * 0.9 + 0.05
+    known = torch.randn(6, 4, generator=random, dtype=torch.float64).sort(1, descending=True).values
+    logprobs = known.log_softmax(1) + (1 - rest1).log()[:, None]
+    labels = ids[:, 0]
+    found, grad = sparse(Objective(1.0, temperature, kind, 0.3), s, TopK(ids, logprobs, rest, rest1), labels)
+
+    def wanted(row: int, logits: list[float]) -> float:
+        said = dict(zip(ids[row].tolist(), logprobs[row].tolist(), strict=True))
+        return loss_of_a_row(kind, temperature, logits, said, float(rest[row]))
+
+    step = 1e-5
+    for row in range(6):
+        logits = s[row].tolist()
+        assert temperature**2 * float(found.kl_N[row]) == pytest.approx(wanted(row, logits), rel=1e-12)
+        for i in range(12):
+            up, down = ([x + sign * step * (i == n) for n, x in enumerate(logits)] for sign in (1, -1))
+            slope = (wanted(row, up) - wanted(row, down)) / (2 * step)
+            assert float(grad[row, i]) == pytest.approx(slope, rel=1e-6, abs=1e-8)
+    heated = (logprobs / temperature).log_softmax(1) + (1 - rest).log()[:, None]
+    same, slopes = sparse(Objective(1.0, 1.0, kind, 0.3), s / temperature, TopK(ids, heated, rest, rest), labels)
+    assert gap(found.kl_N, same.kl_N) < 1e-12
+    assert gap(grad, temperature * slopes) < 1e-12
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
