@@ -86,6 +86,32 @@ def test_all_that_is_missing_is_told_at_once(apr: Any) -> None:
     assert "--output" not in apr("import", "-o", "x.apr").stderr.splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("import m.gguf", "apr import m.gguf -o PATH"),
+        ("convert m.gguf out.apr --dtype q8_0", "apr convert m.gguf --dtype q8_0 -o out.apr"),
+        ("convert m.gguf --dtype q8_0", "apr convert m.gguf --dtype q8_0 -o PATH"),
+        ("convert --force m.gguf out.apr", "apr convert --force m.gguf -o out.apr"),
+        ("diff a.gguf", "apr diff a.gguf B"),
+        ("teacher m.gguf", "apr teacher m.gguf -d PATH[:WEIGHT] -o DIR"),
+        ("merge a.gguf b.gguf", "apr merge a.gguf b.gguf -o PATH"),
+    ],
+)
+def test_the_hint_is_the_command_line_with_what_is_missing(apr: Any, line: str, whole: str) -> None:
+    assert f"hint: {whole}; apr {line.partition(' ')[0]} --help" in apr(*line.split()).stderr
+
+
+def test_an_output_with_blanks_is_quoted(apr: Any) -> None:
+    assert "hint: apr convert m.gguf -o 'my out.apr'; " in apr("convert", "m.gguf", "my out.apr").stderr
+
+
+def test_a_mix_before_the_model_is_told(apr: Any) -> None:
+    done = apr("quantize", "q4_k_m", "m.gguf")
+    assert done.code == 2
+    assert "hint: apr quantize m.gguf q4_k_m" in done.stderr
+
+
 def test_a_training_run_is_told_all_that_is_missing(apr: Any) -> None:
     done = apr("distill")
     assert done.code == 2

@@ -18,7 +18,7 @@ from pages import Page
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.errors import MissingDependencyError, UnsupportedError, UsageError
+from aprfmt.errors import MissingDependencyError, NotFoundError, UnsupportedError, UsageError
 from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES
 from aprfmt.running import gates
@@ -136,6 +136,11 @@ def test_templates_that_cannot_be_right(smollm2_gguf: Path, tmp_path: Path, temp
         found = chat_template(x)
     assert not found.passed
     assert message in found.message
+
+
+def test_an_original_that_is_not_there_is_told_before_any_gate(smollm2_gguf: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        aprfmt.qa(smollm2_gguf, against=tmp_path / "no.gguf", on_gate=lambda gate: pytest.fail("a gate looked"))
 
 
 def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path) -> None:

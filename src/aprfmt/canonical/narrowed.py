@@ -111,11 +111,15 @@ def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
         if not 1 <= number <= sizes.get(name, 0):
             raise UsageError(f"{name}={number}: the model has {sizes.get(name, 0)}, and 1 to that many can be kept")
         if name in ("hidden", "ffn") and number % UNIT:
-            raise UsageError(f"{name}={number} is not a multiple of {UNIT}")
+            below = number // UNIT * UNIT or UNIT
+            raise UsageError(f"{name}={number} is not a multiple of {UNIT}", hint=f"{name}={below}, for one")
     heads, groups = (widths.get(name, sizes[name]) for name in ("heads", "kv_heads"))
     most = sizes["heads"] // sizes["kv_heads"]
     if heads % groups or heads // groups > most:
-        raise UsageError(f"{heads} heads cannot share {groups} key-value heads: each has 1 to {most} of the model's")
+        raise UsageError(
+            f"{heads} heads cannot share {groups} key-value heads: each of these serves as many heads, at most {most}",
+            hint=f"name both: heads={most},kv_heads=1, or {2 * most} and 2",
+        )
     if c.outside:
         raise RefusedError(
             "it has parts beside the network, which would not fit it any more",

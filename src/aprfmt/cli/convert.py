@@ -161,11 +161,14 @@ class Quantize(Common, Machine, Run, Mix):
             return
         if self.file is None or self.mix is None:
             missing = "FILE" if self.file is None else "MIX"
-            raise UsageError(f"{missing} is missing", hint="apr quantize FILE MIX -o OUT; apr quantize --list")
+            hint = f"apr quantize {self.file or 'FILE'} MIX, such as q4_k_m; apr quantize --list shows all"
+            raise UsageError(f"{missing} is missing", hint=hint)
         import aprfmt
         from aprfmt.api import AUTO, cached_imatrix
-        from aprfmt.convert.mixes import quantized_name
+        from aprfmt.convert.mixes import find_mix, quantized_name
 
+        if find_mix(self.file) and not find_mix(self.mix) and not Path(self.file).exists():
+            raise UsageError("the model comes before the mix", hint=f"apr quantize {self.mix} {self.file}")
         output = self.output or Path(quantized_name(self.file, self.mix))
         if not output.suffix:
             hint = f"-o {output}.gguf, or {output}.apr"

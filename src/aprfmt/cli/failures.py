@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from aprfmt.cli.output import out
 from aprfmt.errors import AprError, UsageError, storage_error
@@ -90,28 +91,38 @@ def classify(error: BaseException) -> tuple[int, AprError]:
             return getattr(error, "number", 0) + exit_code, AprError(text, code=code)
     import typer
 
+    from aprfmt.cli.habits import complete
+
     if isinstance(error, typer.TyperException):
-        return 2, _usage_error(_all_missing(error) or error.format_message())
+        known, missing = _missing(error)
+        line = complete(out.arguments, known, missing) if missing else ""
+        return 2, _usage_error(_all_missing(missing) or error.format_message(), line)
     message = f"internal error: {type(error).__name__}: {error}"
     hint = "APR_DEBUG=1 shows where; please report it"
     return EXIT_INTERNAL, AprError(message, code="internal", hint=hint)
 
 
-def _all_missing(error: Exception) -> str | None:
-    """What to say where more than one thing is missing that a command needs; typer names the first."""
-    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    if context is None or parameter is None or type(error).__name__ != "MissingParameter":
-        return None
-    known = {word.partition("=")[0] for word in out.arguments}
-    options = [p for p in context.command.params if p.required and p.param_type_name == "option" and p is not parameter]
-    others = [max(option.opts, key=len) for option in options if not known & {*option.opts}]
-    first = parameter.human_readable_name if parameter.param_type_name == "argument" else max(parameter.opts, key=len)
-    return f"Missing {' and '.join([first, *others])}" if others else None
+def _missing(error: Exception) -> tuple[list[Any], list[Any]]:
+    """The parameters of the command, and those that it needs and was not given; typer names the first."""
+    context, first = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None or first is None or type(error).__name__ != "MissingParameter":
+        return [], []
+    given = {word.partition("=")[0] for word in out.arguments}
+    known = context.command.params
+    options = [p for p in known if p.required and p.param_type_name == "option" and p is not first]
+    return known, [first, *(option for option in options if not given & {*option.opts})]
 
 
-def _usage_error(message: str) -> UsageError:
-    """typer's message as one plain sentence; what it suggests becomes the start of the hint."""
+def _all_missing(missing: list[Any]) -> str | None:
+    """What to say where more than one thing is missing."""
+    names = [p.human_readable_name if p.param_type_name == "argument" else max(p.opts, key=len) for p in missing]
+    return f"Missing {' and '.join(names)}" if len(names) > 1 else None
+
+
+def _usage_error(message: str, line: str) -> UsageError:
+    """typer's message as one plain sentence; what it suggests, or else the command `line`, begins the hint."""
     from aprfmt.cli.group import COMMANDS
+    from aprfmt.cli.habits import rephrase
 
     message, suggestion = message.strip(), ""
     for introduction in ("Did you mean ", "(Possible options: "):
@@ -122,8 +133,8 @@ def _usage_error(message: str) -> UsageError:
     message = message.rstrip(" (." if suggestion else " .")
     near = suggestion.partition("?")[0].rstrip(")").replace(", ", " or ")
     hint = f"did you mean {near}? " if near else ""
-    from aprfmt.cli.habits import rephrase
-
+    if line:
+        hint = f"{line}; "
     if ours := rephrase(out.arguments):
         hint = f"in the words of this program: {ours}; "
     command = f"apr {out.command}" if out.command in COMMANDS else "apr"

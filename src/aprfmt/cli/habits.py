@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 # Option of another program -> ours; None: its value is the input; "": it has no place here, and takes no value.
 _OPTIONS: dict[str, str | None] = {
@@ -93,13 +94,34 @@ def rephrase(arguments: Sequence[str]) -> str | None:
     return shlex.join(["apr", *words]) if words != list(arguments) else None
 
 
+def complete(arguments: Sequence[str], known: Sequence[Any], missing: Sequence[Any]) -> str:
+    """The command line `arguments` with names for what is `missing` of it, of typer's `known` parameters.
+
+    As with `cp`, a word behind those that the command takes is the output.
+    """
+    import shlex
+
+    words, places = [*arguments], [p for p in known if p.param_type_name == "argument"]
+    switches = [name for p in known if getattr(p, "is_flag", False) for name in (*p.opts, *p.secondary_opts)]
+    rest = _apart(words[1:], switches)[1]
+    extra = [] if any(p.nargs < 0 for p in places) else rest[len(places) :]
+    added = []
+    for p in missing:
+        value = p.metavar or p.human_readable_name
+        if "--output" in p.opts and extra:
+            words.remove(extra[-1])
+            value = shlex.quote(extra[-1])
+        added += [value] if p in places else [min(p.opts, key=len), value]
+    return " ".join([shlex.join(["apr", *words]), *added])
+
+
 def _in_order(words: list[str]) -> list[str]:
     """`quantize [OPTIONS] IN [OUT] TYPE [THREADS]` in our order; anything else as it is."""
     from aprfmt.convert.mixes import find_mix
 
     if words[:1] != ["quantize"]:
         return words
-    options, files = _apart(words[1:])
+    options, files = _apart(words[1:], _SWITCHES)
     threads = ["--threads", files.pop()] if len(files) > 2 and files[-1].isdecimal() else []
     if len(files) == 3 and find_mix(files[2]) and not find_mix(files[1]):
         source, target, mix = files
@@ -109,7 +131,7 @@ def _in_order(words: list[str]) -> list[str]:
     return words
 
 
-def _apart(words: list[str]) -> tuple[list[str], list[str]]:
+def _apart(words: list[str], switches: Collection[str]) -> tuple[list[str], list[str]]:
     """(options with their values, the rest)."""
     options: list[str] = []
     rest: list[str] = []
@@ -117,7 +139,7 @@ def _apart(words: list[str]) -> tuple[list[str], list[str]]:
     for word in left:
         if not word.startswith("-"):
             rest.append(word)
-        elif word in _SWITCHES or "=" in word:
+        elif word in switches or "=" in word:
             options.append(word)
         else:
             options += [word, *([value] if (value := next(left, None)) is not None else [])]

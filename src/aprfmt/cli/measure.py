@@ -12,7 +12,7 @@ import aprfmt
 from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, QuietOption, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar
 from aprfmt.errors import UsageError
-from aprfmt.text import format_bytes, format_count, format_seconds
+from aprfmt.text import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
     from aprfmt.inspection.run_page import RunReport
@@ -88,12 +88,13 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
             ("KL", f"{found.kl:.4g} nats per token from the teacher to the model"),
             ("agreement", f"the same first choice at {found.agreement:.2%} of the tokens"),
         ]
-    read = f"{found.tokens:,} tokens in {found.windows:,} windows of {found.seq_len:,}"
+    read = f"{plural(found.tokens, 'token')} in {plural(found.windows, 'window')} of {found.seq_len:,}"
+    data = f"{plural(found.documents, 'document')} of {plural(found.data_tokens, 'token')}"
     left_out = ", ".join(f"{n} {what}" for what, n in found.left_out.items())
     yield from pairs(
         [
             *rows,
-            ("read", f"{read}; {found.data_tokens:,} tokens in documents: {found.documents:,}"),
+            ("read", f"{read}, from {data}"),
             *([("left out", left_out)] if left_out else []),
             ("time", f"{format_seconds(found.seconds)} on {found.device} in {found.dtype}"),
         ]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprfmt.llama.client import require_llama
 from aprfmt.running.examined import Examined
@@ -85,6 +86,8 @@ def examine(
         if name not in known:
             raise UsageError(f"there is no gate {name!r:.40}", hint=f"gates are {', '.join(known)}")
     require_llama()
+    for path in (file, against) if against is not None else ():
+        formats.detect(path)  # what is not there is said before minutes of gates
     started = time.monotonic()
     results: dict[str, GateResult] = {}
     with Examined(file, against, threads, log) as x:
