@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-NO_DETECTION = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
 CONTROLS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()=>][A-Z0-9]?|\x1b\][^\x07]*\x07|.\x08")
 SHELLS = {"bash": ("bash", "-i"), "zsh": ("zsh", "-i"), "fish": ("fish", "-i")}
 
 
 def apr(home: Path, *words: str) -> str:
-    env = os.environ | {"HOME": str(home), NO_DETECTION: "1"}
+    env = os.environ | {"HOME": str(home)}
     command = [sys.executable, "-m", "aprfmt", *words]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
@@ -82,3 +81,22 @@ def test_the_script_of_zsh_answers_where_it_only_defined(tmp_path: Path) -> None
     script = apr(tmp_path, "--show-completion", "zsh")
     assert '[[ $zsh_eval_context[-1] == loadautofunc ]]; then\n  _apr_completion "$@"\n' in script
     assert script.count("compdef _apr_completion apr") == 1
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_is_that_of_the_shell_that_is_named(shell: str, tmp_path: Path) -> None:
+    own = {"bash": "complete -o", "zsh": "#compdef apr", "fish": "complete --command apr"}
+    script = apr(tmp_path, "--show-completion", shell)
+    assert [name for name, words in own.items() if words in script] == [shell]
+
+
+@pytest.mark.parametrize("option", ["--show-completion", "--install-completion"])
+def test_a_shell_without_a_script_is_refused_with_those_that_have_one(option: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "aprfmt", option, "tcsh"]
+    done = subprocess.run(
+        command, env=os.environ | {"HOME": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert done.stderr.startswith(
+        f"error: no completion for the shell 'tcsh'\nhint: apr {option} SHELL, one of: bash, zsh"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aprfmt.cli.group import COMMANDS, build
-from aprfmt.cli.habits import _OPTIONS, rephrase
+from aprfmt.cli.habits import _COMMANDS, _NO_COMMANDS, _OPTIONS, _OPTIONS_OF, rephrase
 from aprfmt.cli.training import _SECTIONS
 from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.provenance.spdx import nearest_id
@@ -34,6 +34,15 @@ PHRASES = {
     "llama-quantize in.gguf out.gguf q8_0": "apr quantize in.gguf q8_0 -o out.gguf",
     "quantize in.gguf q4_k_m 8": "apr quantize in.gguf q4_k_m -o ggml-model-q4_k_m.gguf --threads 8",
     "run -m m.gguf -ngl 99": "apr run m.gguf --gpu-layers 99",
+    "quantize q4_k_m in.gguf": "apr quantize in.gguf q4_k_m",
+    "quantize in.gguf q4_k_m out.gguf": "apr quantize in.gguf q4_k_m -o out.gguf",
+    "quantize q4_k_m in.gguf out.gguf": "apr quantize in.gguf q4_k_m -o out.gguf",
+    "mergekit-yaml recipe.yml out": "apr merge --config recipe.yml -o out",
+    "llama-cli -p 'hi there' -m m.gguf -n 5": "apr run m.gguf -n 5 'hi there'",
+    "mlx_lm.generate --model m --prompt=hi": "apr run m hi",
+    "llama-perplexity -m m.gguf -f text.txt": "apr eval m.gguf --data text.txt",
+    "llama-imatrix -m m.gguf -f text.txt -o i.dat": "apr imatrix m.gguf --data text.txt -o i.dat",
+    "llama-bench -m m.gguf -p 64": "apr bench m.gguf --prompt-tokens 64",
 }
 
 
@@ -51,6 +60,9 @@ def test_they_are_rephrased(theirs: str) -> None:
         "inspect x",
         "quantize --imatrix i m q4_k_m -o x --threads 8",
         "quantize m q4_k_m -q -o x",
+        "merge one two",
+        "run m hi",
+        "optimum m --model x",
     ],
 )
 def test_our_own_words_are_left_alone(ours: str) -> None:
@@ -64,12 +76,26 @@ def test_what_is_suggested_exists() -> None:
     known = {option for command in group.commands.values() for p in command.params for option in p.opts}
     future = {"--max-tokens", "--ctx", "--gpu-layers"} - known if "run" not in COMMANDS else set()
     assert {ours for ours in _OPTIONS.values() if ours} <= known | future
+    assert {*_COMMANDS.values(), *_OPTIONS_OF} <= {*COMMANDS}
+    assert not {*_COMMANDS, *_NO_COMMANDS} & {*COMMANDS}
+    for command, options in _OPTIONS_OF.items():
+        mine = {option for p in group.commands[command].params for option in p.opts}
+        assert {ours for ours in options.values() if ours} <= mine
 
 
 def test_the_answer_has_the_hint(apr: Any) -> None:
     done = apr("quantize", "in.gguf", "out.gguf", "Q4_K_M")
     assert done.code == 2
     assert "apr quantize in.gguf Q4_K_M -o out.gguf" in done.stderr
+
+
+@pytest.mark.parametrize("word", _NO_COMMANDS)
+def test_commands_that_only_others_have_are_answered(apr: Any, word: str) -> None:
+    done = apr(word, "x")
+    assert done.code == 2
+    assert done.stderr == f"error: no such command {word!r}\nhint: {_NO_COMMANDS[word]}\n"
+    named = re.findall(r"apr ([a-z]+)", _NO_COMMANDS[word])
+    assert {*named} <= {*COMMANDS}
 
 
 def test_the_quantization_of_mlx_does_not_silence_the_hint(apr: Any) -> None:

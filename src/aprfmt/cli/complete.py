@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import typer
 
+from aprfmt.errors import UsageError
+
 
 def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.lower().startswith(incomplete.lower())]
@@ -54,6 +56,33 @@ def mend_zsh() -> None:
 
     scripts = typers._completion_scripts
     scripts["zsh"] = typers.COMPLETION_SCRIPT_ZSH.replace(_DEFINE_ZSH, _DEFINE_OR_RUN_ZSH)
+
+
+SHELL_OPTIONS = {
+    "--install-completion": "Install completion for the current shell, or the one that is named: bash, zsh, fish.",
+    "--show-completion": "Print the script of completion instead, for the current shell or the one that is named.",
+}
+
+
+def serve_shell(option: str, shell: str | None) -> None:
+    """Does what one of SHELL_OPTIONS asks, for `shell` or, for None, the one that `apr` was started from.
+
+    Raises UsageError for a shell that there is no script for, or that cannot be told.
+    """
+    from typer import _completion_shared as typers
+
+    known = ", ".join(typers._completion_scripts)
+    if shell is None and (shell := typers._get_shell_name()) is None:
+        raise UsageError("cannot tell from which shell this was started", hint=f"apr {option} SHELL, one of: {known}")
+    if shell not in typers._completion_scripts:
+        raise UsageError(f"no completion for the shell {shell!r}", hint=f"apr {option} SHELL, one of: {known}")
+    mend_zsh()
+    names = {"prog_name": "apr", "complete_var": "_APR_COMPLETE"}
+    if option == "--show-completion":
+        print(typers.get_completion_script(shell=shell, **names))  # noqa: T201
+        return
+    _, path = typers.install(shell=shell, **names)
+    print(f"completion for {shell} is installed in {path}; it begins with the next {shell}")  # noqa: T201
 
 
 def complete_tensor(ctx: typer.Context, incomplete: str) -> list[str]:

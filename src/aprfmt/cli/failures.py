@@ -122,7 +122,7 @@ def _all_missing(missing: list[Any]) -> str | None:
 def _usage_error(message: str, line: str) -> UsageError:
     """typer's message as one plain sentence; what it suggests, or else the command `line`, begins the hint."""
     from aprfmt.cli.group import COMMANDS
-    from aprfmt.cli.habits import rephrase
+    from aprfmt.cli.habits import no_such_command, rephrase
 
     message, suggestion = message.strip(), ""
     for introduction in ("Did you mean ", "(Possible options: "):
@@ -131,6 +131,8 @@ def _usage_error(message: str, line: str) -> UsageError:
     message = message.replace("valid int range", "whole number").replace("valid float range", "number")
     # A suggestion may stand in parentheses; others belong to the message.
     message = message.rstrip(" (." if suggestion else " .")
+    if elsewhere := no_such_command(out.command):
+        return UsageError(message[:1].lower() + message[1:], hint=elsewhere)
     near = suggestion.partition("?")[0].rstrip(")").replace(", ", " or ")
     hint = f"did you mean {near}? " if near else ""
     if line:

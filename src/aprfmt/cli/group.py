@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from aprfmt.cli.complete import mend_zsh
+from aprfmt.cli.complete import SHELL_OPTIONS
 from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out
 from aprfmt.errors import UsageError
@@ -79,6 +79,12 @@ class _Formatter(Protocol):
 
 
 class _Group(TyperGroup):
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for option in self.params:  # typer's own texts know no name of a shell
+            if isinstance(option, TyperOption):
+                option.help = SHELL_OPTIONS.get(option.opts[0], option.help)
+
     def format_commands(self, ctx: object, formatter: _Formatter) -> None:
         """The commands under the names of their sections."""
         for section in dict.fromkeys(row.section for row in COMMANDS.values()):
@@ -99,8 +105,6 @@ def build(wanted: str | None) -> typer.Typer:
         context_settings=settings,
     )
     app.callback(invoke_without_command=True)(_root)
-    if wanted not in COMMANDS:  # --install-completion, --show-completion
-        mend_zsh()
     for row in (COMMANDS[wanted],) if wanted in COMMANDS else COMMANDS.values():
         function = _not_imported
         if wanted in (None, row.name):

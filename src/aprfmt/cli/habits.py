@@ -38,18 +38,56 @@ _OPTIONS: dict[str, str | None] = {
     "--hf-path": None,
     "--model": None,
     "-m": None,
+    "--prompt": None,
 }
 
+# Of one command alone: what its namesake elsewhere takes.
+_OPTIONS_OF: dict[str, dict[str, str | None]] = {
+    "run": {"-p": None},
+    "eval": {"-f": "--data"},
+    "imatrix": {"-f": "--data"},
+    "bench": {"-p": "--prompt-tokens"},
+}
 
-_COMMANDS = {"mlx_lm.convert": "convert", "convert_hf_to_gguf.py": "convert", "llama-quantize": "quantize"}
+_COMMANDS = {
+    "mlx_lm.convert": "convert",
+    "convert_hf_to_gguf.py": "convert",
+    "llama-quantize": "quantize",
+    "chat": "run",
+    "generate": "run",
+    "mlx_lm.generate": "run",
+    "llama-cli": "run",
+    "perplexity": "eval",
+    "llama-perplexity": "eval",
+    "llama-imatrix": "imatrix",
+    "llama-bench": "bench",
+    "mergekit-yaml": "merge",
+}
 
-# Options of `quantize` that take no value; in llama-quantize's order they stand before the files.
+_NO_COMMANDS = {
+    "serve": "llama-server serves what `apr convert MODEL -o model.gguf` writes",
+    "server": "llama-server serves what `apr convert MODEL -o model.gguf` writes",
+    "pull": "every command reads hf://org/repo: apr convert hf://org/repo -o model.gguf",
+    "download": "every command reads hf://org/repo: apr convert hf://org/repo -o model.gguf",
+    "dequantize": "apr convert FILE -o OUT --dtype f16",
+    "train": "`apr distill` learns from a larger model, `apr pretrain` from text alone",
+    "finetune": "`apr distill` learns from a larger model, `apr pretrain --init MODEL` from text alone",
+    "fine-tune": "`apr distill` learns from a larger model, `apr pretrain --init MODEL` from text alone",
+    "preprocess": "apr data PATH --model MODEL shows what a run would read",
+    "list": "`apr inspect FILE` says what a file is, `apr tensors FILE` lists what is in it",
+    "ls": "`apr inspect FILE` says what a file is, `apr tensors FILE` lists what is in it",
+}
+"""What answers a command of another program that none of ours has the shape of."""
+
+# Options that take no value; in llama-quantize's order they stand before the files.
 _SWITCHES = (
     "--allow-requantize",
     "--leave-output",
     "--pure",
     "--keep-split",
     "--plan",
+    "--verify",
+    "--no-tokenizer",
     "--force",
     "-f",
     "--json",
@@ -71,19 +109,29 @@ def rephrase(arguments: Sequence[str]) -> str | None:
     """
     import shlex
 
-    words: list[str] = []
+    from aprfmt.cli.group import COMMANDS
+
+    if not arguments:
+        return None
+    words = [_COMMANDS.get(arguments[0], arguments[0])]
+    if words[0] not in COMMANDS:
+        return None
+    options = _OPTIONS | _OPTIONS_OF.get(words[0], {})
     is_mlx = is_of_mlx(arguments)
-    for word in arguments:
+    prompts: list[str] = []  # stand behind the model, wherever they were
+    left = iter(arguments[1:])
+    for word in left:
         name, equals, value = word.partition("=")
-        if word in _COMMANDS:
-            words.append(_COMMANDS[word])
-        elif is_mlx and word in ("-q", "--quantize"):
+        if is_mlx and word in ("-q", "--quantize"):
             continue
-        elif name in _OPTIONS:
-            ours = _OPTIONS[name]
+        if words[0] == "run" and name in ("-p", "--prompt"):
+            prompts.append(value or next(left, ""))
+        elif name in options:
+            ours = options[name]
             words += [ours + equals + value] if ours else [value] if value else []
         else:
             words.append(word)
+    words += prompts
     if is_mlx:
         names = {word.partition("=")[0] for word in words}
         if {"-q", "--quantize"} & {*arguments} and not {"--bits", "--recipe"} & names:
@@ -115,20 +163,35 @@ def complete(arguments: Sequence[str], known: Sequence[Any], missing: Sequence[A
     return " ".join([shlex.join(["apr", *words]), *added])
 
 
+def no_such_command(word: str) -> str | None:
+    """What does here what the command `word` does elsewhere, as a hint; None where nothing is known."""
+    return _NO_COMMANDS.get(word)
+
+
 def _in_order(words: list[str]) -> list[str]:
-    """`quantize [OPTIONS] IN [OUT] TYPE [THREADS]` in our order; anything else as it is."""
+    """`quantize` and mergekit's `RECIPE OUT` with their files in our order; anything else as it is."""
+    options, files = _apart(words[1:], _SWITCHES)
+    if words[0] == "quantize" and (ours := _files_of_quantize(files)):
+        return ["quantize", *ours, *options]
+    if words[0] == "merge" and len(files) == 2 and files[0].endswith((".yml", ".yaml")):
+        return ["merge", "--config", files[0], "-o", files[1], *options]
+    return words
+
+
+def _files_of_quantize(files: list[str]) -> list[str] | None:
+    """IN TYPE -o OUT --threads N of llama-quantize's words; None where they are in our order, or unclear."""
     from aprfmt.convert.mixes import find_mix
 
-    if words[:1] != ["quantize"]:
-        return words
-    options, files = _apart(words[1:], _SWITCHES)
     threads = ["--threads", files.pop()] if len(files) > 2 and files[-1].isdecimal() else []
-    if len(files) == 3 and find_mix(files[2]) and not find_mix(files[1]):
-        source, target, mix = files
-        return ["quantize", source, mix, "-o", target, *threads, *options]
-    if len(files) == 2 and threads and find_mix(files[1]):  # it has a name for the output then
-        return ["quantize", *files, "-o", f"ggml-model-{files[1]}.gguf", *threads, *options]
-    return words
+    mixes = [name for name in files if find_mix(name)]
+    others = [name for name in files if name not in mixes]
+    if len(mixes) == 1 and len(others) == 2:
+        return [others[0], *mixes, "-o", others[1], *threads]
+    if len(files) == 2 and files == [*mixes, *others]:
+        return [*others, *mixes, *threads]
+    if len(files) == 2 and threads and files == [*others, *mixes]:  # it has a name for the output then
+        return [*files, "-o", f"ggml-model-{files[1]}.gguf", *threads]
+    return None
 
 
 def _apart(words: list[str], switches: Collection[str]) -> tuple[list[str], list[str]]:

@@ -81,8 +81,12 @@ def _dispatch(arguments: list[str]) -> int:
 
         show(file)
         return 0
+    from aprfmt.cli.complete import SHELL_OPTIONS, serve_shell
     from aprfmt.cli.group import build, dispatch
 
+    if arguments and arguments[0] in SHELL_OPTIONS and len(arguments) < 3 and arguments[-1] not in ("-h", "--help"):
+        serve_shell(arguments[0], arguments[1] if len(arguments) == 2 else None)
+        return 0
     if is_completion:
         build(None)(arguments, prog_name="apr")
     return dispatch(build(next((word for word in arguments if not word.startswith("-")), "")), arguments)
