@@ -164,7 +164,7 @@ APRTRAIN = (
         "if not same or", "if False and"),
     Mutation("tokenizer dropped", "aprtrain/checkpoints/checkpoint.py",
         "test_checkpoint.py::test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones",
-        "values |= tokenizer_apr.to_metadata(identity.tokenizer)", "pass"),
+        "identity.hparams, identity.tokenizer, identity.origin,", "identity.hparams, None, identity.origin,"),
     Mutation("latest moves before the files are there", "aprtrain/checkpoints/checkpoint.py",
         "test_loop.py::test_latest_moves_when_model_and_state_are_there",
         "        name, began = step_name(snapshot.step), time.monotonic()\n",

@@ -75,7 +75,9 @@ def test_a_student_of_all_layers_is_the_teacher(tiny: Maker) -> None:
     with open_network(tiny("llama").folder) as teacher:
         student = make_student(teacher, "layers:2")
         decoder = load_decoder(student)
-        assert fingerprint(decoder) == fingerprint(teacher)
+        assert fingerprint(student) == fingerprint(teacher)
+        for name, tensor in load_decoder(teacher).hf_tensors().items():
+            assert torch.equal(decoder.hf_tensors()[name], tensor), name
         assert student.shape == teacher.shape
         assert all(p.dtype == torch.float32 for p in decoder.parameters())
 

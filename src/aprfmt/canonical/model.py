@@ -572,22 +572,42 @@ def _is_unmapped(c: Canonical) -> bool:
 
 def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]:
     """The metadata of an `.apr` for `c`, without the record of its source files."""
-    h = c.hparams
-    metadata: dict[str, object] = {
-        "model_type": h.hf_model_type or h.architecture or "",
-        **c.info,
-        "original_format": _ORIGINAL.get(c.model.convention),
-        "total_size": sum(t.n_bytes for t in tensors),
-        "param_count": c.n_params,
-        **hp.to_apr(h),
-        **provenance.to_metadata(c.general),
+    further = {
         PART_KEY: c.part or None,
         UNMAPPED_KEY: _is_unmapped(c) or None,
         **(c.adapter.to_metadata() if c.adapter is not None else {}),
         **(c.tower.to_metadata() if c.tower is not None else {}),
     }
-    if c.tokenizer is not None:
-        metadata |= tokenizer_apr.to_metadata(c.tokenizer)
+    origin, n_bytes = provenance.Provenance(c.info, c.general), sum(t.n_bytes for t in tensors)
+    kind = _ORIGINAL.get(c.model.convention)
+    return apr_metadata_with(c.hparams, c.tokenizer, origin, further, kind=kind, n_bytes=n_bytes, n_params=c.n_params)
+
+
+def apr_metadata_with(
+    h: Hyperparams,
+    tokenizer: Tokenizer | None,
+    origin: provenance.Provenance,
+    further: Mapping[str, object],
+    *,
+    kind: str | None,
+    n_bytes: int,
+    n_params: int,
+) -> dict[str, object]:
+    """The metadata of an `.apr` whose tensors have so many bytes and elements.
+
+    `kind` is what its weights were read from. What is None in `further` is left out.
+    """
+    metadata = {
+        "model_type": h.hf_model_type or h.architecture or "",
+        **origin.info,
+        "original_format": kind,
+        "total_size": n_bytes,
+        "param_count": n_params,
+        **hp.to_apr(h),
+        **provenance.to_metadata(origin.general),
+        **further,
+        **(tokenizer_apr.to_metadata(tokenizer) if tokenizer is not None else {}),
+    }
     return {key: value for key, value in metadata.items() if value is not None}
 
 

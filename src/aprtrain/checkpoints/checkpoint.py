@@ -28,18 +28,17 @@ import torch
 from torch import Tensor
 
 import aprfmt
-from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.canonical.model import apr_metadata_with
 from aprfmt.errors import AprError, CorruptError, ExistsError, RunError, StorageError, storage_error, storage_errors
 from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats import open as open_model
+from aprfmt.formats.apr2 import FLAGS
 from aprfmt.inspection.run_report import FILE, METADATA
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.io.temporary import sweep
-from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
-from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
 from aprtrain.network.decoder import hf_names, hf_parts
@@ -57,7 +56,6 @@ MODEL = "model.apr"
 _TRIAL = "trial.apr"
 _OURS = re.compile(r"(ckpt-step-|(model|trial)\.apr|tokens|latest|best|distillation_meta|metrics|report).*", re.DOTALL)
 """What nobody but a run writes into its folder."""
-_HAS_VOCAB = 0x0200
 _TORCH = {"bf16": ("BF16", torch.bfloat16), "f16": ("F16", torch.float16), "f32": ("F32", torch.float32)}
 _NAME = re.compile(r"ckpt-step-(\d{6,})\.(apr|state)", re.ASCII)
 _POINTER = re.compile(rb'\{"step": (\d{1,18}),')
@@ -158,29 +156,16 @@ def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mappin
     for name, tensor in weights.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise RunError(f"a weight is not finite as {weights.dtype}", tensor=name, hint="save with --save-dtype f32")
-    metadata = _metadata(weights, identity, lineage)
-    flags = _HAS_VOCAB if identity.tokenizer is not None else 0
+    n_bytes, n_params = sum(out.n_bytes for out in outs), sum(t.numel() for t in weights.tensors.values())
+    metadata = apr_metadata_with(
+        identity.hparams, identity.tokenizer, identity.origin, {LINEAGE: dict(lineage)},
+        kind="apr", n_bytes=n_bytes, n_params=n_params,
+    )  # fmt: skip
+    flags = FLAGS["has_vocab"] if identity.tokenizer is not None else 0
     segments = apr2_write.layout(apr_metadata.dump(metadata), outs, flags=flags)
     layout = FileLayout(path.name, segments, crc_footer=True)
     sums = {name: crc32_of(tensor_bytes(tensor)) for name, tensor in weights.tensors.items()}
     write_file(str(path), layout, WriteOptions(force=True), lambda file: _compare(file, weights, identity, sums))
-
-
-def _metadata(weights: Weights, identity: Identity, lineage: Mapping[str, object]) -> dict[str, object]:
-    h = identity.hparams
-    values: dict[str, object] = {
-        "model_type": h.hf_model_type or h.architecture or "",
-        **identity.origin.info,
-        "original_format": "apr",
-        "total_size": sum(t.numel() * t.element_size() for t in weights.tensors.values()),
-        "param_count": sum(t.numel() for t in weights.tensors.values()),
-        **hp.to_apr(h),
-        **provenance.to_metadata(identity.origin.general),
-        LINEAGE: dict(lineage),
-    }
-    if identity.tokenizer is not None:
-        values |= tokenizer_apr.to_metadata(identity.tokenizer)
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _compare(file: str, weights: Weights, identity: Identity, sums: Mapping[str, int]) -> None:

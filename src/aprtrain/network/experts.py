@@ -30,9 +30,8 @@ class Experts:
         normed: whether the scores of the experts that a token takes are divided by their sum.
         scale: what they are multiplied with at last.
         transposed: whether the matrix of an expert has a row an input.
-        alternating: whether rows of gate and up alternate.
-        limit, slope: gates are at most `limit`, ups within -limit and limit, and the output is
-            (up + 1) gate sigmoid(slope gate); 0 for the network's usual activation.
+        limit, slope: gates, whose rows alternate with those of ups, are at most `limit`, ups within -limit and limit,
+            and the output is (up + 1) gate sigmoid(slope gate); 0 for the network's usual activation.
     """
 
     n: int
@@ -45,7 +44,6 @@ class Experts:
     normed: bool
     scale: float
     transposed: bool
-    alternating: bool
     limit: float
     slope: float
 
@@ -75,7 +73,6 @@ def experts_of(h: Hyperparams, row: Architecture) -> Experts:
         normed=bool(h.extra.get("norm_topk_prob", True)),
         scale=1.0 if scale is None else scale,
         transposed=stacked is not None and stacked.transposed,
-        alternating=stacked is not None and stacked.order == ("deal:experts*moe_ffn,1,1",),
         limit=as_float(h.extra.get("swiglu_limit"), "swiglu_limit") or 0.0,
         slope=as_float(h.extra.get("swiglu_alpha"), "swiglu_alpha") or 0.0,
     )

@@ -28,7 +28,7 @@ from aprfmt.io.pipe import run_jobs, source_chunks
 from aprfmt.model import Model
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.kernels.blocks import Blocks, decode, is_kept, upload
-from aprtrain.network.decoder import Decoder, hf_names
+from aprtrain.network.decoder import Decoder, hf_names, parts_of
 from aprtrain.network.shape import Shape, shape_of
 
 
@@ -51,6 +51,11 @@ class Network:
     hparams: Hyperparams
     tokenizer: Tokenizer | None
     tensors: dict[str, CanonicalTensor]
+
+    def by_parameter(self) -> Iterator[tuple[str, list[CanonicalTensor]]]:
+        """(parameter of Decoder, the tensors that it consists of in the order of rows)."""
+        for parameter, parts in parts_of(self.shape).items():
+            yield parameter, [self.tensors[name] for name, _, _ in parts]
 
     def close(self) -> None:
         """Closes the file."""
@@ -130,21 +135,16 @@ def values(tensor: CanonicalTensor, dtype: torch.dtype, path: Path | None = None
     if name is None:
         raise UnsupportedError(f"weights cannot be loaded as {dtype}", tensor=tensor.name)
     made = tensor.produced
-    pieces = run_jobs(recode_jobs(made.dtype, name, made.shape, made.items))
-    for piece in pieces:
+    for piece in run_jobs(recode_jobs(made.dtype, name, made.shape, made.items)):
         # torch wants a buffer that it might write to.
         part = torch.frombuffer(bytearray(piece), dtype=dtype) if len(piece) else torch.empty(0, dtype=dtype)
-        if part.numel() and not all(math.isfinite(end) for end in torch.aminmax(part)):
-            raise CorruptError(
-                "the tensor holds NaN or infinite values", path=path, tensor=tensor.name, hint=DAMAGED
-            )  # fmt: skip
+        _check_finite(part, tensor.name, path)
         yield part
 
 
-def whole(network: Network, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One tensor in memory, in `dtype`. Raises as `values` does."""
-    tensor = network.tensors[name]
-    return torch.cat([*values(tensor, dtype, network.path), torch.empty(0, dtype=dtype)]).view(tensor.shape)
+def _check_finite(part: Tensor, name: str, path: Path | None) -> None:
+    if part.numel() and not all(math.isfinite(end) for end in torch.aminmax(part)):
+        raise CorruptError("the tensor holds NaN or infinite values", path=path, tensor=name, hint=DAMAGED)
 
 
 def load_decoder(network: Network, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
@@ -193,8 +193,7 @@ def check_values(network: Network, name: str, pieces: Iterable[Tensor]) -> None:
     """Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros."""
     seen = False
     for piece in pieces:
-        if not bool(torch.isfinite(piece).all()):
-            raise CorruptError("the tensor holds NaN or infinite values", path=network.path, tensor=name, hint=DAMAGED)
+        _check_finite(piece, name, network.path)
         seen = seen or bool(piece.any())
     check_not_zero(network, name, 2, seen)
 
@@ -220,23 +219,17 @@ def check_not_zero(network: Network, name: str, n_dims: int, seen: bool) -> None
         )  # fmt: skip
 
 
-def fingerprint(source: Decoder | Network) -> str:
+def fingerprint(network: Network) -> str:
     """SHA-256 of what a network computes with: names, shapes and values rounded to bfloat16, in the network's order.
 
-    So a file and the decoder that was loaded from it have the same one, in bfloat16 and in float32, and a
-    quantized file another one than what it was made from.
+    So it is the same in every container and unquantized dtype, and a quantized file has another one than what it was
+    made from.
     """
     total = hashlib.sha256()
-    live = source.hf_tensors() if isinstance(source, Decoder) else {}
-    for name, (_, _, size) in hf_names(source.shape).items():
+    for name, (_, _, size) in hf_names(network.shape).items():
         total.update(f"{name} {list(size)}\n".encode())
-        pieces: Iterable[Tensor]
-        if isinstance(source, Decoder):
-            pieces = (part.to(torch.bfloat16).cpu() for part in torch.split(live[name].reshape(-1), CHECKED))
-        else:
-            pieces = values(source.tensors[name], torch.bfloat16, source.path)
-        for piece in pieces:
-            total.update(piece.contiguous().view(torch.uint8).numpy().data)
+        for piece in values(network.tensors[name], torch.bfloat16, network.path):
+            total.update(piece.view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -69,6 +69,10 @@ class Adam:
         """Updates so far, float32 of shape []."""
         return self._counts[0]
 
+    def of(self, kind: str, weights: list[Tensor]) -> list[Tensor]:
+        """What is held of the weights, for one of KINDS."""
+        return {"master": weights, "mean": self.mean, "square": self.square}[kind]
+
     def set_count(self, count: Tensor) -> None:
         """Goes on from `count` updates."""
         for own in self._counts:
@@ -235,7 +239,7 @@ class FlatAdamW:
         self._compute = torch.zeros_like(self.grad, dtype=first.dtype)
         is_one = self._world.size == 1 and first.dtype == torch.float32
         self.master = self._compute if is_one else self.grad.new_zeros(end // self._world.size)
-        self._masters = self._pieces(self.master)
+        self._masters = list(torch.split(self.master, [(b.stop - b.start) // self._world.size for b in self._buckets]))
         self._arriving: list[Work] = []
         self.adam = Adam(self._masters, [b.decays for b in self._buckets], settings)
         self.load("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
@@ -250,10 +254,6 @@ class FlatAdamW:
         self._unsent: list[Bucket] = []
         self._sending: list[Work] = []
         self.clear()
-
-    def _pieces(self, flat: Tensor) -> list[Tensor]:
-        """What this process owns, bucket by bucket, of a buffer that holds nothing else."""
-        return list(torch.split(flat, [(b.stop - b.start) // self._world.size for b in self._buckets]))
 
     # --- the gradient ---
 
@@ -332,13 +332,10 @@ class FlatAdamW:
 
     # --- values ---
 
-    def _of(self, kind: str) -> list[Tensor]:
-        return {"master": self._masters, "mean": self.adam.mean, "square": self.adam.square}[kind]
-
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """(name, values) of every parameter, for one of KINDS. See Optimizer."""
-        _wait(self._gathering(self._of(kind), self.grad))
+        _wait(self._gathering(self.adam.of(kind, self._masters), self.grad))
         for name, slice in self.slices.items():
             yield name, slice.of(self.grad)
 
@@ -347,7 +344,7 @@ class FlatAdamW:
         """Lets `write` fill the values of every parameter. See Optimizer."""
         for name, slice in self.slices.items():
             write(name, slice.of(self.grad))
-        for bucket, piece in zip(self._buckets, self._of(kind), strict=True):
+        for bucket, piece in zip(self._buckets, self.adam.of(kind, self._masters), strict=True):
             piece.copy_(bucket.own(self.grad, self._world))
         if kind == "master":
             self._publish()
@@ -435,9 +432,6 @@ class ShardedAdamW:
         """The rows that this process has; asked for at each use, since FSDP may lay them elsewhere."""
         return [p.to_local() for p in self._parameters.values()]
 
-    def _of(self, kind: str) -> list[Tensor]:
-        return {"master": self._masters(), "mean": self.adam.mean, "square": self.adam.square}[kind]
-
     def _padded(self, name: str) -> tuple[int, ...]:
         """A parameter's shape with so many rows that all processes have as many; the last ones may have fewer."""
         rows, *rest = self.shapes[name]
@@ -487,7 +481,7 @@ class ShardedAdamW:
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """(name, values) of every parameter, for one of KINDS, one whole at a time. See Optimizer."""
-        for (name, shape), own in zip(self.shapes.items(), self._of(kind), strict=True):
+        for (name, shape), own in zip(self.shapes.items(), self.adam.of(kind, self._masters()), strict=True):
             whole = torch.empty(self._padded(name), device=own.device)
             self._world.part(whole)[: len(own)] = own
             self._world.gather_parts(whole).wait()
@@ -496,7 +490,7 @@ class ShardedAdamW:
     @torch.no_grad()
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
         """Lets `write` fill the values of every parameter, one whole at a time. See Optimizer."""
-        for (name, shape), own in zip(self.shapes.items(), self._of(kind), strict=True):
+        for (name, shape), own in zip(self.shapes.items(), self.adam.of(kind, self._masters()), strict=True):
             whole = torch.zeros(self._padded(name), device=own.device)
             write(name, whole[: shape[0]])
             own.copy_(self._world.part(whole)[: len(own)])

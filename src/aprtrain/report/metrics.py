@@ -244,9 +244,9 @@ def _device(values: StepValues) -> Iterator[str]:
         yield f"{values['memory_bytes'] / 2**30:.1f} GiB"
 
 
-def spark(values: Sequence[float], cells: int = _CELLS) -> str:
-    """The course of `values` in at most `cells` characters, each the mean of its share."""
-    n = min(cells, len(values))
+def _spark(values: Sequence[float]) -> str:
+    """The course of `values` in at most as many characters as a sparkline has, each the mean of its share."""
+    n = min(_CELLS, len(values))
     means = [fmean(values[len(values) * i // n : len(values) * (i + 1) // n]) for i in range(n)]
     if not means:
         return ""
@@ -370,7 +370,7 @@ class Panel:
     def _losses(self, values: StepValues) -> Iterator[Segment]:
         for name, value in _losses_of(values).items():
             if name == "loss" or values["kl1"] is not None:
-                curve = spark(list(self._history[name])) if self._unicode else ""
+                curve = _spark(list(self._history[name])) if self._unicode else ""
                 yield f"{name} {value:.4f} {curve}".rstrip(), "32" if name == "loss" else ""
         if values["agreement"] is not None:
             yield f"agree {values['agreement']:.1%}", ""

@@ -24,7 +24,7 @@ from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.network.attention import Documents
-from aprtrain.network.decoder import Decoder, head_name, hf_parts, parts_of, soft_cap
+from aprtrain.network.decoder import Decoder, head_name, hf_parts, soft_cap
 from aprtrain.network.layout import FLOAT32
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import CHECKED, Network, check_values, fill, load_decoder, stays_blocks, upload_blocks
@@ -62,8 +62,7 @@ class BlocksDecoder(Decoder):
         self.notes: list[str] = []
         self._targets: dict[nn.Module, list[tuple[Blocks, Tensor]]] = {block: [] for block in self.blocks}
         others: Counter[str] = Counter()
-        for parameter, parts in parts_of(network.shape).items():
-            tensors = [network.tensors[name] for name, _, _ in parts]
+        for parameter, tensors in network.by_parameter():
             if all(map(stays_blocks, tensors)):
                 self.stored[parameter] = tuple(upload_blocks(tensor, device) for tensor in tensors)
                 for tensor, blocks in zip(tensors, self.stored[parameter], strict=True):
@@ -350,10 +349,9 @@ class Teacher:
 
 def residency_of(network: Network) -> str:
     """What --teacher-residency auto stands for: "q4k" where most of the file's weights are blocks that can stay."""
-    kept = 0
-    for parts in parts_of(network.shape).values():
-        tensors = [network.tensors[name] for name, _, _ in parts]
-        kept += sum(prod(t.shape) for t in tensors) if all(map(stays_blocks, tensors)) else 0
+    kept = sum(
+        prod(t.shape) for _, tensors in network.by_parameter() if all(map(stays_blocks, tensors)) for t in tensors
+    )
     return "q4k" if 2 * kept > network.shape.n_params else "bf16"
 
 
@@ -368,8 +366,7 @@ def estimate_bytes(network: Network, residency: str) -> int:
     An fp8 teacher takes what a bf16 one takes beside it while it is compared.
     """
     total, scratch = 0, dict[str, int]()
-    for parameter, parts in parts_of(network.shape).items():
-        tensors = [network.tensors[name] for name, _, _ in parts]
+    for parameter, tensors in network.by_parameter():
         rows, values = sum(t.shape[0] for t in tensors), sum(prod(t.shape) for t in tensors)
         if residency == "q4k" and all(map(stays_blocks, tensors)):
             total += sum(t.n_bytes for t in tensors)

@@ -18,6 +18,7 @@ from train_children import forked
 from train_runs import identity_of
 
 import aprfmt
+from aprfmt.canonical.model import apr_metadata_with
 from aprfmt.errors import AprError, CorruptError, RunError, StorageError
 from aprfmt.llama.client import Llama
 from aprtrain.checkpoints import checkpoint
@@ -125,10 +126,12 @@ def test_a_tokenizer_or_dims_that_do_not_come_back_are_noticed(
     tmp_path: Path, network: Network, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = train_runs.snapshot(decoder.hf_tensors(), "bf16")
-    honest = checkpoint._metadata
+    honest = apr_metadata_with
     for key, word in (("tokenizer.vocabulary", "tokenizer"), ("hidden_size", "hidden_size")):
         monkeypatch.setattr(
-            checkpoint, "_metadata", lambda *a, key=key: {k: v for k, v in honest(*a).items() if k != key}
+            checkpoint,
+            "apr_metadata_with",
+            lambda *a, key=key, **how: {k: v for k, v in honest(*a, **how).items() if k != key},
         )
         with pytest.raises(AprError, match=word):
             save_model(weights, identity_of(network), tmp_path / "m.apr", {})
