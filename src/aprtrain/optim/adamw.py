@@ -191,7 +191,6 @@ def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> 
 class Slice:
     """Where a parameter lies in the flat buffers."""
 
-    name: str
     start: int
     shape: tuple[int, ...]
 
@@ -304,8 +303,7 @@ class FlatAdamW:
         self._send(set())
         _wait(self._sending)
         grads = [bucket.own(self.grad, self._world) for bucket in self._buckets]
-        norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads])
-        norm = joint_norm(torch.linalg.vector_norm(norms), self._world)
+        norm = joint_norm(get_total_norm(grads, foreach=False), self._world)
         alone = self._world.size == 1 and self._compute is not self.master
         copies = [bucket.of(self._compute) for bucket in self._buckets] if alone else ()
         self.adam.update(self._masters, grads, lr, norm, loss, copies)
@@ -370,7 +368,7 @@ def _laid_out(shapes: Mapping[str, tuple[int, ...]], n: int) -> tuple[dict[str, 
         start, names = end, list[str]()
         some = [name for name, shape in shapes.items() if (len(shape) > 1) is decays]
         for name in some:
-            slices[name] = Slice(name, end, shapes[name])
+            slices[name] = Slice(end, shapes[name])
             names.append(name)
             end += _up(math.prod(shapes[name]), _ALIGNMENT)
             if name == some[-1] or (n > 1 and end - start >= _BUCKET):
