@@ -289,7 +289,7 @@ def bench(
         files: a model in any form, or several.
         prompt_tokens: length of the prompt.
         tokens: length of the text.
-        runs: runs that count, behind one to warm up.
+        runs: runs that count, after one to warm up.
         threads: threads of llama.cpp; 0: half of the processors.
         gpu_layers: layers to compute on a GPU, if this llama.cpp can.
         gates: limits by name (running.bench.GATES), or NAME=VALUE each.

@@ -43,7 +43,7 @@ Fault = Callable[[Request], "Answer | None"]
 
 @dataclass
 class Answer:
-    """What a fault says in the place of the file.
+    """What a fault says in place of the file.
 
     Attributes:
         status: 0 cuts the connection.

@@ -135,7 +135,7 @@ def mlx_row(row: Architecture) -> Architecture:
 
 
 def _changed(network: MlxNetwork, tensor: TensorRow) -> TensorRow | None:
-    """The row with mlx_lm's names in the place of a GGUF's, None where it has the checkpoint's."""
+    """The row with mlx_lm's names in place of a GGUF's, None where it has the checkpoint's."""
     begin, layer, _ = tensor.hf[0].partition("{n}.")
     in_layer = [name.removeprefix("blk.{n}.") for name in tensor.gguf]
     if in_layer and not tensor.pack and all(name in network.stacked for name in in_layer):

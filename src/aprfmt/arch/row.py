@@ -170,7 +170,7 @@ class Architecture:
             stands there in `tensors`: ("mtp.layers.{m}.", "model.layers.{n}."); `{m}` counts the draft layers from 0,
             `{n}` all layers. A beginning without `{m}` is of the first. On the way back the first that fits is taken.
         drafts_apart: of a family whose GGUFs have draft layers only in a file of their own: beginnings of the names of
-            tensors that stand there in the place of the network's, and how these begin.
+            tensors that stand there in place of the network's, and how these begin.
         defaults: what an absent config.json key means, by model type ("" for all of them).
         config: what a rebuilt config.json says beside the keys, whatever the source.
         head_always: whether llama.cpp wants `output.weight` even where it is the embedding; a GGUF then gets a copy.
@@ -258,7 +258,7 @@ class Tower(Architecture):
         made: GGUF tensors that are computed rather than taken from a tensor of the checkpoint: name -> a function of
             canonical.made with its arguments, "batch_scale:conformer.layers.{n}.conv.batch_norm".
         text: how checkpoints of the whole begin the names of the language model's tensors: put before those of its
-            row, or, where it begins with "model." or is `bare`, in the place of the row's "model.".
+            row, or, where it begins with "model." or is `bare`, in place of the row's "model.".
         bare: whether the language model in the whole is one without a head, whose names have no "model." before them.
         listed: beginnings of names whose number counts the items of a list of layers, and the key of that list, or a
             word of arch.projectors.NUMBERS: item 2 of [5, 11, 17] is layer 17 in the row, as it is in a GGUF.

@@ -805,7 +805,7 @@ def _named(
     for tensor in entries:
         name = found.get(tensor.name)
         if tensor.name in decoded:
-            # The weight comes in the place of the first of its parts.
+            # The weight comes in place of the first of its parts.
             if (weight := packs.by_first_part.get(tensor.name)) is not None:
                 yield from _decoded(row, h, weight, hf_name(weight.name))
         elif row is None or tensor.name in packs.parts:
@@ -815,7 +815,7 @@ def _named(
         elif tensor.name in elsewhere and tensor.name not in from_gguf:
             yield CanonicalTensor(tensor.name, (tensor,))
         elif tensor.name in from_gguf:
-            if tensor.name not in done:  # a link comes in the place of the first of its tensors
+            if tensor.name not in done:  # a link comes in place of the first of its tensors
                 match = _matching(row, names.in_stacks(names.matches(row, tensor.name, "gguf"), h), tensor, h, shapes)
                 link = link_of(h, match, shapes)
                 done |= set(link.gguf)

@@ -28,7 +28,7 @@ _LABELS: dict[str, object] = {
     "num_labels": len(ANSWERS),
 }
 
-# What the model was trained with, as its card has it; programs put query and document in the place of the names.
+# What the model was trained with, as its card has it; programs put query and document in place of the names.
 _PROMPT = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'

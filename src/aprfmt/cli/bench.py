@@ -35,7 +35,7 @@ class Bench(Common, LlamaMachine):
         512
     )
     tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", min=1, help="Length of the text.")] = 128
-    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs that count, behind one to warm up.")] = 5
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs that count, after one to warm up.")] = 5
     gate: Annotated[
         list[str] | None,
         typer.Option(

@@ -51,7 +51,7 @@ def diff(
 ) -> int:
     """Compare two models. Exit status: 0 same, 1 different, 2 trouble.
 
-    With --values the figures of each tensor of B are relative to A: relative RMSE, SNR in dB, cosine, bits a weight.
+    With --values the figures of each tensor of B are relative to A: relative RMSE, SNR in dB, cosine, bits per weight.
 
     \b
     apr diff old.apr new.apr

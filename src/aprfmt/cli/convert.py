@@ -146,6 +146,10 @@ class Quantize(Common, Machine, Run, Mix):
     tokenizer: TokenizerOption = None
     no_tokenizer: NoTokenizerOption = False
     verify: VerifyOption = False
+    imatrix: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|auto", help="Importance matrix; auto computes one on the text of --data."),
+    ] = None
     data: Annotated[
         list[Path] | None, typer.Option("--data", "-d", metavar="PATH", help="Text for --imatrix auto; repeatable.")
     ] = None

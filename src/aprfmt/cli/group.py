@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Annotated, Any, Protocol
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup
 
 from aprfmt.cli.complete import SHELL_OPTIONS
 from aprfmt.cli.options import JsonOption, QuietOption
@@ -79,11 +79,12 @@ class _Formatter(Protocol):
 
 
 class _Group(TyperGroup):
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        for option in self.params:  # typer's own texts know no name of a shell
-            if isinstance(option, TyperOption):
-                option.help = SHELL_OPTIONS.get(option.opts[0], option.help)
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options, those of completion in our words: typer's texts know no name of a shell."""
+        params = super().get_params(ctx)
+        for option in params:
+            option.help = SHELL_OPTIONS.get(option.opts[0], option.help)
+        return params
 
     def format_commands(self, ctx: object, formatter: _Formatter) -> None:
         """The commands under the names of their sections."""

@@ -27,8 +27,8 @@ _OF_MERGE = ("files", "output", "merge", "plan", "force", "as_json", "quiet")
 class Imatrix(Common, LlamaMachine):
     """Compute an importance matrix of a model on text, or add several.
 
-    Every product with a weight is looked at while llama.cpp computes the text; `apr quantize --imatrix` uses what comes
-    out, as llama-quantize does. A name that ends with .dat gets the old form.
+    The inputs of every product with a weight are recorded while llama.cpp computes the text; `apr quantize --imatrix`
+    uses the result, and so does llama-quantize. An output named .dat is written in the old form.
 
     \b
     apr imatrix model.gguf --data text.txt -o model.imatrix.gguf

@@ -27,7 +27,10 @@ def lint(
     ] = None,
     *,
     fail_at: Annotated[
-        str, typer.Option("--fail-at", metavar="LEVEL", help="Exit 1 for findings from here on: error, warn or info.")
+        str,
+        typer.Option(
+            "--fail-at", metavar="LEVEL", help="Exit 1 for findings of this level or above: error, warn, info."
+        ),
     ] = "warn",
     select: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Only these rules; repeatable, also a glob such as 'gguf.*'.")

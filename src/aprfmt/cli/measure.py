@@ -38,7 +38,7 @@ def evaluate(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Of torch: cuda, cuda:N or cpu; nothing else is tried when it is missing."),
+        typer.Option(metavar="NAME", help="For torch: cuda, cuda:N or cpu; nothing else is tried if it is missing."),
     ] = None,
     seq_len: Annotated[
         int | None,

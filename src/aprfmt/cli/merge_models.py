@@ -44,7 +44,7 @@ class Merge(Common, Machine, MixOptions, Derived, Dtype):
         str | None, typer.Option(metavar="FILE", help="A recipe in mergekit's YAML, instead of models and method.")
     ] = None
     weight: Annotated[
-        list[float] | None, typer.Option(metavar="X", help="What a model counts: one for all, or one each.")
+        list[float] | None, typer.Option(metavar="X", help="Weight of each model: one for all, or one each.")
     ] = None
     density: Annotated[
         list[float] | None,
@@ -58,18 +58,17 @@ class Merge(Common, Machine, MixOptions, Derived, Dtype):
         bool | None, typer.Option("--normalize/--no-normalize", help="Divide by the sum of weights.")
     ] = None
     rescale: Annotated[
-        str | None, typer.Option(metavar="HOW", help="What lost values is rescaled: norm (dare), density, none (ties).")
+        str | None,
+        typer.Option(metavar="HOW", help="Rescale what is left after dropping: norm (dare), density, none (ties)."),
     ] = None
-    lambda_: Annotated[
-        float | None, typer.Option("--lambda", metavar="X", help="What the sum of changes is multiplied by.")
-    ] = None
-    scale: Annotated[
-        list[float] | None, typer.Option(metavar="X", help="For passthrough: what weights are multiplied by.")
-    ] = None
+    lambda_: Annotated[float | None, typer.Option("--lambda", metavar="X", help="Factor of the sum of changes.")] = None
+    scale: Annotated[list[float] | None, typer.Option(metavar="X", help="For passthrough: factor of the weights.")] = (
+        None
+    )
     layers: Annotated[
         list[str] | None, typer.Option(metavar="A-B", help="For passthrough: layers of each model, numbered from 0.")
     ] = None
-    seed: Annotated[int, typer.Option(metavar="N", help="Of what dare drops.")] = 0
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of what dare drops.")] = 0
     pad_vocab: Annotated[
         bool, typer.Option("--pad-vocab", help="Fill up or cut embeddings to the rows of the first model.")
     ] = False

@@ -27,7 +27,9 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing 
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
 PageOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write a page too: page.html.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
-PlanOption = Annotated[bool, typer.Option("--plan", help="Show sizes, memory, losses and tensor names; write nothing.")]
+PlanOption = Annotated[
+    bool, typer.Option("--plan", help="Show what would be written, and what it takes; write nothing.")
+]
 ArchOption = Annotated[
     str | None,
     typer.Option(
@@ -87,7 +89,8 @@ class Machine:
     max_disk: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Room for what is fetched of the hub, beside the output; by default, its largest file."
+            metavar="SIZE",
+            help="Room for what is fetched from the hub, beside the output; by default, its largest file.",
         ),
     ] = None
     fsync: Annotated[bool, typer.Option(help="Wait until the output is safely on disk.")] = True

@@ -179,7 +179,7 @@ class Output:
 
 
 def _hub_traffic() -> Traffic | None:
-    """What was fetched of the hub; None where no model was read there."""
+    """What was fetched from the hub; None where no model was read there."""
     module = sys.modules.get("aprfmt.io.remote_file")
     found: Traffic | None = module.traffic if module is not None else None
     return found if found is not None and found.origins else None

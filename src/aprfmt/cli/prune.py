@@ -17,7 +17,7 @@ from aprfmt.cli.options import Mix as MixOptions
 class Prune(Common, Machine, MixOptions, Derived, Dtype):
     """Leave out some layers of a model, or parts of all of them; weights that are kept stay as they are.
 
-    Of widths those channels, neurons and heads are kept whose weights are largest. The model needs training
+    With --width, the channels, neurons and heads with the largest weights are kept. The model needs training
     afterwards: apr distill.
 
     \b
@@ -36,7 +36,7 @@ class Prune(Common, Machine, MixOptions, Derived, Dtype):
     ] = None
     width: Annotated[
         str | None,
-        typer.Option(metavar="SIZES", help="Keep so many of hidden, ffn, heads, kv_heads: hidden=512,heads=8."),
+        typer.Option(metavar="SIZES", help="Keep this many hidden, ffn, heads, kv_heads: hidden=512,heads=8."),
     ] = None
     no_mtp: NoMtpOption = False
 

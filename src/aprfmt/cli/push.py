@@ -21,24 +21,24 @@ def command(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, or a folder with all that is in it.")],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="Where to: org/name.")],
     *,
-    revision: Annotated[str, typer.Option(metavar="BRANCH", help="The branch; made where it is missing.")] = "main",
-    message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")] = None,
+    revision: Annotated[str, typer.Option(metavar="BRANCH", help="The branch; created if it does not exist.")] = "main",
+    message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Commit message.")] = None,
     private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Who sees a repository that is made here.")
+        bool | None, typer.Option("--private/--public", help="Who sees a repository that is created.")
     ] = None,
-    create: Annotated[bool, typer.Option(help="Make the repository where it is missing.")] = True,
+    create: Annotated[bool, typer.Option(help="Create the repository if it does not exist.")] = True,
     license: Annotated[
         str | None, typer.Option(metavar="SPDX", help="Licence of the weights, where the card says none yet.")
     ] = None,
-    no_license: Annotated[bool, typer.Option("--no-license", help="Go on though nothing says the licence.")] = False,
+    no_license: Annotated[bool, typer.Option("--no-license", help="Publish even if no licence is stated.")] = False,
     card: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Publish this card in the place of the repository's own.")
+        Path | None, typer.Option(metavar="FILE", help="Publish this card in place of the repository's own.")
     ] = None,
     plan: PlanOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Publish a model on the hub, in one commit: its files, and a card with origin, bits a weight and checksums.
+    """Publish a model on the hub, in one commit: its files, and a card with origin, bits per weight and checksums.
 
     A card that is there stays as it is, but for one section. The token is that of hf auth login, or HF_TOKEN.
 

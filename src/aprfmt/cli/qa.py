@@ -72,7 +72,7 @@ def _tell(gate: GateResult) -> None:
 def _verdict(report: QaReport) -> Iterator[str]:
     failed = [gate.id for gate in report.gates if gate.status == "fail"]
     skipped = [gate.id for gate in report.gates if gate.status == "skip" and gate.required]
-    model = f"{format_count(report.parameters)} parameters, {report.bits_per_weight:.2f} bits a weight"
+    model = f"{format_count(report.parameters)} parameters, {report.bits_per_weight:.2f} bits per weight"
     time = f"{format_seconds(report.seconds)}"
     if report.passed:
         n = sum(gate.status == "pass" for gate in report.gates)

@@ -46,7 +46,9 @@ class Run(Common, LlamaMachine):
         list[str] | None,
         typer.Argument(metavar="[PROMPT]", help="What to ask; several are put together, - is standard input."),
     ] = None
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before.")] = None
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="System message: what the model is told first.")
+    ] = None
     raw: Annotated[
         bool | None,
         typer.Option("--raw", help="Continue the text as it is; by default if the model has no chat template."),

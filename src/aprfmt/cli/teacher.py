@@ -59,7 +59,7 @@ class Teacher(Common, LlamaMachine):
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU where it can]")
     ] = None
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="Of torch: cuda, cuda:N or cpu.")] = None
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="For torch: cuda, cuda:N or cpu.")] = None
     from_vllm: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Take the probabilities from vLLM's responses, as JSON lines.")
     ] = None

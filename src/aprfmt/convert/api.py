@@ -308,7 +308,7 @@ def convert_model(
         shard_size: largest file, in bytes or as "5GB"; 0: one file.
         bits, group_size: for MLX: bits of a quantized weight (2, 3, 4, 5, 6, 8), and how many of a row share a scale
             (32, 64, 128).
-        recipe: for MLX, in the place of `bits`: one of mlx_lm's mixes, "mixed_4_6".
+        recipe: for MLX, in place of `bits`: one of mlx_lm's mixes, "mixed_4_6".
         verify: load the GGUF in llama.cpp and generate a little.
         modelfile: write an Ollama Modelfile beside the GGUF.
     """

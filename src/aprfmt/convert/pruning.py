@@ -60,7 +60,7 @@ def prune_model(
         src: the model.
         dst: what to write.
         drop_layers: the layers to leave out, numbered from 0: "10-15,20", or the numbers.
-        keep_layers: the layers to keep, in the place of `drop_layers`.
+        keep_layers: the layers to keep, in place of `drop_layers`.
         width: how many channels, neurons and heads to keep of each layer, those with the largest weights:
             "hidden=512,ffn=1408,heads=8,kv_heads=2", or such a mapping; what is not named stays.
 

@@ -167,7 +167,7 @@ def diff(
 
     `values` compares the tensors alone, decoded and in one row order, so that containers and dtypes may differ; two
     values are the same when they differ by at most `tolerance`, or are both NaN. The result then has the figures of
-    every tensor (RMSE, SNR, cosine, bits a weight), which a page at `output` draws; `force` replaces one that is there.
+    every tensor (RMSE, SNR, cosine, bits per weight), which a page at `output` draws; `force` replaces one.
     `metadata_only` leaves the tensors alone. `base` is the model that both are adapters for, which tells the order of
     their rows in a GGUF; adapters are compared by factors and scales. `threads` is how many compare values (None: one a
     processor). `progress` is called with the bytes of `a`, its result with (bytes, tensor) as they are compared.

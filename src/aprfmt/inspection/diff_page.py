@@ -66,7 +66,7 @@ def _tiles(found: Comparison) -> str:
         ("cosine", cosine(total.distance.cosine), "", ""),
     ]
     for side, size, bits in (("A", total.size_a, total.bits_a), ("B", total.size_b, total.bits_b)):
-        rows.append((f"size of {side}", format_bytes(size), "" if bits is None else f"{bits:.2f} bits a weight", ""))
+        rows.append((f"size of {side}", format_bytes(size), "" if bits is None else f"{bits:.2f} bits per weight", ""))
     return tiles(rows)
 
 

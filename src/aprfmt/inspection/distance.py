@@ -154,7 +154,7 @@ class TensorFigures:
     Attributes:
         name: its Hugging Face name.
         a, b: dtype of each side as stored.
-        bits_a, bits_b: bits a weight of these dtypes.
+        bits_a, bits_b: bits per weight of these dtypes.
         distance: how far the values of `b` are from those of `a`.
         sums: what it was computed from.
     """
@@ -180,7 +180,7 @@ class TotalFigures:
     Attributes:
         n_tensors: how many.
         size_a, size_b: stored bytes of all tensors of each model.
-        bits_a, bits_b: the same as bits a weight; None of a model without weights.
+        bits_a, bits_b: the same as bits per weight; None of a model without weights.
         distance: of all values together.
     """
 

@@ -76,7 +76,7 @@ def sync_folder(folder: str) -> None:
 
 
 def appear(temporary: str, target: str, force: bool) -> None:
-    """Gives a complete file its name; without `force` never in the place of another. Raises ExistsError, OSError."""
+    """Gives a complete file its name; without `force` never in place of another. Raises ExistsError, OSError."""
     if force:
         os.replace(temporary, target)
         return

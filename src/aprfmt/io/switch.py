@@ -156,7 +156,7 @@ def recover(temporary: str) -> bool:
     """Completes the switch that a process began and did not end, if any; returns whether the rest may be removed.
 
     It may not where the record is another user's or names what lies outside the folder, or where somebody has put other
-    files in the place of some of the new ones; where others are in the place of all of them, the switch is out of date.
+    files in place of some of the new ones; where others are in place of all of them, the switch is out of date.
     Raises OSError.
     """
     record = os.path.join(temporary, _RECORD)

@@ -19,7 +19,7 @@ BEGIN, END = "<!-- apr: files -->", "<!-- apr: end -->"
 _SECTION = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
 _ROW = re.compile(r"^\| `(?P<name>[^`]+)` \|", re.MULTILINE)
 _FENCE = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n")
-_HEADER = "| file | type | bits a weight | size | parameters | architecture |\n|---|---|--:|--:|--:|---|"
+_HEADER = "| file | type | bits per weight | size | parameters | architecture |\n|---|---|--:|--:|--:|---|"
 _SUMS = "| file | SHA-256 |\n|---|---|"
 
 

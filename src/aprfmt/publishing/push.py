@@ -100,7 +100,7 @@ def push(
 ) -> PushReport:
     """Publishes a model file, or a folder with all that is in it, as one commit to a repository of the hub.
 
-    The repository's card stays as it is but for one section, which lists the models, their bits a weight, sizes and
+    The repository's card stays as it is but for one section, which lists the models, their bits per weight, sizes and
     checksums; without one the folder's README.md is taken, or a card is made of what the models say of themselves. The
     token is the one of the environment (HF_TOKEN) or of `hf auth login`.
 
@@ -113,7 +113,7 @@ def push(
         create: make the repository where it is missing.
         license: what the card says where it says nothing yet.
         no_license: go on without any.
-        card: another card to publish, in the place of the one that is there.
+        card: another card to publish, in place of the one that is there.
         plan: ask what is there, and publish nothing.
         progress: called with the bytes that are read for checksums; gives the function to call with each piece.
         log: called with a line before files are sent.

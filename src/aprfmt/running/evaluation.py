@@ -60,10 +60,10 @@ class Evaluation(EvaluatedModel):
         left_out: reason -> documents that were not read.
         device, dtype: where and in what it was computed.
         windows, seq_len, tokens: pieces of text, their length, and the tokens that were predicted.
-        ce, perplexity: cross entropy in nats a token, and e to its power.
+        ce, perplexity: cross entropy in nats per token, and e to its power.
         accuracy: share of tokens that are the model's first choice.
         teacher_ce: the teacher's cross entropy.
-        kl: KL(teacher, model) in nats a token.
+        kl: KL(teacher, model) in nats per token.
         agreement: share of tokens where both have the same first choice.
         dropped_mass: the teacher's probability of tokens that only it has.
         seconds: of the whole evaluation.

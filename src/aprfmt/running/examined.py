@@ -143,7 +143,7 @@ class Examined:
 
     @cached_property
     def loss(self) -> float:
-        """Mean loss of the bundled texts, in nats a token."""
+        """Mean loss of the bundled texts, in nats per token."""
         return sum(float(found.loss.sum()) for found in self.scores) / sum(len(found.loss) for found in self.scores)
 
     @cached_property

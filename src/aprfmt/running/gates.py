@@ -110,7 +110,7 @@ def _layers(x: Examined) -> Finding:
 
 
 ORDER_MARGIN = 0.25
-"""Nats a token that another order of Q and K may be better by: noise between equal orders is far below."""
+"""Nats per token that another order of Q and K may be better by: noise between equal orders is far below."""
 
 _PART = re.compile(r"blk\.(\d+)\.attn_(q|k|qkv)\.(weight|bias)")
 
@@ -233,7 +233,7 @@ def bits_limit(n_params: int) -> float:
     """The most bits a byte of the bundled text that a language model of this size may need.
 
     Twice what is expected: SmolLM2-135M measured, other sizes by the term of Chinchilla's law in the number of
-    parameters (Hoffmann et al. 2022, arXiv:2203.15556: 406.4 / N^0.34 nats a token), at 4 bytes a token.
+    parameters (Hoffmann et al. 2022, arXiv:2203.15556: 406.4 / N^0.34 nats per token), at 4 bytes a token.
     """
     n = max(float(n_params), _LEAST_PARAMS)
     nats = 406.4 / n**0.34 - 406.4 / _MEASURED_PARAMS**0.34
@@ -285,11 +285,11 @@ def _arithmetic(x: Examined) -> Finding:
 
 
 _LIMITS = ((12.0, 0.005), (8.0, 0.02), (6.4, 0.05), (5.5, 0.08), (4.6, 0.12), (4.0, 0.16), (3.4, 0.2), (0.0, 0.25))
-"""(bits a weight, nats): the largest KL from the original for as many bits or more."""
+"""(bits per weight, nats): the largest KL from the original for as many bits or more."""
 
 
 def kl_limit(bits: float) -> float:
-    """Nats a token from the original that are usual for a good quantization of so many bits a weight, and then some."""
+    """Nats per token from the original: what is usual for a good quantization of so many bits, and then some."""
     return next(limit for least, limit in _LIMITS if bits >= least)
 
 
@@ -307,7 +307,7 @@ def _original(x: Examined) -> dict[str, float]:
 
 def _kl(x: Examined) -> Finding:
     kl, limit = _original(x)["kl"], kl_limit(x.bits_per_weight)
-    text = f"{kl:.4f} nats a token from the original, at {x.bits_per_weight:.2f} bits a weight"
+    text = f"{kl:.4f} nats per token from the original, at {x.bits_per_weight:.2f} bits per weight"
     return Finding(kl <= limit, text, value=kl, threshold=limit)
 
 

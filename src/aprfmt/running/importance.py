@@ -237,7 +237,7 @@ _FEW_TOKENS = 10_000
 
 
 def _chunks(llama: Llama, text: Iterable[str], wanted: Wanted) -> Iterator[list[int]]:
-    """Pieces of text of equal length, each with the token that begins a text in the place of its first one."""
+    """Pieces of text of equal length, each with the token that begins a text in place of its first one."""
     limit = wanted.chunks * wanted.chunk_size if wanted.chunks is not None else None
     ids: list[int] = []
     for whole in _prefixes(text, limit):

@@ -19,7 +19,7 @@ NO_VOCABULARY = "none"
 """`Tokenizer.model` of a GGUF that says that it has no vocabulary."""
 
 NAMED_TEMPLATES = ("rwkv-world", "mistral-v3-tekken", "mistral-v7-tekken")
-"""Names of llama.cpp's own chat templates, which stand in a GGUF in the place of one."""
+"""Names of llama.cpp's own chat templates, which stand in a GGUF in place of one."""
 
 KvType: TypeAlias = str | tuple[str, str]
 """A GGUF type by name: "UINT32", or ("ARRAY", "STRING")."""

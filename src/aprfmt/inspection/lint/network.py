@@ -160,13 +160,13 @@ def router(subject: Subject) -> Iterator[Check]:
 
 
 def low_head(subject: Subject) -> Iterator[Check]:
-    """`quant.head-below-four-bits`: the output head has at least four bits a weight."""
+    """`quant.head-below-four-bits`: the output head has at least four bits per weight."""
     head = first_tensor(subject.model, OUTPUT_HEAD) or first_tensor(subject.model, EMBEDDING)
     if head is None or network_of(subject) is None:
         yield skip(NO_NETWORK)
         return
     row = DTYPES[head.dtype]
     if row.kind == "ggml" and 8 * row.block_bytes / row.block < 4:
-        message = f"the output head is {head.dtype}, {8 * row.block_bytes / row.block:.2f} bits a weight"
+        message = f"the output head is {head.dtype}, {8 * row.block_bytes / row.block:.2f} bits per weight"
         fix = "apr quantize ORIGINAL MIX -o NEW.gguf --output-type q6_k"
         yield Check("fail", f"{message}: no tensor loses more", head.name, suggestion=fix)

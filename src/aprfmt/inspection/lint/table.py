@@ -99,7 +99,7 @@ _RULES = (
           "Models are trained in BF16: the other half of the bits is zero.", f"{_HUB}, model size"),
     _rule("warn", "moe.router-quantized", "routers of experts are not quantized", network.router,
           "They are tiny, and a rounding there chooses another expert.", f"{_LLAMA}, llama-quant.cpp"),
-    _rule("warn", "quant.head-below-four-bits", "the output head has at least four bits a weight", network.low_head,
+    _rule("warn", "quant.head-below-four-bits", "the output head has at least four bits per weight", network.low_head,
           "Its error is that of the logits; every mix of llama.cpp keeps it at five to eight bits.",
           f"{_LLAMA}, llama-quant.cpp"),
     _rule("info", "shards.unbalanced", "files of a split model have about one size", containers.unbalanced,
