@@ -81,7 +81,7 @@ class _Formatter(Protocol):
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """The options, those of completion in our words: typer's texts know no name of a shell."""
-        params = super().get_params(ctx)
+        params: list[Any] = super().get_params(ctx)
         for option in params:
             option.help = SHELL_OPTIONS.get(option.opts[0], option.help)
         return params
