@@ -67,6 +67,11 @@ def format_clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
+def format_figure(x: float) -> str:
+    """`49,152` of a whole number, `0.02345` and `-1.773` of others: four digits."""
+    return f"{x:,.0f}" if float(x).is_integer() else f"{x:,.4g}"
+
+
 def plural(n: int, noun: str) -> str:
     """`1 tensor`, `1,234 tensors`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

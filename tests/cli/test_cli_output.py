@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from aprfmt.cli import output
 from aprfmt.cli.output import Output, plain, printable, progress_bar, shorten, table
 from aprfmt.errors import CorruptError
+from aprfmt.text import format_figure
 
 
 class Terminal(io.StringIO):
@@ -186,3 +188,19 @@ def test_bar(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert " 25% 1.00 MiB/4.00 MiB 1.00 MiB/s 3.00 s" in text
     assert " 75% 3.00 MiB/4.00 MiB 1.50 MiB/s 667 ms" in text
     assert text.endswith("\r\x1b[2K")
+
+
+def test_a_figure_is_whole_or_has_four_digits() -> None:
+    assert [format_figure(x) for x in (49152.0, 0, 0.023451, -1.7734, float("inf"))] == [
+        "49,152",
+        "0",
+        "0.02345",
+        "-1.773",
+        "inf",
+    ]
+
+
+def test_a_repository_without_an_owner_is_told_its_form(apr: Any, tmp_path: Path) -> None:
+    done = apr("push", str(tmp_path / "m.gguf"), "foo", "--plan")
+    assert done.code == 2
+    assert "hint: name the repository as org/name: OWNER/foo" in done.stderr

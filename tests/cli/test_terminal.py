@@ -111,10 +111,14 @@ def test_tables_fit_and_say_what_they_leave_out(smollm2_gguf: Path, tmp_path: Pa
         ["tensors", model, "--filter", "blk.1.", "--hash"],
         ["inspect", model, "--weights"],
         ["import", model, "-o", plan, "--plan"],
+        ["validate", model],
+        ["architectures"],
+        ["quantize", "--list"],
     ):
         _, lines, _ = run_in_terminal(words, columns)
         shown = [line for line in map(visible, lines) if tmp_path.name not in line]
         assert max(map(len, shown)) <= columns, words
+        assert sum(len(line.split()) == 1 for line in shown) < len(shown) / 2, "lines of a letter or a word"
         full = subprocess.run(
             [sys.executable, "-m", "aprfmt", *words], capture_output=True, text=True, env=ENVIRONMENT, check=True
         ).stdout

@@ -111,7 +111,7 @@ def test_logits_are_those_of_the_cut_list_of_layers(name: str, layer: int, base:
     n_layers = model.config.get_text_config().num_hidden_layers
     kept = [i for i in range(n_layers) if i != layer]
     report = aprfmt.prune_model(folder, tmp_path / "out", drop_layers=[layer], format="hf")
-    assert report.losses == [f"layers {layer} of {n_layers} are left out: the model needs training to make up for them"]
+    assert report.losses == [f"layer {layer} of {n_layers} is left out: the model needs training to make up for it"]
     wanted = logits(cut(model, kept), ids)
     assert np.abs(transformers_logits(tmp_path / "out", ids) - wanted).max() <= 1e-5 * max(1, np.abs(wanted).max())
     assert np.abs(logits(model, ids) - wanted).max() > 1e-2  # the layer had a say

@@ -11,7 +11,7 @@ import typer
 import aprfmt
 from aprfmt.cli.options import Common, ForceOption, LlamaMachine, PageOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, table, with_page
-from aprfmt.text import format_bytes, format_count, format_seconds
+from aprfmt.text import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
     from aprfmt.running.bench import BenchedModel, BenchReport, Samples
@@ -91,8 +91,9 @@ def _text(report: BenchReport) -> Iterator[str]:
     yield from pairs(
         [
             (
-                "of",
-                f"{report.prompt_tokens:,} tokens of prompt, {report.tokens:,} of text; median of {report.runs} runs, "
+                "measured",
+                f"{report.prompt_tokens:,} tokens of prompt, {report.tokens:,} of text; "
+                f"median of {plural(report.runs, 'run')}, "
                 f"lowest to highest; {format_seconds(report.seconds)}",
             )
         ]

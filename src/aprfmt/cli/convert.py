@@ -32,7 +32,7 @@ from aprfmt.cli.options import (
     Towers,
     VerifyOption,
 )
-from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, tokens
+from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, tokens, wrapped
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.text import first_few, format_bytes, format_count, format_seconds, format_shape
 
@@ -233,7 +233,7 @@ class Stamp(Common, Identity):
         from aprfmt.convert.stamp import stamp
 
         if (self.output is None) != self.in_place:
-            hint = f"apr stamp {self.file} -o stamped.apr ..."
+            hint = f"apr stamp {self.file} -o stamped{self.file.suffix} --license MIT"
             raise UsageError("give either -o PATH or --in-place", hint=hint)
         if self.output is not None:
             refuse_terminal(self.output)
@@ -308,7 +308,7 @@ def _list_mixes() -> None:
         body.append(row | {"dtype": mix.dtype, "advice": mix.advice})
         cells.append([" = ".join([mix.name, *aliases]), f"{bits:.2f}", mix.advice])
     note = "Bits per weight of Llama-3.1-8B; models whose row lengths are not multiples of 256 need more."
-    lines = [*table(["mix", "bits", "when"], cells, right="bits", indent=0), "", note]
+    lines = [*table(["mix", "bits", "when"], cells, right="bits", indent=0, wrap=24), "", *wrapped(note)]
     out.result({"count": len(body), "mixes": body}, lines)
 
 

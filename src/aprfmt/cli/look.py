@@ -222,7 +222,7 @@ def _check_line(status: str, name: str, message: str) -> str:
     if out.data_stream.isatty():  # whole lines where another program reads them
         import textwrap
 
-        text = "\n".join(textwrap.wrap(text, max(20, width() - 30), subsequent_indent=" " * 30))
+        text = ("\n" + " " * 30).join(textwrap.wrap(text, max(20, width() - 30)))
     return f"  {out.style(mark, style)}  {name:<20}  {text}"
 
 
@@ -252,7 +252,8 @@ def architectures(
     if name is None:
         rows = list(ARCHITECTURES.values())
         cells = [[row.id, row.gguf, str(verified().get(row.id, "-")), ", ".join(classes_of(row))] for row in rows]
-        lines = table(["name", "GGUF", "verified", "Hugging Face classes"], cells, indent=0)
+        header = ["name", "GGUF", "verified", "Hugging Face classes"]
+        lines = table(header, cells, indent=0, spare="verified GGUF", wrap=40)
         out.result({"count": len(rows), "architectures": [_architecture(row) for row in rows]}, lines)
         return
     row = lookup(name)

@@ -217,31 +217,51 @@ def _shorten_names(names: Sequence[str], columns: int) -> list[str]:
 
 
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", indent: int = 2, spare: str = ""
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: str = "",
+    indent: int = 2,
+    spare: str = "",
+    wrap: int = 0,
 ) -> list[str]:
     """Aligned columns under a dim header; on a terminal they fit, unless a word of a number is all that is left.
 
-    Where they are too wide the columns `spare` go, the first one first, and a line says so; then the first column
-    shrinks. `right` and `spare` name columns by their header, separated by spaces.
+    Where they are too wide the columns `spare` go, the first one first, and a line says so; then, with `wrap`, the last
+    column goes on in further lines, of so many columns at least, and the first one shrinks. `right` and `spare` name
+    columns by their header, separated by spaces.
     """
+    import textwrap
+
     cells = [row if "".join(row).isprintable() else [printable(cell) for cell in row] for row in rows]
     columns = dict(zip(header, zip(*cells, strict=True), strict=True)) if cells else dict.fromkeys(header, ())
     widths = {name: max(map(len, (name, *column))) for name, column in columns.items()}
-    first, gone = header[0], list[str]()
+    first, last, gone = header[0], header[-1], list[str]()
+    shrinks = widths[last] - min(widths[last], wrap or sys.maxsize)
     room = width() - indent if out.data_stream.isatty() else sys.maxsize
 
     def lacking(least: int) -> int:
-        return sum(widths.values()) - widths[first] + min(widths[first], least) + 2 * (len(widths) - 1) - room
+        others = sum(widths.values()) - widths[first] - shrinks
+        return others + min(widths[first], least) + 2 * (len(widths) - 1) - room
 
     for name in spare.split():
         if name in widths and lacking(_LEAST_NAME) > 0:
             gone.append(name)
             del widths[name]
     widths[first] = max(min(widths[first], 16), widths[first] - max(0, lacking(sys.maxsize)))
+    if wrap:
+        widths[last] -= min(shrinks, max(0, shrinks + lacking(sys.maxsize)))
     numeric = set(right.split())
     form = " " * indent + "  ".join(f"%{w}s" if name in numeric else f"%-{w}s" for name, w in widths.items())
     names = _shorten_names(columns[first], widths[first])
-    lines = zip(names, *(columns[name] for name in widths if name != first), strict=True)
+    lines = list(zip(names, *(columns[name] for name in widths if name != first), strict=True))
+    if wrap:
+        parts = ((line, textwrap.wrap(line[-1], widths[last]) or [""]) for line in lines)
+        lines = [
+            (*(line[:-1] if i == 0 else [""] * (len(line) - 1)), part)
+            for line, of in parts
+            for i, part in enumerate(of)
+        ]
     told = [out.style(f"{' ' * indent}not in {width()} columns: {', '.join(gone)}", "dim")] if gone else []
     return [out.style((form % tuple(widths)).rstrip(), "dim"), *((form % line).rstrip() for line in lines), *told]
 

@@ -10,7 +10,7 @@ import typer
 import aprfmt
 from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, PageOption, QuietOption
 from aprfmt.cli.output import out, printable, with_page
-from aprfmt.text import format_count, format_seconds
+from aprfmt.text import format_count, format_figure, format_seconds
 
 if TYPE_CHECKING:
     from aprfmt.running.qa import GateResult, QaReport
@@ -62,8 +62,8 @@ def qa(
 
 def _tell(gate: GateResult) -> None:
     """A line as soon as a gate has looked: some take seconds."""
-    value = "" if gate.value is None else f"{gate.value:.4g}"
-    limit = "" if gate.threshold is None else f"{gate.threshold:.4g}"
+    value = "" if gate.value is None else format_figure(gate.value)
+    limit = "" if gate.threshold is None else format_figure(gate.threshold)
     figures = f"  [{value}, limit {limit}]" if value and limit else ""
     status = out.style(gate.status, _STYLES[gate.status])
     out.line(f"{status}  {gate.id:<13}  {printable(gate.message)}{out.style(figures, 'dim')}")

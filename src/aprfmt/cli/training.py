@@ -259,7 +259,10 @@ def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     learned = f", {data['learned'] / data['tokens']:.0%} learned" if data["learned"] < data["tokens"] else ""
     n_files, n_bytes = (sum(source[name] for source in data["sources"]) for name in ("files", "bytes"))
     size = f"; {plural(n_files, 'file')}, {format_bytes(n_bytes)}" if n_files else ""
-    yield "data", f"{about}{data['tokens']:,} tokens in {data['documents']:,} documents{learned}{times}{size}"
+    yield (
+        "data",
+        f"{about}{plural(data['tokens'], 'token')} in {plural(data['documents'], 'document')}{learned}{times}{size}",
+    )
     if data.get("lasts") is False:
         yield "", "they do not last for the run: give more, fewer --steps, --epochs N or --repeat"
     for source in data["sources"] if len(data["sources"]) > 1 else ():

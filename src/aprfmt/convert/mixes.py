@@ -67,7 +67,7 @@ _ROWS = (
     _mix("q5_k_m", 17, "Q5_K", "small loss; if memory allows more than q4_k_m",
          attn_v="more:Q6_K", ffn_down="more:Q6_K"),
     _mix("q5_k_s", 16, "Q5_K", "q5_k_m without its better layers"),
-    _mix("q5_1", 9, "Q5_1", "older form; q5_k_m is better at the same size"),
+    _mix("q5_1", 9, "Q5_1", "older form; q5_k_m is better and smaller"),
     _mix("q5_0", 8, "Q5_0", "older form; q5_k_s is better at the same size", ffn_down="first/8&imatrix:Q5_1"),
     _mix("q4_k_m", 15, "Q4_K", "the usual choice: a third of the size, small loss",
          attn_v="more:Q6_K 70b:Q5_K", attn_output=_EIGHT,

@@ -93,9 +93,10 @@ def prune_model(
             made = relayered([c], [(0, layer) for layer in kept])
             gone = sorted(set(range(n_layers)) - set(kept))
             told.append(
-                f"layers {ranges(gone)} of {n_layers} are left out: the model needs training to make up for them"
+                f"{_layers(gone, n_layers)} left out: the model needs training to make up for "
+                + ("it" if len(gone) == 1 else "them")
             )
-        notes = [f"Layers {ranges(gone)} of {n_layers} of the base model are left out."] if gone else []
+        notes = [f"Of the base model, {_layers(gone, n_layers)} left out."] if gone else []
         if widths:
             made, more = narrowed(made, widths)
             sizes = sizes_of(c.hparams)
@@ -133,3 +134,8 @@ def _with_provenance(c: Canonical, note: str) -> Canonical:
     general["tags"] = list(dict.fromkeys([*(tags if isinstance(tags, list) else []), "pruned"]))
     before = c.info.get("description")
     return replace(c, general=general, info=c.info | {"description": f"{before} {note}" if before else note})
+
+
+def _layers(gone: list[int], n_layers: int) -> str:
+    """`layer 3 of 30 is`, `layers 3-5 of 30 are`."""
+    return f"layer {gone[0]} of {n_layers} is" if len(gone) == 1 else f"layers {ranges(gone)} of {n_layers} are"

@@ -148,7 +148,7 @@ class Examined:
 
     @cached_property
     def bits_per_byte(self) -> float:
-        """Loss of the bundled texts in bits a byte, which does not depend on how long the tokens are."""
+        """Loss of the bundled texts in bits per byte, which does not depend on how long the tokens are."""
         n_bytes = sum(
             len(self.llama.detokenize(ids[1:]).encode()) if len(ids) >= self.n_ctx else len(text.encode())
             for ids, text in zip(self.texts, TEXTS, strict=True)

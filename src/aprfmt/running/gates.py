@@ -55,7 +55,7 @@ def _weights(x: Examined) -> Finding:
     checks = [check for check in x.validation.checks if check.id.startswith("values.")]
     if not checks:
         raise SkippedError("there are no weights to look at")
-    return _of_checks(checks, f"{len(x.model.tensors.entries):,} tensors: no NaN, no infinity, none of zeros")
+    return _of_checks(checks, f"{len(x.model.tensors.entries):,} tensors: no NaN, no infinity, none all zeros")
 
 
 def _loads(x: Examined) -> Finding:
@@ -230,7 +230,7 @@ _MEASURED, _MEASURED_PARAMS, _FACTOR, _LEAST_PARAMS = 0.78, 134.5e6, 2.0, 10e6
 
 
 def bits_limit(n_params: int) -> float:
-    """The most bits a byte of the bundled text that a language model of this size may need.
+    """The most bits per byte of the bundled text that a language model of this size may need.
 
     Twice what is expected: SmolLM2-135M measured, other sizes by the term of Chinchilla's law in the number of
     parameters (Hoffmann et al. 2022, arXiv:2203.15556: 406.4 / N^0.34 nats per token), at 4 bytes a token.
@@ -247,7 +247,7 @@ def _perplexity(x: Examined) -> Finding:
         f"{name} {math.exp(float(found.loss.mean())):,.1f}"
         for name, found in zip(("prose", "code", "numbers"), x.scores, strict=True)
     )
-    text = f"{bits:.2f} bits a byte of the bundled text, perplexity {math.exp(x.loss):,.1f} ({parts})"
+    text = f"{bits:.2f} bits per byte of the bundled text, perplexity {math.exp(x.loss):,.1f} ({parts})"
     return Finding(bits <= limit, text, value=bits, threshold=limit)
 
 

@@ -9,7 +9,7 @@ from aprfmt.html.charts import Bar, Chart, Series, bars, draw
 from aprfmt.html.page import Tone, grid, heading, headline, page, paragraph, table, tiles
 from aprfmt.running.bench import BenchedModel, BenchReport, Samples
 from aprfmt.running.qa import GateResult, QaReport
-from aprfmt.text import format_bytes, format_count, format_seconds, plural
+from aprfmt.text import format_bytes, format_count, format_figure, format_seconds, plural
 
 _TONES = {"pass": "good", "fail": "bad", "skip": "warn"}
 _GIB = float(1 << 30)
@@ -48,7 +48,7 @@ def _sentence(found: QaReport) -> str:
 
 
 def _gate(gate: GateResult) -> list[str | Tone]:
-    figures = ("" if value is None else f"{value:.4g}" for value in (gate.value, gate.threshold))
+    figures = ("" if value is None else format_figure(value) for value in (gate.value, gate.threshold))
     evidence = gate.message, *figures, format_seconds(gate.seconds), gate.shows
     return [gate.id, (gate.status, _TONES[gate.status]), *evidence]
 
@@ -58,7 +58,8 @@ def bench_html(found: BenchReport) -> str:
     first, many = found.models[0], len(found.models) > 1
     title = f"Speed of {len(found.models)} models" if many else f"Speed of {Path(first.file).name}"
     verdict = (("gates met", "good") if found.passed else ("a gate was missed", "bad")) if found.gates else None
-    what = f"{plural(found.prompt_tokens, 'token')} of prompt, {found.tokens:,} of text; median of {found.runs} runs"
+    what = f"{plural(found.prompt_tokens, 'token')} of prompt, {found.tokens:,} of text"
+    what += f"; median of {plural(found.runs, 'run')}"
     parts = [headline(title, verdict), paragraph(f"{what}, {format_seconds(found.seconds)} in all.", "lead")]
     parts += [paragraph(f"llama.cpp by {first.engine}, {plural(first.threads, 'thread')}")]
     parts += [] if many else [_tiles(first)]

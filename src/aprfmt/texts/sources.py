@@ -129,7 +129,7 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
         elif path.is_dir():
             found += _folder(path, number, skipped, own)
         else:
-            raise NotFoundError("no such file or folder of data", path=path, hint="check --data and --eval-data")
+            raise NotFoundError("no such file or folder of data", path=path, hint="check the path of the data")
     return found
 
 
