@@ -200,7 +200,7 @@ def test_the_output_says_what_it_lacks(base: Base, tmp_path: Path) -> None:
     (named / "README.md").write_text("---\nlicense: mit\nmodel_name: Small\n---\n")
     aprfmt.prune_model(named, tmp_path / "m.gguf", drop_layers="1")
     with aprfmt.open(tmp_path / "m.gguf") as model:
-        assert "Layers 1 of 2" in str(model.metadata["general.description"])
+        assert "layer 1 of 2 is left out" in str(model.metadata["general.description"])
         assert "pruned" in list(model.metadata["general.tags"])
         assert model.metadata["general.base_model.0.name"] == "Small"
 
