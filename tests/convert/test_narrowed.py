@@ -93,7 +93,7 @@ def test_channels_go_by_the_size_of_their_embedding(base: Base, tmp_path: Path) 
     aprfmt.prune_model(base("llama"), tmp_path / "out.apr", width="hidden=32", keep_layers="1")
     with aprfmt.open(tmp_path / "out.apr") as model:
         told = str(model.metadata["description"])
-    assert "Layers 0 of 2" in told
+    assert "layer 0 of 2 is left out" in told
     assert "32 of 64 hidden" in told
 
 

@@ -26,7 +26,12 @@ CONVERT: Callable[..., Any] = api.convert_model
 def test_every_function_names_its_options_with_the_defaults_of_all(function: Callable[..., Any]) -> None:
     defaults = {f.name: f.default for f in fields(Options)}
     if function is aprfmt.quantize_model:  # those of --imatrix auto
-        defaults |= {"data": (), "chunks": None, "log": inspect.signature(function).parameters["log"].default}
+        defaults |= {
+            "data": (),
+            "chunks": None,
+            "text_field": "text",
+            "log": inspect.signature(function).parameters["log"].default,
+        }
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             assert parameter.default == defaults[name], name

@@ -14,7 +14,7 @@ from typing import Any
 import fuzz_cases
 import fuzz_seeds
 import pytest
-from fuzz_cases import TARGETS, Run, build, run_case
+from fuzz_cases import MEMORY_BYTES, TARGETS, Run, build, run_case
 from fuzz_seeds import Seed
 
 import aprfmt
@@ -135,7 +135,7 @@ def test_a_wrong_output_is_seen(
 
 @pytest.mark.parametrize(
     ("kind", "fault"),
-    [("died", lambda: os._exit(3)), ("died", os.abort), ("memory", lambda: bytearray(600 << 20))],
+    [("died", lambda: os._exit(3)), ("died", os.abort), ("memory", lambda: bytearray(2 * MEMORY_BYTES))],
     ids=["exit", "signal", "memory"],
 )
 def test_a_process_that_dies_is_one_finding(

@@ -81,7 +81,7 @@ ROWS = {
     "a head narrower than the vocabulary": Row(other("narrow.apr"), 5, "290", "--tokenizer"),
     # Batches that cannot be learnt, data that end, data that nobody gave.
     "no data": Row({"--data": None}, 2, "--data is missing", "--data"),
-    "no such data": Row({"--data": "absent.jsonl"}, 3, "no such file", "--data"),
+    "no such data": Row({"--data": "absent.jsonl"}, 3, "no such file", "the path of the data"),
     "blank data": Row({"--data": "blank.jsonl"}, 5, "no training documents", "more text"),
     "constant data": Row({"--data": "constant.jsonl"}, 5, "nearly constant", "look at"),
     "one input, many labels": Row({"--data": "clashing.jsonl"}, 5, "no model can learn both", "--seq-len"),

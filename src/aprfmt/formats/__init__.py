@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError, UsageError
-from aprfmt.io.source import Source, is_folder, watch_opened
+from aprfmt.io.source import Source, is_file, is_folder, watch_opened
 from aprfmt.records import record
 from aprfmt.types import PathLike
 
@@ -266,11 +266,11 @@ _TOKENS = "tokens.json"
 
 def _check_is_no_data(found: Candidate) -> None:
     """Raises UnknownFormatError for folders of a training whose files look like a model's."""
-    if (found.path / _TOKENS).is_file():
+    if is_file(found.path / _TOKENS):
         hint = f"apr data {found.path} --model FILE says what they hold"
         raise UnknownFormatError("token shards are data, not a model", path=found.path, hint=hint)
     numbered = all("-of-" in name for name in found.names if name.endswith(".safetensors"))
-    if numbered and (found.path / "tokens" / _TOKENS).is_file() and not (found.path / "config.json").exists():
+    if numbered and "config.json" not in found.names and is_file(found.path / "tokens" / _TOKENS):
         hint = f"apr distill --teacher-logprobs {found.path} learns from them"
         raise UnknownFormatError("what a teacher says of a text is not a model", path=found.path, hint=hint)
 
