@@ -229,6 +229,7 @@ def test_a_hub_that_refuses(
         aprfmt.push(gguf, "org/name")
     assert isinstance(caught.value, StorageError | NotFoundError)
     assert hint in (caught.value.hint or "")
+    assert "cache" not in (caught.value.hint or "")
     assert hub.commits == []
     assert "hf_secret" not in str(caught.value) + (caught.value.hint or "")
 
@@ -244,6 +245,13 @@ def test_offline_nothing_is_sent(hub: Hub, gguf: Path, monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="HF_HUB_OFFLINE"):
         aprfmt.push(gguf, "org/name")
     assert hub.requests == []
+
+
+def test_without_a_network_the_hint_is_about_sending(hub: Hub, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+    with pytest.raises(StorageError, match="cannot be reached") as caught:
+        aprfmt.push(gguf, "org/name", plan=True)
+    assert caught.value.hint == "check the network and its proxies"
 
 
 def test_what_was_pushed_is_read_back(hub: Hub, gguf: Path) -> None:

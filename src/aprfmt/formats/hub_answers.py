@@ -80,7 +80,7 @@ _STATUS_HINTS = {
 }
 _NOT_FETCHED = "is not in the local cache and could not be fetched"
 _SECRET = re.compile(r"hf_\w+|(?<=Bearer )\S+")
-_LOCAL_HINT = "what the cache holds needs no network; or give a path to a folder"
+_ELSEWHERE = "; what the cache holds needs no network; or give a path to a folder"
 
 
 def failure(error: BaseException, wanted: HubPath, cache: Path, address: str, what: str = _NOT_FETCHED) -> AprError:
@@ -118,15 +118,16 @@ def _local(chain: Sequence[BaseException], cache: Path) -> AprError | None:
 
 
 def _no_answer(chain: Sequence[BaseException], address: str, what: str) -> AprError:
+    elsewhere = _ELSEWHERE if what == _NOT_FETCHED else ""
     status = next((code for cause in chain if (code := _status(cause))), None)
     if status is not None:
-        reason, hint = f"the hub answered {status}", _STATUS_HINTS.get(status, f"try again later; {_LOCAL_HINT}")
+        reason, hint = f"the hub answered {status}", _STATUS_HINTS.get(status, f"try again later{elsewhere}")
     elif any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in chain):
-        reason, hint = "the hub did not answer in time", _LOCAL_HINT
+        reason, hint = "the hub did not answer in time", f"try again later{elsewhere}"
     elif any(_NETWORK & {kind.__name__ for kind in type(cause).__mro__} for cause in chain):
-        reason, hint = f"the hub cannot be reached: {chain[-1]}", f"check the network and its proxies; {_LOCAL_HINT}"
+        reason, hint = f"the hub cannot be reached: {chain[-1]}", f"check the network and its proxies{elsewhere}"
     else:
-        reason, hint = str(chain[0]), f"check the network; {_LOCAL_HINT}"
+        reason, hint = str(chain[0]), f"check the network{elsewhere}"
     return StorageError(f"{address} {what}: {_SECRET.sub('…', reason)}", hint=hint)
 
 
