@@ -19,7 +19,7 @@ from aprtrain.checkpoints.checkpoint import lock_folder
 from aprtrain.checkpoints.state import save_state
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADING = "**What stops a run before it wastes time**"
+HEADING = "## What stops a run before it wastes time"
 
 SHOWN: dict[str, list[str]] = {
     "no CUDA device, unless": ["no GPU"],
