@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import carried_models
+import mergekit_peer
 import pytest
 from converter_peer import ConverterPeer
 from llama_peer import LlamaPeer
@@ -83,7 +84,7 @@ def llama_cpp_converter() -> Path:
 @pytest.fixture(scope="session")
 def mergekit() -> None:
     """mergekit can be run: tests/support/mergekit_peer.py."""
-    _need(CACHE / "mergekit", "mergekit")
+    _need(mergekit_peer.PACKAGES, "mergekit")
 
 
 @pytest.fixture(scope="session")

@@ -99,15 +99,20 @@ ITEMS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
+def place_of(name: str) -> Path:
+    """The folder of an item; what is compiled for one Python has one for each."""
+    return CACHE / (f"{name}-{sys.implementation.cache_tag}" if name == "mergekit" else name)
+
+
 def is_there(name: str) -> bool:
     """Whether an item is in the cache, with every file that is used today."""
     parts = CONVERTER_PARTS if name == "llama.cpp-converter" else ()
-    return (CACHE / name).exists() and all((CACHE / name / part).exists() for part in parts)
+    return place_of(name).exists() and all((place_of(name) / part).exists() for part in parts)
 
 
 def fetch(name: str) -> bool:
     """Fetches one item unless it is there; an item appears only when it is complete."""
-    target = CACHE / name
+    target = place_of(name)
     if is_there(name):
         print(f"{name}: there already, {target}")
         return True

@@ -17,13 +17,8 @@ from typing import Any
 
 from arch_models import CACHE
 
-PACKAGES = CACHE / "mergekit"
+PACKAGES = CACHE / f"mergekit-{sys.implementation.cache_tag}"
 LIMIT_S = 300
-
-
-def is_there() -> bool:
-    """Whether mergekit has been fetched."""
-    return (PACKAGES / "mergekit").is_dir()
 
 
 def merge(*jobs: tuple[Mapping[str, object], Path], masks: Path | None = None) -> None:

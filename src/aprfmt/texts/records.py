@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -424,9 +424,24 @@ def _open(path: Path, place: Place) -> Iterator[BinaryIO]:
         size, place.bytes = os.fstat(raw.fileno()).st_size, raw.tell
         try:
             plain: Callable[[BinaryIO], Any] | None = _PLAIN.get(path.suffix.lower())
-            yield raw if plain is None else plain(raw)
+            yield raw if plain is None else plain(cast("BinaryIO", _Pieces(raw)))
         finally:
             place.bytes = lambda: size
+
+
+class _Pieces(io.RawIOBase):
+    """A file that is read a little at a time: what a decompressor takes in advance would count as read already."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._file.read(min(len(buffer), 1 << 14))
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 class _Zstd(io.RawIOBase):
@@ -442,7 +457,7 @@ class _Zstd(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._plain:
-            self._rest = self._rest or self._file.read(1 << 16)
+            self._rest = self._rest or self._file.read(1 << 14)
             if not self._rest:
                 if self._frame is not None:
                     raise EOFError("the last frame is cut short")
