@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 from demo_model import MERGES, N_TOKENS, build, vocabulary
 
 from aprfmt.cli.convert import parse_assignments
+from aprfmt.cli.report_text import plan_text
+from aprfmt.convert.api import PlannedTensor, Report
 from aprfmt.errors import UsageError
 
 Apr = Callable[..., Any]
@@ -124,12 +127,47 @@ def test_round_trip_through_the_commands(apr: Apr, tiny_gguf: Path, tmp_path: Pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.apr", "m.gguf"]
 
 
-def test_plan_as_text_names_every_tensor(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
-    done = apr("convert", tiny_gguf, "-o", tmp_path / "x.gguf", "--dtype", "q8_0", "--plan")
+def test_a_plan_as_text_is_a_row_for_like_tensors_of_all_layers(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    mix = ("--dtype", "q8_0", "--tensor-type", "blk.0.ffn_down=f16")
+    words = ("convert", tiny_gguf, "-o", tmp_path / "x.gguf", *mix, "--plan")
+    done = apr(*words)
     assert done.code == 0
-    assert "Q8_0" in done.stdout
     assert "nothing is written" in done.stdout
     assert list(tmp_path.iterdir()) == []
+    header, *rows = done.stdout[: done.stdout.index("\n\n")].splitlines()
+    assert header.split() == ["tensor", "*", "dtype", "shape", "count", "size"]
+    assert rows[0].split() == ["token_embd.weight", "Q8_0", "300×64", "1", "19.9", "KiB"]
+    found = [row.split() for row in rows]
+    assert [row for row in found if "attn_q" in row[0]] == [
+        ["blk.*.attn_q.weight", "0–1", "Q8_0", "64×64", "2", "8.50", "KiB"]
+    ]
+    assert [row[:3] for row in found if "ffn_down" in row[0]] == [
+        ["blk.0.ffn_down.weight", "F16", "64×128"],
+        ["blk.1.ffn_down.weight", "Q8_0", "64×128"],
+    ]
+    planned = apr(*words, "--json").json["tensors"]
+    assert sum(int(row[-3]) for row in found) == len(planned) == 20
+    assert {name for row in rows for name in row.split()[:1] if "*" not in name} <= {row["name"] for row in planned}
+
+
+def test_a_plan_folds_experts_and_keeps_numbers_that_are_the_same(tmp_path: Path) -> None:
+    def planned(name: str, dtype: str = "BF16") -> PlannedTensor:
+        return {"name": name, "dtype": dtype, "shape": [4, 8], "size_bytes": 64}
+
+    experts = [
+        planned(f"layers.{layer}.experts.{e}.up", "F8" if layer == 3 else "BF16") for layer in (1, 2, 3) for e in (0, 1)
+    ]
+    report = Report(
+        source="a", output="b", format="hf", label="HF folder", architecture=None, tensor_count=8, input_bytes=0,
+        output_bytes=0, dtypes={}, lossless=True, plan=True,
+        tensors=[*experts, planned("block.0.layer.1.k2.v"), planned("block.1.layer.1.k2.v")],
+    )  # fmt: skip
+    rows = [line.split() for line in islice(plan_text(report), 1, 4)]
+    assert rows == [
+        ["layers.*.experts.*.up", "1–2", "BF16", "4×8", "4", "256", "B"],
+        ["layers.3.experts.*.up", "0–1", "F8", "4×8", "2", "128", "B"],
+        ["block.*.layer.1.k2.v", "0–1", "BF16", "4×8", "2", "128", "B"],
+    ]
 
 
 def test_quantize_is_an_alias(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:

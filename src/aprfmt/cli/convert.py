@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,9 @@ from aprfmt.cli.options import (
     VerifyOption,
 )
 from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, tokens, wrapped
+from aprfmt.cli.report_text import done_text, plan_text
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.text import first_few, format_bytes, format_count, format_seconds, format_shape
+from aprfmt.text import format_bytes
 
 if TYPE_CHECKING:
     from aprfmt.convert.api import Report
@@ -312,7 +313,6 @@ def _list_mixes() -> None:
     out.result({"count": len(body), "mixes": body}, lines)
 
 
-_SHOWN_FILES = 6
 _NOT_PASSED_ON = ("file", "output", "mix", "list_mixes", "as_json", "quiet")
 
 
@@ -335,54 +335,10 @@ def report_of(plan: bool, verb: str, function: Callable[..., Report], given: Map
         report = function(progress=None if plan else progress, **given)
     for warning in report.warnings:
         out.warning(warning)
-    out.result(report.to_json(), _plan_text(report) if plan else _done_text(report))
+    out.result(report.to_json(), plan_text(report) if plan else done_text(report))
 
 
 def refuse_terminal(output: Path) -> None:
     """Refuses `-`: models are written to files, whole or not at all."""
     if str(output) == "-":
         raise RefusedError("a model cannot be written to standard output", hint="name a file with -o")
-
-
-def _done_text(report: Report) -> Iterator[str]:
-    rate = f", {format_bytes(report.output_bytes / report.seconds)}/s" if report.seconds > 0 else ""
-    yield f"{out.style('wrote', 'green')} {out.style(printable(report.output), 'bold')}"
-    rows = [*_facts(report), ("time", f"{format_seconds(report.seconds)}{rate}")]
-    if found := report.verify:
-        text = f"loads in llama.cpp ({found['engine']}), {found['vocab_size']:,} tokens, "
-        if "text" in found:
-            text += f"continues with {found['text'].strip()!r}"
-        else:
-            text += f"embeds a sentence in {found['embedding_size']:,} dimensions"
-        rows.append(("verified", text))
-    yield from pairs(rows)
-
-
-def _facts(report: Report) -> Iterator[tuple[str, str]]:
-    dtypes = ", ".join(f"{name} {row['tensors']}" for name, row in report.dtypes.items())
-    yield "format", report.label
-    yield "architecture", report.architecture or "(unknown)"
-    yield "tensors", f"{report.tensor_count:,} ({dtypes})" if dtypes else f"{report.tensor_count:,}"
-    bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
-    yield "size", f"{format_bytes(report.output_bytes)} from {format_bytes(report.input_bytes)}{bits}"
-    if report.written:
-        sizes = (f"{name} ({format_bytes(n)})" for name, n in report.written.items())
-        yield "files", f"{len(report.written)}: {first_few(sizes, _SHOWN_FILES)}"
-    yield "parameters", format_count(report.param_count or 0)
-    if report.lossless:
-        proven = "yes, proven: every file has the digest that was recorded at import"
-        yield "lossless", proven if report.proven else "yes: the source can be restored byte for byte"
-    elif report.losses:
-        yield "losses", "; ".join(report.losses)
-    else:
-        yield "lossless", "all values are; the source files cannot be restored byte for byte"
-
-
-def _plan_text(report: Report) -> Iterator[str]:
-    rows = [[t["name"], t["dtype"], format_shape(t["shape"]), format_bytes(t["size_bytes"])] for t in report.tensors]
-    if rows:
-        yield from (*table(["tensor", "dtype", "shape", "size"], rows, right="size", spare="size shape"), "")
-    # Last, where the eye is when a list of tensors has run through.
-    name = out.style(printable(report.output), "bold")
-    yield f"{out.style('plan', 'cyan')} for {name}; nothing is written"
-    yield from pairs([*_facts(report), ("memory", format_bytes(report.memory_bytes))])

@@ -1,0 +1,84 @@
+"""What a conversion did or would do, as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING
+
+from aprfmt.cli.output import out, pairs, printable, table
+from aprfmt.text import first_few, format_bytes, format_count, format_seconds, format_shape
+
+if TYPE_CHECKING:
+    from aprfmt.convert.api import PlannedTensor, Report
+
+_SHOWN_FILES = 6
+_NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
+
+
+def done_text(report: Report) -> Iterator[str]:
+    """What was written, in one line per fact."""
+    rate = f", {format_bytes(report.output_bytes / report.seconds)}/s" if report.seconds > 0 else ""
+    yield f"{out.style('wrote', 'green')} {out.style(printable(report.output), 'bold')}"
+    rows = [*_facts(report), ("time", f"{format_seconds(report.seconds)}{rate}")]
+    if found := report.verify:
+        text = f"loads in llama.cpp ({found['engine']}), {found['vocab_size']:,} tokens, "
+        if "text" in found:
+            text += f"continues with {found['text'].strip()!r}"
+        else:
+            text += f"embeds a sentence in {found['embedding_size']:,} dimensions"
+        rows.append(("verified", text))
+    yield from pairs(rows)
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    dtypes = ", ".join(f"{name} {row['tensors']}" for name, row in report.dtypes.items())
+    yield "format", report.label
+    yield "architecture", report.architecture or "(unknown)"
+    yield "tensors", f"{report.tensor_count:,} ({dtypes})" if dtypes else f"{report.tensor_count:,}"
+    bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
+    yield "size", f"{format_bytes(report.output_bytes)} from {format_bytes(report.input_bytes)}{bits}"
+    if report.written:
+        sizes = (f"{name} ({format_bytes(n)})" for name, n in report.written.items())
+        yield "files", f"{len(report.written)}: {first_few(sizes, _SHOWN_FILES)}"
+    yield "parameters", format_count(report.param_count or 0)
+    if report.lossless:
+        proven = "yes, proven: every file has the digest that was recorded at import"
+        yield "lossless", proven if report.proven else "yes: the source can be restored byte for byte"
+    elif report.losses:
+        yield "losses", "; ".join(report.losses)
+    else:
+        yield "lossless", "all values are; the source files cannot be restored byte for byte"
+
+
+def plan_text(report: Report) -> Iterator[str]:
+    """The tensors to be written, those of all layers together; last, where the eye is then, the summary."""
+    if report.tensors:
+        header = ["tensor", "*", "dtype", "shape", "count", "size"]
+        yield from (*table(header, _folded(report.tensors), right="count size", spare="count size shape"), "")
+    name = out.style(printable(report.output), "bold")
+    yield f"{out.style('plan', 'cyan')} for {name}; nothing is written"
+    yield from pairs([*_facts(report), ("memory", format_bytes(report.memory_bytes))])
+
+
+def _folded(tensors: Sequence[PlannedTensor]) -> list[list[str]]:
+    """Rows of a plan: tensors whose names differ in numbers alone, of one dtype and shape, are one row.
+
+    A `*` stands where the numbers differ, and heads the column of what the first `*` stands for.
+    """
+    from aprfmt.inspection.tree import ranges
+
+    names: dict[str, dict[object, list[PlannedTensor]]] = {}
+    for tensor in tensors:
+        kinds = names.setdefault(_NUMBER.sub("*", tensor["name"]), {})
+        kinds.setdefault((tensor["dtype"], *tensor["shape"]), []).append(tensor)
+    rows = []
+    for same in chain.from_iterable(kinds.values() for kinds in names.values()):
+        numbers = [set(column) for column in zip(*(_NUMBER.findall(tensor["name"]) for tensor in same), strict=True)]
+        words = [min(column) if len(column) == 1 else "*" for column in numbers]
+        name = "".join(chain(*zip_longest(_NUMBER.split(same[0]["name"]), words, fillvalue="")))
+        first = next((ranges(sorted(map(int, column))) for column in numbers if len(column) > 1), "")
+        size = format_bytes(sum(tensor["size_bytes"] for tensor in same))
+        rows.append([name, first, same[0]["dtype"], format_shape(same[0]["shape"]), f"{len(same):,}", size])
+    return rows
