@@ -196,7 +196,8 @@ class Tensors(Mapping[str, Tensor]):
         from difflib import get_close_matches
 
         word = str(name)
-        near = get_close_matches(word, self._by_name, 1)
+        near = [other for other in self._by_name if word in other.split(".")]
+        near = sorted(near, key=len) or get_close_matches(word, self._by_name, 1)
         near = near or [other for other in self._by_name if len(word) > 2 and word in other]
         nearest = f"; did you mean {near[0]!r}?" if near else ""
         hint = None if near else f"apr tensors {self.path} lists their names"

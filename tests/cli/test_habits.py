@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,16 @@ PHRASES = {
     "mlx_lm.generate --model m --prompt=hi": "apr run m hi",
     "llama-perplexity -m m.gguf -f text.txt": "apr eval m.gguf --data text.txt",
     "llama-imatrix -m m.gguf -f text.txt -o i.dat": "apr imatrix m.gguf --data text.txt -o i.dat",
+    "split m.gguf -o parts --shard-size 2GB": "apr shard m.gguf -o parts --shard-size 2GB",
+    "tokenize m.gguf hello": "apr vocab m.gguf hello",
+    "merge-lora m.gguf lora -o x.gguf": "apr merge-adapter m.gguf lora -o x.gguf",
+    "upload m.gguf a/b --dry-run": "apr push m.gguf a/b --plan",
+    "tensors m.gguf --grep norm -n 3": "apr tensors m.gguf --filter norm --limit 3",
+    "quantize m --type q4_k_m": "apr quantize m q4_k_m",
+    "quantize m --dtype=q4_k_m -o x.gguf": "apr quantize m q4_k_m -o x.gguf",
+    "export m --to gguf -o x": "apr export m --format gguf -o x",
+    "run m hi --temp 0.5 -t 4 -c 512 -s 1": "apr run m hi --temperature 0.5 --threads 4 --ctx 512 --seed 1",
+    "inspect -v m": "apr inspect m",
     "llama-bench -m m.gguf -p 64": "apr bench m.gguf --prompt-tokens 64",
 }
 
@@ -126,6 +137,44 @@ def test_all_that_is_missing_is_told_at_once(apr: Any) -> None:
 )
 def test_the_hint_is_the_command_line_with_what_is_missing(apr: Any, line: str, whole: str) -> None:
     assert f"hint: {whole}; apr {line.partition(' ')[0]} --help" in apr(*line.split()).stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("tensors m.gguf lm_head", "apr tensors m.gguf --filter lm_head"),
+        ("report m.gguf page.html --force", "apr report m.gguf --force -o page.html"),
+        ("hex m.gguf m.gguf", "apr hex m.gguf --tensor m.gguf"),
+        ("tree --sizes m.gguf attn", "apr tree --sizes m.gguf --filter attn"),
+    ],
+)
+def test_a_word_too_many_gets_the_option_that_it_is_for(apr: Any, line: str, whole: str) -> None:
+    done = apr(*line.split())
+    assert done.code == 2
+    assert f"hint: {whole}; apr {line.partition(' ')[0]} --help" in done.stderr
+    assert "hint: apr tensors --help" in apr("tensors", "a", "b", "c").stderr
+
+
+def test_a_file_in_place_of_a_command_is_inspected(apr: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my model").mkdir()
+    for word, said in (("m.gguf", "apr inspect m.gguf"), ("my model", "apr inspect 'my model'"), ("m", "apr --help")):
+        assert apr(word).stderr == f"error: no such command '{word}'\nhint: {said}\n"
+
+
+def test_only_likely_names_are_suggested(apr: Any) -> None:
+    assert "did you mean" not in apr("update").stderr
+    assert "did you mean" not in apr("inspect", "m", "--grep", "x").stderr
+    assert "did you mean 'quantize'?" in apr("quant").stderr
+    assert "did you mean --drop-layers or --keep-layers?" in apr("prune", "m", "--layers", "3", "-o", "x").stderr
+
+
+def test_a_mistyped_path_names_the_nearest_beside_it(apr: Any, tmp_path: Path) -> None:
+    (tmp_path / "SmolLM2-135M.Q4_1.gguf").touch()
+    typed = tmp_path / "SmolLM2-135M.gguf"
+    assert apr("inspect", typed).stderr.endswith(f"hint: did you mean {tmp_path / 'SmolLM2-135M.Q4_1.gguf'}?\n")
+    for path in (tmp_path / "qwen.apr", tmp_path / "nowhere" / "m.gguf"):
+        assert apr("inspect", path).stderr.endswith("hint: check the path\n")
 
 
 def test_an_output_with_blanks_is_quoted(apr: Any) -> None:

@@ -119,7 +119,27 @@ def test_an_unknown_mix_names_the_nearest(apr: Apr, tiny_gguf: Path, tmp_path: P
             assert error is None  # case and underscores do not matter
         else:
             assert error["hint"].startswith("did you mean iq3_xx")
-            assert "q4_k_m" in error["hint"]
+            assert "apr quantize --list" in error["hint"]
+    assert "q4_k_m, q4_k_s" in apr("quantize", tiny_gguf, "whatever", "-o", tmp_path / "x.gguf").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("int4", "q4_k_m"),
+        ("4-bit", "q4_k_m"),
+        ("Q4", "q4_k_m"),
+        ("int8", "q8_0"),
+        ("q8", "q8_0"),
+        ("float8", "f8_e4m3"),
+    ],
+)
+def test_names_of_other_programs_come_nearest_to_a_mix(
+    apr: Apr, tiny_gguf: Path, tmp_path: Path, name: str, nearest: str
+) -> None:
+    done = apr("convert", tiny_gguf, "-o", tmp_path / "x.gguf", "--dtype", name)
+    assert (done.code, done.stderr.splitlines()[1].split("?")[0]) == (2, f"hint: did you mean {nearest}")
+    assert apr("quantize", tiny_gguf, name, "-o", tmp_path / "x.gguf").code == 2
 
 
 def test_options_of_a_mix_need_one(apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ def test_a_mistyped_name_names_the_nearest(model: aprfmt.Model, folder: Path) ->
     with pytest.raises(KeyError, match=r"no tensor 'x'$") as caught:
         model.tensors["x"]
     assert caught.value.hint == f"apr tensors {folder} lists their names"
+    with pytest.raises(KeyError, match=r"did you mean 'model.norm.weight'"):
+        model.tensors["norm"]
     with pytest.raises(KeyError, match=r"did you mean 'model.layers.0.self_attn.q_proj.weight'"):
         model.tensors["q_proj"]
     assert "x" not in model.tensors

@@ -12,6 +12,7 @@ anything else               70: a defect of this program; APR_DEBUG=1 shows wher
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,10 +21,11 @@ from types import FrameType
 from typing import Any
 
 from aprfmt.cli.output import out
-from aprfmt.errors import AprError, UsageError, storage_error
+from aprfmt.errors import AprError, NotFoundError, UsageError, storage_error
 
 EXIT_INTERNAL = 70
 EXIT_BROKEN_PIPE = 141
+_ALIKE = 0.7
 
 
 class Terminated(BaseException):
@@ -80,6 +82,8 @@ def report(error: BaseException) -> int:
 def classify(error: BaseException) -> tuple[int, AprError]:
     """The exit code of `error`, and its description as an AprError."""
     if isinstance(error, AprError):
+        if isinstance(error, NotFoundError) and error.hint == error.usual_hint and error.path:
+            error.hint = _sibling(error.path) or error.hint
         return error.exit_code, error
     if isinstance(error, OSError):
         name = error.filename
@@ -91,15 +95,44 @@ def classify(error: BaseException) -> tuple[int, AprError]:
             return getattr(error, "number", 0) + exit_code, AprError(text, code=code)
     import typer
 
-    from aprfmt.cli.habits import complete
+    from aprfmt.cli.habits import complete, place_extra
 
     if isinstance(error, typer.TyperException):
         known, missing = _missing(error)
+        message = _all_missing(missing) or error.format_message()
         line = complete(out.arguments, known, missing) if missing else ""
-        return 2, _usage_error(_all_missing(missing) or error.format_message(), line)
+        if (context := getattr(error, "ctx", None)) is not None and "extra argument" in message:
+            line = place_extra(out.arguments, context.command.params) or ""
+        return 2, _usage_error(message, line)
     message = f"internal error: {type(error).__name__}: {error}"
     hint = "APR_DEBUG=1 shows where; please report it"
     return EXIT_INTERNAL, AprError(message, code="internal", hint=hint)
+
+
+def _sibling(path: str) -> str | None:
+    """A hint at the name that a mistyped one comes nearest to; None where there is none in its folder."""
+    from difflib import get_close_matches
+
+    folder, name = os.path.split(path)
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return None
+    near = get_close_matches(name, names, 1, 0.75)
+    return f"did you mean {os.path.join(folder, near[0])}?" if near else None
+
+
+def _alike(names: list[str], message: str) -> list[str]:
+    """Those of typer's suggestions, of any distance, that the word at the end of `message` may have been meant for."""
+    from difflib import SequenceMatcher
+
+    word = re.split(r"[\s'\"]+", message.rstrip("'\""))[-1].lstrip("-")
+    bare = {name: name.strip("'").lstrip("-") for name in names}
+    return [
+        name
+        for name, text in bare.items()
+        if word in text or text in word or SequenceMatcher(None, word, text).ratio() >= _ALIKE
+    ]
 
 
 def _missing(error: Exception) -> tuple[list[Any], list[Any]]:
@@ -133,7 +166,7 @@ def _usage_error(message: str, line: str) -> UsageError:
     message = message.rstrip(" (." if suggestion else " .")
     if elsewhere := no_such_command(out.command):
         return UsageError(message[:1].lower() + message[1:], hint=elsewhere)
-    near = suggestion.partition("?")[0].rstrip(")").replace(", ", " or ")
+    near = " or ".join(_alike(suggestion.partition("?")[0].rstrip(")").split(", "), message))
     hint = f"did you mean {near}? " if near else ""
     if line:
         hint = f"{line}; "

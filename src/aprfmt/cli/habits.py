@@ -24,12 +24,15 @@ _OPTIONS: dict[str, str | None] = {
     "--q-bits": "--bits",
     "--q-group-size": "--group-size",
     "--quant-predicate": "--recipe",
+    "--to": "--format",
+    "--output-format": "--format",
     "--split-max-size": "--shard-size",
     "--max-shard-size": "--shard-size",
     "--output-tensor-type": "--output-type",
     "--token-embedding-type": "--embedding-type",
     "--leave-output-tensor": "--leave-output",
     "--nthreads": "--threads",
+    "--temp": "--temperature",
     "--n-predict": "--max-tokens",
     "--max-new-tokens": "--max-tokens",
     "--n-gpu-layers": "--gpu-layers",
@@ -39,19 +42,38 @@ _OPTIONS: dict[str, str | None] = {
     "--model": None,
     "-m": None,
     "--prompt": None,
+    "--verbose": "",
+    "-v": "",
 }
 
 # Of one command alone: what its namesake elsewhere takes.
 _OPTIONS_OF: dict[str, dict[str, str | None]] = {
-    "run": {"-p": None},
+    "tensors": {"--grep": "--filter", "-n": "--limit"},
+    "tree": {"--grep": "--filter", "-L": "--depth"},
+    "quantize": {"--type": None, "--dtype": None, "--quantize": None, "-t": "--threads"},
+    "run": {"-p": None, "-sys": "--system", "-t": "--threads", "-c": "--ctx", "-s": "--seed"},
     "eval": {"-f": "--data"},
-    "imatrix": {"-f": "--data"},
-    "bench": {"-p": "--prompt-tokens"},
+    "imatrix": {"-f": "--data", "-t": "--threads"},
+    "bench": {"-p": "--prompt-tokens", "-t": "--threads"},
 }
 
 _COMMANDS = {
     "mlx_lm.convert": "convert",
     "convert_hf_to_gguf.py": "convert",
+    "describe": "inspect",
+    "gguf-dump": "inspect",
+    "compare": "diff",
+    "check": "validate",
+    "verify": "validate",
+    "tokenize": "vocab",
+    "llama-tokenize": "vocab",
+    "hexdump": "hex",
+    "split": "shard",
+    "upload": "push",
+    "lora": "merge-adapter",
+    "merge-lora": "merge-adapter",
+    "ask": "run",
+    "benchmark": "bench",
     "llama-quantize": "quantize",
     "chat": "run",
     "generate": "run",
@@ -74,10 +96,17 @@ _NO_COMMANDS = {
     "finetune": "`apr distill` learns from a larger model, `apr pretrain --init MODEL` from text alone",
     "fine-tune": "`apr distill` learns from a larger model, `apr pretrain --init MODEL` from text alone",
     "preprocess": "apr data PATH --model MODEL shows what a run would read",
+    "embed": "apr run MODEL --embed TEXT",
+    "embedding": "apr run MODEL --embed TEXT",
+    "llama-embedding": "apr run MODEL --embed TEXT",
+    "login": "hf auth login; `apr push` takes its token, or HF_TOKEN",
     "list": "`apr inspect FILE` says what a file is, `apr tensors FILE` lists what is in it",
     "ls": "`apr inspect FILE` says what a file is, `apr tensors FILE` lists what is in it",
 }
 """What answers a command of another program that none of ours has the shape of."""
+
+_EXTRA_WORDS = {"tensors": "--filter", "tree": "--filter", "hex": "--tensor", "lint": "--select", "report": "-o"}
+"""What a word too many is likely to be."""
 
 # Options that take no value; in llama-quantize's order they stand before the files.
 _SWITCHES = (
@@ -163,8 +192,31 @@ def complete(arguments: Sequence[str], known: Sequence[Any], missing: Sequence[A
     return " ".join([shlex.join(["apr", *words]), *added])
 
 
+def place_extra(arguments: Sequence[str], known: Sequence[Any]) -> str | None:
+    """The command line `arguments` with a name for the one word too many; None where it could mean anything."""
+    import shlex
+
+    n_places = sum(p.param_type_name == "argument" for p in known)
+    switches = [name for p in known if getattr(p, "is_flag", False) for name in (*p.opts, *p.secondary_opts)]
+    rest = _apart([*arguments[1:]], switches)[1]
+    option = _EXTRA_WORDS.get(arguments[0]) if arguments else None
+    if option is None or len(rest) != n_places + 1:
+        return None
+    words = [*arguments]
+    words.reverse()
+    words.remove(rest[-1])
+    words.reverse()
+    return shlex.join(["apr", *words, option, rest[-1]])
+
+
 def no_such_command(word: str) -> str | None:
     """What does here what the command `word` does elsewhere, as a hint; None where nothing is known."""
+    import shlex
+
+    from aprfmt.io.source import exists
+
+    if word.endswith((".gguf", ".apr", ".safetensors")) or (word and exists(word)):
+        return f"apr inspect {shlex.quote(word)}"
     return _NO_COMMANDS.get(word)
 
 

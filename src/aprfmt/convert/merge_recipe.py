@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from aprfmt.canonical.merge_methods import (
     DARE_LINEAR,
@@ -292,8 +293,10 @@ def find_method(name: str, node: Node | None = None) -> str:
     spelled = name.lower().replace("-", "_")
     found = ALIASES.get(spelled, spelled)
     if found not in METHODS:
-        known = ", ".join(sorted({*METHODS, *ALIASES}))
-        raise (node or Node(name)).error(f"unknown merge method {name!r:.60}", f"one of: {known}")
+        known = sorted(method.replace("_", "-") for method in {*METHODS, *ALIASES})
+        near = get_close_matches(name.lower(), known, 1)
+        hint = (f"did you mean {near[0]}? " if near else "") + f"one of: {', '.join(known)}"
+        raise (node or Node(name)).error(f"unknown merge method {name!r:.60}", hint)
     return found
 
 

@@ -154,7 +154,7 @@ def refuse_output(dst: PathLike, model: Model) -> None:
 
 def _adapter_for(model: Model, c: Canonical) -> Adapter:
     if not is_adapter(model):
-        raise RefusedError("this is not an adapter", path=model.path, hint="apr merge-adapter BASE ADAPTER... -o OUT")
+        raise RefusedError("this is not an adapter", path=model.path, hint="whole models: apr merge A B -o OUT")
     if c.adapter is not None:
         raise RefusedError("this is an adapter, not a base model", path=c.model.path)
     own = Base(c.arch, c.hparams) if c.arch is not None else None

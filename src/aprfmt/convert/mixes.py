@@ -123,6 +123,17 @@ OTHER_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
 
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
+_ELSEWHERE = {
+    "int4 4bit q4 nf4 awq gptq w4a16": "q4_k_m",
+    "int8 8bit q8 w8a8": "q8_0",
+    "6bit q6 int6": "q6_k",
+    "5bit q5 int5": "q5_k_m",
+    "3bit q3 int3": "q3_k_m",
+    "2bit q2 int2": "q2_k",
+    "fp8 float8 f8 e4m3": "f8_e4m3",
+}
+"""What names of other programs, which are not the same, come nearest to; as _key writes them."""
+
 
 def _key(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
@@ -186,8 +197,12 @@ def quantized_name(source: str, mix: str) -> str:
 def unknown(name: str, *others: str) -> UsageError:
     """The error for a name that is not a mix and none of `others`, with the nearest that is one."""
     known = [*others, *MIXES, *ALIASES]
-    near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = (f"did you mean {near[0]}? " if near else "") + "known: " + ", ".join([*others, *MIXES])
+    means = [mix for words, mix in _ELSEWHERE.items() if _key(name) in words.split()]
+    near = [mix for mix in means if mix in known] or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    if near:
+        hint = f"did you mean {near[0]}? apr quantize --list shows the mixes"
+    else:
+        hint = f"known: {', '.join([*others, *MIXES])}"
     return UsageError(f"unknown dtype or mix {name!r}", hint=hint)
 
 

@@ -140,7 +140,7 @@ def stamp(
             raise UnsupportedError(
                 f"stamp edits APR v2 files and GGUFs; this is another kind of file ({model.label})",
                 path=model.path,
-                hint="apr import it first",
+                hint=f"apr import {model.path} -o {model.path.name or 'model'}.apr, which takes --license and the like",
             )
         if types:
             raise UsageError("types are for the keys of a GGUF; in an .apr a value says itself what it is")

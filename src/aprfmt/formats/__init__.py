@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError, UsageError
 from aprfmt.io.source import Source, is_file, is_folder, watch_opened
 from aprfmt.records import record
+from aprfmt.text import first_few
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -243,6 +244,9 @@ def _reader_of(path: Path) -> Reader:
     return reader
 
 
+_BESIDE_WEIGHTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
 def _unknown_file(found: Candidate) -> AprError:
     path, head = found.path, found.head
     if head[:4] in (b"GGML", b"ggml", b"ggjt", b"tjgg", b"lmgg", b"fmgg"):
@@ -252,6 +256,9 @@ def _unknown_file(found: Candidate) -> AprError:
         return UnknownFormatError("the file is empty", path=path)
     if path.suffix == ".safetensors":
         return CorruptError("not a safetensors file: its header length does not fit", path=path, offset=0)
+    if path.name in _BESIDE_WEIGHTS:
+        hint = f"a model is its whole folder: {path.parent}"
+        return UnknownFormatError("a file that belongs to a model, without its weights", path=path, hint=hint)
     pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return UnknownFormatError(
         "not a file of any known format (APR, GGUF, safetensors, PyTorch)",
@@ -279,7 +286,10 @@ def _unknown_folder(found: Candidate) -> AprError:
     models = [name for name in found.names if name.endswith((".gguf", ".apr"))]
     if models:
         best = next((name for name in models if name.startswith("model.")), models[0])
-        reason, hint = "the folder holds no safetensors weights", f"name the file: {found.path / best}"
+        names = dict.fromkeys([best, *models])
+        which = "the file" if len(names) == 1 else "one of its files"
+        reason = "the folder holds no safetensors weights"
+        hint = f"name {which}: {first_few([found.path / name for name in names])}"
     elif any(name.endswith((".h5", ".msgpack")) for name in found.names):
         reason = "the folder's weights are neither safetensors nor PyTorch's"
         hint = "convert the weights to safetensors first (transformers: save_pretrained)"

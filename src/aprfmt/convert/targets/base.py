@@ -20,6 +20,7 @@ from aprfmt.formats.out import OutTensor
 from aprfmt.io import chunks
 from aprfmt.io.pipe import MOST_THREADS, FileLayout, StartProgress, WriteOptions
 from aprfmt.limits import DEFAULT_CARRY_BYTES
+from aprfmt.text import plural
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -166,6 +167,10 @@ _UNITS = {"": 1, "b": 1} | {
 }
 
 
+_LEAST_TYPED_SHARD = 1000
+"""Bytes: what somebody types that is smaller is a number whose unit was forgotten."""
+
+
 def parse_size(value: object, *, least: int = 1, name: str = "") -> int:
     """`5GB`, `500MiB`, `123456` or a number as bytes, at least `least`; `name` is the option's. Raises UsageError."""
     size = value if type(value) is int else -1
@@ -189,6 +194,13 @@ def _optional(parser: Parser) -> Parser:
     return lambda name, value: None if value is None else parser(name, value)
 
 
+def _shard_size(name: str, value: object) -> int:
+    size = parse_size(value, least=0, name=name)
+    if isinstance(value, str) and 0 < size < _LEAST_TYPED_SHARD:
+        raise UsageError(f"--shard-size: no tensor fits into {plural(size, 'byte')}", hint=f"with a unit: {size}GB")
+    return size
+
+
 # By name what a type does not tell, the others by the annotation of their field.
 _PARSERS: dict[str, Parser] = {
     "threads": _optional(_threads),
@@ -197,7 +209,7 @@ _PARSERS: dict[str, Parser] = {
     "carry": lambda name, value: parse_size(value, least=0, name=name),
     "max_memory": _optional(lambda name, value: parse_size(value, name=name)),
     "max_disk": _optional(lambda name, value: parse_size(value, least=chunks.LEAST_STORED_BYTES, name=name)),
-    "shard_size": _optional(lambda name, value: parse_size(value, least=0, name=name)),
+    "shard_size": _optional(_shard_size),
 }
 _PARSERS_BY_TYPE: dict[str, Parser] = {
     "bool": parse_flag,
