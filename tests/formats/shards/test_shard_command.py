@@ -48,7 +48,14 @@ def test_shard_validate_diff_join(tiny_apr: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(("--shard-size", "0"), 2), (("--shard-size", "x"), 2), (("--shard-size", "5"), 2), ((), 5)]
+    ("words", "code"),
+    [
+        (("--shard-size", "0"), 2),
+        (("--shard-size", "x"), 2),
+        (("--shard-size", "-1"), 2),
+        (("--shard-size", "5"), 2),
+        ((), 5),
+    ],
 )
 def test_refusals(
     tiny_apr: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int

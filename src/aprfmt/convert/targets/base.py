@@ -167,8 +167,8 @@ _UNITS = {"": 1, "b": 1} | {
 }
 
 
-_LEAST_TYPED_SHARD = 1000
-"""Bytes: what somebody types that is smaller is a number whose unit was forgotten."""
+_LEAST_TYPED_SHARD = 100
+"""Bytes: a smaller number that somebody types is one whose unit was forgotten."""
 
 
 def parse_size(value: object, *, least: int = 1, name: str = "") -> int:
@@ -196,7 +196,7 @@ def _optional(parser: Parser) -> Parser:
 
 def _shard_size(name: str, value: object) -> int:
     size = parse_size(value, least=0, name=name)
-    if isinstance(value, str) and 0 < size < _LEAST_TYPED_SHARD:
+    if isinstance(value, str) and value.strip().isdecimal() and 0 < size < _LEAST_TYPED_SHARD:
         raise UsageError(f"--shard-size: no tensor fits into {plural(size, 'byte')}", hint=f"with a unit: {size}GB")
     return size
 
