@@ -102,12 +102,10 @@ def command_page(name: str, command: Any) -> str:
     context = command.make_context(f"apr {name}", [], resilient_parsing=True)
     usage = " ".join(command.collect_usage_pieces(context))
     lines += ["```text", f"apr {name} {usage}", "```", ""]
-    for title, kind in (("Arguments", "argument"), ("Options", "option")):
-        rows = [
-            _row(p, context) for p in command.params if p.param_type_name == kind and not getattr(p, "hidden", False)
-        ]
-        if rows:
-            lines += [f"## {title}", "", f"| {kind} | meaning |", "|---|---|", *rows, ""]
+    for title, parameters in command.sections(context).items():
+        kind = parameters[0].param_type_name
+        rows = [_row(parameter, context) for parameter in parameters if parameter.name != "help"]
+        lines += [f"## {title}", "", f"| {kind} | meaning |", "|---|---|", *rows, ""]
     return "\n".join(lines)
 
 

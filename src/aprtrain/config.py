@@ -113,7 +113,7 @@ class Config:
         metavar="PATH[:WEIGHT]",
     )
     text_field: str = _option("text", "The field of a record, or the column of a table, that holds its text.")
-    strict: bool = _option(False, "A record that is no document ends the run; else it is counted and left out.")
+    strict: bool = _option(False, "A record that is not a document ends the run; else it is counted and left out.")
     output: str | None = _option(None, "Folder for checkpoints, metrics and the model.", flags=("-o",))
 
     kd_weight: float = _kd(
@@ -179,9 +179,9 @@ class Config:
     save_every: int = _save(
         5000, "Steps between checkpoints; 0: by the clock alone.", low=0, env=ENV_PREFIX + "CHECKPOINT_EVERY"
     )
-    save_minutes: float = _save(15.0, "Also save every so many minutes; 0: by steps alone.", low=0)
+    save_minutes: float = _save(15.0, "Also save every X minutes; 0: by steps alone.", low=0)
     save_epochs: int | None = _save(
-        None, "Also save after so many passes over the data, again and again; these stay beside --keep.", low=1
+        None, "Also save after every N passes over the data; these are kept beside those of --keep.", low=1
     )
     keep: int = _save(3, "Number of latest checkpoints to keep besides the best, two or more.", low=2)
     save_dtype: str = _save("bf16", "Dtype of saved weights.", choices=("bf16", "f16", "f32"))

@@ -106,6 +106,25 @@ def test_help_begins_with_what_a_command_alone_has(apr: Apr, name: str, own: str
     assert options.index(own) < options.index(shared) < options.index("--json")
 
 
+def test_options_stand_in_sections_behind_those_that_most_need(apr: Apr) -> None:
+    shown = apr("export", "--help").stdout
+    titles = re.findall(r"^(\w.*):$", shown, re.MULTILINE)
+    assert titles[:3] == ["Arguments", "Options", "Quantization"]
+    assert titles[-1] == "Speed, memory and disk"
+    sections = dict(zip(titles, re.split(r"^\w.*:$", shown, flags=re.MULTILINE)[1:], strict=True))
+    places = {
+        "--output": "Options",
+        "--plan": "Options",
+        "--json": "Options",
+        "--imatrix": "Quantization",
+        "--bits": "MLX",
+    }
+    places |= {"--pre": "Tokenizer", "--license": "Provenance", "--threads": titles[-1]}
+    for option, title in places.items():
+        assert [name for name, text in sections.items() if f"{option} " in text or f"{option}," in text] == [title]
+    assert "Quantization:" not in apr("inspect", "--help").stdout
+
+
 def test_help_lists_every_command_without_importing_any(apr: Apr) -> None:
     done = apr("--help")
     assert done.code == 0

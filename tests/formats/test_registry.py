@@ -128,6 +128,10 @@ def test_what_no_reader_knows_is_said_so(site: Path, tmp_path: Path) -> None:
     (tmp_path / "odd").write_bytes(b"what is this")
     with pytest.raises(UnknownFormatError, match="not a file of any known format"):
         aprfmt.detect(tmp_path / "odd")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UnknownFormatError, match="belongs to a model") as wrong:
+        aprfmt.detect(tmp_path / "config.json")
+    assert wrong.value.hint == f"a model is its whole folder: {tmp_path}"
     with pytest.raises(UsageError, match="unknown format") as caught:
         aprfmt.convert_model(tmp_path / "odd", tmp_path / "x", format="zip")
     assert "npz" in (caught.value.hint or "")

@@ -112,8 +112,8 @@ class Shard(Common, Run, Files):
         from aprfmt.convert.api import convert_model
         from aprfmt.convert.targets.base import parse_size
 
-        size = parse_size(self.shard_size)
-        _run(self, "sharding", convert_model, self.file, self.output, format="apr-shards", shard_size=size)
+        parse_size(self.shard_size, name="shard_size")  # 0 is no limit elsewhere
+        _run(self, "sharding", convert_model, self.file, self.output, format="apr-shards")
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ _STYLES = {"ok": "green", "absent": "dim", "warn": "yellow", "fail": "red"}
 def doctor(*, as_json: JsonOption = False, quiet: QuietOption = False) -> int:
     """Show what is installed, what works, and what is missing for which command.
 
-    llama.cpp computes a tiny model for it. Exit status 1: something that is installed does not work.
+    llama.cpp is tried on a tiny model. Exit status 1: something that is installed does not work.
 
     \b
     apr doctor

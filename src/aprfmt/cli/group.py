@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import Annotated, Any, Protocol
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from aprfmt.cli.complete import SHELL_OPTIONS
 from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out
+from aprfmt.cli.sections import SectionedCommand
 from aprfmt.errors import UsageError
 
 
@@ -39,6 +40,7 @@ COMMANDS = {
         Row("lint", "lint:lint", "What a file could do better; exit 1 if there is anything.", "Look"),
         Row("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
         Row("vocab", "vocab", "Text to tokens and back; how two tokenizers differ.", "Look"),
+        Row("report", "measure:report", "A page about a model or a training run.", "Look"),
         Row("architectures", "look:architectures", "The supported model families.", "Look"),
         Row("import", "convert:Import", "safetensors, Hugging Face folder, GGUF, hf://... to .apr.", "Convert"),
         Row("export", "convert:Export", "To GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
@@ -59,7 +61,6 @@ COMMANDS = {
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
         Row("data", "data:Data", "What training data hold, and what of it is learned.", "Train"),
         Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
-        Row("report", "measure:report", "A page about a training run or a model.", "Train"),
         Row("doctor", "doctor:doctor", "What is installed, what works, what is missing.", "Try"),
         Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),
     )
@@ -113,7 +114,7 @@ def build(wanted: str | None) -> typer.Typer:
             function = getattr(import_module(f"aprfmt.cli.{module}"), name or "command")
             if isinstance(function, type):  # a dataclass of options
                 _put_own_first(function)
-        kind = getattr(function, "command_class", TyperCommand)
+        kind = getattr(function, "command_class", SectionedCommand)
         app.command(row.name, cls=kind, short_help=row.help, context_settings=settings)(function)
     return app
 

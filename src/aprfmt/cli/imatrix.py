@@ -14,7 +14,7 @@ from aprfmt.cli.convert import refuse_terminal
 from aprfmt.cli.options import Common, ForceOption, LlamaMachine, PlanOption, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.errors import UsageError
-from aprfmt.text import first_few, format_seconds
+from aprfmt.text import first_few, format_seconds, plural
 
 if TYPE_CHECKING:
     from aprfmt.running.importance import ImatrixReport
@@ -103,9 +103,11 @@ def _text(report: ImatrixReport, plan: bool) -> Iterator[str]:
     verb = "would write" if plan else out.style("wrote", "green")
     yield f"{verb} {out.style(printable(report.output), 'bold')}"
     tokens = f", {report.chunks * report.chunk_size:,} tokens" if report.tokens else ""
-    rows = [("text", f"{report.chunks:,} chunks of {report.chunk_size:,} tokens{tokens}")] if report.chunks else []
+    rows = (
+        [("text", f"{plural(report.chunks, 'chunk')} of {report.chunk_size:,} tokens{tokens}")] if report.chunks else []
+    )
     if report.resumed:
-        rows.append(("resumed", f"{report.resumed:,} chunks were there already"))
+        rows.append(("resumed", f"{plural(report.resumed, 'chunk')} from before"))
     if report.entries:
         rows.append(("entries", f"{report.entries:,} weights"))
     if report.unused:

@@ -176,7 +176,8 @@ def validate(
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Count warnings as failures; make the files that an .apr was made from and compare them."
+            "--strict",
+            help="Count warnings as failures; restore the files that an .apr was made from, and compare them.",
         ),
     ] = False,
     min_score: Annotated[int, typer.Option(metavar="N", min=0, max=100, help="Fail below this score.")] = 0,

@@ -58,7 +58,7 @@ def evaluate(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure cross entropy and perplexity on text; with a teacher KL(teacher, model) and agreement.
+    """Measure cross entropy and perplexity on text; with a teacher also KL(teacher, model) and agreement.
 
     If the evaluation fails, the exit status is 8 and no score is printed. With the original model as the teacher of
     a quantized one, the KL shows what quantization cost. torch computes the families that can be trained, llama.cpp

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from aprfmt.cli import sections
 from aprfmt.cli.complete import complete_architecture, complete_dtype, complete_format, complete_tensor
 
 ModelArgument = Annotated[
@@ -33,7 +34,10 @@ PlanOption = Annotated[
 ArchOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Architecture, if the source does not name it.", autocompletion=complete_architecture
+        metavar="NAME",
+        help="Architecture, if the source does not name it.",
+        autocompletion=complete_architecture,
+        rich_help_panel=sections.SOURCE,
     ),
 ]
 FilterOption = Annotated[
@@ -46,19 +50,41 @@ FilterOption = Annotated[
 ]
 BaseOption = Annotated[
     str | None,
-    typer.Option(metavar="PATH", help="Model that an adapter is for: a folder with its config.json, or a model file."),
+    typer.Option(
+        metavar="PATH",
+        help="Model that an adapter is for: a folder with its config.json, or a model file.",
+        rich_help_panel=sections.BESIDE,
+    ),
 ]
 TokenizerOption = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="Use this tokenizer instead: a folder or tokenizer.json.")
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Use this tokenizer instead: a folder or tokenizer.json.",
+        rich_help_panel=sections.TOKENIZER,
+    ),
 ]
 NoTokenizerOption = Annotated[
-    bool, typer.Option("--no-tokenizer", help="Write a GGUF without a tokenizer: llama.cpp then takes token ids only.")
+    bool,
+    typer.Option(
+        "--no-tokenizer",
+        help="Write a GGUF without a tokenizer: llama.cpp then takes token ids only.",
+        rich_help_panel=sections.TOKENIZER,
+    ),
 ]
 PreOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.", rich_help_panel=sections.TOKENIZER
+    ),
 ]
 NoMtpOption = Annotated[
-    bool, typer.Option("--no-mtp", help="Leave out the MTP (nextn) layers, which predict further tokens.")
+    bool,
+    typer.Option(
+        "--no-mtp",
+        help="Leave out the MTP (nextn) layers, which predict further tokens.",
+        rich_help_panel=sections.BESIDE,
+    ),
 ]
 ShardSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file.")
@@ -66,7 +92,7 @@ ShardSizeOption = Annotated[
 TextFieldOption = Annotated[
     str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="A record that is no document is an error.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="A record that is not a document is an error.")]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Load the result in llama.cpp and run it briefly.")]
 
 
@@ -82,18 +108,26 @@ class Common:
 class Machine:
     """How much of the machine a conversion may use."""
 
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Worker threads; by default one per processor.")] = (
-        None
-    )
-    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 300MiB.")] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Worker threads; by default one per processor.", rich_help_panel=sections.MACHINE
+        ),
+    ] = None
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 300MiB.", rich_help_panel=sections.MACHINE)
+    ] = None
     max_disk: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
             help="Room for what is fetched from the hub, beside the output; by default, its largest file.",
+            rich_help_panel=sections.MACHINE,
         ),
     ] = None
-    fsync: Annotated[bool, typer.Option(help="Wait until the output is safely on disk.")] = True
+    fsync: Annotated[
+        bool, typer.Option(help="Wait until the output is safely on disk.", rich_help_panel=sections.MACHINE)
+    ] = True
 
 
 @dataclass(kw_only=True)
@@ -113,12 +147,19 @@ class Run:
     """How a conversion is run."""
 
     allow_unmapped: Annotated[
-        bool, typer.Option("--allow-unmapped", help="Keep tensors with unknown names under those names.")
+        bool,
+        typer.Option(
+            "--allow-unmapped",
+            help="Keep tensors with unknown names under those names.",
+            rich_help_panel=sections.SOURCE,
+        ),
     ] = False
     carry: Annotated[
         str,
         typer.Option(
-            metavar="SIZE", help="Carry a folder's other files (pictures, ...) up to this much together; 0: none."
+            metavar="SIZE",
+            help="Carry a folder's other files (pictures, ...) up to this much together; 0: none.",
+            rich_help_panel=sections.SOURCE,
         ),
     ] = "64MB"
     plan: PlanOption = False
@@ -130,26 +171,58 @@ class Mix:
     """Options of a quantization mix."""
 
     imatrix: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Importance matrix, in the GGUF form or the old one.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Importance matrix, in the GGUF form or the old one.",
+            rich_help_panel=sections.QUANTIZATION,
+        ),
     ] = None
     tensor_type: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="REGEX=TYPE", help="Type of the tensors whose GGUF name matches; repeatable, the first match wins."
+            metavar="REGEX=TYPE",
+            help="Type of the tensors whose GGUF name matches; repeatable, the first match wins.",
+            rich_help_panel=sections.QUANTIZATION,
         ),
     ] = None
     output_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Type of the output head.", autocompletion=complete_dtype)
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Type of the output head.",
+            autocompletion=complete_dtype,
+            rich_help_panel=sections.QUANTIZATION,
+        ),
     ] = None
     embedding_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Type of the token embedding.", autocompletion=complete_dtype)
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Type of the token embedding.",
+            autocompletion=complete_dtype,
+            rich_help_panel=sections.QUANTIZATION,
+        ),
     ] = None
     pure: Annotated[
-        bool, typer.Option("--pure", help="Store every matrix in this type, without the mix's exceptions.")
+        bool,
+        typer.Option(
+            "--pure",
+            help="Store every matrix in this type, without the mix's exceptions.",
+            rich_help_panel=sections.QUANTIZATION,
+        ),
     ] = False
-    leave_output: Annotated[bool, typer.Option("--leave-output", help="Leave the output head as it is.")] = False
+    leave_output: Annotated[
+        bool,
+        typer.Option("--leave-output", help="Leave the output head as it is.", rich_help_panel=sections.QUANTIZATION),
+    ] = False
     allow_requantize: Annotated[
-        bool, typer.Option("--allow-requantize", help="Quantize tensors that already are quantized, at a further loss.")
+        bool,
+        typer.Option(
+            "--allow-requantize",
+            help="Quantize tensors that already are quantized, at a further loss.",
+            rich_help_panel=sections.QUANTIZATION,
+        ),
     ] = False
 
 
@@ -158,9 +231,17 @@ class Identity:
     """What the user says of the model, whatever its files say."""
 
     tokenizer: TokenizerOption = None
-    license: Annotated[str | None, typer.Option(metavar="SPDX", help="Licence of the weights.")] = None
-    data_source: Annotated[str | None, typer.Option(metavar="ID", help="What the model was trained on.")] = None
-    data_license: Annotated[str | None, typer.Option(metavar="SPDX", help="Licence of the training data.")] = None
+    license: Annotated[
+        str | None, typer.Option(metavar="SPDX", help="Licence of the weights.", rich_help_panel=sections.PROVENANCE)
+    ] = None
+    data_source: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="What the model was trained on.", rich_help_panel=sections.PROVENANCE),
+    ] = None
+    data_license: Annotated[
+        str | None,
+        typer.Option(metavar="SPDX", help="Licence of the training data.", rich_help_panel=sections.PROVENANCE),
+    ] = None
 
 
 @dataclass(kw_only=True)
@@ -168,10 +249,20 @@ class Source(Identity):
     """What the source leaves open or gets wrong."""
 
     allow_no_config: Annotated[
-        bool, typer.Option("--allow-no-config", help="Go on without config.json; infer dimensions from tensor shapes.")
+        bool,
+        typer.Option(
+            "--allow-no-config",
+            help="Go on without config.json; infer dimensions from tensor shapes.",
+            rich_help_panel=sections.SOURCE,
+        ),
     ] = False
     hash: Annotated[
-        bool, typer.Option("--hash", help="Record the BLAKE3 of each source file in an .apr; by default its CRC-32.")
+        bool,
+        typer.Option(
+            "--hash",
+            help="Record the BLAKE3 of each source file in an .apr; by default its CRC-32.",
+            rich_help_panel=sections.SOURCE,
+        ),
     ] = False
 
 
@@ -181,7 +272,11 @@ class Drafts:
 
     target_model: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the model that a draft model (EAGLE-3, DFlash, ...) drafts for."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the model that a draft model (EAGLE-3, DFlash, ...) drafts for.",
+            rich_help_panel=sections.BESIDE,
+        ),
     ] = None
 
     no_mtp: NoMtpOption = False
@@ -199,7 +294,12 @@ class Towers:
     """What sees or hears beside a language model."""
 
     mmproj: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="GGUF of the towers (vision, audio) that belong to the model.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="GGUF of the towers (vision, audio) that belong to the model.",
+            rich_help_panel=sections.BESIDE,
+        ),
     ] = None
 
 
@@ -225,14 +325,24 @@ class MlxBits:
     """In how many bits a folder for MLX holds its weights."""
 
     bits: Annotated[
-        int | None, typer.Option(metavar="N", help="MLX: quantize the weights to 2, 3, 4, 5, 6 or 8 bits.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Quantize the weights to 2, 3, 4, 5, 6 or 8 bits.", rich_help_panel=sections.MLX
+        ),
     ] = None
     group_size: Annotated[
-        int | None, typer.Option(metavar="N", help="MLX: values that share a scale: 32, 64 (default) or 128.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Values that share a scale: 32, 64 (default) or 128.", rich_help_panel=sections.MLX
+        ),
     ] = None
     recipe: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="MLX, instead of --bits: mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6."),
+        typer.Option(
+            metavar="NAME",
+            help="Instead of --bits: mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6.",
+            rich_help_panel=sections.MLX,
+        ),
     ] = None
 
 
@@ -262,12 +372,21 @@ class Target(Drafts, MlxBits):
     """What is written, and how."""
 
     mtp_only: Annotated[
-        bool, typer.Option("--mtp-only", help="Write a GGUF of the MTP layers alone: a draft model for llama.cpp.")
+        bool,
+        typer.Option(
+            "--mtp-only",
+            help="Write a GGUF of the MTP layers alone: a draft model for llama.cpp.",
+            rich_help_panel=sections.BESIDE,
+        ),
     ] = False
 
     mmproj: Annotated[
         bool | None,
-        typer.Option("--mmproj", help="Write the GGUF of the towers (vision, audio) alone, for llama.cpp's mtmd."),
+        typer.Option(
+            "--mmproj",
+            help="Write the GGUF of the towers (vision, audio) alone, for llama.cpp's mtmd.",
+            rich_help_panel=sections.BESIDE,
+        ),
     ] = None
 
     format: Annotated[
@@ -281,7 +400,12 @@ class Target(Drafts, MlxBits):
     no_tokenizer: NoTokenizerOption = False
     pre: PreOption = None
     pad_style: Annotated[
-        str, typer.Option(metavar="STYLE", help="Names of padding tokens in a GGUF: llama.cpp or apr.")
+        str,
+        typer.Option(
+            metavar="STYLE",
+            help="Names of padding tokens in a GGUF: llama.cpp or apr.",
+            rich_help_panel=sections.TOKENIZER,
+        ),
     ] = "llama.cpp"
     shard_size: ShardSizeOption = None
     verify: VerifyOption = False

@@ -37,8 +37,8 @@ def qa(
 ) -> int:
     """Examine a model in llama.cpp: does it load, compute numbers, write text, know its tokens and its chat template?
 
-    A skipped gate is not a pass, unless the model has nothing that it looks at. Exit status 1: the model did not pass.
-    docs/qa.md says what each gate shows and what it cannot.
+    A gate that was skipped has not passed, unless the model has nothing that it looks at. Exit status 1: the model did
+    not pass. docs/qa.md says what each gate shows and what it cannot.
 
     \b
     apr qa model.gguf

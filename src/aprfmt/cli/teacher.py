@@ -43,7 +43,8 @@ class Teacher(Common, LlamaMachine):
     temperature: Annotated[
         list[float] | None,
         typer.Option(
-            metavar="T", help="Where the mass of all others is kept, beside 1; repeatable. [default: 2, 3, 4]"
+            metavar="T",
+            help="Temperatures, beside 1, to keep the mass of all others at; repeatable. [default: 2, 3, 4]",
         ),
     ] = None
     student: Annotated[

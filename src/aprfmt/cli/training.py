@@ -12,11 +12,11 @@ from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from typer.core import TyperCommand
 
 from aprfmt.cli.failures import report
 from aprfmt.cli.options import Common
 from aprfmt.cli.output import out, pairs, printable, table
+from aprfmt.cli.sections import SectionedCommand
 from aprfmt.errors import AprError, MissingDependencyError, UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds, plural
 
@@ -38,8 +38,10 @@ _SECTIONS = {
 """The sections of --help: where each begins, in the order of the schema."""
 
 
-class TrainingCommand(TyperCommand):
+class TrainingCommand(SectionedCommand):
     """Reads a switch that a number may follow: `--resume`, `--resume 300`, `--no-resume`."""
+
+    plain_first = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Gives each of them a value, as other options have one, before the command line is parsed."""
@@ -48,23 +50,6 @@ class TrainingCommand(TyperCommand):
         for row in command_fields(self.name or ""):
             args = spell_out(args, row.flag) if row.number else args
         return super().parse_args(ctx, args)
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The options by what they are for; those of every command come last."""
-        from aprtrain.config import schema
-
-        section, of = "", dict[str, str]()
-        for name in schema():
-            of[name] = section = _SECTIONS.get(name, section)
-        found: dict[str, list[tuple[str, str]]] = {name: [] for name in (*_SECTIONS.values(), "Options")}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and parameter.param_type_name == "option":
-                found[of.get(parameter.name or "", "Options")].append(record)
-        for title, records in found.items():
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
 
 
 def spell_out(arguments: list[str], flag: str) -> list[str]:
@@ -85,7 +70,7 @@ def spell_out(arguments: list[str], flag: str) -> list[str]:
 class Training(Common):
     """What distill and pretrain take beside the options of the trainer's schema; the class has the command's name."""
 
-    command_class: ClassVar[type[TyperCommand]] = TrainingCommand
+    command_class: ClassVar[type[SectionedCommand]] = TrainingCommand
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Options as .toml, .yaml or .json.")] = None
     plan: Annotated[bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes; train nothing.")] = (
         False
@@ -103,8 +88,11 @@ class Training(Common):
 
 def options(command: str) -> list[tuple[str, object, None]]:
     """The options of `command` as fields of a dataclass, one a row of the trainer's schema; None: not given."""
-    from aprtrain.config import command_fields
+    from aprtrain.config import command_fields, schema
 
+    section, of = "", dict[str, str]()
+    for name in schema():
+        of[name] = section = _SECTIONS.get(name, section)
     found: list[tuple[str, object, None]] = []
     for row in command_fields(command):
         names, words, metavar = (row.flag, *row.flags), row.help, None
@@ -119,7 +107,7 @@ def options(command: str) -> list[tuple[str, object, None]]:
             metavar = "|".join(row.choices) or {int: "N", float: "X", str: "TEXT"}[row.kind]
             if row.default is not None:
                 words += f" [default: {row.default:g}]" if row.kind is float else f" [default: {row.default}]"
-        option = typer.Option(*names, metavar=metavar, help=words)
+        option = typer.Option(*names, metavar=metavar, help=words, rich_help_panel=of[row.name])
         found.append((row.name, Annotated[kind, option], None))
     return found
 

@@ -22,7 +22,7 @@ def command(
     text: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to encode.")] = None,
     *,
     ids: Annotated[str | None, typer.Option(metavar="IDS", help="Decode these ids: '1 15043 3186'.")] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Encode what stands on standard input, as one text.")] = False,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Encode standard input, as one text.")] = False,
     against: Annotated[
         str | None, typer.Option(metavar="FILE", help="Compare with this tokenizer; exit 1 where they differ.")
     ] = None,

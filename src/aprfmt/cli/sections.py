@@ -1,0 +1,44 @@
+"""`--help` with options under what they are for: each names its section as typer's `rich_help_panel`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from typer.core import TyperCommand
+
+QUANTIZATION = "Quantization"
+MLX = "MLX"
+BESIDE = "Adapters, draft models and towers"
+TOKENIZER = "Tokenizer"
+PROVENANCE = "Provenance"
+SOURCE = "What the source leaves open"
+MACHINE = "Speed, memory and disk"
+_ORDER = (QUANTIZATION, MLX, TOKENIZER, PROVENANCE, BESIDE, SOURCE, MACHINE)
+
+
+class SectionedCommand(TyperCommand):
+    """A command whose options without a section, under "Options", stand before the others, or behind them."""
+
+    plain_first: ClassVar[bool] = True
+
+    def sections(self, ctx: Any) -> dict[str, list[Any]]:
+        """The parameters to show: "Arguments", then options, sections of _ORDER, others as their first options come."""
+        arguments: list[Any] = []
+        plain: list[Any] = []
+        titled: dict[str, list[Any]] = {title: [] for title in _ORDER}
+        for parameter in self.get_params(ctx):
+            if parameter.param_type_name == "argument":
+                arguments.append(parameter)
+            elif not getattr(parameter, "hidden", False):
+                title = getattr(parameter, "rich_help_panel", None)
+                (titled.setdefault(title, []) if title else plain).append(parameter)
+        options = {"Options": plain} | titled if self.plain_first else titled | {"Options": plain}
+        return {title: found for title, found in ({"Arguments": arguments} | options).items() if found}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the parameters by section."""
+        for title, parameters in self.sections(ctx).items():
+            records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
