@@ -22,15 +22,16 @@ from typing import Any, TypedDict
 import torch
 
 from aprfmt.errors import RefusedError, RunError, UsageError
+from aprfmt.io.source import exists
 from aprfmt.llama.client import require_llama
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sources import split_weights
 from aprfmt.texts.summary import SAMPLE_CHARS, summarise
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprfmt.types import JsonObject
-from aprtrain.checkpoints.checkpoint import prepare_folder
+from aprtrain.checkpoints.checkpoint import check_resumable, files_by_step, prepare_folder
 from aprtrain.config import Config, resolve
-from aprtrain.data.batches import check_shared
+from aprtrain.data.batches import check_shared, check_source
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
 from aprtrain.models import Origin, Pair, open_pair, origin_of, settle
 from aprtrain.network.shape import Shape
@@ -273,7 +274,10 @@ def plan(command: str, config: Config) -> Plan:
     device, processes = torch.device(config.device.split(":")[0]), world_size()
     check_means(config, processes)
     if config.output is not None and config.smoke is None:
-        prepare_folder(Path(config.output), resumes=config.resumes)
+        folder = Path(config.output)
+        prepare_folder(folder, resumes=config.resumes)
+        if config.resumes:
+            check_resumable(folder, config.resume, list(files_by_step(folder)) if exists(folder) else [])
     with open_pair(command, config) as pair:
         config = settle(config, pair)
         rows = memory_plan(config, pair, device, processes=processes)
@@ -333,6 +337,14 @@ def _plan_data(config: Config, pair: Pair) -> dict[str, Any]:
     body["passes"] = needed and needed / max(1, found.tokens)
     most = max((source["passes"] or 0.0 for source in body["sources"]), default=body["passes"] or 0.0)
     body["lasts"] = config.repeat or most <= (config.epochs or 1)
+    if not found.estimated:
+        if found.documents < (2 if found.lengths and config.eval_data is None else 1):  # shards have no lengths
+            raise RefusedError(
+                f"no training documents: {found.documents} read",
+                hint="give more text: at least two different documents",
+            )
+        for each in found.sources:
+            check_source(each.name, config.seq_len if each.weight is None else each.tokens, config.seq_len)
     _check_lasts(config, body, most)
     return body
 

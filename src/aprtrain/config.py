@@ -401,7 +401,7 @@ def _check(row: Field, value: object, where: str) -> Value:
     """`value` as the row's type, within its range. Raises UsageError naming the row and its source."""
     try:
         found = _convert(row, value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         words = f"the {row.number.lower()} of a checkpoint, or true or false" if row.number else _WORDS[row.kind]
         raise UsageError(f"{row.name} must be {words}, not {value!r} ({where})") from None
     wanted = ""
@@ -416,7 +416,7 @@ def _check(row: Field, value: object, where: str) -> Value:
 
 
 def _convert(row: Field, value: object) -> Value:
-    """Raises TypeError or ValueError."""
+    """Raises TypeError, ValueError or OverflowError."""
     if row.kind is tuple and isinstance(value, (str, list, tuple)):
         names = (value,) if isinstance(value, str) else tuple(value)
         for name in names if row.name == "allow_changed" else ():
@@ -432,7 +432,7 @@ def _convert(row: Field, value: object) -> Value:
     if row.kind is int and str(value).lstrip("+-").isdigit():
         return int(value)  # not by way of a float, which large seeds do not fit
     number = float(value)
-    if row.kind is int and not number.is_integer():
+    if not math.isfinite(number) or (row.kind is int and not number.is_integer()):
         raise ValueError
     return int(number) if row.kind is int else number
 
@@ -472,7 +472,7 @@ def _check_together(config: Config, command: str) -> None:
             "--held-out and --eval-data contradict each other", keep_one),
         (c.qa and c.smoke is not None, "--qa looks at the model, and --smoke writes none", keep_one),
         (c.repeat and c.epochs is not None, "--repeat and --epochs contradict each other", keep_one),
-        ((c.patience or c.target_val_loss) is not None and not (c.eval_every or c.save_every),
+        ((c.patience or c.target_val_loss) is not None and not (c.eval_every or c.save_every or c.save_epochs),
             "--patience and --target-val-loss go by evaluations, and there are none on the way", "add --eval-every N"),
         (bool(c.allow_changed) and not c.resumes, "--allow-changed is for --resume", "add --resume, or leave it out"),
         *(

@@ -362,7 +362,9 @@ class Trainer:
         if self.world.any(is_low and config.target_val_loss is not None):
             return f"the held-out cross entropy is at most {config.target_val_loss:g}"
         if self.world.any(config.patience is not None and since >= config.patience):
-            return f"{config.patience} evaluations in a row were no better than the best"
+            assert config.patience is not None
+            was = "evaluation was" if config.patience == 1 else f"{config.patience} evaluations in a row were"
+            return f"{was} no better than the best"
         return None
 
     def _pause(self) -> None:

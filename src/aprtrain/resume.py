@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, RunError, StorageError
+from aprfmt.errors import AprError, ChecksumError, CorruptError, RunError, StorageError
 from aprfmt.formats import open as open_model
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import (
@@ -23,6 +23,7 @@ from aprtrain.checkpoints.checkpoint import (
     LATEST,
     LINEAGE,
     SIZES,
+    check_resumable,
     files_by_step,
     read_pointer,
     step_name,
@@ -99,23 +100,10 @@ def find_saved(folder: Path, wanted: bool | int, world: World) -> Saved:
     """
     notes: list[str] = []
     steps, latest, best = world.gather(_listed(folder, notes) if world.is_first else ([], None, None))[0]
-    if wanted is not True and wanted not in steps:
-        there = f"there are {', '.join(map(str, steps))}" if steps else "there are none"
-        raise RefusedError(
-            f"there is no checkpoint of step {wanted}", path=folder, hint=f"{there}; --resume: the latest"
-        )
-    if wanted is True:
-        found = {step for step in steps if latest is None or step <= latest} | (
-            {latest} if latest is not None else set()
-        )
-        candidates = sorted(found, reverse=True)
-    else:
-        candidates = [int(wanted)]
-    if not candidates:
-        raise RefusedError(
-            "there is no checkpoint to resume from", path=folder, hint="leave --resume out to start a new run"
-        )
-    saved = _first_whole(folder, candidates, world)
+    last = [] if latest is None else [latest]
+    check_resumable(folder, wanted, steps or (last if wanted is True else []))
+    found = {*(step for step in steps if step <= (last or steps)[-1]), *last} if wanted is True else {int(wanted)}
+    saved = _first_whole(folder, sorted(found, reverse=True), world)
     left = tuple(step for step in steps if step > saved.step)
     if best is None or best > saved.step:
         saved.progress.best = None  # the next one that is scored is the best of those that stay

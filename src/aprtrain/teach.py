@@ -92,6 +92,7 @@ def write(wanted: Wanted, *, plan: bool, progress: StartProgress | None, log: Lo
             output=str(wanted.output), teacher=wanted.file or str(wanted.from_vllm or ""), engine=wanted.engine,
             top_k=wanted.top_k, temperatures=list(wanted.temperatures), seq_len=length,
         )  # fmt: skip
+        _check_k(wanted.top_k, encoder.n_ids)
         if plan:
             return _planned(wanted, report)
         old = _check_output(wanted.output)
@@ -240,13 +241,17 @@ def _engine(
         folder = stack.enter_context(scratch_folder("teacher"))
         logits = _of_llama(Reader(folder, llama))
         engine = f"llama.cpp ({llama.engine})"
-    if k > vocabulary.n_real:
-        raise UsageError(f"--top-k {k} is more than the {vocabulary.n_real} tokens there are")
+    _check_k(k, vocabulary.n_real)
     name, architecture, size = Path(wanted.file).name, architecture_of(model), parameters_of(model)
     facts = Facts(
         name, edge_fingerprint(model), architecture, size, engine, encoder.digest, length, k, temperatures
     )  # fmt: skip
     return facts, lambda windows, i: _told(logits(windows, i), vocabulary.n_real, facts)
+
+
+def _check_k(k: int, n_tokens: int) -> None:
+    if k > n_tokens:
+        raise UsageError(f"--top-k {k} is more than the {n_tokens} tokens there are")
 
 
 def _shared(model: Model, reader: Model, rows: int) -> SharedVocabulary:

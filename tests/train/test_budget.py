@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import train_runs
 from train_corpora import shape_of_config, student_alone
 
-from aprfmt.errors import NotFoundError
+from aprfmt.errors import NotFoundError, RefusedError
 from aprfmt.texts.corpus import prepare
 from aprtrain import budget
 from aprtrain.budget import choose_pass, plan
@@ -114,6 +115,7 @@ def test_the_plan_says_what_the_data_are(corpus_file: Path, teacher_file: Path, 
     assert found["passes"] == pytest.approx(2 * 128 / found["tokens"])
     assert found["lasts"]
     (tmp_path / "a.py").write_text("x = 1")
+    (tmp_path / "b.py").write_text("x = 2")
     (tmp_path / "a.so").touch()
     assert data(tmp_path)["left_out"] == {"files that are not source code": 1}
     with open_network(teacher_file) as network:
@@ -121,3 +123,25 @@ def test_the_plan_says_what_the_data_are(corpus_file: Path, teacher_file: Path, 
     assert data(tmp_path / "tokens")["tokens"] == len(corpus.train.tokens)
     with pytest.raises(NotFoundError):
         data(tmp_path / "nowhere")
+
+
+def test_the_plan_refuses_what_the_run_would(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
+    def refusal(data: Path, output: Path | None = None, **given: Any) -> str:
+        models = {"teacher": str(teacher_file), "student_init": "layers:1"}
+        how = {"smoke": 1} if output is None else {"steps": 2}
+        sources = given.pop("mixed", (str(data),))
+        config = replace(train_runs.options("distill", data, output, **{**models, **how, **given}), data=sources)
+        with pytest.raises(RefusedError) as caught:
+            plan("distill", config)
+        return caught.value.message
+
+    few, one, none = (train_runs.write_corpus(tmp_path / f"{n}.jsonl", documents=n, words=3) for n in (2, 1, 0))
+    assert refusal(none) == "no training documents: 0 read"
+    assert refusal(one) == "no training documents: 1 read"
+    mixed = refusal(corpus_file, mixed=(f"{corpus_file}:1", f"{few}:1"), seq_len=64)
+    assert mixed.startswith("2.jsonl holds ")
+    assert mixed.endswith("less than a window of 64")
+    assert "no checkpoint to resume from" in refusal(corpus_file, tmp_path / "absent", resume=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ckpt-step-000004.state").touch()
+    assert "no checkpoint of step 3" in refusal(corpus_file, tmp_path / "run", resume=3)

@@ -35,10 +35,14 @@ def test_no_on_the_command_line_switches_off_what_the_file_switches_on(
     """By the plan, whose answer holds the configuration of a command with every switch."""
     monkeypatch.setattr("aprtrain.budget.require_llama", lambda: None)
     demo_model.build(tmp_path / "m.gguf")
-    (tmp_path / "d.txt").write_text("some text")
+    (tmp_path / "d").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "d" / f"{name}.txt").write_text(f"some text, {name}")
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o/ckpt-step-000001.state").touch()  # for --resume
     switches = [row.name for row in command_fields("pretrain") if row.kind is bool]
     file = tmp_path / "c.json"
-    paths = {"init": str(tmp_path / "m.gguf"), "data": str(tmp_path / "d.txt"), "output": str(tmp_path / "o")}
+    paths = {"init": str(tmp_path / "m.gguf"), "data": str(tmp_path / "d"), "output": str(tmp_path / "o")}
     sizes = {"seq_len": 32, "tokens_per_step": 32, "micro_tokens": 32, "steps": 1}
     file.write_text(json.dumps({**paths, **sizes, **dict.fromkeys(switches, True)}))
     words = ["pretrain", "--config", str(file), "--plan", "--json"]
@@ -154,6 +158,8 @@ def test_a_bad_file_is_a_usage_error(tmp_path: Path, text: str) -> None:
         ({"beta": 0.3}, "--loss jsd"),
         ({"lr": 0.0}, "lr"),
         ({"lr": float("nan")}, "lr"),
+        ({"clip": float("inf")}, "clip must be a number"),
+        ({"save_minutes": 10**400}, "save_minutes must be a number"),
         ({"seq_len": 1}, "seq_len"),
         ({"tokens_per_step": 5000}, "multiple"),
         ({"micro_tokens": 5000}, "multiple"),

@@ -155,6 +155,10 @@ def test_a_run_that_ended_early_goes_on_only_if_it_may(distil: Distil, tmp_path:
 def test_to_end_early_takes_evaluations(distil: Distil) -> None:
     with pytest.raises(UsageError, match="--patience and --target-val-loss go by evaluations"):
         distil(steps=4, eval_every=0, save_every=0, patience=1)
+    by_passes: dict[str, Any] = {"eval_every": 0, "save_every": 0, "save_epochs": 1, "repeat": False, "epochs": 3}
+    ended = distil(steps=None, patience=1, lr=1e-12, **by_passes)
+    assert ended["early"] == "evaluation was no better than the best"
+    assert [found < ended["config"]["steps"] for found in ended["checkpoints"]] == [True]
 
 
 def test_metrics_after_the_resumed_step_are_dropped(distil: Distil, tmp_path: Path) -> None:

@@ -255,6 +255,10 @@ def test_the_switch_may_have_a_step(
     words: list[str], value: object, teacher_file: Path, corpus_file: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    for step in (0, 4):
+        checkpoint = resume.state_file(tmp_path / "o", step)
+        checkpoint.parent.mkdir(exist_ok=True)
+        checkpoint.touch()
     start = ["distill", *words, str(teacher_file), "--student-init", "layers:1", "--data", str(corpus_file)]
     sizes = ["--seq-len", "32", "--tokens-per-step", "64", "--micro-tokens", "32", "--device", "cpu"]
     assert apr([*start, "-o", str(tmp_path / "o"), "--steps", "4", *sizes, "--plan", "--json"]) == 0

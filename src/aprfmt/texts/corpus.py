@@ -18,6 +18,7 @@ from pathlib import Path
 
 from aprfmt.errors import ChecksumError, CorruptError, RefusedError, UsageError, storage_errors
 from aprfmt.io.sink import AtomicFolder
+from aprfmt.text import plural
 from aprfmt.texts.encoding import Encoder, Ids
 from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress, is_blank
 from aprfmt.texts.shards import (
@@ -171,7 +172,7 @@ def _reuse(folder: Path, keys: tuple[str, str], encoder: Encoder, log: Log) -> C
 
 def _write(plan: _Plan, folder: Path, keys: tuple[str, str], held_out: float, log: Log) -> None:
     n_bytes, n_files = plan.n_bytes, sum(map(len, plan.files.values()))
-    log(f"reading {n_files} files, {n_bytes / 1e6:,.1f} MB, as token ids")
+    log(f"reading {plural(n_files, 'file')}, {n_bytes / 1e6:,.1f} MB, as token ids")
     with AtomicFolder(folder, force=True, n_bytes=n_bytes, last=HEADER) as temporary:
         found = _Reading(plan, plan.threshold, log)
         parts = found.write(temporary)

@@ -111,7 +111,7 @@ def summarise(
         source = DataSource(names[number], float(weights[number]) if weights else None, len(here), n_bytes)
         report.sources.append(source)
         texts, before = (document for file in here for document in progress.documents(file, reader)), progress.done
-        if _add(source, texts, encoder, lengths, report, sample or sys.maxsize):
+        if _add(source, texts, encoder, lengths, report, sample or sys.maxsize, skipped):
             report.estimated, n_read = True, max(1, progress.done - before)
             progress.done = before + n_bytes
             for name in _COUNTS:
@@ -137,12 +137,19 @@ def _of_shards(report: DataReport, header: Header) -> DataReport:
 
 
 def _add(
-    source: DataSource, texts: Iterator[Document], encoder: Encoder, lengths: list[int], report: DataReport, most: int
+    source: DataSource,
+    texts: Iterator[Document],
+    encoder: Encoder,
+    lengths: list[int],
+    report: DataReport,
+    most: int,
+    skipped: Counter[str],
 ) -> bool:
     """Counts documents until they have `most` bytes of text; whether there are more of them."""
     n_read, batch = 0, list[Document]()
     for document in texts:
         if is_blank(document):
+            skipped["empty documents"] += 1
             continue
         batch.append(document)
         n_read += len(document.encode()) if isinstance(document, str) else len(document)

@@ -30,7 +30,16 @@ from torch import Tensor
 import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical.model import apr_metadata_with
-from aprfmt.errors import AprError, CorruptError, ExistsError, RunError, StorageError, storage_error, storage_errors
+from aprfmt.errors import (
+    AprError,
+    CorruptError,
+    ExistsError,
+    RefusedError,
+    RunError,
+    StorageError,
+    storage_error,
+    storage_errors,
+)
 from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats import open as open_model
 from aprfmt.formats.apr2 import FLAGS
@@ -452,6 +461,19 @@ def clear(folder: Path, *, is_new: bool) -> None:
             (folder / FILE).unlink(missing_ok=True)
             if is_new:
                 folder.rmdir()  # where nothing is left
+
+
+def check_resumable(folder: Path, wanted: bool | int, steps: Collection[int]) -> None:
+    """Raises RefusedError where the checkpoint of step `wanted`, for True any, is none of these `steps`."""
+    if not steps and wanted is True:
+        raise RefusedError(
+            "there is no checkpoint to resume from", path=folder, hint="leave --resume out to start a new run"
+        )
+    if wanted is not True and wanted not in steps:
+        there = f"there are {', '.join(map(str, steps))}" if steps else "there are none"
+        raise RefusedError(
+            f"there is no checkpoint of step {wanted}", path=folder, hint=f"{there}; --resume: the latest"
+        )
 
 
 def prepare_folder(folder: Path, *, resumes: bool) -> None:

@@ -82,11 +82,7 @@ def shares_of(corpus: Corpus, windows: Windows) -> list[Share]:
     for source in corpus.header.get("sources", []):
         end += source["tokens"]
         last = min(len(windows), -(-end // windows.seq_len))
-        if last <= begin:
-            raise RefusedError(
-                f"{source['name']} holds {source['tokens']} tokens, less than a window of {windows.seq_len}",
-                hint="give more of it, or leave it out; what a source before it holds too counts there",
-            )
+        check_source(source["name"], source["tokens"] if last > begin else 0, windows.seq_len)
         found.append(Share(source["name"], begin, last - begin, Fraction(source["weight"])))
         begin = last
     return found
@@ -204,6 +200,15 @@ class Batches:
                     total = "" if self.epochs is None else f" of {self.epochs}"
                     of = f" of {share.name}" if share.name else ""
                     self.log(f"epoch {epoch + 1}{total}: {share.n} windows{of} in a new order")
+
+
+def check_source(name: str, n_tokens: int, seq_len: int) -> None:
+    """Refuses a source of a mixture that cannot fill a window of its own."""
+    if n_tokens < seq_len:
+        raise RefusedError(
+            f"{name} holds {n_tokens} tokens, less than a window of {seq_len}",
+            hint="give more of it, or leave it out; what a source before it holds too counts there",
+        )
 
 
 def check_shared(windows_per_step: int, processes: int, seq_len: int) -> None:

@@ -210,6 +210,13 @@ def test_writing_goes_on_where_it_was_interrupted(made: Made, tmp_path: Path, mo
         aprfmt.teacher(made.teacher, other, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
 
 
+def test_more_ids_than_there_are_are_refused_before_anything_is_read(made: Made, tmp_path: Path) -> None:
+    for planned in (True, False):
+        with pytest.raises(AprError, match="--top-k 301 is more than the 300 tokens there are"):
+            aprfmt.teacher(made.teacher, made.text, tmp_path / "out", top_k=301, device="cpu", plan=planned, **GIVEN)
+        assert not (tmp_path / "out").exists()
+
+
 def test_the_documented_form_is_what_is_written(made: Made) -> None:
     """With the safetensors library, not with ours."""
     path = next(made.files.glob("train-*"))
