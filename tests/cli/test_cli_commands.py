@@ -185,7 +185,7 @@ def test_the_machine_options(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
     assert "threads must be a number from 1 to" in none.stderr
     assert apr("convert", tiny_gguf, "-o", tmp_path / "x.apr", "--max-memory", "much").code == 2
     assert list(tmp_path.iterdir()) == []
-    wish = ("--threads", "3", "--max-memory", "2GiB", "--no-fsync")
+    wish = ("--threads", "3", "--max-memory", "64GiB", "--no-fsync")
     assert apr("import", tiny_gguf, "-o", tmp_path / "a.apr", *wish).code == 0
     assert apr("import", tiny_gguf, "-o", tmp_path / "b.apr").code == 0
     assert (tmp_path / "a.apr").read_bytes() == (tmp_path / "b.apr").read_bytes()
