@@ -19,6 +19,9 @@ import plain_models
 import pytest
 
 import aprfmt
+from aprfmt.cli.output import out
+from aprfmt.cli.qa import _tell as tell
+from aprfmt.running.qa import GateResult
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
 
@@ -135,6 +138,33 @@ def test_long_names_keep_what_tells_them_apart(smollm2_gguf: Path, tmp_path: Pat
     names = [line.split()[0] for line in map(visible, lines) if "_proj" in line]
     assert len(set(names)) == 4
     assert all(re.match(r"(…|model.layers.)\d+\.", name) for name in names), names
+
+
+def test_names_of_a_plan_are_whole_and_layers_cut_in_a_narrow_terminal(smollm2_gguf: Path, tmp_path: Path) -> None:
+    other = [word for i in range(0, 10, 2) for word in ("--tensor-type", rf"blk\.{i}\.attn_q=f16")]
+    words = ["quantize", str(smollm2_gguf), "q8_0", "-o", str(tmp_path / "x.gguf"), "--allow-requantize", *other]
+    for columns, said in ((60, "0, 2, …, 8"), (120, "0, 2, 4, 6, 8")):
+        _, lines, _ = run_in_terminal([*words, "--plan"], columns)
+        rows = [visible(line) for line in lines if "blk.*.attn_q.weight" in line]
+        assert [said in row for row in rows] == [True, False]
+
+
+def test_the_lines_of_a_gate_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    gate = GateResult("rope-order", "pass", True, "", "perplexity 25.8, rows of Q and K permuted 151.9", -1.5, 0.25, 1)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    out.configure(["qa"])
+    tell(gate)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("pass  rope-order     perplexity 25.8")
+    assert len(lines) == 2
+    assert not lines[1][:21].strip()
+    assert lines[1].endswith("  [-1.5, limit 0.25]")
+    assert max(map(len, lines)) <= 60
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    tell(gate)
+    assert capsys.readouterr().out == f"pass  rope-order     {gate.message}  [-1.5, limit 0.25]\n"
 
 
 def test_a_plan_ends_with_its_summary(model: Path, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_drawn_bins_keep_the_counts_and_their_place() -> None:
 def test_the_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "page.html"
     assert apr(["report", str(tiny), "-o", str(target)]) == 0
+    assert capsys.readouterr().out == f"wrote {target}\n  GGUF v3, 20 tensors\n"
     assert "ffn_up.weight" in Page(target.read_text()).titles
     assert apr(["report", str(tiny), "-o", str(target)]) == 5
     assert apr(["report", str(tiny), "-o", str(tmp_path / "page.png")]) == 2

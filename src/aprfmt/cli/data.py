@@ -51,7 +51,7 @@ def _text(report: aprfmt.DataReport) -> Iterator[str]:
         rows.append(("tokens each", ", ".join(f"{names[name]} {n:,}" for name, n in report.lengths.items())))
     yield from pairs(rows)
     if report.example:
-        yield out.style("the first document", "cyan")
+        yield out.style("the first document begins", "cyan")
         yield "".join(_piece(text, is_learned) for text, is_learned in report.example)
 
 

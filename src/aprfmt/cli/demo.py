@@ -48,7 +48,8 @@ def command(
         source = _find_model(file, folder)
         if aprfmt.detect(source) != "gguf":
             raise RefusedError("the demo starts from a GGUF", path=source, hint="make one with apr export")
-        out.line(f"{out.style('apr demo', 'bold')} on {printable(str(source))}")
+        name = str(source) if source.parent != folder or output else "the tiny model of the package"
+        out.line(f"{out.style('apr demo', 'bold')} on {printable(name)}")
         files = Files(source, folder / f"{source.stem}.apr", folder / f"{source.stem}.roundtrip.gguf")
         steps, skipped = _run(files)
     seconds = sum(step["seconds"] for step in steps)

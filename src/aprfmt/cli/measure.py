@@ -144,7 +144,9 @@ def report(
         raise UsageError("the report on a model is an HTML page", hint="add -o page.html, or see apr inspect")
     with progress_bar("reading") as progress:
         body = aprfmt.report(file, output, force=force, progress=progress)
-    out.result(body, pairs([("tensors", str(body["tensor_count"])), ("wrote", str(output))]))
+    count = cast("int", body["tensor_count"])
+    name = out.style(printable(str(output)), "bold")
+    out.result(body, [f"{out.style('wrote', 'green')} {name}", f"  {body['format']}, {plural(count, 'tensor')}"])
 
 
 def _run_report(body: RunReport, output: Path | None) -> Iterator[str]:

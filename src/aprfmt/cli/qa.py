@@ -9,7 +9,7 @@ import typer
 
 import aprfmt
 from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, PageOption, QuietOption
-from aprfmt.cli.output import out, printable, with_page
+from aprfmt.cli.output import out, printable, with_page, wrapped
 from aprfmt.text import format_count, format_figure, format_seconds
 
 if TYPE_CHECKING:
@@ -64,9 +64,16 @@ def _tell(gate: GateResult) -> None:
     """A line as soon as a gate has looked: some take seconds."""
     value = "" if gate.value is None else format_figure(gate.value)
     limit = "" if gate.threshold is None else format_figure(gate.threshold)
-    figures = f"  [{value}, limit {limit}]" if value and limit else ""
-    status = out.style(gate.status, _STYLES[gate.status])
-    out.line(f"{status}  {gate.id:<13}  {printable(gate.message)}{out.style(figures, 'dim')}")
+    # No-break spaces, which lines are not wrapped at.
+    figures = f"[{value}, limit {limit}]".replace(" ", "\xa0") if value and limit else ""
+    rest = f"  {gate.id:<13}  "
+    indent = len(gate.status) + len(rest)
+    *lines, last = wrapped(f"{printable(gate.message)}  {figures}".rstrip(), indent=indent)
+    if figures:
+        last = last.removesuffix(figures) + out.style(figures.replace("\xa0", " "), "dim")
+    first, *more = (*lines, last)
+    for line in (out.style(gate.status, _STYLES[gate.status]) + rest + first[indent:], *more):
+        out.line(line)
 
 
 def _verdict(report: QaReport) -> Iterator[str]:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
-from aprfmt.cli.output import out, pairs, printable, table
+from aprfmt.cli.output import out, pairs, printable, table, width
 from aprfmt.text import first_few, format_bytes, format_count, format_seconds, format_shape
 
 if TYPE_CHECKING:
     from aprfmt.convert.api import PlannedTensor, Report
 
 _SHOWN_FILES = 6
+_WIDE = 100
 _NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
 
 
@@ -69,6 +70,7 @@ def _folded(tensors: Sequence[PlannedTensor]) -> list[list[str]]:
     """
     from aprfmt.inspection.tree import ranges
 
+    most = 3 if out.data_stream.isatty() and width() < _WIDE else 6
     names: dict[str, dict[object, list[PlannedTensor]]] = {}
     for tensor in tensors:
         kinds = names.setdefault(_NUMBER.sub("*", tensor["name"]), {})
@@ -78,7 +80,7 @@ def _folded(tensors: Sequence[PlannedTensor]) -> list[list[str]]:
         numbers = [set(column) for column in zip(*(_NUMBER.findall(tensor["name"]) for tensor in same), strict=True)]
         words = [min(column) if len(column) == 1 else "*" for column in numbers]
         name = "".join(chain(*zip_longest(_NUMBER.split(same[0]["name"]), words, fillvalue="")))
-        first = next((ranges(sorted(map(int, column))) for column in numbers if len(column) > 1), "")
+        first = next((ranges(sorted(map(int, column)), most) for column in numbers if len(column) > 1), "")
         size = format_bytes(sum(tensor["size_bytes"] for tensor in same))
         rows.append([name, first, same[0]["dtype"], format_shape(same[0]["shape"]), f"{len(same):,}", size])
     return rows

@@ -64,7 +64,12 @@ def prepare(file: PathLike, *, dtype: str = "keep", say: Callable[[str], None] =
     if found.gguf is not None and dtype == "keep":
         return found.gguf
     options: dict[str, object] = {"dtype": dtype} if dtype != "keep" else {}
-    return exported(".gguf", found.sources, name, found.size, options, say)
+    try:
+        return exported(".gguf", found.sources, name, found.size, options, say)
+    except RefusedError as error:
+        if "--allow-requantize" in (error.hint or ""):  # an option of what writes a file
+            error.hint = f"run it as it is, or: apr convert {name} -o OUT --dtype {dtype} --allow-requantize"
+        raise
 
 
 @dataclass(frozen=True, slots=True)
