@@ -280,6 +280,8 @@ def plan(command: str, config: Config) -> Plan:
             check_resumable(folder, config.resume, list(files_by_step(folder)) if exists(folder) else [])
     with open_pair(command, config) as pair:
         config = settle(config, pair)
+        if device.type == "cpu":  # which no memory decides
+            config = choose_pass(config, pair, device, None, processes=processes)
         rows = memory_plan(config, pair, device, processes=processes)
         work = flops_of(config, pair)
         tokens = config.steps * config.tokens_per_step if config.steps is not None else None

@@ -255,6 +255,14 @@ def test_a_random_model_is_no_language_model(small: Callable[[str], Path]) -> No
         assert gate(report, name).status == "pass", gate(report, name).message
 
 
+def test_the_order_of_a_model_that_guesses_is_not_judged(
+    small: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "ORDER_MARGIN", -100.0)
+    with Examined(str(small("llama")), None, 0) as x:
+        assert gates._rope_order(x).passed
+
+
 def test_a_gate_that_has_nothing_to_look_at(small: Callable[[str], Path]) -> None:
     with Examined(str(small("mamba")), None, 0) as x, pytest.raises(SkippedError, match="rotated") as caught:
         gates._rope_order(x)

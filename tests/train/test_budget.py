@@ -15,8 +15,9 @@ from aprfmt.errors import NotFoundError, RefusedError
 from aprfmt.texts.corpus import prepare
 from aprtrain import budget
 from aprtrain.budget import choose_pass, plan
-from aprtrain.config import Config
+from aprtrain.config import Config, digest_of
 from aprtrain.network.weights import open_network
+from aprtrain.run import run
 
 
 def test_the_plan_touches_no_device_and_names_what_it_is_made_of(
@@ -43,8 +44,16 @@ def test_the_plan_touches_no_device_and_names_what_it_is_made_of(
     assert body["memory_bytes"] == sum(row["bytes"] for row in body["memory"])
     assert body["vocabulary"]["n_real"] == 300
     assert body["tokens"] == 10 * 128
-    assert body["digest"] == config.digest() or body["config"]["warmup_steps"] is not None
+    assert body["digest"] == digest_of(body["config"])
     assert not (tmp_path / "o").exists()
+
+
+def test_the_plan_on_the_cpu_has_the_digest_of_the_run(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
+    models = {"teacher": str(teacher_file), "student_init": "layers:1"}
+    config = train_runs.options("distill", corpus_file, tmp_path / "o", steps=2, micro_tokens=0, **models)
+    planned = plan("distill", config)
+    done = run("distill", config, stream=None)
+    assert (planned["config"], planned["digest"]) == (done["config"], done["digest"])
 
 
 def test_the_plan_counts_the_teachers_head_where_the_loss_takes_a_copy(

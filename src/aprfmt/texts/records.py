@@ -285,7 +285,7 @@ def _chat(messages: list[dict[str, object]], record: Mapping[str, object], first
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _BadRecordError("has tools that are not JSON", "conversations of no known form") from None
     return Chat(messages, first, tools or None)
 

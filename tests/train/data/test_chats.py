@@ -262,6 +262,7 @@ def test_bad_conversations_are_counted_and_a_template_says_no(tmp_path: Path) ->
         {"messages": [{"role": "user"}]},
         {"messages": [{"role": "user", "content": [{"type": "image"}, {"text": "see"}]}, good["messages"][1]]},
         {**good, "tools": "{"},
+        {**good, "tools": "[" * 100_000},
         good,
     ]
     told: list[str] = []
@@ -271,7 +272,7 @@ def test_bad_conversations_are_counted_and_a_template_says_no(tmp_path: Path) ->
         "conversations that it refuses": 1,
         "conversations without an answer": 1,
         "records without 'text'": 1,
-        "conversations of no known form": 4,
+        "conversations of no known form": 5,
     }
     assert any("line 2" in line and "user first" in line for line in told)
     with pytest.raises(CorruptError, match=r"line 2 .*user first"):
