@@ -126,6 +126,21 @@ def test_a_legend_says_what_is_smoothed_and_over_which_scale() -> None:
     assert "log scale" not in chart("t", [Series("s", [0, 1], [0.5, 1.0])])
 
 
+def test_a_legend_says_the_last_value_only_of_what_goes_on_in_time() -> None:
+    of = [Series("mean", [1, 2], [10.0, 45.0], "points")]
+    assert "</i>mean: 45<" in chart("t", of)
+    assert "</i>mean<" in chart("t", of, latest=False)
+
+
+def test_runs_and_layers_are_not_divided() -> None:
+    def below(figure: str) -> list[str]:
+        return re.findall(r'text-anchor="(?:middle|start|end)">([\d.]+)</text>', figure.split("</svg>", maxsplit=1)[0])
+
+    of = [Series("s", [1, 2], [1.0, 1.0])]
+    assert "1.25" in below(chart("t", of, y_range=(0, 8)))
+    assert below(chart("t", of, y_range=(0, 8), x_kind="whole"))[-2:] == ["1", "2"]
+
+
 def test_bars_are_as_long_as_their_values() -> None:
     figure = bars("speed", [Bar("a", 50.0, 40.0, 60.0, "50"), Bar("b", 100.0, 90.0, 110.0, "100")], "tokens/s")
     widths = [float(w) for w in re.findall(r'<rect class="area f\d" [^>]*width="([\d.]+)"', figure)]

@@ -90,6 +90,8 @@ def test_a_page_of_it(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert body["output"] == str(target)
     page = Page(target.read_text())
     assert "a gate was missed" in page.text
+    assert "MiB, less is better" in page.text, "the unit of the figure beside the bar"
+    assert "GiB" not in page.text
     assert f"{body['models'][0]['tok_s']['median']:,.1f}" in page.text
     assert page.charts["Text"]["s"][0]["y"] == pytest.approx(body["models"][0]["tok_s"]["samples"], rel=1e-3)
     started = time.perf_counter()

@@ -20,6 +20,7 @@ _NOISY = 60
 """From so many points on a curve gets a mean over its neighbours beside it."""
 _LOG_RATIO = 30.0
 """A positive curve that spans more than this is drawn over a logarithmic axis."""
+_ROUNDING = 1e-9
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
@@ -55,7 +56,8 @@ class Chart:
         series: what is drawn; those without a point are left out.
         x_name, y_name: what the axes measure, with the unit.
         kind: of the y values: "number", "count" (of tokens or the like) or "percent" (shares of one).
-        x_kind: of the x values.
+        x_kind: of the x values; also "whole" (layers, runs), which no axis divides.
+        latest: the legend says the last value of each series, as of what goes on in time.
         zero: the y axis begins at zero.
         x_range, y_range: the ends of the axes, where several charts share them.
         marks: upright lines.
@@ -67,6 +69,7 @@ class Chart:
     y_name: str
     kind: str = "number"
     x_kind: str = "number"
+    latest: bool = True
     zero: bool = False
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
@@ -93,6 +96,7 @@ class Axis:
     start: float
     end: float
     is_log: bool = False
+    is_whole: bool = False
 
     def at(self, value: float) -> float:
         """Where `value` lies."""
@@ -104,7 +108,8 @@ class Axis:
 
     def ticks(self) -> list[float]:
         """Round values between the ends, about four."""
-        return _log_ticks(self.low, self.high) if self.is_log else _ticks(self.low, self.high)
+        found = _log_ticks(self.low, self.high) if self.is_log else _ticks(self.low, self.high)
+        return [value for value in found if abs(value - round(value)) < _ROUNDING] if self.is_whole else found
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -167,16 +172,17 @@ def draw(chart: Chart) -> str:
     if not drawn:
         return ""
     low, high = chart.x_range or (min(min(s.xs) for s in drawn), max(max(s.xs) for s in drawn))
-    x = Axis(low, high if high > low else low + 1, _LEFT, WIDTH - _RIGHT)
+    x = Axis(low, high if high > low else low + 1, _LEFT, WIDTH - _RIGHT, is_whole=chart.x_kind == "whole")
     y = _y_axis(chart, HEIGHT - _BOTTOM, _TOP)
     say = _SAY[chart.kind]
+    last = say if chart.latest else None
     body = [*_grid(x, y, say, _SAY[chart.x_kind]), *_marks(x, chart.marks), *_axis_names(chart.x_name, chart.y_name)]
     legend, kept, spoken = [_note("log scale")] if y.is_log else [], [], []
     for s in drawn:
         curve = _Curve.of(s)
         kept.append({"n": s.name, "x": [_digits(v) for v in curve.xs], "y": [_digits(v) for v in curve.ys]})
         body += _curve(curve, x, y)
-        legend.append(_entry(curve, say))
+        legend.append(_entry(curve, last))
         known = [v for v in s.ys if v is not None]
         ends = f"{say(known[0])} to {say(known[-1])}" if len(known) > 1 else say(known[0])
         spoken.append(f"{s.name} {ends}, lowest {say(min(known))}, highest {say(max(known))}")
@@ -299,21 +305,27 @@ def _count(value: float) -> str:
     return f"{value / limit:.4g}{unit}"
 
 
-_SAY: dict[str, Callable[[float], str]] = {"number": format_number, "percent": _percent, "count": _count}
+_SAY: dict[str, Callable[[float], str]] = {
+    "number": format_number,
+    "percent": _percent,
+    "count": _count,
+    "whole": format_number,
+}
 
 
 def _note(words: str) -> str:
     return f"<span class=note>{text(words)}</span>"
 
 
-def _entry(curve: _Curve, say: Callable[[float], str]) -> str:
-    """What the legend says of a series: its colour, name and last value, and whether that is a mean."""
+def _entry(curve: _Curve, say: Callable[[float], str] | None) -> str:
+    """What the legend says of a series: its colour, name and, with `say`, last value, and whether that is a mean."""
     s = curve.series
     known = [y for y in curve.ys if y is not None]
     last = fmean(known[-max(1, len(known) // 25) :]) if curve.smooth else known[-1]
     shape = " dot" if s.look == "points" else " dash" if s.look == "level" else ""
     smoothed = " (smoothed)" if curve.is_smoothed else ""
-    return f'<span><i class="k{s.colour}{shape}"></i>{text(s.name)}{smoothed}: {text(say(last))}</span>'
+    value = f": {text(say(last))}" if say is not None else ""
+    return f'<span><i class="k{s.colour}{shape}"></i>{text(s.name)}{smoothed}{value}</span>'
 
 
 def _grid(x: Axis, y: Axis, say: Callable[[float], str], say_x: Callable[[float], str]) -> Iterator[str]:

@@ -100,7 +100,10 @@ def _charts(kinds: dict[str, Layers[TensorFigures]]) -> list[Chart]:
     }
     values = [y for curve in curves.values() for y in curve.ys if y is not None]
     ends = (min(0.0, *values), max(values)) if values else None
-    return [Chart(kind, [curve], "layer", "SNR of B, dB", y_range=ends, zero=True) for kind, curve in curves.items()]
+    return [
+        Chart(kind, [curve], "layer", "SNR of B, dB", x_kind="whole", latest=False, y_range=ends, zero=True)
+        for kind, curve in curves.items()
+    ]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

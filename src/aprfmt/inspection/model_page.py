@@ -157,7 +157,9 @@ def _tiles(found: Survey, stored: int) -> str:
 def _number(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _dtype_map(kinds: Mapping[str, Layers[TensorValues]], layers: Sequence[int]) -> str:

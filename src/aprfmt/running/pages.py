@@ -12,7 +12,7 @@ from aprfmt.running.qa import GateResult, QaReport
 from aprfmt.text import format_bytes, format_count, format_figure, format_seconds, plural
 
 _TONES = {"pass": "good", "fail": "bad", "skip": "warn"}
-_GIB = float(1 << 30)
+_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20}
 
 
 def qa_html(found: QaReport) -> str:
@@ -108,11 +108,11 @@ def _bars(models: Sequence[BenchedModel]) -> Iterator[str]:
         words = [f"{s.median:,.1f}" + (f" ({s.ratio:.2f}x)" if len(models) > 1 else "") for s in found]
         rows = [Bar(name, s.median, s.min, s.max, said) for name, s, said in zip(names, found, words, strict=True)]
         yield bars(title, rows, unit)
-    memory = [model.memory_bytes / _GIB for model in models]
+    memory = [model.memory_bytes for model in models]
     if all(memory):
-        sizes = [format_bytes(model.memory_bytes) for model in models]
-        rows = [Bar(name, n, n, n, said) for name, n, said in zip(names, memory, sizes, strict=True)]
-        yield bars("Peak memory", rows, "GiB, less is better")
+        unit, size = next((row for row in _UNITS.items() if max(memory) >= row[1]), ("MiB", _UNITS["MiB"]))
+        rows = [Bar(name, n / size, n / size, n / size, format_bytes(n)) for name, n in zip(names, memory, strict=True)]
+        yield bars("Peak memory", rows, f"{unit}, less is better")
 
 
 def _runs(models: Sequence[BenchedModel]) -> Iterator[Chart]:
@@ -122,7 +122,7 @@ def _runs(models: Sequence[BenchedModel]) -> Iterator[Chart]:
             Series(name, range(1, len(of(model).samples) + 1), of(model).samples, "points", i % 4)
             for i, (name, model) in enumerate(zip(names, models, strict=True))
         ]
-        yield Chart(title, series, "run", unit.partition(",")[0], zero=True)
+        yield Chart(title, series, "run", unit.partition(",")[0], x_kind="whole", latest=False, zero=True)
 
 
 def _names(models: Sequence[BenchedModel]) -> list[str]:
