@@ -108,8 +108,7 @@ class Recorder:
         facts = {"step": resumed_step or 0, "resumed": resumed, "damaged": list(damaged), "environment": here}
         self.record("begin", facts)
         if log_to is not None:
-            with self._tracking():
-                self._track = open_tracker(log_to, self._path.parent, config or {}, resumed_step)
+            self._track = open_tracker(log_to, self._path.parent, config or {}, resumed_step)
 
     def record(self, event: str, values: Mapping[str, object]) -> None:
         """One line {"event": ..., "time": seconds since 1970, ...}; numbers that are not finite become null."""

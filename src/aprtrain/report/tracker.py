@@ -29,20 +29,31 @@ def check_tracker(kind: str | None) -> None:
 def open_tracker(kind: str, folder: Path, config: Mapping[str, object], resumed_step: int | None) -> Track:
     """What takes the numbers of the run in `folder`; a run that is resumed goes on after `resumed_step`.
 
-    Its files are in `folder` too. Raises whatever the library raises.
+    Its files are in `folder` too, from the first step on: a run that is refused before it leaves nothing. What is
+    given back raises whatever the library raises.
     """
-    put, close = (_tensorboard if kind == "tensorboard" else _wandb)(folder, config, resumed_step)
+    opened: tuple[_Put, Callable[[], None]] | None = None
+    waiting: list[tuple[str, Mapping[str, object]]] = []
 
     def track(event: str, values: Mapping[str, object]) -> None:
-        if event in _GROUPS:
-            put(
-                {f"{_GROUPS[event]}/{name}": x for name, x in values.items() if _is_number(x) and name != "step"},
-                int(str(values["step"])),
-            )
-        elif event in ("end", "error"):
-            close()
+        nonlocal opened
+        waiting.append((event, values))
+        if event == "step" and opened is None:
+            opened = (_tensorboard if kind == "tensorboard" else _wandb)(folder, config, resumed_step)
+        while opened is not None and waiting:
+            _pass_on(*opened, *waiting.pop(0))
 
     return track
+
+
+def _pass_on(put: _Put, close: Callable[[], None], event: str, values: Mapping[str, object]) -> None:
+    if event in _GROUPS:
+        put(
+            {f"{_GROUPS[event]}/{name}": x for name, x in values.items() if _is_number(x) and name != "step"},
+            int(str(values["step"])),
+        )
+    elif event in ("end", "error"):
+        close()
 
 
 def _is_number(value: object) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from train_runs import lines
 
 from aprfmt.cli.main import run as apr
-from aprfmt.errors import MissingDependencyError
+from aprfmt.errors import MissingDependencyError, RefusedError
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -64,6 +64,19 @@ def test_what_fails_there_ends_no_run(distil: Distil, monkeypatch: pytest.Monkey
     assert distil(steps=4, log_to="wandb", stream=said)["steps"] == 4
     assert said.getvalue().count("--log-to failed, and is left: ConnectionError: the cloud is gone") == 1
     assert max(wandb.logs) == 1, "it is asked no more"
+
+
+def test_a_run_that_is_refused_begins_nothing_there(
+    distil: Distil, teacher_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    distil("weak", steps=2)
+    swapped = {"teacher": str(tmp_path / "weak/model.apr"), "student_init": None, "student": str(teacher_file)}
+    with pytest.raises(RefusedError, match="no better than the student"):
+        distil(steps=2, log_to="wandb", **swapped)
+    assert wandb.inits == []
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["tokens"]
 
 
 def test_a_package_that_is_missing_is_told_before_anything_is_written(
