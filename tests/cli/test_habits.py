@@ -144,6 +144,7 @@ def test_the_hint_is_the_command_line_with_what_is_missing(apr: Any, line: str, 
     [
         ("tensors m.gguf lm_head", "apr tensors m.gguf --filter lm_head"),
         ("report m.gguf page.html --force", "apr report m.gguf --force -o page.html"),
+        ("distill big.gguf small.gguf", "apr distill big.gguf --student small.gguf"),
         ("hex m.gguf m.gguf", "apr hex m.gguf --tensor m.gguf"),
         ("tree --sizes m.gguf attn", "apr tree --sizes m.gguf --filter attn"),
     ],
@@ -173,6 +174,7 @@ def test_a_mistyped_path_names_the_nearest_beside_it(apr: Any, tmp_path: Path) -
     (tmp_path / "SmolLM2-135M.Q4_1.gguf").touch()
     typed = tmp_path / "SmolLM2-135M.gguf"
     assert apr("inspect", typed).stderr.endswith(f"hint: did you mean {tmp_path / 'SmolLM2-135M.Q4_1.gguf'}?\n")
+    assert apr("inspect", "hf:org/repo").stderr.endswith("hint: write hf://org/repo\n")
     for path in (tmp_path / "qwen.apr", tmp_path / "nowhere" / "m.gguf"):
         assert apr("inspect", path).stderr.endswith("hint: check the path\n")
 

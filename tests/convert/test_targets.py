@@ -51,7 +51,7 @@ def test_a_suffix_of_no_format_is_a_slip(name: str, tmp_path: Path) -> None:
         find_target(tmp_path / name)
     (tmp_path / name).mkdir()
     assert find_target(tmp_path / name).name == "hf"
-    assert find_target(tmp_path / name, "gguf").name == "gguf"
+    assert find_target(tmp_path / name, "GGUF").name == "gguf"
 
 
 def test_own_keys_cannot_be_stamped(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -110,9 +110,11 @@ def classify(error: BaseException) -> tuple[int, AprError]:
 
 
 def _sibling(path: str) -> str | None:
-    """A hint at the name that a mistyped one comes nearest to; None where there is none in its folder."""
+    """A hint at what a mistyped path comes nearest to, in its folder or on the hub; None where there is nothing."""
     from difflib import get_close_matches
 
+    if path.startswith("hf:"):
+        return f"write hf://{path.removeprefix('hf:').lstrip('/')}"
     folder, name = os.path.split(path)
     try:
         names = os.listdir(folder or ".")

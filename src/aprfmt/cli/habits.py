@@ -105,7 +105,14 @@ _NO_COMMANDS = {
 }
 """What answers a command of another program that none of ours has the shape of."""
 
-_EXTRA_WORDS = {"tensors": "--filter", "tree": "--filter", "hex": "--tensor", "lint": "--select", "report": "-o"}
+_EXTRA_WORDS = {
+    "tensors": "--filter",
+    "tree": "--filter",
+    "hex": "--tensor",
+    "lint": "--select",
+    "report": "-o",
+    "distill": "--student",
+}
 """What a word too many is likely to be."""
 
 # Options that take no value; in llama-quantize's order they stand before the files.

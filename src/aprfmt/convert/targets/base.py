@@ -369,7 +369,7 @@ def targets() -> Iterator[Target]:
 def find_target(dst: PathLike, name: str | None = None) -> Target:
     """The target `name`, else the one that the suffix of `dst` chooses (a folder is "hf"). Raises UsageError."""
     if name is not None:
-        if (target := next((t for t in targets() if t.name == name), None)) is not None:
+        if (target := next((t for t in targets() if t.name == name.lower()), None)) is not None:
             return target
         raise UsageError(f"unknown format {name!r}", hint="one of: " + ", ".join(t.name for t in targets()))
     suffix = Path(dst).suffix.lower()
