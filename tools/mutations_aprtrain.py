@@ -200,7 +200,7 @@ APRTRAIN = (
         'return "q4k" if 2 * kept > network.shape.n_params', 'return "q4k" if kept < 0'),
     Mutation("a plan of data that do not last", "aprtrain/budget.py",
         "test_training_table.py::test_the_plan_refuses_what_the_run_would",
-        "    _check_lasts(config, body, most)\n", ""),
+        "    _check_lasts(config, body, scarce)\n", ""),
     # several nodes
     Mutation("a file of the same size is the same", "aprtrain/nodes.py",
         "test_nodes.py::test_what_differs_is_fetched_in_pieces",

@@ -337,8 +337,9 @@ def _plan_data(config: Config, pair: Pair) -> dict[str, Any]:
         share = source["weight"] or (source["tokens"] / found.tokens if found.tokens else 0.0)
         source["passes"] = needed and needed * share / max(1, source["tokens"])
     body["passes"] = needed and needed / max(1, found.tokens)
-    most = max((source["passes"] or 0.0 for source in body["sources"]), default=body["passes"] or 0.0)
-    body["lasts"] = config.repeat or most <= (config.epochs or 1)
+    scarce = max(body["sources"], key=lambda source: source["passes"] or 0.0, default=body)
+    scarce = body if scarce is body or scarce["weight"] is None else scarce
+    body["lasts"] = config.repeat or (scarce["passes"] or 0.0) <= (config.epochs or 1)
     if not found.estimated:
         if found.documents < (2 if found.lengths and config.eval_data is None else 1):  # shards have no lengths
             raise RefusedError(
@@ -347,21 +348,25 @@ def _plan_data(config: Config, pair: Pair) -> dict[str, Any]:
             )
         for each in found.sources:
             check_source(each.name, config.seq_len if each.weight is None else each.tokens, config.seq_len)
-    _check_lasts(config, body, most)
+    _check_lasts(config, body, scarce)
     return body
 
 
-def _check_lasts(config: Config, body: dict[str, Any], passes: float) -> None:
-    """Refuses what the run would, once it has counted: by twice as many tokens where they are estimated."""
+def _check_lasts(config: Config, body: dict[str, Any], scarce: dict[str, Any]) -> None:
+    """Refuses what the run would, once it has counted: by twice as many tokens where they are estimated.
+
+    `scarce` is the source of a mixture that is used up first, or all of the data.
+    """
     if body["lasts"] or config.steps is None:
         return
     # Of the last update a part is enough; the run also takes the documents held out and copies off.
-    passes *= (min(config.steps, config.smoke or config.steps) - 1) / config.steps
+    passes = scarce["passes"] * (min(config.steps, config.smoke or config.steps) - 1) / config.steps
     if passes > (config.epochs or 1) * (2 if body["estimated"] else 1):
-        about = "about " if body["estimated"] else ""
+        about, whose = "about " if body["estimated"] else "", f" of {scarce['name']}" if "name" in scarce else ""
+        needed = round(config.steps * config.tokens_per_step * scarce.get("weight", 1))
         raise RefusedError(
-            f"{config.steps} steps need {config.steps * config.tokens_per_step} tokens, the data hold {about}"
-            f"{body['tokens']}: {about}{passes:.1f} epochs",
+            f"{config.steps} steps need {needed} tokens{whose}, the data hold {about}{scarce['tokens']}: "
+            f"{about}{passes:.1f} epochs",
             hint=f"give more data, fewer --steps, --epochs {math.ceil(passes)} or --repeat",
         )
 

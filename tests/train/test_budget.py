@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,8 @@ def test_the_plan_refuses_what_the_run_would(corpus_file: Path, teacher_file: Pa
     mixed = refusal(corpus_file, mixed=(f"{corpus_file}:1", f"{few}:1"), seq_len=64)
     assert mixed.startswith("2.jsonl holds ")
     assert mixed.endswith("less than a window of 64")
+    mixed = refusal(corpus_file, tmp_path / "o", mixed=(f"{corpus_file}:3", f"{few}:1"), seq_len=4, repeat=False)
+    assert re.fullmatch(r"2 steps need 64 tokens of 2\.jsonl, the data hold \d+: \d\.\d epochs", mixed)
     assert "no checkpoint to resume from" in refusal(corpus_file, tmp_path / "absent", resume=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ckpt-step-000004.state").touch()
