@@ -69,10 +69,7 @@ def evaluate(
             raise UsageError(f"{name} must be a number of tokens from 2 on, not {value!r}")
     model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
     other = formats.path_text(teacher, "teacher") if teacher is not None else None
-    if engine not in (None, *_ENGINES):
-        raise UsageError(f"there is no engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
-    if engine == "llama" and device is not None:
-        raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
+    _check_engine(engine, device)
     if (engine or _engine_for([model, *([other] if other is not None else [])], device)) == "llama":
         from aprfmt.running import evaluation_llama
 
@@ -96,6 +93,13 @@ def evaluate(
 
 
 _ENGINES = ("torch", "llama")
+
+
+def _check_engine(engine: str | None, device: str | None) -> None:
+    if engine not in (None, *_ENGINES):
+        raise UsageError(f"there is no engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
+    if engine == "llama" and device is not None:
+        raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
 
 
 def _engine_for(models: Sequence[str], device: str | None) -> str:
@@ -224,10 +228,7 @@ def teacher(
     others = [name for name, value in machine.items() if value]
     if others and (from_vllm is not None or prompts is not None):
         raise UsageError(f"nothing is computed here: {others[0]} is for a teacher", hint="leave it out")
-    if engine not in (None, *_ENGINES):
-        raise UsageError(f"there is no engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
-    if engine == "llama" and device is not None:
-        raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
+    _check_engine(engine, device)
     if (engine == "torch" or device is not None) and (threads or gpu_layers):
         raise UsageError("threads and gpu_layers are llama.cpp's, and torch is to compute", hint="leave them out")
     if find_spec("torch") is None:
