@@ -24,7 +24,7 @@ from aprfmt.convert.merge_recipe import (
     find_method,
     read_recipe,
 )
-from aprfmt.convert.merging import refuse_output
+from aprfmt.convert.merging import open_input
 from aprfmt.convert.mixes import find_mix
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.pipe import StartProgress
@@ -39,7 +39,6 @@ _OWN = (
     *("models", "method", "base", "config", "weight", "density", "t", "normalize", "rescale", "lambda_", "scale"),
     *("layers", "seed", "pad_vocab"),
 )
-
 
 _MOST_THREADS = 8
 """More of them wait for each other, where calls are as short as the arithmetic of merging."""
@@ -136,9 +135,7 @@ def merge_models(
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             found = [c]
             for path in paths[1:]:
-                model = stack.enter_context(formats.open(path))
-                refuse_output(dst, model)
-                model.check_intact()
+                model = open_input(stack, path, dst)
                 require_config(model, False, arch)
                 read = canonical(model, arch=arch, decoding=Decoding(decode=True))
                 found.append(with_dims_of_tensors(read))

@@ -81,11 +81,8 @@ def merge_adapter(
 
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             # Opened here, they are among the files that must not change until the output is complete.
-            opened = [stack.enter_context(formats.open(path)) for path in adapters]
+            opened = [open_input(stack, path, dst) for path in adapters]
             read = [_adapter_for(model, c) for model in opened]
-            for model in opened:
-                refuse_output(dst, model)
-                model.check_intact()
             return with_adapters(c, list(zip(read, weights, strict=True)), keep=dtype == "keep")
 
         return convert(options, edit)
@@ -125,9 +122,7 @@ def extract_adapter(
     with ExitStack() as stack:
 
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
-            model = stack.enter_context(formats.open(formats.path_text(base, "base")))
-            refuse_output(dst, model)
-            model.check_intact()
+            model = open_input(stack, formats.path_text(base, "base"), dst)
             made, notes, extraction = extracted(canonical(model, decoding=Decoding(decode=True)), c, rank)
             found.append(extraction)
             told.extend(notes)
@@ -145,8 +140,15 @@ _WHOLE = 1 - 1e-9
 """Share of the squares from which nothing is missing but rounding."""
 
 
-def refuse_output(dst: PathLike, model: Model) -> None:
-    """Refuses an output that is one of the other inputs."""
+def open_input(stack: ExitStack, path: PathLike, dst: PathLike) -> Model:
+    """Another input of a conversion, intact, open until `stack` is closed. Raises RefusedError where `dst` is it."""
+    model = stack.enter_context(formats.open(path))
+    _refuse_output(dst, model)
+    model.check_intact()
+    return model
+
+
+def _refuse_output(dst: PathLike, model: Model) -> None:
     for path in (str(model.path), *(source.path for source in model.sources)):
         if exists(dst) and is_same(dst, path):
             raise RefusedError("the output is an input", path=dst, hint="choose another output with -o")
