@@ -161,12 +161,12 @@ def add_sums(parts: Sequence[tuple[str, Sums]]) -> Sums:
 def _read(name: str) -> Imatrix | Sums:
     with Source.open(name) as source:
         if not (source.size >= 4 and source.read(0, 4) == b"GGUF"):
-            return _read_old(source)
+            return _read_dat(source)
     with gguf.open_model(Path(name)) as model:
-        return _read_new(model, name)
+        return _read_gguf(model, name)
 
 
-# --- the old form ---
+# --- .dat ---
 
 
 class _Reader:
@@ -211,7 +211,7 @@ class _Reader:
         return raw.decode("utf-8", "surrogateescape")
 
 
-def _read_old(source: Source) -> Imatrix:
+def _read_dat(source: Source) -> Imatrix:
     import numpy as np
 
     reader = _Reader(source)
@@ -236,10 +236,10 @@ def _read_old(source: Source) -> Imatrix:
     return Imatrix(source.path, entries, (dataset,) if dataset else (), max(0, chunks))
 
 
-# --- the new form ---
+# --- GGUF ---
 
 
-def _read_new(model: Model, path: str) -> Sums:
+def _read_gguf(model: Model, path: str) -> Sums:
     kv = model.metadata
     missing = [key for key in KEYS if key not in kv]
     if missing:
