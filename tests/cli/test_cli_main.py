@@ -160,6 +160,13 @@ def test_bad_files(apr: Apr, tmp_path: Path, data: bytes, code: int) -> None:
     assert done.json["error"]["path"] == str(path)
 
 
+def _wrapped(error: BaseException) -> RuntimeError:
+    """As Python 3.11 does while a class is made."""
+    wrapping = RuntimeError("Error calling __set_name__")
+    wrapping.__cause__ = error
+    return wrapping
+
+
 @pytest.mark.parametrize(
     ("error", "code", "word"),
     [
@@ -169,6 +176,8 @@ def test_bad_files(apr: Apr, tmp_path: Path, data: bytes, code: int) -> None:
         (MemoryError(), 7, "memory"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (failures.Terminated(15), 143, "terminated"),
+        (_wrapped(KeyboardInterrupt()), 130, "interrupted"),
+        (_wrapped(failures.Terminated(15)), 143, "terminated"),
         (ZeroDivisionError("oops"), 70, "internal"),
         (RecursionError("deep"), 70, "internal"),
     ],
@@ -259,6 +268,16 @@ def test_ctrl_c_while_starting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         main(["inspect", "x"])
     assert stop.value.code == 130
     assert capsys.readouterr().err == "error: interrupted; no partial output is left\n"
+
+
+def test_ctrl_c_while_a_module_makes_its_dataclasses(tmp_path: Path) -> None:
+    """They run text by `exec`, of which the interpreter remembers that it was interrupted."""
+    (tmp_path / "interrupted.py").write_text(
+        "from aprfmt.cli import main\nmain.run = lambda arguments: exec('raise KeyboardInterrupt')\nmain.main([])\n"
+    )
+    words = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"error: interrupted; no partial output is left\n")
 
 
 def test_near_names_are_suggested(apr: Apr) -> None:

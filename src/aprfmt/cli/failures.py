@@ -71,6 +71,8 @@ def report(error: BaseException) -> int:
 
         with suppress(OSError):
             out.error_stream.write("".join(traceback.format_exception(error)))
+    if isinstance(error.__cause__, KeyboardInterrupt | Terminated):  # Python 3.11 wraps what ends a class's creation
+        error = error.__cause__
     if isinstance(error, BrokenPipeError) and not isinstance(error, AprError):
         return EXIT_BROKEN_PIPE
     code, described = classify(error)

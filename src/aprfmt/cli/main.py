@@ -122,5 +122,6 @@ def _leave(code: int) -> NoReturn:
         if code == 0:  # else the failure has been told already
             sys.stderr.write(f"error: cannot write to standard output: {error.strerror}\n")
         code = code or 7
+    exec("")  # else `python -m` ends by the signal if one interrupted an `exec`, of which dataclasses have some
     gc.freeze()  # else the interpreter looks through every module and vocabulary once more
     sys.exit(code)
