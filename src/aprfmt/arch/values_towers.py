@@ -7,10 +7,10 @@ from math import isqrt
 
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, default
 from aprfmt.arch.fields import as_int
-from aprfmt.arch.values_towers_d import D_CONVERTERS
-from aprfmt.arch.values_towers_g import G_CONVERTERS
-from aprfmt.arch.values_towers_h import H_CONVERTERS
-from aprfmt.arch.values_towers_m import M_CONVERTERS
+from aprfmt.arch.values_towers_codes import CODES_CONVERTERS
+from aprfmt.arch.values_towers_gemma import GEMMA_CONVERTERS
+from aprfmt.arch.values_towers_mixed import MIXED_CONVERTERS
+from aprfmt.arch.values_towers_moon import MOON_CONVERTERS
 from aprfmt.arch.values_towers_vit import VIT_CONVERTERS
 from aprfmt.errors import RefusedError
 
@@ -123,10 +123,10 @@ def _root_to(value: object, scope: Scope) -> object:
 
 TOWER_CONVERTERS: dict[str, Converter] = {
     **VIT_CONVERTERS,
-    **D_CONVERTERS,
-    **H_CONVERTERS,
-    **G_CONVERTERS,
-    **M_CONVERTERS,
+    **MOON_CONVERTERS,
+    **MIXED_CONVERTERS,
+    **GEMMA_CONVERTERS,
+    **CODES_CONVERTERS,
     "deepstack": Converter(_deepstack_to, _deepstack_from),
     "tokens_as_pixels": Converter(_tokens_to, _tokens_from),
     "root": Converter(_root_to, default),

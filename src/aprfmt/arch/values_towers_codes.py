@@ -78,7 +78,7 @@ def _channels(value: object, scope: Scope) -> object:
     return DEFAULT if channels is None else channels
 
 
-M_CONVERTERS: dict[str, Converter] = {
+CODES_CONVERTERS: dict[str, Converter] = {
     "codebook_sizes": Converter(_book_sizes_to),
     "whole_after_windows": Converter(_whole_to, _whole_from),
     "channels_of_books": Converter(settle=_channels, fill=lambda scope: scope.size(_BOOKS)),

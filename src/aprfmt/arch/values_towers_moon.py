@@ -93,7 +93,7 @@ def _ffn_of_width(scope: Scope) -> object:
     return round(width * ratio) if width and ratio else None
 
 
-D_CONVERTERS: dict[str, Converter] = {
+MOON_CONVERTERS: dict[str, Converter] = {
     "same_sides": Converter(_side_to, _side_from),
     "position_image": Converter(_position_image, nothing),
     "least_pixels": Converter(_least_pixels, nothing),

@@ -51,7 +51,7 @@ def _by_tokens_from(value: object, scope: Scope) -> object:
     return height // patch if patch and isinstance(height, int) else DEFAULT
 
 
-G_CONVERTERS: dict[str, Converter] = {
+GEMMA_CONVERTERS: dict[str, Converter] = {
     "unless_three": Converter(_unless_three, or_default),
     "four_times": Converter(_four_times, _quarter),
     "height_by_tokens": Converter(_by_tokens_to, _by_tokens_from),

@@ -53,7 +53,7 @@ def _patches_from(value: object, scope: Scope) -> object:
     return pixels // patch**2 if pixels and patch else DEFAULT
 
 
-H_CONVERTERS: dict[str, Converter] = {
+MIXED_CONVERTERS: dict[str, Converter] = {
     "counts": Converter(_counts_to),
     "all_but_last": Converter(_all_but_last_to, _all_but_last_from),
     "grid_of_patches": Converter(_grid_to, _grid_from),
