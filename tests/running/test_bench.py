@@ -82,6 +82,12 @@ def test_gates(gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "missed  memory" in text
 
 
+def test_the_memory_is_that_of_llama_cpp_alone(gguf: Path) -> None:
+    held = b"\1" * (1 << 30)
+    found = aprfmt.bench(gguf, prompt_tokens=24, tokens=6, runs=1, threads=1)
+    assert 0 < found.models[0].memory_bytes < len(held) / 2
+
+
 def test_a_page_of_it(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "page.html"
     words = ["bench", str(gguf), *SMALL, "--threads", "1", "-o", str(target)]

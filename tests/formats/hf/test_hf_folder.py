@@ -299,4 +299,5 @@ def test_of_the_models_in_a_folder_the_one_called_model_is_named(tmp_path: Path)
         (tmp_path / name).touch()
     with pytest.raises(UnknownFormatError) as caught:
         aprfmt.open(tmp_path)
-    assert str(caught.value.hint).endswith("model.apr")
+    files = f"{tmp_path / 'model.apr'}, {tmp_path / 'ckpt-step-000100.apr'}"
+    assert caught.value.hint == f"name one of its files: {files}"
