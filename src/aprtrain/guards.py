@@ -30,8 +30,25 @@ KL_FLOOR = 1e-3
 MOST_DROPPED = 1e-3
 """Mean probability on held-out text that a teacher may give to tokens that its student lacks."""
 
+LEAST_GAIN = 1e-4
+"""Share of the best held-out score by which a lower one must differ to count as better."""
+
+_LEAST_GAIN_NATS = 1e-6  # near a score of 0, where that share is less than what rounding changes
 _STALL_FACTOR = 20
 _STALL_LEAST_S = 120.0  # a new shape may have to be compiled
+
+
+def is_better(score: float, best: float | None) -> bool:
+    """Whether a held-out score in nats, of which less is better, is lower than `best` by more than rounding changes."""
+    return best is None or score < best - max(_LEAST_GAIN_NATS, LEAST_GAIN * abs(best))
+
+
+def since_best(scores: Iterable[float]) -> int:
+    """How many scores follow the last one that was better than those before it; 0 without scores."""
+    best, since = None, 0
+    for score in scores:
+        best, since = (score, 0) if is_better(score, best) else (best, since + 1)
+    return since
 
 
 @contextmanager

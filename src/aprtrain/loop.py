@@ -24,7 +24,7 @@ from aprtrain import budget
 from aprtrain.checkpoints.checkpoint import Host, Saver, Snapshot, copy_state
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches
-from aprtrain.guards import Stop, Utilisation, Watchdog, nvml_reader
+from aprtrain.guards import Stop, Utilisation, Watchdog, is_better, nvml_reader, since_best
 from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
 from aprtrain.models import Origin
@@ -355,9 +355,7 @@ class Trainer:
     def _why_early(self) -> str | None:
         """What ends the run before its last step, by the evaluations so far; the same in every process."""
         config, found = self.config, self.progress.evaluations
-        bests = [scores["best"] or 0.0 for scores in found]
-        # The first process alone has the scores.
-        since = len(bests) - 1 - bests.index(min(bests)) if bests else 0
+        since = since_best(scores["best"] or 0.0 for scores in found)  # the first process alone has scores
         is_low = bool(found) and (found[-1]["ce"] or 0.0) <= (config.target_val_loss or 0.0)
         if self.world.any(is_low and config.target_val_loss is not None):
             return f"the held-out cross entropy is at most {config.target_val_loss:g}"
@@ -418,7 +416,7 @@ class Trainer:
         if self.parts.saver is not None:
             self.parts.saver.wait()
         score = scores.get("best")
-        is_best = score is not None and (self.progress.best is None or score < self.progress.best)
+        is_best = score is not None and is_better(score, self.progress.best)
         if is_best:
             self.progress.best = score
         parts, dtype = self.parts, self.config.save_dtype

@@ -198,7 +198,7 @@ def _train(
             progress=lambda done, of: recorder.doing(f"scoring held-out text: {done} of {of} windows"),
         )  # fmt: skip
         recorder.doing("")
-        return {**asdict(found), "best": found.ce if found.kl is None else found.kl}
+        return {**asdict(found), "best": found.ce if found.kl is None or not config.kd_weight else found.kl}
 
     learns = teacher is not None or answers is not None
     parts = Parts(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +32,7 @@ from aprtrain.checkpoints import checkpoint, state
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE
 from aprtrain.data import batches
 from aprtrain.evaluate import evaluate
+from aprtrain.guards import since_best
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.network.weights import load_decoder, open_network
 
@@ -123,6 +126,33 @@ def test_it_ends_when_nothing_gets_better(distil: Distil, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "run" / METADATA).read_text())["status"] == "done"
     with aprfmt.open(summary["model"]) as model:
         assert model.metadata[LINEAGE]["scores"]["step"] == 4
+
+
+def test_a_gain_within_rounding_is_none(distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = itertools.count()
+
+    def scored(*args: Any, **options: Any) -> Any:
+        return replace(evaluate(*args, **options), ce=2.0, kl=1.0 - 1e-8 * next(count))
+
+    monkeypatch.setattr("aprtrain.run.evaluate", scored)
+    assert distil(steps=12, eval_every=2, save_every=2, patience=2)["steps"] == 4
+    assert (tmp_path / "run" / BEST).is_file()
+    assert json.loads((tmp_path / "run" / BEST).read_text())["step"] == 2
+    assert [score["best"] for score in lines(tmp_path / "run", "evaluation")] == [1.0, 1.0 - 1e-8, 1.0 - 2e-8]
+
+
+@pytest.mark.parametrize(("weight", "name"), [(0.0, "ce"), (0.5, "kl")])
+def test_the_best_is_of_what_is_trained(distil: Distil, tmp_path: Path, weight: float, name: str) -> None:
+    distil(steps=1, kd_weight=weight)
+    assert all(score["best"] == score[name] for score in lines(tmp_path / "run", "evaluation"))
+
+
+@pytest.mark.parametrize(
+    ("scores", "since"),
+    [([], 0), ([2.0], 0), ([2.0, 1.999], 0), ([2.0, 1.9999], 1), ([2.0] + [1.9999, 1.99975] * 2, 2)],
+)
+def test_the_best_score_moves_by_gains_that_count(scores: list[float], since: int) -> None:
+    assert since_best(scores) == since
 
 
 def test_it_goes_on_while_it_gets_better(distil: Distil) -> None:
