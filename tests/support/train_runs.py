@@ -88,7 +88,7 @@ def weights(path: Path) -> dict[str, bytes]:
         return {name: bytes(tensor.raw()) for name, tensor in model.tensors.items()}
 
 
-def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], atol: float = 2e-5) -> bool:
+def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, atol: float = 2e-5) -> bool:
     """Whether 999 of 1000 numbers differ by `atol` at most, as after one training with sums in two orders.
 
     AdamW divides a gradient by its size: where that is next to zero, its last bits decide on a whole step.
@@ -98,7 +98,7 @@ def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], atol: float = 2e-5) 
     return torch.cat(near).double().mean().item() >= 0.999
 
 
-def same_model(a: Path, b: Path, atol: float = 2e-5) -> bool:
+def same_model(a: Path, b: Path, *, atol: float = 2e-5) -> bool:
     """`close` of the weights in two files."""
     with aprfmt.open(a) as one, aprfmt.open(b) as two:
         return close(*({name: t.torch() for name, t in model.tensors.items()} for model in (one, two)), atol=atol)
