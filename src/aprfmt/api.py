@@ -519,6 +519,7 @@ def quantize_model(
     tokenizer: PathLike | None = None,
     no_tokenizer: bool = False,
     allow_unmapped: bool = False,
+    allow_names: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
     verify: bool = False,
     plan: bool = False,

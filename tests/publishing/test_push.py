@@ -114,6 +114,18 @@ def test_a_folder_arrives_whole(hub: Hub, gguf: Path, tmp_path: Path) -> None:
 CARD = b"---\ntags:\n- mine\nlicense: apache-2.0\n---\n\n# By hand\r\n\nText | with <b>marks</b>.\n"
 
 
+def test_names_that_other_programs_act_on_are_not_published(hub: Hub, gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / ".git").mkdir(parents=True)
+    (folder / "m.gguf").write_bytes(gguf.read_bytes())
+    for name in (".gitattributes", ".git/config", ".envrc", "con"):
+        (folder / name).write_text("x")
+    report = aprfmt.push(folder, "org/name")
+    assert hub.commits[-1]["files"].keys() == {"m.gguf", ".gitattributes", "README.md"}
+    (warning,) = [line for line in report.warnings if line.startswith("not published: ")]
+    assert warning.startswith("not published: '.envrc' (other programs act on hidden files), 'con' (Windows")
+
+
 def test_a_card_by_hand_stays(hub: Hub, gguf: Path) -> None:
     hub.exists, hub.files = True, {"README.md": CARD}
     assert aprfmt.push(gguf, "org/name").card == "renewed"

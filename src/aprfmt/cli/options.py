@@ -154,6 +154,14 @@ class Run:
             rich_help_panel=sections.SOURCE,
         ),
     ] = False
+    allow_names: Annotated[
+        bool,
+        typer.Option(
+            "--allow-names",
+            help="Carry and write files whose names other programs act on (.envrc, con).",
+            rich_help_panel=sections.SOURCE,
+        ),
+    ] = False
     carry: Annotated[
         str,
         typer.Option(

@@ -52,6 +52,7 @@ from aprfmt.formats import hf_files
 from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.out import OutTensor
+from aprfmt.io import names
 from aprfmt.io.pipe import (
     CHUNK_BYTES,
     MOST_THREADS,
@@ -194,6 +195,7 @@ def import_model(
     mmproj: PathLike | bool | None = None,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
+    allow_names: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
     hash: bool = False,
     plan: bool = False,
@@ -228,6 +230,7 @@ def import_model(
         mmproj: the GGUF of the towers (vision, audio) that belong to the language model `src`.
         allow_no_config: go on without config.json; dimensions are inferred from shapes.
         allow_unmapped: keep tensors of unknown name under their own name.
+        allow_names: carry and write files whose names other programs act on (`.envrc`), or some systems confuse.
         carry: most bytes that files of a folder which belong to no model may take together, or "64MB"; 0: none.
         hash: record the BLAKE3 of each source file instead of its CRC-32; an export compares what is recorded.
         plan: write nothing; the report says what would be written.
@@ -280,6 +283,7 @@ def convert_model(
     mtp_only: bool = False,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
+    allow_names: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
     hash: bool = False,
     verify: bool = False,
@@ -340,6 +344,7 @@ def convert(given: dict[str, object], edit: Edit | None = None) -> Report:
         c, output, losses = _plan(model, target, Path(dst), options, quantization, towers, edit)
         report = _report(c, output, losses, src, dst, target, options)
         if target.folder:
+            names.check([layout.name for layout in output.layouts], src, allowed=options.allow_names)
             check_inputs_stay(Path(dst), [layout.name for layout in output.layouts], _paths(model))
         else:
             for path in report.files:
@@ -428,7 +433,7 @@ def _plan(
         c, drafts = without_drafts(c)
         losses.others += [f"{part.stay} behind, as --no-mtp asks" for part in drafts]
     c = with_tower(c, towers) if towers is not None else c
-    c = with_files(c, options.carry, [dst])
+    c = with_files(c, options.carry, [dst], allow_names=options.allow_names)
     losses.others += [*c.packs.losses(), *c.left_out]
     c = _override(_with_target(with_dims_of_tensors(c), options), options)
     if edit is not None:

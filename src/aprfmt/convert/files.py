@@ -15,6 +15,7 @@ from aprfmt.errors import AprError, ChangedError, NotFoundError, UnknownFormatEr
 from aprfmt.formats.apr2_write import MAX_WRITTEN_NAME_BYTES
 from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 from aprfmt.formats.hfdir import HfNative
+from aprfmt.io.names import ALLOW, findings
 from aprfmt.io.source import Identity, Source
 from aprfmt.limits import MAX_CARRIED_FILES
 from aprfmt.text import first_few, format_bytes, format_limit, plural
@@ -52,10 +53,11 @@ class FilePiece:
         raise ChangedError("the file changed while it was read", path=self.path)
 
 
-def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike]) -> Canonical:
+def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, allow_names: bool = False) -> Canonical:
     """`c` with the files of its folder that belong to no model, the smallest first, `most_bytes` of them together.
 
-    What is not carried is said in `left_out`. `outputs` are not files of the folder, wherever they lie.
+    What is not carried is said in `left_out`, with what has a name that io.names refuses; `allow_names` carries it.
+    `outputs` are not files of the folder, wherever they lie.
     """
     folder = c.model.native_as(HfNative)
     if folder is None:
@@ -63,10 +65,14 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike]) -> Ca
     found: dict[str, Identity] = {}
     odd: list[str] = []
     own = [os.path.abspath(output) for output in outputs]
-    names = folder.further_files()
+    names = folder.further_files(hidden=allow_names)
+    refused = {} if allow_names else {f.name: f for f in findings(names, folder.own_names()) if not f.is_final}
     for name in names:
         path = os.path.abspath(folder.folder / name)
         if any(path == output or path.startswith(output + os.sep) for output in own):
+            refused.pop(name, None)
+            continue
+        if name in refused:
             continue
         identity = _identity(folder.folder / name, name)
         if identity is None:
@@ -84,6 +90,9 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike]) -> Ca
             piece = FilePiece(_blob_name(name), folder.folder / name, identity)
             files[name] = CanonicalTensor(piece.name, (piece,))
     reasons = _reasons(large, odd, most_bytes, n_bytes)
+    if refused:
+        them = "it" if len(refused) == 1 else "them"
+        reasons.append(f"not carried: {first_few(refused.values())}; {ALLOW} carries {them}")
     if len(names) > MAX_CARRIED_FILES:
         reasons.append(f"not carried: what the folder holds beyond {MAX_CARRIED_FILES:,} files")
     return replace(c, files=dict(sorted(files.items())), left_out=reasons)
@@ -98,13 +107,14 @@ def _blob_name(name: str) -> str:
 
 
 def _identity(path: Path, name: str) -> Identity | None:
-    """What tells a file from another; None where it cannot be read, or no `.apr` could name it."""
+    """What tells a file from another; None where it cannot be read, or no `.apr` may name it."""
     try:
         safe_name(name)
-        name.encode()
+        if any(finding.is_final for finding in findings([name])):
+            return None
         with Source.open(path) as source:
             return source.identity
-    except (AprError, UnicodeEncodeError):
+    except AprError:
         return None
 
 

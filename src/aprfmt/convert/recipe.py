@@ -50,6 +50,7 @@ from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.digest import KINDS, Digest, PendingCrc, PendingDigest, Trail, altered, digest_of, follow
+from aprfmt.io.names import is_plain
 from aprfmt.io.pipe import FileLayout, Late, Literal, Segment, Stream, Zeros, run_jobs, source_chunks
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import (
@@ -337,7 +338,7 @@ def safe_name(name: object) -> str:
             f"the limits are {MAX_PATH_CHARS} and {MAX_PATH_PARTS}: {text[:40]!r}...",
             hint="leave out what lies so deep in the folder",
         )
-    if any(part in ("", ".", "..") for part in text.split("/")) or "\\" in text or "\0" in text:
+    if not is_plain(text):
         raise CorruptError(f"the record of the source files names {name!r}, which is not a plain relative path")
     return text
 

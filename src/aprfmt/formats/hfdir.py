@@ -25,6 +25,7 @@ from aprfmt.formats.hf_files import (
 )
 from aprfmt.formats.hf_modules import Problem, module_problems, read_modules
 from aprfmt.formats.safetensors import Shard, read_shard
+from aprfmt.io.names import findings
 from aprfmt.io.source import is_file, is_folder
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_SPLITS, MAX_TEXT_BYTES
 from aprfmt.model import Model
@@ -39,6 +40,9 @@ SINGLE_NAME = "model.safetensors"
 
 _MAX_DEPTH = 32
 """Folders in folders that are looked into: the walk of a folder recurses."""
+
+OF_TOOLS = (".git", ".hg", ".svn", ".cache")
+"""Folders that programs keep for themselves: their state is no part of a model."""
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[a-z]+)", re.DOTALL)
 
@@ -103,15 +107,21 @@ class HfNative:
         """One of the other files by its name; None where there is none of that name."""
         return read_text_file(self.folder / name) if Path(name) in self.other_files else None
 
-    def further_files(self) -> list[str]:
-        """What else lies in the folder, relative, sorted; hidden folders do not count.
+    def own_names(self) -> list[str]:
+        """The files of the model, relative to the folder: weights, index, and the others."""
+        index = [self.index_name] if self.index_name is not None else []
+        return [*self.shards, *index, *(path.as_posix() for path in self.other_files)]
 
-        Of more than MAX_CARRIED_FILES some are left out. Folders inside that are links, lie too deep or cannot be read
-        are among them as they are. Raises StorageError.
+    def further_files(self, *, hidden: bool = False) -> list[str]:
+        """What else lies in the folder, relative, sorted; what tools keep in `.git` and the like does not count.
+
+        Other hidden folders are looked into with `hidden`, else they are named as they are. Of more than
+        MAX_CARRIED_FILES some are left out. Folders inside that are links, lie too deep or cannot be read are among
+        them as they are. Raises StorageError.
         """
         if self.alone:
             return []
-        known = {*self.shards, self.index_name} | {path.as_posix() for path in self.other_files}
+        known = set(self.own_names())
         found: list[str] = []
 
         def note(error: OSError) -> None:
@@ -121,11 +131,12 @@ class HfNative:
             found.append(os.path.relpath(error.filename, self.folder))
 
         for root, folders, files in os.walk(self.folder, onerror=note):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
             place = os.path.relpath(root, self.folder)
             deep = place.count(os.sep) >= _MAX_DEPTH
-            closed = [name for name in folders if deep or os.path.islink(os.path.join(root, name))]
-            folders[:] = [] if deep else folders
+            folders[:] = sorted(name for name in folders if name not in OF_TOOLS)
+            open_ = [name for name in folders if not deep and (hidden or not name.startswith("."))]
+            closed = [n for n in folders if n not in open_ or os.path.islink(os.path.join(root, n))]
+            folders[:] = open_
             found += [name if place == os.curdir else os.path.join(place, name) for name in (*files, *closed)]
             if len(found) > MAX_CARRIED_FILES:
                 break
@@ -159,7 +170,7 @@ def open_model(path: Path) -> Model:
             index=index,
             index_name=index_name,
             shards=shards,
-            other_files=[p for p in select_files(names) if p.as_posix() != index_name and _is_text(folder / p)],
+            other_files=_texts(folder, names, [*shards, *([index_name] if index_name is not None else [])]),
             alone=alone,
         )
         model = Model(
@@ -188,15 +199,19 @@ def _label(native: HfNative) -> str:
     return "PyTorch pickles" if any(map(pickles.holds_weights, native.shards)) else "HF folder"
 
 
-def _is_text(path: Path) -> bool:
-    """Whether a file is to be kept as a text of the model.
+def _texts(folder: Path, names: Sequence[str], weights: Sequence[str]) -> list[Path]:
+    """Those of the files `names` that are kept as texts of the model; not those whose names io.names refuses."""
+    found = [path for path in select_files(names) if path.as_posix() not in weights]
+    # README.md beside readme.md, config.json beside CONFIG.json: the name that others look for.
+    ordered = sorted((path.as_posix() for path in found), key=lambda name: (name != "README.md", name.swapcase()))
+    refused = {finding.name for finding in findings(ordered, weights)}
+    return [path for path in found if path.as_posix() not in refused and _is_text(folder / path)]
 
-    Large ones that hold no tokenizer are not, nor those whose names no `.apr` can hold.
-    """
+
+def _is_text(path: Path) -> bool:
+    """Whether a file is small enough for a text of the model, or holds its tokenizer."""
     from aprfmt.tokenizer.hf import is_tokenizer_file
 
-    if "\\" in path.name or any("\ud800" <= char <= "\udfff" for char in path.name):
-        return False
     with storage_errors(path):
         return is_tokenizer_file(path.name) or path.stat().st_size <= MAX_TEXT_BYTES
 

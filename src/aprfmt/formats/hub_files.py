@@ -20,9 +20,10 @@ from aprfmt.formats.hub_answers import HubPath, cache_folder, failure
 from aprfmt.io import remote_file
 from aprfmt.io.cache import cache_home
 from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
+from aprfmt.io.names import findings
 from aprfmt.io.remote import fetch_heads, place, remove_old
 from aprfmt.io.remote_file import RemoteFile
-from aprfmt.limits import MAX_CARRIED_FILES, MAX_PATH_CHARS, MAX_PATH_PARTS, MAX_TEXT_FILE_BYTES
+from aprfmt.limits import MAX_CARRIED_FILES, MAX_TEXT_FILE_BYTES
 
 RETRIES = 5
 """How often a request that brought nothing is made again."""
@@ -126,10 +127,7 @@ def _file(repo: str, commit: str, sibling: Any) -> RemoteFile | None:
     digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
     if not (isinstance(name, str) and type(size) is int and size >= 0 and _is_digest(digest)):
         return None
-    parts = name.split("/")
-    if any(part in ("", ".", "..") or set(part) & set("\\:\0") or not part.isprintable() for part in parts):
-        return None
-    if len(parts) > MAX_PATH_PARTS or len(name) > MAX_PATH_CHARS:
+    if any(finding.is_final for finding in findings([name])) or ":" in name:
         return None
     is_text = not name.endswith(WEIGHT_SUFFIXES) and size <= MAX_TEXT_FILE_BYTES
     address = f"hf://{repo}@{commit[:12]}/{name}"

@@ -27,6 +27,7 @@ from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hfdir import HfNative, modules_problems
 from aprfmt.inspection.describe import REQUIRED_DIMS, first_tensor
 from aprfmt.inspection.stats import Stats, blocks
+from aprfmt.io import names
 from aprfmt.io.digest import KINDS
 from aprfmt.io.pipe import StartProgress
 from aprfmt.model import Model, Tensor
@@ -189,6 +190,16 @@ def _protection(subject: Subject) -> Iterator[Check]:
     for kind, (label, _) in KINDS.items():
         if n := sum(kind in row for row in rows):
             yield Check("pass", f"the record of the source files has the {label} of {plural(n, 'file')}")
+
+
+def _file_names(subject: Subject) -> Iterator[Check]:
+    record = subject.model.metadata.get(SOURCE_KEY) if apr2.native_of(subject.model) is not None else None
+    files = record.get("files") if isinstance(record, Mapping) else None
+    if not isinstance(files, list):
+        yield Check("skip", "the file holds no record of source files")
+        return
+    for finding in names.findings(str(row.get("name")) for row in files if isinstance(row, Mapping)):
+        yield Check("fail", f"an export would write {finding}")
 
 
 def _extents(subject: Subject) -> Iterator[Check]:
@@ -371,9 +382,10 @@ def _require_adapter(model: Model) -> None:
 
 
 RULES = (
-    Rule("container.header", 10, "the header checksum matches", _header),
+    Rule("container.header", 5, "the header checksum matches", _header),
     Rule("container.footer", 15, "the file checksum matches", _footer),
     Rule("container.protection", 0, "what would tell that a byte changed is there", _protection),
+    Rule("record.names", 5, "no other program acts on the files that the package gives back", _file_names),
     Rule("container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents),
     Rule("tensors.unique", 5, "every tensor name is unique", _duplicates),
     Rule("values.finite", 15, "no value is NaN or infinite", _finite),

@@ -15,20 +15,22 @@ from aprfmt.canonical.kinds import is_clip
 from aprfmt.convert.mixes import MIXES
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, RefusedError, UsageError
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
+from aprfmt.formats.hfdir import OF_TOOLS
 from aprfmt.formats.hub import parse
 from aprfmt.formats.hub_answers import HubPath, failure
 from aprfmt.inspection.describe import inspect
+from aprfmt.io import names
 from aprfmt.io.pipe import StartProgress, sha256_of_range
 from aprfmt.io.source import Identity, Source, is_folder, read_whole
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD
 from aprfmt.publishing.card import ModelRow, license_of, renewed
-from aprfmt.text import plural
+from aprfmt.text import first_few, plural
 from aprfmt.types import PathLike
 
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
-_LEFT_OUT = re.compile(r"(^|/)(\.(?!gitattributes$)|__pycache__/)|(^|/)[^/]*\.(tmp|lock|incomplete)$")
+_LEFT_OUT = re.compile(r"(^|/)__pycache__/|(^|/)[^/]*\.(tmp|lock|incomplete)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +128,17 @@ def push(
     start = time.monotonic()
     wanted, api = _target(repo, revision), _api()
     paths = _files(formats.path_text(source, "source"))
+    refused = names.findings(paths)
+    for finding in refused:
+        del paths[finding.name]
     if license is not None:
         provenance.from_flags({"license": license})
     there = _Repository.look(api, wanted)
     if not there.exists and not create:
         raise NotFoundError(f"{wanted.repo} is not on the hub", hint="leave out --no-create to create it")
     models, info, general, warnings = _survey(formats.path_text(source, "source"), paths)
+    if refused:
+        warnings.append(f"not published: {first_few(refused)}")
     old = read_whole(card) if card is not None else there.card
     if old is None and CARD in paths:
         old = read_whole(paths[CARD])
@@ -245,9 +252,9 @@ def _files(source: str) -> dict[str, Path]:
         with formats.open(path) as model:
             return {Path(part.path).name: Path(part.path) for part in model.sources}
     found: dict[str, Path] = {}
-    for where, folders, names in os.walk(path):
-        folders.sort()
-        for name in sorted(names):
+    for where, folders, files in os.walk(path):
+        folders[:] = sorted(name for name in folders if name not in OF_TOOLS)
+        for name in sorted(files):
             place = Path(where, name).relative_to(path).as_posix()
             if not _LEFT_OUT.search(place):
                 found[place] = path / place

@@ -57,6 +57,7 @@ class Options:
     data_license: str | None = None
     allow_no_config: bool = False
     allow_unmapped: bool = False
+    allow_names: bool = False
     carry: int = DEFAULT_CARRY_BYTES
     hash: bool = False
     format: str | None = None
@@ -87,7 +88,7 @@ class Options:
 
 COMMON = frozenset(
     (
-        *("arch", "base", "allow_no_config", "allow_unmapped", "carry", "format"),
+        *("arch", "base", "allow_no_config", "allow_unmapped", "allow_names", "carry", "format"),
         *("plan", "force", "progress", "threads", "max_memory", "max_disk", "fsync"),
     )
 )

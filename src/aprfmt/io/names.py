@@ -1,0 +1,151 @@
+"""Which names a model's package may give to files in a user's folder.
+
+A package names the files that it gives back, and anybody may have written it. `findings` judges such names. Some are
+never written: paths that lead out of the folder, control characters, our own temporary names. Others are written only
+when the user allows it: names that other programs act on, and names that some file system takes for another file.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from aprfmt.errors import RefusedError
+from aprfmt.limits import MAX_FILE_NAME_BYTES, MAX_PATH_CHARS, MAX_PATH_PARTS
+from aprfmt.text import first_few
+from aprfmt.types import PathLike
+
+ALLOW = "--allow-names"
+"""The option that allows what may be allowed."""
+
+HARMLESS_HIDDEN = (".gitattributes", ".gitignore", ".gitkeep", ".keep")
+"""Hidden files of ordinary repositories. Git takes no commands from them: a filter or driver that .gitattributes names
+has to be defined in the user's own configuration."""
+
+_ACTED_ON = {
+    "sitecustomize.py": "Python runs it when it starts",
+    "usercustomize.py": "Python runs it when it starts",
+    "conftest.py": "pytest runs it",
+    "desktop.ini": "Windows acts on it when the folder is opened",
+    "autorun.inf": "Windows acts on it when the disk is opened",
+}
+_DEVICES = frozenset(
+    (
+        *("con", "prn", "aux", "nul", "conin$", "conout$", "clock$"),
+        *(f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³"),
+    )
+)
+_SHORT = re.compile(r"[^.]{1,6}~\d+(\.[^.]{0,3})?")
+"""A name that NTFS and FAT make for a longer one: GIT~1 is .git."""
+
+_TEMPORARY = re.compile(r"\..*\.tmp|\.switch|\.replaced", re.DOTALL)
+"""What io.temporary and io.switch call what is not complete."""
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class Finding(NamedTuple):
+    """What is wrong with a name; `is_final` where no option allows it."""
+
+    name: str
+    reason: str
+    is_final: bool
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.reason})"
+
+
+def is_plain(name: str) -> bool:
+    """Whether the name is a relative path of plain parts, which stays inside its folder on every system."""
+    return not any(part in ("", ".", "..") for part in name.split("/")) and not set(name) & set("\\\0")
+
+
+def findings(names: Iterable[str], kept: Iterable[str] = ()) -> list[Finding]:
+    """What is wrong with the relative paths `names`, which are to lie in one folder together.
+
+    Each name has one finding at most. Of names that collide the first is right; `kept` come before all others, and are
+    not judged.
+    """
+    places = {folded(name): name for name in kept}
+    folders = {folder: name for place, name in places.items() for folder in _folders(place)}
+    found = []
+    for name in names:
+        place = folded(name)
+        other = places.get(place) or folders.get(place) or next(filter(None, map(places.get, _folders(place))), None)
+        if (reason := _unsafe(name)) is not None:
+            found.append(Finding(name, reason, is_final=True))
+        elif (reason := _acted_on(name)) is not None:
+            found.append(Finding(name, reason, is_final=False))
+        elif other is not None:
+            found.append(Finding(name, f"some file systems take it for {other!r}", is_final=False))
+        else:
+            places[place] = name
+            folders |= dict.fromkeys(_folders(place), name)
+    return found
+
+
+def check(names: Iterable[str], path: PathLike, *, allowed: bool) -> None:
+    """Raises RefusedError, about the model at `path`, where files must not get these names."""
+    found = [finding for finding in findings(names) if finding.is_final or not allowed]
+    if found:
+        may = all(not finding.is_final for finding in found)
+        raise RefusedError(
+            f"the model would write {first_few(found)}",
+            path=path,
+            hint=f"{ALLOW} writes such names; look at the files before other programs do"
+            if may
+            else "no option allows it: such names belong to an attack or to damage",
+        )
+
+
+def folded(name: str) -> str:
+    """The same text for all spellings that some file system takes for one name.
+
+    NTFS and APFS ignore case, HFS+ and APFS the form of accents, HFS+ invisible characters, Windows trailing dots and
+    spaces.
+    """
+    if not name.isascii():
+        name = "".join(c for c in unicodedata.normalize("NFD", name) if unicodedata.category(c) != "Cf")
+        name = unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+    return "/".join(part.rstrip(". ") or part for part in name.casefold().split("/"))
+
+
+def _folders(place: str) -> Iterator[str]:
+    parts = place.split("/")
+    return ("/".join(parts[:n]) for n in range(1, len(parts)))
+
+
+def _unsafe(name: str) -> str | None:
+    """Why no file may ever get the name."""
+    if not is_plain(name):
+        return "not a plain relative path"
+    if _CONTROLS.search(name):
+        return "it holds control characters"
+    if len(name) > MAX_PATH_CHARS or name.count("/") >= MAX_PATH_PARTS:
+        return "the path is too long"
+    parts = name.split("/")
+    if any(len(part.encode()) > MAX_FILE_NAME_BYTES for part in parts):
+        return "the name is too long"
+    if any(_TEMPORARY.fullmatch(part) for part in folded(name).split("/")):
+        return "apr gives such names to unfinished outputs"
+    return None
+
+
+def _acted_on(name: str) -> str | None:
+    """Why the name of a file may do more than name it, on some system."""
+    place = folded(name)
+    parts = place.split("/")
+    for part, own in zip(parts, name.split("/"), strict=True):
+        if part.startswith(".") and not (own in HARMLESS_HIDDEN and name.endswith(own)):
+            return "other programs act on hidden files"
+        if part.partition(".")[0].rstrip() in _DEVICES:
+            return "Windows takes it for a device"
+        if ":" in part:
+            return "Windows takes what follows the colon for a stream"
+        if own != own.rstrip(". "):
+            return "Windows drops dots and spaces at the end"
+        if _SHORT.fullmatch(part):
+            return "Windows takes it for the short form of another name"
+    return _ACTED_ON.get(parts[-1])
