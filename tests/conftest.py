@@ -45,8 +45,9 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the suite exports for llama.cpp does not go to the user's cache."""
+    """What the suite exports for llama.cpp does not go to the user's cache, nor its secret to the user's state."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("APR_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

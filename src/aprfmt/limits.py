@@ -89,6 +89,9 @@ MAX_CHAT_SECONDS = 10
 MAX_SETTINGS_BYTES = 1 << 20
 """A file of options, or a recipe of a merge."""
 
+MAX_SWITCH_BYTES = 64 << 20
+"""The record of an interrupted replacement of files: about 100 bytes for each."""
+
 MAX_SETTINGS_DEPTH = 16
 """Levels of such a file."""
 

@@ -232,8 +232,9 @@ def test_systems_without_files_without_a_name(tmp_path: Path, monkeypatch: pytes
 
 
 def left_by(process: str, folder: Path) -> Path:
-    mine = system.process_name()
-    path = Path(temporary_beside(str(folder / "f")).replace(mine, process))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aprfmt.io.temporary.process_name", lambda: process)
+        path = Path(temporary_beside(str(folder / "f")))
     path.write_bytes(b"half")
     return path
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.io.sink import AtomicFolder
+from aprfmt.errors import RefusedError
+from aprfmt.io.signature import identity, sign
+from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.switch import Switch
 from aprfmt.io.temporary import scratch_folder, sweep
 
@@ -56,6 +61,12 @@ def begin(folder: Path, monkeypatch: pytest.MonkeyPatch, moves: int, *, force: b
     monkeypatch.setattr("aprfmt.io.temporary.is_running", lambda process: False)
 
 
+@pytest.fixture(autouse=True)
+def secret() -> None:
+    """What is made once is not counted."""
+    assert sign("x", b"")
+
+
 def write(folder: Path, *, force: bool) -> None:
     with AtomicFolder(folder, shared=True, force=force, stale=("m-3",), last="m-1") as temporary:
         for name in ("m-1", "m-2"):
@@ -91,8 +102,7 @@ def test_new_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_link_that_was_made_but_not_taken_note_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(tmp_path, monkeypatch, 1, force=False)
-    (inside,) = tmp_path.glob(".*.tmp")
-    os.link(tmp_path / "m-2", inside / "m-2")
+    assert os.path.samefile(tmp_path / "m-2", begun(tmp_path) / "m-2")
     sweep(tmp_path)
     assert tree(tmp_path) == {"m-1": "new", "m-2": "new"}
 
@@ -128,51 +138,131 @@ def test_another_users_record_is_not_followed(folder: Path, monkeypatch: pytest.
     assert tree(folder) == before
 
 
-@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x"])
-def test_a_record_names_files_of_the_folder_only(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    begin(folder, monkeypatch, 2)
-    (record,) = folder.glob(".*.tmp/.switch")
-    record.write_text(record.read_text().replace("m-1", name))
+def begun(folder: Path) -> Path:
+    (path,) = folder.glob(".*.tmp")
+    return path
+
+
+def refused(folder: Path, why: str) -> None:
+    """Nothing is moved or removed, and the user hears of it."""
     before = tree(folder)
-    sweep(folder)
+    with pytest.raises(RefusedError, match=why) as caught:
+        sweep(folder)
+    assert caught.value.path == str(begun(folder))
+    assert caught.value.hint
+    assert shlex.quote(str(begun(folder))) in caught.value.hint
     assert tree(folder) == before
 
 
-def test_a_record_does_not_lead_out_of_the_folder_by_links(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    begin(folder, monkeypatch, 0)
-    (record,) = folder.glob(".*.tmp/.switch")
-    (folder / "link").symlink_to(elsewhere)
-    (record.parent / "link").mkdir()
-    (record.parent / "link" / "x").write_text("trap")
-    record.write_text('{"new": ["link/x"], "old": {}, "force": true}')
-    sweep(folder)
-    (record.parent / ".replaced").rmdir()
-    (record.parent / ".replaced").symlink_to(elsewhere)
-    (record.parent / "fresh").write_text("new")
-    record.write_text('{"new": ["fresh"], "old": {"notes": [4, 0]}, "force": true}')
-    sweep(folder)
-    assert not list(elsewhere.iterdir())
+# --- what is not ours ---
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "1", '{"new": [1], "old": {}, "force": true}', '{"new": 1, "old": 2}'])
-def test_a_record_of_something_else_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_planted_folder_moves_and_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an archive holds it that was unpacked here: right in all but the signature."""
+    home = tmp_path / "home"
+    planted = home / f".m.{'0' * 16}-1-1-01234567.tmp"
+    for place in (planted, planted.with_name(f".m.{'0' * 16}-1-1-{'0' * 24}.tmp")):
+        (place / ".ssh").mkdir(parents=True)
+        (place / ".bashrc").write_text("evil")
+        (place / ".ssh" / "authorized_keys").write_text("evil")
+        values = {
+            "new": [".bashrc", ".ssh/authorized_keys"],
+            "old": {".bashrc": [0, 0], "notes": [0, 0]},
+            "force": True,
+        }
+        (place / ".switch").write_text(json.dumps(values))
+        with (place / "big").open("w") as file:
+            file.write("precious")
+    folders = [identity(os.stat(home))[0], identity(os.stat(place))[0]]
+    names = (".bashrc", ".ssh/authorized_keys")
+    values |= {"folders": folders, "new": {name: identity(os.stat(place / name)) for name in names}, "old": {}}
+    (place / ".switch").write_text("0" * 16 + "\n" + json.dumps(values))
+    (home / ".ssh").mkdir()
+    for name in (*names, "notes"):
+        (home / name).write_text("mine")
+    monkeypatch.setattr("aprfmt.io.temporary._ABANDONED_S", -60)
+    before = tree(home)
+    with AtomicFile(home / "m.apr") as sink:
+        sink.write(b"x")
+    assert tree(home) == {**before, "m.apr": "x"}
+
+
+def test_a_record_that_was_changed_moves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(folder, monkeypatch, 2)
-    (record,) = folder.glob(".*.tmp/.switch")
-    record.write_text(text)
-    before = tree(folder)
-    sweep(folder)
-    assert tree(folder) == before
+    record = begun(folder) / ".switch"
+    record.write_text(record.read_text().replace("m-1", "n-1"))
+    refused(folder, "damaged")
+    record.write_text("[]")
+    refused(folder, "damaged")
 
 
 def test_a_record_that_is_not_complete_has_moved_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(folder, monkeypatch, 0)
-    (record,) = folder.glob(".*.tmp/.switch")
+    record = begun(folder) / ".switch"
+    (begun(folder) / ".replaced").rmdir()
     record.write_bytes(record.read_bytes()[:-1])
     sweep(folder)
     assert tree(folder) == OLD
+
+
+@pytest.mark.parametrize("moves", range(5))
+def test_a_copy_of_the_folder_is_left_to_its_user(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, moves: int
+) -> None:
+    begin(folder, monkeypatch, moves)
+    copy = tmp_path_factory.mktemp("copies") / "copy"
+    shutil.copytree(folder, copy)
+    refused(copy, "a copy")
+    sweep(folder)
+    assert tree(folder) == NEW
+
+
+def test_a_temporary_folder_that_was_renewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(folder, monkeypatch, 2)
+    path = begun(folder)
+    path.rename(folder / "first")
+    shutil.copytree(folder / "first", path)
+    refused(folder, "a copy")
+
+
+def test_a_new_file_that_is_another_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(folder, monkeypatch, 2)
+    (begun(folder) / "m-1").write_text("evil")
+    refused(folder, "m-1 in it is not the file")
+
+
+def test_a_file_that_was_to_go_and_is_another_one_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(folder, monkeypatch, 2)
+    (folder / "m-3").write_text("mine, written since")
+    sweep(folder)
+    assert tree(folder) == {**NEW, "m-3": "mine, written since"}
+
+
+def test_a_link_that_came_since_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+
+    def refuse(*paths: str) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Switch, "forward", refuse)
+        patch.setattr(Switch, "_back", refuse)
+        with pytest.raises(KilledError), AtomicFolder(tmp_path, shared=True) as temporary:  # noqa: PT012
+            (temporary / "sub").mkdir()
+            (temporary / "sub" / "x").write_text("new")
+    monkeypatch.setattr("aprfmt.io.temporary.is_running", lambda process: False)
+    (tmp_path / "sub").symlink_to(elsewhere)
+    refused(tmp_path, "a link leads out")
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_mounted_disk_in_what_was_left_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(folder, monkeypatch, 4)
+    monkeypatch.setattr("aprfmt.io.temporary.is_mounted", lambda path: path == os.path.realpath(begun(folder)))
+    sweep(folder)
+    assert begun(folder).is_dir()
 
 
 def test_folders_of_killed_processes_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

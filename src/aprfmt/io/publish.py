@@ -75,8 +75,11 @@ def sync_folder(folder: str) -> None:
             os.close(fd)
 
 
-def appear(temporary: str, target: str, force: bool) -> None:
-    """Gives a complete file its name; without `force` never in place of another. Raises ExistsError, OSError."""
+def appear(temporary: str, target: str, force: bool, *, keep: bool = False) -> None:
+    """Gives a complete file its name; without `force` never in place of another. Raises ExistsError, OSError.
+
+    `keep` leaves the temporary name where the file can have both: it may go when the new one lasts.
+    """
     if force:
         os.replace(temporary, target)
         return
@@ -89,7 +92,8 @@ def appear(temporary: str, target: str, force: bool) -> None:
             raise exists_error(target) from None
         os.rename(temporary, target)
     else:
-        remove(temporary)
+        if not keep:
+            remove(temporary)
 
 
 def exists_error(path: PathLike) -> ExistsError:

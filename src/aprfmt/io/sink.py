@@ -30,6 +30,7 @@ _STRIDE = 1 << 20
 """Writes end at multiples of this: the kernel then takes large pages; a write that straddles costs twice as much."""
 _MOST_PARTS = 512
 _MOST_LINKS = 40
+_PARTS = "parts"
 _SHARED_PLACE = stat.S_ISVTX | stat.S_IWOTH
 
 
@@ -285,7 +286,7 @@ class AtomicFolder:
         return Path(self._temporary)
 
     def _make(self, *, inside: bool) -> None:
-        temporary = temporary_beside(os.path.join(self._place, "parts") if inside else self._place)
+        temporary = temporary_beside(os.path.join(self._place, _PARTS) if inside else self._place)
         os.mkdir(temporary)
         self._temporary = temporary
 
@@ -334,7 +335,7 @@ class AtomicFolder:
         if os.path.dirname(self._temporary) != self._place:
             if self._exchange({*new, *stale}):
                 return
-            inside = os.path.join(self._place, os.path.basename(self._temporary))
+            inside = temporary_beside(os.path.join(self._place, _PARTS))
             os.rename(self._temporary, inside)
             self._temporary = inside
         switch = Switch.plan(self._temporary, new, stale, self._last, force=self._force)

@@ -4,20 +4,27 @@ The new files lie complete in a temporary folder inside it. First everything tha
 comes is renamed in; the file without which nobody can load the others goes first and comes last. So the folder never
 holds old and new files together, and never a part of either that loads. A record in the temporary folder, synced before
 the first rename, says what is to be done: a process that is killed leaves enough for the next run to complete it.
+
+The record is signed and holds the identity of both folders and of every file. The next run moves a file only when all
+of that still holds: a record that came with an archive, or in a copy of the folder, moves nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Self
 
+from aprfmt.errors import RefusedError
 from aprfmt.io.publish import appear, remove, sync_folder
+from aprfmt.io.signature import folder_identity, identity, is_signed, sign, why_unsigned
 from aprfmt.io.source import exists
+from aprfmt.limits import MAX_SWITCH_BYTES
 
 _RECORD = ".switch"
 _ASIDE = ".replaced"
@@ -29,16 +36,18 @@ class Switch:
 
     Attributes:
         temporary: path of the temporary folder.
-        new: names of the new files, in the order in which they come.
-        old: names of the files that go, in the order in which they go, with size and time of the last write in ns.
+        new: names of the new files with their identities, in the order in which they come.
+        old: names of the files that go with their identities, in the order in which they go.
         force: whether new files may take the place of files that are not in `old`.
+        is_recovery: whether another process began it: then only files with their identities are moved.
         is_begun: whether something was done that is neither complete nor taken back.
     """
 
     temporary: str
-    new: list[str]
+    new: dict[str, list[int]]
     old: dict[str, list[int]]
     force: bool
+    is_recovery: bool = False
     is_begun: bool = False
 
     @classmethod
@@ -51,8 +60,9 @@ class Switch:
         folder, old = os.path.dirname(temporary), {}
         for name in (*reversed(names), *sorted(set(stale) - set(names))) if force else ():
             with suppress(FileNotFoundError):
-                old[name] = _identity(os.lstat(os.path.join(folder, name)))
-        return cls(temporary, names, old, force)
+                old[name] = identity(os.lstat(os.path.join(folder, name)))
+        new_ = {name: identity(os.lstat(os.path.join(temporary, name))) for name in names}
+        return cls(temporary, new_, old, force)
 
     def run(self) -> None:
         """Does it, or nothing: what was done is taken back before an exception leaves. Raises ExistsError, OSError.
@@ -71,28 +81,34 @@ class Switch:
 
     def forward(self) -> None:
         """Does what is left to be done. Raises ExistsError, OSError."""
-        for name in self.old:
+        for name, known in self.old.items():
             is_placed = name in self.new and not _exists(self._new(name))
             if not is_placed and not _exists(self._aside(name)):
                 with suppress(FileNotFoundError):
-                    _move(self._place(name), self._aside(name))
+                    if not self.is_recovery or identity(os.lstat(self._place(name))) == known:
+                        _move(self._place(name), self._aside(name))
         self._sync(self.old)
-        for name in self.new:
-            if name == self.new[-1] != self.new[0]:
+        names = list(self.new)
+        for name in names:
+            if name == names[-1] != names[0]:
                 self._sync(self.new)
-            if self._is_linked(name):
-                os.unlink(self._new(name))
-            elif _exists(self._new(name)):
+            if _exists(self._new(name)) and not self._is_linked(name):
                 os.makedirs(os.path.dirname(self._place(name)), exist_ok=True)
-                appear(self._new(name), self._place(name), self.force)
+                appear(self._new(name), self._place(name), self.force and not self.is_recovery, keep=True)
         self._sync(self.new)
+
+    def check(self) -> None:
+        """Raises RefusedError unless every new file still to come is the one that the record knows; OSError."""
+        for name in self.pending():
+            if identity(os.lstat(self._new(name))) != self.new[name]:
+                raise _refused(self.temporary, f"{name} in it is not the file that was written")
 
     def superseded(self) -> set[str]:
         """Names of new files still to come, in whose places somebody else has put others."""
         found = set()
         for name in self.pending():
             with suppress(FileNotFoundError):
-                there = _identity(os.lstat(self._place(name)))
+                there = identity(os.lstat(self._place(name)))
                 if there != self.old.get(name) and not self._is_linked(name):
                     found.add(name)
         return found
@@ -102,7 +118,11 @@ class Switch:
         return {name for name in self.new if _exists(self._new(name))}
 
     def _record(self) -> None:
-        data = json.dumps({"new": self.new, "old": self.old, "force": self.force}).encode()
+        place = os.path.dirname(self.temporary)
+        folders = [folder_identity(place), folder_identity(self.temporary)]
+        values = {"folders": folders, "new": self.new, "old": self.old, "force": self.force}
+        body = json.dumps(values).encode()
+        data = (sign("switch", body) or "").encode() + b"\n" + body
         fd = os.open(os.path.join(self.temporary, _RECORD), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             while data:
@@ -155,46 +175,76 @@ class Switch:
 def recover(temporary: str) -> bool:
     """Completes the switch that a process began and did not end, if any; returns whether the rest may be removed.
 
-    It may not where the record is another user's or names what lies outside the folder, or where somebody has put other
-    files in place of some of the new ones; where others are in place of all of them, the switch is out of date.
-    Raises OSError.
+    It may not where the record is another user's, or where somebody has put other files in place of some of the new
+    ones; where others are in place of all of them, the switch is out of date.
+    Raises RefusedError for a record that does not fit this folder and its files; OSError.
     """
     record = os.path.join(temporary, _RECORD)
     try:
         if os.lstat(record).st_uid != os.geteuid():
             return False
-        with open(record, "rb") as file:
-            values = json.loads(file.read())
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # not begun, or the record not yet complete
+        body = _signed_body(record)
+    except (FileNotFoundError, NotADirectoryError):  # not begun
         return True
-    try:
-        switch = Switch(temporary, [*values["new"]], dict(values["old"]), values["force"] is True)
-    except (KeyError, TypeError, ValueError):
-        return False
+    if body is None:
+        if _exists(os.path.join(temporary, _ASIDE)):
+            raise _refused(temporary, "its record is damaged")
+        return True  # the record was not complete, so that nothing was moved
+    values = json.loads(body)
+    switch = Switch(temporary, values["new"], values["old"], values["force"], is_recovery=True)
     folder = os.path.realpath(os.path.dirname(temporary))
     inner = os.path.join(folder, os.path.basename(temporary))
+    if values["folders"] != [folder_identity(folder), folder_identity(inner)]:
+        raise _refused(temporary, "the folder is a copy, or was renewed")
     folders = (folder, inner, os.path.join(inner, _ASIDE))
     if not all(_is_inside(folder, name) for name in (*switch.new, *switch.old) for folder in folders):
-        return False
+        raise _refused(temporary, "a link leads out of the folder")
     if superseded := switch.superseded():
         return superseded == switch.pending()
+    switch.check()
     switch.forward()
     remove(record)
     return True
 
 
-def _is_inside(folder: str, name: object) -> bool:
-    """Whether `name` is that of a file in `folder`, also where links are followed: an unpacked archive may hold any.
+def check_copy(temporary: str) -> None:
+    """Raises RefusedError where `temporary`, whose name is not signed for its folder, holds a switch of this user.
+
+    A record that this user did not sign says nothing: anybody can have put it into an archive.
+    """
+    record = os.path.join(temporary, _RECORD)
+    with suppress(OSError):
+        if os.lstat(record).st_uid != os.geteuid():
+            return
+        if (reason := why_unsigned()) is not None:
+            raise _refused(temporary, reason)
+        if _signed_body(record) is not None:
+            raise _refused(temporary, "the folder is a copy, or was renewed")
+
+
+def _signed_body(record: str) -> bytes | None:
+    """The record without its signature; None where that is not this user's. Raises OSError."""
+    fd = os.open(record, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(fd, "rb") as file:
+        tag, _, body = file.read(MAX_SWITCH_BYTES).partition(b"\n")
+    return body if is_signed("switch", body, tag.decode(errors="replace")) else None
+
+
+def _refused(temporary: str, why: str) -> RefusedError:
+    quoted = shlex.quote(temporary)
+    return RefusedError(
+        f"an interrupted write cannot be completed here: {why}",
+        path=temporary,
+        hint=f"move the new files out of it, or the old ones out of {quoted}/{_ASIDE}; then rm -r {quoted}",
+    )
+
+
+def _is_inside(folder: str, name: str) -> bool:
+    """Whether `name` is that of a file in `folder`, also where links are followed, which may have come since.
 
     No link is among the `folder` and those that it lies in.
     """
-    if not isinstance(name, str) or not name or "\0" in name or os.path.isabs(name) or os.pardir in name.split(os.sep):
-        return False
     return os.path.commonpath([folder, os.path.realpath(os.path.dirname(os.path.join(folder, name)))]) == folder
-
-
-def _identity(info: os.stat_result) -> list[int]:
-    return [info.st_size, info.st_mtime_ns]  # some network disks give a file a new inode number
 
 
 def _exists(path: str) -> bool:

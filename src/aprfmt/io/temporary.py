@@ -12,21 +12,33 @@ from contextlib import contextmanager, suppress
 
 from aprfmt.errors import storage_errors
 from aprfmt.io.publish import remove
-from aprfmt.io.switch import recover
-from aprfmt.io.system import PROCESS_NAME, is_earlier_boot, is_running, process_name
+from aprfmt.io.signature import folder_identity, is_signed, sign
+from aprfmt.io.switch import check_copy, recover
+from aprfmt.io.system import PROCESS_NAME, is_earlier_boot, is_mounted, is_running, process_name
 from aprfmt.types import PathLike
 
 _LABEL_BYTES = 64
-_NAME = re.compile(rf"\.(?P<label>.*)\.(?P<process>{PROCESS_NAME})-[0-9a-f]{{8}}\.tmp", re.DOTALL)
+_NAME = re.compile(
+    rf"(?P<signed>\.(?P<label>.*)\.(?P<process>{PROCESS_NAME})-[0-9a-f]{{8}})(?P<tag>[0-9a-f]{{16}})\.tmp", re.DOTALL
+)
 _ABANDONED_S = 24 * 3600
 """A process that cannot be asked for (another machine's, another container's) is taken to be gone after so long."""
 
 
 def temporary_beside(target: str) -> str:
-    """A path beside `target` that tells which process works there."""
+    """A path beside `target` that tells which process works there, signed for this folder.
+
+    Without a secret to sign with, nobody removes what a killed process leaves. Raises OSError.
+    """
     folder, name = os.path.split(target)
     label = os.fsencode(name)[:_LABEL_BYTES].decode(errors="ignore")
-    return os.path.join(folder, f".{label}.{process_name()}-{os.urandom(4).hex()}.tmp")
+    signed = f".{label}.{process_name()}-{os.urandom(4).hex()}"
+    tag = sign("name", _in_folder(signed, folder)) or os.urandom(8).hex()
+    return os.path.join(folder, f"{signed}{tag}.tmp")
+
+
+def _in_folder(name: str, folder: str) -> bytes:
+    return b"%d %s" % (folder_identity(folder), os.fsencode(name))
 
 
 @contextmanager
@@ -37,8 +49,8 @@ def scratch_folder(label: str) -> Iterator[str]:
     """
     place = tempfile.gettempdir()
     sweep(place)
-    folder = temporary_beside(os.path.join(place, f"apr-{label}"))
-    with storage_errors(folder):
+    with storage_errors(place):
+        folder = temporary_beside(os.path.join(place, f"apr-{label}"))
         os.mkdir(folder, 0o700)
     try:
         yield folder
@@ -49,8 +61,9 @@ def scratch_folder(label: str) -> Iterator[str]:
 def sweep(folder: PathLike, ours: re.Pattern[str] | None = None) -> None:
     """Ends what processes that no longer run began in the folder: completes their switches, removes the rest.
 
-    `ours`: outputs (the first 64 bytes of their names) that nobody but the caller writes here, so that whatever
-    belongs to them is left over. What cannot be read or removed stays.
+    Only what carries a signature of this user for this folder is touched. `ours`: outputs (the first 64 bytes of their
+    names) that nobody but the caller writes here, so that whatever belongs to them is left over. What cannot be read
+    or removed stays. Raises RefusedError for a switch of this user that must not be completed.
     """
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -60,8 +73,11 @@ def sweep(folder: PathLike, ours: re.Pattern[str] | None = None) -> None:
             path = os.path.join(folder, name)
             with suppress(OSError):
                 is_ours = ours is not None and ours.fullmatch(found["label"])
-                if (is_ours or _is_abandoned(path, found["process"])) and _is_trusted(path) and recover(path):
-                    remove(path)
+                if (is_ours or _is_abandoned(path, found["process"])) and _is_trusted(path):
+                    if not is_signed("name", _in_folder(found["signed"], os.fspath(folder)), found["tag"]):
+                        check_copy(path)
+                    elif not is_mounted(os.path.realpath(path)) and recover(path):
+                        remove(path)
 
 
 def _is_trusted(path: str) -> bool:
