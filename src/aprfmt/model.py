@@ -237,6 +237,7 @@ class Model:
         checksum: {"header": "ok"|"bad"|"none", "footer": "ok"|"bad"|"absent"|"none"}; may be costly, hence a call.
         flags: container flags by name.
         warnings: what is odd but readable.
+        cut: what the end of a file lacks, where its reader can tell: a sentence, None for a whole file.
         files: files that the container holds beside the model, as tensors of bytes; `tensors` has none of them.
         native: the format module's own view (header fields, key-value pairs), read with `native_as`.
     """
@@ -257,6 +258,7 @@ class Model:
         checksum: Callable[[], dict[str, str]] = lambda: {"header": "none", "footer": "none"},
         flags: Mapping[str, bool] | None = None,
         warnings: Sequence[str] = (),
+        cut: str | None = None,
         files: Sequence[Tensor] = (),
         native: object = None,
     ) -> None:
@@ -270,6 +272,7 @@ class Model:
         self.checksum = checksum
         self.flags = dict(flags or {})
         self.warnings = list(warnings)
+        self.cut = cut
         self.files = tuple(files)
         self.native = native
         self._load_metadata = load_metadata
@@ -311,13 +314,16 @@ class Model:
             source.record = Record()
 
     def check_intact(self) -> None:
-        """Raises ChecksumError when a checksum of the container does not fit; reads whole files to know.
+        """Raises ChecksumError for a file that is cut off or whose checksum does not fit; reads whole files to know.
 
-        A file without any passes.
+        A file of another writer without any checksum passes; a warning names it.
         """
+        hint = "copy or download it again"
+        if self.cut is not None:
+            raise ChecksumError(self.cut, path=self.path, hint=hint)
         bad = [part for part, state in self.checksum().items() if state == "bad"]
         if bad:
-            raise ChecksumError(f"the checksum in the {bad[0]} does not match the bytes", path=self.path)
+            raise ChecksumError(f"the checksum in the {bad[0]} does not match the bytes", path=self.path, hint=hint)
 
     def close(self) -> None:
         """Closes the files; views of tensors that are still held stay valid."""

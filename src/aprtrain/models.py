@@ -182,6 +182,7 @@ def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Opt
             fill(pair.student, name, target)
 
     optimizer.load("master", write)
+    pair.student.check_intact()
     if config.is_compiled(world.device.type):
         decoder.compile_blocks()
     return decoder, optimizer

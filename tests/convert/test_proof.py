@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from blake3 import blake3
 from plain_models import write_folder
@@ -198,17 +199,18 @@ def test_validate_of_what_has_no_record(folder: Path, tmp_path: Path) -> None:
     assert "edited since its import" in restored(tmp_path / "m.apr")[1][0]
 
 
-def test_a_new_checksum_over_a_file_without_one_is_told(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    aprfmt.import_model(folder, tmp_path / "m.apr")
-    os.truncate(tmp_path / "m.apr", (tmp_path / "m.apr").stat().st_size - 4)
-    warning = "the file has no checksum footer"
-    assert aprfmt.stamp(tmp_path / "m.apr", tmp_path / "s.apr", license="MIT").warnings == [warning]
+def test_a_new_checksum_over_a_file_without_one_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file of another program: nothing in it tells that a footer was written."""
+    path = tmp_path / "m.apr"
+    aprfmt.save_file({"a": np.ones(16, np.float32)}, path, {"name": "theirs"})
+    os.truncate(path, path.stat().st_size - 4)
+    warning = "the file has no checksum: damage to it cannot be detected"
+    assert aprfmt.stamp(path, tmp_path / "s.apr", license="MIT").warnings == [warning]
+    assert warning in aprfmt.convert_model(path, tmp_path / "c.apr").warnings
     with pytest.raises(SystemExit, match="0"):
-        main(["stamp", str(tmp_path / "m.apr"), "--in-place", "--license", "MIT"])
+        main(["stamp", str(path), "--in-place", "--license", "MIT"])
     assert warning in capsys.readouterr().err
-    assert aprfmt.stamp(tmp_path / "m.apr", in_place=True, license="Apache-2.0").warnings == []
+    assert aprfmt.stamp(path, in_place=True, license="Apache-2.0").warnings == []
 
 
 def test_no_digest_is_taken_of_files_that_are_not_there(folder: Path, tmp_path: Path) -> None:

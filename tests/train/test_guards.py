@@ -163,13 +163,16 @@ def test_training_leaves_the_teacher_as_it_was(distil: Distil, teacher_file: Pat
 @pytest.mark.parametrize("side", ["teacher", "student"])
 @pytest.mark.parametrize(
     ("fault", "exits"),
-    [("absent", {3}), ("empty", {3, 4}), ("magic", {3, 4}), ("cut", {4}), ("no dims", {4, 5}), ("no tensors", {5})],
-)
+    [
+        ("absent", {3}), ("empty", {3, 4}), ("magic", {3, 4}), ("cut", {4}), ("cut footer", {4}), ("bit", {4}),
+        ("no dims", {4, 5}), ("no tensors", {5}),
+    ],
+)  # fmt: skip
 def test_bad_model_files_are_refused_at_once(
     distil: Distil, teacher_file: Path, tmp_path: Path, side: str, fault: str, exits: set[int]
 ) -> None:
     path = tmp_path / "bad.apr"
-    data = teacher_file.read_bytes()
+    data = copy_of(teacher_file, tmp_path / "other.apr", lambda name, values: values * 1.5).read_bytes()
     with aprfmt.open(teacher_file) as model:
         metadata = dict(model.metadata)
         tensors = {name: tensor.numpy() for name, tensor in model.tensors.items()}
@@ -179,10 +182,14 @@ def test_bad_model_files_are_refused_at_once(
     elif fault == "no tensors":
         aprfmt.save_file({}, path, metadata)
     elif fault != "absent":
-        path.write_bytes({"empty": b"", "magic": b"what" + data[4:], "cut": data[: len(data) // 2]}[fault])
+        changed = data[:-100] + bytes([data[-100] ^ 1]) + data[-99:]
+        path.write_bytes({
+            "empty": b"", "magic": b"what" + data[4:], "cut": data[: len(data) // 2],
+            "cut footer": changed[:-4], "bit": changed,
+        }[fault])  # fmt: skip
     begin = time.monotonic()
     with pytest.raises(AprError) as caught:
-        distil(**{side: str(path)}, **({"student_init": None} if side == "student" else {}))
+        distil(**{side: str(path)}, **({"student_init": None} if side == "student" else {}), allow_same_arch=True)
     assert caught.value.exit_code in exits
     assert time.monotonic() - begin < 5
     assert not (tmp_path / "run/latest").exists()

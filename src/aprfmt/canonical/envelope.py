@@ -75,8 +75,9 @@ def _comparable(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_derived(key: str) -> bool:
-    """Whether an import takes this entry from tensors and lists alone, so that no envelope may hold it."""
-    return key in (apr_metadata.SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY, LEFT_ASIDE) or key.startswith("tokenizer.")
+    """Whether each import writes this entry anew, so that no envelope may hold it."""
+    own = (apr_metadata.SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY, apr_metadata.FOOTER_KEY, LEFT_ASIDE)
+    return key in own or key.startswith("tokenizer.")
 
 
 def seal(entries: Sequence[bytes], envelope: Envelope) -> list[bytes]:

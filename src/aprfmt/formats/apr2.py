@@ -36,10 +36,11 @@ from aprfmt.errors import (
 from aprfmt.formats import apr_metadata
 from aprfmt.io import jsonx
 from aprfmt.io.crc import combine, crc32_of, crc32_of_range
-from aprfmt.io.source import Source, padding
+from aprfmt.io.source import Source
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_METADATA_BYTES, MAX_NDIM, MAX_TENSORS
 from aprfmt.model import Model, Tensor
 from aprfmt.records import record
+from aprfmt.text import plural
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
@@ -186,8 +187,8 @@ class Apr2Native:
         """Header and footer state; the first call reads the whole file.
 
         The header was checked when the file was opened. The footer is "ok" where the CRC-32 stands right after the last
-        padded blob or in the last four bytes of the file, "absent" where less than four bytes follow the blobs, else
-        "bad".
+        padded blob or in the last four bytes of the file; "absent" where the file ends with the last padded blob, and
+        nothing in it tells that a footer was written; else "bad".
         """
         return {"header": "ok", "footer": self._footer}
 
@@ -195,12 +196,7 @@ class Apr2Native:
     def _footer(self) -> str:
         last, data_end = self.source.size - 4, self.index.data_end
         if last < data_end:
-            # Where there is room for just a footer behind blobs that lie side by side, one was written: an entry of the
-            # index that points behind its blob is damaged.
-            sizes = (tensor.n_bytes + padding(tensor.n_bytes, ALIGNMENT) for tensor in self.index.tensors)
-            if last != self.header.data_offset + sum(sizes):
-                return "absent"
-            data_end = last
+            return "absent" if self.cut is None else "bad"
         crc = done = 0
         for position in sorted({data_end, last}):
             crc = combine(crc, crc32_of_range(self.source, done, position), position - done)
@@ -208,6 +204,18 @@ class Apr2Native:
             if crc == int.from_bytes(self.source.read(position, 4), "little"):
                 return "ok"
         return "bad"
+
+    @cached_property
+    def cut(self) -> str | None:
+        """What the end of the file lacks, as a sentence; None for a length that a writer may have given it."""
+        extra = self.source.size - self.index.data_end
+        if extra < 0:
+            return f"the file is cut off: its padding lacks {plural(-extra, 'byte')}"
+        if 0 < extra < 4:
+            return f"the file is cut off: its checksum has {plural(extra, 'byte')} instead of 4"
+        if extra == 0 and apr_metadata.has_footer(self.metadata):
+            return "the file is cut off: the checksum that its metadata name is missing"
+        return None
 
 
 def native_of(model: Model) -> Apr2Native | None:
@@ -240,7 +248,7 @@ def open_source(source: Source, path: Path, *, format: str = "apr-v2", label: st
         )
         _check_sections(header, index)
         native = Apr2Native(source, header, index)
-        warnings = _geometry_warnings(source.size, index)
+        warnings = _geometry_warnings(native)
         if header.metadata_size <= _EAGER_METADATA_BYTES:
             _ = native.metadata
         if _U8 in index.dtype_ids:
@@ -263,6 +271,7 @@ def open_source(source: Source, path: Path, *, format: str = "apr-v2", label: st
         checksum=native.checksum,
         flags={name: bool(header.flags & bit) for name, bit in FLAGS.items()},
         warnings=warnings,
+        cut=native.cut,
         native=native,
     )
 
@@ -318,15 +327,16 @@ def _check_sections(header: Header, index: Index) -> None:
             raise CorruptError("the metadata overlaps another section", offset=start)
 
 
-def _geometry_warnings(size: int, index: Index) -> list[str]:
+def _geometry_warnings(native: Apr2Native) -> list[str]:
+    index = native.index
     warnings = [] if index.is_aligned else ["tensor data does not start at multiples of 64 bytes"]
-    extra = size - index.data_end
-    if extra < 0:
-        warnings.append(f"the last {-extra} bytes of padding are missing")
+    extra = native.source.size - index.data_end
+    if native.cut is not None:
+        warnings.append(native.cut)
     elif extra == 0:
-        warnings.append("the file has no checksum footer")
+        warnings.append("the file has no checksum: damage to it cannot be detected")
     elif extra != 4:
-        warnings.append(f"{extra} bytes follow the data where a checksum of 4 is due")
+        warnings.append(f"the data is followed by {extra} bytes instead of a checksum of 4")
     return warnings
 
 

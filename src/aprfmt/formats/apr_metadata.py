@@ -20,6 +20,12 @@ TRUE_DTYPES_KEY = "aprfmt.tensors"
 SOURCE_KEY = "aprfmt.source"
 """Custom key with the record of the source files, see convert.recipe."""
 
+FOOTER_KEY, FOOTER = "aprfmt.checksum", "aprfmt.crc32"
+"""Custom key and value of an `.apr` that ends with its CRC-32: with them, a footer that is cut off is noticed."""
+
+OWN_PREFIX = "aprfmt."
+"""How the custom keys begin that only this package writes."""
+
 FILES_PREFIX = "aprfmt.files/"
 """How the names of tensors begin that hold files; the path of the file follows."""
 
@@ -170,6 +176,16 @@ def parse(raw: bytes | memoryview) -> AprMetadata:
     if problem:
         raise CorruptError(f"metadata {problem}")
     return AprMetadata(raw, values)
+
+
+def has_footer(values: Mapping[str, object]) -> bool:
+    """Whether the metadata are of a file that was written with a footer: every writer of our keys adds one.
+
+    The key of a damaged file may have lost a bit, or its value; not both.
+    """
+    return values.get(FOOTER_KEY) is not None or any(
+        key.startswith(OWN_PREFIX) or value == FOOTER for key, value in values.items()
+    )
 
 
 def dump(values: Mapping[str, object], generation: str = "Current") -> bytes:

@@ -166,6 +166,8 @@ def _footer(subject: Subject) -> Iterator[Check]:
     shards = subject.model.native_as(JoinedNative)
     if shards is not None and shards.problems:
         yield from (Check("fail", problem) for problem in shards.problems)
+    elif subject.model.cut is not None:
+        yield Check("fail", subject.model.cut)
     elif state == "bad":
         yield Check("fail", "the file's checksum does not match its bytes: the file is damaged")
     elif state == "absent":

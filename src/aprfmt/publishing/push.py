@@ -13,7 +13,7 @@ from typing import Any
 from aprfmt import formats
 from aprfmt.canonical.kinds import is_clip
 from aprfmt.convert.mixes import MIXES
-from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, RefusedError, UsageError
+from aprfmt.errors import AprError, CorruptError, MissingDependencyError, NotFoundError, RefusedError, UsageError
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.hfdir import OF_TOOLS
 from aprfmt.formats.hub import parse
@@ -296,9 +296,12 @@ def _survey(source: str, paths: dict[str, Path]) -> tuple[list[ModelRow], dict[s
     for name, place in places.items():
         try:
             with formats.open(place) as model:
+                model.check_intact()
                 rows.append(_row(name, place, model))
                 known = provenance.read(model)
                 info, general = known.info | info, (known.general or {}) | general
+        except CorruptError:
+            raise
         except AprError as error:
             warnings.append(f"{name} is published, but cannot be read as a model: {error.message}")
     if not rows:

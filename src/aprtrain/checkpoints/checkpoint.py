@@ -43,6 +43,7 @@ from aprfmt.errors import (
 from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats import open as open_model
 from aprfmt.formats.apr2 import FLAGS
+from aprfmt.formats.apr_metadata import FOOTER, FOOTER_KEY
 from aprfmt.inspection.run_report import FILE, METADATA
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
@@ -167,7 +168,7 @@ def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mappin
             raise RunError(f"a weight is not finite as {weights.dtype}", tensor=name, hint="save with --save-dtype f32")
     n_bytes, n_params = sum(out.n_bytes for out in outs), sum(t.numel() for t in weights.tensors.values())
     metadata = apr_metadata_with(
-        identity.hparams, identity.tokenizer, identity.origin, {LINEAGE: dict(lineage)},
+        identity.hparams, identity.tokenizer, identity.origin, {LINEAGE: dict(lineage), FOOTER_KEY: FOOTER},
         kind="apr", n_bytes=n_bytes, n_params=n_params,
     )  # fmt: skip
     flags = FLAGS["has_vocab"] if identity.tokenizer is not None else 0

@@ -57,6 +57,11 @@ class Network:
         for parameter, parts in parts_of(self.shape).items():
             yield parameter, [self.tensors[name] for name, _, _ in parts]
 
+    def check_intact(self) -> None:
+        """Compares the file with its checksum once its weights are loaded. Raises ChecksumError."""
+        if self.model is not None:
+            self.model.check_intact()
+
     def close(self) -> None:
         """Closes the file."""
         if self.model is not None:
@@ -76,6 +81,8 @@ def open_network(path: str | os.PathLike[str]) -> Network:
     missing tensors or tensors of another shape; UnsupportedError for a network that cannot be trained.
     """
     model = aprfmt.open(path)
+    if model.convention == "apr":
+        model.record_reads()
     try:
         if not model.tensors:
             raise RefusedError("the file holds no tensors", path=path, hint="give the file that holds the weights")

@@ -300,7 +300,7 @@ class Teacher:
 
         Raises:
             RefusedError: nothing that q4k could keep, fp8 that differs too much from bf16, a matrix of zeros.
-            CorruptError: NaN or infinite weights.
+            CorruptError: NaN or infinite weights; ChecksumError: a file that is not what its checksum says.
         """
         device = torch.device(device)
         self.shape: Shape = network.shape
@@ -314,6 +314,7 @@ class Teacher:
             self.notes += self.decoder.notes
         else:
             self.decoder = load_decoder(network, dtype, device)
+        network.check_intact()
         self.decoder.requires_grad_(False).eval()
         if residency == "fp8" and sample_NT is not None:
             self.gate = convert_to_fp8(self.decoder, sample_NT.to(device), vocabulary.n_real)

@@ -15,7 +15,7 @@ from natives import apr2_native
 import aprfmt
 from aprfmt import RawTensor, load_file, save_file
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.errors import ExistsError, LimitError, RefusedError, UsageError
+from aprfmt.errors import ChecksumError, ExistsError, LimitError, RefusedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.out import OutTensor
 
@@ -182,7 +182,10 @@ def test_an_absent_footer_and_padding_are_supplied(write_image: Write, tmp_path:
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])
     with apr2.open_model(path) as model:
-        apr2_write.rewrite(model, tmp_path / "out.apr")
+        with pytest.raises(ChecksumError, match="cut off"):
+            apr2_write.rewrite(model, tmp_path / "out.apr")
+        assert not (tmp_path / "out.apr").exists()
+        apr2_write.rewrite(model, tmp_path / "out.apr", accept_damage=True)
     assert (tmp_path / "out.apr").read_bytes() == whole
 
 

@@ -27,7 +27,7 @@ from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Options, Output, Wo
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER_BYTES, Apr2Native
-from aprfmt.formats.apr_metadata import SOURCE_KEY, TRUE_DTYPES_KEY
+from aprfmt.formats.apr_metadata import FOOTER, FOOTER_KEY, SOURCE_KEY, TRUE_DTYPES_KEY
 from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, ShardInfo, manifest_text, sort_key
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
@@ -176,6 +176,7 @@ def apr_contents(
     record = source_recipe(c, narrow, kind=kind, tensors_kept=kept, tokenizer_kept=with_source)
     if record is not None:
         metadata[SOURCE_KEY] = record
+    metadata[FOOTER_KEY] = FOOTER
     if true_dtypes := apr2_write.true_dtypes(tensors):
         metadata["aprfmt.tensors"] = true_dtypes
     return metadata, tensors, _flags(c, tensors)
@@ -229,7 +230,7 @@ def _further_metadata(c: Canonical, *, with_tokenizer: bool) -> dict[str, object
     """The metadata of an `.apr` that is converted, for the keys that nothing here models."""
     if c.model.native_as(Apr2Native) is None:
         return {}
-    own = {SOURCE_KEY, TRUE_DTYPES_KEY}
+    own = {SOURCE_KEY, TRUE_DTYPES_KEY, FOOTER_KEY}
     return {
         key: value
         for key, value in apr_metadata.canonicalize_aliases(c.model.metadata).items()
@@ -369,7 +370,7 @@ _ONLY_FIRST = FLAGS["has_vocab"] | FLAGS["has_model_card"]
 # What every shard says of the model; the rest stands in shard 0.
 _IDENTITY = (
     *("model_type", "name", "license", "data_source", "data_license", "version", "total_size", "param_count"),
-    *("architecture", "hf_architecture", "hf_model_type"),
+    *("architecture", "hf_architecture", "hf_model_type", FOOTER_KEY),
 )
 
 
