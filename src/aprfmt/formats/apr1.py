@@ -14,7 +14,10 @@ elements.
 
 A payload encrypted by password: salt 16, nonce 12, ciphertext and tag (AES-256-GCM). For a recipient: ephemeral
 X25519 key 32, first 8 bytes of the recipient's public key, nonce 12, ciphertext and tag. Nothing in the file tells
-which of the two it is. `cryptography` is imported on first use.
+which of the two it is. `cryptography` is imported on first use. The cost of Argon2id is fixed, no file chooses it.
+
+Encryption covers the payload alone: the format has no associated data, so whoever has the file can change header and
+metadata. A signature covers all three. `V1File.authenticated` names what a given key proves.
 """
 
 from __future__ import annotations
@@ -114,6 +117,11 @@ _UNPACK: dict[int, Callable[[Buffer, str, int], bytes]] = {
     3: unlz4,
 }
 
+_UNPROVEN = (
+    "header and metadata of an encrypted file are not authenticated: anybody may have changed them; "
+    "a signature (public_key) covers them"
+)
+
 Kind: TypeAlias = "str | list[Kind] | Fields"
 """What a field holds. FREE: any JSON value, floats as float64. F32: a float32. FREE_MAP and LIST are left out when
 empty. A tuple of fields is a struct; None fields are left out. [x]: an array of x, left out when None.
@@ -180,6 +188,8 @@ class V1File:
         metadata_bytes: the MessagePack text; `write_v1` takes it as it is.
         metadata: the same, parsed.
         signature_ok: None where the file is not signed, else True (a bad signature is refused when reading).
+        authenticated: those of "header", "metadata" and "payload" that the caller's keys have proven; of an encrypted
+            file without a signature the payload, once it is decrypted. The key in a signed file proves nothing.
         warnings: what is odd but readable.
     """
 
@@ -203,12 +213,27 @@ class V1File:
         self.metadata_bytes = source.read(_HEADER.size, self.header["metadata_size"])
         self.metadata = parse_metadata(self.metadata_bytes, path, _HEADER.size)
         self.signature_ok: bool | None = None
+        self._check_expected(password is not None or private_key is not None, public_key is not None)
+        self.authenticated: tuple[str, ...] = ()
         if self.header["flags"] & SIGNED:
             block = source.read(self._payload_end, _SIGNATURE_BLOCK)
             verify(self._read(0), block, path, public_key)
             self.signature_ok = True
-        elif public_key is not None:
-            raise ChecksumError("a signed file was expected, but this one is not signed", path=path)
+        if public_key is not None:
+            self.authenticated = ("header", "metadata", "payload")
+        elif self.is_encrypted:
+            self.warnings.append(_UNPROVEN)
+
+    def _check_expected(self, encrypted: bool, signed: bool) -> None:
+        """Refuses a file that lacks what the caller's keys are for: somebody may have put it in another's place."""
+        if encrypted and not self.is_encrypted:
+            raise RefusedError(
+                "an encrypted file was expected, but this one is not encrypted",
+                path=self.path,
+                hint="if you trust it all the same, read it without a password or private key",
+            )
+        if signed and not self.header["flags"] & SIGNED:
+            raise ChecksumError("a signed file was expected, but this one is not signed", path=self.path)
 
     @property
     def is_encrypted(self) -> bool:
@@ -236,6 +261,7 @@ class V1File:
         stored = self.stored_payload
         if self.is_encrypted:
             stored = decrypt(stored, self.path, password=self._password, private_key=self._private_key)
+            self.authenticated = self.authenticated or ("payload",)
         # A wrong size is only warned about, but must not let a small file take a gigabyte.
         cap = max(self.header["uncompressed_size"], _UNANNOUNCED_BYTES)
         plain = _UNPACK[self.header["compression"]](stored, self.path, cap)
@@ -313,13 +339,15 @@ def read_v1(
 
     Args:
         path: the file.
-        password: of a payload encrypted by password.
-        private_key: 32 raw bytes, X25519, of the recipient of an encrypted payload; goes before `password`.
-        public_key: 32 raw bytes, Ed25519: the only key that may have signed the file. Without it the embedded
-            key is used, which proves that the file is whole, but not who signed it.
+        password: of a payload encrypted by password; a file that is not encrypted is refused.
+        private_key: 32 raw bytes, X25519, of the recipient of an encrypted payload; goes before `password`. A file
+            that is not encrypted is refused.
+        public_key: 32 raw bytes, Ed25519: the only key that may have signed the file; one that is not signed is
+            refused. Without it the embedded key is used, which proves that the file is whole, but not who signed it.
 
     Raises:
-        CorruptError, ChecksumError (also for a bad or missing signature), UnsupportedError, NotFoundError.
+        CorruptError, ChecksumError (also for a bad or missing signature), UnsupportedError, NotFoundError,
+        RefusedError for a file without the encryption that a key was given for.
         Keys of an encrypted payload are used when `.payload` is asked for, which raises RefusedError where
         they do not fit.
     """

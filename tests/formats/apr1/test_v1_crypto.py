@@ -76,6 +76,92 @@ def test_signature_states(vector: Vector) -> None:
         assert model.flags["signed"]
 
 
+ALL = ("header", "metadata", "payload")
+WRITTEN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "signed": {"signing_key": SEED},
+    "password": {"password": "p"},
+    "recipient": {"recipient_public_key": RECIPIENT_PUBLIC},
+    "signed, password": {"signing_key": SEED, "password": "p"},
+    "signed, recipient": {"signing_key": SEED, "recipient_public_key": RECIPIENT_PUBLIC},
+}
+KEYS: dict[str, dict[str, Any]] = {
+    "signed": {"public_key": SIGNER_PUBLIC},
+    "password": {"password": "p"},
+    "recipient": {"private_key": RECIPIENT},
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("asked", [name for name in WRITTEN if name != "plain"])
+def test_a_file_without_what_the_keys_are_for_is_refused(written: str, asked: str, tmp_path: Path) -> None:
+    """A stranger's file in the place of a signed or an encrypted one never gives its payload."""
+    path, payload = tmp_path / "m.apr", b"payload" * 9
+    aprfmt.write_v1(path, payload, model_type=1, metadata=META, **WRITTEN[written])
+    keys = {name: value for part in asked.split(", ") for name, value in KEYS[part].items()}
+    has, wants = set(written.split(", ")), set(asked.split(", "))
+    if wants <= has:
+        file = aprfmt.read_v1(path, **keys)
+        if wants != {"signed"} or has == wants:
+            assert file.payload == payload
+        assert file.authenticated == (ALL if "signed" in wants else ("payload",))
+        assert any("not authenticated" in text for text in file.warnings) is ("signed" not in wants)
+    else:
+        with pytest.raises(
+            (RefusedError, ChecksumError), match=r"expected|not encrypted for|wrong password|by password"
+        ):
+            _ = aprfmt.read_v1(path, **keys).payload
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_without_keys_nothing_is_authenticated(written: str, tmp_path: Path) -> None:
+    aprfmt.write_v1(tmp_path / "m.apr", b"payload", model_type=1, metadata=META, **WRITTEN[written])
+    file = aprfmt.read_v1(tmp_path / "m.apr")
+    assert file.authenticated == ()
+    assert any("not authenticated" in text for text in file.warnings) is file.is_encrypted
+
+
+def test_changed_metadata_of_an_encrypted_file_are_not_called_authentic(tmp_path: Path, put: Put) -> None:
+    """The format covers the payload alone: the key proves the payload, and the result names no more."""
+    from apr1_images import with_footer
+
+    path = tmp_path / "m.apr"
+    for signing_key in (None, SEED):
+        aprfmt.write_v1(path, b"payload", model_type=1, metadata=META, password="p", signing_key=signing_key)
+        raw = path.read_bytes()[:-4].replace(b"golden-v1", b"forged-v1")
+        forged = put(with_footer(raw))
+        if signing_key is not None:
+            with pytest.raises(ChecksumError, match="signature"):
+                aprfmt.read_v1(forged, password="p")
+            continue
+        file = aprfmt.read_v1(forged, password="p")
+        assert file.payload == b"payload"
+        assert file.authenticated == ("payload",)
+
+
+def test_no_file_chooses_the_cost_of_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the salt and the header hold, Argon2id takes 19 MiB and two passes."""
+    from cryptography.hazmat.primitives.kdf import argon2
+
+    seen: list[dict[str, Any]] = []
+
+    class Watched:
+        def __init__(self, **settings: Any) -> None:
+            seen.append({key: value for key, value in settings.items() if key != "salt"})
+
+        def derive(self, secret: bytes) -> bytes:
+            return bytes(32)
+
+    monkeypatch.setattr(argon2, "Argon2id", Watched)
+    path = tmp_path / "m.apr"
+    for byte in (b"\0", b"\xff"):
+        raw = v1_bytes(flags=apr1.ENCRYPTED, payload=byte * 99)
+        path.write_bytes(raw)
+        with pytest.raises(RefusedError):
+            _ = aprfmt.read_v1(path, password="p").payload
+    assert seen == [{"length": 32, "iterations": 2, "lanes": 1, "memory_cost": 19456}] * 2
+
+
 @pytest.mark.parametrize("at", [22, 40, 120, 170, 240])
 def test_a_change_after_signing_is_found(vector: Vector, put: Put, at: int) -> None:
     """In the header, metadata, payload, signature and public key, with the CRC made to fit again."""
