@@ -596,20 +596,23 @@ def cached_imatrix(
     texts = [formats.path_text(path, "data") for path in data]
     own = key(texts, {"model": model.key, "chunks": chunks, "text_field": text_field})
     name = f"{Path(formats.path_text(file, 'file')).stem[:40]}-{own}.imatrix.gguf"
-    with CacheFolder("imatrix").make(name) as (target, found):
-        if not found:
-            log(f"computing an importance matrix of {', '.join(texts)}, once")
-            imatrix(
-                file,
-                texts,
-                target,
-                chunks=chunks,
-                chunk_size=DEFAULT_CHUNK,
-                text_field=text_field,
-                resume=True,
-                progress=progress,
-            )
-        return str(target), remarks(read_sums(target), str(target))
+
+    def make(target: Path) -> None:
+        log(f"computing an importance matrix of {', '.join(texts)}, once")
+        imatrix(
+            file,
+            texts,
+            target,
+            chunks=chunks,
+            chunk_size=DEFAULT_CHUNK,
+            text_field=text_field,
+            resume=True,
+            progress=progress,
+        )
+
+    entry = CacheFolder("imatrix").entry(name, make)
+    entry.confirm()
+    return str(entry.path), remarks(read_sums(entry.path), str(entry.path))
 
 
 def merge_imatrix(

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import plain_models
 import pytest
+from demo_model import build
 
 import aprfmt
-from aprfmt.errors import AprError, StorageError, UsageError
+from aprfmt.errors import AprError, ChecksumError, StorageError, UsageError
 from aprfmt.running.prepared import SIZE_VARIABLE, prepare
 
 
@@ -131,3 +132,26 @@ def test_variables_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("APR_CACHE", "~nobody-of-this-name/cache")
     with pytest.raises(UsageError, match="the cache cannot be placed"):
         prepare(folder)
+
+
+def test_a_damaged_export_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    build(tmp_path / "m.gguf")
+    aprfmt.convert_model(tmp_path / "m.gguf", tmp_path / "m.apr")
+    right = aprfmt.run(tmp_path / "m.apr", "a", raw=True, max_tokens=2).text
+    (path,) = exports(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # of a weight: llama.cpp loads it
+    path.write_bytes(data)
+    with pytest.raises(ChecksumError, match="the file in the cache is damaged"):
+        aprfmt.run(tmp_path / "m.apr", "a", raw=True, max_tokens=2)
+    assert aprfmt.run(tmp_path / "m.apr", "a", raw=True, max_tokens=2).text == right
+    assert path.read_bytes() != bytes(data)
+
+
+def test_an_export_of_a_private_model_is_private(folder: Path, tmp_path: Path) -> None:
+    aprfmt.convert_model(folder, tmp_path / "m.apr")
+    (tmp_path / "m.apr").chmod(0o600)
+    path = Path(prepare(tmp_path / "m.apr").path)
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)

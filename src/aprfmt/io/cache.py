@@ -1,18 +1,30 @@
 """A folder of files that can be made again: found by a key, made by one process at a time, the oldest removed.
 
 $APR_CACHE, else $XDG_CACHE_HOME/aprfmt, else ~/.cache/aprfmt
-    KIND/KEY.SUFFIX       complete files, used last at their time of modification
-    KIND/KEY.SUFFIX.lock  held while one is made
+    KIND/                 mode 0700, of this user alone
+    KIND/KEY.SUFFIX       complete files, mode 0600, used last at their time of modification
+    KIND/KEY.SUFFIX.lock  size and CRC-32 of the file as JSON; locked exclusively while the file is made or removed, and
+                          shared while it is in use
+
+A file is compared with its CRC-32 each time it is used, so that neither damage nor a power cut goes unnoticed. Nothing
+is used that another user could have written.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from aprfmt.errors import StorageError, UsageError
+from aprfmt.errors import AprError, ChecksumError, StorageError, UsageError, storage_errors
+from aprfmt.io.source import Source
+from aprfmt.types import PathLike
 
 try:
     import fcntl
@@ -42,6 +54,92 @@ def _expanded(path: str) -> Path:
         ) from None
 
 
+_PAUSE_S = 0.02
+_PATIENCE_S = 2.0
+"""How long a file that is gone is waited for while others, who loaded it before, keep its lock."""
+
+_MOST_RECORD_BYTES = 200
+
+
+def own_folder(path: Path) -> None:
+    """Makes the folder `path`, or takes it, for this user alone: owned by him, mode 0700. Raises StorageError."""
+    hint = f"{CACHE_VARIABLE}=FOLDER names another one"
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(0o700, exist_ok=True)
+        if not hasattr(os, "geteuid"):
+            return
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            info, owners = os.fstat(fd), {os.lstat(path).st_uid}
+            owners.add(info.st_uid)
+            if owners == {os.geteuid()} and info.st_mode & 0o077:
+                os.fchmod(fd, 0o700)
+                info = os.fstat(fd)
+        finally:
+            os.close(fd)
+        around = path.parent.stat().st_mode
+    except OSError as error:
+        raise StorageError(f"the cache cannot be written: {error.strerror}", path=path, hint=hint) from error
+    if owners != {os.geteuid()}:
+        raise StorageError("the cache belongs to another user", path=path, hint=hint)
+    if info.st_mode & 0o022 or (around & stat.S_IWOTH and not around & stat.S_ISVTX):
+        raise StorageError("other users can write to the cache", path=path, hint=hint)
+
+
+_in_use: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
+
+
+def in_use(paths: Iterable[PathLike]) -> list[Entry]:
+    """The entries of the cache among the files at `paths`; whoever keeps one keeps the file."""
+    return [entry for path in paths if (entry := _in_use.get(os.path.abspath(path))) is not None]
+
+
+class Entry:
+    """A file of the cache that nobody removes while this object lives.
+
+    Attributes:
+        path: the file.
+        made: whether it was made just now.
+    """
+
+    def __init__(self, path: Path, lock: int, crc: int, *, made: bool) -> None:
+        self.path, self.made = path, made
+        self._lock, self._crc = lock, crc
+        self._close = weakref.finalize(self, os.close, lock)
+        self._error: AprError | None = None
+        self._thread = threading.Thread(target=self._check, name="apr-cache", daemon=True)
+        _in_use[os.path.abspath(path)] = self
+        if not made:
+            self._thread.start()
+
+    def _check(self) -> None:
+        try:
+            if _crc_of(self.path) != self._crc:
+                hint = "run it again: the file is made anew"
+                self._error = ChecksumError("the file in the cache is damaged", path=self.path, hint=hint)
+        except AprError as error:
+            self._error = error
+
+    def confirm(self) -> None:
+        """Waits until the file has been compared with its checksum, which begins when it is found.
+
+        Raises ChecksumError, after which the next run makes the file anew, and StorageError.
+        """
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._error is None:
+            return
+        if _is_at(self._lock, _lock_of(self.path)):  # those who have loaded it keep a file without a name
+            _unlink(self.path)
+        raise self._error
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._close()
+
+
 class CacheFolder:
     """The files of one kind.
 
@@ -52,51 +150,150 @@ class CacheFolder:
     def __init__(self, kind: str) -> None:
         self.path = cache_home() / kind
 
-    @contextmanager
-    def make(self, name: str) -> Iterator[tuple[Path, bool]]:
-        """The path of the file `name`, and whether it is there; if not, nobody else makes it meanwhile.
+    def entry(self, name: str, make: Callable[[Path], None]) -> Entry:
+        """The file `name`, which `make` writes at the path that it gets where there is none; only one process does.
 
-        A file that is there becomes the one that was used last. Raises StorageError.
+        A file that is there becomes the one that was used last. Raises StorageError, and what `make` raises.
         """
-        target = self.path / name
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(f"{target}.lock", "ab")  # noqa: SIM115
-        except OSError as error:
-            raise StorageError(
-                f"the cache cannot be written: {error.strerror}",
-                path=self.path,
-                hint=f"{CACHE_VARIABLE}=FOLDER names another one",
-            ) from error
-        with lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            found = target.is_file()
-            if found:
-                with suppress(OSError):  # a cache that others own may be read
-                    os.utime(target)
-            yield target, found
+        own_folder(self.path)
+        target, begun = self.path / name, time.monotonic()
+        while True:
+            lock = _open_lock(target)
+            try:
+                if (entry := self._take(target, lock, make)) is not None:
+                    return entry
+            except BaseException:
+                os.close(lock)
+                raise
+            os.close(lock)
+            time.sleep(_PAUSE_S)
+            if time.monotonic() - begun > _PATIENCE_S and not target.exists():
+                _lock_of(target).unlink(missing_ok=True)
 
-    def trim(self, max_bytes: int, keep: Path) -> list[Path]:
+    def _take(self, target: Path, lock: int, make: Callable[[Path], None]) -> Entry | None:
+        """The entry, which owns the `lock` then; None where others are in the way."""
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        crc = _recorded(target, lock)
+        made = False
+        if crc is None:
+            if not _try_lock(lock) or not _is_at(lock, _lock_of(target)):
+                return None
+            crc = _recorded(target, lock)  # somebody may have made it before we had the lock
+            if made := crc is None:
+                crc = _made(target, lock, make)
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+        if not _is_at(lock, _lock_of(target)):
+            return None
+        with suppress(OSError):
+            os.utime(target)
+        return Entry(target, lock, crc, made=made)
+
+    def trim(self, max_bytes: int) -> list[Path]:
         """Removes the files that were not used for longest until the rest has at most `max_bytes`; those removed.
 
-        `keep` stays, whatever its size.
+        What is in use stays, whatever its size.
         """
         files = []
-        with suppress(FileNotFoundError):
-            for path in self.path.iterdir():
-                with suppress(OSError):
-                    if path.suffix != ".lock":
-                        status = path.stat()
-                        files.append((status.st_mtime_ns, status.st_size, path))
+        for lock in self.path.glob("*.lock"):
+            path = lock.with_suffix("")
+            with suppress(OSError):
+                info = path.lstat()
+                files.append((info.st_mtime_ns, info.st_size, path))
         total, removed = sum(size for _, size, _ in files), []
         for _, size, path in sorted(files):
             if total <= max_bytes:
                 break
-            if path != keep:
-                with suppress(OSError):
-                    path.unlink()
-                    Path(f"{path}.lock").unlink(missing_ok=True)
-                    total -= size
-                    removed.append(path)
+            if _removed(path):
+                total -= size
+                removed.append(path)
         return removed
+
+
+def _lock_of(target: Path) -> Path:
+    return Path(f"{target}.lock")
+
+
+def _open_lock(target: Path) -> int:
+    """The lock's descriptor. Raises StorageError, also for a link and for what another user has put there."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    path = _lock_of(target)
+    with storage_errors(path):
+        lock = os.open(path, flags, 0o600)
+        info = os.fstat(lock)
+    if not stat.S_ISREG(info.st_mode) or (hasattr(os, "geteuid") and info.st_uid != os.geteuid()):
+        os.close(lock)
+        raise StorageError("the lock in the cache is not ours", path=path, hint="remove it, and run it again")
+    return lock
+
+
+def _try_lock(lock: int) -> bool:
+    """Whether the lock is ours alone; where it is not, a shared one is lost."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _is_at(lock: int, path: Path) -> bool:
+    """Whether the lock is the file at `path`: who removes a file removes its lock with it."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _recorded(target: Path, lock: int) -> int | None:
+    """The CRC-32 that the file at `target` should have; None where there is no whole file of ours."""
+    try:
+        record = json.loads(os.pread(lock, _MOST_RECORD_BYTES, 0))
+        info = os.lstat(target)
+        is_ours = stat.S_ISREG(info.st_mode) and info.st_uid == os.fstat(lock).st_uid
+        return int(record["crc32"], 16) if is_ours and record["size"] == info.st_size else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _made(target: Path, lock: int, make: Callable[[Path], None]) -> int:
+    """Has the file made, and records it; its CRC-32."""
+    os.ftruncate(lock, 0)
+    make(target)
+    with storage_errors(target):
+        os.chmod(target, 0o600)
+        crc = _crc_of(target)
+        os.pwrite(lock, json.dumps({"size": target.stat().st_size, "crc32": f"{crc:08x}"}).encode(), 0)
+    return crc
+
+
+def _crc_of(path: Path) -> int:
+    from aprfmt.io.crc import crc32_of_range
+
+    with Source.open(path) as source:
+        return crc32_of_range(source, 0, source.size)
+
+
+def _removed(target: Path) -> bool:
+    """Removes a file that nobody uses; whether it is gone."""
+    try:
+        lock = _open_lock(target)
+    except StorageError:
+        return False
+    try:
+        if not _try_lock(lock) or not _is_at(lock, _lock_of(target)):
+            return False
+        return _unlink(target)
+    finally:
+        os.close(lock)
+
+
+def _unlink(target: Path) -> bool:
+    """Removes a file and its lock; whether that was possible."""
+    try:
+        target.unlink(missing_ok=True)
+        _lock_of(target).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

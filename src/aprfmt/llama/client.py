@@ -19,6 +19,7 @@ from typing import IO, Any, NotRequired, TypedDict
 
 from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
+from aprfmt.io.cache import in_use
 from aprfmt.llama.engine import ENGINES, POOLINGS, LoadRequest, Sampling
 from aprfmt.llama.worker import STOP
 from aprfmt.types import Json, JsonObject, PathLike
@@ -291,6 +292,7 @@ class Llama:
             tower=os.path.abspath(tower) if tower is not None else None,
             watched=watched,
         )
+        self._entries = in_use([self._request.path, *(path for path, _ in self._request.adapters), tower or path])
         self._engines = engines
         self._seconds = _time_limit(n_bytes or os.path.getsize(path))
         self._worker: Worker | None = None
@@ -454,6 +456,8 @@ class Llama:
         self._worker = Worker([sys.executable, "-P", "-m", "aprfmt.llama.worker"])
         try:
             answer = self._reply("load", {"engines": [*self._engines], "request": asdict(self._request)})
+            for entry in self._entries:
+                entry.confirm()
         except BaseException:
             self.close()
             raise

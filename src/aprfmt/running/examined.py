@@ -47,7 +47,8 @@ class Examined:
     def __enter__(self) -> Self:
         self._folder = self._stack.enter_context(scratch_folder("qa"))
         self.model: Model = self._stack.enter_context(formats.open(self.file))
-        self.gguf: Model = self._stack.enter_context(formats.open(prepare(self.file, say=self._say).path))
+        self._prepared = prepare(self.file, say=self._say)  # keeps the file in the cache
+        self.gguf: Model = self._stack.enter_context(formats.open(self._prepared.path))
         return self
 
     def __exit__(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aprfmt
 from aprfmt import formats
 from aprfmt.errors import RefusedError, UsageError, storage_error
-from aprfmt.io.cache import CacheFolder
+from aprfmt.io.cache import CacheFolder, Entry
 from aprfmt.io.source import is_folder, watch_opened
 from aprfmt.text import format_bytes
 from aprfmt.types import PathLike
@@ -36,6 +36,7 @@ class Prepared:
         key: another one when the model has changed.
         report: of the export, where one was made.
         sources: every file that the model was read from, and its folder where it is one.
+        entry: keeps the file where it is one of the cache; its user waits for `entry.confirm`, as Llama does.
     """
 
     path: str
@@ -43,6 +44,10 @@ class Prepared:
     key: str
     report: Report | None = None
     sources: tuple[str, ...] = ()
+    entry: Entry | None = field(default=None, repr=False, compare=False)
+
+    def __fspath__(self) -> str:
+        return self.path
 
 
 def prepare(file: PathLike, *, dtype: str = "keep", say: Callable[[str], None] = lambda line: None) -> Prepared:
@@ -112,8 +117,8 @@ def prepare_tower(file: PathLike, *, say: Callable[[str], None] = lambda line: N
 
 def prepare_adapter(
     file: PathLike, base: PathLike, prepared: Prepared, *, say: Callable[[str], None] = lambda line: None
-) -> str:
-    """An adapter of any form as a LoRA GGUF for the model `base`, which was `prepared`; its path.
+) -> Prepared:
+    """An adapter of any form as a LoRA GGUF for the model `base`, which was `prepared`.
 
     Raises RefusedError for one that is for another model, and what convert_model raises.
     """
@@ -135,7 +140,7 @@ def prepare_adapter(
         sources = sorted({*found.sources, *_look(of).sources})
         gguf = exported(".gguf", sources, name, found.size, {"base": prepared.path}, say)
     _check_adapter(gguf.path, prepared.path, name, of)
-    return gguf.path
+    return gguf
 
 
 def _check_architecture(theirs: object, base: str, name: str, base_name: str) -> None:
@@ -191,16 +196,20 @@ def exported(
     folder, limit = CacheFolder("exports"), _limit()
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name)[:40]
     own = key(sources, options)
-    with folder.make(f"{stem}-{own}{suffix}") as (target, found):
-        report = None
-        if not found:
-            from aprfmt.convert.api import convert_model
+    report: Report | None = None
 
-            what = "the towers of " if options.get("mmproj") else ""
-            say(f"exporting {what}{name} ({format_bytes(size)}) to the cache, once")
-            report = convert_model(name, target, force=True, fsync=False, **options)  # type: ignore[arg-type]
-        folder.trim(limit, target)
-        return Prepared(str(target), target.stat().st_size, own, report, tuple(sources))
+    def make(target: Path) -> None:
+        nonlocal report
+        from aprfmt.convert.api import convert_model
+
+        what = "the towers of " if options.get("mmproj") else ""
+        say(f"exporting {what}{name} ({format_bytes(size)}) to the cache, once")
+        report = convert_model(name, target, force=True, fsync=False, **options)  # type: ignore[arg-type]
+
+    entry = folder.entry(f"{stem}-{own}{suffix}", make)
+    folder.trim(limit)
+    path = entry.path
+    return Prepared(str(path), path.stat().st_size, own, report, tuple(sources), entry)
 
 
 def _limit() -> int:

@@ -1,0 +1,192 @@
+"""The cache on the disk: for one user, compared with a checksum, never trimmed under somebody who uses it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from aprfmt.errors import ChecksumError, StorageError
+from aprfmt.io.cache import CacheFolder
+
+DATA = b"weights" * 1000
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheFolder:
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    return CacheFolder("exports")
+
+
+def write(path: Path) -> None:
+    path.write_bytes(DATA)
+
+
+def refuse(path: Path) -> None:
+    raise AssertionError("it is there already")
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    old = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(old)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_nobody_else_reads_it(cache: CacheFolder) -> None:
+    with umask(0):
+        entry = cache.entry("a.gguf", write)
+    assert entry.made
+    assert [mode(path) for path in (cache.path.parent, cache.path, entry.path)] == [0o700, 0o700, 0o600]
+    assert mode(cache.path / "a.gguf.lock") == 0o600
+
+
+def test_an_open_folder_of_ours_is_closed(cache: CacheFolder) -> None:
+    cache.path.mkdir(parents=True)
+    cache.path.chmod(0o777)
+    cache.entry("a.gguf", write)
+    assert mode(cache.path) == 0o700
+
+
+def test_it_is_found_again(cache: CacheFolder) -> None:
+    first = cache.entry("a.gguf", write)
+    again = cache.entry("a.gguf", refuse)
+    assert (again.made, again.path) == (False, first.path)
+    again.confirm()
+    first.confirm()
+
+
+def flip(path: Path) -> None:
+    path.write_bytes(DATA[:-1] + b"!")
+
+
+@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(DATA[:-1]), Path.unlink])
+def test_a_damaged_file_is_made_anew(cache: CacheFolder, damage: Callable[[Path], None]) -> None:
+    cache.entry("a.gguf", write).close()
+    damage(cache.path / "a.gguf")
+    if damage is flip:
+        with pytest.raises(ChecksumError, match="damaged") as caught:
+            cache.entry("a.gguf", refuse).confirm()
+        assert (caught.value.exit_code, caught.value.hint) == (4, "run it again: the file is made anew")
+    entry = cache.entry("a.gguf", write)
+    assert (entry.made, entry.path.read_bytes()) == (True, DATA)
+
+
+@pytest.mark.parametrize("record", [b"", b"{", b"[]", b'{"size":"7000","crc32":"0"}', b'{"size":7000}', b"x" * 9999])
+def test_a_file_without_a_record_is_not_used(cache: CacheFolder, record: bytes) -> None:
+    cache.entry("a.gguf", write).close()
+    (cache.path / "a.gguf.lock").write_bytes(record)
+    assert cache.entry("a.gguf", write).made
+
+
+def test_a_failure_leaves_nothing_that_is_used(cache: CacheFolder) -> None:
+    def half(path: Path) -> None:
+        path.write_bytes(DATA[:10])
+        raise StorageError("disk full")
+
+    with pytest.raises(StorageError, match="disk full"):
+        cache.entry("a.gguf", half)
+    assert cache.entry("a.gguf", write).made
+
+
+def test_a_link_in_place_of_the_lock_is_refused(cache: CacheFolder, tmp_path: Path) -> None:
+    cache.path.mkdir(parents=True)
+    (cache.path / "a.gguf.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError):
+        cache.entry("a.gguf", write)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_link_in_place_of_the_file_is_not_used(cache: CacheFolder, tmp_path: Path) -> None:
+    cache.entry("a.gguf", write).close()
+    (cache.path / "a.gguf").unlink()
+    write(tmp_path / "other")
+    (cache.path / "a.gguf").symlink_to(tmp_path / "other")
+    assert cache.entry("a.gguf", lambda path: (path.unlink(), write(path))[1]).made
+
+
+def test_another_users_folder_is_refused(cache: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.path.mkdir(parents=True)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StorageError, match="belongs to another user") as caught:
+        cache.entry("a.gguf", write)
+    assert caught.value.hint == "APR_CACHE=FOLDER names another one"
+
+
+def test_a_folder_that_anybody_can_exchange_is_refused(cache: CacheFolder) -> None:
+    cache.path.mkdir(parents=True)
+    cache.path.parent.chmod(0o777)
+    with pytest.raises(StorageError, match="other users can write to the cache"):
+        cache.entry("a.gguf", write)
+    cache.path.parent.chmod(0o1777)
+    assert cache.entry("a.gguf", write).made
+
+
+def test_what_is_in_use_is_not_trimmed(cache: CacheFolder) -> None:
+    entry = cache.entry("a.gguf", write)
+    again = cache.entry("a.gguf", refuse)
+    entry.close()
+    assert cache.trim(0) == []
+    again.confirm()
+    again.close()
+    assert cache.trim(0) == [cache.path / "a.gguf"]
+    assert list(cache.path.iterdir()) == []
+
+
+def test_what_another_process_uses_is_not_trimmed(cache: CacheFolder) -> None:
+    cache.entry("a.gguf", write).close()
+    code = (
+        "from aprfmt.io.cache import CacheFolder; entry = CacheFolder('exports').entry('a.gguf', None); "
+        "entry.confirm(); print(flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        assert cache.trim(0) == []
+        other.communicate(b"\n")
+    assert other.returncode == 0
+    assert cache.trim(0) == [cache.path / "a.gguf"]
+
+
+def test_files_of_others_are_not_trimmed(cache: CacheFolder) -> None:
+    cache.entry("a.gguf", write).close()
+    (cache.path / "notes.txt").write_text("mine")
+    cache.trim(0)
+    assert [path.name for path in cache.path.iterdir()] == ["notes.txt"]
+
+
+def test_trimming_never_takes_what_somebody_loads(cache: CacheFolder) -> None:
+    """Each thread opens the lock anew, so they are to each other what processes are."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(40):
+                entry = cache.entry("a.gguf", lambda path: path.write_bytes(DATA) and None)
+                assert entry.path.read_bytes() == DATA
+                entry.confirm()
+                assert entry.path.exists()
+                entry.close()
+                cache.trim(1)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
