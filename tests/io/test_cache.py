@@ -29,6 +29,11 @@ def write(path: Path) -> None:
     path.write_bytes(DATA)
 
 
+def replace(path: Path) -> None:
+    path.unlink()
+    write(path)
+
+
 def refuse(path: Path) -> None:
     raise AssertionError("it is there already")
 
@@ -115,7 +120,7 @@ def test_a_link_in_place_of_the_file_is_not_used(cache: CacheFolder, tmp_path: P
     (cache.path / "a.gguf").unlink()
     write(tmp_path / "other")
     (cache.path / "a.gguf").symlink_to(tmp_path / "other")
-    assert cache.entry("a.gguf", lambda path: (path.unlink(), write(path))[1]).made
+    assert cache.entry("a.gguf", replace).made
 
 
 def test_another_users_folder_is_refused(cache: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +180,7 @@ def test_trimming_never_takes_what_somebody_loads(cache: CacheFolder) -> None:
     def work() -> None:
         try:
             for _ in range(40):
-                entry = cache.entry("a.gguf", lambda path: path.write_bytes(DATA) and None)
+                entry = cache.entry("a.gguf", write)
                 assert entry.path.read_bytes() == DATA
                 entry.confirm()
                 assert entry.path.exists()
