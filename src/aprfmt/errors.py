@@ -212,12 +212,19 @@ def storage_error(error: OSError, path: str | os.PathLike[str]) -> AprError:
     return StorageError(reason, path=path, hint=_OS_HINTS.get(error.errno or 0))
 
 
+ZERO_BYTE = "a path cannot contain a zero byte"
+
+
 @contextmanager
 def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raises an OSError of the block as the AprError that fits it, about `path`."""
+    """Raises an OSError of the block as the AprError that fits it, about `path`; a zero byte is a UsageError."""
     try:
         yield
     except OSError as error:
         if isinstance(error, AprError):
             raise
         raise storage_error(error, path) from error
+    except ValueError as error:
+        if isinstance(error, AprError) or "\0" not in str(os.fspath(path)):
+            raise
+        raise UsageError(ZERO_BYTE, path=path) from error

@@ -258,6 +258,15 @@ def test_what_a_process_left_is_swept_when_it_has_ended(tmp_path: Path, ended: s
     assert names(tmp_path) == ["f"]
 
 
+def test_a_copy_of_what_a_process_left_stays(tmp_path: Path, ended: str) -> None:
+    """Its name is signed for another folder: nobody knows what became of it."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    left_by(ended, tmp_path / "a").rename(tmp_path / "b" / left_by(ended, tmp_path / "a").name)
+    sweep(tmp_path / "b")
+    assert len(names(tmp_path / "b")) == 1
+
+
 def test_another_process_of_the_same_id_does_not_hide_it(tmp_path: Path) -> None:
     place, pid, start = system.process_name().split("-")
     left_by(f"{place}-{pid}-{int(start) - 1}", tmp_path)

@@ -51,6 +51,7 @@ from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.formats import hf_files
 from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
+from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.io import names
 from aprfmt.io.pipe import (
@@ -68,7 +69,7 @@ from aprfmt.io.pipe import (
 )
 from aprfmt.io.remote import limit_stores
 from aprfmt.io.sink import check_target
-from aprfmt.io.source import is_file, is_folder, is_same
+from aprfmt.io.source import exists, is_file, is_folder, is_same, watch_opened
 from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
@@ -327,8 +328,11 @@ Edit = Callable[[Canonical], tuple[Canonical, list[str]]]
 """What changes a model on its way: gives another one, and a sentence for each thing that is lost by it."""
 
 
-def convert(given: dict[str, object], edit: Edit | None = None) -> Report:
-    """Converts as the options `given` say, by their names; `edit` changes the model between reading and planning."""
+def convert(given: dict[str, object], edit: Edit | None = None, inputs: Sequence[PathLike] = ()) -> Report:
+    """Converts as the options `given` say, by their names; `edit` changes the model between reading and planning.
+
+    `inputs`: files that decide over the output, beside those that are opened as a Source.
+    """
     start = time.monotonic()
     src, dst = (formats.path_text(given.pop(name), name) for name in ("src", "dst"))
     options = parse_options(given)
@@ -337,19 +341,20 @@ def convert(given: dict[str, object], edit: Edit | None = None) -> Report:
     if options.verify and not options.plan:
         require_llama()
     quantization = quantization_of(options, target)
-    with _opened(src, target, options) as (model, confirm, towers):
+    with watch_opened() as opened, _opened(src, target, options) as (model, confirm, towers):
         stores = limit_stores(model.sources, options.max_disk)
         if not options.plan:
-            check_target(dst, _paths(model), options.force, folder=target.folder)
+            check_target(dst, _inputs(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization, towers, edit)
         report = _report(c, output, losses, src, dst, target, options)
+        sources = [*_inputs(model), *(source.path for source in opened), *(os.fspath(path) for path in inputs)]
         if target.folder:
             names.check([layout.name for layout in output.layouts], src, allowed=options.allow_names)
-            check_inputs_stay(Path(dst), [layout.name for layout in output.layouts], _paths(model))
+            check_inputs_stay(Path(dst), [layout.name for layout in output.layouts], sources)
         else:
-            for path in report.files:
-                check_target(path, _paths(model), options.force or options.plan)
-        older = _older_outputs(report, model) if options.force else []
+            for path in report.files or ([] if options.plan else [dst]):
+                check_target(path, sources, options.force or options.plan)
+        older = _older_outputs(report, sources) if options.force else []
         if not options.plan:
             if output.ready is not None:
                 output.ready()
@@ -378,7 +383,7 @@ def _opened(src: str, target: Target, options: Options) -> Iterator[tuple[Model,
             yield model, check, towers
 
 
-def _older_outputs(report: Report, model: Model) -> list[str]:
+def _older_outputs(report: Report, sources: Sequence[str]) -> list[str]:
     """Outputs of the same name, whole or in another number of parts, that new parts replace; told as a warning.
 
     Whoever gave the name of one would go on to load the old model. Raises RefusedError where one is an input.
@@ -388,7 +393,7 @@ def _older_outputs(report: Report, model: Model) -> list[str]:
         return []
     older = older_outputs(files[0], [file.name for file in files])
     for path in (files[0].with_name(name) for name in older):
-        if any(is_same(path, source) for source in _paths(model)):
+        if any(exists(source) and is_same(path, source) for source in sources):
             raise RefusedError(
                 "the input has the name of an older part of this output",
                 path=path,
@@ -399,10 +404,15 @@ def _older_outputs(report: Report, model: Model) -> list[str]:
     return older
 
 
-def _paths(model: Model) -> list[str]:
-    joined = model.native_as(JoinedNative)
-    own = [str(joined.manifest), str(joined.manifest.parent)] if joined is not None else []
-    return [str(model.path), *own, *(source.path for source in model.sources)]
+def _inputs(model: Model) -> Iterator[str]:
+    """The files and folders that the model is in, with those that an import carries."""
+    yield str(model.path)
+    yield from (source.path for source in model.sources)
+    if (joined := model.native_as(JoinedNative)) is not None:
+        yield from (str(joined.manifest), str(joined.manifest.parent))
+    if (folder := model.native_as(HfNative)) is not None:
+        carried = (name for name in folder.further_files() if not name.endswith(hf_files.WEIGHT_SUFFIXES))
+        yield from (str(folder.folder / name) for name in (*folder.own_names(), *carried))
 
 
 def _plan(

@@ -142,7 +142,7 @@ def merge_models(
                 sizes.append(model.size_bytes)
             return _merged(made, paths, found, seed=seed, keep=given["dtype"] == "keep", pad_vocab=pad_vocab)
 
-        report = convert({**given, "src": paths[0]}, edit)
+        report = convert({**given, "src": paths[0]}, edit, [] if config is None else [config])
     report.input_bytes += sum(sizes)
     return report
 

@@ -23,6 +23,7 @@ from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.io.pipe import FileLayout, Segment, WriteOptions, write_file
 from aprfmt.io.sink import check_target
+from aprfmt.io.source import watch_opened
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import from_card
@@ -124,7 +125,7 @@ def stamp(
         raise UsageError(f"{own!r} records how the file was made and cannot be set by hand")
     if dst is None and not in_place:
         raise UsageError("no output", hint="name one with -o, or edit the file itself with --in-place")
-    with open_checked(src) as (model, confirm):
+    with watch_opened() as opened, open_checked(src) as (model, confirm):
         target = str(model.path) if in_place or dst is None else formats.path_text(dst, "dst")
         if not in_place:
             check_target(target, [str(model.path), *(source.path for source in model.sources)], force or plan)
@@ -155,6 +156,8 @@ def stamp(
         segments = _segments(model, native.header.flags, fields, tokenizer, warnings)
         layout = FileLayout(os.path.basename(target), segments, crc_footer=True)
         if not plan:
+            if not in_place:
+                check_target(target, [source.path for source in opened], force)
             write_file(target, layout, options)
         done = patch if tokenizer is None else patch | {"tokenizer": os.fspath(tokenizer)}
         return replace(_report(src, target, model, layout.n_bytes, done, warnings), plan=plan)

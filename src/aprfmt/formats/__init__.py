@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError, UsageError
+from aprfmt.errors import ZERO_BYTE, AprError, CorruptError, MissingDependencyError, UnknownFormatError, UsageError
 from aprfmt.io.source import Source, is_file, is_folder, watch_opened
 from aprfmt.records import record
 from aprfmt.text import first_few
@@ -198,6 +198,8 @@ def path_text(value: object, name: str = "path") -> str:
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
         raise UsageError(f"{name} must be a path, not {value!r:.80}")
+    if "\0" in text:
+        raise UsageError(ZERO_BYTE, path=text)
     return text
 
 

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -22,9 +21,10 @@ from typing import TypeAlias
 from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, storage_errors
 from aprfmt.io.crc import combine, crc32, crc32_after
 from aprfmt.io.digest import BLAKE3, CRC32, Digest, StreamDigest, altered, crc_digest
-from aprfmt.io.sink import AtomicFile, AtomicFolder
-from aprfmt.io.source import Buffer, Source, is_file, is_folder, is_same, reads_given_up
+from aprfmt.io.sink import AtomicFile, AtomicFolder, stale_names
+from aprfmt.io.source import Buffer, Source, is_folder, reads_given_up
 from aprfmt.io.system import keep_freed_memory, n_processors
+from aprfmt.types import PathLike
 
 # --- what a file consists of ---
 
@@ -500,13 +500,25 @@ def write_parts(
 
 def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[str]) -> None:
     """Refuses a folder whose new files, or whose clearing of old weights, would hit one of the sources."""
-    for source in map(Path, sources):
-        if not (is_folder(target) and is_file(source) and is_same(source.parent, target)):
-            continue
-        if source.name in names or any(fnmatchcase(source.name, pattern) for pattern in _STALE):
-            raise RefusedError(
-                f"the output folder holds the input {source.name}", path=target, hint="choose another folder with -o"
-            )
+    if not is_folder(target):
+        return
+    inputs = {found for source in sources if (found := _inode(source)) is not None}
+    with storage_errors(target):
+        gone = {*names, *stale_names(str(target), (*_STALE, *_STALE_TOKENIZER))}
+    if held := [name for name in sorted(gone) if _inode(target / name) in inputs]:
+        raise RefusedError(
+            f"the output folder holds the input {held[0]}", path=target, hint="choose another folder with -o"
+        )
+
+
+def _inode(path: PathLike) -> tuple[int, int] | None:
+    """What two names of one file have in common; None where there is none."""
+    with storage_errors(path):
+        try:
+            info = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    return (info.st_dev, info.st_ino)
 
 
 def write_folder(target: str, layouts: Sequence[FileLayout], options: WriteOptions) -> None:

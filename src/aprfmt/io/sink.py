@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Self
 
 from aprfmt.errors import AprError, RefusedError, StorageError, storage_errors
 from aprfmt.io.publish import appear, bring_over, copy_attributes, exists_error, files_below, remove, sync_folder
-from aprfmt.io.source import Buffer, exists, is_file, is_folder, is_same
+from aprfmt.io.source import Buffer, absolute, exists, is_file, is_folder, is_same
 from aprfmt.io.switch import Switch
 from aprfmt.io.system import exchange, is_mounted, link_unnamed, open_unnamed, path_of_unnamed, start_writeback
 from aprfmt.io.temporary import sweep, temporary_beside
@@ -34,24 +34,23 @@ _PARTS = "parts"
 _SHARED_PLACE = stat.S_ISVTX | stat.S_IWOTH
 
 
-def check_target(target: PathLike, sources: list[str], force: bool, *, folder: bool = False) -> None:
+def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folder: bool = False) -> None:
     """Refuses an output that is an input, exists (without `force`), is of another kind, or has no folder to lie in.
 
     `folder` says that the output is one; a device or a pipe is never replaced.
     """
     name = os.fspath(target)
+    parent = os.path.dirname(absolute(name))
     if exists(name):
         if not (is_folder(name) if folder else is_file(name)):
             wanted = "a folder" if folder else "a plain file"
             raise RefusedError(
                 f"the output exists and is not {wanted}", path=name, hint="choose another output with -o"
             )
-        if any(is_same(name, source) for source in sources):
+        if any(exists(source) and is_same(name, source) for source in sources):
             raise RefusedError("the output is the input", path=name, hint="choose another output with -o")
     if not force and exists(name, follow=False):
         raise exists_error(name)
-    with storage_errors(name):  # the folder that this process works in may be gone
-        parent = os.path.dirname(os.path.abspath(name))
     if not is_folder(parent):
         raise StorageError("the output's folder does not exist", path=parent, hint=f"mkdir -p {parent}")
 
@@ -92,6 +91,16 @@ def _behind_links(path: str) -> str:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
+def stale_names(place: str, patterns: Collection[str]) -> Iterator[str]:
+    """Files of the folder that fit one of `patterns`, relative to it. Raises OSError, StorageError."""
+    for pattern in patterns:
+        inner, pattern = os.path.split(pattern)
+        folder = os.path.join(place, inner)
+        for name in os.listdir(folder) if is_folder(folder) else ():
+            if fnmatchcase(name, pattern):
+                yield os.path.join(inner, name)
+
+
 class AtomicFile:
     """A file that appears under its name only when the `with` block ends without an exception.
 
@@ -101,8 +110,7 @@ class AtomicFile:
     """
 
     def __init__(self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True) -> None:
-        with storage_errors(target):
-            self.target = os.path.abspath(target)
+        self.target = absolute(target)
         self._force = force
         self._n_bytes = n_bytes
         self._fsync = fsync
@@ -249,8 +257,7 @@ class AtomicFolder:
         last: str = "",
         shared: bool = False,
     ) -> None:
-        with storage_errors(target):
-            self.target = os.path.abspath(target)
+        self.target = absolute(target)
         self._force = force
         self._n_bytes = n_bytes
         self._stale = stale
@@ -328,7 +335,7 @@ class AtomicFolder:
             return
         if not (self._force or self._shared):
             raise exists_error(self.target)
-        stale = set(self._stale_names()) - set(new)
+        stale = set(stale_names(self._place, self._stale)) - set(new)
         if self._force:
             for name in new:
                 self._take_over(name)
@@ -380,11 +387,3 @@ class AtomicFolder:
         with suppress(OSError):  # what somebody put there meanwhile
             bring_over(self._temporary, self._place, {*gone, *files_below(self._place)})
         return True
-
-    def _stale_names(self) -> Iterator[str]:
-        for pattern in self._stale:
-            inner, pattern = os.path.split(pattern)
-            folder = os.path.join(self._place, inner)
-            for name in os.listdir(folder) if is_folder(folder) else ():
-                if fnmatchcase(name, pattern):
-                    yield os.path.join(inner, name)

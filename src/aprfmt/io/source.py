@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import NamedTuple, Protocol, Self
 
 from aprfmt.errors import (
+    ZERO_BYTE,
     ChangedError,
     NotFoundError,
     TruncatedError,
@@ -77,7 +78,7 @@ class Source:
         self.size = size
         self.identity = identity
         self.record: Recorder | None = None
-        self._place = os.path.abspath(path) if identity else path
+        self._place = absolute(path) if identity else path
         self._fd = fd
         self._view: memoryview | None = memoryview(data) if data is not None else None
         self._map_lock = threading.Lock()
@@ -87,12 +88,12 @@ class Source:
         """Opens `path` for reading. Raises NotFoundError, StorageError, UnknownFormatError (a device, a pipe)."""
         name = os.fspath(path)
         if "\0" in name:
-            raise NotFoundError("a file name cannot contain a zero byte", path=name)
+            raise NotFoundError(ZERO_BYTE, path=name)
         if (make := _STAND_INS.get(os.path.abspath(name)) if _STAND_INS else None) is not None:
             source = make(name)
         else:
             source = cls._open(name)
-        if (opened := _OPENED.get()) is not None:
+        for opened in _OPENED.get():
             opened.append(source)
         return source
 
@@ -259,14 +260,14 @@ def reads_given_up() -> Iterator[None]:
             call(False)
 
 
-_OPENED: ContextVar[list[Source] | None] = ContextVar("opened", default=None)
+_OPENED: ContextVar[tuple[list[Source], ...]] = ContextVar("opened", default=())
 
 
 @contextmanager
 def watch_opened() -> Iterator[list[Source]]:
-    """Gives the list of the files that the block opens, also of those that it closes again."""
+    """Gives the list of the files that the block opens, also of those that it closes again; blocks may be nested."""
     opened: list[Source] = []
-    token = _OPENED.set(opened)
+    token = _OPENED.set((*_OPENED.get(), opened))
     try:
         yield opened
     finally:
@@ -285,6 +286,23 @@ def read_whole(path: PathLike) -> bytes:
     """All bytes of a file. Raises what Source.open raises."""
     with Source.open(path) as source:
         return source.read(0, source.size)
+
+
+def absolute(path: PathLike) -> str:
+    """The absolute path that the operating system means by `path`.
+
+    `..` stays: behind a link or a missing folder, what is left without it is another file. Raises UsageError for a zero
+    byte; NotFoundError where the folder that this process works in is gone.
+    """
+    name = os.fspath(path)
+    if "\0" in name:
+        raise UsageError(ZERO_BYTE, path=name)
+    if os.path.isabs(name):
+        whole = name
+    else:
+        with storage_errors(name):
+            whole = os.path.join(os.getcwd(), name)
+    return whole.rstrip(os.sep) or os.sep if os.pardir in whole.split(os.sep) else os.path.normpath(whole)
 
 
 def exists(path: PathLike, *, follow: bool = True) -> bool:
