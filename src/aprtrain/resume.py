@@ -22,6 +22,7 @@ from aprtrain.checkpoints.checkpoint import (
     BEST,
     LATEST,
     LINEAGE,
+    MODEL,
     SIZES,
     check_resumable,
     files_by_step,
@@ -201,6 +202,16 @@ def _check_model(path: Path, state: State) -> None:
             found, wanted = _fact(lineage, name), _fact(state.facts, fact)
             if found != wanted:
                 raise CorruptError(f"its {LINEAGE}.{name} is {found!r}, the state's {fact} {wanted!r}", path=path)
+
+
+def is_finished(folder: Path, saved: Saved) -> bool:
+    """Whether `model.apr` is whole and of the step that the run continues from: writing it may have failed."""
+    try:
+        with open_state(state_file(folder, saved.step)) as state:
+            _check_model(folder / MODEL, state)
+    except AprError:
+        return False
+    return True
 
 
 def _check_tensors(state: State, step: int) -> None:

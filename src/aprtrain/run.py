@@ -41,7 +41,7 @@ from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher
 from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import load_states
 from aprtrain.report.metrics import Recorder
-from aprtrain.resume import Saved, check_student, find_saved, leave_behind, state_file
+from aprtrain.resume import Saved, check_student, find_saved, is_finished, leave_behind, state_file
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World, join_world, world_size
 
@@ -171,6 +171,7 @@ def _train(
     _check_alike(world, origin)
     if saved:
         _check_resumed(config, saved, origin)
+        _check_unfinished(config, world, folder, saved)
         check_student(folder, saved, pair.student)
     plan = memory_plan(config, pair, world.device, processes=world.size)
     on_gpu = world.device.type == "cuda"
@@ -330,7 +331,11 @@ def _check_resumed(config: Config, saved: Saved, origin: Origin) -> None:
                 f"the {names.get(what, what)} differs from that of the run to resume",
                 hint="start a new run with another -o",
             )
-    if saved.step >= config.stop:
+
+
+def _check_unfinished(config: Config, world: World, folder: Path, saved: Saved) -> None:
+    """Refuses to resume after the last step, but to write the model that could not be written then."""
+    if saved.step >= config.stop and world.gather(world.is_first and is_finished(folder, saved))[0]:
         raise UsageError(f"the run has done {saved.step} steps already", hint=f"--steps must be more than {saved.step}")
 
 
@@ -381,7 +386,7 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
         is_done = trainer.is_done
         if trainer.early is not None:
             parts.recorder.say(f"ends early, after step {progress.step}: {trainer.early}")
-        model = _finish(trainer, is_done=is_done)
+        model = _finish(trainer, saved, is_done=is_done)
     except Exception as error:
         if parts.saver is not None:
             parts.saver.wait()
@@ -402,15 +407,19 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     return summary
 
 
-def _finish(trainer: Trainer, *, is_done: bool) -> Path | None:
-    """The last evaluation and checkpoint; the path of the final model, None where the run is to continue."""
+def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
+    """The last evaluation and checkpoint, unless it is the one resumed from.
+
+    Gives the path of the final model, None where the run is to continue.
+    """
     saver = trainer.parts.saver
     if trainer.config.smoke is not None:
         return None
     known = trainer.progress.evaluations
     is_scored = trainer.world.any(bool(known) and known[-1]["step"] == trainer.progress.step)  # and so it ended
     scores = (known[-1] if known else {}) if is_scored else trainer.evaluate() if is_done else {}
-    trainer.save_now()
+    if not (is_done and is_scored and saved and trainer.progress.step == saved.step):
+        trainer.save_now()
     snapshot = trainer.snapshot(scores) if is_done else None
     model = None
     if saver is not None and snapshot is not None:

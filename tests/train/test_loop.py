@@ -370,6 +370,31 @@ def test_a_failed_final_save_ends_with_exit_7_and_leaves_what_was_there(
     assert checkpoint.read_pointer(tmp_path / "run", LATEST) == 4
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_a_model_that_could_not_be_written_at_the_end_is_written_by_resuming(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool
+) -> None:
+    """Also where `model.apr` is of an earlier end; afterwards the run is finished and cannot be resumed."""
+    model, given = tmp_path / "run/model.apr", {"total_steps": 4, "save_every": 2}
+    if older:
+        distil(steps=2, **given)
+    with monkeypatch.context() as full:
+        full.setenv("TMPDIR", str(tmp_path))
+        failing(full, lambda path: path.endswith("/model.apr"))
+        with pytest.raises(StorageError, match="could not be saved") as caught:
+            distil(steps=4, resume=older, **given)
+    assert "--resume" in str(caught.value.hint)
+    assert model.exists() is older
+    before = (tmp_path / "run/ckpt-step-000004.state").stat()
+    summary = distil(steps=4, resume=True, **given)
+    assert (summary["steps"], summary["model"]) == (4, str(model))
+    assert weights(model) == weights(tmp_path / "run/ckpt-step-000004.apr")
+    after = (tmp_path / "run/ckpt-step-000004.state").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    with pytest.raises(UsageError, match="4 steps already"):
+        distil(steps=4, resume=True, **given)
+
+
 class Interrupting(io.StringIO):
     """Sends this process a signal when it is told of step 3."""
 

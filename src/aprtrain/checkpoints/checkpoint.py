@@ -408,8 +408,8 @@ class Saver:
             other = Path(tempfile.mkdtemp(prefix="apr-rescued-")) / MODEL
             save_model(snapshot.weights, self.identity, other, snapshot.lineage)
         except (AprError, OSError) as error:
-            return f"a last try elsewhere failed too: {error}; the checkpoints saved before are intact"
-        return f"it was saved as {other} instead; move it to a disk that lasts"
+            return f"a last try elsewhere failed too: {error}; free some space, then --resume writes the model"
+        return f"it was saved as {other} instead: move it to a disk that lasts, or free some space and --resume"
 
     def describe(self, facts: Mapping[str, object]) -> None:
         """Writes `distillation_metadata.json`; a failure is told."""
