@@ -97,3 +97,18 @@ MAX_SETTINGS_DEPTH = 16
 
 MAX_FILE_NAME_BYTES = 255
 """A file's name in a folder, of which no file system takes more."""
+
+MAX_HUB_ANSWER_BYTES = 16 << 20
+"""An answer of the hub's API, such as the list of a repository's files."""
+
+MAX_HUB_NESTED = 1 << 17
+"""Objects and lists in such an answer: three for each of MAX_CARRIED_FILES, and the rest of what it says."""
+
+MAX_HUB_REDIRECTS = 10
+"""Redirects of a request to the hub."""
+
+MIN_HUB_RATE = 4096
+"""Bytes a second below which a download is given up; half a minute is free."""
+
+MIN_HUB_PIECE_BYTES = 64
+"""Average bytes of the pieces of an answer; each costs as much time as a thousand bytes of a longer one."""

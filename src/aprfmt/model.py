@@ -304,9 +304,12 @@ class Model:
         return sum(source.size for source in self.sources)
 
     def check_unchanged(self) -> None:
-        """Raises ChangedError when one of its files changed since it was opened (io.source.Source.check_unchanged)."""
+        """Raises ChangedError when one of its files changed since it was opened, ChecksumError for a stated digest.
+
+        See io.source.Source.check_unchanged.
+        """
         for source in self.sources:
-            source.check_unchanged()
+            source.check_unchanged(digest=True)
 
     def record_reads(self) -> None:
         """Takes the checksum of all that is read from now on, so that check_intact need not read it again."""

@@ -183,6 +183,8 @@ def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Opt
 
     optimizer.load("master", write)
     pair.student.check_intact()
+    if pair.teacher is not None and pair.teacher.model is not None:  # a student may be made of its weights
+        pair.teacher.model.check_unchanged()
     if config.is_compiled(world.device.type):
         decoder.compile_blocks()
     return decoder, optimizer

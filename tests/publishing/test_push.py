@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from demo_model import build
-from hub_server import COMMIT, Answer, Hub, Request, serve
+from hub_server import COMMIT, Answer, Hub, Request, attach, close_stores, serve
 
 import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.errors import AprError, NotFoundError, RefusedError, StorageError, UsageError
 from aprfmt.formats import hub_answers, hub_files
 from aprfmt.formats.hub_answers import HubPath
-from aprfmt.io import remote_file, source
 from aprfmt.provenance.model_card import front_matter
 from aprfmt.publishing.card import BEGIN, END
 
@@ -35,25 +34,13 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub without the repository."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hfcache"))
-    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    for name in ("HF_HUB_OFFLINE", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(hub_files, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(hub_files, "_opened", {})
-    monkeypatch.setattr(hub_files, "_by_folder", {})
-    monkeypatch.setattr(source, "_STAND_INS", {})
-    monkeypatch.setattr(remote_file, "traffic", remote_file.Traffic())
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     with serve() as found:
-        monkeypatch.setattr(constants, "ENDPOINT", found.address)
-        template = found.address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        attach(found, tmp_path, monkeypatch)
         found.exists = False
         yield found
-        for repository in hub_files._opened.values():
-            repository.store.close()
+        close_stores()
 
 
 def card_of(hub: Hub) -> str:

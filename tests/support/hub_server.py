@@ -11,8 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from aprfmt.formats import hub_files
+from aprfmt.io import hub_cache, remote_file, source
+
+if TYPE_CHECKING:
+    import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE_BYTES = 1 << 16
@@ -51,6 +58,8 @@ class Answer:
         pause: seconds before the answer.
         headers: over the usual ones.
         whole: send the whole file with 200.
+        data: bytes of a file of the same length, to send in place of its own.
+        write: writes the whole answer to the connection.
     """
 
     status: int = 200
@@ -58,6 +67,8 @@ class Answer:
     cut: int | None = None
     pause: float = 0.0
     whole: bool = False
+    data: bytes | None = None
+    write: Callable[[Any], None] | None = None
 
 
 class Hub:
@@ -70,6 +81,8 @@ class Hub:
         elsewhere: files of LFS are sent by another host, to which the hub leads.
         lfs: what was uploaded, by its digest.
         commits, created: what was asked of the hub to write.
+        extra_rows: further rows of the list of files.
+        sha: what it says that the commit is.
     """
 
     def __init__(self, repo: str = "org/name") -> None:
@@ -81,6 +94,8 @@ class Hub:
         self.rate: float | None = None
         self.exists = True
         self.elsewhere = False
+        self.extra_rows: list[Any] = []
+        self.sha: object = COMMIT
         self.lfs: dict[str, bytes] = {}
         self.commits: list[dict[str, Any]] = []
         self.created: list[dict[str, Any]] = []
@@ -129,6 +144,10 @@ class Hub:
             self._digests[name] = found.hexdigest()
         return self._digests[name]
 
+    def set_digest(self, name: str, digest: str) -> None:
+        """Lists another digest for a file."""
+        self._digests[name] = digest
+
     def of_files(self) -> list[Request]:
         """The requests for files."""
         return [request for request in self.requests if "/resolve/" in request.path]
@@ -142,6 +161,10 @@ class Hub:
         fault = self.fault(request)
         if fault is not None:
             time.sleep(fault.pause)
+            if fault.write is not None:
+                handler.close_connection = True
+                fault.write(handler.wfile)
+                return
             if fault.status == 0:
                 handler.close_connection = True
                 handler.connection.close()
@@ -182,8 +205,8 @@ class Hub:
         body = {
             "id": self.repo,
             "modelId": self.repo,
-            "sha": COMMIT,
-            "siblings": siblings,
+            "sha": self.sha,
+            "siblings": siblings + self.extra_rows,
             "tags": [],
             "private": False,
         }
@@ -203,7 +226,7 @@ class Hub:
         if name not in self.files:
             send(handler, 404, {"X-Error-Code": "EntryNotFound"}, b"")
             return
-        data = self.files[name]
+        data = self.files[name] if fault is None or fault.data is None else fault.data
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{self.digest(name)}"', "Accept-Ranges": "bytes"}
         headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{self.digest(name)}"'}
         if request.path.startswith("/cdn/"):
@@ -309,6 +332,37 @@ def send(handler: Any, status: int, headers: dict[str, str], body: bytes) -> Non
 
 def _json(handler: Any, body: object) -> None:
     send(handler, 200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+
+def attach(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes it the hub of this process, with caches of its own and nothing in them."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hfcache"))
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    for name in ("HF_HUB_OFFLINE", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hub_files, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(remote_file, "traffic", remote_file.Traffic())
+    forget(monkeypatch)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in another process: what was opened is forgotten, the disk stays as it is."""
+    close_stores()
+    monkeypatch.setattr(hub_files, "_opened", {})
+    monkeypatch.setattr(hub_files, "_by_folder", {})
+    monkeypatch.setattr(hub_cache, "_stated", {})
+    monkeypatch.setattr(source, "_STAND_INS", {})
+
+
+def close_stores() -> None:
+    """Leaves the stores to the next process."""
+    for repository in hub_files._opened.values():
+        repository.store.close()
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def open_checked(path: PathLike, *, reopens: bool = True) -> Iterator[tuple[Mode
 
         def confirm(output: str) -> None:
             for source in opened:
-                source.check_unchanged()
+                source.check_unchanged(digest=True)
             model.check_intact()
             if reopens:
                 read_back(output)

@@ -20,6 +20,7 @@ from aprfmt.formats import hub_files
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES, belongs, read_text_file
 from aprfmt.formats.hfdir import read_weight_map
 from aprfmt.formats.hub_answers import HubPath, cache_folder, failure
+from aprfmt.io import hub_cache
 from aprfmt.text import first_few
 
 _COMMIT = re.compile(r"[A-Za-z0-9._-]+")
@@ -109,6 +110,7 @@ def locate(wanted: HubPath, address: str) -> Path:
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     # Offline an incomplete snapshot is better than none: its reader names the missing shard.
     if found is not None and (offline or _is_complete(found)):
+        hub_cache.register(_snapshot_folder(wanted, cache) or found, _is_text)
         return found
     if offline:
         raise NotFoundError(
@@ -195,7 +197,14 @@ def cached_config(repo: str) -> Path | None:
     except UsageError:
         return None
     folder = _snapshot_folder(wanted, cache_folder())
-    return folder if folder is not None and (folder / "config.json").is_file() else None
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    hub_cache.register(folder, _is_text)
+    return folder
+
+
+def _is_text(name: str) -> bool:
+    return not name.endswith(WEIGHT_SUFFIXES)
 
 
 def _snapshot_folder(wanted: HubPath, cache: Path) -> Path | None:

@@ -93,7 +93,10 @@ def failure(error: BaseException, wanted: HubPath, cache: Path, address: str, wh
 
 
 def _answer(chain: Sequence[BaseException], wanted: HubPath, address: str) -> AprError | None:
-    for kind in (kind.__name__ for cause in chain for kind in type(cause).__mro__):
+    names = [
+        name for cause in chain for name in (getattr(cause, "kind", ""), *(k.__name__ for k in type(cause).__mro__))
+    ]
+    for kind in names:
         if kind in _ANSWERS:
             refused, message, hint = _ANSWERS[kind]
             from huggingface_hub import constants

@@ -1,6 +1,7 @@
 """Repositories of the hub whose files are not on this disk: what is in them, and their bytes by ranges.
 
 huggingface_hub gives the endpoint, the token, the proxy and the session; nothing here names a host or sees a token.
+The list of files, with their digests, is trusted as the hub's own (TLS); every byte of a file is checked against it.
 """
 
 from __future__ import annotations
@@ -8,22 +9,34 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from aprfmt.errors import AprError, ChangedError, CorruptError, MissingDependencyError, StorageError, UnsupportedError
+from aprfmt.errors import (
+    AprError,
+    ChangedError,
+    CorruptError,
+    LimitError,
+    MissingDependencyError,
+    StorageError,
+    UnsupportedError,
+)
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.hub_answers import HubPath, cache_folder, failure
-from aprfmt.io import remote_file
-from aprfmt.io.cache import cache_home
+from aprfmt.formats.hub_requests import ask, body, open_answer
+from aprfmt.io import hub_cache, jsonx, remote_file
+from aprfmt.io.cache import cache_home, own_folder
 from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
+from aprfmt.io.hub_cache import is_digest
 from aprfmt.io.names import findings
 from aprfmt.io.remote import fetch_heads, place, remove_old
 from aprfmt.io.remote_file import RemoteFile
-from aprfmt.limits import MAX_CARRIED_FILES, MAX_TEXT_FILE_BYTES
+from aprfmt.limits import MAX_CARRIED_FILES, MAX_HUB_NESTED, MAX_TEXT_FILE_BYTES
 
 RETRIES = 5
 """How often a request that brought nothing is made again."""
@@ -35,6 +48,9 @@ _MOST_PAUSE_S = 30.0
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _STAYS_S = 300.0  # how long a branch is taken to stay where it is
 _LEFT_S = 7 * 24 * 3600.0
+_PROGRESS_BYTES = 64 << 10  # after which a broken connection does not count as a repeated failure
+_MOST_FILE_BYTES = 1 << 50
+_SHOWN_CHARS = 60
 
 _count = threading.Lock()
 
@@ -82,7 +98,7 @@ def open_repository(wanted: HubPath) -> Repository:
     Raises whatever huggingface_hub raises, MissingDependencyError, CorruptError, StorageError.
     """
     try:
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import constants
     except ImportError as error:
         raise MissingDependencyError(
             f"hf://{wanted.repo} is not in the local cache, and huggingface_hub is not installed",
@@ -92,52 +108,94 @@ def open_repository(wanted: HubPath) -> Repository:
     found = _opened.get(key)
     if found is not None and (time.monotonic() - found.begun < _STAYS_S or found.commit == wanted.revision):
         return found
-    info = HfApi(library_name="aprfmt").model_info(
-        wanted.repo, revision=wanted.revision, files_metadata=True, timeout=_timeout()
-    )
-    if not isinstance(info.sha, str) or not info.sha.isalnum():
-        raise CorruptError(f"the hub does not say which commit {wanted.revision} of {wanted.repo} is")
-    found = _place(wanted.repo, info.sha, info.siblings or [])
+    info = look_up(wanted)
+    found = _place(wanted.repo, info.commit, info.rows)
     _opened[key] = found
     _by_folder[os.path.abspath(found.folder)] = found
     return found
 
 
-def _place(repo: str, commit: str, siblings: list[Any]) -> Repository:
+class Revision(NamedTuple):
+    """What the hub says of a revision: its commit, and a JSON object for each file."""
+
+    commit: str
+    rows: list[Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the files."""
+        names = (row.get("rfilename") for row in self.rows if isinstance(row, dict))
+        return tuple(name for name in names if isinstance(name, str))
+
+
+def look_up(wanted: HubPath) -> Revision:
+    """What the hub says of a revision. Raises as hub_requests.ask, CorruptError, ChangedError, LimitError."""
+    from huggingface_hub import constants
+
+    place = f"{constants.ENDPOINT}/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}"
+    answer = ask(f"{place}?blobs=true")
+    address = str(wanted)
+    if answer.count(b"{") + answer.count(b"[") > MAX_HUB_NESTED:
+        raise LimitError(f"the hub's answer has more than {MAX_HUB_NESTED} objects", path=address)
+    try:
+        info = jsonx.loads(answer)
+    except AprError as error:
+        error.path, error.hint = address, "check HF_ENDPOINT"
+        raise
+    commit = info.get("sha") if isinstance(info, dict) else None
+    if not isinstance(info, dict) or not isinstance(commit, str) or not is_digest(commit):
+        raise CorruptError(f"the hub does not say which commit {wanted.revision} of {wanted.repo} is")
+    if is_digest(wanted.revision) and commit != wanted.revision:
+        raise ChangedError(f"the hub answered with commit {commit}", path=address, hint="check HF_ENDPOINT")
+    rows = info.get("siblings")
+    return Revision(commit, rows if isinstance(rows, list) else [])
+
+
+def _place(repo: str, commit: str, rows: list[Any]) -> Repository:
     home = cache_home() / "hub"
     root = home / ("models--" + repo.replace("/", "--"))
-    files = {}
-    for sibling in siblings[:MAX_CARRIED_FILES]:
-        file = _file(repo, commit, sibling)
-        if file is not None:
+    files, skipped = {}, list[str]()
+    for row in rows[:MAX_CARRIED_FILES]:
+        file = _file(repo, commit, row)
+        if isinstance(file, RemoteFile):
             files[file.name] = file
+        elif file:
+            skipped.append(file)
+    if len(rows) > MAX_CARRIED_FILES:
+        skipped.append(f"{len(rows) - MAX_CARRIED_FILES} files beyond {MAX_CARRIED_FILES}")
     remove_old(home, time.time() - _LEFT_S)
+    folder = root / "snapshots" / commit
+    own_folder(home)
     largest = max((file.size for file in files.values() if not file.is_text), default=0)
     store = Store(root / "chunks", max(largest, LEAST_STORED_BYTES))
-    made = Repository(repo, commit, root / "snapshots" / commit, files, store)
     store.adopt([*files.values()])
-    place(made.folder, [*files.values()], made.store)
+    for file, reason in place(folder, [*files.values()], store):
+        del files[file.name]
+        skipped.append(f"{file.name[:_SHOWN_CHARS]!r} ({reason})")
     remote_file.traffic.origins.append(f"hf://{repo}@{commit}")
-    return made
+    remote_file.traffic.skipped += skipped
+    return Repository(repo, commit, folder, files, store)
 
 
-def _file(repo: str, commit: str, sibling: Any) -> RemoteFile | None:
-    """A file of the hub's list; None for one without size or digest, or with a name that leads elsewhere."""
-    name, size = sibling.rfilename, sibling.size
-    digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
-    if not (isinstance(name, str) and type(size) is int and size >= 0 and _is_digest(digest)):
-        return None
-    if any(finding.is_final for finding in findings([name])) or ":" in name:
-        return None
+def _file(repo: str, commit: str, row: Any) -> RemoteFile | str:
+    """A file of the hub's list; its name and the reason where it is left out."""
+    if not isinstance(row, dict) or not isinstance(name := row.get("rfilename"), str):
+        return "a file without a name"
+    size, lfs = row.get("size"), row.get("lfs")
+    digest = lfs.get("sha256") if isinstance(lfs, dict) else row.get("blobId")
+    reason = next((finding.reason for finding in findings([name]) if finding.is_final), "")
+    if not reason and (":" in name or not name.isprintable()):
+        reason = "it holds a colon or control characters"
+    if not reason and (type(size) is not int or not 0 <= size <= _MOST_FILE_BYTES or not is_digest(digest)):
+        reason = "listed without a valid size or digest"
+    if reason:
+        return f"{name[:_SHOWN_CHARS]!r} ({reason})"
+    assert isinstance(size, int)
     is_text = not name.endswith(WEIGHT_SUFFIXES) and size <= MAX_TEXT_FILE_BYTES
     address = f"hf://{repo}@{commit[:12]}/{name}"
-    file = RemoteFile(name, address, size, digest, lambda start, end: iter(()), is_text)
+    file = RemoteFile(name, address, size, str(digest), lambda start, end: iter(()), is_text)
     file.fetch = partial(_fetch, repo, commit, file)
     return file
-
-
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and len(value) in (40, 64) and not set(value) - set("0123456789abcdef")
 
 
 # --- bytes ---
@@ -151,16 +209,18 @@ def _fetch(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> It
     """The bytes [start, end) of a file; goes on where a connection was cut. Raises AprError."""
     failures = 0
     while start < end:
+        begun = start
         try:
             for data in _request(repo, commit, file, start, end):
-                start, failures = start + len(data), 0
+                start += len(data)
                 yield data
             if start < end:
                 raise _CutError(f"the connection ended {end - start} bytes early")
-        except AprError:
+        except AprError as error:
+            error.path = error.path or file.address
             raise
         except Exception as error:  # whatever the HTTP client raises
-            failures += 1
+            failures = 1 if start - begun >= _PROGRESS_BYTES else failures + 1
             pause = _pause(error, failures)
             if pause is None or failures > RETRIES:
                 raise _failure(error, repo, commit, file) from error
@@ -182,20 +242,14 @@ def _pause(error: Exception, failures: int) -> float | None:
 
 def _request(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
     from huggingface_hub import constants, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     url = hf_hub_url(repo, file.name, revision=commit, endpoint=constants.ENDPOINT)
-    headers = build_hf_headers(library_name="aprfmt")
-    headers |= {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
     with _count:
         remote_file.traffic.requests += 1
-    with get_session().stream("GET", url, headers=headers, timeout=_timeout(), follow_redirects=True) as response:
-        if response.status_code >= 400 and response.status_code != 416:
-            response.read()
-            hf_raise_for_status(response)
-        _check(response, file, start, end)
+    with open_answer(url, {"Range": f"bytes={start}-{end - 1}"}) as (response, redirects):
+        _check((*redirects, response), file, start, end)
         left = end - start
-        for data in response.iter_raw():
+        for data in body(response):
             with _count:
                 remote_file.traffic.n_bytes += len(data)
             yield data[:left]
@@ -204,18 +258,19 @@ def _request(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> 
                 return
 
 
-def _check(response: Any, file: RemoteFile, start: int, end: int) -> None:
-    """Whether the answer is the part that was asked for, of the file that the hub has listed."""
-    for answer in (*response.history, response):
+def _check(answers: Sequence[Any], file: RemoteFile, start: int, end: int) -> None:
+    """Whether the last answer is the part that was asked for, of the file that the hub has listed."""
+    for answer in answers:
         stated = _tag(answer.headers)
         if stated is not None and stated != file.digest:
             raise _changed(file, "its ETag is another one")
+    response = answers[-1]
     if response.status_code == 416:
         raise _changed(file, f"it is shorter than {end} bytes")
     if response.status_code == 206:
         expected = f"bytes {start}-{end - 1}/{file.size}"
         if (found := response.headers.get("Content-Range", "")) != expected:
-            raise _changed(file, f"{found!r} came where {expected!r} was asked for")
+            raise _changed(file, f"{found[:80]!r} came where {expected!r} was asked for")
         return
     if start == 0 and response.headers.get("Content-Length") == str(file.size) and end == file.size:
         return
@@ -230,7 +285,7 @@ def _tag(headers: Mapping[str, str]) -> str | None:
     """The digest of the file that an answer names. Servers behind a redirect have tags of their own."""
     value = headers.get("X-Linked-ETag") or (headers.get("ETag") if "X-Repo-Commit" in headers else None)
     value = (value or "").removeprefix("W/").strip('"')
-    return value if _is_digest(value) else None
+    return value if is_digest(value) else None
 
 
 def _changed(file: RemoteFile, how: str) -> ChangedError:
@@ -246,22 +301,36 @@ def _failure(error: Exception, repo: str, commit: str, file: RemoteFile) -> AprE
     return failure(error, HubPath(repo, commit, file.name), cache_home(), file.address)
 
 
-def _timeout() -> float:
-    from huggingface_hub import constants
-
-    return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
-
-
 def download(path: str) -> str:
-    """The file on this disk that a stand-in is for, in the cache of huggingface_hub; any other path as it is."""
+    """The file on this disk that a stand-in is for, verified, in the cache of huggingface_hub; any other path as it is.
+
+    A file of that cache that `path` names by an address is verified, too. Raises AprError.
+    """
     found = repository_of(path)
     if found is None:
+        hub_cache.verify(path)
         return path
     repository, name = found
-    from huggingface_hub import hf_hub_download
+    with _bar(name) as progress:
+        return str(
+            hub_cache.fetch(repository.files[name], cache_folder(), repository.name, repository.commit, progress)
+        )
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[int, int], hub_cache.Progress]]:
+    """The library's progress bar, which its own variables turn off."""
+    from huggingface_hub.utils import tqdm
+
+    bars: list[Any] = []
+
+    def begin(total: int, done: int) -> hub_cache.Progress:
+        bars.append(tqdm(desc=name, total=total, initial=done, unit="B", unit_scale=True))
+        update: hub_cache.Progress = bars[0].update
+        return update
 
     try:
-        return str(hf_hub_download(repository.name, name, revision=repository.commit, cache_dir=cache_folder()))
-    except Exception as error:  # the library passes on whatever its HTTP client raises
-        wanted = HubPath(repository.name, repository.commit, name)
-        raise failure(error, wanted, cache_folder(), f"hf://{repository.name}/{name}") from error
+        yield begin
+    finally:
+        for bar in bars:
+            bar.close()

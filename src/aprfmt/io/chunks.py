@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aprfmt.errors import AprError, ChecksumError, StorageError, storage_error, storage_errors
@@ -35,7 +35,7 @@ _KEPT_BYTES = 16 << 20  # files up to this size stay in the store after a conver
 
 @dataclass(eq=False, slots=True)
 class _Chunk:
-    """A chunk that is in the store or on its way into it."""
+    """A chunk that is in the store or on its way into it; `users` have read some of it."""
 
     file: RemoteFile
     number: int
@@ -47,6 +47,7 @@ class _Chunk:
     is_ready: bool = False
     is_old: bool = False
     error: BaseException | None = None
+    users: set[RemoteFile] = field(default_factory=set)
 
 
 class Store:
@@ -103,6 +104,7 @@ class Store:
     def read(self, file: RemoteFile, offset: int, buffer: memoryview) -> None:
         """Fills `buffer`; fetches the chunks that it takes. Raises AprError."""
         file.is_read = True
+        remote_file.traffic.used[file.address] = None
         done = 0
         while done < len(buffer):
             number, at = divmod(offset + done, remote_file.CHUNK_BYTES)
@@ -114,6 +116,8 @@ class Store:
         chunk = self._wait_for(file, number)
         try:
             with storage_errors(chunk.path):
+                if file is not chunk.file and file not in chunk.users:
+                    file.check_chunk(number, chunk.path)
                 fd = os.open(chunk.path, os.O_RDONLY)
                 try:
                     n = os.preadv(fd, [view], at)
@@ -125,6 +129,7 @@ class Store:
             with self._changed:
                 chunk.readers -= 1
                 chunk.used += len(view)
+                chunk.users.add(file)
                 if chunk.is_old:
                     chunk.is_old = False
                     remote_file.traffic.reused_bytes += chunk.n_bytes
@@ -210,6 +215,9 @@ class Store:
         return min(free, key=lambda chunk: (not _is_spent(chunk), chunk.tick), default=None)
 
     def _drop(self, chunk: _Chunk) -> None:
+        for file in chunk.users:
+            with suppress(FileNotFoundError):
+                file.note_dropped(chunk.number, chunk.path)
         del self._chunks[chunk.file.digest, chunk.number]
         self._used -= chunk.n_bytes
         with suppress(FileNotFoundError):
@@ -243,7 +251,7 @@ class Store:
     def _write(self, chunk: _Chunk) -> None:
         chunk.path.parent.mkdir(exist_ok=True)
         part = chunk.path.with_suffix(".part")
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT, 0o666)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
             done = os.fstat(fd).st_size
             if done > chunk.n_bytes:
@@ -258,12 +266,13 @@ class Store:
             os.ftruncate(fd, done)
         finally:
             os.close(fd)
-        if chunk.file.n_chunks == 1:
-            try:
+        try:
+            if chunk.file.n_chunks == 1:
                 chunk.file.hash_chunks(lambda _: os.open(part, os.O_RDONLY))
-            except ChecksumError:
-                part.unlink()
-                raise
+            chunk.file.check_chunk(chunk.number, part)
+        except ChecksumError:
+            part.unlink()
+            raise
         os.replace(part, chunk.path)
 
     def _open(self, file: RemoteFile, number: int) -> int | None:

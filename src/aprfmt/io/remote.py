@@ -7,6 +7,7 @@ come in order, and compared when a command asks whether its sources are what the
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -34,9 +35,9 @@ class RemoteSource(Source):
         self.store = store
         self._is_open = True
 
-    def check_unchanged(self) -> None:
-        """Compares what was read of weights with the file's digest; see Store.verify."""
-        if self.file.is_read:
+    def check_unchanged(self, *, digest: bool = False) -> None:
+        """Compares the file with its digest where weights were read, or with `digest` where anything was."""
+        if self.file.is_read or (digest and self.file.is_used):
             self.store.verify(self.file)
 
     def view(self, offset: int = 0, n_bytes: int | None = None) -> memoryview:
@@ -44,11 +45,15 @@ class RemoteSource(Source):
         return memoryview(self.read(offset, self.size - offset if n_bytes is None else n_bytes)).toreadonly()
 
     def read(self, offset: int, n_bytes: int) -> bytes:
-        """A copy of `n_bytes` bytes at `offset`, which are a header's; texts are fetched whole."""
+        """A copy of `n_bytes` bytes at `offset`, which are a header's; texts are fetched and verified whole."""
         self._check_open(offset, n_bytes)
+        data = None
         if self.file.is_text:
+            self.store.verify(self.file)
+        else:
+            data = self.file.head(offset, n_bytes) if n_bytes else b""
+        if data is None:
             return self.read_data(offset, n_bytes)
-        data = self.file.head(offset, n_bytes) if n_bytes else b""
         if self.record is not None:
             self.record.add(offset, data)
         return data
@@ -77,20 +82,46 @@ class RemoteSource(Source):
         super().close()
 
 
-def place(folder: Path, files: Sequence[RemoteFile], store: Store) -> None:
+def place(folder: Path, files: Sequence[RemoteFile], store: Store) -> list[tuple[RemoteFile, str]]:
     """Puts a stand-in for each file into `folder`, and makes Source.open read it elsewhere. Raises StorageError.
 
-    A stand-in has the size of its file and no bytes: who opens it otherwise finds zeros and no model.
+    A stand-in has the size of its file and no bytes: who opens it otherwise finds zeros and no model. Returns the files
+    that the file system cannot hold beside the others, each with the reason.
     """
+    skipped: list[tuple[RemoteFile, str]] = []
+    placed: dict[tuple[int, int], str] = {}
     for file in files:
         path = folder / file.name
         with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.is_file() or path.stat().st_size != file.size:
-                with open(path, "wb") as made:
-                    made.truncate(file.size)
-            identity = Identity.of(os.stat(path))
+            try:
+                identity = _stand_in(path, file.size)
+            except OSError as error:
+                if error.errno not in _ODD_NAMES:
+                    raise
+                skipped.append((file, os.strerror(error.errno)))
+                continue
+        if (other := placed.setdefault((identity.device, identity.inode), file.name)) != file.name:
+            skipped.append((file, f"the file system takes it for {other}"))
+            continue
         stand_for(path, _maker(file, store, identity))
+    return skipped
+
+
+_ODD_NAMES = (
+    *(errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+    *(errno.EILSEQ, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW),
+)
+
+
+def _stand_in(path: Path, size: int) -> Identity:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        if os.fstat(fd).st_size != size:
+            os.ftruncate(fd, size)
+        return Identity.of(os.fstat(fd))
+    finally:
+        os.close(fd)
 
 
 def _maker(file: RemoteFile, store: Store, identity: Identity) -> Callable[[str], Source]:
@@ -114,9 +145,9 @@ def fetch_heads(files: Sequence[RemoteFile], store: Store) -> None:
         for file in left_over():
             with suppress(Exception):
                 if not file.is_text:
-                    file.head(0, min(file.size, remote_file.BLOCK_BYTES))
-                elif 0 < file.size <= _SHORT_BYTES:
-                    store.read(file, 0, memoryview(bytearray(1)))
+                    file.prefetch(remote_file.BLOCK_BYTES)
+                elif file.size <= _SHORT_BYTES:
+                    store.verify(file)
 
     lock = threading.Lock()
 

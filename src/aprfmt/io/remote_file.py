@@ -1,4 +1,10 @@
-"""A file that lies elsewhere: what is known of it, how its bytes come, and what was fetched so far."""
+"""A file that lies elsewhere: what is known of it, how its bytes come, and what was fetched so far.
+
+Every byte that is used must be one of those that the file's digest is taken of, though the server may answer two
+requests for the same range differently. Three records hold this: the digest of each unit of a header that was used,
+compared when its chunk is hashed; the state of the hash before each chunk, by which a chunk that is fetched again is
+checked; and the digest of a chunk that was used and dropped before it was hashed.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from aprfmt.errors import ChecksumError
-from aprfmt.text import format_bytes, plural
+from aprfmt.text import first_few, format_bytes, plural
 
 CHUNK_BYTES = 16 << 20
 """What is fetched of weights at once."""
@@ -18,8 +25,10 @@ CHUNK_BYTES = 16 << 20
 BLOCK_BYTES = 128 << 10
 """What is fetched of a header at once, unless more is asked for."""
 
-_MOST_BLOCKS = 256
-_DIRECT_BYTES = 1 << 20  # longer reads of a header are not cut into blocks
+MOST_HEADER_BYTES = 32 << 20
+"""Longer reads come by chunks, also of a header."""
+
+_MOST_KEPT_BYTES = 32 << 20  # of headers, in memory
 _HASHED_BYTES = 1 << 20
 
 
@@ -38,32 +47,48 @@ class Traffic:
     Attributes:
         requests, n_bytes: requests for parts of files, and what came of them.
         reused_bytes: what an earlier run had fetched.
-        verified: names of the files whose digest was compared.
+        used: addresses of the files of which any byte was used.
+        verified: addresses of the files whose digest was compared.
+        skipped: files of a repository that are left out, each with the reason.
         origins: addresses of the repositories, with the revision.
     """
 
     requests: int = 0
     n_bytes: int = 0
     reused_bytes: int = 0
-    verified: list[str] = field(default_factory=list)
+    used: dict[str, None] = field(default_factory=dict)
+    verified: dict[str, None] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+
+    @property
+    def unverified(self) -> list[str]:
+        """The files that were read in part, so that their digest could not be compared."""
+        return [address for address in self.used if address not in self.verified]
 
     def to_json(self) -> dict[str, object]:
         """What the objects of the command line say of it."""
+        skipped = {"skipped_files": self.skipped} if self.skipped else {}
         return {
             "sources": self.origins,
             "requests": self.requests,
             "fetched_bytes": self.n_bytes,
             "reused_bytes": self.reused_bytes,
             "verified_files": len(self.verified),
+            "unverified_files": len(self.unverified),
+            **skipped,
         }
 
     def sentence(self) -> str:
         """The same for people."""
         reused = f", {format_bytes(self.reused_bytes)} of an earlier run" if self.reused_bytes else ""
         verified = f", {plural(len(self.verified), 'digest')} compared" if self.verified else ""
-        what = f"{format_bytes(self.n_bytes)} in {plural(self.requests, 'request')}{reused}{verified}"
-        return f"fetched {what}: {', '.join(self.origins)}"
+        unverified = (
+            f", {plural(len(self.unverified), 'file')} read in part and not verified" if self.unverified else ""
+        )
+        what = f"{format_bytes(self.n_bytes)} in {plural(self.requests, 'request')}{reused}{verified}{unverified}"
+        skipped = f"; skipped {first_few(self.skipped)}" if self.skipped else ""
+        return f"fetched {what}: {', '.join(self.origins)}{skipped}"
 
 
 traffic = Traffic()
@@ -81,6 +106,8 @@ class RemoteFile:
         fetch: gives its bytes.
         is_text: whether it is not a file of weights, of which only the header may be wanted.
         is_read: whether more than its header was read.
+        hashed: how many of its first chunks the digest is taken of.
+        is_verified: whether the digest of the whole file was compared.
     """
 
     name: str
@@ -90,11 +117,14 @@ class RemoteFile:
     fetch: Fetch
     is_text: bool = False
     is_read: bool = False
-    _blocks: dict[int, bytes] = field(default_factory=dict)
+    hashed: int = 0
+    is_verified: bool = False
+    _kept: dict[int, bytes] = field(default_factory=dict)
+    _used: dict[int, bytes] = field(default_factory=dict)
+    _dropped: dict[int, bytes] = field(default_factory=dict)
+    _states: list[hashlib._Hash] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _hash_lock: threading.Lock = field(default_factory=threading.Lock)
-    _hash: hashlib._Hash | None = None
-    _hashed: int = 0
     _is_bad: bool = False
 
     @property
@@ -103,64 +133,136 @@ class RemoteFile:
         return -(-self.size // CHUNK_BYTES)
 
     @property
-    def hashed(self) -> int:
-        """How many of its first chunks the digest is taken of."""
-        return self._hashed
+    def is_used(self) -> bool:
+        """Whether any of its bytes were used."""
+        return self.is_read or bool(self._used)
 
     def chunk_bytes(self, number: int) -> int:
         """The length of a chunk."""
         return min(CHUNK_BYTES, self.size - number * CHUNK_BYTES)
 
-    def head(self, offset: int, n_bytes: int) -> bytes:
-        """Bytes of a header, by blocks that are kept in memory. Raises AprError."""
-        if n_bytes >= _DIRECT_BYTES:
-            return b"".join(self.fetch(offset, offset + n_bytes))
+    def prefetch(self, n_bytes: int) -> None:
+        """Fetches the first bytes of a header, which are used only when `head` gives them. Raises AprError."""
         with self._lock:
-            numbers = range(offset // BLOCK_BYTES, -(-(offset + n_bytes) // BLOCK_BYTES))
-            missing = [number for number in numbers if number not in self._blocks]
-            if missing:
-                self._fetch_blocks(missing[0], missing[-1] + 1)
-            data = b"".join(self._blocks[number] for number in numbers)
-            while len(self._blocks) > _MOST_BLOCKS:
-                del self._blocks[next(iter(self._blocks))]
-        start = offset - numbers.start * BLOCK_BYTES
+            self._kept |= self._fetch_units(range(-(-min(self.size, n_bytes) // _unit())))
+
+    def head(self, offset: int, n_bytes: int) -> bytes | None:
+        """Bytes of a header, by units that are kept in memory; None for bytes that have to come by chunks.
+
+        Those are long reads, and parts that were hashed before, with which they could not be compared.
+        Raises AprError; ChecksumError where bytes that are fetched again are other ones.
+        """
+        if n_bytes > MOST_HEADER_BYTES:
+            return None
+        unit = _unit()
+        numbers = range(offset // unit, -(-(offset + n_bytes) // unit))
+        with self._lock:
+            if any(number not in self._used and number * unit // CHUNK_BYTES < self.hashed for number in numbers):
+                return None
+            found = {number: self._kept[number] for number in numbers if number in self._kept}
+            if missing := [number for number in numbers if number not in found]:
+                end = -(-(missing[-1] + 1) * unit // BLOCK_BYTES) * BLOCK_BYTES // unit
+                fetched = self._fetch_units(range(missing[0], max(end, missing[-1] + 1)))
+                self._kept |= fetched
+                found |= fetched
+            for number in numbers:
+                self._use(number, found[number])
+            while len(self._kept) * unit > _MOST_KEPT_BYTES:
+                del self._kept[next(iter(self._kept))]
+        traffic.used[self.address] = None
+        data = b"".join(found[number] for number in numbers)
+        start = offset - numbers.start * unit
         return data[start : start + n_bytes]
 
-    def _fetch_blocks(self, first: int, end: int) -> None:
-        start = first * BLOCK_BYTES
-        data = b"".join(self.fetch(start, min(end * BLOCK_BYTES, self.size)))
-        for number in range(first, end):
-            at = number * BLOCK_BYTES - start
-            self._blocks[number] = data[at : at + BLOCK_BYTES]
+    def _fetch_units(self, numbers: range) -> dict[int, bytes]:
+        unit = _unit()
+        start, end = numbers.start * unit, min(numbers.stop * unit, self.size)
+        data = b"".join(self.fetch(start, end))
+        return {number: data[at : at + unit] for number, at in zip(numbers, range(0, len(data), unit), strict=False)}
+
+    def _use(self, number: int, data: bytes) -> None:
+        digest = hashlib.sha256(data).digest()
+        if self._used.setdefault(number, digest) != digest:
+            raise self.bad()
 
     def hash_chunks(self, open_chunk: Callable[[int], int | None]) -> None:
         """Takes the digest of the chunks that follow, as long as `open_chunk` gives a file of them.
 
-        Raises ChecksumError where the digest of the whole file is another one.
+        Raises ChecksumError where the digest of the whole file is another one, or where a header that was used has
+        other bytes than the file.
         """
         with self._hash_lock:
-            if self._is_bad:
-                raise self._bad()
-            if self._hash is None:
-                self._hash = hashlib.sha256() if len(self.digest) == 64 else _git_hash(self.size)
-            while self._hashed < self.n_chunks and (fd := open_chunk(self._hashed)) is not None:
+            self._check_good()
+            while self.hashed < self.n_chunks and (fd := open_chunk(self.hashed)) is not None:
                 try:
-                    while data := os.read(fd, _HASHED_BYTES):
-                        self._hash.update(data)
+                    after = self._hash_of(fd, self.hashed)
+                    with self._lock:
+                        self._compare_units(fd)
+                        self._states.append(after)
+                        self.hashed += 1
                 finally:
                     os.close(fd)
-                self._hashed += 1
-                if self._hashed == self.n_chunks:
-                    self._compare()
+            if self.hashed == self.n_chunks and not self.is_verified:
+                self._compare()
+
+    def check_chunk(self, number: int, path: Path) -> None:
+        """Raises ChecksumError where a chunk that was fetched again has other bytes than were used or hashed before."""
+        with self._hash_lock:
+            self._check_good()
+            if number not in self._dropped and number >= self.hashed:
+                return
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                if number < self.hashed:
+                    is_same = self._hash_of(fd, number).digest() == self._states[number + 1].digest()
+                else:
+                    is_same = _sha256_of(fd) == self._dropped[number]
+            finally:
+                os.close(fd)
+            if not is_same:
+                raise self.bad()
+
+    def note_dropped(self, number: int, path: Path) -> None:
+        """Keeps the digest of a chunk that was used and leaves the disk, where it was not hashed before."""
+        if number < self.hashed or self._is_bad:
+            return
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            self._dropped[number] = _sha256_of(fd)
+        finally:
+            os.close(fd)
+
+    def _hash_of(self, fd: int, number: int) -> hashlib._Hash:
+        """The state of the hash behind a chunk."""
+        if not self._states:
+            self._states.append(new_hash(self.digest, self.size))
+        state = self._states[number].copy()
+        while data := os.read(fd, _HASHED_BYTES):
+            state.update(data)
+        return state
+
+    def _compare_units(self, fd: int) -> None:
+        """Compares the units of a header that were used with the chunk that is hashed."""
+        unit, start = _unit(), self.hashed * CHUNK_BYTES
+        for number, digest in self._used.items():
+            at = number * unit - start
+            if 0 <= at < CHUNK_BYTES and hashlib.sha256(os.pread(fd, unit, at)).digest() != digest:
+                raise self.bad()
 
     def _compare(self) -> None:
-        assert self._hash is not None
-        if self._hash.hexdigest() != self.digest:
-            self._is_bad = True
-            raise self._bad()
-        traffic.verified.append(self.address)
+        state = self._states[-1] if self._states else new_hash(self.digest, self.size)
+        if state.hexdigest() != self.digest:
+            raise self.bad()
+        self.is_verified = True
+        traffic.verified[self.address] = None
 
-    def _bad(self) -> ChecksumError:
+    def _check_good(self) -> None:
+        if self._is_bad:
+            raise self.bad()
+
+    def bad(self) -> ChecksumError:
+        """The error for bytes that are not the file's, of which nothing is used from then on."""
+        self._is_bad = True
         return ChecksumError(
             "what was fetched is not the file that the hub lists: its digest differs",
             path=self.address,
@@ -168,6 +270,18 @@ class RemoteFile:
         )
 
 
-def _git_hash(size: int) -> hashlib._Hash:
-    """The digest that git names a blob by."""
-    return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+def _unit() -> int:
+    """The bytes of a header that are compared at once; a chunk has a whole number of them."""
+    return min(BLOCK_BYTES, CHUNK_BYTES)
+
+
+def _sha256_of(fd: int) -> bytes:
+    found = hashlib.sha256()
+    while data := os.read(fd, _HASHED_BYTES):
+        found.update(data)
+    return found.digest()
+
+
+def new_hash(digest: str, size: int) -> hashlib._Hash:
+    """An empty hash of the digest's kind: SHA-256, or the SHA-1 that git names a blob of `size` bytes by."""
+    return hashlib.sha256() if len(digest) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)

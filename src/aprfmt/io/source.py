@@ -126,8 +126,11 @@ class Source:
                 offset=offset,
             )
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, *, digest: bool = False) -> None:
         """Raises ChangedError when the file is not the one that was opened, or was written to since.
+
+        With `digest`, for what decides on an output, a file with a stated digest is compared with it whatever was
+        read: raises ChecksumError.
 
         The size, the time of the last write and the inode decide, of the open file and of what is at its path now. A
         write in the same tick of the file system's clock as the open goes unseen. Works on a closed source, too.

@@ -18,6 +18,8 @@ from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.hfdir import OF_TOOLS
 from aprfmt.formats.hub import parse
 from aprfmt.formats.hub_answers import HubPath, failure
+from aprfmt.formats.hub_files import look_up
+from aprfmt.formats.hub_requests import AnswerError
 from aprfmt.inspection.describe import inspect
 from aprfmt.io import names
 from aprfmt.io.pipe import StartProgress, sha256_of_range
@@ -217,21 +219,21 @@ class _Repository:
     @classmethod
     def look(cls, api: Any, wanted: HubPath) -> _Repository:
         """Asks the hub."""
-        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
         try:
-            info = api.model_info(wanted.repo, revision=wanted.revision)
-        except RevisionNotFoundError:
-            return cls(exists=True)
-        except RepositoryNotFoundError as error:
-            if getattr(error.response, "status_code", 404) == 404 or api.token or _has_token():
+            info = look_up(wanted)
+        except AnswerError as error:
+            if error.kind == "RevisionNotFoundError":
+                return cls(exists=True)
+            is_missing = error.response.status_code == 404 or api.token or _has_token()
+            if error.kind == "RepositoryNotFoundError" and is_missing:
                 return cls(exists=False)
             raise _refused(error, wanted) from error
+        except AprError:
+            raise
         except Exception as error:
             raise _refused(error, wanted) from error
-        names = tuple(sibling.rfilename for sibling in info.siblings or [])
-        card = _remote_card(wanted, info.sha) if CARD in names else None
-        return cls(True, True, names, info.sha, card)
+        card = _remote_card(wanted, info.commit) if CARD in info.names else None
+        return cls(True, True, info.names, info.commit, card)
 
 
 def _has_token() -> bool:

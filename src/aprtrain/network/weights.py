@@ -58,8 +58,12 @@ class Network:
             yield parameter, [self.tensors[name] for name, _, _ in parts]
 
     def check_intact(self) -> None:
-        """Compares the file with its checksum once its weights are loaded. Raises ChecksumError."""
+        """Compares the file with its checksum, or with the hub's digest, once its weights are loaded.
+
+        Raises ChangedError, ChecksumError.
+        """
         if self.model is not None:
+            self.model.check_unchanged()
             self.model.check_intact()
 
     def close(self) -> None:
@@ -157,11 +161,13 @@ def _check_finite(part: Tensor, name: str, path: Path | None) -> None:
 def load_decoder(network: Network, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
     """The network with its weights, read piece by piece: no tensor is held in another dtype.
 
-    Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros.
+    Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros, ChangedError, ChecksumError.
     """
     decoder = Decoder(network.shape, dtype, device)
     for name, target in decoder.hf_tensors().items():
         fill(network, name, target)
+    if network.model is not None:
+        network.model.check_unchanged()
     return decoder
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError
-from aprfmt.formats import hub
+from aprfmt.formats import hub, hub_files
 
-huggingface_hub = pytest.importorskip("huggingface_hub")
+pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")
 
 
@@ -130,7 +130,7 @@ def test_a_disk_that_refuses(code: int, hint: str, server: Hub, monkeypatch: pyt
         except OSError as error:
             raise errors.LocalEntryNotFoundError("no snapshot in the cache") from error
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fails)
+    monkeypatch.setattr(hub_files, "ask", fails)
     error = failure()
     assert (type(error), error.exit_code, error.path) == (StorageError, 7, "/cache/blob.incomplete")
     assert hint in (error.hint or "")
@@ -140,6 +140,6 @@ def test_a_package_that_the_library_needs(server: Hub, monkeypatch: pytest.Monke
     def fails(*_: object, **__: Any) -> str:
         raise ImportError("No module named 'socksio'", name="socksio")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fails)
+    monkeypatch.setattr(hub_files, "ask", fails)
     error = failure()
     assert (type(error), error.exit_code, error.hint) == (MissingDependencyError, 6, "pip install socksio")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from demo_model import build
-from hub_server import COMMIT, Answer, Hub, Request, serve
+from hub_server import COMMIT, Answer, Hub, Request, attach, close_stores, forget, serve
 
 import aprfmt
 from aprfmt.errors import (
@@ -29,7 +29,7 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.formats import hub, hub_files
-from aprfmt.io import chunks, remote_file, source
+from aprfmt.io import chunks, remote_file
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -50,35 +50,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that has the folder; nothing of it is on this disk."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hfcache"))
-    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
-    for name in ("HF_HUB_OFFLINE", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(hub_files, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(hub_files, "_opened", {})
-    monkeypatch.setattr(hub_files, "_by_folder", {})
-    monkeypatch.setattr(source, "_STAND_INS", {})
-    monkeypatch.setattr(remote_file, "traffic", remote_file.Traffic())
     with serve() as found:
-        monkeypatch.setattr(constants, "ENDPOINT", found.address)
-        template = found.address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        attach(found, tmp_path, monkeypatch)
         found.files = {path.name: path.read_bytes() for path in folder.iterdir()}
         yield found
         close_stores()
-
-
-def close_stores() -> None:
-    for repository in hub_files._opened.values():
-        repository.store.close()
-
-
-def again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in another process: what was opened is forgotten, the disk stays as it is."""
-    close_stores()
-    monkeypatch.setattr(hub_files, "_opened", {})
-    monkeypatch.setattr(hub_files, "_by_folder", {})
-    monkeypatch.setattr(source, "_STAND_INS", {})
 
 
 def is_shard(request: Request) -> bool:
@@ -252,7 +228,7 @@ def test_names_that_lead_elsewhere_are_left_out(name: str, server: Hub, tmp_path
 
 def test_a_stand_in_is_no_model_for_others(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     path = hub.snapshot("hf://org/name") / "model-00001-of-00002.safetensors"
-    again(monkeypatch)
+    forget(monkeypatch)
     with pytest.raises(AprError):
         aprfmt.open(path)
 
@@ -422,7 +398,7 @@ def test_other_bytes_under_the_same_tag(server: Hub, tmp_path: Path, monkeypatch
     assert name in (caught.value.path or "")
     assert not list(tmp_path.glob("*.gguf"))
     server.files[name] = good
-    again(monkeypatch)
+    forget(monkeypatch)
     convert(tmp_path / "there.gguf")
 
 
@@ -446,7 +422,7 @@ def test_what_came_before_an_error_is_used_again(
     assert isinstance(error, StorageError)
     kept = on_disk(tmp_path)
     assert kept > 2 * small_chunks
-    again(monkeypatch)
+    forget(monkeypatch)
     server.fault = lambda request: None
     del server.requests[:]
     assert convert(tmp_path / "there.gguf") == (tmp_path / "here.gguf").read_bytes()

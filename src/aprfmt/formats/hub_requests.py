@@ -1,0 +1,220 @@
+"""Requests to the hub within limits of bytes, seconds and redirects, whatever the server does.
+
+huggingface_hub gives the session, the proxy and the token; the session takes the token off a request
+that is redirected to another host. Bodies of redirects and errors are never read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from aprfmt.errors import StorageError, UnsupportedError, UsageError
+from aprfmt.limits import MAX_HUB_ANSWER_BYTES, MAX_HUB_REDIRECTS, MIN_HUB_PIECE_BYTES, MIN_HUB_RATE
+
+RATE_VARIABLE = "APR_HUB_MIN_RATE"
+"""Environment variable: bytes a second below which a download is given up."""
+
+_HEADER_TIMEOUTS = 3  # the status and headers of an answer, with all redirects, in the library's timeouts
+_ANSWER_TIMEOUTS = 6  # an answer of the API, whole
+_FREE_PIECES = 256
+_LOOK_S = 0.5
+_MOST_PROCESSOR_S = 5.0  # to read the status and headers of one answer
+_KINDS = {
+    "GatedRepo": "GatedRepoError",
+    "RepoNotFound": "RepositoryNotFoundError",
+    "RevisionNotFound": "RevisionNotFoundError",
+    "EntryNotFound": "RemoteEntryNotFoundError",
+}
+
+
+class AnswerError(Exception):
+    """An answer whose status is an error.
+
+    Attributes:
+        response: status and headers; the body was not read.
+        kind: the name of huggingface_hub's error for it, "" for none.
+    """
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(f"the hub answered {response.status_code}")
+        self.response = response
+        self.kind = _KINDS.get(response.headers.get("X-Error-Code", ""), "")
+        # The hub answers 401 for a repository that is missing or private, unless it rejects the token itself.
+        is_rejected = response.headers.get("X-Error-Message", "").startswith("Invalid credentials")
+        if not self.kind and response.status_code == 401 and response.url.scheme == "https" and not is_rejected:
+            self.kind = "RepositoryNotFoundError"
+
+
+def timeout() -> float:
+    """Seconds to wait for the next bytes of an answer: HF_HUB_DOWNLOAD_TIMEOUT."""
+    from huggingface_hub import constants
+
+    return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+
+
+def ask(url: str) -> bytes:
+    """The body of an answer of the API.
+
+    Raises AnswerError, StorageError, UnsupportedError, and what the HTTP client raises.
+    """
+    until = time.monotonic() + _ANSWER_TIMEOUTS * timeout()
+    body = bytearray()
+    with open_answer(url, {}) as (response, _):
+        for data in response.iter_raw():
+            body += data
+            if len(body) > MAX_HUB_ANSWER_BYTES:
+                raise StorageError(
+                    f"the hub's answer has more than {MAX_HUB_ANSWER_BYTES} bytes", hint="check HF_ENDPOINT"
+                )
+            if time.monotonic() > until:
+                raise StorageError("the hub did not complete its answer in time", hint="try again later")
+    return bytes(body)
+
+
+@contextmanager
+def open_answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[Any, list[Any]]]:
+    """The answer to a GET, with its body unread, and the redirects that led to it.
+
+    Raises AnswerError, StorageError, UnsupportedError, and what the HTTP client raises.
+    """
+    from huggingface_hub.utils import get_session
+
+    client, until = get_session(), time.monotonic() + _HEADER_TIMEOUTS * timeout()
+    sent = {**_own_headers(), **headers, "Accept-Encoding": "identity"}
+    request = client.build_request("GET", url, headers=sent, timeout=timeout())
+    redirects: list[Any] = []
+    while True:
+        send = partial(client.send, request, stream=True, follow_redirects=False)
+        response = _within(until - time.monotonic(), send)
+        try:
+            if response.next_request is None:
+                _check(response)
+                yield response, redirects
+                return
+        finally:
+            response.close()
+        _check_redirect(response, redirects)
+        request = response.next_request
+
+
+def _own_headers() -> dict[str, str]:
+    """Who asks, and the token. huggingface_hub's function for it makes a request of its own, without limits."""
+    from huggingface_hub import __version__, constants, get_token
+
+    import aprfmt
+
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    agent = {"User-Agent": f"aprfmt/{aprfmt.__version__}; hf_hub/{__version__}"}
+    return agent | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
+def _check(response: Any) -> None:
+    if response.status_code >= 400 and response.status_code != 416:
+        raise AnswerError(response)
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedError(
+            f"the hub sent an answer compressed with {encoding[:40]!r}, which was not asked for",
+            hint="a proxy may do this: check HTTPS_PROXY and HF_ENDPOINT",
+        )
+
+
+def _check_redirect(response: Any, redirects: list[Any]) -> None:
+    redirects.append(response)
+    if len(redirects) > MAX_HUB_REDIRECTS:
+        raise StorageError(
+            f"the hub redirected the request more than {MAX_HUB_REDIRECTS} times", hint="check HF_ENDPOINT"
+        )
+    if response.request.url.scheme == "https" and response.next_request.url.scheme != "https":
+        raise StorageError(
+            "the hub redirected the request from https to an unencrypted address", hint="check HF_ENDPOINT"
+        )
+
+
+def _within(seconds: float, send: Callable[[], Any]) -> Any:
+    """What `send` returns. Raises StorageError where it takes longer; its thread is ended then.
+
+    The client's own timeout is for each read, and a server may send a byte before each runs out, or endless
+    informational answers, which cost processor time.
+    """
+    found: list[Any] = []
+    errors: list[BaseException] = []
+    is_over, lock = threading.Event(), threading.Lock()
+
+    def work() -> None:
+        try:
+            response = send()
+        except BaseException as error:
+            errors.append(error)
+        else:
+            with lock:
+                if not is_over.is_set():
+                    found.append(response)
+            if not found:
+                with suppress(Exception):
+                    response.close()
+        is_over.set()
+
+    thread = threading.Thread(target=work, name="apr-request", daemon=True)
+    thread.start()
+    until = time.monotonic() + seconds
+    while not is_over.wait(min(_LOOK_S, max(until - time.monotonic(), 0.0))):
+        if time.monotonic() >= until or _processor_seconds(thread) > _MOST_PROCESSOR_S:
+            break
+    with lock:
+        is_over.set()
+    if errors:
+        raise errors[0]
+    if not found:
+        _end(thread)
+        raise StorageError(
+            "the hub did not answer in time", hint="try again later; HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer"
+        )
+    return found[0]
+
+
+def _processor_seconds(thread: threading.Thread) -> float:
+    clock = getattr(time, "pthread_getcpuclockid", None)
+    if clock is None or thread.ident is None or not thread.is_alive():
+        return 0.0
+    return time.clock_gettime(clock(thread.ident))
+
+
+def _end(thread: threading.Thread) -> None:
+    """Raises SystemExit in the thread at its next step: at the latest when its read times out."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+def body(response: Any) -> Iterator[bytes]:
+    """The body of an answer in pieces. Raises StorageError where the server sends it too slowly."""
+    rate, free = _least_rate(), _HEADER_TIMEOUTS * timeout()
+    waited, n_bytes, n_pieces = 0.0, 0, 0
+    pieces = response.iter_raw()
+    while True:
+        before = time.monotonic()
+        data = next(pieces, None)
+        waited += time.monotonic() - before  # not what the caller does with a piece
+        if data is None:
+            return
+        n_bytes, n_pieces = n_bytes + len(data), n_pieces + 1
+        if (waited - free) * rate > n_bytes or n_pieces - _FREE_PIECES > n_bytes // MIN_HUB_PIECE_BYTES:
+            raise StorageError(
+                f"the hub sends too slowly: {n_bytes} bytes in {waited:.0f} s",
+                hint=f"run it again: what came is kept; {RATE_VARIABLE}=BYTES sets the least bytes a second ({rate})",
+            )
+        yield data
+
+
+def _least_rate() -> int:
+    text = os.environ.get(RATE_VARIABLE) or str(MIN_HUB_RATE)
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"{RATE_VARIABLE} must be a whole number, not {text!r:.40}", hint=f"{RATE_VARIABLE}=1000")
+    return int(text)
