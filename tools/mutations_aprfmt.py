@@ -65,6 +65,13 @@ APRFMT = (
     Mutation("a second push begins another section", "aprfmt/publishing/card.py",
         "test_push.py::test_a_second_push_renews_the_section_alone",
         "    if found is not None:\n        return", "    if False:\n        return"),
+    # the terminal
+    Mutation("a model's text drives the terminal", "aprfmt/cli/output.py",
+        "test_cli_output.py::test_streamed_text_cannot_drive_the_terminal",
+        "        self._put(harmless(text), flush=True)", "        self._put(text, flush=True)"),
+    Mutation("a line of a result drives the terminal", "aprfmt/cli/output.py",
+        "test_cli_output.py::test_lines_keep_our_styles_and_no_other_escape",
+        '                self._put(harmless(f"{line}\\n", styled=True))', '                self._put(f"{line}\\n")'),
     # the cache
     Mutation("a damaged export is run", "aprfmt/llama/client.py",
         "test_prepared.py::test_a_damaged_export_is_not_run",

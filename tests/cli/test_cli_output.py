@@ -103,13 +103,27 @@ def test_colour_rules(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("mode", ["human", "quiet"])
 def test_streamed_text_cannot_drive_the_terminal(streams: Callable[..., Any], mode: str) -> None:
-    text = "a\tb\nü \x1b[31m\x07\u202e"
-    for kind, expected in ((Terminal, "a\tb\nü \\x1b[31m\\x07\\u202e"), (io.StringIO, text)):
+    text = "a\tb\nü\u200c\u3000 \x1b[31m\x07\r\u202e\x9b\udc80"
+    expected = "a\tb\nü\u200c\u3000 \\x1b[31m\\x07\\r\\u202e\\x9b\\udc80"
+    for kind in (Terminal, io.StringIO):
         stdout, _ = streams(kind)
         out = Output()
         out.configure(["run", *(["-q"] if mode == "quiet" else [])])
         out.stream(text)
         assert stdout.getvalue() == expected
+
+
+def test_lines_keep_our_styles_and_no_other_escape(streams: Callable[..., Any]) -> None:
+    stdout, _ = streams(Terminal)
+    out = Output()
+    out.configure(["inspect"])
+    styled = out.style("name", "red")
+    assert styled != "name"
+    hostile = "\x1b]0;title\x07 \x1b[8m \x1b[2J \u202e"
+    escaped = "\\x1b]0;title\\x07 \\x1b[8m \\x1b[2J \\u202e"
+    out.result({}, [f"{styled} {hostile}", "\ttwo"])
+    out.line(hostile)
+    assert stdout.getvalue() == f"{styled} {escaped}\n\ttwo\n{escaped}\n"
 
 
 def test_hostile_names_cannot_drive_the_terminal() -> None:

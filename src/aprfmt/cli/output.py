@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +39,26 @@ def printable(text: str) -> str:
     """`text` with what could drive a terminal (controls, direction marks, lone surrogates) escaped."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(text: str) -> str:
+    return text.encode("unicode_escape", "backslashreplace").decode()
+
+
+_DRIVES = re.compile(
+    f"({'|'.join(re.escape(f'{chr(27)}[{code}m') for code in ('0', *_STYLES.values()))})"
+    "|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""The styles of `Output.style`, or a character that drives a terminal or reverses text; lines and tabs do neither."""
+
+
+def harmless(text: str, *, styled: bool = False) -> str:
+    """`text` of any lines with the characters escaped that drive a terminal; our own styles stay where it is `styled`.
+
+    Other invisible characters stay: scripts and emoji need them.
+    """
+    return _DRIVES.sub(lambda found: found[0] if styled and found[1] else _escaped(found[0]), text)
 
 
 def plain(value: object) -> Json:
@@ -114,7 +134,7 @@ class Output:
             self.json_object(body)
         elif self.mode == "human":
             for line in lines:
-                self._put(f"{line}\n")
+                self._put(harmless(f"{line}\n", styled=True))
             if (hub := _hub_traffic()) is not None:
                 self.progress_line(self.style(hub.sentence(), "dim", self.error_stream))
 
@@ -127,13 +147,14 @@ class Output:
     def line(self, text: str = "") -> None:
         """One line of text on stdout, in human mode only."""
         if self.mode == "human":
-            self._put(text + "\n", flush=True)
+            self._put(harmless(f"{text}\n", styled=True), flush=True)
 
     def stream(self, text: str) -> None:
-        """A piece of text that was asked for, on stdout as it comes; nothing in it can drive a terminal."""
-        if self.data_stream.isatty():
-            text = "".join(c if c in "\n\t" else printable(c) for c in text)
-        self._put(text, flush=True)
+        """A piece of text that was asked for, on stdout as it comes; nothing in it can drive a terminal.
+
+        Nor in a pipe, which `less -R`, a log or a file that is shown later may end in. The text itself is in `--json`.
+        """
+        self._put(harmless(text), flush=True)
 
     def warning(self, text: str) -> None:
         """A warning on stderr; the JSON object is expected to hold it too."""
