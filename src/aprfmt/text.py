@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
+CONTROLS = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+"""For a class of a regular expression: what ends lines, drives terminals, reverses text, or is no text at all."""
+
 _IEC_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TYPED_UNITS = ((1000, ("kB", "MB", "GB", "TB")), (1024, ("KiB", "MiB", "GiB", "TiB")))
 _SI_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from aprfmt.cli.habits import is_of_mlx
 from aprfmt.errors import AprError, StorageError
-from aprfmt.text import format_bytes, format_count, format_seconds
+from aprfmt.text import CONTROLS, format_bytes, format_count, format_seconds
 from aprfmt.types import Json
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def _escaped(text: str) -> str:
 
 
 _DRIVES = re.compile(
-    f"({'|'.join(re.escape(f'{chr(27)}[{code}m') for code in ('0', *_STYLES.values()))})"
-    "|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    f"({'|'.join(re.escape(f'{chr(27)}[{code}m') for code in ('0', *_STYLES.values()))})|(?![\t\n])[{CONTROLS}]"
 )
 """The styles of `Output.style`, or a character that drives a terminal or reverses text; lines and tabs do neither."""
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from aprfmt.canonical.model import Canonical
+from aprfmt.text import CONTROLS
 from aprfmt.tokenizer.chat_format import ChatFormat, find_format
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
 NAME = "Modelfile"
+
+_BRACES = re.compile(r"\{\{+|\{\Z")
+_CONTROL = re.compile(f"(?![\t\n])[{CONTROLS}]")
 
 MOST_CONTEXT = 8192
 """Tokens of the context that a Modelfile asks for at most: Ollama takes the memory for all of it."""
@@ -29,7 +35,10 @@ def modelfile(c: Canonical, gguf_name: str) -> tuple[bytes, list[str]]:
         if found.default:
             lines += [f"SYSTEM {_quoted(found.default)}", ""]
     else:
-        lines += [f"# No TEMPLATE: {reason}. Ollama takes what it knows of the template in the GGUF.", ""]
+        lines += [
+            f"# No TEMPLATE: {_one_line(reason or '')}. Ollama takes what it knows of the template in the GGUF.",
+            "",
+        ]
         notes.append(f"the Modelfile has no TEMPLATE: {reason}; Ollama has to know the template of the GGUF")
     if tokenizer is not None:
         lines += [f"PARAMETER stop {_quoted(text)}" for text in stops(tokenizer, found)]
@@ -65,7 +74,8 @@ def go_template(found: ChatFormat) -> str:
 
 
 def _literal(text: str) -> str:
-    return text.replace("{{", '{{ "{{" }}')
+    """Text of a template. A brace before another, or before an action that follows, would begin one itself."""
+    return _BRACES.sub(lambda found: f'{{{{ "{found[0]}" }}}}', text)
 
 
 def stops(tokenizer: Tokenizer, found: ChatFormat | None) -> list[str]:
@@ -80,8 +90,13 @@ def stops(tokenizer: Tokenizer, found: ChatFormat | None) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text.strip() and text.isprintable()]
 
 
+def _one_line(text: str) -> str:
+    return " ".join(_CONTROL.sub(" ", text).split())
+
+
 def _quoted(text: str) -> str:
     """A value of a Modelfile: in quotes, or in three of them where it has lines or quotes."""
+    text = _CONTROL.sub("", text.replace("\r\n", "\n"))
     if "\n" in text or '"' in text:
         return '"""' + text.replace('"""', "'''") + '"""'
     return f'"{text}"'

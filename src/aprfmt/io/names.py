@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from aprfmt.errors import RefusedError
 from aprfmt.limits import MAX_FILE_NAME_BYTES, MAX_PATH_CHARS, MAX_PATH_PARTS
-from aprfmt.text import first_few
+from aprfmt.text import CONTROLS, first_few
 from aprfmt.types import PathLike
 
 ALLOW = "--allow-names"
@@ -43,7 +43,7 @@ _SHORT = re.compile(r"[^.]{1,6}~\d+(\.[^.]{0,3})?")
 _TEMPORARY = re.compile(r"\..*\.tmp|\.switch|\.replaced", re.DOTALL)
 """What io.temporary and io.switch call what is not complete."""
 
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROLS = re.compile(f"[{CONTROLS}]")
 
 
 class Finding(NamedTuple):

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from aprfmt.errors import CorruptError, LimitError, NotFoundError, UnknownFormatError
 from aprfmt.io.source import Source
+from aprfmt.text import CONTROLS
 
 CARD = "README.md"
 MAX_CARD_BYTES = 1 << 20
@@ -66,6 +67,9 @@ _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 _UNTOUCHED = re.compile(r"v\d+(\.\d+)*|\d.*")
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile(f"[{CONTROLS}]")
+_MARKUP = re.compile(r"[\\`\[\]<>|]|&(?=#?\w+;)")
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _FENCE = "---"
 _NULLS = ("", "~", "null", "Null", "NULL")
 
@@ -161,9 +165,30 @@ def render_card(front: Mapping[str, object], title: str | None, text: str | None
     import yaml
 
     matter = yaml.safe_dump(dict(front), sort_keys=False, allow_unicode=True, width=10_000)
-    body = [f"# {' '.join(title.split())}\n"] if title and title.split() else []
-    body += [f"{text.strip()}\n"] if text and text.strip() else []
+    body = [f"# {heading}\n"] if title and (heading := markdown(title)) else []
+    body += ["\n".join(map(markdown, text.strip().split("\n"))) + "\n"] if text and text.strip() else []
     return (f"{_FENCE}\n{matter}{_FENCE}\n" + "".join(f"\n{part}" for part in body)).encode()
+
+
+def yaml_line(key: str, value: str) -> str:
+    """A line of front matter, whatever the value holds."""
+    import yaml
+
+    one_line = " ".join(_CONTROL.sub(" ", value).split())
+    return str(yaml.safe_dump({key: one_line}, allow_unicode=True, width=1 << 20))
+
+
+def markdown(value: str) -> str:
+    """`value` as a line of plain text: no HTML, link, code, heading, list, rule or cell of a table begins in it."""
+    line = " ".join(_CONTROL.sub(" ", value).split())
+    line = _MARKUP.sub(lambda found: _ENTITIES.get(found[0]) or f"\\{found[0]}", line)
+    return f"\\{line}" if line.startswith(("#", "-", "+", "*", "=", "~~~")) else line
+
+
+def markdown_code(value: str) -> str:
+    """`value` as code in a line of Markdown or a cell of a table."""
+    words = " ".join(_CONTROL.sub(" ", value).split()).replace("<!--", "<! --")
+    return f"`{words.replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
 # --- what the keys mean ---

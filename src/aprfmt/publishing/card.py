@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aprfmt.errors import RefusedError
-from aprfmt.provenance.model_card import CARD, front_matter, to_card
+from aprfmt.provenance.model_card import CARD, front_matter, markdown, markdown_code, to_card, yaml_line
 from aprfmt.text import format_bytes, format_count
 
 BEGIN, END = "<!-- apr: files -->", "<!-- apr: end -->"
 """Marks around our section; whoever takes them away gets a section at the end of the card."""
 
-_SECTION = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+_SECTION = re.compile(f"^{re.escape(BEGIN)}$.*?^{re.escape(END)}$", re.DOTALL | re.MULTILINE)
 _ROW = re.compile(r"^\| `(?P<name>[^`]+)` \|", re.MULTILINE)
 _FENCE = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n")
 _HEADER = "| file | type | bits per weight | size | parameters | architecture |\n|---|---|--:|--:|--:|---|"
@@ -91,7 +91,7 @@ def license_of(card: bytes | None) -> str | None:
 def _with_license(card: bytes, license: str | None) -> bytes:
     if license is None or license_of(card) is not None:
         return card
-    line = f"license: {license}\n".encode()
+    line = yaml_line("license", license).encode()
     fence = _FENCE.match(card)
     if fence is None:
         return b"---\n" + line + b"---\n\n" + card
@@ -105,7 +105,7 @@ def _section(
 
     tables = {
         "": [_model_line(row) for row in models],
-        "sums": [f"| `{name}` | `{sum}` |" for name, sum in sums.items()],
+        "sums": [f"| {markdown_code(name)} | `{sum}` |" for name, sum in sums.items()],
     }
     there = {*kept} - {*sums} - {row.file for row in models}
     before, _, after = old.partition(_SUMS)
@@ -115,7 +115,7 @@ def _section(
         tables[name].sort()
     facts = [(name.replace("_", " "), info[name]) for name in ("source", "data_source", "license") if info.get(name)]
     lines = [BEGIN, "## Files", "", _HEADER, *tables[""], ""]
-    lines += [f"* {name}: {_plain(value)}" for name, value in facts]
+    lines += [f"* {name}: {markdown(value)}" for name, value in facts]
     lines += [f"* written by apr {__version__}", ""]
     if tables["sums"]:
         lines += [_SUMS, *tables["sums"], ""]
@@ -124,10 +124,5 @@ def _section(
 
 def _model_line(row: ModelRow) -> str:
     bits = f"{row.bits_per_weight:.2f}" if row.bits_per_weight is not None else ""
-    cells = (f"`{row.file}`", row.type, bits, format_bytes(row.size_bytes), format_count(row.params), row.architecture)
-    return f"| {' | '.join(_plain(cell or '') for cell in cells)} |"
-
-
-def _plain(text: str) -> str:
-    """Text that cannot end a table's cell, a line, or the section."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<!--", "<! --")
+    facts = (row.type, bits, format_bytes(row.size_bytes), format_count(row.params), row.architecture)
+    return f"| {' | '.join([markdown_code(row.file), *(markdown(fact or '') for fact in facts)])} |"
