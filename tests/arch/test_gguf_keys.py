@@ -9,7 +9,8 @@ from arch_models import ArchCase, all_cases
 from test_keys import config_of
 
 from aprfmt.arch.gguf_keys import ALWAYS, key_problems
-from aprfmt.arch.hparams import OF_TENSOR, from_hf_config, full_key, to_gguf
+from aprfmt.arch.hparams import from_hf_config, full_key, to_gguf
+from aprfmt.arch.row import OF_TENSOR
 from aprfmt.arch.table import ARCHITECTURES
 
 BASE = [case for case in all_cases() if not case.llama_cpp_cannot]
@@ -19,7 +20,7 @@ def written(case: ArchCase) -> dict[str, Any]:
     h, row = from_hf_config(config_of(case)), ARCHITECTURES[case.row]
     kv = {key: value for key, _, value in to_gguf(h, row, vocab_size=512)}
     # What tensors and the tokenizer bring where the config does not.
-    numbers = {full_key(row, key.gguf): 1.0 for key in row.keys if key.via == OF_TENSOR}
+    numbers = {full_key(row, key.gguf): 1.0 for key in row.keys if key.role == OF_TENSOR}
     return {"tokenizer.ggml.token_type_count": 2} | numbers | kv
 
 

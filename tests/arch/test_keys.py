@@ -18,7 +18,6 @@ from aprfmt.arch.hparams import defaults_of, from_apr, from_gguf, from_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.arch.values import CONVERTERS
 from aprfmt.errors import AprError
 
 by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
@@ -155,7 +154,7 @@ def test_a_rebuilt_config_means_the_same(case: ArchCase) -> None:
     settled = {"block_auto_adjust_ff_dim"} | {
         name
         for key in row.keys
-        if key.via and (CONVERTERS[key.via].settle or CONVERTERS[key.via].fill)
+        if key.converter is not None and (key.converter.normalize or key.converter.derive)
         for name in key.hf
     }
     for name, value in json.loads(json.dumps(text.to_dict())).items():
@@ -203,7 +202,7 @@ def test_gguf_keys_come_back(case: ArchCase) -> None:
     again.hf_model_type, again.vocab_size = h.hf_model_type, h.vocab_size
     for key in row.keys:
         is_refused = bool(case.llama_cpp_cannot) and key.constant is not None
-        if key.gguf and key.hf and not key.via and not is_refused:
+        if key.gguf and key.hf and key.converter is None and not is_refused:
             assert Scope(again, row, key).value == Scope(h, row, key).value, key
     assert again.extra.get("rope_layers") == h.extra.get("rope_layers")
     first, second = ({pair[0]: pair[1:] for pair in found} for found in (pairs, to_gguf(again, row, complete=False)))

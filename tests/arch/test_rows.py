@@ -14,7 +14,6 @@ from aprfmt.arch.links import MIRROR, ORDERS, UNIT_COLUMNS, VALUES
 from aprfmt.arch.row import HEAD, INT32, OPTIONAL, OUTPUT, PLUS_ROW, PRODUCT, REQUIRED, Architecture, TensorRow
 from aprfmt.arch.rows import FILES, INDEX, index_of_rows
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
-from aprfmt.arch.values import CONVERTERS
 
 
 def test_the_index_says_what_rows_are_found_by() -> None:
@@ -117,10 +116,9 @@ def test_conditions_are_conditions_of_known_words(row: Architecture) -> None:
 
 
 @by_row
-def test_keys_name_known_converters_and_fields(row: Architecture) -> None:
+def test_keys_name_known_fields(row: Architecture) -> None:
     for key in row.keys:
-        assert not key.via or key.via in CONVERTERS, key
-        assert key.gguf or key.hf or key.via, key
+        assert key.gguf or key.hf or key.converter, key
         assert key.kind.removesuffix("[]") in ("u32", "u64", "i32", "f32", "bool", "str"), key
         assert not key.field or key.field in Hyperparams.__slots__, key
     fields = [key.field for key in row.keys if key.field and key.hf]

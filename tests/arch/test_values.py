@@ -10,6 +10,10 @@ import pytest
 
 from aprfmt import limits
 from aprfmt.arch import fields
+from aprfmt.arch.converter import Converter
+from aprfmt.arch.converters.common import gating
+from aprfmt.arch.converters.heads import pooling
+from aprfmt.arch.converters.layers import layer_types
 from aprfmt.arch.hparams import from_apr, from_gguf, from_hf_config, to_gguf, to_hf_config
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES
@@ -65,9 +69,9 @@ def test_values_of_another_kind(kind: str, value: Any, error: type[AprError]) ->
         to_gguf(from_hf_config({"a": value}, row), row)
 
 
-@pytest.mark.parametrize(("via", "word", "number"), [("gating", "sigmoid", 2), ("pooling", "cls", 2)])
-def test_words_and_numbers(via: str, word: str, number: int) -> None:
-    row = toy(Key("a", ("a",), via=via))
+@pytest.mark.parametrize(("converter", "word", "number"), [(gating, "sigmoid", 2), (pooling, "cls", 2)])
+def test_words_and_numbers(converter: Converter, word: str, number: int) -> None:
+    row = toy(Key("a", ("a",), converter=converter))
     pairs = to_gguf(from_hf_config({"a": word}, row), row)
     assert pairs == [("llama.a", "UINT32", number)]
     h = from_gguf({key: item for key, _, item in pairs}, row=row)
@@ -106,7 +110,7 @@ def test_more_layers_than_lists_are_made_for() -> None:
                 source(values)
 
 
-LAYER_TYPES = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="layer_types")
+LAYER_TYPES = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
 S, F = "sliding_attention", "full_attention"
 
 

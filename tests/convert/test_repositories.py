@@ -10,9 +10,9 @@ import pytest
 from repository_models import REPOSITORIES, write
 
 import aprfmt
+from aprfmt.arch.converters.heads import pooling
 from aprfmt.arch.heads import HEADS, MODULE
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.arch.values_heads import POOLING
 from aprfmt.convert.api import Report
 
 pytest.importorskip("torch")
@@ -84,7 +84,7 @@ def test_every_file_of_the_repository_is_on_the_page(repository: tuple[Path, Rep
 
 def test_pooling_has_these_numbers() -> None:
     found = {_quoted(mode)[0]: int(number) for mode, number in _table("mode")}
-    assert all(POOLING.from_gguf(number, None) == mode for mode, number in found.items())  # type: ignore[arg-type]
+    assert all(pooling.from_gguf(number, None) == mode for mode, number in found.items())  # type: ignore[arg-type]
     assert sorted(found.values()) == [0, 1, 2, 3, 4]
 
 

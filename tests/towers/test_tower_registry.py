@@ -15,7 +15,6 @@ from aprfmt.arch.grammar import dims_of, parse_condition, parse_order, size_word
 from aprfmt.arch.row import Tower
 from aprfmt.arch.tower_table import missing_keys
 from aprfmt.arch.towers import TOWERS
-from aprfmt.arch.values import CONVERTERS
 from aprfmt.canonical.made import MADE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,8 +59,6 @@ def test_what_a_row_names_exists(row: Tower) -> None:
     assert row.model_type in row.model_types
     paths = {name for key in row.keys for name in key.hf}
     words = {name.rpartition(".")[2] for name in paths} | {path.replace("-", "_") for path in paths} | {"hidden"}
-    for key in row.keys:
-        assert key.via in CONVERTERS, key
     for part in row.tensors:
         assert not part.gguf or len(part.gguf_dims) in (0, len(part.gguf)), part
         used = [*part.dims, *part.gguf_dims, *(part.depth for _ in part.hf if "{n}" in part.hf[0])]

@@ -127,7 +127,7 @@ def check_layers(h: Hyperparams) -> None:
 
 
 DEFAULT: object = object()
-"""What `from_gguf` and `settle` give where the source does not decide: the row's default."""
+"""What `from_gguf` and `normalize` give where the source does not decide: the row's default."""
 
 
 class GgufKeys(dict[str, tuple[str, object]]):
@@ -169,18 +169,28 @@ class Converter:
         to_gguf: config value -> value for the GGUF key; None writes none; GgufKeys writes several.
         from_gguf: GGUF value -> config value; None says that there is none, DEFAULT takes the row's default;
             ConfigKeys sets several.
-        fill: the value of a config key that is absent and has no default, from the others.
-        settle: the value of a config.json as it is held: called for every config.json, also with None, when all keys
+        derive: the value of a config key that is absent and has no default, from the others.
+        normalize: the value of a config.json as it is held: called for every config.json, also with None, when all keys
             of it are read, before anything is derived from them. Gives what `from_gguf` may give.
         from_target: the value of a key of a draft model, where its own config.json is silent, from the config.json of
             the model that it drafts for.
+        role: what other modules recognise the key by; a constant of arch.row.
     """
 
     to_gguf: Convert = same
     from_gguf: Convert = or_default
-    fill: Callable[[Scope], object] | None = None
-    settle: Convert | None = None
+    derive: Callable[[Scope], object] | None = None
+    normalize: Convert | None = None
     from_target: Callable[[Mapping[str, object], Scope], object] | None = None
+    role: str = ""
+
+
+EQUAL = Converter()
+
+
+def converter_of(key: Key) -> Converter:
+    """The converter of a key; that of equal values where it names none."""
+    return key.converter or EQUAL
 
 
 def words(table: Mapping[str, int]) -> Converter:

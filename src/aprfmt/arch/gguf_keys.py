@@ -9,7 +9,7 @@ from typing import TypeAlias
 from aprfmt.arch.grammar import dims_of, holds, size_words
 from aprfmt.arch.hparams import full_key
 from aprfmt.arch.names import matches
-from aprfmt.arch.row import Architecture, TensorRow
+from aprfmt.arch.row import SELDOM, Architecture, TensorRow
 from aprfmt.types import Shape
 
 Problem: TypeAlias = tuple[str, str]
@@ -28,9 +28,6 @@ _FIELD_OF = {
     "experts": "num_experts", "moe_ffn": "moe_intermediate_size",
 }  # fmt: skip
 _HAS_DEFAULT = frozenset(("vocab", "kv_heads", "kv", "head_dim", "positions", "layers", "moe_num_shared_experts"))
-
-# Converters that write a key only where llama.cpp's default is not the network's.
-_SELDOM = ("odd_value_length",)
 
 # Needed where a tensor of one of these names is there, whatever its sizes are written with.
 _BY_TENSOR = {
@@ -152,7 +149,7 @@ def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:
         words |= size_words(tensor.count)
     for word in words - _HAS_DEFAULT:
         field = _FIELD_OF.get(word)
-        keys = (key for key in row.keys if key.gguf and key.via not in _SELDOM)
+        keys = (key for key in row.keys if key.gguf and key.role != SELDOM)
         named = [key for key in keys if (key.field == field if field else word in key.hf)]
         if not named and word == "moe_ffn":
             named = [key for key in row.keys if key.gguf and key.field == "intermediate_size"]

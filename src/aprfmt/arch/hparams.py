@@ -16,7 +16,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 
 from aprfmt.arch import rope
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, GgufKeys, Scope, check_layers, flattened, language_part, look_up
+from aprfmt.arch.converter import (
+    DEFAULT,
+    ConfigKeys,
+    Converter,
+    GgufKeys,
+    Scope,
+    check_layers,
+    converter_of,
+    flattened,
+    language_part,
+    look_up,
+    nothing,
+)
+from aprfmt.arch.converters import common
 from aprfmt.arch.fields import (
     GgufKey,
     Misfit,
@@ -33,9 +46,25 @@ from aprfmt.arch.fields import (
 from aprfmt.arch.heads import MODULE_KEYS, head_of
 from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
 from aprfmt.arch.projectors import MAP, TARGETS
-from aprfmt.arch.row import HEAD, MOST, OPTIONAL, OUTPUT, OWN, REQUIRED, WHOLE_KEYS, Architecture, Key
+from aprfmt.arch.row import (
+    HAS_TENSORS,
+    HEAD,
+    HEAD_DIM,
+    MOST,
+    OF_TENSOR,
+    OPTIONAL,
+    OUTPUT,
+    OWN,
+    REQUIRED,
+    ROPE,
+    ROTARY_DIM,
+    SHARED_ROTARY_DIM,
+    WHOLE_KEYS,
+    WINDOW,
+    Architecture,
+    Key,
+)
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
-from aprfmt.arch.values import CONVERTERS, head_dim_is_named
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 
 EXTRA_KEY = "aprfmt.hparams"
@@ -48,19 +77,14 @@ KEPT = (
 )  # fmt: skip
 """config.json keys, beside those of a row, that are kept in Hyperparams.extra where a config has them."""
 
-OF_TENSOR = "of_tensor"
-"""`via` of a number that a GGUF has as a key and a checkpoint as a tensor, whose name stands for a config.json key."""
-HAS_TENSORS = "has_tensors"
-"""`via` of a switch that a config.json need not say: whether the tensors are there that need it."""
-
 _UNKNOWN_KEYS: tuple[Key, ...] = (
     *(
-        Key(f.gguf, (*f.hf, *f.rare), f.kind, f.name, via="head_dim" if f.name == "head_dim" else "")
+        Key(f.gguf, (*f.hf, *f.rare), f.kind, f.name, converter=common.head_dim if f.name == "head_dim" else None)
         for f in FIELDS
         if f.name != "rope_theta"
     ),
-    Key("rope", via="rope"),
-    Key("attention.sliding_window", ("sliding_window",), via="window"),
+    Key("rope", converter=common.rope_keys),
+    Key("attention.sliding_window", ("sliding_window",), converter=common.window),
 )
 _UNKNOWN = Architecture("", "", "", "", (), (), (), _UNKNOWN_KEYS)
 """Stands for an architecture that the table does not have."""
@@ -78,8 +102,9 @@ _OF_THE_WHOLE = (
 )  # fmt: skip
 # Read and written by other code than the keys of a row.
 _ELSEWHERE = frozenset(("tie_word_embeddings", *_TOKEN_IDS, *rope.NAMES))
-_STRUCTURAL = frozenset(("rope", "rotary_dim", "shared_rotary_dim", "head_dim"))
-DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="other_drafts")
+_STRUCTURAL = frozenset((ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, HEAD_DIM))
+_OTHER_DRAFTS = Converter(nothing, lambda value, scope: value or DEFAULT)
+DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=_OTHER_DRAFTS)
 """How many layers behind the network's own predict further tokens; of a family without a key of its own, a GGUF that
 is made anew holds none."""
 
@@ -149,9 +174,9 @@ def _fill(h: Hyperparams, scopes: Sequence[Scope]) -> None:
     """Sets what follows from other numbers: sizes, then heads, which need sizes, then what is counted in those."""
     for only_sizes in (True, False):
         for scope in scopes:
-            fill = CONVERTERS[scope.key.via].fill
-            if fill is not None and scope.value is None and (scope.key.field or not only_sizes):
-                scope.put(fill(scope))
+            derive = converter_of(scope.key).derive
+            if derive is not None and scope.value is None and (scope.key.field or not only_sizes):
+                scope.put(derive(scope))
         if only_sizes:
             _derive_heads(h)
 
@@ -197,8 +222,8 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
             value, _ = look_up(defaults, scope.key.hf)
         scope.put(scope.key.constant if value is None else value)
     for scope in scopes:
-        settle = CONVERTERS[scope.key.via].settle
-        if settle is not None and (value := settle(scope.value, scope)) is not DEFAULT:
+        normalize = converter_of(scope.key).normalize
+        if normalize is not None and (value := normalize(scope.value, scope)) is not DEFAULT:
             _take(scope, value)
     _fill(h, scopes)
     rope.read(h, config, defaults, row)
@@ -232,12 +257,12 @@ def with_target(h: Hyperparams, row: Architecture | None, target: Mapping[str, o
     """`h` of a draft model, completed by what the config.json of the model that it drafts for says; None where `row`
     is not a draft model's.
     """
-    if row is None or not any(CONVERTERS[key.via].from_target for key in row.keys):
+    if row is None or not any(converter_of(key).from_target for key in row.keys):
         return None
     h = replace(h, extra=dict(h.extra))
     target = {**target, **language_part(target)}
     for scope in _scopes(h, row, defaults_of(row, h.hf_model_type)):
-        convert = CONVERTERS[scope.key.via].from_target
+        convert = converter_of(scope.key).from_target
         if convert is not None and scope.value is None:
             scope.put(convert(target, scope))
     return h
@@ -250,7 +275,7 @@ def set_by_tensors(h: Hyperparams, row: Architecture, names: Collection[str]) ->
 
 
 def _told_by_tensors(row: Architecture) -> set[str]:
-    return {key.hf[0] for key in row.keys if key.via == HAS_TENSORS}
+    return {key.hf[0] for key in row.keys if key.role == HAS_TENSORS}
 
 
 def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: bool = True) -> dict[str, object]:
@@ -273,14 +298,14 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
     done = {"rope_scaling", "rope_layers", "partial_rotary_factor", "text_of", "head_dim", *_told_by_tensors(row)}
     for scope in _scopes(h, row, defaults):
         key = scope.key
-        if key.via == OF_TENSOR:
+        if key.role == OF_TENSOR:
             done.add(key.hf[0])
-        if not key.hf or key.via in ("rope", "rotary_dim", "shared_rotary_dim", HAS_TENSORS, OF_TENSOR):
+        if not key.hf or key.role in (ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, HAS_TENSORS, OF_TENSOR):
             continue
         name = key.hf[0]
         value = h.extra.get(name)
         value = value if isinstance(value, list) or not key.field else getattr(h, key.field)
-        if key.via == "head_dim" and not head_dim_is_named(scope):
+        if key.role == HEAD_DIM and not common.head_dim_is_named(scope):
             continue
         done.add(name)
         says_null = name in h.extra or look_up(defaults, key.hf)[0] is not None
@@ -289,7 +314,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
     for name, value in h.extra.items():
         if name not in done:
             set_path(config, name, value)
-    if any(key.via == "rope" for key in row.keys):
+    if any(key.role == ROPE for key in row.keys):
         config |= rope.to_hf(h, row, defaults)
     config |= {
         "architectures": [hf_class],
@@ -329,7 +354,7 @@ def _missing(h: Hyperparams, row: Architecture) -> list[str]:
     named = {
         key.field: key.hf[0]
         for key in row.keys
-        if key.field in _REQUIRED and key.constant is None and key.hf and not key.via
+        if key.field in _REQUIRED and key.constant is None and key.hf and key.converter is None
     }
     return [name for name in _REQUIRED if name in named and getattr(h, name) is None and named[name] not in h.extra]
 
@@ -431,14 +456,14 @@ def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
         return flags[key.hf[0]]
     name = full_key(scope.row, key.gguf)
     value = scope.kv.get(name) if key.gguf else None
-    if key.via:
+    if key.converter is not None:
         value = converter_value(name, key.kind, value)
     else:
         value = plain_value(name, value)
         if isinstance(value, list) and value and not key.kind.endswith("[]"):
             value = value[0] if value.count(value[0]) == len(value) else value  # the same of every layer: a number
         value = config_value(name, key.kind, value)
-    return CONVERTERS[key.via].from_gguf(value, scope)
+    return converter_of(key).from_gguf(value, scope)
 
 
 def full_key(row: Architecture, suffix: str) -> str:
@@ -504,7 +529,7 @@ def to_gguf(
             name = full_key(arch, suffix)
             try:
                 pair = typed_key(name, kind, item)
-                if key.via:
+                if key.converter is not None:
                     converter_value(name, kind, item)  # refused here rather than by who reads it
             except (CorruptError, RefusedError) as error:
                 if not misfits:
@@ -512,7 +537,7 @@ def to_gguf(
                 pair = (name, "STRING", Misfit(item, error))
             out.setdefault(name, pair)
             lists.setdefault(name, key.draft)
-        if key.via == "head_dim":
+        if key.role == HEAD_DIM:
             out |= {pair[0]: pair for pair in late}
             late = []
     count, drafts = (full_key(arch, suffix) for suffix in ("block_count", "nextn_predict_layers"))
@@ -552,7 +577,7 @@ def _gguf_side(scope: Scope) -> object:
             f"{scope.name} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {known}",
             hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
         )
-    return CONVERTERS[key.via].to_gguf(value, scope) if key.constant is None else key.constant
+    return converter_of(key).to_gguf(value, scope) if key.constant is None else key.constant
 
 
 # --- APR metadata ---
@@ -600,8 +625,8 @@ def from_apr(metadata: Mapping[str, object]) -> Hyperparams:
     scopes = _scopes(h, row, defaults)
     for scope in scopes:
         key = scope.key
-        if not key.field and key.hf and key.via not in _STRUCTURAL and key.hf[0] not in h.extra:
-            value = None if key.via == "window" else look_up(defaults, key.hf)[0]
+        if not key.field and key.hf and key.role not in _STRUCTURAL and key.hf[0] not in h.extra:
+            value = None if key.role == WINDOW else look_up(defaults, key.hf)[0]
             scope.put(key.constant if value is None else value)
     _fill(h, scopes)
     return h

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32, plain_value, shorten
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Architecture
+from aprfmt.arch.row import COMPRESSED_ROPE, HALF_ROTARY, ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, Architecture
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.io.jsonx import to_f32
 
@@ -61,12 +61,12 @@ def read(
     h: Hyperparams, config: Mapping[str, object], defaults: Mapping[str, object], row: Architecture | None
 ) -> None:
     """Fills in the rope parameters of a config.json in the spelling of transformers 4 or 5. Raises CorruptError."""
-    if row is not None and not any(key.via == "rope" for key in row.keys):
+    if row is not None and not any(key.role == ROPE for key in row.keys):
         return
     # A dict of dicts is by layer type: the main one is that of full_attention, whatever the others are called.
     dicts = _dicts(config) or _dicts(defaults)
     layers = {key: value for key, value in dicts.items() if isinstance(value, Mapping)}
-    compresses = row is not None and any(key.via == "compressed_rope" for key in row.keys)
+    compresses = row is not None and any(key.role == COMPRESSED_ROPE for key in row.keys)
     names_part = row is not None and any("qk_rope_head_dim" in key.hf for key in row.keys)
     if compresses:
         dicts, layers = _of_compressed(h, dicts), {}
@@ -133,12 +133,12 @@ def _drop_usual_part(h: Hyperparams, row: Architecture | None, layer: dict[str, 
 
 def _halves_full(row: Architecture) -> bool:
     """Whether layers with a window rotate all of a head, the others a part of it."""
-    return any(key.via == "half_rotary" for key in row.keys)
+    return any(key.role == HALF_ROTARY for key in row.keys)
 
 
 def _shares_part(row: Architecture) -> bool:
     """Whether all kinds of layers rotate the same part of a head, and a config says so of each."""
-    return row.nested_rope and any(key.via == "shared_rotary_dim" for key in row.keys)
+    return row.nested_rope and any(key.role == SHARED_ROTARY_DIM for key in row.keys)
 
 
 def _dicts(config: Mapping[str, object]) -> dict[str, object]:
@@ -391,7 +391,7 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
         "llama_4_scaling_beta" in scaling
     ):  # in transformers 5 alone, where the older spelling would lose the rotated part
         del out["rope_scaling"]
-    name = next((key.hf[0] for key in row.keys if key.via == "rotary_dim" and key.hf), PARTIAL[0])
+    name = next((key.hf[0] for key in row.keys if key.role == ROTARY_DIM and key.hf), PARTIAL[0])
     if part is not None and "rope_scaling" in out:
         out[name] = rotary_dim(h) if name in COUNTS else part
     named = next((name for name in THETAS if name in defaults), THETAS[0])

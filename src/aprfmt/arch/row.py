@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from aprfmt.records import record
+
+if TYPE_CHECKING:
+    from aprfmt.arch.converter import Converter
 
 REQUIRED = "required"
 OPTIONAL = "optional"
@@ -23,6 +27,20 @@ INT32 = "int32"
 
 PACKS = {"mxfp4": ("U8", "U8"), "mxfp4_e8m0": ("I8", "F8_E8M0")}
 """Name of a packing -> the dtypes in which a checkpoint has the values and their scales."""
+
+ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, HALF_ROTARY, HEAD_DIM, WINDOW, COMPRESSED_ROPE = (
+    "rope", "rotary_dim", "shared_rotary_dim", "half_rotary", "head_dim", "window", "compressed_rope",
+)  # fmt: skip
+"""Roles of keys that arch.rope and arch.hparams read and write by code of their own."""
+
+OF_TENSOR = "of_tensor"
+"""Role of a number that a GGUF has as a key and a checkpoint as a tensor, which `hf` names."""
+
+HAS_TENSORS = "has_tensors"
+"""Role of a switch that a config.json need not set: on if the checkpoint has the tensors that need it."""
+
+SELDOM = "seldom"
+"""Role of a key that is written only if llama.cpp's default is not the network's value."""
 
 MOST = "most"
 OWN = "own"
@@ -109,7 +127,7 @@ class Key:
         field: attribute of Hyperparams that holds the value; "" keeps it in Hyperparams.extra under `hf[0]`.
         constant: value that is written to every GGUF of the family; a config with another one is refused.
         allowed: values that llama.cpp's network computes, where it is not any; a config with another one is refused.
-        via: name of a converter of arch.values where the two sides count differently; "" for equal values.
+        converter: how values are converted where config.json and GGUF count differently; None for equal values.
         draft: what the list of a GGUF, with a value a layer, has for each draft layer behind the last; MOST for the
             largest of the others, OWN where config.json lists the draft layers too (0 for those that it does not), or
             the config.json key of a number; None for what is not such a list.
@@ -120,9 +138,14 @@ class Key:
     kind: str = "u32"
     field: str = ""
     constant: object = None
-    via: str = ""
+    converter: Converter | None = None
     allowed: tuple[object, ...] = ()
     draft: object = None
+
+    @property
+    def role(self) -> str:
+        """The role of the converter, "" without one."""
+        return self.converter.role if self.converter is not None else ""
 
 
 @record(frozen=True, slots=True)

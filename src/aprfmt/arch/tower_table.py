@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch.converter import DEFAULT, Scope, look_up
+from aprfmt.arch.converter import DEFAULT, Scope, converter_of, look_up
 from aprfmt.arch.fields import as_text
 from aprfmt.arch.grammar import holds, is_gguf_of
-from aprfmt.arch.hparams import OF_TENSOR, defaults_of, first_class, set_path
+from aprfmt.arch.hparams import defaults_of, first_class, set_path
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Tower
+from aprfmt.arch.row import OF_TENSOR, Tower
 from aprfmt.arch.towers import TOWERS
-from aprfmt.arch.values import CONVERTERS
 
 PREPROCESSOR = "preprocessor_config"
 """The object under which a tower's keys find what preprocessor_config.json and processor_config.json say."""
@@ -45,26 +44,30 @@ def from_config(config: Mapping[str, object], row: Tower, hidden_size: int | Non
     h = Hyperparams(architecture=row.id, hf_architecture=first_class(config), hf_model_type=model_type)
     h.hidden_size = hidden_size
     defaults = defaults_of(row, model_type)
-    scopes = [Scope(h, row, key, defaults) for key in row.keys if key.hf and key.via != OF_TENSOR]
+    scopes = [Scope(h, row, key, defaults) for key in row.keys if key.hf and key.role != OF_TENSOR]
     for scope in scopes:
         value = look_up(config, scope.key.hf)[0]
         if value is None:
             value = look_up(defaults, scope.key.hf)[0]
         scope.put(scope.key.constant if value is None else value)
     for scope in scopes:
-        settle = CONVERTERS[scope.key.via].settle
-        if settle is not None and (value := settle(scope.value, scope)) is not DEFAULT:
+        normalize = converter_of(scope.key).normalize
+        if normalize is not None and (value := normalize(scope.value, scope)) is not DEFAULT:
             scope.put(value)
     for scope in scopes:
-        fill = CONVERTERS[scope.key.via].fill
-        if fill is not None and scope.value is None:
-            scope.put(fill(scope))
+        derive = converter_of(scope.key).derive
+        if derive is not None and scope.value is None:
+            scope.put(derive(scope))
     return h
 
 
 def missing_keys(h: Hyperparams, row: Tower) -> list[str]:
     """Paths of config keys that the tower's GGUF needs and that neither the source nor the row's defaults give."""
-    return [key.hf[0] for key in row.keys if key.gguf and key.hf and not key.via and h.extra.get(key.hf[0]) is None]
+    return [
+        key.hf[0]
+        for key in row.keys
+        if key.gguf and key.hf and key.converter is None and h.extra.get(key.hf[0]) is None
+    ]
 
 
 def to_config(h: Hyperparams, row: Tower) -> dict[str, object]:

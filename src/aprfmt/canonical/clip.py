@@ -73,7 +73,7 @@ def projectors(kv: Mapping[str, object]) -> str:
 
 def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None:
     """Sizes that no key of the GGUF says, from the first tensor that is as long; depths from the tensors' names."""
-    paths = [key.hf[0] for key in row.keys if key.hf and not key.gguf and not key.via]
+    paths = [key.hf[0] for key in row.keys if key.hf and not key.gguf and key.converter is None]
     wanted = {path.rpartition(".")[2]: path for path in paths} | {path: path for path in paths}
     depths = {part.depth for part in row.tensors} & {*wanted.values()}
     found = dict.fromkeys(depths, 0)

@@ -14,10 +14,10 @@ from functools import partial
 from math import isqrt
 
 from aprfmt.arch import names
+from aprfmt.arch.converters.towers import book_sizes
 from aprfmt.arch.grammar import evaluate, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Tower
-from aprfmt.arch.values_towers_codes import book_sizes
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError

@@ -20,7 +20,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
 from aprfmt.arch.outside import Part, is_draft, names_drafts, outside, part_of, parts
-from aprfmt.arch.row import Architecture
+from aprfmt.arch.row import OF_TENSOR, Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import envelope
 from aprfmt.canonical.adapter import read_adapter
@@ -273,7 +273,7 @@ def _join_numbers(
     import numpy as np
 
     for key in row.keys:
-        if key.via != hp.OF_TENSOR:
+        if key.role != OF_TENSOR:
             continue
         name = key.hf[0]
         if key.kind == "u64[]":

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import Converter, Scope, default
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, SILU, VOCAB, attention, block, class_names, final_norm, flag,
     gated_mlp, gelu, linear, must_be, norm, plain_mlp, rename, split, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
+from aprfmt.errors import RefusedError
+
+
+def _folded_to(value: object, scope: Scope) -> None:
+    """A GGUF of these holds an embedding that is computed, of which the checkpoint cannot be made again."""
+    raise RefusedError(
+        f"llama.cpp's {scope.row.gguf} wants the embedding with the projection behind it multiplied in, which no "
+        "checkpoint holds and nothing brings back",
+        hint="an .apr or a folder holds the model as it is; for a GGUF take llama.cpp's convert_hf_to_gguf.py",
+    )
+
+
+folded = Converter(_folded_to, default)
 
 _SOUND_KEYS = (
     "features_length", "attention.group_norm_epsilon", "attention.group_norm_groups", "posnet.embedding_length",
@@ -100,7 +114,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *DECODER, SILU, must_be("attention_bias", False),
             Key("vocab_size", ("text_vocab_size",), field="vocab_size"), Key("", ("vocab_size",)),
-            Key("", ("text_hidden_size",)), Key("", via="folded"),
+            Key("", ("text_hidden_size",)), Key("", converter=folded),
         ),
         defaults={
             "": {
@@ -128,7 +142,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, flag("attention_bias"), gelu(), Key("", ("flow_head_config",)),
-            Key("", via="folded"),
+            Key("", converter=folded),
         ),
         defaults={
             "": {
@@ -164,7 +178,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *DIMS, GROUPED, ROPE, LAYER_EPS, Key("", ("audio_config.latent_dim",)),
             Key("", ("audio_config.inner_dim",)), Key("", ("model_variant",), "str"),
-            Key("", via="folded"),
+            Key("", converter=folded),
         ),
         defaults={"": {"layer_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
                       "tie_word_embeddings": False}},

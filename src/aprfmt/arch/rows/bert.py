@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, LAYER_EPS, block, convert, embedding, gelu, linear, must_be, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, TYPES, classes, hf_only
+from aprfmt.errors import RefusedError
+
+
+def _offset_positions_to(value: object, scope: Scope) -> int | None:
+    """Positions that a text can have: RoBERTa counts from the id of the padding token on, plus one."""
+    positions, padding = as_int(value, scope.name), scope.size("pad_token_id")
+    if positions is None or padding is None:
+        return positions
+    if positions <= padding + 1:
+        raise RefusedError(f"{positions} positions leave none after the padding token, {padding}")
+    return positions - padding - 1
+
+
+def _offset_positions_from(value: object, scope: Scope) -> object:
+    key = "tokenizer.ggml.padding_token_id"
+    positions = as_int(value, scope.key.gguf)
+    padding = as_int(scope.kv.get(key, scope.defaults.get("pad_token_id")), key)
+    return DEFAULT if positions is None or padding is None else positions + padding + 1
+
+
+offset_positions = Converter(_offset_positions_to, _offset_positions_from)
 
 
 def _layer_norm(hf: str, gguf: str) -> tuple[TensorRow, ...]:
@@ -77,7 +100,7 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
             *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
         ),
         keys=(
-            *convert(DIMS, max_position_embeddings="offset_positions"), LAYER_EPS, *ENCODER, TYPES, gelu(),
+            *convert(DIMS, max_position_embeddings=offset_positions), LAYER_EPS, *ENCODER, TYPES, gelu(),
             must_be("is_decoder", False),
         ),
         gguf_only=(), ignored=("embeddings.position_ids",), prefixes=(("roberta.", ""),),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, default
+from aprfmt.arch.converters.common import compressed_rope, gating
+from aprfmt.arch.converters.drafts import next_layers
+from aprfmt.arch.converters.experts import one_for_all, same_limit
+from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.row import INT32, MOST, OPTIONAL, Architecture, Key, TensorRow
 from aprfmt.arch.rows.hyper import HC_COUNT, HC_EPS, last_stream, streams
 from aprfmt.arch.rows.parts import (
@@ -12,6 +18,99 @@ from aprfmt.arch.rows.parts import (
 )
 from aprfmt.arch.rows.parts_mla import INDEXER
 from aprfmt.arch.rows.parts_moe import COUNT, MTP, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, draft_layer, packed_experts
+from aprfmt.errors import CorruptError, RefusedError
+
+
+_WINDOW, _CHOSEN, _ALL = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
+_RATES: Mapping[str, object] = {_CHOSEN: 4, _ALL: 128}
+"""Positions that become one key, by the kind of layer in transformers: those that an indexer chooses from, all."""
+_HASHED = "hash_moe"
+_N_HASHED, _N_STREAMS = 3, 4
+
+
+def _ratios_normalize(value: object, scope: Scope) -> object:
+    """A ratio a layer, 0 of a window alone; by the kinds of layers where transformers wrote the config."""
+    extra, n_layers = scope.h.extra, scope.h.num_layers
+    kinds = extra.pop("layer_types", None)
+    rates = {**_RATES, **as_mapping(extra.pop("compress_rates", None))}
+    if rates != _RATES:
+        raise RefusedError(
+            f"compress_rates {rates} are not those of any published model",
+            hint=f"layers compress by {_RATES[_CHOSEN]} and {_RATES[_ALL]} positions",
+        )
+    if kinds is None and (value is not None or n_layers is None):
+        return DEFAULT
+    if kinds is None:
+        kinds = [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(n_layers or 0)]
+    if not isinstance(kinds, list) or any(kind not in (*rates, _WINDOW) for kind in kinds):
+        raise CorruptError(f"layer_types may only have the words {_WINDOW!r}, {_CHOSEN!r} and {_ALL!r}")
+    return [rates.get(kind, 0) for kind in kinds]
+
+
+def _ratios_to(value: object, scope: Scope) -> object:
+    for ratio in value if isinstance(value, list) else ():
+        if ratio not in (0, *_RATES.values()):
+            raise RefusedError(f"{scope.name} has {ratio}: llama.cpp's {scope.row.gguf} knows 0, 4 and 128 only")
+    if isinstance(value, list) and _RATES[_CHOSEN] not in value:
+        raise RefusedError(
+            f"{scope.name} has no {_RATES[_CHOSEN]}: llama.cpp's {scope.row.gguf} stops without such a layer"
+        )
+    return value
+
+
+def _hashed_normalize(value: object, scope: Scope) -> object:
+    """How many layers take the experts of a table; a list of kinds is kept where these are not the first ones."""
+    extra, n_layers = scope.h.extra, scope.h.num_layers
+    kinds = extra.get("mlp_layer_types")
+    if not isinstance(kinds, list):
+        return min(_N_HASHED, n_layers) if value is None and n_layers is not None else DEFAULT
+    count = kinds.count(_HASHED)
+    if _HASHED not in kinds[count:]:
+        del extra["mlp_layer_types"]
+    return count
+
+
+def _hashed_to(value: object, scope: Scope) -> object:
+    if scope.h.extra.get("mlp_layer_types"):
+        raise RefusedError(
+            f"mlp_layer_types: llama.cpp's {scope.row.gguf} has tables of experts in the first layers only"
+        )
+    return value
+
+
+def _all_streams(value: object, scope: Scope) -> int | None:
+    width, n_streams = scope.h.hidden_size, as_int(scope.h.extra.get("hc_mult"), "hc_mult")
+    if n_streams not in (None, _N_STREAMS):
+        raise RefusedError(f"hc_mult is {n_streams}: llama.cpp's {scope.row.gguf} computes {_N_STREAMS} streams only")
+    return width * n_streams if width and n_streams else None
+
+
+def _stages_normalize(value: object, scope: Scope) -> object:
+    """A draft is published with its model, whose layers the config counts; ratios are listed of all of both."""
+    scope.h.extra.pop("num_nextn_predict_layers", None)
+    layers, ratios = as_int(value, scope.name), scope.h.extra.get("compress_ratios")
+    n_stages = len(ratios) - layers if isinstance(ratios, list) and layers is not None else 0
+    return n_stages if n_stages > 0 else DEFAULT
+
+
+def _no_ratios(value: object, scope: Scope) -> list[int]:
+    for name in ("layer_types", "compress_rates"):
+        scope.h.extra.pop(name, None)
+    return [0] * (scope.h.num_layers or 0)
+
+
+def _no_tables(value: object, scope: Scope) -> int:
+    scope.h.extra.pop("mlp_layer_types", None)
+    return 0
+
+
+compress_ratios = Converter(_ratios_to, normalize=_ratios_normalize)
+hash_layers = Converter(_hashed_to, normalize=_hashed_normalize)
+all_streams = Converter(_all_streams, default)
+draft_stages = Converter(normalize=_stages_normalize)
+no_ratios = Converter(normalize=_no_ratios)
+no_tables = Converter(normalize=_no_tables)
+eighth_of_head = Converter(derive=lambda scope: None if scope.h.head_dim is None else scope.h.head_dim // 8)
 
 _TURNS = "2*hc_mult+hc_mult*hc_mult"
 
@@ -74,25 +173,25 @@ _LAYER = (
     *norm("ffn_norm", "ffn_norm"), *_experts(),
 )
 _LAYER_OF_DRAFTS = tuple(row for row in _LAYER if row.layers in ("", "!hashed") and "bias_vl" not in row.hf[0])
-_ALL_STREAMS = Key("embedding_length_out", via="all_streams")
+_ALL_STREAMS = Key("embedding_length_out", converter=all_streams)
 _KEYS = (
     *(key for key in DIMS if key.field != "intermediate_size"), GROUPED, ROPE, RMS_EPS,
     *rename((COUNT, USED), num_experts=("n_routed_experts", "num_local_experts")),
-    Key("expert_gating_func", ("scoring_func",), via="gating"), HEAD_DIM,
-    Key("rope.dimension_count", ("qk_rope_head_dim",), via="eighth_of_head"),
+    Key("expert_gating_func", ("scoring_func",), converter=gating), HEAD_DIM,
+    Key("rope.dimension_count", ("qk_rope_head_dim",), converter=eighth_of_head),
     Key("attention.q_lora_rank", ("q_lora_rank",)), Key("attention.sliding_window", ("sliding_window",)), WIDTH,
     SHARED_COUNT, WEIGHTS_SCALE, Key("expert_weights_norm", ("norm_topk_prob",), "bool", constant=True),
-    Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST),
-    Key("swiglu_clamp_shexp", kind="f32[]", via="same_limit", draft=MOST), *INDEXER,
+    Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", converter=one_for_all, draft=MOST),
+    Key("swiglu_clamp_shexp", kind="f32[]", converter=same_limit, draft=MOST), *INDEXER,
     Key("attention.output_group_count", ("o_groups",)), Key("attention.output_lora_rank", ("o_lora_rank",)),
     Key("", ("compress_rates",)), Key("", ("mlp_layer_types",), "str[]"),
-    Key("attention.compress_ratios", ("compress_ratios",), "i32[]", via="compress_ratios"),
-    Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", via="compressed_rope"), HC_COUNT,
+    Key("attention.compress_ratios", ("compress_ratios",), "i32[]", converter=compress_ratios),
+    Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", converter=compressed_rope), HC_COUNT,
     Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)), HC_EPS,
-    Key("hash_layer_count", ("num_hash_layers",), via="hash_layers"), _ALL_STREAMS, MTP,
+    Key("hash_layer_count", ("num_hash_layers",), converter=hash_layers), _ALL_STREAMS, MTP,
     must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
 )
-_OF_DRAFTS = {"block_count": "draft_stages", "attention.compress_ratios": "no_ratios", "hash_layer_count": "no_tables"}
+_OF_DRAFTS = {"block_count": draft_stages, "attention.compress_ratios": no_ratios, "hash_layer_count": no_tables}
 _DEFAULTS = {
     "moe_intermediate_size": 2048, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024,
     "num_experts_per_tok": 6, "n_routed_experts": 256, "n_shared_experts": 1, "scoring_func": "sqrtsoftplus",
@@ -152,9 +251,12 @@ ROWS: tuple[Architecture, ...] = (
             ),
         ),
         keys=(
-            *(replace(key, via=_OF_DRAFTS.get(key.gguf, key.via)) for key in _KEYS if key not in (MTP, _ALL_STREAMS)),
+            *(
+                replace(key, converter=_OF_DRAFTS.get(key.gguf, key.converter))
+                for key in _KEYS if key not in (MTP, _ALL_STREAMS)
+            ),
             Key("block_size", ("dspark_block_size",)),
-            Key("target_layers", ("dspark_target_layer_ids",), "i32[]", via="next_layers"),
+            Key("target_layers", ("dspark_target_layer_ids",), "i32[]", converter=next_layers),
             Key("tokenizer.ggml.mask_token_id", ("dspark_noise_token_id",)), Key("", ("dspark_markov_rank",)),
         ),
         defaults={"": _DEFAULTS},

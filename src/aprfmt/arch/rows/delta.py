@@ -4,12 +4,104 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, default, nothing
+from aprfmt.arch.converters.common import attending_layers, if_given, inner_size, of_tensor, recurrent_layers
+from aprfmt.arch.converters.layers import FULL
+from aprfmt.arch.fields import as_int, as_mapping
+from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, More, block, class_names, convert, embedding, gated_mlp,
     head, linear, must_be, network, norm, split, tensor,
 )
 from aprfmt.arch.rows.parts_moe import MTP, draft_layer, mtp_names, router_and_experts, shared_expert
+from aprfmt.errors import RefusedError
+
+
+def _has_table(scope: Scope) -> bool:
+    return bool(scope.h.extra.get("ple_layer_ids"))
+
+
+def _ratios_to(value: object, scope: Scope) -> list[int] | None:
+    ratio, kinds = as_int(value, scope.name), layer_kinds(scope.h.extra, scope.h.num_layers)
+    return None if ratio is None or kinds is None else [ratio if kind == FULL else 0 for kind in kinds]
+
+
+def _ratios_from(value: object, scope: Scope) -> object:
+    ratios = [ratio for ratio in value if isinstance(ratio, int)] if isinstance(value, list) else []
+    return max(ratios, default=0) or 1  # of a file that says 0 llama.cpp attends to everything
+
+
+def _tables_to(value: object, scope: Scope) -> list[int] | None:
+    """The layer with the table, counted from 0."""
+    layers = value if isinstance(value, list) else []
+    if len(layers) > 1:
+        raise RefusedError(f"{scope.name} is {layers}: llama.cpp's {scope.row.gguf} has a table in one layer only")
+    return [layer - 1 for layer in layers] or None
+
+
+def _tables_from(value: object, scope: Scope) -> list[int]:
+    return [layer + 1 for layer in value if isinstance(layer, int)] if isinstance(value, list) else []
+
+
+def _row_width_to(value: object, scope: Scope) -> int | None:
+    if not _has_table(scope):
+        return None
+    width, heads = as_int(value, scope.name) or scope.h.hidden_size, _hashes(scope)
+    if width != scope.h.hidden_size:
+        raise RefusedError(f"{scope.name} is {width}: llama.cpp's {scope.row.gguf} takes the hidden size only")
+    return width // heads if width and heads and width % heads == 0 else None
+
+
+def _row_width_from(value: object, scope: Scope) -> object:
+    width, sizes = as_int(value, scope.key.gguf), scope.gguf("ple.head_vocab_sizes")
+    return DEFAULT if width is None or not isinstance(sizes, list) else width * len(sizes)
+
+
+def _hashes(scope: Scope) -> int:
+    return max(0, (scope.size("ngram_size") or 1) - 1) * (scope.size("heads_per_ngram") or 0)
+
+
+def _first_prime(value: object, scope: Scope) -> object:
+    """The rows of the first hash, from which those of the others follow."""
+    sizes = scope.gguf("ple.head_vocab_sizes")
+    return sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], int) else DEFAULT
+
+
+def _parts_from(value: object, scope: Scope) -> object:
+    """One: a GGUF holds the table whole."""
+    return 1 if scope.gguf("ple.layers") is not None else DEFAULT
+
+
+def _output_gate_normalize(value: object, scope: Scope) -> object:
+    """The activation of the MLPs, where the config does not name it."""
+    return scope.config("hidden_act") if value is None else DEFAULT
+
+
+def _end_from(value: object, scope: Scope) -> object:
+    if scope.h.eos_token_id is None:
+        scope.h.eos_token_id = as_int(value, scope.key.gguf)
+    return DEFAULT
+
+
+ratio_a_layer = Converter(_ratios_to, _ratios_from)
+table_layers = Converter(_tables_to, _tables_from)
+of_table = Converter(lambda value, scope: value if _has_table(scope) else None)
+end_of_ngrams = Converter(lambda value, scope: scope.h.eos_token_id if _has_table(scope) else None, _end_from)
+output_gate = Converter(nothing, lambda value, scope: "sigmoid", normalize=_output_gate_normalize)
+row_width = Converter(_row_width_to, _row_width_from)
+first_prime = Converter(nothing, _first_prime)
+parts_of_table = Converter(nothing, _parts_from)
+
+
+def _sections_to(value: object, scope: Scope) -> GgufKeys | None:
+    """The sections of the three positions, where a Qwen3.5 config leaves them to its class; the runtime does not."""
+    if "mrope_section" in as_mapping(scope.h.extra.get("rope_scaling")):
+        return None
+    return GgufKeys({"rope.dimension_sections": ("i32[]", [11, 11, 10, 0])})
+
+
+qwen3_5_sections = Converter(_sections_to, default)
 
 _K_HEADS, _V_HEADS = "linear_num_key_heads", "linear_num_value_heads"
 _K_DIM, _V_DIM = "linear_key_head_dim", "linear_value_head_dim"
@@ -89,13 +181,13 @@ def _decoder(*layer: TensorRow) -> tuple[TensorRow, ...]:
 def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
     count, used, width = EXPERTS
     return (
-        *(convert(DIMS, intermediate_size="if_given") if experts else DIMS), GROUPED, ROPE, RMS_EPS,
+        *(convert(DIMS, intermediate_size=if_given) if experts else DIMS), GROUPED, ROPE, RMS_EPS,
         *((count, used) if experts else ()), HEAD_DIM,
         *((width, Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",))) if experts else ()),
         Key("ssm.conv_kernel", ("linear_conv_kernel_dim",)), Key("ssm.state_size", (_K_DIM,)),
         Key("ssm.group_count", (_K_HEADS,)), Key("ssm.time_step_rank", (_V_HEADS,)),
-        Key("ssm.inner_size", (_V_DIM,), via="inner_size"),
-        Key("attention.recurrent_layers", ("layer_types",), "bool[]", via="recurrent_layers", draft=False),
+        Key("ssm.inner_size", (_V_DIM,), converter=inner_size),
+        Key("attention.recurrent_layers", ("layer_types",), "bool[]", converter=recurrent_layers, draft=False),
         Key("full_attention_interval", ("full_attention_interval",)), ROPE_DIM, must_be("attention_bias", False),
         must_be("hidden_act", "silu"), replace(MTP, hf=("mtp_num_hidden_layers", *MTP.hf)), *family,
     )
@@ -107,7 +199,7 @@ _DEFAULTS = {
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-_SECTIONS = Key("rope.dimension_sections", (), "i32[]", via="qwen3_5_sections")
+_SECTIONS = Key("rope.dimension_sections", (), "i32[]", converter=qwen3_5_sections)
 
 
 def _qwen3_5(
@@ -221,26 +313,27 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *(
-                replace(key, via="attending_layers") if key.via == "recurrent_layers" else key
+                replace(key, converter=attending_layers) if key.converter is recurrent_layers else key
                 for key in _keys(experts=True) if key.gguf != MTP.gguf
             ),
             Key("hyper_connection.count", ("hc_count",)), Key("hyper_connection.low_rank", (_MIXED,)),
             Key("attention.indexer.head_count", ("indexer_n_heads",)),
             Key("attention.indexer.key_length", ("indexer_head_dim",)),
             Key("attention.indexer.top_k", ("indexer_budget",)), must_be("indexer_kv_heads", 1),
-            Key("attention.compress_ratios", ("indexer_compress_ratio",), "i32[]", via="ratio_a_layer"),
-            Key("ple.layers", ("ple_layer_ids",), "i32[]", via="table_layers"),
-            Key("ple.ngram_size", ("ngram_size",), via="of_table"),
-            Key("ple.heads_per_ngram", ("heads_per_ngram",), via="of_table"),
-            Key("ple.conv_kernel", ("ple_conv_kernel_size",), via="of_table"),
-            Key("ple.eos_token_id", via="end_of_ngrams"),
-            Key("ple.image_token_id", ("image_token_id",), via="of_table"),
-            Key("embedding_length_per_layer_input", ("ple_embed_dim",), via="row_width"),
-            *(Key(gguf, (f"model.layers.{{n}}.{_NGRAMS}.{name}",), "u64[]", via="of_tensor")
+            Key("attention.compress_ratios", ("indexer_compress_ratio",), "i32[]", converter=ratio_a_layer),
+            Key("ple.layers", ("ple_layer_ids",), "i32[]", converter=table_layers),
+            Key("ple.ngram_size", ("ngram_size",), converter=of_table),
+            Key("ple.heads_per_ngram", ("heads_per_ngram",), converter=of_table),
+            Key("ple.conv_kernel", ("ple_conv_kernel_size",), converter=of_table),
+            Key("ple.eos_token_id", converter=end_of_ngrams),
+            Key("ple.image_token_id", ("image_token_id",), converter=of_table),
+            Key("embedding_length_per_layer_input", ("ple_embed_dim",), converter=row_width),
+            *(Key(gguf, (f"model.layers.{{n}}.{_NGRAMS}.{name}",), "u64[]", converter=of_tensor)
               for gguf, (name, _) in _CONSTANTS.items()),
-            Key("", ("ngram_vocab_size_base",), via="first_prime"), Key("", ("make_ngram_vocab_size_divisible_by",)),
-            Key("", ("split_ngram_parts",), via="parts_of_table"), Key("", ("seed",)),
-            Key("", ("output_gate_type",), "str", allowed=("sigmoid",), via="output_gate"),
+            Key("", ("ngram_vocab_size_base",), converter=first_prime),
+            Key("", ("make_ngram_vocab_size_divisible_by",)),
+            Key("", ("split_ngram_parts",), converter=parts_of_table), Key("", ("seed",)),
+            Key("", ("output_gate_type",), "str", allowed=("sigmoid",), converter=output_gate),
             must_be("norm_topk_prob", True), _SECTIONS,
         ),
         defaults={"": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converters.common import or_zero, unscaled
 from aprfmt.arch.row import OUTPUT, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, NO_WINDOW, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, WINDOW,
@@ -12,7 +13,7 @@ from aprfmt.arch.rows.parts import (
 )
 from aprfmt.arch.rows.parts_moe import MTP, draft_layer
 
-_UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
+_UNSCALED = Key("rope.scaling.type", kind="str", converter=unscaled)
 
 
 def _glm(*norms: TensorRow) -> tuple[TensorRow, ...]:
@@ -152,7 +153,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DIMS, GROUPED, ROPE, Key("rope.scaling.original_context_length", ("original_max_position_embeddings",)),
-            RMS_EPS, ROPE_DIM, Key("attention.sliding_window", ("sliding_window",), via="or_zero"), SILU,
+            RMS_EPS, ROPE_DIM, Key("attention.sliding_window", ("sliding_window",), converter=or_zero), SILU,
         ),
         differs=(NO_WINDOW,),
         defaults={"": {

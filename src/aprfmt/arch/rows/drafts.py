@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
+from aprfmt.arch import rope
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, default, nothing
+from aprfmt.arch.converters.common import has_tensors
+from aprfmt.arch.converters.drafts import needed, next_layers
+from aprfmt.arch.converters.layers import FULL, SLIDING
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import OPTIONAL, PLUS_ROW, Architecture, Key, TensorRow
 from aprfmt.arch.rows import gemma4
 from aprfmt.arch.rows.parts import (
@@ -12,6 +20,79 @@ from aprfmt.arch.rows.parts import (
     gated_mlp, linear, must_be, norm, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import hf_only
+from aprfmt.errors import RefusedError
+
+
+def _eagle_layers(target: Mapping[str, object], scope: Scope) -> list[int] | None:
+    """The layers that EAGLE-3 reads where nothing is said: an early, a middle and a late one."""
+    n_layers = as_int(target.get("num_hidden_layers"), "num_hidden_layers of the target model")
+    return [2, n_layers // 2, n_layers - 3] if n_layers is not None else None
+
+
+def _sections(target: Mapping[str, object], scope: Scope) -> list[int] | None:
+    """Positions of one kind alone, for the draft of a model that has several."""
+    ropes = target.get("rope_parameters") or target.get("rope_scaling")
+    if not isinstance(ropes, Mapping) or "mrope_section" not in ropes or scope.h.head_dim is None:
+        return None
+    return [scope.h.head_dim // 2, 0, 0, 0]
+
+
+def _dflash_window(value: object, scope: Scope) -> object:
+    """A window of all layers, which some configs have beside those of single layers."""
+    if not value:
+        return DEFAULT
+    window = scope.h.extra.get("dflash_config.swa_window_size") or scope.config("sliding_window")
+    layers = [SLIDING] * (scope.h.num_layers or 0)
+    return ConfigKeys({"sliding_window": window, "use_sliding_window": True, "layer_types": layers})
+
+
+def _partial_rotary(value: object, scope: Scope) -> object:
+    """Written only where not all of a head is rotated."""
+    return rope.rotary_dim(scope.h) if scope.h.extra.get("partial_rotary_factor") is not None else None
+
+
+def _partial_rotary_from(value: object, scope: Scope) -> object:
+    if value is not None:
+        rope.set_rotary_dim(scope.h, as_int(value, scope.key.gguf), scope.defaults)
+    return DEFAULT
+
+
+def _anchor(value: object, scope: Scope) -> object:
+    """Whether the first token of a block is drafted: not where the speculators library wrote the config."""
+    if value is not None:
+        return DEFAULT
+    return not (scope.h.hf_architecture == "DSparkSpeculator" or "aux_hidden_state_layer_ids" in scope.h.extra)
+
+
+def _draft_vocabulary(scope: Scope) -> int | None:
+    return scope.h.vocab_size if "d2t" not in scope.names else None
+
+
+def _global_head(value: object, scope: Scope) -> GgufKeys:
+    names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    return GgufKeys(dict.fromkeys(names, ("u32", value)))
+
+
+def _all_full(value: object, scope: Scope) -> None:
+    if isinstance(value, list) and set(map(str, value)) - {FULL}:
+        raise RefusedError(f"{scope.name}: llama.cpp's draft of a Gemma 4 has layers that see everything only")
+
+
+def _root_of_width(value: object, scope: Scope) -> float | None:
+    return math.sqrt(scope.h.hidden_size) if scope.h.hidden_size else None
+
+
+eagle_layers = Converter(needed, from_target=_eagle_layers)
+target_width = Converter(needed, from_target=lambda target, scope: target.get("hidden_size"))
+dflash_window = Converter(nothing, normalize=_dflash_window)
+partial_rotary = Converter(_partial_rotary, _partial_rotary_from)
+anchor = Converter(normalize=_anchor)
+draft_vocabulary = Converter(nothing, lambda value, scope: None, _draft_vocabulary)
+global_head = Converter(_global_head)
+all_full = Converter(_all_full, derive=lambda scope: [FULL] * (scope.h.num_layers or 0))
+root_of_width = Converter(_root_of_width, default)
+layer_count = Converter(lambda value, scope: scope.h.num_layers, lambda value, scope: DEFAULT)
+target_sections = Converter(from_target=_sections)
 
 _OWN_VOCABULARY = (
     TensorRow(("d2t",), ("d2t",), ("draft_vocab_size",), OPTIONAL, value=PLUS_ROW),
@@ -82,13 +163,14 @@ def _of_dflash(name: str, kind: str = "u32", *more: str) -> Key:
 
 _BLOCKS_AND_LAYERS = (
     Key("block_size", ("dflash_config.block_size", "block_size")),
-    Key("target_layers", ("dflash_config.target_layer_ids", "target_layer_ids"), "i32[]", via="next_layers"),
+    Key("target_layers", ("dflash_config.target_layer_ids", "target_layer_ids"), "i32[]", converter=next_layers),
     Key("tokenizer.ggml.mask_token_id", ("dflash_config.mask_token_id", "mask_token_id")),
 )
 _DFLASH_KEYS = (
-    *DECODER, Key("rope.dimension_count", via="partial_rotary"),
-    Key("rope.dimension_sections", ("target_rope_sections",), "i32[]", via="target_sections"), WINDOW, SLIDING_LAYERS,
-    Key("", ("dflash_config.use_swa",), "bool", via="dflash_window"), Key("", ("dflash_config.swa_window_size",)),
+    *DECODER, Key("rope.dimension_count", converter=partial_rotary),
+    Key("rope.dimension_sections", ("target_rope_sections",), "i32[]", converter=target_sections), WINDOW,
+    SLIDING_LAYERS,
+    Key("", ("dflash_config.use_swa",), "bool", converter=dflash_window), Key("", ("dflash_config.swa_window_size",)),
     Key("attention.value_scale", ("dflash_config.attention_value_scale",), "f32"),
     Key("attention.causal", ("is_causal", "dflash_config.causal"), "bool"),
     *map(_of_dflash, ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")),
@@ -98,9 +180,9 @@ _DFLASH_KEYS = (
     *_BLOCKS_AND_LAYERS, must_be("attention_bias", False), SILU,
 )
 _MARKOV_KEYS = (
-    Key("sample_from_anchor", ("sample_from_anchor",), "bool", via="anchor"),
-    Key("has_confidence_head", ("has_confidence_head",), "bool", via="has_tensors"),
-    Key("", ("draft_vocab_size",), via="draft_vocabulary"), Key("", ("markov_rank",)),
+    Key("sample_from_anchor", ("sample_from_anchor",), "bool", converter=anchor),
+    Key("has_confidence_head", ("has_confidence_head",), "bool", converter=has_tensors),
+    Key("", ("draft_vocab_size",), converter=draft_vocabulary), Key("", ("markov_rank",)),
     must_be("markov_head_type", "vanilla"),
 )
 _MARKOV = (
@@ -140,8 +222,8 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DECODER, VOCAB, ROPE_DIM,
-            Key("target_layers", ("eagle_aux_hidden_state_layer_ids",), "i32[]", via="eagle_layers"),
-            Key("target_hidden_size", ("target_hidden_size",), via="target_width"),
+            Key("target_layers", ("eagle_aux_hidden_state_layer_ids",), "i32[]", converter=eagle_layers),
+            Key("target_hidden_size", ("target_hidden_size",), converter=target_width),
             Key("norm_before_residual", ("norm_before_residual",), "bool"),
             Key("norm_before_fc", ("norm_before_fc",), "bool"), Key("", ("draft_vocab_size",)),
             Key("", ("attention_bias",), "bool", constant=False), SILU,
@@ -166,9 +248,11 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_dflash(*_MARKOV, layer=_GEMMA4_LAYER),
         keys=(
             *DIMS, replace(GROUPED, hf=("num_global_key_value_heads",)), ROPE, RMS_EPS,
-            Key("attention.key_length", ("global_head_dim",), field="head_dim", via="global_head"), *_BLOCKS_AND_LAYERS,
-            *_MARKOV_KEYS, Key("", ("layer_types",), "str[]", via="all_full"),
-            Key("embedding_scale", kind="f32", via="root_of_width"), Key("attention.scale", kind="f32", constant=1.0),
+            Key("attention.key_length", ("global_head_dim",), field="head_dim", converter=global_head),
+            *_BLOCKS_AND_LAYERS,
+            *_MARKOV_KEYS, Key("", ("layer_types",), "str[]", converter=all_full),
+            Key("embedding_scale", kind="f32", converter=root_of_width),
+            Key("attention.scale", kind="f32", constant=1.0),
             Key("hidden_activation", ("hidden_activation",), "str", constant="gelu_pytorch_tanh"),
             must_be("attention_k_eq_v", True), must_be("attention_bias", False), must_be("enable_moe_block", False),
         ),
@@ -207,8 +291,11 @@ ROWS: tuple[Architecture, ...] = (
             TensorRow(("masked_embedding.token_ordering",), (), ("vocab",), OPTIONAL),
         ),
         keys=(
-            *(replace(key, via="") if key.gguf == "attention.shared_kv_layers" else key for key in _GEMMA4.keys),
-            Key("embedding_length_out", ("backbone_hidden_size",)), Key("nextn_predict_layers", via="layer_count"),
+            *(
+                replace(key, converter=None) if key.gguf == "attention.shared_kv_layers" else key
+                for key in _GEMMA4.keys
+            ),
+            Key("embedding_length_out", ("backbone_hidden_size",)), Key("nextn_predict_layers", converter=layer_count),
             Key("", ("num_centroids",)),
         ),
         required={**_GEMMA4.required, "embedding_length_out": ""}, head_never=True,

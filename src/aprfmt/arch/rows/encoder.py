@@ -4,12 +4,48 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope
+from aprfmt.arch.converters.heads import pooling
+from aprfmt.arch.converters.layers import FULL, SLIDING, kinds_of, periodic
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, GROUPED, HEAD_DIM, LAYER_EPS, RMS_EPS, ROPE, VOCAB, attention, block, embedding, final_norm, gated_mlp, gelu,
     linear, must_be, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import CLASSIFIER, ENCODER, HEADS, NO_SCALING, TYPES, classes, hf_only
+from aprfmt.errors import CorruptError
+
+
+_MODERNBERT_PERIOD = 3
+"""Of the layers of a ModernBERT that names no layer types: each third from the first on sees everything."""
+
+
+def _modernbert_to(value: object, scope: Scope) -> object:
+    """Period of the layers that see everything, the first among them; a list where there is none."""
+    if not isinstance(value, list):
+        raise CorruptError("layer_types is not a list")
+    full = [i for i, kind in enumerate(value) if kind == FULL]
+    period = full[1] if len(full) > 1 else len(value)
+    if value == kinds_of(periodic(period, len(value), first=0)):
+        return period
+    return GgufKeys({scope.key.gguf: ("bool[]", [kind == SLIDING for kind in value])})
+
+
+def _modernbert_from(value: object, scope: Scope) -> object:
+    if isinstance(value, list):
+        return kinds_of([bool(item) for item in value])
+    period = as_int(value, scope.key.gguf) or _MODERNBERT_PERIOD
+    return kinds_of(periodic(period, scope.h.num_layers, first=0)) if scope.h.num_layers else DEFAULT
+
+
+def _modernbert_derive(scope: Scope) -> list[str] | None:
+    period = as_int(scope.h.extra.pop("global_attn_every_n_layers", None), "global_attn_every_n_layers")
+    n_layers = scope.h.num_layers
+    return kinds_of(periodic(period or _MODERNBERT_PERIOD, n_layers, first=0)) if n_layers else None
+
+
+modernbert_layers = Converter(_modernbert_to, _modernbert_from, _modernbert_derive)
 
 
 def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tuple[TensorRow, ...]:
@@ -109,9 +145,9 @@ _MODERN = Architecture(
     ),
     keys=(
         *DIMS, ROPE, replace(LAYER_EPS, hf=("norm_eps",)), *ENCODER,
-        Key("classifier.pooling_type", ("classifier_pooling",), via="pooling"),
+        Key("classifier.pooling_type", ("classifier_pooling",), converter=pooling),
         Key("attention.sliding_window", ("local_attention",)),
-        Key("attention.sliding_window_pattern", ("layer_types",), via="modernbert_layers"),
+        Key("attention.sliding_window_pattern", ("layer_types",), converter=modernbert_layers),
         Key("", ("global_attn_every_n_layers",)), NO_SCALING, VOCAB,
         Key("hidden_activation", ("hidden_activation",), "str", allowed=("gelu", "silu")), must_be("norm_bias", False),
         must_be("attention_bias", False), must_be("mlp_bias", False),

@@ -4,11 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.row import REQUIRED, Architecture, Key
 from aprfmt.arch.rows.parts import (
     DIMS, LAYER_EPS, RMS_EPS, ROPE, block, convert, embedding, gelu, linear, must_be, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER, NO_SCALING, TYPES, hf_only
+
+
+def _post_norm_normalize(value: object, scope: Scope) -> bool:
+    """Which of two networks of one class: the name of its code, in `auto_map`, tells."""
+    return value is True or any("qk-post-norm" in str(code) for code in as_mapping(value).values())
+
+
+def _two_thirds_to(value: object, scope: Scope) -> int | None:
+    """NeoBERT's width: a third of what the config says is the gate's."""
+    width = as_int(value, scope.name)
+    return None if width is None else 2 * width // 3
+
+
+def _two_thirds_from(value: object, scope: Scope) -> object:
+    width = as_int(value, scope.key.gguf)
+    return DEFAULT if width is None else width * 3 // 2
+
+
+qk_post_norm = Converter(
+        nothing, lambda value, scope: "blk.0.attn_q_norm.weight" in scope.names, normalize=_post_norm_normalize
+    )
+two_thirds = Converter(_two_thirds_to, _two_thirds_from)
+# Files of llama.cpp's converter, which do not say it, have the checkpoint's order.
+by_head = Converter(
+        lambda value, scope: None if value else False,
+        lambda value, scope: value is None or bool(value),
+        normalize=lambda value, scope: False,
+    )
 
 _POST = "qk_post_norm"
 _PRE = f"!{_POST}"
@@ -47,7 +77,7 @@ ROWS: tuple[Architecture, ...] = (
             *hf_only("vocab,hidden", "cls.predictions.decoder"), *hf_only("vocab", "cls.predictions.bias"),
         ),
         keys=(
-            *DIMS, LAYER_EPS, *ENCODER, TYPES, Key("", ("qk_post_norm", "auto_map"), via="qk_post_norm"),
+            *DIMS, LAYER_EPS, *ENCODER, TYPES, Key("", ("qk_post_norm", "auto_map"), converter=qk_post_norm),
             must_be("feed_forward_type", "geglu"), must_be("position_embedding_type", "alibi"), gelu(),
         ),
         gguf_only=(), prefixes=(("bert.", ""),),
@@ -75,9 +105,9 @@ ROWS: tuple[Architecture, ...] = (
             *norm("layer_norm", "enc.output_norm"), *hf_only("vocab,hidden", "decoder"),
         ),
         keys=(
-            *convert(rename(DIMS, max_position_embeddings="max_length"), intermediate_size="two_thirds"), ROPE,
+            *convert(rename(DIMS, max_position_embeddings="max_length"), intermediate_size=two_thirds), ROPE,
             replace(RMS_EPS, hf=("norm_eps",)), *ENCODER, NO_SCALING,
-            Key("attention.qkv_by_head", (_BY_HEAD,), "bool", via="by_head"),
+            Key("attention.qkv_by_head", (_BY_HEAD,), "bool", converter=by_head),
         ),
         gguf_only=(), ignored=("freqs_cis",), prefixes=(("model.", ""),),
         defaults={

@@ -4,21 +4,108 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.common import any_window, softcap, unscaled
+from aprfmt.arch.converters.layers import FULL, layer_types, layer_types_from, layer_types_to, periodic
+from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.row import HEAD, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, class_names, convert,
     embedding, final_norm, gated_mlp, head, hf_names, must_be, network, norm, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
+from aprfmt.errors import RefusedError
+
+
+_BOTH = ("dense_2_in", "dense_2_out", "dense_3_in", "dense_3_out")
+
+
+def _both_dense_to(value: object, scope: Scope) -> object:
+    """The width of one of two layers behind the pooling, where both are as the runtime computes them."""
+    extra = scope.h.extra
+    whole = all(extra.get(name) for name in _BOTH) and not (extra.get("dense_2_bias") or extra.get("dense_3_bias"))
+    return value if whole else None
+
+
+both_dense = Converter(_both_dense_to)
+_NORMED_LAYERS = 64
+"""From so many layers on llama.cpp's command-r wants norms of Q and K, and knows none before."""
+
+
+def _large_qk_norm_to(value: object, scope: Scope) -> None:
+    normed, n_layers = bool(value), scope.h.num_layers or 0
+    if normed != (n_layers >= _NORMED_LAYERS):
+        raise RefusedError(
+            f"use_qk_norm is {normed} in a network of {n_layers} layers: llama.cpp's {scope.row.gguf} norms Q and K "
+            f"from {_NORMED_LAYERS} layers on, and only then"
+        )
+
+
+_WIDE_HEADS = {"gemma2": 46, "gemma3": 62}
+"""GGUF name -> layers of the one size that scales by hidden / heads, which the runtime tells by their number."""
+
+
+def _own_layers_to(value: object, scope: Scope) -> list[bool] | None:
+    """Layer types that are not those that the runtime takes where a file names none."""
+    sliding = layer_types_to(value, scope)
+    period = as_int(scope.defaults.get("sliding_window_pattern"), "sliding_window_pattern")
+    if sliding is None or not period:
+        return sliding
+    return None if sliding == periodic(period, len(sliding)) else sliding
+
+
+def _some_layers_to(value: object, scope: Scope) -> list[bool] | None:
+    """The runtime asserts that some layer slides, and a file of this architecture cannot say that none does."""
+    sliding = layer_types_to(value, scope)
+    if sliding and not any(sliding):
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} needs at least one sliding layer")
+    return _own_layers_to(value, scope)
+
+
+def _any_layers_to(value: object, scope: Scope) -> list[bool] | None:
+    sliding = _own_layers_to(value, scope)
+    return sliding if sliding and any(sliding) else None
+
+
+def _any_layers_from(value: object, scope: Scope) -> object:
+    if not scope.gguf("attention.sliding_window"):
+        return [FULL] * (scope.h.num_layers or 0)
+    return layer_types_from(value, scope)
+
+
+def _query_scale(scope: Scope) -> int | None:
+    """What llama.cpp divides attention scores by the root of."""
+    wide = scope.h.num_layers == _WIDE_HEADS.get(scope.row.gguf)
+    return scope.h.plain_head_dim if wide else scope.h.head_dim
+
+
+def _query_scale_to(value: object, scope: Scope) -> None:
+    number, runtime = as_float(value, scope.name), _query_scale(scope)
+    if number is not None and runtime is not None and number != runtime:
+        raise RefusedError(
+            f"{scope.name} is {number:g}; llama.cpp's {scope.row.gguf} of these dimensions scales by {runtime}",
+            hint="a GGUF has no key for it",
+        )
+
+
+some_layer_types = replace(layer_types, to_gguf=_some_layers_to)
+own_layer_types = replace(layer_types, to_gguf=_own_layers_to)
+any_layer_types = replace(layer_types, to_gguf=_any_layers_to, from_gguf=_any_layers_from)
+query_scale = Converter(
+        _query_scale_to, lambda value, scope: DEFAULT if (scale := _query_scale(scope)) is None else scale
+    )
+# Command-R has few positions, and under another key those that it was trained with.
+trained_length = Converter(lambda value, scope: scope.size("model_max_length") or value)
+large_qk_norm = Converter(_large_qk_norm_to)
 
 _BOTH_DENSE = "dense_2_out&dense_3_in&!dense_2_bias&!dense_3_bias"
 """llama.cpp has two layers behind the pooling, without biases."""
 _WINDOW = Key("attention.sliding_window", ("sliding_window",))
-_ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="own_layer_types")
-_SOME_LAYERS = replace(_ODD_LAYERS, via="some_layer_types")
-_QUERY_SCALE = Key("", ("query_pre_attn_scalar",), via="query_scale")
+_ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=own_layer_types)
+_SOME_LAYERS = replace(_ODD_LAYERS, converter=some_layer_types)
+_QUERY_SCALE = Key("", ("query_pre_attn_scalar",), converter=query_scale)
 _LOGIT_SCALE = Key("logit_scale", ("logit_scale",), "f32")
-_UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
+_UNSCALED = Key("rope.scaling.type", kind="str", converter=unscaled)
 _NO_BIAS = must_be("attention_bias", False)
 _GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
 _CAUSAL = Key("", ("use_bidirectional_attention",), "bool", allowed=(False,))
@@ -90,8 +177,9 @@ ROWS: tuple[Architecture, ...] = (
         id="gemma2", gguf="gemma2", **hf_names("Gemma2", "gemma2"), gguf_only=(), head_never=True,
         tensors=_sandwiched(),
         keys=(
-            *DECODER, Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32", via="softcap"),
-            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", via="softcap"), _WINDOW, _SOME_LAYERS,
+            *DECODER, Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32", converter=softcap),
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=softcap), _WINDOW,
+            _SOME_LAYERS,
             _QUERY_SCALE, _NO_BIAS, _GELU, _CAUSAL,
         ),
         defaults={
@@ -106,7 +194,10 @@ ROWS: tuple[Architecture, ...] = (
         **class_names("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", types=("gemma3_text", "gemma3")),
         gguf_only=(),
         tensors=_GEMMA3,
-        keys=(*_GEMMA3_KEYS, replace(_WINDOW, via="any_window"), replace(_ODD_LAYERS, via="any_layer_types"), _CAUSAL),
+        keys=(
+            *_GEMMA3_KEYS, replace(_WINDOW, converter=any_window), replace(_ODD_LAYERS, converter=any_layer_types),
+            _CAUSAL,
+        ),
         nested_rope=True,
         defaults={"": _GEMMA3_DEFAULTS},
     ),
@@ -126,7 +217,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *_GEMMA3_KEYS, _WINDOW, _ODD_LAYERS, ENCODER[1],
             *(
-                Key(f"dense_{n}_feat_{side}", (f"dense_{n}_{side}",), via="both_dense")
+                Key(f"dense_{n}_feat_{side}", (f"dense_{n}_{side}",), converter=both_dense)
                 for n in (2, 3)
                 for side in ("in", "out")
             ),
@@ -143,8 +234,8 @@ ROWS: tuple[Architecture, ...] = (
             *norm("self_attn.k_norm", "attn_k_norm", "kv_heads,head_dim", need="use_qk_norm"),
         ),
         keys=(
-            *convert(_COHERE, max_position_embeddings="trained_length"), Key("", ("model_max_length",)),
-            Key("", ("use_qk_norm",), "bool", via="large_qk_norm"),
+            *convert(_COHERE, max_position_embeddings=trained_length), Key("", ("model_max_length",)),
+            Key("", ("use_qk_norm",), "bool", converter=large_qk_norm),
         ),
         defaults={"": {**_COHERE_DEFAULTS, "rope_theta": 500000.0}},
     ),

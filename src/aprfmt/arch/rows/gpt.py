@@ -4,11 +4,74 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
+from aprfmt.arch.converters.common import four_hidden, over_hidden, rotary_dim, times_hidden
+from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, EPSILON, GROUPED, LAYER_EPS, ROPE, More, block, class_names, conv1d, convert, embedding, final_norm, flag,
     gelu, head, hf_names, linear, must_be, network, norm, optional, rename, tensor,
 )
+
+
+def _multi_query_normalize(value: object, scope: Scope) -> int | None:
+    """KV heads by the switch: transformers does not look at the number that may stand in the config."""
+    return scope.h.num_heads if scope.config("multi_query") is False else 1
+
+
+def _falcon_kv_normalize(value: object, scope: Scope) -> int | None:
+    """KV heads: one where attention is multi-query, but for the new decoder, which goes by its number."""
+    new, multi = scope.config("new_decoder_architecture"), scope.config("multi_query")
+    if multi and not new:
+        return 1
+    return as_int(value, scope.name) or scope.h.num_heads
+
+
+def _falcon_kind_from(value: object, scope: Scope) -> object:
+    """Which of the three Falcons: by the KV heads and the norms of a layer."""
+    heads, kv_heads = scope.h.num_heads, scope.h.num_kv_heads
+    if not scope.names or kv_heads is None:
+        return DEFAULT
+    norms = 2 if "blk.0.attn_norm_2.weight" in scope.names else 1
+    new = norms == 2 or 1 < kv_heads != heads
+    return ConfigKeys(
+        new_decoder_architecture=new, multi_query=kv_heads == 1, num_ln_in_parallel_attn=norms if new else None
+    )
+
+
+def _has_groups(scope: Scope) -> bool:
+    return scope.h.num_kv_heads != scope.h.num_heads
+
+
+def _alibi_to(value: object, scope: Scope) -> float | None:
+    return 0.0 if scope.config("attn_config.alibi") is False else as_float(value, scope.name)
+
+
+def _alibi_from(value: object, scope: Scope) -> object:
+    bias = as_float(value, scope.key.gguf)
+    if bias is None and not scope.kv:
+        return DEFAULT
+    usual = scope.defaults.get(scope.name)
+    shown = usual if not bias else int(bias) if bias.is_integer() else bias
+    return ConfigKeys({"attn_config.alibi": bool(bias), scope.name: shown})
+
+
+multi_query = Converter(nothing, lambda value, scope: scope.h.num_kv_heads == 1 if scope.kv else DEFAULT)
+multi_query_kv = Converter(normalize=_multi_query_normalize)
+falcon_kv = Converter(normalize=_falcon_kv_normalize)
+falcon_kind = Converter(nothing, _falcon_kind_from)
+expansion = Converter(
+        nothing, lambda value, scope: over_hidden(scope.h.intermediate_size if scope.kv else None, scope)
+    )
+expansion_width = Converter(derive=lambda scope: times_hidden(scope.config("expansion_ratio"), scope))
+kv_named = Converter(
+        nothing, lambda value, scope: scope.h.num_kv_heads if scope.kv and _has_groups(scope) else DEFAULT
+    )
+kv_if_named = Converter(
+        lambda value, scope: scope.h.num_kv_heads if _has_groups(scope) else None,
+        normalize=lambda value, scope: scope.size("attn_config.kv_n_heads") or scope.h.num_heads,
+    )
+alibi_bias = Converter(_alibi_to, _alibi_from)
 
 _DEALT = More(order=("deal:kv_heads,q/kv_heads,head_dim,head_dim",))
 """Fused attention of which each group holds its heads of Q, one of K, one of V; GGUF has all Q, all K, all V."""
@@ -51,7 +114,7 @@ _GPT2 = Architecture(
         )
     ),
     keys=(
-        *convert(_GPT_DIMS, intermediate_size="four_hidden"), EPSILON, gelu("activation_function"),
+        *convert(_GPT_DIMS, intermediate_size=four_hidden), EPSILON, gelu("activation_function"),
         must_be("scale_attn_weights", True), must_be("scale_attn_by_inverse_layer_idx", False),
     ),
     gguf_only=(), ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
@@ -108,8 +171,8 @@ _BIGCODE = Architecture(
         )
     ),
     keys=(
-        *convert(_GPT_DIMS, intermediate_size="four_hidden"), replace(GROUPED, via="multi_query_kv"),
-        Key("", ("multi_query",), "bool", via="multi_query"), EPSILON, gelu("activation_function"),
+        *convert(_GPT_DIMS, intermediate_size=four_hidden), replace(GROUPED, converter=multi_query_kv),
+        Key("", ("multi_query",), "bool", converter=multi_query), EPSILON, gelu("activation_function"),
         must_be("scale_attn_weights", True),
     ),
     gguf_only=(), ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
@@ -133,7 +196,7 @@ _NEOX = Architecture(
         out="embed_out",
     ),
     keys=(
-        *DIMS, Key("rope.dimension_count", ("rotary_pct",), via="rotary_dim"),
+        *DIMS, Key("rope.dimension_count", ("rotary_pct",), converter=rotary_dim),
         Key("use_parallel_residual", ("use_parallel_residual",), "bool"), LAYER_EPS, ROPE,
         must_be("attention_bias", True), gelu("hidden_act"),
     ),
@@ -180,12 +243,12 @@ _FALCON = Architecture(
                 DIMS, num_layers=("num_hidden_layers", "n_layer"), hidden_size=("hidden_size", "n_embed"),
                 intermediate_size=("ffn_hidden_size",), num_heads=("num_attention_heads", "n_head"),
             ),
-            intermediate_size="four_hidden",
+            intermediate_size=four_hidden,
         ),
         Key("tensor_data_layout", kind="str", constant="jploski"),
-        Key("attention.head_count_kv", ("num_kv_heads", "n_head_kv"), field="num_kv_heads", via="falcon_kv"),
+        Key("attention.head_count_kv", ("num_kv_heads", "n_head_kv"), field="num_kv_heads", converter=falcon_kv),
         flag("multi_query"), Key("", ("num_ln_in_parallel_attn",)),
-        Key("", ("new_decoder_architecture",), "bool", via="falcon_kind"), EPSILON, ROPE, must_be("alibi", False),
+        Key("", ("new_decoder_architecture",), "bool", converter=falcon_kind), EPSILON, ROPE, must_be("alibi", False),
         must_be("parallel_attn", True), must_be("bias", False), gelu("activation"),
     ),
     gguf_only=(), ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
@@ -221,7 +284,7 @@ _BLOOM = Architecture(
                 hidden_size=("hidden_size", "n_embed"), intermediate_size=(),
                 num_heads=("n_head", "num_attention_heads"),
             ),
-            intermediate_size="four_hidden",
+            intermediate_size=four_hidden,
         ),
         Key("attention.head_count_kv", field="num_kv_heads"), EPSILON,
         must_be("apply_residual_connection_post_layernorm", False),
@@ -258,13 +321,13 @@ _MPT = Architecture(
                 DIMS, num_layers="n_layers", max_position_embeddings="max_seq_len", hidden_size="d_model",
                 intermediate_size=(), num_heads="n_heads",
             ),
-            intermediate_size="expansion_width",
+            intermediate_size=expansion_width,
         ),
-        Key("", ("expansion_ratio",), via="expansion"),
-        Key("attention.head_count_kv", field="num_kv_heads", via="kv_if_named"),
-        Key("", ("attn_config.kv_n_heads",), via="kv_named"), EPSILON,
+        Key("", ("expansion_ratio",), converter=expansion),
+        Key("attention.head_count_kv", field="num_kv_heads", converter=kv_if_named),
+        Key("", ("attn_config.kv_n_heads",), converter=kv_named), EPSILON,
         Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32"), flag("attn_config.alibi"),
-        Key("attention.max_alibi_bias", ("attn_config.alibi_bias_max",), "f32", via="alibi_bias"),
+        Key("attention.max_alibi_bias", ("attn_config.alibi_bias_max",), "f32", converter=alibi_bias),
         Key("", ("attn_config.softmax_scale",), "f32", allowed=(None,)),
         Key("", ("logit_scale",), "f32", allowed=(None,)), flag("no_bias"),
     ),

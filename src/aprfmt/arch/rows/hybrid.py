@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converters.layers import LINEAR
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
+from aprfmt.arch.converters.common import ATTENTION, attention_layers, expand
+from aprfmt.arch.converters.layers import FULL, SLIDING
+from aprfmt.arch.fields import as_float, as_int
+from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, ROPE_DIM, SCALES, SILU, VOCAB, More, attention, block, class_names,
@@ -11,6 +17,85 @@ from aprfmt.arch.rows.parts import (
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 from aprfmt.arch.rows.parts_ssm import dual, mixer
+from aprfmt.errors import CorruptError, RefusedError
+
+
+def _as_wide_from(value: object, scope: Scope) -> int | None:
+    return scope.h.hidden_size if scope.gguf("embedding_length_out") else None
+
+
+as_wide = Converter(nothing, _as_wide_from)
+
+
+def _some_conv_to(value: object, scope: Scope) -> None:
+    """The runtime's memory of a hybrid asserts that both kinds of layers are there."""
+    kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
+    if kinds and len({kind in ATTENTION for kind in kinds}) == 1:
+        raise RefusedError(
+            f"all layers are of one kind, {kinds[0]}: llama.cpp's {scope.row.gguf} loads networks that mix attention "
+            "and convolutions only"
+        )
+
+
+def _mixed_from(value: object, scope: Scope) -> object:
+    """Kinds of layers by their KV heads: a layer without any has what the family has beside attention."""
+    heads = scope.gguf("attention.head_count_kv")
+    if heads is None:
+        return DEFAULT
+    if not isinstance(heads, list):
+        heads = [heads] * (scope.h.num_layers or 0)
+    sees = SLIDING if scope.gguf("attention.sliding_window") else FULL
+    return [sees if n else _other(scope) for n in heads]
+
+
+def _other(scope: Scope) -> str:
+    return "conv" if any(row.layers == "conv" for row in scope.row.tensors) else LINEAR
+
+
+def _mixed_derive(scope: Scope) -> list[str] | None:
+    """By the indices of the layers that have attention, as older configs list them; else all have it."""
+    n_layers, h = scope.h.num_layers, scope.h
+    if n_layers is None:
+        return None
+    listed = h.extra.get("full_attn_idxs")
+    indices = range(n_layers) if listed is None else listed
+    if not isinstance(indices, range | list):
+        raise CorruptError("full_attn_idxs is not a list")
+    return [FULL if i in indices else _other(scope) for i in range(n_layers)]
+
+
+def _lone_width_to(value: object, scope: Scope) -> object:
+    """Width of the dense MLP; of a network without experts that is the shared expert's."""
+    return value if scope.h.num_experts else scope.h.extra.get("shared_intermediate_size", value)
+
+
+def _rope_switch_to(value: object, scope: Scope) -> bool:
+    if value not in (None, "rope", "nope"):
+        raise RefusedError(f"a GGUF cannot have position_embedding_type {value!r:.40}")
+    return bool(value == "rope")
+
+
+def _lfm2_width(value: object, scope: Scope) -> object:
+    """LFM2 as it is held: the width that the MLP really has, with nothing left to adjust."""
+    width, extra = as_int(value, scope.name), scope.h.extra
+    if width is None or not extra.get("block_auto_adjust_ff_dim"):
+        return DEFAULT
+    width = 2 * width // 3
+    if (factor := as_float(extra.get("block_ffn_dim_multiplier"), "block_ffn_dim_multiplier")) is not None:
+        width = int(factor * width)
+    multiple = as_int(extra.get("block_multiple_of"), "block_multiple_of") or 1
+    return ConfigKeys({scope.name: -(-width // multiple) * multiple, "block_auto_adjust_ff_dim": False})
+
+
+some_conv = Converter(_some_conv_to, default)
+lfm2_width = Converter(normalize=_lfm2_width)
+never_adjusted = Converter(nothing, lambda value, scope: False)
+mixed_layers = Converter(nothing, _mixed_from, _mixed_derive)
+lone_width = Converter(_lone_width_to)
+some_experts = Converter(from_gguf=lambda value, scope: value or 0)
+# The runtime refuses more used experts than there are.
+used_experts = Converter(lambda value, scope: value if scope.h.num_experts else None)
+rope_switch = Converter(_rope_switch_to, lambda value, scope: "rope" if value else None)
 
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 _SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
@@ -42,11 +127,11 @@ def _lfm2(*mlp: TensorRow, begin: str = "model.") -> tuple[TensorRow, ...]:
     )
 
 
-_SOME_HEADS = replace(GROUPED, kind="i32[]", via="attention_layers")
+_SOME_HEADS = replace(GROUPED, kind="i32[]", converter=attention_layers)
 """KV heads by layer, 0 where a layer has no attention: that is how a GGUF tells the kinds of layers."""
-_KINDS = Key("", ("layer_types",), via="mixed_layers")
+_KINDS = Key("", ("layer_types",), converter=mixed_layers)
 _LFM2_EPS = replace(RMS_EPS, hf=("norm_eps",))
-_LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False), Key("", via="some_conv"))
+_LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False), Key("", converter=some_conv))
 _LFM2 = {
     "max_position_embeddings": 128000, "norm_eps": 1e-5, "num_key_value_heads": 8, "conv_L_cache": 3,
     "conv_bias": False, "rope_theta": 1e6, "tie_word_embeddings": True,
@@ -87,14 +172,15 @@ _GRANITE = Architecture(
         *norm("post_attention_layernorm", "ffn_norm"), *_granite_mlp(),
     ),
     keys=(
-        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, via="lone_width"), _HEADS, _SOME_HEADS, ROPE, RMS_EPS,
-        replace(EXPERTS[0], hf=("num_local_experts",), via="some_experts"), replace(EXPERTS[1], via="used_experts"),
+        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, converter=lone_width), _HEADS, _SOME_HEADS, ROPE, RMS_EPS,
+        replace(EXPERTS[0], hf=("num_local_experts",), converter=some_experts),
+        replace(EXPERTS[1], converter=used_experts),
         VOCAB, ROPE_DIM, *SCALES, Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
         Key("ssm.conv_kernel", ("mamba_d_conv",)), Key("ssm.state_size", ("mamba_d_state",)),
         Key("ssm.group_count", ("mamba_n_groups",)),
-        Key("ssm.inner_size", ("mamba_expand",), via="expand", allowed=(2,)),
+        Key("ssm.inner_size", ("mamba_expand",), converter=expand, allowed=(2,)),
         Key("ssm.time_step_rank", ("mamba_n_heads",)),
-        Key("rope.scaling.finetuned", ("position_embedding_type",), "bool", via="rope_switch"), _KINDS, SILU,
+        Key("rope.scaling.finetuned", ("position_embedding_type",), "bool", converter=rope_switch), _KINDS, SILU,
         flag("attention_bias"), must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
     ),
     defaults={"": {
@@ -116,10 +202,11 @@ _LFM2_ROW = Architecture(
         tensor("1_Dense.linear.bias", "dense_2.bias", "dense_1_out", "dense_1_bias"),
     ),
     keys=(
-        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, hf=("intermediate_size", "block_ff_dim"), via="lfm2_width"), _HEADS,
+        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, hf=("intermediate_size", "block_ff_dim"), converter=lfm2_width),
+        _HEADS,
         _SOME_HEADS, ROPE, _LFM2_EPS, *_LFM2_END, _KINDS, ENCODER[1], Key("embedding_length_out", ("dense_1_out",)),
-        Key("", ("dense_1_in",), via="as_wide"), Key("", ("dense_1_bias",), "bool"),
-        Key("", ("block_auto_adjust_ff_dim",), "bool", via="never_adjusted"), Key("", ("full_attn_idxs",)),
+        Key("", ("dense_1_in",), converter=as_wide), Key("", ("dense_1_bias",), "bool"),
+        Key("", ("block_auto_adjust_ff_dim",), "bool", converter=never_adjusted), Key("", ("full_attn_idxs",)),
         Key("", ("block_ffn_dim_multiplier",), "f32"), Key("", ("block_multiple_of",)),
     ),
     defaults={

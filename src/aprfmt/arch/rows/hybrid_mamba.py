@@ -5,18 +5,81 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
+from aprfmt.arch.converters.common import attention_layers, auto_rank, expand
+from aprfmt.arch.converters.hybrid import attending
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, embedding, experts,
     final_norm, flag, fused_experts, gated_mlp, head, hf_names, linear, must_be, norm, rename,
 )
 from aprfmt.arch.rows.parts_ssm import dual, mixer, selective
+from aprfmt.errors import RefusedError
+
+
+def _listed_from(value: object, scope: Scope) -> object:
+    return DEFAULT if (found := attending(scope)) is None else found
+
+
+def _steps(found: list[int], n_layers: int, period: str, offset: str) -> ConfigKeys:
+    """Layers that come every `period`, the first at `offset`; of one that stands alone, the next is behind the last."""
+    first = found[0] if found else n_layers
+    return ConfigKeys({period: found[1] - first if len(found) > 1 else max(n_layers, first + 1), offset: first})
+
+
+def _period_from(value: object, scope: Scope) -> object:
+    found, n_layers = attending(scope), scope.h.num_layers
+    return DEFAULT if found is None or not n_layers else _steps(found, n_layers, scope.name, "attn_layer_offset")
+
+
+def _expert_period_from(value: object, scope: Scope) -> object:
+    """By the layers that have a router."""
+    n_layers = scope.h.num_layers
+    if not scope.names or not n_layers:
+        return DEFAULT
+    found = [i for i in range(n_layers) if f"blk.{i}.ffn_gate_inp.weight" in scope.names]
+    return _steps(found, n_layers, scope.name, "expert_layer_offset")
+
+
+def _inner_width_normalize(value: object, scope: Scope) -> object:
+    """The width of a mixer: null means the expansion of the hidden size."""
+    expand, hidden = scope.size("mamba_expand"), scope.h.hidden_size
+    return expand * hidden if value is None and expand and hidden else DEFAULT
+
+
+def _head_width_normalize(value: object, scope: Scope) -> object:
+    inner, heads = scope.size("mamba_d_ssm"), scope.size("mamba_n_heads")
+    return inner // heads if value in (None, "auto") and inner and heads else DEFAULT
+
+
+def _norm_behind_gate_to(value: object, scope: Scope) -> None:
+    if value and scope.config("mamba_rms_norm"):
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} normalises what the gate lets through, not before it"
+        )
+
+
+def _tied_multiplier_to(value: object, scope: Scope) -> None:
+    if scope.h.tied and value != scope.h.extra.get("lm_head_multiplier"):
+        raise RefusedError(
+            f"embedding_multiplier is {value} and lm_head_multiplier {scope.h.extra.get('lm_head_multiplier')}: a GGUF "
+            "has them in the weights, and here both are of the one embedding"
+        )
+
+
+attention_indices = Converter(nothing, _listed_from)
+attention_period = Converter(nothing, _period_from)
+expert_period = Converter(nothing, _expert_period_from)
+inner_width = Converter(normalize=_inner_width_normalize)
+heads_of_width = Converter(nothing, _head_width_normalize, normalize=_head_width_normalize)
+norm_behind_gate = Converter(_norm_behind_gate_to, lambda value, scope: not scope.h.extra.get("mamba_rms_norm"))
+tied_multiplier = Converter(_tied_multiplier_to)
 
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 _SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
-_SOME_HEADS = replace(GROUPED, kind="i32[]", via="attention_layers")
+_SOME_HEADS = replace(GROUPED, kind="i32[]", converter=attention_layers)
 _INNER = "mamba_expand*hidden"
-_TWICE = Key("ssm.inner_size", ("mamba_expand",), via="expand", allowed=(2,))
+_TWICE = Key("ssm.inner_size", ("mamba_expand",), converter=expand, allowed=(2,))
 
 
 def _layers(*mixers: TensorRow, feed_forward: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
@@ -114,7 +177,8 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, _SOME_HEADS, ROPE, RMS_EPS, VOCAB, ROPE_DIM, Key("ssm.conv_kernel", ("mamba_d_conv",)),
             Key("ssm.state_size", ("mamba_d_state",)), Key("ssm.group_count", ("mamba_n_groups",)), _TWICE,
             Key("ssm.time_step_rank", ("mamba_n_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=True),
-            Key("", ("attn_layer_indices",), via="attention_indices"), SILU, flag("attention_bias"), flag("mlp_bias"),
+            Key("", ("attn_layer_indices",), converter=attention_indices), SILU, flag("attention_bias"),
+            flag("mlp_bias"),
             must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
         ),
         defaults={"": _BAMBA},
@@ -124,10 +188,11 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_layers(*mixer("mamba.", _JAMBA_MIXER, _SSM), *attention(layers=_ATTENTION), feed_forward=_EXPERTS),
         keys=(
             *DIMS, _SOME_HEADS, Key("ssm.conv_kernel", ("mamba_d_conv",)), _TWICE,
-            Key("ssm.state_size", ("mamba_d_state",)), Key("ssm.time_step_rank", ("mamba_dt_rank",), via="auto_rank"),
+            Key("ssm.state_size", ("mamba_d_state",)),
+            Key("ssm.time_step_rank", ("mamba_dt_rank",), converter=auto_rank),
             RMS_EPS, *rename(EXPERTS[:2], num_experts=("num_experts", "num_local_experts")),
-            Key("", ("attn_layer_period",), via="attention_period"), Key("", ("attn_layer_offset",)),
-            Key("", ("expert_layer_period",), via="expert_period"), Key("", ("expert_layer_offset",)), SILU,
+            Key("", ("attn_layer_period",), converter=attention_period), Key("", ("attn_layer_offset",)),
+            Key("", ("expert_layer_period",), converter=expert_period), Key("", ("expert_layer_offset",)), SILU,
             must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
         ),
         defaults={"": {
@@ -149,11 +214,11 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DECODER, VOCAB, Key("ssm.conv_kernel", ("mamba_d_conv",)),
-            Key("ssm.inner_size", ("mamba_d_ssm",), via="inner_width"), Key("ssm.state_size", ("mamba_d_state",)),
+            Key("ssm.inner_size", ("mamba_d_ssm",), converter=inner_width), Key("ssm.state_size", ("mamba_d_state",)),
             Key("ssm.time_step_rank", ("mamba_n_heads",)), Key("ssm.group_count", ("mamba_n_groups",)),
-            Key("", ("mamba_d_head",), via="heads_of_width"), flag("mamba_rms_norm"),
-            Key("", ("mamba_norm_before_gate",), "bool", via="norm_behind_gate"),
-            Key("", ("embedding_multiplier",), "f32", via="tied_multiplier"), SILU, flag("mlp_bias"),
+            Key("", ("mamba_d_head",), converter=heads_of_width), flag("mamba_rms_norm"),
+            Key("", ("mamba_norm_before_gate",), "bool", converter=norm_behind_gate),
+            Key("", ("embedding_multiplier",), "f32", converter=tied_multiplier), SILU, flag("mlp_bias"),
             must_be("attention_bias", False), must_be("projectors_bias", False), must_be("mamba_proj_bias", False),
             must_be("mamba_conv_bias", True),
         ),

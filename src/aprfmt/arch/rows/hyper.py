@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converters.common import rope_keys, yarn_log_tenth
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converters.common import dense_first, dense_first_to
+from aprfmt.arch.converters.experts import one_for_all, same_limit
+from aprfmt.arch.converters.hybrid import kda_heads, latent_layers
+from aprfmt.arch.converters.sparse import OWN, SHARED, indexers_from, indexers_normalize, indexers_to
 from aprfmt.arch.row import MOST, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.kimi import delta_attention, low_rank
 from aprfmt.arch.rows.parts import (
@@ -12,6 +18,46 @@ from aprfmt.arch.rows.parts import (
 )
 from aprfmt.arch.rows.parts_mla import INDEXER, MLA_REQUIRED, indexer, latent_attention, mla_keys
 from aprfmt.arch.rows.parts_moe import GROUPS, MTP, draft_layer, router_and_experts, selection_bias, shared_expert
+
+
+def _hy_indexers(value: object, scope: Scope) -> object:
+    """The first layer, and then every fourth from the second on, unless a config says it."""
+    n_layers = scope.h.num_layers
+    if value is not None or n_layers is None:
+        return DEFAULT
+    return [OWN if i == 0 or (i - 1) % 4 == 0 else SHARED for i in range(n_layers)]
+
+
+def _own_indexers_from(value: object, scope: Scope) -> object:
+    return [OWN if flag else SHARED for flag in value] if isinstance(value, list) else DEFAULT
+
+
+def _latent_or_linear_normalize(value: object, scope: Scope) -> object:
+    """Every fourth layer attends unless it is said; transformers says in this word that an indexer chooses."""
+    if isinstance(value, list):
+        return ["full_attention" if kind == "indexed_attention" else kind for kind in value]
+    n_layers = scope.h.num_layers
+    return DEFAULT if n_layers is None else [_ATTENDS if i % 4 == 3 else _LINEAR_KIND for i in range(n_layers)]
+
+
+def _latent_or_linear_from(value: object, scope: Scope) -> object:
+    heads = scope.gguf("attention.head_count_kv")
+    return [_ATTENDS if n else _LINEAR_KIND for n in heads] if isinstance(heads, list) else DEFAULT
+
+
+_ATTENDS, _LINEAR_KIND = "full_attention", "linear_attention"
+hy_indexers = Converter(indexers_to, indexers_from, normalize=_hy_indexers)
+own_indexers = Converter(indexers_to, _own_indexers_from, normalize=indexers_normalize)
+latent_or_linear = Converter(nothing, _latent_or_linear_from, normalize=_latent_or_linear_normalize)
+
+
+def _listed_dense_from(value: object, scope: Scope) -> object:
+    """The same list, for classes that know no number of dense layers."""
+    first, n_layers = scope.size("first_k_dense_replace"), scope.h.num_layers
+    return DEFAULT if first is None else ["dense" if i < first else "sparse" for i in range(n_layers or 0)]
+
+
+listed_dense = Converter(dense_first_to, _listed_dense_from, normalize=dense_first)
 
 
 def streams(attn: str, ffn: str, coefficients: str, scales: str, layers: str = "") -> tuple[TensorRow, ...]:
@@ -76,10 +122,10 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *(key for key in mla_keys() if key not in GROUPS), must_be("n_group", 1), must_be("topk_group", 1),
-            *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", via="hy_indexers"),
-            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST), HC_COUNT, HC_EPS,
+            *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=hy_indexers),
+            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", converter=one_for_all, draft=MOST), HC_COUNT, HC_EPS,
             Key("hyper_connection.magnitude", ("hc_magnitude",), "f32"),
-            Key("", ("mlp_layer_types",), "str[]", via="listed_dense"),
+            Key("", ("mlp_layer_types",), "str[]", converter=listed_dense),
         ),
         differs=(_NEIGHBOURS,), gguf_only=(),
         defaults={"": {
@@ -112,23 +158,23 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *(
-                replace(GROUPED, kind="i32[]", via="latent_layers", draft=1) if key.field == "num_kv_heads" else key
+                replace(GROUPED, kind="i32[]", converter=latent_layers, draft=1) if key.field == "num_kv_heads" else key
                 for key in mla_keys()
-                if key.via not in ("rope", "yarn_log_tenth")
+                if key.converter not in (rope_keys, yarn_log_tenth)
             ),
             Key("attention.layer_norm_epsilon", kind="f32", constant=1e-6),
             Key("ssm.conv_kernel", (_DELTA["kernel"], "linear_attn_config.short_conv_kernel_size")),
             Key("kda.head_dim", (_DELTA["size"], "linear_attn_config.head_dim")),
-            Key("", (_DELTA["heads"], "linear_attn_config.num_heads"), via="kda_heads"),
+            Key("", (_DELTA["heads"], "linear_attn_config.num_heads"), converter=kda_heads),
             Key("kda.gate_lower_bound", ("linear_lower_bound", "linear_attn_config.gate_lower_bound"), "f32"), *INDEXER,
             Key("attention.indexer.kpool", ("index_kpool",)),
             Key("attention.indexer.kpool_select_tail", ("index_kpool_always_select_tail",), "bool"),
-            Key("attention.indexer.types", ("indexer_types",), "bool[]", via="own_indexers"),
-            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST),
-            Key("swiglu_clamp_shexp", kind="f32[]", via="same_limit", draft=MOST), HC_COUNT,
+            Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=own_indexers),
+            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", converter=one_for_all, draft=MOST),
+            Key("swiglu_clamp_shexp", kind="f32[]", converter=same_limit, draft=MOST), HC_COUNT,
             Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)), HC_EPS,
-            Key("", ("layer_types",), "str[]", via="latent_or_linear"),
-            Key("", ("mlp_layer_types",), "str[]", via="listed_dense"), must_be("mla_use_nope", True), MTP,
+            Key("", ("layer_types",), "str[]", converter=latent_or_linear),
+            Key("", ("mlp_layer_types",), "str[]", converter=listed_dense), must_be("mla_use_nope", True), MTP,
         ),
         gguf_only=(),
         defaults={"": {

@@ -4,15 +4,59 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.layers import kinds_of, layer_types, periodic, positive, slides_of
+from aprfmt.arch.converters.windows import FOURTH, full_every_fourth
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, ROPE_DIM, SCALES, SILU, VOCAB, attention, class_names, decoder, flag, gated_mlp, hf_names, linear, must_be,
     network, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import COUNT, NO_BIAS, USED
+from aprfmt.errors import CorruptError, RefusedError
+
+
+def _rope_pattern_to(value: object, scope: Scope) -> list[bool] | None:
+    """Which layers are rotated, where not all are, from the base frequency of each: 0 for those that are not."""
+    listed = value if value is not None else scope.h.extra.get("no_rope_layers")
+    if listed is None:
+        return None
+    if not isinstance(listed, list):
+        raise CorruptError(f"{scope.name} is not a list")
+    if value is not None and {theta for theta in listed if theta} - {scope.h.rope_theta}:
+        raise RefusedError(f"{scope.name}: a GGUF of {scope.row.gguf} has one base frequency for all layers")
+    return None if all(listed) else [bool(item) for item in listed]
+
+
+def _rope_pattern_from(value: object, scope: Scope) -> object:
+    return [scope.h.rope_theta if rotated else 0 for rotated in value] if isinstance(value, list) else DEFAULT
+
+
+def _window_theta_to(value: object, scope: Scope) -> None:
+    """llama.cpp rotates the layers with a window and no others, all by one base frequency."""
+    kinds = scope.h.extra.get("layer_types")
+    if not isinstance(value, list) or not isinstance(kinds, list):
+        return
+    if [theta or 0 for theta in value] != [scope.h.rope_theta if one else 0 for one in slides_of(kinds)]:
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates the layers with a window, and no others"
+        )
+
+
+def _window_theta_from(value: object, scope: Scope) -> object:
+    kinds = scope.h.extra.get("layer_types")
+    return [scope.h.rope_theta if one else 0 for one in slides_of(kinds)] if isinstance(kinds, list) else DEFAULT
+
+
+dense_first_layer_types = replace(layer_types, derive=full_every_fourth)
+last_dense_layer_types = replace(
+        layer_types, derive=lambda scope: kinds_of([*reversed(periodic(FOURTH, scope.h.num_layers or 0, first=0))])
+    )
+rotated_with_window = Converter(_window_theta_to, _window_theta_from)
+rope_pattern = Converter(_rope_pattern_to, _rope_pattern_from)
 
 _ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
-_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="layer_types")
+_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
 
 
 def _granite(*mlp: TensorRow) -> tuple[TensorRow, ...]:
@@ -41,8 +85,8 @@ def _granite_experts() -> tuple[TensorRow, ...]:
 
 
 _GRANITE_KEYS = (
-    *DECODER, VOCAB, ROPE_DIM, *SCALES, SILU, _ALWAYS_WINDOW, replace(_LAYERS, via="dense_first_layer_types"),
-    Key("attention.rope_pattern", ("layer_rope_theta",), "bool[]", via="rope_pattern"),
+    *DECODER, VOCAB, ROPE_DIM, *SCALES, SILU, _ALWAYS_WINDOW, replace(_LAYERS, converter=dense_first_layer_types),
+    Key("attention.rope_pattern", ("layer_rope_theta",), "bool[]", converter=rope_pattern),
     Key("", ("no_rope_layers",), "i32[]"), flag("attention_bias"),
 )
 _GRANITE_REQUIRED = {"logit_scale": "", "attention.sliding_window": "", "attention.sliding_window_pattern": ""}
@@ -70,7 +114,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_granite(*_granite_experts()),
         keys=(
             *_GRANITE_KEYS, *rename((COUNT, USED), num_experts=("num_local_experts",)),
-            Key("expert_shared_feed_forward_length", ("shared_intermediate_size",), via="positive"),
+            Key("expert_shared_feed_forward_length", ("shared_intermediate_size",), converter=positive),
         ),
         defaults={
             "": {
@@ -96,8 +140,9 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
             Key("logit_scale", ("output_multiplier",), "f32"), _ALWAYS_WINDOW,
-            replace(_LAYERS, via="last_dense_layer_types"),
-            Key("", ("layer_rope_theta",), "f32[]", via="rotated_with_window"), Key("", ("qk_scale_factor",), "f32"),
+            replace(_LAYERS, converter=last_dense_layer_types),
+            Key("", ("layer_rope_theta",), "f32[]", converter=rotated_with_window),
+            Key("", ("qk_scale_factor",), "f32"),
             must_be("post_norm_eps", 1e-8), must_be("hidden_activation", "silu"), NO_BIAS,
         ),
         defaults={

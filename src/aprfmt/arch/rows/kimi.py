@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converters.common import (
+    absent_1, leading_dense, mla_key_length, mla_key_width, mla_value_length, mla_value_width,
+)
+from aprfmt.arch.converters.hybrid import attending, kda_config_from, kda_config, kda_heads, kinds_of, latent_layers
+from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.row import PRODUCT, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, EXPERTS, GROUPED, RMS_EPS, SILU, VOCAB, class_names, experts, flag, gated_mlp, hf_names, linear, must_be,
@@ -11,6 +17,55 @@ from aprfmt.arch.rows.parts import (
 )
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention
 from aprfmt.arch.rows.parts_moe import DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, moe_decoder, packed_experts, shared_expert
+from aprfmt.errors import RefusedError
+
+
+def _kda_layers_normalize(value: object, scope: Scope) -> object:
+    """By the list of the attending layers, counted from 1; by every fourth where nothing says it."""
+    n_layers = scope.h.num_layers
+    if value is not None or n_layers is None:
+        return DEFAULT
+    listed = as_mapping(scope.h.extra.get("linear_attn_config")).get("full_attn_layers")
+    if listed is None:
+        return kinds_of(range(4, n_layers, 4), n_layers)
+    return kinds_of([i - 1 for i in listed if isinstance(i, int)] if isinstance(listed, list) else [], n_layers)
+
+
+def _kda_layers_from(value: object, scope: Scope) -> object:
+    found, n_layers = attending(scope), scope.h.num_layers
+    return DEFAULT if found is None or n_layers is None else kinds_of(found, n_layers)
+
+
+def _k3_config(value: object, scope: Scope) -> object:
+    """The same, with what only the third Kimi has there. That it has no draft layers is what silence says too."""
+    if not scope.h.extra.get("num_nextn_predict_layers"):
+        scope.h.extra.pop("num_nextn_predict_layers", None)
+    found = kda_config_from(value, scope)
+    if not isinstance(found, dict):
+        return found
+    bound = scope.h.extra.get("linear_lower_bound")
+    return {"use_full_rank_gate": True, **({"gate_lower_bound": bound} if bound is not None else {}), **found}
+
+
+def _k3_config_to(value: object, scope: Scope) -> None:
+    if as_mapping(value).get("use_full_rank_gate") is False:
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} loads gates of full rank only")
+
+
+def _one_group_to(value: object, scope: Scope) -> None:
+    if value not in (None, 1):
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} chooses experts without groups")
+
+
+def _no_low_rank_to(value: object, scope: Scope) -> None:
+    if value is not None:
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} loads queries of full rank only")
+
+
+kda_layers = Converter(nothing, _kda_layers_from, normalize=_kda_layers_normalize)
+k3_config = Converter(_k3_config_to, _k3_config, normalize=_k3_config)
+one_group = Converter(_one_group_to, lambda value, scope: 1)
+no_low_rank = Converter(_no_low_rank_to, lambda value, scope: value)
 
 _KDA, _ATTENTION = "linear_attention", "full_attention"
 _HEADS, _SIZE, _KERNEL = "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"
@@ -53,24 +108,24 @@ _MOE = (
 _COUNT, _USED, _WIDTH = EXPERTS
 _SIZES = (
     *rename(DIMS, max_position_embeddings=("model_max_length", "max_position_embeddings")),
-    replace(GROUPED, kind="i32[]", via="latent_layers"), RMS_EPS,
+    replace(GROUPED, kind="i32[]", converter=latent_layers), RMS_EPS,
     *rename(
         (_COUNT, _USED), num_experts=("num_experts", "num_local_experts"),
         num_experts_per_tok=("num_experts_per_token", "num_experts_per_tok"),
     ),
-    Key("expert_group_count", ("num_expert_group", "n_group"), via="one_group"),
-    Key("expert_group_used_count", ("topk_group",), via="absent_1"), SIGMOID,
+    Key("expert_group_count", ("num_expert_group", "n_group"), converter=one_group),
+    Key("expert_group_used_count", ("topk_group",), converter=absent_1), SIGMOID,
     must_be("moe_router_activation_func", "sigmoid"), must_be("moe_layer_freq", 1), VOCAB,
     Key("ssm.conv_kernel", (_KERNEL, "linear_attn_config.short_conv_kernel_size")),
     Key("kda.head_dim", (_SIZE, "linear_attn_config.head_dim")),
-    Key("", (_HEADS, "linear_attn_config.num_heads"), via="kda_heads"),
-    Key("attention.kv_lora_rank", ("kv_lora_rank",)), Key("attention.key_length", via="mla_key_width"),
-    Key("attention.key_length_mla", ("qk_nope_head_dim",), via="mla_key_length"),
-    Key("attention.value_length_mla", ("v_head_dim",), via="mla_value_length"),
+    Key("", (_HEADS, "linear_attn_config.num_heads"), converter=kda_heads),
+    Key("attention.kv_lora_rank", ("kv_lora_rank",)), Key("attention.key_length", converter=mla_key_width),
+    Key("attention.key_length_mla", ("qk_nope_head_dim",), converter=mla_key_length),
+    Key("attention.value_length_mla", ("v_head_dim",), converter=mla_value_length),
     Key("rope.dimension_count", ("qk_rope_head_dim",)), must_be("mla_use_nope", True), _WIDTH,
     Key("expert_shared_count", ("num_shared_experts", "n_shared_experts")), DENSE_LAYERS,
-    Key("", ("mlp_layer_types",), "str[]", via="leading_dense"), WEIGHTS_SCALE,
-    Key("", ("layer_types",), via="kda_layers"), Key("", ("linear_attn_config",), via="kda_config"),
+    Key("", ("mlp_layer_types",), "str[]", converter=leading_dense), WEIGHTS_SCALE,
+    Key("", ("layer_types",), converter=kda_layers), Key("", ("linear_attn_config",), converter=kda_config),
 )
 _DEFAULTS = {
     "hidden_act": "silu", "num_key_value_heads": 32, "num_experts": 256, "num_experts_per_token": 8,
@@ -137,7 +192,7 @@ ROWS: tuple[Architecture, ...] = (
             *_MLA, *_MOE, *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
         ),
         keys=(
-            *_SIZES, Key("attention.q_lora_rank", ("q_lora_rank",), via="no_low_rank"),
+            *_SIZES, Key("attention.q_lora_rank", ("q_lora_rank",), converter=no_low_rank),
             Key("attention.value_length", ("head_dim",), field="head_dim"), must_be("moe_renormalize", True),
             must_be("attention_bias", False), SILU,
         ),
@@ -169,13 +224,13 @@ ROWS: tuple[Architecture, ...] = (
             )
         ),
         keys=(
-            *(key for key in _SIZES if key.via != "kda_config"), Key("attention.q_lora_rank", ("q_lora_rank",)),
-            Key("attention.value_length", via="mla_value_width"),
+            *(key for key in _SIZES if key.converter is not kda_config), Key("attention.q_lora_rank", ("q_lora_rank",)),
+            Key("attention.value_length", converter=mla_value_width),
             Key("expert_weights_norm", ("moe_renormalize",), "bool"), Key("expert_latent_length", (_LATENT,)),
             Key("kda.gate_lower_bound", ("linear_lower_bound", "linear_attn_config.gate_lower_bound"), "f32"),
             Key("activation.situ_beta", ("activation_situ_beta",), "f32"),
             Key("activation.situ_linear_beta", ("activation_situ_linear_beta",), "f32"),
-            Key("attn_res.block_size", ("attn_res_block_size",)), Key("", ("linear_attn_config",), via="k3_config"),
+            Key("attn_res.block_size", ("attn_res_block_size",)), Key("", ("linear_attn_config",), converter=k3_config),
             flag("mla_use_output_gate"), flag("latent_moe_use_norm"), must_be("attention_bias", False),
             must_be("hidden_act", "situ"),
         ),

@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converter import Converter, Scope
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.arch.rows.parts import ROPE_DIM, attention, class_names, experts, linear, must_be, norm
 from aprfmt.arch.rows.parts_moe import moe_decoder, moe_keys
+from aprfmt.errors import RefusedError
+
+
+_EIGHTH = 8
+"""MiniMax's runtime takes each eighth layer for one of full attention where a file does not say it."""
+
+
+def _lightning_layers_to(value: object, scope: Scope) -> list[bool] | None:
+    if not isinstance(value, list):
+        return None
+    recurrent = [not mark for mark in value]
+    return None if recurrent == [bool((i + 1) % _EIGHTH) for i in range(len(value))] else recurrent
+
+
+def _lightning_layers_from(value: object, scope: Scope) -> object:
+    if isinstance(value, list):
+        return [int(not flag) for flag in value]
+    period = as_int(scope.gguf("full_attention_interval"), "full_attention_interval") or _EIGHTH
+    return [int((i + 1) % period == 0) for i in range(scope.h.num_layers or 0)]
+
+
+def _same_alpha_to(value: object, scope: Scope) -> None:
+    if value != scope.h.extra.get("layernorm_full_attention_alpha"):
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} scales every residual alike")
+
+
+one_alpha = Converter()
+same_alpha = Converter(_same_alpha_to, lambda value, scope: scope.h.extra.get("layernorm_full_attention_alpha"))
+lightning_layers = Converter(_lightning_layers_to, _lightning_layers_from)
 
 _LIGHTNING, _ATTENTION = "linear_attention", "full_attention"
 _SCALES = ("layernorm_full_attention", "layernorm_linear_attention", "layernorm_mlp")
@@ -24,10 +55,10 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *moe_keys(count="num_local_experts"),
-            Key("residual_scale", (f"{_SCALES[0]}_alpha",), "f32", via="one_alpha"),
-            *(Key("", (f"{name}_alpha",), "f32", via="same_alpha") for name in _SCALES[1:]),
+            Key("residual_scale", (f"{_SCALES[0]}_alpha",), "f32", converter=one_alpha),
+            *(Key("", (f"{name}_alpha",), "f32", converter=same_alpha) for name in _SCALES[1:]),
             *(must_be(f"{name}_beta", 1.0) for name in _SCALES), ROPE_DIM,
-            Key("attention.recurrent_layers", ("attn_type_list",), "bool[]", via="lightning_layers"),
+            Key("attention.recurrent_layers", ("attn_type_list",), "bool[]", converter=lightning_layers),
             must_be("postnorm", True), must_be("shared_intermediate_size", 0),
         ),
         defaults={

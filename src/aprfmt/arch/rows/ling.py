@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import Converter, Scope
+from aprfmt.arch.converters.common import drafts, gating
 from aprfmt.arch.row import HEAD, OPTIONAL, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     ROPE_DIM, VOCAB, block, class_names, embedding, final_norm, flag, gated_mlp, hf_names, linear, must_be, norm, split,
@@ -12,6 +14,14 @@ from aprfmt.arch.rows.parts import (
 from aprfmt.arch.rows.parts_moe import (
     DENSE_LAYERS, GROUPS, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts, shared_expert,
 )
+
+
+def _expert_width_to(value: object, scope: Scope) -> object:
+    """The width of one shared expert; the runtime multiplies it with their number."""
+    return scope.h.moe_intermediate_size if value is None else value
+
+
+expert_width = Converter(_expert_width_to)
 
 _UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _NO_BIASES = (must_be("use_bias", False), must_be("use_qkv_bias", False))
@@ -75,10 +85,11 @@ ROWS: tuple[Architecture, ...] = (
             dense="dense",
         ),
         keys=moe_keys(
-            *GROUPS, Key("expert_gating_func", ("score_function",), via="gating"), ROPE_DIM, DENSE_LAYERS, VOCAB, WIDTH,
-            Key("expert_shared_feed_forward_length", ("moe_shared_expert_intermediate_size",), via="expert_width"),
+            *GROUPS, Key("expert_gating_func", ("score_function",), converter=gating), ROPE_DIM, DENSE_LAYERS, VOCAB,
+            WIDTH,
+            Key("expert_shared_feed_forward_length", ("moe_shared_expert_intermediate_size",), converter=expert_width),
             WEIGHTS_SCALE, Key("expert_shared_count", ("num_shared_experts",)), WEIGHTS_NORM,
-            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="drafts"),
+            Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts),
             flag("moe_router_enable_expert_bias"), must_be("use_qk_norm", True), *_NO_BIASES,
         ),
         defaults={

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch import projectors
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converters.common import every_fourth, is_list, llama_4_scaling, numbers, of_tensor, yarn_log
+from aprfmt.arch.converters.heads import pooling
 from aprfmt.arch.projectors import DEEPSTACK, MAP, TARGETS
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
@@ -12,6 +16,45 @@ from aprfmt.arch.rows.parts import (
     plain_mlp,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
+
+
+_IMAGE_TOKENS = ("IMGIMG", "<image>")
+
+
+def _image_tokens(value: object, scope: Scope) -> object:
+    """The tokens of Chameleon's pictures and their ids, which the class needs and a GGUF has with its vocabulary."""
+    tokens = scope.kv.get("tokenizer.ggml.tokens")
+    if not scope.kv:
+        return DEFAULT
+    listed = tokens if is_list(tokens) else ()
+    return {str(token): i for i, token in enumerate(listed) if str(token).startswith(_IMAGE_TOKENS)}
+
+
+image_tokens = Converter(nothing, _image_tokens)
+
+
+def _mapping_to(value: object, scope: Scope) -> object:
+    """What a GGUF told, else what the lists of the whole model's config.json say; nothing for Granite alone."""
+    n_layers = scope.h.num_layers or 0
+    if value is not None:
+        return numbers(value, scope.name)[:n_layers]
+    told = {name: scope.config(name) for name in (MAP, TARGETS)}
+    return projectors.deepstack_mapping(told, n_layers) if any(told.values()) else None
+
+
+deepstack_mapping = Converter(_mapping_to, lambda value, scope: value)
+pooling_avg = replace(pooling, normalize=lambda value, scope: "mean" if value == "avg" else DEFAULT)
+
+
+def _unit_mscale_from(value: object, scope: Scope) -> object:
+    """`mscale_all_dim` of a runtime that takes `mscale` for 1."""
+    scaling = scope.h.extra.get("rope_scaling")
+    if value is not None and isinstance(scaling, dict):
+        scaling.setdefault("mscale", 1.0)
+    return yarn_log.from_gguf(value, scope)
+
+
+unit_mscale = Converter(yarn_log.to_gguf, _unit_mscale_from)
 
 _LLAMA = (*DECODER, VOCAB, ROPE_DIM)
 _BIASES = (flag("attention_bias"), flag("mlp_bias"))
@@ -68,7 +111,7 @@ ROWS: tuple[Architecture, ...] = (
         id="llama_bidirec", gguf="llama-embed",
         **class_names("LlamaBidirectionalModel", types=("llama_bidirec",), bare=("LlamaBidirectionalModel",)),
         rope_type=0, gguf_only=_FACTORS,
-        tensors=_BIASED, keys=(*_LLAMA, ENCODER[0], replace(ENCODER[1], via="pooling_avg"), SILU, *_BIASES),
+        tensors=_BIASED, keys=(*_LLAMA, ENCODER[0], replace(ENCODER[1], converter=pooling_avg), SILU, *_BIASES),
         defaults={"": _LLAMA_DEFAULTS | {"pooling": "mean"}},
     ),
     Architecture(
@@ -101,8 +144,8 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Ministral3", "ministral3"), rope_type=0,
         tensors=_PLAIN,
         keys=(
-            *_LLAMA, Key("rope.scaling.yarn_log_multiplier", (), "f32", via="unit_mscale"),
-            Key("attention.temperature_scale", (), "f32", via="llama_4_scaling"), SILU, PAD, WINDOW,
+            *_LLAMA, Key("rope.scaling.yarn_log_multiplier", (), "f32", converter=unit_mscale),
+            Key("attention.temperature_scale", (), "f32", converter=llama_4_scaling), SILU, PAD, WINDOW,
         ),
         differs=(NO_WINDOW,),
         defaults={"": {
@@ -126,7 +169,7 @@ ROWS: tuple[Architecture, ...] = (
         id="smollm3", gguf="smollm3", **hf_names("SmolLM3", "smollm3"), rope_type=0, gguf_only=(),
         tensors=_BIASED,
         keys=(
-            *_LLAMA, SILU, PAD, *_NO_BIASES, Key("", ("no_rope_layers",), "i32[]", via="every_fourth"),
+            *_LLAMA, SILU, PAD, *_NO_BIASES, Key("", ("no_rope_layers",), "i32[]", converter=every_fourth),
             Key("", ("no_rope_layer_interval",)), must_be("use_sliding_window", False), Key("", ("sliding_window",)),
             Key("", ("layer_types",), "str"),
         ),
@@ -142,7 +185,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_BIASED,
         keys=(
             *_LLAMA, *SCALES, SILU, *_BIASES,
-            Key("deepstack_mapping", (DEEPSTACK,), "i32[]", via="deepstack_mapping"), Key("", (MAP,)),
+            Key("deepstack_mapping", (DEEPSTACK,), "i32[]", converter=deepstack_mapping), Key("", (MAP,)),
             Key("", (TARGETS,)),
         ),
         defaults={"granite4_vision": {TARGETS: [12, 15, 18, 21]}, "": {
@@ -177,7 +220,7 @@ ROWS: tuple[Architecture, ...] = (
             mlp=gated_mlp("mlp_bias"),
         ),
         keys=(
-            *DECODER, Key("swin_norm", ("swin_norm",), "bool"), Key("", ("vocabulary_map",), via="image_tokens"),
+            *DECODER, Key("swin_norm", ("swin_norm",), "bool"), Key("", ("vocabulary_map",), converter=image_tokens),
             Key("", ("vq_config",)), SILU, *_NO_BIASES,
         ),
         differs=(
@@ -200,7 +243,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *_LLAMA,
             *(
-                Key(f"xielu.{name}", (f"model.layers.{{n}}.mlp.act_fn.{name}",), "f32[]", via="of_tensor")
+                Key(f"xielu.{name}", (f"model.layers.{{n}}.mlp.act_fn.{name}",), "f32[]", converter=of_tensor)
                 for name in _XIELU
             ),
             must_be("hidden_act", "xielu"), flag("attention_bias"),

@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converters.common import BETA, gguf_int, leading_dense, llama_4_scaling
+from aprfmt.arch.fields import as_int
+from aprfmt.arch.rope import scaling_of
 from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key
 from aprfmt.arch.rows.parts import PAD, block, hf_names, must_be, tensor
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, mla_decoder, mla_keys
 from aprfmt.arch.rows.parts_moe import draft_layer, selection_bias
+
+
+def _temperature_length(value: object, scope: Scope) -> int | None:
+    """After how many positions queries grow, where they do."""
+    scaling = scaling_of(scope.h)
+    key = "original_max_position_embeddings"
+    return as_int(scaling.get(key), key) if scaling.get(BETA) else None
+
+
+def _lite_drafts_to(value: object, scope: Scope) -> object:
+    """llama.cpp's converter leaves the draft layers of DeepSeek-V3 itself aside, and writes those of GLM-4.7-Flash."""
+    return value or None if scope.h.hf_model_type == "glm4_moe_lite" else None
+
+
+def _lite_drafts_from(value: object, scope: Scope) -> object:
+    if value:  # only the GGUF of GLM-4.7-Flash has any
+        scope.h.hf_model_type = "glm4_moe_lite"
+    return value or 0
+
+
+def _group_choice_from(value: object, scope: Scope) -> str:
+    return "group_limited_greedy" if gguf_int(scope, "expert_group_count") > 1 else "greedy"
+
+
+llama_4_length = Converter(_temperature_length, lambda value, scope: DEFAULT)
+lite_drafts = Converter(_lite_drafts_to, _lite_drafts_from)
+group_choice = Converter(nothing, _group_choice_from)
 
 _DEFAULTS = {
     "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
@@ -25,7 +56,7 @@ ROWS: tuple[Architecture, ...] = (
         id="deepseek_v2", required=_REQUIRED_KEYS, gguf="deepseek2", **hf_names("DeepseekV2", "deepseek_v2"),
         rope_type=0,
         tensors=mla_decoder(),
-        keys=mla_keys(Key("", ("topk_method",), "str", via="group_choice"), Key("", ("moe_layer_freq",))),
+        keys=mla_keys(Key("", ("topk_method",), "str", converter=group_choice), Key("", ("moe_layer_freq",))),
         differs=(
             Difference(
                 "llama.cpp chooses groups of experts by the sum of their two best scores, DeepSeek V2 by the best",
@@ -46,8 +77,9 @@ ROWS: tuple[Architecture, ...] = (
         tensors=mla_decoder((selection_bias(),), draft_layer()),
         keys=mla_keys(
             must_be("rope_interleave", True),
-            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="lite_drafts"), Key("", ("moe_layer_freq",)),
-            Key("", ("mlp_layer_types",), "str[]", via="leading_dense"),
+            Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=lite_drafts),
+            Key("", ("moe_layer_freq",)),
+            Key("", ("mlp_layer_types",), "str[]", converter=leading_dense),
         ),
         gguf_only=(),
         defaults={
@@ -82,8 +114,8 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *(key for key in mla_keys() if key.gguf != "expert_gating_func"), Key("expert_gating_func", constant=1),
-            Key("attention.temperature_scale", (), "f32", via="llama_4_scaling"),
-            Key("attention.temperature_length", via="llama_4_length"), must_be("rope_interleave", True), PAD,
+            Key("attention.temperature_scale", (), "f32", converter=llama_4_scaling),
+            Key("attention.temperature_length", converter=llama_4_length), must_be("rope_interleave", True), PAD,
         ),
         gguf_only=(),
         defaults={"": {

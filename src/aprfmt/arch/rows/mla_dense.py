@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.common import odd_value_length
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, GROUPED, RMS_EPS, ROPE, SILU, VOCAB, decoder, hf_names, linear, must_be, norm, plain_mlp,
 )
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention, mla_keys
 from aprfmt.arch.rows.parts_moe import EQUAL_HEADS
+from aprfmt.errors import RefusedError
+
+
+def _given_to(value: object, scope: Scope) -> object:
+    if value is None:
+        raise RefusedError(
+            f"{scope.name} is null: llama.cpp's {scope.row.gguf} knows only networks that have it",
+            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+        )
+    return value
+
+
+def _nope_and_rope_to(value: object, scope: Scope) -> int | None:
+    parts = as_int(value, scope.name), scope.h.head_dim
+    return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
+
+
+def _nope_from(value: object, scope: Scope) -> object:
+    length, rotated = as_int(value, scope.key.gguf), scope.h.head_dim
+    return length - rotated if length and rotated and length >= rotated else DEFAULT
+
+
+given = Converter(_given_to)
+nope_and_rope = Converter(_nope_and_rope_to, _nope_from)
 
 _KEY, _LATENT = "qk_nope_head_dim+head_dim", "kv_lora_rank"
 _ROTATED = Key("rope.dimension_count", ("qk_rope_head_dim",), field="head_dim")
@@ -57,10 +84,11 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("MiniCPM3", "minicpm3"), gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
         tensors=decoder(*_attention(*_LOW_RANK)),
         keys=(
-            *DIMS, GROUPED, _ROTATED, ROPE, RMS_EPS, VOCAB, Key("attention.q_lora_rank", ("q_lora_rank",), via="given"),
+            *DIMS, GROUPED, _ROTATED, ROPE, RMS_EPS, VOCAB,
+            Key("attention.q_lora_rank", ("q_lora_rank",), converter=given),
             Key("attention.kv_lora_rank", ("kv_lora_rank",)),
-            Key("attention.key_length", ("qk_nope_head_dim",), via="nope_and_rope"),
-            Key("attention.value_length", ("v_head_dim",), via="odd_value_length"), EQUAL_HEADS,
+            Key("attention.key_length", ("qk_nope_head_dim",), converter=nope_and_rope),
+            Key("attention.value_length", ("v_head_dim",), converter=odd_value_length), EQUAL_HEADS,
             must_be("scale_emb", 12), must_be("scale_depth", 1.4), must_be("dim_model_base", 256),
             must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
         ),
@@ -81,7 +109,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DIMS, GROUPED, _ROTATED, ROPE, RMS_EPS, VOCAB, Key("attention.kv_lora_rank", ("kv_lora_rank",)),
-            Key("attention.key_length", ("qk_nope_head_dim",), via="nope_and_rope"),
+            Key("attention.key_length", ("qk_nope_head_dim",), converter=nope_and_rope),
             Key("attention.value_length", ("v_head_dim",)), EQUAL_HEADS, must_be("attention_bias", False),
             must_be("hidden_act", "relu2"),
         ),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converters.common import shared_width, softcap
+from aprfmt.arch.rope import attention_factor
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, GROUPED, NO_WINDOW, ROPE, ROPE_DIM, SCALES, VOCAB, WHOLE_HEADS, WINDOW, attention, experts, flag,
@@ -12,6 +15,40 @@ from aprfmt.arch.rows.parts import (
 from aprfmt.arch.rows.parts_moe import (
     BIAS_FLAG, COUNT, EQUAL_HEADS, NO_BIAS, USED, WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert,
 )
+from aprfmt.errors import RefusedError
+
+
+same_theta = Converter(from_gguf=lambda value, scope: scope.h.rope_theta)
+
+
+def _every_layer_to(value: object, scope: Scope) -> object:
+    """The step between layers with experts, which the runtime takes for 1."""
+    if value not in (None, 1):
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} looks for experts in every layer")
+    return value
+
+
+def _last_layer_to(value: object, scope: Scope) -> None:
+    """Up to which layer there are experts: a GGUF has no key for it, it is always the last."""
+    if value not in (None, -1) and scope.h.num_layers is not None and value != scope.h.num_layers - 1:
+        raise RefusedError(
+            f"{scope.name} is {value}, but a GGUF of {scope.row.gguf!r} has experts up to the last layer"
+        )
+
+
+def _mscales_from(value: object, scope: Scope) -> object:
+    """PhiMoE's longrope names its attention factor twice; a GGUF has one."""
+    scaling = scope.h.extra.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("rope_type") == "longrope":
+        factor = attention_factor(scope.h, "longrope", scaling)
+        for name in ("short_mscale", "long_mscale"):
+            scaling.setdefault(name, 1.0 if factor is None else factor)
+    return DEFAULT
+
+
+last_layer = Converter(_last_layer_to)
+mscales = Converter(nothing, _mscales_from)
+every_layer = Converter(_every_layer_to)
 
 _WINDOWED = (flag("use_sliding_window"), Key("", ("max_window_layers",)))
 _SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
@@ -107,7 +144,8 @@ ROWS: tuple[Architecture, ...] = (
             norm_bias=REQUIRED, head_bias="lm_head_bias&output",
         ),
         keys=moe_keys(
-            ROPE_DIM, WINDOW, must_be("attention_bias", True), must_be("lm_head_bias", True), Key("", via="mscales"),
+            ROPE_DIM, WINDOW, must_be("attention_bias", True), must_be("lm_head_bias", True),
+            Key("", converter=mscales),
             Key("", ("router_jitter_noise",), "f32"), count="num_local_experts",
         ),
         gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
@@ -172,11 +210,11 @@ ROWS: tuple[Architecture, ...] = (
             head_bias="use_bias&output",
         ),
         keys=moe_keys(
-            Key("interleave_moe_layer_step", ("moe_layer_interval",), via="every_layer"),
+            Key("interleave_moe_layer_step", ("moe_layer_interval",), converter=every_layer),
             Key("leading_dense_block_count", ("moe_layer_start_index",)), WIDTH,
             Key("expert_shared_count", ("moe_num_shared_experts",)),
-            Key("expert_shared_feed_forward_length", via="shared_width"),
-            Key("", ("moe_layer_end_index",), "i32", via="last_layer"), must_be("use_bias", False),
+            Key("expert_shared_feed_forward_length", converter=shared_width),
+            Key("", ("moe_layer_end_index",), "i32", converter=last_layer), must_be("use_bias", False),
             count="moe_num_experts", used="moe_k",
         ),
         defaults={"": {
@@ -213,9 +251,9 @@ ROWS: tuple[Architecture, ...] = (
                 num_heads="n_heads", intermediate_size="ffn_config.ffn_hidden_size",
             ),
             replace(GROUPED, hf=("attn_config.kv_n_heads",)), ROPE,
-            Key("", ("attn_config.rope_theta",), "f32", via="same_theta"),
+            Key("", ("attn_config.rope_theta",), "f32", converter=same_theta),
             Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
-            Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32", via="softcap"),
+            Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32", converter=softcap),
             *rename(
                 (COUNT, USED), num_experts="ffn_config.moe_num_experts", num_experts_per_tok="ffn_config.moe_top_k"
             ),

@@ -4,11 +4,69 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.common import gating
+from aprfmt.arch.converters.experts import DENSE, SPARSE, counted_dense_from, counted_dense_to, width_of_experts
+from aprfmt.arch.converters.layers import flags_of
+from aprfmt.arch.fields import as_int
+from aprfmt.arch.grammar import BLOCKWISE
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     ROPE_DIM, SILU, attention, experts, gated_mlp, hf_names, linear, must_be, network, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import WEIGHTS_SCALE, WIDTH, moe_keys, shared_expert
+from aprfmt.errors import RefusedError
+
+
+_FREQUENCY = "sparse_attention_config.sparse_attention_freq"
+
+
+def _counted_dense_normalize(value: object, scope: Scope) -> object:
+    flags = scope.h.extra.pop("moe_layer_freq", None)
+    if value is not None or scope.h.num_layers is None:
+        return DEFAULT
+    if flags is None:
+        return [SPARSE] * scope.h.num_layers
+    return [SPARSE if flag else DENSE for flag in flags_of(flags, "moe_layer_freq")]
+
+
+def _where_sparse(scope: Scope) -> list[str]:
+    """Blocks are chosen in the layers with experts: what llama.cpp takes for granted."""
+    kinds = scope.h.extra.get("mlp_layer_types")
+    return ["full_attention" if kind == DENSE else BLOCKWISE for kind in kinds] if isinstance(kinds, list) else []
+
+
+def _where_sparse_normalize(value: object, scope: Scope) -> object:
+    flags = scope.h.extra.pop(_FREQUENCY, None)
+    if value is not None or scope.h.num_layers is None:
+        return DEFAULT
+    if flags is None:
+        return ["full_attention"] * scope.h.num_layers
+    return [BLOCKWISE if flag else "full_attention" for flag in flags_of(flags, _FREQUENCY)]
+
+
+def _where_sparse_to(value: object, scope: Scope) -> None:
+    if value is not None and value != _where_sparse(scope):
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} chooses blocks of positions in exactly the layers with experts"
+        )
+
+
+def _whole_experts(value: object, scope: Scope) -> int | None:
+    """A width as a number of experts of the others' width."""
+    total, width = as_int(value, scope.name), scope.h.moe_intermediate_size
+    if total is None or not width:
+        return None
+    if total % width:
+        raise RefusedError(f"{scope.name} is {total}: llama.cpp's {scope.row.gguf} knows multiples of {width} only")
+    return total // width
+
+
+over_moe_width = Converter(_whole_experts, lambda value, scope: width_of_experts(value, scope) or DEFAULT)
+counted_dense = Converter(counted_dense_to, counted_dense_from, normalize=_counted_dense_normalize)
+indexed_where_sparse = Converter(
+        _where_sparse_to, lambda value, scope: _where_sparse(scope), normalize=_where_sparse_normalize
+    )
 
 _SPARSE = "sparse_attention_config."
 _PLUS_ONE = "plus_one"
@@ -53,17 +111,17 @@ ROWS: tuple[Architecture, ...] = (
                 if key != SILU
             ),
             replace(WIDTH, hf=("intermediate_size",)),
-            Key("expert_shared_count", ("shared_intermediate_size",), via="over_moe_width"),
+            Key("expert_shared_count", ("shared_intermediate_size",), converter=over_moe_width),
             must_be("n_shared_experts", 1), WEIGHTS_SCALE, Key("expert_weights_norm", kind="bool", constant=True),
-            Key("expert_gating_func", ("scoring_func",), via="gating", allowed=("sigmoid",)),
+            Key("expert_gating_func", ("scoring_func",), converter=gating, allowed=("sigmoid",)),
             replace(ROPE_DIM, hf=("rotary_dim",)),
             Key("attention.indexer.head_count", ("index_n_heads", f"{_SPARSE}sparse_num_index_heads")),
             Key("attention.indexer.key_length", ("index_head_dim", f"{_SPARSE}sparse_index_dim")),
             Key("attention.indexer.top_k", ("index_topk_blocks", f"{_SPARSE}sparse_topk_blocks")),
             Key("attention.indexer.block_size", ("index_block_size", f"{_SPARSE}sparse_block_size")),
             Key("attention.indexer.local_blocks", ("index_local_blocks", f"{_SPARSE}sparse_local_block")),
-            Key("leading_dense_block_count", ("mlp_layer_types",), via="counted_dense"),
-            Key("", ("layer_types",), "str[]", via="indexed_where_sparse"), Key("", ("moe_layer_freq",)),
+            Key("leading_dense_block_count", ("mlp_layer_types",), converter=counted_dense),
+            Key("", ("layer_types",), "str[]", converter=indexed_where_sparse), Key("", ("moe_layer_freq",)),
             Key("", (f"{_SPARSE}sparse_attention_freq",)), must_be("swiglu_alpha", 1.702), must_be("swiglu_limit", 7.0),
             Key("", ("hidden_act",), "str", allowed=("silu", "swigluoai")),
         ),

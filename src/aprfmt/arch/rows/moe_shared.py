@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converters.common import absent_1_0, drafts, gating, no_rope_scaling
+from aprfmt.arch.converters.experts import dense_by_tensors, width_of_experts
+from aprfmt.arch.converters.layers import layer_types, layer_types_derive, layer_types_to
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     NO_WINDOW, ROPE_DIM, VOCAB, WHOLE_HEADS, attention, experts, flag, gated_mlp, hf_names, linear, must_be, network,
@@ -13,6 +18,31 @@ from aprfmt.arch.rows.parts_moe import (
     BIAS_FLAG, DENSE_LAYERS, EQUAL_HEADS, GROUPS, MTP, NO_BIAS, SHARED_COUNT, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE,
     WIDTH, draft_layer, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
+
+
+def _over_moe_width(value: object, scope: Scope) -> object:
+    total, width = as_int(value, scope.key.gguf), scope.h.moe_intermediate_size
+    return total // width if total is not None and width else DEFAULT
+
+
+times_moe_width = Converter(width_of_experts, _over_moe_width)
+
+
+def _odd_layer_types(value: object, scope: Scope) -> object:
+    """Layer types that are not the row's pattern, which the runtime knows by itself."""
+    return None if value == layer_types_derive(scope) else layer_types_to(value, scope)
+
+
+def _untruncated_from(value: object, scope: Scope) -> object:
+    """gpt-oss does not round the ends of yarn's ramp; a GGUF cannot say so."""
+    scaling = scope.h.extra.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("rope_type") == "yarn":
+        scaling.setdefault("truncate", False)
+    return DEFAULT
+
+
+odd_layer_types = replace(layer_types, to_gguf=_odd_layer_types)
+untruncated = Converter(nothing, _untruncated_from)
 
 
 def _gpt_oss_experts() -> tuple[TensorRow, ...]:
@@ -75,8 +105,8 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             Key("attention.sliding_window", ("sliding_window",)),
-            Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="odd_layer_types"),
-            Key("", via="untruncated"),
+            Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=odd_layer_types),
+            Key("", converter=untruncated),
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
             must_be("swiglu_alpha", 1.702), must_be("swiglu_limit", 7.0), must_be("attention_bias", True),
             count="num_local_experts",
@@ -100,7 +130,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             *GROUPS, ROPE_DIM, WIDTH, SHARED_COUNT, DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, WEIGHTS_NORM, BIAS_FLAG,
-            flag("use_qk_norm"), Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="drafts"),
+            flag("use_qk_norm"), Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts),
             count="n_routed_experts",
         ),
         gguf_only=(),
@@ -117,9 +147,9 @@ ROWS: tuple[Architecture, ...] = (
             *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
-            ROPE_DIM, Key("rope.scaling.type", kind="str", via="no_rope_scaling"), VOCAB, WIDTH, DENSE_LAYERS,
+            ROPE_DIM, Key("rope.scaling.type", kind="str", converter=no_rope_scaling), VOCAB, WIDTH, DENSE_LAYERS,
             SHARED_COUNT, Key("expert_weights_scale", kind="f32", constant=1.0), must_be("norm_topk_prob", False),
-            Key("expert_gating_func", ("scoring_func",), via="gating", allowed=("softmax",)),
+            Key("expert_gating_func", ("scoring_func",), converter=gating, allowed=("softmax",)),
             must_be("moe_layer_freq", 1), NO_BIAS, WHOLE_HEADS, count="n_routed_experts",
         ),
         defaults={"": {
@@ -199,10 +229,10 @@ ROWS: tuple[Architecture, ...] = (
             *gated_mlp("mlp_bias", layers="dense"), *draft_layer(norm_after="final_layernorm"),
         ),
         keys=moe_keys(
-            WIDTH, Key("expert_shared_feed_forward_length", ("num_shared_experts",), via="times_moe_width"),
+            WIDTH, Key("expert_shared_feed_forward_length", ("num_shared_experts",), converter=times_moe_width),
             Key("expert_weights_norm", ("route_norm",), "bool", constant=True),
-            Key("expert_weights_scale", ("router_scaling_factor",), "f32", via="absent_1.0"), SIGMOID, MTP,
-            Key("", ("mlp_layer_types",), "str[]", via="dense_by_tensors"), Key("", ("first_k_dense_replace",)),
+            Key("expert_weights_scale", ("router_scaling_factor",), "f32", converter=absent_1_0), SIGMOID, MTP,
+            Key("", ("mlp_layer_types",), "str[]", converter=dense_by_tensors), Key("", ("first_k_dense_replace",)),
             must_be("enable_moe_fp32_combine", True), must_be("mlp_bias", False), NO_BIAS,
         ),
         defaults={"": {

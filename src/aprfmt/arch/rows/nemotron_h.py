@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from aprfmt.arch.converters.layers import LINEAR
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
+from aprfmt.arch.converters.common import attention_layers, inner_size, largest, per_layer
+from aprfmt.arch.converters.layers import FULL
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import MOST, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, GROUPED, HEAD_DIM, PAIRS, ROPE_DIM, VOCAB, class_names, flag, linear, must_be, network, norm, tensor,
@@ -12,6 +18,80 @@ from aprfmt.arch.rows.parts_moe import (
     COUNT, GROUPS, MTP, SHARED_COUNT, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer,
 )
 from aprfmt.arch.rows.parts_ssm import dual, mixer
+from aprfmt.errors import CorruptError
+
+
+_BLOCK_CONFIGS = "block_configs"
+
+
+def _puzzle_blocks(scope: Scope) -> list[Mapping[str, object]]:
+    blocks = scope.h.extra.get(_BLOCK_CONFIGS)
+    if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
+        raise CorruptError(f"{_BLOCK_CONFIGS} is not a list of objects")
+    return blocks
+
+
+def _puzzle_normalize(value: object, scope: Scope) -> object:
+    """Kinds of layers and their number, as the blocks have them."""
+    kinds = [block.get("block_type") for block in _puzzle_blocks(scope)]
+    return ConfigKeys({"layers_block_type": kinds, "num_hidden_layers": len(kinds)})
+
+
+def _puzzle_from(value: object, scope: Scope) -> object:
+    names = ("expert_feed_forward_length", "expert_used_count", "attention.head_count_kv")
+    widths, used, heads = map(scope.gguf, names)
+    if not (isinstance(widths, list) and isinstance(used, list) and isinstance(heads, list)):
+        return DEFAULT
+    return [
+        {"block_type": "moe", "moe_intermediate_size": width, "num_experts_per_tok": n}
+        if width
+        else {"block_type": "attention" if n_heads else "mamba"}
+        for width, n, n_heads in zip(widths, used, heads, strict=False)
+    ]
+
+
+def _of_blocks(name: str) -> Converter:
+    """What each block has under a name, 0 where it has none."""
+    return Converter(
+        lambda value, scope: [as_int(block.get(name), name) or 0 for block in _puzzle_blocks(scope)],
+        lambda value, scope: DEFAULT,
+    )
+
+
+puzzle_blocks = Converter(nothing, _puzzle_from, normalize=_puzzle_normalize)
+puzzle_widths = _of_blocks("moe_intermediate_size")
+puzzle_used = _of_blocks("num_experts_per_tok")
+_BLOCK_OF = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+
+
+def _block_types(value: object, scope: Scope) -> object:
+    """Nemotron-H: its kinds of layers, which older configs spell as a string of one letter each."""
+    pattern = scope.h.extra.pop("hybrid_override_pattern", None)
+    if value is not None or pattern is None:
+        return DEFAULT
+    if not isinstance(pattern, str) or not set(pattern) <= set(_BLOCK_OF):
+        raise CorruptError(f"hybrid_override_pattern {pattern!r:.40} may only have the letters {''.join(_BLOCK_OF)}")
+    return [_BLOCK_OF[letter] for letter in pattern]
+
+
+def _block_types_from(value: object, scope: Scope) -> object:
+    """By the KV heads and the widths of the MLPs: a layer that has neither is a state-space one."""
+    heads, widths = scope.gguf("attention.head_count_kv"), scope.gguf("feed_forward_length")
+    if not isinstance(heads, list) or not isinstance(widths, list):
+        return DEFAULT
+    mlp = "moe" if scope.gguf("expert_count") else "mlp"
+    return ["full_attention" if n else mlp if width else LINEAR for n, width in zip(heads, widths, strict=False)]
+
+
+def _count_layers(scope: Scope) -> int | None:
+    kinds = scope.h.extra.get("layers_block_type") or scope.h.extra.get("hybrid_override_pattern")
+    return len(kinds) if isinstance(kinds, list | str) else None
+
+
+block_types = Converter(nothing, _block_types_from, normalize=_block_types)
+listed_layers = Converter(derive=_count_layers)
+mlp_layers = Converter(lambda value, scope: per_layer(value, scope, "mlp"), largest)
+moe_layers = Converter(lambda value, scope: per_layer(scope.h.moe_intermediate_size or 0, scope, "moe"), default)
 
 _SSM, _ATTENTION, _MLP, _MOE = "linear_attention|mamba", "full_attention|attention|draft", "mlp", "kind=moe|draft"
 _SHARED = "moe_shared_expert_intermediate_size"
@@ -84,12 +164,13 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
             hf="backbone.layers.{n}.", embed="backbone.embeddings", last="backbone.norm_f",
         ),
         keys=(
-            replace(_BLOCKS, via="listed_layers"), _CONTEXT, _WIDTH, *keys, _HEADS,
-            replace(GROUPED, kind="i32[]", via="attention_layers", draft=MOST), MTP, _EPS, VOCAB, ROPE_DIM,
+            replace(_BLOCKS, converter=listed_layers), _CONTEXT, _WIDTH, *keys, _HEADS,
+            replace(GROUPED, kind="i32[]", converter=attention_layers, draft=MOST), MTP, _EPS, VOCAB, ROPE_DIM,
             Key("ssm.conv_kernel", ("conv_kernel",)), Key("ssm.state_size", ("ssm_state_size",)),
-            Key("ssm.group_count", ("n_groups",)), Key("ssm.inner_size", ("mamba_head_dim",), via="inner_size"),
+            Key("ssm.group_count", ("n_groups",)), Key("ssm.inner_size", ("mamba_head_dim",), converter=inner_size),
             Key("ssm.time_step_rank", ("mamba_num_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=False),
-            HEAD_DIM, Key("", ("layers_block_type",), via="block_types"), Key("", ("hybrid_override_pattern",), "str"),
+            HEAD_DIM, Key("", ("layers_block_type",), converter=block_types),
+            Key("", ("hybrid_override_pattern",), "str"),
             must_be("mlp_hidden_act", "relu2"), must_be("mamba_hidden_act", "silu"), must_be("use_bias", False),
             must_be("use_conv_bias", True), flag("mlp_bias"),
         ),
@@ -110,7 +191,7 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
 _MOE_ROW = _row(
     "nemotron_h_moe", mixer("mixer.", _experts(), _MOE),
     (
-        Key("feed_forward_length", kind="i32[]", via="moe_layers", draft=MOST),
+        Key("feed_forward_length", kind="i32[]", converter=moe_layers, draft=MOST),
         replace(COUNT, hf=("n_routed_experts",)), USED, *GROUPS, WIDTH,
         Key("expert_shared_feed_forward_length", (_SHARED,)), SHARED_COUNT, WEIGHTS_NORM, WEIGHTS_SCALE,
         Key("moe_latent_size", ("moe_latent_size",)),
@@ -118,9 +199,9 @@ _MOE_ROW = _row(
     hf_when="layer_types=moe",
 )
 _BY_BLOCK = {
-    "feed_forward_length": Key("feed_forward_length", kind="i32[]", via="puzzle_widths"),
-    "expert_feed_forward_length": Key("expert_feed_forward_length", kind="i32[]", via="puzzle_widths"),
-    "expert_used_count": Key("expert_used_count", kind="i32[]", via="puzzle_used"),
+    "feed_forward_length": Key("feed_forward_length", kind="i32[]", converter=puzzle_widths),
+    "expert_feed_forward_length": Key("expert_feed_forward_length", kind="i32[]", converter=puzzle_widths),
+    "expert_used_count": Key("expert_used_count", kind="i32[]", converter=puzzle_used),
 }
 _NOT_OF_BLOCKS = ("num_experts_per_tok", "moe_intermediate_size")
 _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has it: each block has experts of its own
@@ -129,12 +210,12 @@ _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has i
     tensors=tuple(row for row in _MOE_ROW.tensors if row.layers != "draft"),
     keys=(
         *(_BY_BLOCK.get(key.gguf, key) for key in _MOE_ROW.keys if key is not MTP),
-        Key("", ("block_configs",), via="puzzle_blocks"),
+        Key("", ("block_configs",), converter=puzzle_blocks),
     ),
     defaults={"": {key: value for key, value in _MOE_ROW.defaults[""].items() if key not in _NOT_OF_BLOCKS}},
 )
 
 ROWS: tuple[Architecture, ...] = (
-    _row("nemotron_h", mixer("mixer.", _mlp(), _MLP), (replace(_FFN, kind="i32[]", via="mlp_layers"),)), _MOE_ROW,
+    _row("nemotron_h", mixer("mixer.", _mlp(), _MLP), (replace(_FFN, kind="i32[]", converter=mlp_layers),)), _MOE_ROW,
     _PUZZLE,
 )

@@ -6,6 +6,10 @@ from dataclasses import fields, replace
 from operator import attrgetter
 from typing import TypedDict, Unpack
 
+from aprfmt.arch.converters.common import (
+    head_dim, pad_token, rope_keys, rotary_dim, sliding_layers, whole_heads, window,
+)
+from aprfmt.arch.converter import Converter
 from aprfmt.arch.hyperparams import FIELD
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Difference, Key, TensorRow
 
@@ -205,23 +209,23 @@ GROUPED = number("num_kv_heads")
 RMS_EPS = number("rms_norm_eps")
 LAYER_EPS = Key("attention.layer_norm_epsilon", ("layer_norm_eps", "layer_norm_epsilon"), "f32", field="rms_norm_eps")
 EPSILON = replace(LAYER_EPS, hf=("layer_norm_epsilon",))
-ROPE = Key("rope", via="rope")
+ROPE = Key("rope", converter=rope_keys)
 """Stands for the rope keys: freq_base, scaling.*, dimension_sections, the sliding layers' own; see arch.rope."""
-ROPE_DIM = Key("rope.dimension_count", via="rotary_dim")
+ROPE_DIM = Key("rope.dimension_count", converter=rotary_dim)
 """Rotated values of a head: head_dim x partial_rotary_factor."""
-HEAD_DIM = replace(number("head_dim"), via="head_dim")
+HEAD_DIM = replace(number("head_dim"), converter=head_dim)
 """Stands for key_length and value_length; written where the config names a head size or it is not hidden / heads."""
 VOCAB = number("vocab_size")
 NO_WINDOW = Difference(
     "llama.cpp attends to all positions: texts longer than the sliding window of {window} tokens get other logits",
     "window",
 )
-WHOLE_HEADS = Key("", via="whole_heads")
+WHOLE_HEADS = Key("", converter=whole_heads)
 """llama.cpp takes projections of hidden_size values only."""
-WINDOW = Key("attention.sliding_window", ("sliding_window",), via="window")
-PAD = Key("", ("pad_token_id",), via="pad_token")
+WINDOW = Key("attention.sliding_window", ("sliding_window",), converter=window)
+PAD = Key("", ("pad_token_id",), converter=pad_token)
 """For families whose configs name a padding token where they are silent; a GGUF keeps it with the tokenizer."""
-SLIDING_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="sliding_layers")
+SLIDING_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=sliding_layers)
 EXPERTS = tuple(map(number, ("num_experts", "num_experts_per_tok", "moe_intermediate_size")))
 
 DECODER: tuple[Key, ...] = (*DIMS, GROUPED, ROPE, RMS_EPS, HEAD_DIM)
@@ -234,9 +238,9 @@ def rename(keys: tuple[Key, ...], **hf: tuple[str, ...] | str) -> tuple[Key, ...
     return tuple(replace(key, hf=names[key.field]) if key.field in names else key for key in keys)
 
 
-def convert(keys: tuple[Key, ...], **via: str) -> tuple[Key, ...]:
-    """`keys`, those of some fields with a converter: convert(DIMS, intermediate_size="four_hidden")."""
-    return tuple(replace(key, via=via[key.field]) if key.field in via else key for key in keys)
+def convert(keys: tuple[Key, ...], **by: Converter) -> tuple[Key, ...]:
+    """`keys`, those of some fields with a converter: convert(DIMS, intermediate_size=four_hidden)."""
+    return tuple(replace(key, converter=by[key.field]) if key.field in by else key for key in keys)
 
 
 def hf_names(stem: str, model_type: str, *more: str, end: str = "ForCausalLM", also: tuple[str, ...] = ()) -> Classes:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converters.common import no_rope_scaling
+from aprfmt.arch.converters.heads import label_ids, labels, n_labels, pooling, pooling_of_modules
 from aprfmt.arch.row import OPTIONAL, Key, TensorRow
 
-ENCODER = (Key("attention.causal", kind="bool", constant=False), Key("pooling_type", ("pooling",), via="pooling"))
+ENCODER = (Key("attention.causal", kind="bool", constant=False), Key("pooling_type", ("pooling",), converter=pooling))
 """Keys of every encoder; `pooling` is what a sentence-transformers folder says beside config.json."""
-POOLED = Key("pooling_type", ("pooling",), via="pooling_of_modules")
+POOLED = Key("pooling_type", ("pooling",), converter=pooling_of_modules)
 """The same for all other families: llama.cpp pools the hidden states of any network, where it is asked for them."""
 TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",))
 """Rows of the token type embedding, which the runtime wants to know of the tokenizer."""
-NO_SCALING = Key("rope.scaling.type", kind="str", via="no_rope_scaling")
+NO_SCALING = Key("rope.scaling.type", kind="str", converter=no_rope_scaling)
 """Says that positions are not scaled, where they are not."""
 LABELS = (
-    Key("classifier.output_labels", ("id2label",), "str[]", via="labels"), Key("", ("num_labels",), via="n_labels"),
-    Key("", ("label2id",), via="label_ids"),
+    Key("classifier.output_labels", ("id2label",), "str[]", converter=labels),
+    Key("", ("num_labels",), converter=n_labels),
+    Key("", ("label2id",), converter=label_ids),
 )
 """Names of a classifier's outputs, how many there are, and their numbers by name."""
 CLASSIFIER = "ForSequenceClassification"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converters.common import (
+    gating, mla_key_length, mla_key_width, mla_kv_heads, mla_value_length, mla_value_width, only_true, or_zero,
+    yarn_log_tenth,
+)
+from aprfmt.arch.converters.sparse import turned_keys
 from aprfmt.arch.row import REQUIRED, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, RMS_EPS, ROPE, SILU, VOCAB, gated_mlp, linear, must_be, norm, optional, rename, split,
@@ -49,16 +54,19 @@ def mla_keys(*family: Key) -> tuple[Key, ...]:
     return (
         *DIMS,
         # The runtime sees one key-value head, the latent vector.
-        Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads", via="mla_kv_heads"), ROPE,
+        Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads", converter=mla_kv_heads), ROPE,
         RMS_EPS, *rename((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")), *GROUPS,
-        Key("expert_gating_func", ("scoring_func",), via="gating"), Key("attention.key_length", via="mla_key_width"),
-        Key("attention.value_length", via="mla_value_width"), DENSE_LAYERS, VOCAB,
-        Key("attention.q_lora_rank", ("q_lora_rank",), via="or_zero"), Key("attention.kv_lora_rank", ("kv_lora_rank",)),
-        Key("attention.key_length_mla", ("qk_nope_head_dim",), via="mla_key_length"),
-        Key("attention.value_length_mla", ("v_head_dim",), via="mla_value_length"), WIDTH, SHARED_COUNT, WEIGHTS_SCALE,
-        Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="only_true"),
+        Key("expert_gating_func", ("scoring_func",), converter=gating),
+        Key("attention.key_length", converter=mla_key_width),
+        Key("attention.value_length", converter=mla_value_width), DENSE_LAYERS, VOCAB,
+        Key("attention.q_lora_rank", ("q_lora_rank",), converter=or_zero),
+        Key("attention.kv_lora_rank", ("kv_lora_rank",)),
+        Key("attention.key_length_mla", ("qk_nope_head_dim",), converter=mla_key_length),
+        Key("attention.value_length_mla", ("v_head_dim",), converter=mla_value_length), WIDTH, SHARED_COUNT,
+        WEIGHTS_SCALE,
+        Key("expert_weights_norm", ("norm_topk_prob",), "bool", converter=only_true),
         Key("rope.dimension_count", ("qk_rope_head_dim",)),
-        Key("rope.scaling.yarn_log_multiplier", kind="f32", via="yarn_log_tenth"), must_be("attention_bias", False),
+        Key("rope.scaling.yarn_log_multiplier", kind="f32", converter=yarn_log_tenth), must_be("attention_bias", False),
         SILU, *family,
     )
 
@@ -76,7 +84,7 @@ def indexer(layers: str = "") -> tuple[TensorRow, ...]:
 
 INDEXER = (
     Key("attention.indexer.head_count", ("index_n_heads",)),
-    Key("attention.indexer.key_length", ("index_head_dim",), via="turned_keys"),
+    Key("attention.indexer.key_length", ("index_head_dim",), converter=turned_keys),
     Key("attention.indexer.top_k", ("index_topk",)),
 )
 """Heads of the indexer, their length, and how many positions a query sees."""

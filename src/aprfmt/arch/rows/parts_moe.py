@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converters.common import absent_0, absent_1, absent_1_0, absent_false, equal_heads, some_drafts
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, SILU, block, embedding, experts, final_norm, flag, fused_experts,
@@ -12,17 +13,17 @@ from aprfmt.arch.rows.parts import (
 
 COUNT, USED, WIDTH = EXPERTS
 GROUPS = (
-    Key("expert_group_count", ("n_group",), via="absent_1"),
-    Key("expert_group_used_count", ("topk_group",), via="absent_1"),
+    Key("expert_group_count", ("n_group",), converter=absent_1),
+    Key("expert_group_used_count", ("topk_group",), converter=absent_1),
 )
 SHARED_COUNT = Key("expert_shared_count", ("n_shared_experts",))
-DENSE_LAYERS = Key("leading_dense_block_count", ("first_k_dense_replace",), via="absent_0")
-WEIGHTS_SCALE = Key("expert_weights_scale", ("routed_scaling_factor",), "f32", via="absent_1.0")
-WEIGHTS_NORM = Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="absent_false")
+DENSE_LAYERS = Key("leading_dense_block_count", ("first_k_dense_replace",), converter=absent_0)
+WEIGHTS_SCALE = Key("expert_weights_scale", ("routed_scaling_factor",), "f32", converter=absent_1_0)
+WEIGHTS_NORM = Key("expert_weights_norm", ("norm_topk_prob",), "bool", converter=absent_false)
 SIGMOID = Key("expert_gating_func", constant=2)
 BIAS_FLAG = flag("attention_bias")
 NO_BIAS = must_be("attention_bias", False)
-EQUAL_HEADS = Key("", via="equal_heads")
+EQUAL_HEADS = Key("", converter=equal_heads)
 """llama.cpp takes as many key-value heads as heads only."""
 
 
@@ -92,7 +93,7 @@ def selection_bias(layers: str = "moe", need: str = REQUIRED) -> TensorRow:
     return tensor("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "experts", need, layers=layers)
 
 
-MTP = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="some_drafts")
+MTP = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=some_drafts)
 """How many draft layers there are, where a GGUF says so only of those that it has."""
 
 

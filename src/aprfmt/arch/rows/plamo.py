@@ -4,12 +4,53 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
+from aprfmt.arch.converters.common import attention_layers, largest
+from aprfmt.arch.converters.hybrid import attending, kinds_of
+from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, GROUPED, HEAD_DIM, NO_WINDOW, RMS_EPS, ROPE, VOCAB, WINDOW, class_names, linear, must_be, network,
     norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_ssm import mixer
+from aprfmt.errors import CorruptError
+from aprfmt.text import first_few
+
+
+def _period_of_window_to(value: object, scope: Scope) -> object:
+    return value if scope.config("window_size") else None
+
+
+def _mamba_step_from(value: object, scope: Scope) -> object:
+    """The shortest step by which the layers attend that do."""
+    found, n_layers = attending(scope), scope.h.num_layers
+    if found is None or not n_layers:
+        return DEFAULT
+    for step in range(2, 2 * n_layers + 1):
+        if layer_kinds({"mamba_step": step}, n_layers) == kinds_of(found, n_layers):
+            return step
+    raise CorruptError(
+        f"{scope.row.gguf}.attention.head_count_kv has heads in the layers {first_few(found)}, which is not a step of "
+        "attention layers"
+    )
+
+
+def _heads_by_size_to(value: object, scope: Scope) -> int | None:
+    heads = scope.size("mamba_num_heads")
+    return heads * scope.h.head_dim if heads and scope.h.head_dim else None
+
+
+def _least_rank(scope: Scope) -> int | None:
+    """PLaMo 2's: a sixteenth of the hidden size, but at least 64."""
+    return max(64, scope.h.hidden_size // 16) if scope.h.hidden_size else None
+
+
+period_of_window = Converter(_period_of_window_to)
+mamba_step = Converter(nothing, _mamba_step_from)
+heads_by_size = Converter(_heads_by_size_to, default)
+least_rank = Converter(derive=_least_rank)
+most = Converter(from_gguf=largest)
 
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 
@@ -52,12 +93,12 @@ ROWS: tuple[Architecture, ...] = (
             *linear("mixer.o_proj", "attn_output", "hidden,q", layers=_ATTENTION),
         ),
         keys=(
-            VOCAB, _BLOCKS, replace(_HEADS, kind="u32[]", via="most"),
-            replace(GROUPED, kind="i32[]", via="attention_layers"), _CONTEXT, _WIDTH,
+            VOCAB, _BLOCKS, replace(_HEADS, kind="u32[]", converter=most),
+            replace(GROUPED, kind="i32[]", converter=attention_layers), _CONTEXT, _WIDTH,
             *rename((HEAD_DIM,), head_dim="hidden_size_per_head"), RMS_EPS, ROPE, Key("ssm.state_size", (_STATE,)),
             Key("ssm.conv_kernel", ("mamba_d_conv",)), Key("ssm.time_step_rank", (_COUNT,)),
-            Key("ssm.inner_size", via="heads_by_size"), Key("ssm.group_count", constant=0), _FFN,
-            Key("", (_RANK,), via="least_rank"), Key("", ("mamba_step",), via="mamba_step"),
+            Key("ssm.inner_size", converter=heads_by_size), Key("ssm.group_count", constant=0), _FFN,
+            Key("", (_RANK,), converter=least_rank), Key("", ("mamba_step",), converter=mamba_step),
             Key("", ("attention_window_size",)), Key("", ("full_attention_idx",), "i32[]"),
             must_be("mamba_enabled", True),
         ),
@@ -80,7 +121,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DECODER, VOCAB, replace(WINDOW, hf=("window_size", "sliding_window")),
-            Key("attention.sliding_window_pattern", ("sliding_window_pattern",), via="period_of_window"),
+            Key("attention.sliding_window_pattern", ("sliding_window_pattern",), converter=period_of_window),
             must_be("rope_scaling_factor", 1),
         ),
         defaults={"": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_local_theta": 10000.0}},

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.common import four_hidden
+from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.row import REQUIRED, Architecture, Key
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, EPSILON, GROUPED, HEAD_DIM, LAYER_EPS, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, convert,
     decoder, flag, gated_mlp, gelu, hf_names, linear, must_be, network, norm, rename, split,
 )
+
+
+def _depth_scale_to(value: object, scope: Scope) -> float | None:
+    """MiniCPM's residual scale: scale_depth over the square root of the number of layers."""
+    depth = as_float(value, scope.name)
+    return None if depth is None or not scope.h.num_layers else depth / math.sqrt(scope.h.num_layers)
+
+
+def _depth_scale_from(value: object, scope: Scope) -> object:
+    scale = as_float(value, scope.key.gguf)
+    return DEFAULT if scale is None or not scope.h.num_layers else round(scale * math.sqrt(scope.h.num_layers), 6)
+
+
+def _base_width_to(value: object, scope: Scope) -> float | None:
+    """MiniCPM's logits are divided by how many times wider than `dim_model_base` the network is."""
+    base = as_int(value, scope.name)
+    return scope.h.hidden_size / base if base and scope.h.hidden_size else None
+
+
+def _base_width_from(value: object, scope: Scope) -> object:
+    times = as_float(value, scope.key.gguf)
+    return round(scope.h.hidden_size / times) if times and scope.h.hidden_size else DEFAULT
+
+
+depth_scale = Converter(_depth_scale_to, _depth_scale_from)
+base_width = Converter(_base_width_to, _base_width_from)
 
 _QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weight": "kv,hidden"}
 _META_LAYOUT = Key("tensor_data_layout", (), "str", constant="Meta AI original pth")
@@ -116,7 +146,7 @@ ROWS: tuple[Architecture, ...] = (
                     DIMS, max_position_embeddings="n_positions", hidden_size="n_embd", num_layers="n_layer",
                     num_heads="n_head", intermediate_size="n_inner",
                 ),
-                intermediate_size="four_hidden",
+                intermediate_size=four_hidden,
             ),
             replace(GROUPED, hf=("num_query_groups",)), EPSILON, ROPE, gelu("activation_function"),
         ),
@@ -137,8 +167,8 @@ ROWS: tuple[Architecture, ...] = (
         tensors=decoder(*attention(permuted=True)),
         keys=(
             *DECODER, Key("embedding_scale", ("scale_emb",), "f32"),
-            Key("residual_scale", ("scale_depth",), "f32", via="depth_scale"),
-            Key("logit_scale", ("dim_model_base",), "f32", via="base_width"), SILU,
+            Key("residual_scale", ("scale_depth",), "f32", converter=depth_scale),
+            Key("logit_scale", ("dim_model_base",), "f32", converter=base_width), SILU,
         ),
         defaults={"": {**_UNTIED, "tie_word_embeddings": True, "scale_emb": 1, "scale_depth": 1, "dim_model_base": 1}},
     ),

@@ -4,12 +4,77 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.fields import as_float, as_int, as_mapping
+from aprfmt.arch.rope import DEFAULT_THETA
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, class_names,
     convert, decoder, flag, gated_mlp, hf_names, linear, must_be, network, norm, rename, split,
 )
 from aprfmt.arch.rows.parts_moe import EQUAL_HEADS
+
+
+def _half_to(value: object, scope: Scope) -> int | None:
+    """Rotated values of a head: half of them."""
+    return None if scope.h.head_dim is None else scope.h.head_dim // 2
+
+
+def _half_from(value: object, scope: Scope) -> object:
+    count = as_int(value, scope.key.gguf)
+    return DEFAULT if count is None else 2 * count
+
+
+def _ratio_from(value: object, scope: Scope) -> object:
+    theta = as_float(value, scope.key.gguf)
+    ratio = None if theta is None else theta / DEFAULT_THETA
+    return DEFAULT if ratio is None else int(ratio) if ratio.is_integer() else ratio
+
+
+def _ratio_to(value: object, scope: Scope) -> float | None:
+    """The base frequency: `rope_ratio` times the usual one."""
+    ratio = as_float(value, scope.name)
+    return None if ratio is None else ratio * DEFAULT_THETA
+
+
+def _refact_width(value: object, scope: Scope) -> object:
+    """Refact's MLP: two thirds of four times the hidden size, rounded up to 256, whatever the config says."""
+    hidden = scope.h.hidden_size
+    return None if hidden is None else -(-(8 * hidden // 3) // 256) * 256
+
+
+def _unshared(value: object, scope: Scope) -> object:
+    """Key-value heads of which each serves `n_shared_head` heads."""
+    heads, shared = scope.h.num_heads, scope.size("n_shared_head")
+    return -(-heads // shared) if heads and shared else DEFAULT
+
+
+def _shared_from(value: object, scope: Scope) -> object:
+    heads, kv_heads = scope.h.num_heads, scope.h.num_kv_heads
+    return heads // kv_heads if scope.kv and heads and kv_heads else DEFAULT
+
+
+def _sliding_dim_to(value: object, scope: Scope) -> int | None:
+    """Rotated values of a head in the layers that have a window."""
+    sliding = as_mapping(as_mapping(scope.h.extra.get("rope_layers")).get("sliding_attention"))
+    part = as_float(sliding.get("partial_rotary_factor"), "partial_rotary_factor")
+    return None if scope.h.head_dim is None else int(scope.h.head_dim * (1.0 if part is None else part))
+
+
+def _sliding_dim_from(value: object, scope: Scope) -> object:
+    count, layers = as_int(value, scope.key.gguf), as_mapping(scope.h.extra.get("rope_layers"))
+    if count is not None and scope.h.head_dim and "sliding_attention" in layers:
+        sliding = {**as_mapping(layers["sliding_attention"]), "partial_rotary_factor": count / scope.h.head_dim}
+        scope.h.extra["rope_layers"] = {**layers, "sliding_attention": sliding}
+    return DEFAULT
+
+
+half = Converter(_half_to, _half_from)
+rope_ratio = Converter(_ratio_to, _ratio_from)
+refact_width = Converter(normalize=_refact_width)
+unshared_heads = Converter(normalize=_unshared)
+shared_heads = Converter(from_gguf=_shared_from)
+sliding_rotary_dim = Converter(_sliding_dim_to, _sliding_dim_from)
 
 _RMS_EPSILON = replace(EPSILON, gguf=RMS_EPS.gguf)
 _UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
@@ -57,8 +122,8 @@ ROWS: tuple[Architecture, ...] = (
                 intermediate_size="ffn_hidden_size",
             ),
             replace(GROUPED, hf=("multi_query_group_num",)), replace(RMS_EPS, hf=("layernorm_epsilon",)),
-            Key("rope.dimension_count", ("kv_channels",), field="head_dim", via="half"),
-            Key("rope.freq_base", ("rope_ratio",), "f32", via="rope_ratio"),
+            Key("rope.dimension_count", ("kv_channels",), field="head_dim", converter=half),
+            Key("rope.freq_base", ("rope_ratio",), "f32", converter=rope_ratio),
             Key("", ("padded_vocab_size", "vocab_size"), field="vocab_size"), WHOLE_HEADS, flag("add_qkv_bias"),
             must_be("add_bias_linear", False), must_be("apply_residual_connection_post_layernorm", False),
             must_be("multi_query_attention", True), must_be("post_layer_norm", True), must_be("rmsnorm", True),
@@ -90,7 +155,7 @@ ROWS: tuple[Architecture, ...] = (
                     DIMS, num_layers="n_layer", max_position_embeddings="n_positions", hidden_size="n_embd",
                     intermediate_size="n_inner", num_heads="n_head",
                 ),
-                intermediate_size="refact_width",
+                intermediate_size=refact_width,
             ),
             Key("attention.head_count_kv", field="num_kv_heads", constant=1), _RMS_EPSILON,
             must_be("multi_query", True),
@@ -107,8 +172,8 @@ ROWS: tuple[Architecture, ...] = (
             hf="model.layers.layers.{n}.",
         ),
         keys=(
-            *DIMS, Key("attention.head_count_kv", field="num_kv_heads", via="unshared_heads"),
-            Key("", ("n_shared_head",), via="shared_heads"), RMS_EPS, SILU,
+            *DIMS, Key("attention.head_count_kv", field="num_kv_heads", converter=unshared_heads),
+            Key("", ("n_shared_head",), converter=shared_heads), RMS_EPS, SILU,
         ),
         defaults={"": {**_UNTIED, "max_position_embeddings": 4096, "n_shared_head": 8}},
     ),
@@ -123,7 +188,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DECODER, VOCAB, WINDOW, SLIDING_LAYERS, ROPE_DIM,
-            Key("rope.dimension_count_swa", via="sliding_rotary_dim"), must_be("gate_attn_act_mode", "sigmoid"),
+            Key("rope.dimension_count_swa", converter=sliding_rotary_dim), must_be("gate_attn_act_mode", "sigmoid"),
             must_be("headwise_attn_output_gate", True), must_be("hidden_act", "gelu"),
         ),
         defaults={"": {**_UNTIED, "sliding_window": 512, "sliding_window_pattern": 4, "head_dim": 256}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converters.common import of_tensor
 from aprfmt.arch.row import HEAD, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, EPSILON, HEAD_DIM, ROPE, block, conv1d, embedding, final_norm, gated_mlp, hf_names, linear, must_be, norm,
@@ -67,7 +68,7 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, ROPE, HEAD_DIM,
             # The smallest difference to 1 of a float32, which torch takes where nothing is said.
             Key("attention.layer_norm_rms_epsilon", kind="f32", field="rms_norm_eps", constant=1.1920929e-07),
-            Key("logit_scale", ("lm_head_gain.w_g",), "f32", via="of_tensor"),
+            Key("logit_scale", ("lm_head_gain.w_g",), "f32", converter=of_tensor),
         ),
         defaults={"": {"tie_word_embeddings": False, "rope_theta": 1000000.0}},
     ),

@@ -4,12 +4,121 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
+from aprfmt.arch.converters.common import if_given
+from aprfmt.arch.fields import as_float, shorten
 from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, attention,
     class_names, convert, experts, gated_mlp, hf_names, linear, must_be, network, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import COUNT, USED, WIDTH, moe_decoder, moe_keys, router_and_experts
+from aprfmt.errors import RefusedError
+from aprfmt.io.jsonx import to_f32
+
+
+def _root_to(value: object, scope: Scope) -> float | None:
+    """What attention scores are multiplied with; one over the root of a head where nothing is said."""
+    scale, size = as_float(value, scope.name), scope.h.head_dim
+    return scale if scale is not None or not size else size**-0.5
+
+
+def _root_from(value: object, scope: Scope) -> object:
+    scale, size = as_float(value, scope.key.gguf), scope.h.head_dim
+    return DEFAULT if scale is None or (size and to_f32(size**-0.5) == scale) else shorten(scale)
+
+
+_ORIGINAL = ("original", "yarn")
+"""How Grok 2 calls yarn."""
+
+
+def _yarn_to(value: object, scope: Scope) -> str | None:
+    return "yarn" if value in _ORIGINAL else None
+
+
+def _if_yarn_to(value: object, scope: Scope) -> object:
+    return value if scope.config("rope_type") in _ORIGINAL else None
+
+
+def _chunk_width_to(value: object, scope: Scope) -> int | None:
+    return scope.h.head_dim
+
+
+_EVERY = 4
+"""Of so many layers llama.cpp's smallthinker leaves the first without window and rotation, if it has windows."""
+
+
+def _layout(scope: Scope) -> list[int]:
+    return [int(layer % _EVERY != 0) for layer in range(scope.h.num_layers or 0)]
+
+
+def _as_layout(value: object, scope: Scope) -> list[int]:
+    return value if isinstance(value, list) else [0] * (scope.h.num_layers or 0)
+
+
+def _layout_window_to(value: object, scope: Scope) -> object:
+    """The window, if a layer has it; the runtime knows one length, in three of four layers."""
+    layout = _as_layout(scope.config("sliding_window_layout"), scope)
+    if not any(layout):
+        return None
+    if value != _WINDOW or layout != _layout(scope):
+        raise RefusedError(
+            f"llama.cpp's {scope.row.gguf} has windows of {_WINDOW} tokens in all but every {_EVERY}th layer from the "
+            f"first on; this model has {value} in layers {layout}"
+        )
+    return value
+
+
+_WINDOW = 4096
+
+
+def _window_layout_from(value: object, scope: Scope) -> object:
+    if not scope.kv:
+        return DEFAULT
+    return _layout(scope) if scope.gguf("attention.sliding_window") else [0] * (scope.h.num_layers or 0)
+
+
+def _rope_layout_to(value: object, scope: Scope) -> None:
+    windows = any(_as_layout(scope.config("sliding_window_layout"), scope))
+    expected = _layout(scope) if windows else [1] * (scope.h.num_layers or 0)
+    if isinstance(value, list) and value != expected:
+        raise RefusedError(f"llama.cpp's {scope.row.gguf} rotates the layers {expected}, not those of {scope.name}")
+
+
+def _rope_layout_from(value: object, scope: Scope) -> object:
+    if not scope.kv:
+        return DEFAULT
+    return _layout(scope) if scope.gguf("attention.sliding_window") else [1] * (scope.h.num_layers or 0)
+
+
+def _all_layers_to(value: object, scope: Scope) -> None:
+    if isinstance(value, list) and not all(value):
+        raise RefusedError(f"{scope.name} has layers without experts, which llama.cpp's {scope.row.gguf} does not know")
+
+
+def _all_layers_from(value: object, scope: Scope) -> object:
+    return [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT
+
+
+def _in_each_to(value: object, scope: Scope) -> list[float] | None:
+    number = as_float(value, scope.name)
+    return None if number is None else [number] * (scope.h.num_layers or 0)
+
+
+def _in_each_from(value: object, scope: Scope) -> object:
+    return value[0] if isinstance(value, list) and value else DEFAULT
+
+
+inverse_root = Converter(_root_to, _root_from)
+original_yarn = Converter(_yarn_to, lambda value, scope: _ORIGINAL[0] if value == "yarn" else None)
+if_yarn = Converter(_if_yarn_to)
+chunk_width = Converter(_chunk_width_to, default)
+softmax_switch = Converter(lambda value, scope: 1 if value else 2, lambda value, scope: value == 1)
+layout_window = Converter(_layout_window_to)
+window_layout = Converter(nothing, _window_layout_from)
+rope_layout = Converter(_rope_layout_to, _rope_layout_from)
+all_layers = Converter(_all_layers_to, _all_layers_from)
+in_each_layer = Converter(_in_each_to, _in_each_from)
 
 _UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _W123 = ("w1", "w3", "w2")
@@ -22,7 +131,7 @@ def _grok_keys(*family: Key) -> tuple[Key, ...]:
     return (
         *DIMS, GROUPED, *family, RMS_EPS, *_ROUTED, HEAD_DIM,
         Key("router_logit_softcapping", ("router_logit_softcapping",), "f32"),
-        Key("attention.output_scale", ("attn_output_multiplier",), "f32", via="inverse_root"),
+        Key("attention.output_scale", ("attn_output_multiplier",), "f32", converter=inverse_root),
         Key("embedding_scale", ("embedding_multiplier_scale",), "f32"),
         Key("logit_scale", ("output_multiplier_scale",), "f32"), WHOLE_HEADS,
     )
@@ -66,9 +175,9 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=_grok_keys(
             Key("rope.freq_base", ("rope_theta",), "f32", field="rope_theta"),
-            Key("rope.scaling.type", ("rope_type",), "str", via="original_yarn"),
-            Key("rope.scaling.original_context_length", ("original_max_position_embeddings",), via="if_yarn"),
-            *(Key(f"rope.scaling.{gguf}", (hf,), "f32", via="if_yarn") for gguf, hf in _YARN.items()), WIDTH,
+            Key("rope.scaling.type", ("rope_type",), "str", converter=original_yarn),
+            Key("rope.scaling.original_context_length", ("original_max_position_embeddings",), converter=if_yarn),
+            *(Key(f"rope.scaling.{gguf}", (hf,), "f32", converter=if_yarn) for gguf, hf in _YARN.items()), WIDTH,
             Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32"),
             Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
             Key("attention.temperature_length", ("attn_temperature_len",)), must_be("residual_moe", True),
@@ -110,7 +219,7 @@ ROWS: tuple[Architecture, ...] = (
             TensorRow(("mlp.expert_bias",), (), ("experts",), OPTIONAL),
         ),
         keys=moe_keys(
-            WIDTH, Key("expert_chunk_feed_forward_length", via="chunk_width"), Key("experts_per_group", constant=2),
+            WIDTH, Key("expert_chunk_feed_forward_length", converter=chunk_width), Key("experts_per_group", constant=2),
             Key("expert_group_scale", kind="f32", constant=0.05), must_be("attention_bias", False),
             must_be("norm_topk_prob", True), must_be("use_sliding_window", False), *_SPARSE,
         ),
@@ -137,11 +246,11 @@ ROWS: tuple[Architecture, ...] = (
             ),
             HEAD_DIM, replace(WIDTH, hf=("moe_ffn_hidden_size",)),
             replace(WIDTH, hf=("moe_ffn_hidden_size",), gguf="feed_forward_length"),
-            Key("expert_gating_func", ("moe_primary_router_apply_softmax",), "u32", via="softmax_switch"),
-            Key("attention.sliding_window", ("sliding_window_size",), via="layout_window"),
-            Key("", ("sliding_window_layout",), "i32[]", via="window_layout"),
-            Key("", ("rope_layout",), "i32[]", via="rope_layout"),
-            Key("", ("moe_layer_layout",), "i32[]", via="all_layers"), must_be("moe_enable_early_router", True),
+            Key("expert_gating_func", ("moe_primary_router_apply_softmax",), "u32", converter=softmax_switch),
+            Key("attention.sliding_window", ("sliding_window_size",), converter=layout_window),
+            Key("", ("sliding_window_layout",), "i32[]", converter=window_layout),
+            Key("", ("rope_layout",), "i32[]", converter=rope_layout),
+            Key("", ("moe_layer_layout",), "i32[]", converter=all_layers), must_be("moe_enable_early_router", True),
             must_be("moe_enable_secondary_experts", False), must_be("moe_shared_primary_experts", 0),
             must_be("use_qk_norm", False),
         ),
@@ -159,8 +268,8 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Maple", "maple"), gguf_only=(),
         tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
         keys=(
-            *convert(moe_keys(WIDTH, VOCAB, ROPE_DIM, WINDOW, SLIDING_LAYERS), intermediate_size="if_given"),
-            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="in_each_layer"),
+            *convert(moe_keys(WIDTH, VOCAB, ROPE_DIM, WINDOW, SLIDING_LAYERS), intermediate_size=if_given),
+            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", converter=in_each_layer),
             must_be("nope_on_global_attention", True), must_be("norm_topk_prob", True),
             must_be("num_shared_experts", 0), must_be("use_bias", False), must_be("use_qk_norm", True),
             must_be("moe_router_enable_expert_bias", False),

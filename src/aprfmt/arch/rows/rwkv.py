@@ -4,11 +4,43 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import Converter, GgufKeys, Scope
+from aprfmt.arch.converters.common import heads_from
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, EPSILON, GROUPED, RMS_EPS, SILU, block, class_names, decoder, embedding, final_norm, flag, head, linear,
     must_be, norm, tensor,
 )
+
+
+_LARGE = 4096
+"""Of this hidden size RWKV 6 has projections of twice the rank."""
+
+
+def _rank(rank: int) -> Converter:
+    return Converter(derive=lambda scope: 2 * rank if scope.h.hidden_size == _LARGE else rank)
+
+
+def _rank_from(rank: int) -> Converter:
+    """The same in Qwen 2, where larger ones have it too."""
+    return Converter(derive=lambda scope: 2 * rank if (scope.h.hidden_size or 0) >= _LARGE else rank)
+
+
+def _width_6(scope: Scope) -> int | None:
+    return int(scope.h.hidden_size * 3.5) // 32 * 32 if scope.h.hidden_size else None
+
+
+def _heads_to(value: object, scope: Scope) -> GgufKeys | None:
+    size = scope.h.plain_head_dim
+    return None if size is None else GgufKeys({"wkv.head_size": ("u32", size), "attention.head_count": ("u32", 0)})
+
+
+mix_rank = _rank(32)
+decay_rank = _rank(64)
+mix_rank_in_qwen = _rank_from(32)
+decay_rank_in_qwen = _rank_from(64)
+rwkv_width = Converter(derive=_width_6)
+state_heads = Converter(_heads_to, heads_from)
 
 _BLOCKS, _, _WIDTH, _FFN, _HEADS = DIMS
 _MIX, _DECAY = "time_mix_extra_dim", "time_decay_extra_dim"
@@ -69,8 +101,8 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             Key("context_length", constant=1 << 20), _WIDTH, _BLOCKS, EPSILON,
             Key("rescale_every_n_layers", ("rescale_every",)), Key("wkv.head_size", ("head_size",)),
-            Key(_MIX, (_MIX,), via="mix_rank"), Key(_DECAY, (_DECAY,), via="decay_rank"),
-            Key(_FFN.gguf, _FFN.hf, field=_FFN.field, via="rwkv_width"), Key("attention.head_count", constant=0),
+            Key(_MIX, (_MIX,), converter=mix_rank), Key(_DECAY, (_DECAY,), converter=decay_rank),
+            Key(_FFN.gguf, _FFN.hf, field=_FFN.field, converter=rwkv_width), Key("attention.head_count", constant=0),
             must_be("head_size_divisor", 8),
         ),
         defaults={"": {
@@ -91,8 +123,9 @@ ROWS: tuple[Architecture, ...] = (
             *linear("self_attn.o_proj", "time_mix_output", "hidden,q"),
         ),
         keys=(
-            Key("context_length", constant=1 << 20), _WIDTH, _BLOCKS, replace(_HEADS, via="state_heads"),
-            Key(_MIX, (_SHIFT_RANK,), via="mix_rank_in_qwen"), Key(_DECAY, (_DECAY_RANK,), via="decay_rank_in_qwen"),
+            Key("context_length", constant=1 << 20), _WIDTH, _BLOCKS, replace(_HEADS, converter=state_heads),
+            Key(_MIX, (_SHIFT_RANK,), converter=mix_rank_in_qwen),
+            Key(_DECAY, (_DECAY_RANK,), converter=decay_rank_in_qwen),
             _FFN, RMS_EPS, Key("token_shift_count", constant=1), GROUPED, flag("attention_bias"),
             must_be("attention_output_bias", False), SILU,
         ),

@@ -5,19 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from aprfmt.arch.converter import Converter, Scope
+from aprfmt.arch.converters.common import heads_from
+from aprfmt.arch.fields import as_float
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, LAYER_EPS, RMS_EPS, SILU, block, class_names, embedding, final_norm, flag, gated_mlp, head, linear, must_be,
     norm, tensor,
 )
 
+
+_GATE_RANK = 128
+
+
+def _rank_by(exponent: float, factor: float) -> Converter:
+    """The rank of a product in RWKV 7, in whole 32s."""
+
+    def fill(scope: Scope) -> int | None:
+        hidden = scope.h.hidden_size
+        return 32 * max(1, round(hidden**exponent * factor / 32)) if hidden else None
+
+    return Converter(derive=fill)
+
+
+def _width_7(scope: Scope) -> int | None:
+    ratio, hidden = as_float(scope.config("hidden_ratio"), "hidden_ratio"), scope.h.hidden_size
+    return -(-int(hidden * ratio) // 32) * 32 if ratio and hidden else None
+
+
+def _gate_rank_to(value: object, scope: Scope) -> int:
+    return _GATE_RANK if value else 0
+
+
+rwkv7_width = Converter(derive=_width_7)
+rank_by_root = _rank_by(0.5, 1.8)
+value_rank = _rank_by(0.5, 1.3)
+gate_rank = _rank_by(0.8, 0.6)
+has_gate = Converter(_gate_rank_to, lambda value, scope: bool(value))
+idle_heads = Converter(lambda value, scope: 0, heads_from)
+
 _BLOCKS, _, _WIDTH, _FFN, _HEADS = DIMS
 _ROW = "1,1,hidden"
 _RANK_KEYS = (
-    Key("attention.decay_lora_rank", ("lora_rank_decay",), via="rank_by_root"),
-    Key("attention.iclr_lora_rank", ("lora_rank_iclr",), via="rank_by_root"),
-    Key("attention.value_residual_mix_lora_rank", ("lora_rank_value_residual_mix",), via="value_rank"),
-    Key("attention.gate_lora_rank", ("lora_rank_gate",), via="gate_rank"),
+    Key("attention.decay_lora_rank", ("lora_rank_decay",), converter=rank_by_root),
+    Key("attention.iclr_lora_rank", ("lora_rank_iclr",), converter=rank_by_root),
+    Key("attention.value_residual_mix_lora_rank", ("lora_rank_value_residual_mix",), converter=value_rank),
+    Key("attention.gate_lora_rank", ("lora_rank_gate",), converter=gate_rank),
 )
 _RANKS = {letter: key.hf[0] for letter, key in zip("wavg", _RANK_KEYS, strict=True)}
 _FLA_RANKS = dict(
@@ -117,7 +150,7 @@ def _keys(eps: str, head_size: str, *ranks: Key) -> tuple[Key, ...]:
     return (
         Key("context_length", constant=1 << 20), _WIDTH, _BLOCKS, replace(LAYER_EPS, hf=(eps,)),
         Key("wkv.head_size", (head_size,), field="head_dim"), *ranks, Key("", ("hidden_ratio",), "f32"),
-        Key(_FFN.gguf, _FFN.hf, field=_FFN.field, via="rwkv7_width"), Key("attention.head_count", constant=0),
+        Key(_FFN.gguf, _FFN.hf, field=_FFN.field, converter=rwkv7_width), Key("attention.head_count", constant=0),
     )
 
 
@@ -169,8 +202,8 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             Key("context_length", constant=1 << 20), _WIDTH, _BLOCKS, RMS_EPS, Key("wkv.head_size", ("head_size",)),
             *(Key(key.gguf, constant=int(rank)) for key, rank in zip(_RANK_KEYS[:3], _FIXED.values(), strict=False)),
-            Key("attention.gate_lora_rank", ("wkv_has_gate",), via="has_gate"), _FFN,
-            Key("token_shift_count", constant=1), replace(_HEADS, via="idle_heads"), must_be("wkv_version", 7),
+            Key("attention.gate_lora_rank", ("wkv_has_gate",), converter=has_gate), _FFN,
+            Key("token_shift_count", constant=1), replace(_HEADS, converter=idle_heads), must_be("wkv_version", 7),
             must_be("head_size_divisor", 8), flag("wkv_has_group_norm"), SILU,
         ),
         defaults={"": {

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS, HEAD_DIM, RMS_EPS, block, class_names, head, linear, must_be, norm, rename, tensor,
 )
+from aprfmt.errors import RefusedError
+
+
+def _as_deep_to(value: object, scope: Scope) -> object:
+    """Layers of the decoder: the runtime keeps room for as many as the encoder has."""
+    depth, encoder = as_int(value, scope.name), scope.h.num_layers
+    if depth is not None and encoder is not None and depth > encoder:
+        raise RefusedError(
+            f"{scope.name} is {depth}, and the encoder has {encoder} layers: llama.cpp's {scope.row.gguf} loads no "
+            "decoder that is deeper than its encoder"
+        )
+    return depth
+
+
+def _gated_proj_from(value: object, scope: Scope) -> object:
+    """T5's two MLPs, by whether one has a gate."""
+    return DEFAULT if not scope.names else "gated-gelu" if "enc.blk.0.ffn_gate.weight" in scope.names else "relu"
+
+
+gated_proj = Converter(nothing, _gated_proj_from)
+as_deep = Converter(_as_deep_to, derive=lambda scope: scope.h.num_layers)
 
 _DEC = "num_decoder_layers"
 _ACTS = ("relu", "gelu", "gelu_new", "silu")
@@ -75,11 +98,11 @@ _ENCODER_KEYS = (
     replace(HEAD_DIM, hf=("d_kv",)), replace(RMS_EPS, hf=("layer_norm_epsilon",)),
     Key("attention.layer_norm_epsilon", ("layer_norm_epsilon",), "f32", "rms_norm_eps"),
     Key("attention.relative_buckets_count", ("relative_attention_num_buckets",)),
-    Key("", ("feed_forward_proj",), "str", allowed=("relu", "gated-gelu"), via="gated_proj"),
+    Key("", ("feed_forward_proj",), "str", allowed=("relu", "gated-gelu"), converter=gated_proj),
     must_be("relative_attention_max_distance", 128),
 )
 _KEYS = (
-    *_ENCODER_KEYS, Key("decoder_block_count", (_DEC,), via="as_deep"),
+    *_ENCODER_KEYS, Key("decoder_block_count", (_DEC,), converter=as_deep),
     Key("decoder_start_token_id", ("decoder_start_token_id",)), must_be("is_encoder_decoder", True),
 )
 _SCALED = (

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.common import auto_rank, expand, inner_size, times_hidden
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import DIMS, SILU, block, class_names, embedding, final_norm, head, must_be, norm
 from aprfmt.arch.rows.parts_ssm import dual, mixer, selective
+from aprfmt.errors import RefusedError
+
+
+def _padded_normalize(value: object, scope: Scope) -> object:
+    """The embedding's rows: tokens are padded to a multiple."""
+    vocab, multiple = as_int(value, scope.name), as_int(scope.h.extra.get("pad_vocab_size_multiple"), "") or 1
+    return DEFAULT if vocab is None else -(-vocab // multiple) * multiple
+
+
+padded_vocab = Converter(normalize=_padded_normalize)
+
+
+def _twice_to(value: object, scope: Scope) -> object:
+    """The width of a Mamba layer, of which the runtime knows one."""
+    width, hidden = as_int(value, scope.name), scope.h.hidden_size
+    if width is not None and hidden is not None and width != 2 * hidden:
+        raise RefusedError(
+            f"{scope.name} is {width}, {width / hidden:g} times the hidden size: llama.cpp's {scope.row.gguf} "
+            "loads an expansion by 2 only"
+        )
+    return value
+
+
+expanded_twice = Converter(
+        _twice_to, derive=lambda scope: times_hidden(scope.h.extra.get("expand", scope.defaults.get("expand")), scope)
+    )
 
 _BLOCKS, _, _WIDTH, _, _ = DIMS
 _UNBOUNDED = Key("context_length", constant=1 << 20)
@@ -33,8 +62,8 @@ _MAMBA = {
     "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True,
 }
 _SELECTIVE = _mamba(selective("ffn", "state_size", "time_step_rank", "conv_kernel", "use_bias", "use_conv_bias"))
-_INNER = Key("ssm.inner_size", ("intermediate_size", "d_inner"), field="intermediate_size", via="expanded_twice")
-_RANK = Key("ssm.time_step_rank", ("time_step_rank", "dt_rank"), via="auto_rank")
+_INNER = Key("ssm.inner_size", ("intermediate_size", "d_inner"), field="intermediate_size", converter=expanded_twice)
+_RANK = Key("ssm.time_step_rank", ("time_step_rank", "dt_rank"), converter=auto_rank)
 _NORMED = "ssm.dt_b_c_rms"
 
 
@@ -45,7 +74,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_SELECTIVE,
         keys=(
             *_mamba_keys(_INNER, _RANK), Key(_NORMED, kind="bool", constant=False),
-            Key("", ("pad_vocab_size_multiple",)), Key("", ("vocab_size",), field="vocab_size", via="padded_vocab"),
+            Key("", ("pad_vocab_size_multiple",)), Key("", ("vocab_size",), field="vocab_size", converter=padded_vocab),
         ),
         defaults={"": _MAMBA},
     ),
@@ -63,8 +92,8 @@ ROWS: tuple[Architecture, ...] = (
             dual("expand*hidden", "state_size", "num_heads", "n_groups", "conv_kernel", "use_bias", "use_conv_bias")
         ),
         keys=_mamba_keys(
-            Key("ssm.inner_size", ("expand",), via="expand"), Key("ssm.time_step_rank", ("num_heads",)),
-            Key("ssm.group_count", ("n_groups",)), Key("", ("head_dim",), via="inner_size"),
+            Key("ssm.inner_size", ("expand",), converter=expand), Key("ssm.time_step_rank", ("num_heads",)),
+            Key("ssm.group_count", ("n_groups",)), Key("", ("head_dim",), converter=inner_size),
         ),
         prefixes=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),
         defaults={"": {

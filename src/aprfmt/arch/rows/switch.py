@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, NO_SCALES, ROPE_DIM, SCALES, SILU, VOCAB, block, embedding, final_norm, head, hf_names, linear, norm,
     split,
 )
+
+
+one_more = Converter(
+        lambda value, scope: value - 1 if isinstance(value, int) and value else None,
+        lambda value, scope: value + 1 if isinstance(value, int) else DEFAULT,
+    )
 
 _COUNT, _RANK = "num_adapters", "max_lora_rank"
 _TURNED = "head_dim/2"
@@ -75,7 +82,8 @@ ROWS: tuple[Architecture, ...] = (
             *final_norm(), *head(),
         ),
         keys=(
-            replace(_BLOCKS, via="one_more"), *_OTHERS, VOCAB, ROPE_DIM, *SCALES, Key("expert_used_count", constant=0),
+            replace(_BLOCKS, converter=one_more), *_OTHERS, VOCAB, ROPE_DIM, *SCALES,
+            Key("expert_used_count", constant=0),
             Key("", ("num_experts_per_tok",)), Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
             Key("adapters.count", (_COUNT,)), Key("adapters.lora_rank", (_RANK,)),
             Key("adapters.token_ids_activate", ("adapter_token_ids",), "i32[]"),

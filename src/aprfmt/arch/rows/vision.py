@@ -6,6 +6,8 @@ compute: a Hugging Face folder of the language model alone is one of these.
 
 from __future__ import annotations
 
+from aprfmt.arch.converter import DEFAULT, Converter, nothing
+from aprfmt.arch.converters.common import gating, only_true
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, PAD, SILU, VOCAB, WHOLE_HEADS, attention, decoder, gated_mlp, must_be, split, tensor,
@@ -16,8 +18,16 @@ from aprfmt.arch.rows.parts_moe import (
 )
 from aprfmt.arch.rows.qwen import HUNYUAN_DENSE
 
+
+in_rope = Converter(nothing, lambda value, scope: DEFAULT)
+number_of = Converter(
+        derive=lambda scope: 0, normalize=lambda value, scope: len(value) if isinstance(value, list) else DEFAULT
+    )
+
 _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": 32}
-_DEEPSTACK = Key("n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), via="number_of")
+_DEEPSTACK = Key(
+    "n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), converter=number_of
+)
 """How many layers of the vision tower also feed the first layers of the language model."""
 
 
@@ -97,7 +107,7 @@ ROWS: tuple[Architecture, ...] = (
         id="hunyuan_vl", gguf="hunyuan_vl", hf_class="HunYuanDenseV1ForCausalLM", model_type="hunyuan_v1_dense",
         hf_classes=(), model_types=("hunyuan_vl_text",), gguf_only=(),
         tensors=HUNYUAN_DENSE,
-        keys=(*DECODER, PAD, Key("rope.scaling.alpha", via="in_rope"), SILU, must_be("attention_bias", False)),
+        keys=(*DECODER, PAD, Key("rope.scaling.alpha", converter=in_rope), SILU, must_be("attention_bias", False)),
         defaults={"": {
             "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": True,
             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
@@ -111,8 +121,8 @@ ROWS: tuple[Architecture, ...] = (
             *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
-            *GROUPS, Key("expert_gating_func", ("scoring_func",), via="gating"), DENSE_LAYERS, VOCAB, WIDTH,
-            SHARED_COUNT, WEIGHTS_SCALE, Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="only_true"),
+            *GROUPS, Key("expert_gating_func", ("scoring_func",), converter=gating), DENSE_LAYERS, VOCAB, WIDTH,
+            SHARED_COUNT, WEIGHTS_SCALE, Key("expert_weights_norm", ("norm_topk_prob",), "bool", converter=only_true),
             Key("rope.dimension_count", ("qk_rope_head_dim",)),
             Key("attention.sliding_window", ("sliding_window_size", "sliding_window")), EQUAL_HEADS, WHOLE_HEADS,
             NO_BIAS, count="n_routed_experts",

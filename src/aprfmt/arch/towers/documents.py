@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
+from aprfmt.arch.converter import Converter, Scope, nothing
+from aprfmt.arch.converters.towers import optional
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, must_be, norm, tensor
 from aprfmt.arch.towers.parts import (
@@ -21,6 +25,36 @@ from aprfmt.arch.towers.parts import (
     sizes,
 )
 from aprfmt.arch.towers.vit import vision
+
+_CLIP_CONFIG = "vision_config.width.clip-l-14-224"
+_TOKENS = 256
+"""Tokens of an image of DeepSeek-OCR."""
+
+
+def _four_a_head(value: object, scope: Scope) -> object:
+    heads = scope.size(f"{_CLIP_CONFIG}.heads")
+    return 4 * heads if heads else None
+
+
+def _patches_a_token(value: object, scope: Scope) -> object:
+    """Patches that one token stands for in each direction, where they are not the usual four."""
+    image, patch = (
+        scope.size(f"{_CLIP_CONFIG}.{name}") or scope.size(f"vision_config.{name}")
+        for name in ("image_size", "patch_size")
+    )
+    tokens = isqrt(scope.size("preprocessor_config.image_seq_length") or _TOKENS)
+    scale = image // patch // tokens if image and patch and tokens else 0
+    return scale if scale not in (0, 4) else None
+
+
+def _sixteen_tokens(value: object, scope: Scope) -> object:
+    side, ratio = scope.size("vision_patch_size"), scope.size("vision_downsample_ratio")
+    return 16 * side * ratio if side and ratio else None
+
+
+four_a_head = Converter(_four_a_head, nothing)
+patches_a_token = Converter(_patches_a_token, nothing)
+sixteen_tokens = Converter(_sixteen_tokens, nothing)
 
 _HALVES = {"preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5]}
 _CLIP_COLOURS = {
@@ -150,9 +184,9 @@ def _ocr(id: str, hf_class: str, when: str, max_tiles: int) -> Tower:
             Key("vision.embedding_length", (f"{_CLIP}.width",)),
             Key("vision.block_count", (f"{_CLIP}.layers",)),
             Key("vision.attention.head_count", (f"{_CLIP}.heads",)),
-            Key("vision.feed_forward_length", via="four_a_head"),
-            Key("", ("preprocessor_config.image_seq_length",), via="optional"),
-            Key("vision.projector.scale_factor", via="patches_a_token"),
+            Key("vision.feed_forward_length", converter=four_a_head),
+            Key("", ("preprocessor_config.image_seq_length",), converter=optional),
+            Key("vision.projector.scale_factor", converter=patches_a_token),
         ),
         defaults={
             "": {
@@ -200,8 +234,8 @@ _OCR2 = Tower(
         projector("deepseekocr2"),
         *sizes(embedding_length="width.qwen2-0-5b.dim", block_count="layers"),
         Key("vision.attention.head_count_kv", constant=2),
-        Key("", ("preprocessor_config.image_seq_length",), via="optional"),
-        Key("vision.projector.scale_factor", via="patches_a_token"),
+        Key("", ("preprocessor_config.image_seq_length",), converter=optional),
+        Key("vision.projector.scale_factor", converter=patches_a_token),
     ),
     defaults={
         "": {
@@ -340,7 +374,7 @@ TOWERS: tuple[Tower, ...] = (
             tensor("image_pad", "v.token_embd.img_pad", "hidden"),
         ),
         keys=sees(
-            Key("vision.image_size", via="sixteen_tokens"),
+            Key("vision.image_size", converter=sixteen_tokens),
             *(Key(f"vision.{gguf}", (name,)) for gguf, name in _V4_NAMES.items()),
             *IMAGE,
             projector("deepseek4v"),

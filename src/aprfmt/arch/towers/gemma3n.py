@@ -4,9 +4,33 @@ from __future__ import annotations
 
 import re
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, norm, tensor
 from aprfmt.arch.towers.parts import hears, layers, projector, sees
+from aprfmt.errors import RefusedError
+
+_HEIGHT = "preprocessor_config.size.height"
+
+
+def _by_tokens_to(value: object, scope: Scope) -> object:
+    """llama.cpp counts the tokens of an image as its height by this."""
+    tokens, height = as_int(value, scope.name), scope.size(_HEIGHT)
+    if not tokens or not height or height % tokens:
+        raise RefusedError(
+            f"{scope.name} is {value!r:.20}, which does not divide the height {height!r:.20} of an image",
+            hint="check preprocessor_config.json; published ones say 256 of 768",
+        )
+    return height // tokens
+
+
+def _by_tokens_from(value: object, scope: Scope) -> object:
+    patch, height = as_int(value, scope.name), scope.gguf("vision.image_size")
+    return height // patch if patch and isinstance(height, int) else DEFAULT
+
+
+height_by_tokens = Converter(_by_tokens_to, _by_tokens_from)
 
 _T = "model.vision_tower.timm_model."
 _A = "model.audio_tower."
@@ -174,7 +198,7 @@ TOWERS: tuple[Tower, ...] = (
         keys=(
             *sees(
                 Key("vision.image_size", ("preprocessor_config.size.height",)),
-                Key("vision.patch_size", ("preprocessor_config.image_seq_length",), via="height_by_tokens"),
+                Key("vision.patch_size", ("preprocessor_config.image_seq_length",), converter=height_by_tokens),
                 Key("vision.embedding_length", ("vision_config.hidden_size",)),
                 # llama.cpp's loader insists on sizes of layers that the network does not have.
                 Key("vision.feed_forward_length", constant=8192),

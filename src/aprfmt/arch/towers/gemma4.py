@@ -4,9 +4,43 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, or_default, same
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, norm, tensor
 from aprfmt.arch.towers.parts import GELU, IMAGE, epsilon, hears, layers, projector, sees, sizes
+
+_POOLED = 3
+"""How many patches llama.cpp pools in each direction where a GGUF does not say it."""
+
+
+def _unless_three(value: object, scope: Scope) -> object:
+    return None if value == _POOLED else value
+
+
+def _four_times(value: object, scope: Scope) -> object:
+    width = as_int(value, scope.name)
+    return 4 * width if width is not None else None
+
+
+def _quarter(value: object, scope: Scope) -> object:
+    ffn = as_int(value, scope.name)
+    return ffn // 4 if ffn else DEFAULT
+
+
+def _as_many_heads(value: object, scope: Scope) -> object:
+    return or_default(scope.gguf("vision.attention.head_count"), scope)
+
+
+unless_three = Converter(_unless_three, or_default)
+four_times = Converter(_four_times, _quarter)
+as_many_heads = Converter(same, _as_many_heads)
+
+
+def has_tensor(name: str) -> Converter:
+    """A switch that is on if the GGUF has the tensor `name`; the default where its tensors are unknown."""
+    return Converter(same, lambda value, scope: name in scope.names if scope.names else DEFAULT)
+
 
 _V = "model.vision_tower."
 _A = "model.audio_tower."
@@ -129,23 +163,23 @@ _SEEN = sees(
     *IMAGE,
     epsilon("vision", "vision_config.rms_norm_eps"),
     GELU,
-    Key("vision.projector.scale_factor", ("vision_config.pooling_kernel_size",), via="unless_three"),
+    Key("vision.projector.scale_factor", ("vision_config.pooling_kernel_size",), converter=unless_three),
     Key("", ("vision_config.position_embedding_size",)),
     Key("", ("vision_config.head_dim",)),
-    Key("", ("vision_config.num_key_value_heads",), via="as_many_heads"),
-    Key("", ("vision_config.use_clipped_linears",), "bool", via="has_tensor:v.blk.0.attn_q.input_min"),
-    Key("", ("vision_config.standardize",), "bool", via="has_tensor:v.std_bias"),
+    Key("", ("vision_config.num_key_value_heads",), converter=as_many_heads),
+    Key("", ("vision_config.use_clipped_linears",), "bool", converter=has_tensor("v.blk.0.attn_q.input_min")),
+    Key("", ("vision_config.standardize",), "bool", converter=has_tensor("v.std_bias")),
     projector("gemma4v", part="vision"),
 )
 
 _HEARD = hears(
     *sizes("audio", feed_forward_length=""),
-    Key("audio.feed_forward_length", ("audio_config.hidden_size",), via="four_times"),
+    Key("audio.feed_forward_length", ("audio_config.hidden_size",), converter=four_times),
     Key("audio.num_mel_bins", constant=_FREQUENCIES),
     epsilon("audio", "audio_config.rms_norm_eps"),
     Key("", ("audio_config.conv_kernel_size",)),
     Key("", ("audio_config.output_proj_dims",)),
-    Key("", ("audio_config.use_clipped_linears",), "bool", via="has_tensor:a.blk.0.attn_q.input_min"),
+    Key("", ("audio_config.use_clipped_linears",), "bool", converter=has_tensor("a.blk.0.attn_q.input_min")),
     projector("gemma4a", part="audio"),
 )
 
@@ -250,7 +284,7 @@ TOWERS: tuple[Tower, ...] = (
                 Key("vision.attention.head_count", constant=0),
                 *IMAGE,
                 epsilon("vision", "vision_config.rms_norm_eps"),
-                Key("vision.projector.scale_factor", ("vision_config.pooling_kernel_size",), via="unless_three"),
+                Key("vision.projector.scale_factor", ("vision_config.pooling_kernel_size",), converter=unless_three),
                 Key("", ("vision_config.mm_posemb_size",)),
                 Key("", ("vision_config.output_proj_dims",)),
                 projector("gemma4uv", part="vision"),

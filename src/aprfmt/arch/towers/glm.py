@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.towers import activation, optional
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, norm, tensor
 from aprfmt.arch.towers.parts import (
@@ -16,6 +19,28 @@ from aprfmt.arch.towers.parts import (
     sees,
     sizes,
 )
+
+
+def _pixels_of_token(scope: Scope) -> int:
+    """Pixels of the square of patches that becomes one token, by the preprocessor's words."""
+    patch, side = (scope.size(f"preprocessor_config.{name}") or 0 for name in ("patch_size", "merge_size"))
+    return (patch * side) ** 2
+
+
+def _tokens_to(value: object, scope: Scope) -> object:
+    tokens = as_int(value, scope.name)
+    return tokens * _pixels_of_token(scope) if tokens is not None else None
+
+
+def _tokens_from(value: object, scope: Scope) -> object:
+    pixels = as_int(value, scope.name)
+    patch, side = scope.gguf("vision.patch_size"), scope.gguf("vision.spatial_merge_size")
+    if pixels is None or not isinstance(patch, int) or not isinstance(side, int) or not patch * side:
+        return DEFAULT
+    return pixels // (patch * side) ** 2
+
+
+tokens_as_pixels = Converter(_tokens_to, _tokens_from)
 
 _V = "visual."
 _SIDE = "spatial_merge_size"
@@ -54,7 +79,7 @@ def _tensors(
 
 
 _SIZES = sizes(block_count="depth", head_count="num_heads")
-_HIDDEN_ACT = Key("", ("vision_config.hidden_act",), "str", via="activation")
+_HIDDEN_ACT = Key("", ("vision_config.hidden_act",), "str", converter=activation)
 _EPS = Key("vision.attention.layer_norm_epsilon", ("vision_config.rms_norm_eps",), "f32")
 _MERGE = Key("", (f"vision_config.{_SIDE}",))
 _DEFAULTS = {
@@ -144,9 +169,9 @@ TOWERS: tuple[Tower, ...] = (
             _HIDDEN_ACT,
             _EPS,
             Key(f"vision.{_SIDE}", (f"vision_config.{_SIDE}",)),
-            Key("vision.swiglu_clamp", ("vision_config.swiglu_limit",), "f32", via="optional"),
-            preprocessor("vision.image_min_pixels", "min_image_tokens", via="tokens_as_pixels"),
-            preprocessor("vision.image_max_pixels", "max_image_tokens", via="tokens_as_pixels"),
+            Key("vision.swiglu_clamp", ("vision_config.swiglu_limit",), "f32", converter=optional),
+            preprocessor("vision.image_min_pixels", "min_image_tokens", converter=tokens_as_pixels),
+            preprocessor("vision.image_max_pixels", "max_image_tokens", converter=tokens_as_pixels),
             Key("", ("preprocessor_config.patch_size",)),
             Key("", ("preprocessor_config.merge_size",)),
             Key("", ("vision_config.projection_intermediate_size",)),

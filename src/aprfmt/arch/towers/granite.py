@@ -2,13 +2,125 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from aprfmt.arch.projectors import LAYERWISE, MAP, SPATIAL, SPATIAL_LAYER, TARGETS, TEXT_LAYERS
+from aprfmt.arch import projectors
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, or_default
+from aprfmt.arch.converters.common import numbers
+from aprfmt.arch.converters.towers import optional
+from aprfmt.arch.fields import as_int
+from aprfmt.arch.projectors import LAYERWISE, MAP, SPATIAL, SPATIAL_LAYER, TARGETS, TEXT_LAYERS, VISION_LAYERS
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, must_be, norm, tensor
 from aprfmt.arch.towers.parts import GELU, IMAGE, WIDTH, epsilon, hears, layers, projector, sees, sizes
 from aprfmt.arch.towers.vit import siglip, vision
+from aprfmt.errors import RefusedError
+
+_OFFSETS = "vision.projector.spatial_offsets"
+
+
+def _output(number: int, depth: int, scope: Scope) -> int:
+    """The layer whose output config.json calls `number`: 1 is that of the first, -1 that of the last."""
+    layer = number + depth if number < 0 else number - 1
+    if not 0 <= layer < depth:
+        raise RefusedError(
+            f"{scope.name} takes states {number} of a tower with {depth} layers, which none of them gives",
+            hint="check deepstack_layer_map and spatial_vision_layer of config.json",
+        )
+    return layer
+
+
+def _layers_to(value: object, scope: Scope) -> object:
+    depth = scope.size(VISION_LAYERS) or 0
+    told = {name: scope.config(name) for name in (MAP, TARGETS, SPATIAL_LAYER)}
+    found = projectors.projectors(told, scope.size(TEXT_LAYERS))
+    projectors.check(found)
+    layers = [_output(one.vision_layer, depth, scope) for one in found]
+    offsets = [one.item if one.kind == SPATIAL else -1 for one in found]
+    return GgufKeys({scope.key.gguf: ("i32[]", layers), _OFFSETS: ("i32[]", offsets)})
+
+
+def _layers_from(value: object, scope: Scope) -> object:
+    """The lists of a config.json, with the number of each projector where that has a layer of the language model."""
+    layers, offsets = numbers(value, scope.key.gguf), numbers(scope.gguf(_OFFSETS), _OFFSETS)
+    depth = as_int(scope.gguf("vision.block_count"), "vision.block_count") or 0
+    by_corner = sorted((offset, i) for i, offset in enumerate(offsets) if offset >= 0)
+    corners = {layers[i] for _, i in by_corner if i < len(layers)}
+    if (
+        len(layers) != len(offsets)
+        or len(corners) > 1
+        or [offset for offset, _ in by_corner] != list(range(len(by_corner)))
+    ):
+        raise RefusedError(
+            f"feature_layer {layers!r:.60} and spatial_offsets {offsets!r:.60} name no projectors of the family",
+            hint="check the program that wrote the GGUF",
+        )
+    pairs = sorted([layer - depth, i] for i, layer in enumerate(layers) if offsets[i] < 0)
+    last = next((layer - depth for layer in corners), -1)
+    return ConfigKeys({MAP: pairs, TARGETS: [i for _, i in by_corner], SPATIAL_LAYER: last})
+
+
+def _side(part: int) -> Converter:
+    """A side of "3/8", the squares of which the projectors make one of the other."""
+    other = f"vision.projector.{('query', 'window')[1 - part]}_side"
+
+    def to_gguf(value: object, scope: Scope) -> object:
+        if not isinstance(value, str) or re.fullmatch(r"[1-9]\d*/[1-9]\d*", value) is None:
+            raise RefusedError(f"{scope.name} is {value!r:.40}, not two sides as in 4/8")
+        return int(value.split("/")[part])
+
+    def from_gguf(value: object, scope: Scope) -> object:
+        sides = [as_int(value, scope.key.gguf), as_int(scope.gguf(other), other)]
+        return DEFAULT if None in sides else "/".join(map(str, sides if part == 0 else sides[::-1]))
+
+    return Converter(to_gguf, from_gguf)
+
+
+def _pinpoints_to(value: object, scope: Scope) -> object:
+    """Sizes of images, width before height."""
+    pairs = value if isinstance(value, list) else []
+    return [side for pair in pairs for side in numbers(pair, scope.name)[::-1]] or None
+
+
+def _pinpoints_from(value: object, scope: Scope) -> object:
+    sides = numbers(value, scope.key.gguf) if value is not None else []
+    return [[sides[i + 1], sides[i]] for i in range(0, len(sides) - 1, 2)] or DEFAULT
+
+
+projector_layers = Converter(_layers_to, _layers_from)
+query_side = _side(0)
+window_side = _side(1)
+pinpoints = Converter(_pinpoints_to, _pinpoints_from)
+
+
+def _ffn_of_mult_to(value: object, scope: Scope) -> object:
+    return (scope.size(f"{scope.name.rpartition('.')[0]}.hidden_dim") or 0) * (as_int(value, scope.name) or 0)
+
+
+def _ffn_of_mult_from(value: object, scope: Scope) -> object:
+    width, ffn = as_int(scope.gguf("audio.embedding_length"), scope.name), as_int(value, scope.name)
+    return ffn // width if width and ffn else DEFAULT
+
+
+def _one_width_to(value: object, scope: Scope) -> object:
+    """Width of Granite's encoder, which llama.cpp takes that of its heads and of the projector's network for, too."""
+    heads, dim = (scope.size(f"encoder_config.{name}") for name in ("num_heads", "dim_head"))
+    others = {
+        "encoder_config.num_heads * dim_head": heads * dim if heads and dim else None,
+        "projector_config.hidden_size": scope.size("projector_config.hidden_size"),
+    }
+    for name, other in others.items():
+        if other not in (None, value):
+            raise RefusedError(
+                f"{scope.name} is {value!r:.40} and {name} is {other}, and llama.cpp's network has one width",
+                hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+            )
+    return value
+
+
+one_width = Converter(_one_width_to, or_default)
+ffn_of_mult = Converter(_ffn_of_mult_to, _ffn_of_mult_from)
 
 _C = "encoder_config"
 _Q = "projector_config"
@@ -148,8 +260,8 @@ _SPEECH = Tower(
     },
     f32=(".conv_pw1.weight", ".conv_pw2.weight", ".conv_dw.weight"),
     keys=hears(
-        Key("audio.embedding_length", (f"{_C}.hidden_dim",), via="one_width"),
-        Key("audio.feed_forward_length", (f"{_C}.feedforward_mult",), via="ffn_of_mult"),
+        Key("audio.embedding_length", (f"{_C}.hidden_dim",), converter=one_width),
+        Key("audio.feed_forward_length", (f"{_C}.feedforward_mult",), converter=ffn_of_mult),
         Key("audio.block_count", (f"{_C}.num_layers",)),
         Key("audio.attention.head_count", (f"{_C}.num_heads",)),
         projector("granite_speech"),
@@ -190,7 +302,7 @@ TOWERS: tuple[Tower, ...] = (
         hf_classes=("GraniteSpeechPlusForConditionalGeneration",),
         model_types=("granite_speech_plus",),
         when="projector_type=granite_speech&audio.feature_layer",
-        keys=(*_SPEECH.keys, Key("audio.feature_layer", (f"{_C}.cat_hidden_layers",), "i32[]", via="optional")),
+        keys=(*_SPEECH.keys, Key("audio.feature_layer", (f"{_C}.cat_hidden_layers",), "i32[]", converter=optional)),
     ),
     Tower(
         id="granite4_vision",
@@ -216,13 +328,13 @@ TOWERS: tuple[Tower, ...] = (
             epsilon("vision", "vision_config.layer_norm_eps"),
             GELU,
             Key("vision.preproc_image_size", ("vision_config.image_size",)),
-            Key("vision.projector.query_side", ("downsample_rate",), via="query_side"),
-            Key("vision.projector.window_side", ("downsample_rate",), via="window_side"),
+            Key("vision.projector.query_side", ("downsample_rate",), converter=query_side),
+            Key("vision.projector.window_side", ("downsample_rate",), converter=window_side),
             Key("", (TARGETS,)),
             Key("", (SPATIAL_LAYER,), "i32"),
             Key("", (TEXT_LAYERS,)),
-            Key("vision.feature_layer", (MAP,), "i32[]", via="projector_layers"),
-            Key("vision.image_grid_pinpoints", ("image_grid_pinpoints",), "i32[]", via="pinpoints"),
+            Key("vision.feature_layer", (MAP,), "i32[]", converter=projector_layers),
+            Key("vision.image_grid_pinpoints", ("image_grid_pinpoints",), "i32[]", converter=pinpoints),
             Key("", (f"{_F}.intermediate_size",)),
             must_be("vision_config.hidden_act", "gelu_pytorch_tanh"),
             must_be(f"{_F}.num_hidden_layers", 1),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isqrt
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.towers import text_width
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, must_be, norm, tensor
 from aprfmt.arch.towers.parts import (
@@ -23,6 +27,57 @@ from aprfmt.arch.towers.parts import (
     sizes,
 )
 from aprfmt.arch.towers.vit import vision
+from aprfmt.errors import RefusedError
+
+
+def _counts_to(value: object, scope: Scope) -> object:
+    """Numbers of experts a layer; a config says -1 where there are none."""
+    if not isinstance(value, list) or not all(type(count) is int for count in value):
+        raise RefusedError(f"{scope.name} is {value!r:.40}, not a list of numbers of experts")
+    return [max(0, count) for count in value]
+
+
+def _all_but_last_to(value: object, scope: Scope) -> object:
+    depth = as_int(value, scope.name)
+    return depth - 1 if depth else None
+
+
+def _all_but_last_from(value: object, scope: Scope) -> object:
+    depth = as_int(value, scope.name)
+    return depth + 1 if depth is not None else DEFAULT
+
+
+def _patch(scope: Scope) -> int:
+    """Pixels along one side of a patch, which only the preprocessor says."""
+    return scope.size("preprocessor_config.patch_size") or as_int(scope.gguf("vision.patch_size"), scope.name) or 0
+
+
+def _grid_to(value: object, scope: Scope) -> object:
+    """The side of the image whose patches have a learned position each."""
+    positions, patch = as_int(value, scope.name) or 0, _patch(scope)
+    if isqrt(positions) ** 2 != positions:
+        raise RefusedError(f"{scope.name} is {positions}; llama.cpp's positions are those of a square image")
+    return isqrt(positions) * patch or None
+
+
+def _grid_from(value: object, scope: Scope) -> object:
+    side, patch = as_int(value, scope.name) or 0, _patch(scope)
+    return (side // patch) ** 2 if side and patch else DEFAULT
+
+
+def _patches_to(value: object, scope: Scope) -> object:
+    return (as_int(value, scope.name) or 0) * _patch(scope) ** 2 or None
+
+
+def _patches_from(value: object, scope: Scope) -> object:
+    pixels, patch = as_int(value, scope.name) or 0, _patch(scope)
+    return pixels // patch**2 if pixels and patch else DEFAULT
+
+
+counts = Converter(_counts_to)
+all_but_last = Converter(_all_but_last_to, _all_but_last_from)
+grid_of_patches = Converter(_grid_to, _grid_from)
+pixels_of_patches = Converter(_patches_to, _patches_from)
 
 _V = "vision_encoder."
 _P = "model.vision_tower.vision_tower.vision_model."
@@ -140,7 +195,7 @@ TOWERS: tuple[Tower, ...] = (
             *sees(
                 *sizes(image_size="", embedding_length="embed_dim", head_count=("num_attention_heads", "num_heads")),
                 Key("vision.image_size", constant=0),
-                Key("", ("vision_config.hidden_size",), via="text_width"),
+                Key("", ("vision_config.hidden_size",), converter=text_width),
                 _of_image("vision.image_mean", "image_mean", "f32[]"),
                 _of_image("vision.image_std", "image_std", "f32[]"),
                 projector("dots3note_v", part="vision"),
@@ -149,7 +204,7 @@ TOWERS: tuple[Tower, ...] = (
                 Key("vision.spatial_merge_size", ("vision_config.spatial_merge_size",)),
                 _of_image("vision.image_min_pixels", "min_pixels"),
                 _of_image("vision.image_max_pixels", "max_pixels"),
-                Key("vision.expert_count_per_layer", (_EXPERTS,), "i32[]", via="counts"),
+                Key("vision.expert_count_per_layer", (_EXPERTS,), "i32[]", converter=counts),
                 Key("vision.expert_used_count", ("vision_config.capacity_factor",)),
                 Key("", ("vision_config.moe_intermediate_size",)),
                 must_be("vision_config.adapter_type", "patch_merger"),
@@ -236,19 +291,19 @@ TOWERS: tuple[Tower, ...] = (
         keys=sees(
             Key("vision.patch_size", ("preprocessor_config.patch_size",)),
             *sizes(image_size="", patch_size="", block_count=""),
-            Key("vision.block_count", ("vision_config.num_hidden_layers",), via="all_but_last"),
-            Key("vision.image_size", ("vision_config.num_patches",), via="grid_of_patches"),
+            Key("vision.block_count", ("vision_config.num_hidden_layers",), converter=all_but_last),
+            Key("vision.image_size", ("vision_config.num_patches",), converter=grid_of_patches),
             *IMAGE,
             projector("phi4"),
             Key(
                 "vision.image_min_pixels",
                 ("preprocessor_config.min_num_patches", "min_num_patches"),
-                via="pixels_of_patches",
+                converter=pixels_of_patches,
             ),
             Key(
                 "vision.image_max_pixels",
                 ("preprocessor_config.max_num_patches", "max_num_patches"),
-                via="pixels_of_patches",
+                converter=pixels_of_patches,
             ),
             GELU,
             epsilon("vision", "vision_config.layer_norm_eps"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converters.towers import text_width
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, must_be, norm, tensor
 from aprfmt.arch.towers.parts import (
@@ -20,6 +23,56 @@ from aprfmt.arch.towers.parts import (
     sizes,
 )
 from aprfmt.arch.towers.vit import vision
+from aprfmt.errors import RefusedError
+
+_LEAST_PATCHES = 8
+"""Patches of the smallest image that Kimi K2.5's GGUF asks for."""
+
+
+def _side_to(value: object, scope: Scope) -> object:
+    sides = {as_int(side, scope.name) for side in value} if isinstance(value, list) else set()
+    if len(sides) != 1:
+        raise RefusedError(
+            f"{scope.name} is {value!r:.40}; llama.cpp merges as many patches in both directions",
+            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+        )
+    return sides.pop()
+
+
+def _side_from(value: object, scope: Scope) -> object:
+    side = as_int(value, scope.name)
+    return [side, side] if side else DEFAULT
+
+
+def _patch_area(scope: Scope) -> int | None:
+    side = scope.size("vision_config.patch_size")
+    return side * side if side else None
+
+
+def _position_image(value: object, scope: Scope) -> object:
+    rows, side = (scope.size(f"vision_config.{name}") for name in ("init_pos_emb_height", "patch_size"))
+    return rows * side if rows and side else None
+
+
+def _least_pixels(value: object, scope: Scope) -> object:
+    area = _patch_area(scope)
+    return _LEAST_PATCHES * area if area else None
+
+
+def _pixels_to(value: object, scope: Scope) -> object:
+    patches, area = as_int(value, scope.name), _patch_area(scope)
+    return patches * area if patches and area else None
+
+
+def _pixels_from(value: object, scope: Scope) -> object:
+    pixels, side = as_int(value, scope.name), as_int(scope.gguf("vision.patch_size"), scope.name)
+    return pixels // side**2 if pixels and side else DEFAULT
+
+
+same_sides = Converter(_side_to, _side_from)
+position_image = Converter(_position_image, nothing)
+least_pixels = Converter(_least_pixels, nothing)
+patches_to_pixels = Converter(_pixels_to, _pixels_from)
 
 _V = "vision_tower."
 _HALVES = {"preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5]}
@@ -55,7 +108,7 @@ def _kimi_k25(projector_names: tuple[str, str]) -> tuple[TensorRow, ...]:
 
 
 _K25_KEYS = sees(
-    Key("vision.image_size", via="position_image"),
+    Key("vision.image_size", converter=position_image),
     Key("vision.patch_size", ("vision_config.patch_size",)),
     Key("vision.embedding_length", ("vision_config.vt_hidden_size", "vision_config.hidden_size")),
     Key("vision.feed_forward_length", ("vision_config.vt_intermediate_size", "vision_config.intermediate_size")),
@@ -69,9 +122,9 @@ _K25_KEYS = sees(
     GELU,
     must_be("vision_config.projector_hidden_act", "gelu"),
     epsilon("vision", "vision_config.projector_ln_eps", "projection_layer_norm_eps"),
-    Key("vision.projector.scale_factor", ("vision_config.merge_kernel_size",), via="same_sides"),
-    Key("vision.image_min_pixels", via="least_pixels"),
-    Key("vision.image_max_pixels", ("preprocessor_config.in_patch_limit",), via="patches_to_pixels"),
+    Key("vision.projector.scale_factor", ("vision_config.merge_kernel_size",), converter=same_sides),
+    Key("vision.image_min_pixels", converter=least_pixels),
+    Key("vision.image_max_pixels", ("preprocessor_config.in_patch_limit",), converter=patches_to_pixels),
 )
 _K25_DEFAULTS = {
     **_HALVES,
@@ -189,7 +242,7 @@ TOWERS: tuple[Tower, ...] = (
         keys=sees(
             *sizes(image_size="", embedding_length=("embed_dim", "hidden_size")),
             Key("vision.image_size", constant=0),
-            Key("", ("vision_config.hidden_size",), via="text_width"),
+            Key("", ("vision_config.hidden_size",), converter=text_width),
             *IMAGE,
             projector("dots_ocr"),
             Key("vision.image_min_pixels", ("preprocessor_config.min_pixels",)),

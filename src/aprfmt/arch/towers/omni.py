@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converters.towers import window_pattern
 from aprfmt.arch.row import REQUIRED, Key, Tower
 from aprfmt.arch.rows.parts import linear, norm
 from aprfmt.arch.towers.parts import (
@@ -63,7 +64,7 @@ TOWERS: tuple[Tower, ...] = (
                 *IMAGE,
                 projector("qwen2.5o"),
                 SILU,
-                Key("vision.n_wa_pattern", (f"{_VISION}.fullatt_block_indexes",), via="window_pattern"),
+                Key("vision.n_wa_pattern", (f"{_VISION}.fullatt_block_indexes",), converter=window_pattern),
                 Key("vision.attention.layer_norm_epsilon", ("rms_norm_eps",), "f32"),
             ),
             *hears(

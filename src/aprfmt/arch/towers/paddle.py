@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
+from aprfmt.arch.converter import Converter, Scope, default
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Key, Tower
 from aprfmt.arch.rows.parts import linear, norm, tensor
 from aprfmt.arch.towers.parts import (
@@ -18,6 +22,14 @@ from aprfmt.arch.towers.parts import (
     sees,
     sizes,
 )
+
+
+def _root_to(value: object, scope: Scope) -> object:
+    number = as_int(value, scope.name)
+    return isqrt(number) if number is not None else None
+
+
+root = Converter(_root_to, default)
 
 _V = "visual.vision_model."
 _MERGED = f"{WIDTH}*spatial_merge_size*spatial_merge_size"
@@ -47,7 +59,7 @@ TOWERS: tuple[Tower, ...] = (
             *linear("mlp_AR.linear_2", "mm.2", f"hidden,{_MERGED}", REQUIRED),
         ),
         keys=sees(
-            preprocessor("vision.image_size", "max_pixels", via="root"),
+            preprocessor("vision.image_size", "max_pixels", converter=root),
             *sizes(image_size=""),
             *IMAGE,
             projector("paddleocr"),

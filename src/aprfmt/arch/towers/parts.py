@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aprfmt.arch.converter import Converter
 from aprfmt.arch.row import REQUIRED, Key, TensorRow
 from aprfmt.arch.rows.parts import block, linear, norm, tensor
 
@@ -59,9 +60,9 @@ def sizes(part: str = "vision", config: str = "", **names: str | tuple[str, ...]
     return tuple(found)
 
 
-def preprocessor(gguf: str, name: str, kind: str = "u32", via: str = "") -> Key:
+def preprocessor(gguf: str, name: str, kind: str = "u32", converter: Converter | None = None) -> Key:
     """A key that preprocessor_config.json has."""
-    return Key(gguf, (f"preprocessor_config.{name}",), kind, via=via)
+    return Key(gguf, (f"preprocessor_config.{name}",), kind, converter=converter)
 
 
 IMAGE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converters.towers import activation
 from aprfmt.arch.row import OPTIONAL, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, norm
 from aprfmt.arch.towers.parts import (
@@ -55,7 +56,7 @@ def _keys(name: str) -> tuple[Key, ...]:
         *IMAGE,
         projector(name),
         epsilon("vision", "vision_config.layer_norm_eps"),
-        Key("", ("vision_config.hidden_act",), "str", via="activation"),
+        Key("", ("vision_config.hidden_act",), "str", converter=activation),
     )
 
 

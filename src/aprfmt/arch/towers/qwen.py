@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converters.towers import optional, window_pattern
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, norm
 from aprfmt.arch.towers.parts import (
@@ -116,7 +117,7 @@ TOWERS: tuple[Tower, ...] = (
             *IMAGE,
             projector("qwen2.5vl_merger"),
             SILU,
-            Key("vision.n_wa_pattern", ("vision_config.fullatt_block_indexes",), via="window_pattern"),
+            Key("vision.n_wa_pattern", ("vision_config.fullatt_block_indexes",), converter=window_pattern),
             _EPS,
         ),
         defaults={
@@ -177,8 +178,8 @@ TOWERS: tuple[Tower, ...] = (
             preprocessor("vision.image_max_pixels", "max_pixels"),
             Key("vision.attention.head_count_kv", ("vision_config.num_key_value_heads",)),
             Key("vision.attention.layer_norm_epsilon", ("vision_config.rms_norm_eps", "rms_norm_eps"), "f32"),
-            Key("vision.window_size", ("vision_config.window_size",), via="optional"),
-            Key("vision.n_wa_pattern", ("vision_config.fullatt_block_indexes",), via="window_pattern"),
+            Key("vision.window_size", ("vision_config.window_size",), converter=optional),
+            Key("vision.n_wa_pattern", ("vision_config.fullatt_block_indexes",), converter=window_pattern),
         ),
         defaults={
             "": {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope
+from aprfmt.arch.converters.towers import beside
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, norm, tensor
 from aprfmt.arch.towers.parts import (
@@ -18,6 +21,30 @@ from aprfmt.arch.towers.parts import (
     sizes,
 )
 from aprfmt.arch.towers.sound import QWEN3_CONVOLUTIONS, QWEN3_DEFAULTS, QWEN3_KEYS, QWEN3_POSITIONS, qwen3_audio
+
+
+def _square_to(value: object, scope: Scope) -> object:
+    """Positions are learned for an image of this many patches in all; the GGUF gives its side in pixels."""
+    positions, patch = as_int(value, scope.name), beside(scope, "patch_size")
+    return int(positions**0.5 * patch) if positions and patch else None
+
+
+def _square_from(value: object, scope: Scope) -> object:
+    side, patch = as_int(value, scope.name), scope.gguf("vision.patch_size")
+    return (side // patch) ** 2 if side and isinstance(patch, int) and patch else DEFAULT
+
+
+def _deepstack_to(value: object, scope: Scope) -> object:
+    listed, depth = value if isinstance(value, list) else [], beside(scope, "depth") or 0
+    return GgufKeys({scope.key.gguf: ("bool[]", [layer in listed for layer in range(depth)])}) if depth else None
+
+
+def _deepstack_from(value: object, scope: Scope) -> object:
+    return [layer for layer, marked in enumerate(value) if marked] if isinstance(value, list) else []
+
+
+deepstack = Converter(_deepstack_to, _deepstack_from)
+square_of_patches = Converter(_square_to, _square_from)
 
 _V = "visual."
 MERGED = f"{WIDTH}*spatial_merge_size*spatial_merge_size"
@@ -62,7 +89,7 @@ def _projectors(listed: str, last: str, first: str, up: str, down: str) -> tuple
 
 def _sizes(config: str) -> tuple[Key, ...]:
     return (
-        Key("vision.image_size", (f"{config}.num_position_embeddings",), via="square_of_patches"),
+        Key("vision.image_size", (f"{config}.num_position_embeddings",), converter=square_of_patches),
         *sizes("vision", config, image_size="", block_count="depth", head_count="num_heads"),
     )
 
@@ -72,7 +99,7 @@ def _rest(config: str) -> tuple[Key, ...]:
         GELU,
         Key("vision.spatial_merge_size", (f"{config}.spatial_merge_size",)),
         Key("vision.attention.layer_norm_epsilon", ("text_config.rms_norm_eps",), "f32"),
-        Key("vision.is_deepstack_layers", (f"{config}.deepstack_visual_indexes",), "bool[]", via="deepstack"),
+        Key("vision.is_deepstack_layers", (f"{config}.deepstack_visual_indexes",), "bool[]", converter=deepstack),
     )
 
 

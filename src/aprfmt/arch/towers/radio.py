@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converters.towers import inverse
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, Tower
 from aprfmt.arch.rows.parts import linear, norm, tensor
 from aprfmt.arch.towers.parts import GELU, IMAGE, WIDTH, layers, mlp, norms, projector, sees, sizes
@@ -49,7 +50,7 @@ TOWERS: tuple[Tower, ...] = (
             projector("nemotron_v2_vl"),
             Key("vision.attention.layer_norm_epsilon", kind="f32", constant=1e-6),
             GELU,
-            Key("vision.projector.scale_factor", ("downsample_ratio",), via="inverse"),
+            Key("vision.projector.scale_factor", ("downsample_ratio",), converter=inverse),
             Key("", ("projector_hidden_size",)),
         ),
         defaults={

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Key, Tower
 from aprfmt.arch.rows.parts import norm, tensor
 from aprfmt.arch.towers.parts import (
@@ -18,6 +22,29 @@ from aprfmt.arch.towers.parts import (
     sees,
     sizes,
 )
+
+_SCALE = 4
+"""How many patches llama.cpp pools in each direction where a GGUF does not say it."""
+
+
+def _patches(scope: Scope) -> int:
+    """Patches along one side of an image; 0 where it is unknown."""
+    image, patch = (scope.size(f"vision_config.{name}") for name in ("image_size", "patch_size"))
+    return image // patch if image and patch else 0
+
+
+def _pooled_to(value: object, scope: Scope) -> object:
+    side = isqrt(as_int(value, scope.name) or 0)
+    scale = _patches(scope) // side if side else 0
+    return scale if scale not in (0, _SCALE) else None
+
+
+def _pooled_from(value: object, scope: Scope) -> object:
+    scale = as_int(value, scope.name) or _SCALE
+    return (_patches(scope) // scale) ** 2 or DEFAULT
+
+
+pooled_patches = Converter(_pooled_to, _pooled_from)
 
 _V = "vision_tower.vision_model."
 _POSITIONS = "image_size/patch_size*image_size/patch_size"
@@ -55,7 +82,7 @@ TOWERS: tuple[Tower, ...] = (
             projector("gemma3"),
             epsilon("vision", "vision_config.layer_norm_eps"),
             GELU,
-            Key("vision.projector.scale_factor", ("mm_tokens_per_image",), via="pooled_patches"),
+            Key("vision.projector.scale_factor", ("mm_tokens_per_image",), converter=pooled_patches),
         ),
         defaults={
             "": {

@@ -29,7 +29,7 @@ def _own_sizes(config: str, *, own: bool = False) -> tuple[Key, ...]:
 def _in(config: str, *keys: Key) -> tuple[Key, ...]:
     """Keys of audio_config as keys of another object."""
     return tuple(
-        Key(key.gguf, tuple(f"{config}.{path.partition('.')[2]}" for path in key.hf), key.kind, via=key.via)
+        Key(key.gguf, tuple(f"{config}.{path.partition('.')[2]}" for path in key.hf), key.kind, converter=key.converter)
         for key in keys
     )
 

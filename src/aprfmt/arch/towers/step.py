@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.towers import ratio_of_ffn
+from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, Tower
 from aprfmt.arch.rows.parts import linear, norm, tensor
 from aprfmt.arch.towers.parts import IMAGE, epsilon, layers, mlp, norms, projector, sees
 from aprfmt.arch.towers.vit import vision
+
+
+def _square_to(value: object, scope: Scope) -> object:
+    stride = as_int(value, scope.name)
+    return stride**2 if stride else None
+
+
+def _square_from(value: object, scope: Scope) -> object:
+    return isqrt(as_int(value, scope.name) or 0) or DEFAULT
+
+
+def _ffn_of_width(scope: Scope) -> object:
+    width, ratio = scope.size("vision_config.width"), as_float(scope.config("vision_config.mlp_ratio"), scope.name)
+    return round(width * ratio) if width and ratio else None
+
+
+squared = Converter(_square_to, _square_from)
+ffn_of_width = Converter(derive=_ffn_of_width)
 
 _V = "vision_model."
 _W = "width"
@@ -50,14 +73,14 @@ def _step(id: str, hf_class: str, model_type: str) -> Tower:
             Key("vision.image_size", ("vision_config.image_size",)),
             Key("vision.patch_size", ("vision_config.patch_size",)),
             Key("vision.embedding_length", ("vision_config.width", "vision_config.hidden_size")),
-            Key("vision.feed_forward_length", ("vision_config.intermediate_size",), via="ffn_of_width"),
-            Key("", ("vision_config.mlp_ratio",), "f32", via="ratio_of_ffn"),
+            Key("vision.feed_forward_length", ("vision_config.intermediate_size",), converter=ffn_of_width),
+            Key("", ("vision_config.mlp_ratio",), "f32", converter=ratio_of_ffn),
             Key("vision.block_count", ("vision_config.layers", "vision_config.num_hidden_layers")),
             Key("vision.attention.head_count", ("vision_config.heads", "vision_config.num_attention_heads")),
             *IMAGE,
             projector("step3vl"),
             epsilon("vision", "vision_config.layer_norm_eps"),
-            Key("vision.projector.scale_factor", ("understand_projector_stride",), via="squared"),
+            Key("vision.projector.scale_factor", ("understand_projector_stride",), converter=squared),
             Key("vision.preproc_image_size", constant=3024),
         ),
         defaults={

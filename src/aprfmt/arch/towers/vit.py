@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, words
+from aprfmt.arch.converters.towers import activation, inverse, optional, ratio_of_ffn
+from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, norm, tensor
 from aprfmt.arch.towers.parts import (
@@ -20,8 +23,41 @@ from aprfmt.arch.towers.parts import (
     sizes,
 )
 
+
+def _ffn_of_ratio(scope: Scope) -> object:
+    width, ratio = (
+        scope.size("vision_config.hidden_size"),
+        as_float(scope.config("vision_config.mlp_ratio"), scope.name),
+    )
+    return round(width * ratio) if width and ratio else None
+
+
+def _one_layer_from(value: object, scope: Scope) -> object:
+    return value[0] if isinstance(value, list) and value else DEFAULT
+
+
+def _merged_patch(scope: Scope) -> int:
+    """Pixels along one side of a square of patches."""
+    return (scope.size("vision_config.patch_size") or 0) * (scope.size("vision_config.merge_size") or 0)
+
+
+def _side_to(value: object, scope: Scope) -> object:
+    return (as_int(value, scope.name) or 0) * _merged_patch(scope)
+
+
+def _side_from(value: object, scope: Scope) -> object:
+    patch, merge = (as_int(scope.gguf(f"vision.{name}_size"), scope.name) for name in ("patch", "spatial_merge"))
+    side = as_int(value, scope.name)
+    return side // (patch * merge) if side and patch and merge else DEFAULT
+
+
+ffn_of_ratio = Converter(derive=_ffn_of_ratio)
+downsampling = words({"4x": 2, "16x": 4})
+one_layer = Converter(lambda value, scope: None if value is None else [value], _one_layer_from)
+side_of_patches = Converter(_side_to, _side_from)
+
 _EPS = epsilon("vision", "vision_config.layer_norm_eps")
-_ACTIVATION = Key("", ("vision_config.hidden_act",), "str", via="activation")
+_ACTIVATION = Key("", ("vision_config.hidden_act",), "str", converter=activation)
 _PATCHES = "image_size/patch_size*image_size/patch_size"
 _IMAGENET = {
     "preprocessor_config.image_mean": [0.485, 0.456, 0.406],
@@ -138,9 +174,9 @@ TOWERS: tuple[Tower, ...] = (
             projector("internvl"),
             _EPS,
             _ACTIVATION,
-            Key("vision.projector.scale_factor", ("downsample_ratio",), via="inverse"),
-            Key("vision.preproc_min_tiles", ("min_dynamic_patch",), via="optional"),
-            Key("vision.preproc_max_tiles", ("max_dynamic_patch",), via="optional"),
+            Key("vision.projector.scale_factor", ("downsample_ratio",), converter=inverse),
+            Key("vision.preproc_min_tiles", ("min_dynamic_patch",), converter=optional),
+            Key("vision.preproc_max_tiles", ("max_dynamic_patch",), converter=optional),
         ),
         defaults={"": {**_IMAGENET, **vision(hidden_act="gelu", layer_norm_eps=1e-6)}},
         config={"vision_config.architectures": ["InternVisionModel"], "vision_config.model_type": "intern_vit_6b"},
@@ -214,8 +250,8 @@ TOWERS: tuple[Tower, ...] = (
         ignored=(),
         keys=sees(
             *sizes(feed_forward_length=""),
-            Key("vision.feed_forward_length", ("vision_config.intermediate_size",), via="ffn_of_ratio"),
-            Key("", ("vision_config.mlp_ratio",), "f32", via="ratio_of_ffn"),
+            Key("vision.feed_forward_length", ("vision_config.intermediate_size",), converter=ffn_of_ratio),
+            Key("", ("vision_config.mlp_ratio",), "f32", converter=ratio_of_ffn),
             *IMAGE,
             projector("janus_pro"),
             _EPS,
@@ -264,7 +300,7 @@ TOWERS: tuple[Tower, ...] = (
             *IMAGE,
             projector("llama4"),
             epsilon("vision", "vision_config.norm_eps"),
-            Key("vision.projector.scale_factor", ("vision_config.pixel_shuffle_ratio",), via="inverse"),
+            Key("vision.projector.scale_factor", ("vision_config.pixel_shuffle_ratio",), converter=inverse),
             GELU,
             *(
                 Key("", (f"vision_config.{name}",))
@@ -352,7 +388,7 @@ TOWERS: tuple[Tower, ...] = (
             _EPS,
             _ACTIVATION,
             Key("vision.spatial_merge_size", ("vision_config.spatial_merge_size",)),
-            Key("vision.window_size", ("vision_config.window_size",), via="optional"),
+            Key("vision.window_size", ("vision_config.window_size",), converter=optional),
             Key("vision.wa_layer_indexes", ("vision_config.fullatt_block_indexes",), "i32[]"),
         ),
         defaults={
@@ -395,8 +431,8 @@ TOWERS: tuple[Tower, ...] = (
             Key("", ("vision_config.image_size",)),
             *IMAGE,
             projector("minicpmv4_6"),
-            Key("vision.projector.scale_factor", ("preprocessor_config.downsample_mode",), via="downsampling"),
-            Key("vision.wa_layer_indexes", ("insert_layer_id",), "i32[]", via="one_layer"),
+            Key("vision.projector.scale_factor", ("preprocessor_config.downsample_mode",), converter=downsampling),
+            Key("vision.wa_layer_indexes", ("insert_layer_id",), "i32[]", converter=one_layer),
             GELU,
             _EPS,
         ),
@@ -448,7 +484,7 @@ TOWERS: tuple[Tower, ...] = (
         made={"v.patch_embd.weight": f"sum_of_frames:{_EMBEDDER}patch_embedding.weight,patch_temporal,patch_size"},
         f32=(".position_embd.",),
         keys=sees(
-            Key("vision.image_size", ("vision_config.pos_emb_height",), via="side_of_patches"),
+            Key("vision.image_size", ("vision_config.pos_emb_height",), converter=side_of_patches),
             *sizes(image_size=""),
             *IMAGE,
             projector("muse-glimmer"),

@@ -15,6 +15,7 @@ from aprfmt.arch.fields import Misfit, shorten
 from aprfmt.arch.flat_norms import all_flat_norms
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.outside import without_place
+from aprfmt.arch.row import OF_TENSOR
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.model import (
@@ -317,7 +318,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         for name, factors in (rope.factor_tensors(c.hparams, row) | all_flat_norms(c.hparams, row)).items():
             if name not in c.tensors:
                 yield _factors(name, factors)
-    numbers = {key.hf[0] for key in row.keys if key.via == hp.OF_TENSOR} if row is not None else set[str]()
+    numbers = {key.hf[0] for key in row.keys if key.role == OF_TENSOR} if row is not None else set[str]()
     placeless = [
         name
         for name in c.tensors

@@ -1,0 +1,447 @@
+"""Converters that many families share: hyper-parameters whose config.json and GGUF values differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeGuard
+
+from aprfmt.arch import rope
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufKeys, Scope, default, nothing, words
+from aprfmt.arch.converters.layers import (
+    FULL,
+    LINEAR,
+    SLIDING,
+    layer_types_derive,
+    layer_types_from,
+    layer_types_to,
+    periodic,
+    with_plain_kinds,
+)
+from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
+from aprfmt.arch.grammar import layer_kinds
+from aprfmt.arch.rope import scaling_of
+from aprfmt.arch.row import (
+    COMPRESSED_ROPE,
+    HAS_TENSORS,
+    HEAD_DIM,
+    OF_TENSOR,
+    ROPE,
+    ROTARY_DIM,
+    SELDOM,
+    SHARED_ROTARY_DIM,
+    WINDOW,
+)
+from aprfmt.errors import CorruptError, RefusedError
+
+
+def _odd_length_to(value: object, scope: Scope) -> object:
+    """The length of a value where it is not what llama.cpp takes it for when nothing is said."""
+    return None if value == scope.h.plain_head_dim else value
+
+
+def _plain_head(scope: Scope) -> int | None:
+    return scope.h.plain_head_dim
+
+
+def is_list(value: object) -> TypeGuard[Iterable[object]]:
+    """Whether the value is a list or an array rather than text."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+
+
+odd_value_length = Converter(_odd_length_to, derive=_plain_head, role=SELDOM)
+
+of_tensor = Converter(role=OF_TENSOR)
+
+has_tensors = Converter(lambda value, scope: bool(value), lambda value, scope: bool(value), role=HAS_TENSORS)
+
+
+def numbers(value: object, name: str) -> list[int]:
+    """A list of integers; `name` is its config.json key. Raises RefusedError for anything else."""
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise RefusedError(f"{name} is {value!r:.40}, not a list of whole numbers")
+    return list(value)
+
+
+def heads_from(value: object, scope: Scope) -> object:
+    """The number of heads: a GGUF of these says the size of one, and 0 for their number."""
+    size, hidden = as_int(scope.gguf("wkv.head_size"), "wkv.head_size"), scope.h.hidden_size
+    return hidden // size if size and hidden else DEFAULT
+
+
+compressed_rope = Converter(role=COMPRESSED_ROPE)
+
+
+def _rope_from(value: object, scope: Scope) -> object:
+    rope.from_gguf(scope.h, scope.row, scope.kv, scope.defaults)
+    return DEFAULT
+
+
+def _rotary_dim_from(value: object, scope: Scope) -> object:
+    rope.set_rotary_dim(scope.h, as_int(value, "rope.dimension_count"), scope.defaults)
+    return DEFAULT
+
+
+def head_dim_is_named(scope: Scope) -> bool:
+    """Whether the size of a head has to be written: the source names it, or it follows from nothing else."""
+    h = scope.h
+    named = h.extra.get("head_dim") or scope.defaults.get("head_dim")
+    return h.head_dim is not None and bool(named or h.head_dim != h.plain_head_dim)
+
+
+def _head_dim_normalize(value: object, scope: Scope) -> object:
+    if scope.h.head_dim:
+        scope.h.extra["head_dim"] = scope.h.head_dim
+    return DEFAULT
+
+
+def _head_dim_to(value: object, scope: Scope) -> GgufKeys | None:
+    if not head_dim_is_named(scope):
+        return None
+    return GgufKeys({f"attention.{name}_length": ("u32", scope.h.head_dim) for name in ("key", "value")})
+
+
+def _head_dim_from(value: object, scope: Scope) -> object:
+    scope.h.head_dim = as_int(value, "attention.key_length")
+    return _head_dim_normalize(value, scope)
+
+
+def _has_switch(scope: Scope) -> bool:
+    """Whether the family has a switch beside the window, `use_sliding_window`."""
+    return "use_sliding_window" in scope.defaults
+
+
+def window_to(value: object, scope: Scope) -> int | None:
+    """The window, None where the network does not use one."""
+    window, used = as_int(value, "sliding_window"), scope.h.extra.get("use_sliding_window")
+    return None if used is False or (_has_switch(scope) and not used) else window or None
+
+
+def _window_from(value: object, scope: Scope) -> object:
+    window = as_int(value, "sliding_window") or None
+    if _has_switch(scope):
+        return ConfigKeys({scope.name: window, "use_sliding_window": window is not None})
+    return window
+
+
+def yarn_log_of(scale: float) -> Converter:
+    """`mscale_all_dim` of a yarn dict, times `scale`."""
+
+    def to_gguf(value: object, scope: Scope) -> float | None:
+        scaling = as_mapping(scope.h.extra.get("rope_scaling"))
+        number = as_float(scaling.get("mscale_all_dim"), "mscale_all_dim")
+        return scale * number if number else None
+
+    def from_gguf(value: object, scope: Scope) -> object:
+        number = from_f32(value, scope.key.gguf)
+        scaling = scope.h.extra.get("rope_scaling")
+        if number and isinstance(scaling, dict):
+            scaling["mscale_all_dim"] = shorten(number / scale)
+            scaling.setdefault("mscale", scaling["mscale_all_dim"])
+        return DEFAULT
+
+    return Converter(to_gguf, from_gguf)
+
+
+def unless_named(otherwise: object) -> Converter:
+    """The same on both sides; a GGUF without the key means `otherwise`."""
+    return Converter(from_gguf=lambda value, scope: otherwise if value is None else value)
+
+
+def times_hidden(factor: object, scope: Scope) -> int | None:
+    """A factor of the hidden size as a width."""
+    number, hidden = as_float(factor, scope.name), scope.h.hidden_size
+    return None if number is None or hidden is None else int(number * hidden)
+
+
+def over_hidden(width: int | None, scope: Scope) -> object:
+    """A width as a factor of the hidden size, a whole one where it can be."""
+    hidden = scope.h.hidden_size
+    if not width or not hidden:
+        return DEFAULT
+    return width // hidden if width % hidden == 0 else width / hidden
+
+
+window = Converter(window_to, _window_from, role=WINDOW)
+
+yarn_log = yarn_log_of(1.0)
+
+_STEP = 4
+"""SmolLM3's runtime leaves every fourth layer unrotated, whatever a file says."""
+
+
+def _rotated(n_layers: int, step: int) -> list[int]:
+    return [int((i + 1) % step != 0) for i in range(n_layers)]
+
+
+def _rotated_derive(scope: Scope) -> list[int]:
+    step = scope.h.extra.get("no_rope_layer_interval")
+    return _rotated(scope.h.num_layers or 0, step if isinstance(step, int) and step > 0 else _STEP)
+
+
+def _rotated_to(value: object, scope: Scope) -> None:
+    if isinstance(value, list) and [int(bool(item)) for item in value] != _rotated(len(value), _STEP):
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} leaves exactly every fourth layer without rotation"
+        )
+
+
+def _whole_heads_to(value: object, scope: Scope) -> None:
+    """The runtime has no other size of the projections than hidden_size."""
+    h = scope.h
+    if h.head_dim and h.hidden_size and h.num_heads and h.num_heads * h.head_dim != h.hidden_size:
+        raise RefusedError(
+            f"{h.num_heads} heads of {h.head_dim} values do not make up the hidden size, {h.hidden_size}, which "
+            f"llama.cpp's {scope.row.gguf} expects"
+        )
+
+
+def _equal_heads_to(value: object, scope: Scope) -> None:
+    h = scope.h
+    if h.num_kv_heads != h.num_heads:
+        raise RefusedError(
+            f"{h.num_kv_heads} key-value heads for {h.num_heads} heads: llama.cpp's {scope.row.gguf} has equally many"
+        )
+
+
+def _sliding_to(value: object, scope: Scope) -> object:
+    """A network without a window has no pattern of windows."""
+    return layer_types_to(value, scope) if window_to(scope.h.extra.get("sliding_window"), scope) else None
+
+
+def _sliding_from(value: object, scope: Scope) -> object:
+    if value is None and not scope.gguf("attention.sliding_window"):
+        return [FULL] * (scope.h.num_layers or 0)
+    return layer_types_from(value, scope)
+
+
+BETA, _PADDING = "llama_4_scaling_beta", "tokenizer.ggml.padding_token_id"
+
+
+def _temperature_from(value: object, scope: Scope) -> object:
+    """transformers has no Ministral 3 without a temperature: 0 is what changes nothing."""
+    original = "original_max_position_embeddings"
+    scope.h.extra["rope_scaling"] = {
+        "rope_type": "default",
+        original: scope.h.max_position_embeddings,
+        **scaling_of(scope.h),
+        BETA: from_f32(value, scope.key.gguf) or 0.0,
+    }
+    return DEFAULT
+
+
+_NO_CAP = float(1 << 20)
+"""A soft-cap so wide that it changes no float32 logit: the runtime has no way to switch it off."""
+
+
+def _any_window_to(value: object, scope: Scope) -> int | None:
+    """Gemma 3's runtime takes a window to mean that some layer slides."""
+    kinds = scope.h.extra.get("layer_types")
+    none_slides = isinstance(kinds, list) and SLIDING not in kinds
+    return None if none_slides else as_int(value, scope.name) or None
+
+
+def _softcap_from(value: object, scope: Scope) -> object:
+    number = from_f32(value, scope.key.gguf)
+    return DEFAULT if number is None else number if 0 < number < _NO_CAP else None
+
+
+def _unscaled_to(value: object, scope: Scope) -> str | None:
+    return "none" if scaling_of(scope.h).get("rope_type", "default") in ("default", "dynamic") else None
+
+
+def gguf_int(scope: Scope, suffix: str) -> int:
+    """A number of the GGUF by its key after the architecture's prefix; 0 where it is absent. Raises CorruptError."""
+    return as_int(scope.gguf(suffix), suffix) or 0
+
+
+def _sum_of(*names: str) -> Convert:
+    """The sum of config values; None where one is unknown."""
+
+    def to_gguf(value: object, scope: Scope) -> int | None:
+        numbers = [scope.size(name) for name in names]
+        known = [number for number in numbers if number is not None]
+        return sum(known) if len(known) == len(numbers) else None
+
+    return to_gguf
+
+
+def _mla_key_from(value: object, scope: Scope) -> object:
+    """What of a key is not rotated. Files that keep whole keys name its length as any other family."""
+    length = as_int(value, scope.key.gguf) or gguf_int(scope, "attention.key_length")
+    return length - gguf_int(scope, "rope.dimension_count") if length else DEFAULT
+
+
+def _mla_value_from(value: object, scope: Scope) -> object:
+    return as_int(value, scope.key.gguf) or gguf_int(scope, "attention.value_length") or DEFAULT
+
+
+def _shared_width(value: object, scope: Scope) -> int | None:
+    count = scope.size("moe_num_shared_experts") or scope.size("num_shared_experts")
+    return count * scope.h.moe_intermediate_size if count and scope.h.moe_intermediate_size else None
+
+
+def dense_first(value: object, scope: Scope) -> object:
+    """How many layers at the beginning are dense, of a list that says it of each; one where nothing says it."""
+    if not isinstance(value, list):
+        return DEFAULT if scope.config("first_k_dense_replace") is not None else ConfigKeys(first_k_dense_replace=1)
+    count = next((n for n, kind in enumerate(value) if kind != "dense"), len(value))
+    return ConfigKeys(mlp_layer_types=value, first_k_dense_replace=count)
+
+
+def dense_first_to(value: object, scope: Scope) -> None:
+    """Writes no key. Raises RefusedError for a dense layer behind the first sparse one."""
+    if isinstance(value, list) and "dense" in value[scope.size("first_k_dense_replace") or 0 :]:
+        raise RefusedError(
+            f"{scope.name} has dense layers after sparse ones, which a GGUF of {scope.row.gguf!r} cannot have"
+        )
+
+
+ATTENTION = (FULL, SLIDING, "attention")
+
+
+def _kinds(scope: Scope) -> list[object]:
+    kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
+    if kinds is None:
+        raise CorruptError("layer_types is not a list")
+    return kinds
+
+
+def _rank_derive(scope: Scope) -> int | None:
+    """A sixteenth of the hidden size, rounded up: what "auto" means."""
+    return -(-scope.h.hidden_size // 16) if scope.h.hidden_size else None
+
+
+def _inner_to(value: object, scope: Scope) -> int | None:
+    """Values of a head -> values of all heads, whose number is the key `ssm.time_step_rank`."""
+    size, heads = as_int(value, scope.name), _heads(scope)
+    return None if size is None or heads is None else size * heads
+
+
+def _heads(scope: Scope) -> int | None:
+    name = next((key.hf[0] for key in scope.row.keys if key.gguf == "ssm.time_step_rank"), "")
+    return as_int(scope.h.extra.get(name), name)
+
+
+def _inner_from(value: object, scope: Scope) -> object:
+    inner, heads = (as_int(scope.gguf(key), key) for key in ("ssm.inner_size", "ssm.time_step_rank"))
+    return inner // heads if inner and heads else DEFAULT
+
+
+def _recurrent_to(value: object, scope: Scope) -> list[bool] | None:
+    return None if value is None else [kind not in ATTENTION for kind in _kinds(scope)]
+
+
+def _recurrent_from(value: object, scope: Scope) -> object:
+    if not isinstance(value, list):
+        return _every_fourth(scope, scope.gguf("full_attention_interval"))
+    return _linear([bool(flag) for flag in value])
+
+
+def _linear(flags: list[bool]) -> list[str]:
+    return [LINEAR if flag else FULL for flag in flags]
+
+
+def _every_fourth(scope: Scope, interval: object = None) -> list[str] | None:
+    """Attention in each last one of `full_attention_interval` layers."""
+    interval = interval or scope.h.extra.get("full_attention_interval", scope.defaults["full_attention_interval"])
+    period, n_layers = as_int(interval, "full_attention_interval"), scope.h.num_layers
+    if not period or n_layers is None:
+        return None
+    return _linear(periodic(period, n_layers))
+
+
+def per_layer(value: object, scope: Scope, *kinds: str) -> list[int] | None:
+    """A number in the layers of some kinds, 0 in the others."""
+    number = as_int(value, scope.name)
+    return None if number is None else [number if kind in kinds else 0 for kind in _kinds(scope)]
+
+
+def largest(value: object, scope: Scope) -> object:
+    """What the layers have that have it."""
+    heads = value if isinstance(value, list) else [value]
+    return max((n for n in heads if isinstance(n, int)), default=0) or DEFAULT
+
+
+equal = Converter()
+
+rope_keys = Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from, role=ROPE)
+
+rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from, role=ROTARY_DIM)
+
+shared_rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from, role=SHARED_ROTARY_DIM)
+
+head_dim = Converter(_head_dim_to, _head_dim_from, normalize=_head_dim_normalize, role=HEAD_DIM)
+
+gating = words({"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4})
+
+yarn_log_tenth = yarn_log_of(0.1)
+
+four_hidden = Converter(derive=lambda scope: times_hidden(4, scope))
+
+every_fourth = Converter(_rotated_to, lambda value, scope: _rotated_derive(scope), _rotated_derive)
+
+whole_heads = Converter(_whole_heads_to, default)
+
+sliding_layers = Converter(_sliding_to, _sliding_from, layer_types_derive)
+
+pad_token = Converter(nothing, lambda value, scope: as_id(scope.kv.get(_PADDING), _PADDING))
+
+llama_4_scaling = Converter(
+    lambda value, scope: as_float(scaling_of(scope.h).get(BETA), BETA) or None, _temperature_from
+)
+
+any_window = Converter(_any_window_to, lambda value, scope: as_int(value, scope.key.gguf) or DEFAULT)
+
+softcap = Converter(lambda value, scope: as_float(value, scope.name) or _NO_CAP, _softcap_from)
+
+unscaled = Converter(_unscaled_to, default)
+
+no_rope_scaling = Converter(lambda value, scope: None if scope.h.extra.get("rope_scaling") else "none", default)
+
+absent_false = unless_named(False)
+
+absent_0 = unless_named(0)
+
+absent_1 = unless_named(1)
+
+absent_1_0 = unless_named(1.0)
+
+or_zero = Converter(lambda value, scope: value or 0, lambda value, scope: value or None)
+
+only_true = Converter(lambda value, scope: value or None, lambda value, scope: bool(value))
+
+mla_kv_heads = Converter(lambda value, scope: 1, lambda value, scope: scope.h.num_heads)
+
+mla_key_width = Converter(_sum_of("kv_lora_rank", "qk_rope_head_dim"))
+
+mla_value_width = Converter(_sum_of("kv_lora_rank"))
+
+mla_key_length = Converter(_sum_of("qk_nope_head_dim", "qk_rope_head_dim"), _mla_key_from)
+
+mla_value_length = Converter(from_gguf=_mla_value_from)
+
+shared_width = Converter(_shared_width)
+
+drafts = Converter(from_gguf=lambda value, scope: value or 0)
+
+some_drafts = Converter(lambda value, scope: value or None, lambda value, scope: value or DEFAULT)
+
+leading_dense = Converter(dense_first_to, default, normalize=dense_first)
+
+expand = Converter(times_hidden, lambda value, scope: over_hidden(as_int(value, scope.key.gguf), scope))
+
+if_given = Converter()
+
+equal_heads = Converter(_equal_heads_to, default)
+
+auto_rank = Converter(
+    derive=_rank_derive, normalize=lambda value, scope: _rank_derive(scope) if value == "auto" else DEFAULT
+)
+
+inner_size = Converter(_inner_to, _inner_from)
+
+recurrent_layers = Converter(_recurrent_to, _recurrent_from, _every_fourth)
+
+attention_layers = Converter(lambda value, scope: per_layer(value, scope, *ATTENTION), largest)
+
+attending_layers = with_plain_kinds(Converter(_recurrent_to, _recurrent_from, _every_fourth))

@@ -1,0 +1,33 @@
+"""Converters of draft models that read layers of their target."""
+
+from __future__ import annotations
+
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.errors import RefusedError
+
+_HINT = "--target-model DIR gives the folder of the model that it drafts for"
+
+
+def needed(value: object, scope: Scope) -> object:
+    """What llama.cpp needs to know of the other model."""
+    if value is None:
+        raise RefusedError(f"{scope.name} is unknown: the draft model's own config.json does not say it", hint=_HINT)
+    return value
+
+
+def _next(value: object, scope: Scope) -> object:
+    """Layers whose outputs are read, as those whose inputs are."""
+    layers = needed(value, scope)
+    return [layer + 1 for layer in layers if isinstance(layer, int)] if isinstance(layers, list) else layers
+
+
+def _read_layers(value: object, scope: Scope) -> object:
+    """The speculators library names the layers whose inputs are read."""
+    return _previous(scope.h.extra.get("aux_hidden_state_layer_ids"), scope) if value is None else DEFAULT
+
+
+def _previous(value: object, scope: Scope) -> object:
+    return [layer - 1 for layer in value if isinstance(layer, int)] if isinstance(value, list) else DEFAULT
+
+
+next_layers = Converter(_next, _previous, normalize=_read_layers, from_target=lambda target, scope: None)

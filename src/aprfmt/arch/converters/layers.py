@@ -1,0 +1,87 @@
+"""Converters of layer types: which kind of layer has which number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.fields import as_int
+from aprfmt.errors import CorruptError, RefusedError
+
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+
+
+def kinds_of(slides: list[bool]) -> list[str]:
+    """Kinds of layers: those with a window, and those that see everything."""
+    return [SLIDING if one else FULL for one in slides]
+
+
+def slides_of(kinds: object) -> list[bool]:
+    """Which of the kinds have a window. Raises CorruptError for what is not a list."""
+    if not isinstance(kinds, list):
+        raise CorruptError("layer_types is not a list")
+    return [kind in (SLIDING, "chunked_attention") for kind in kinds]
+
+
+def flags_of(value: object, name: str) -> list[bool]:
+    """A list of flags or numbers, one a layer, as flags. Raises CorruptError."""
+    if not isinstance(value, list):
+        raise CorruptError(f"{name} is not a list")
+    return [bool(item) for item in value]
+
+
+def layer_types_to(value: object, scope: Scope) -> list[bool] | None:
+    """Which layers slide. Where a GGUF has no key for it, the runtime knows one pattern, and others are refused."""
+    if value is None:
+        return None
+    slides = slides_of(value)
+    expected = layer_types_derive(scope)
+    if not scope.key.gguf and expected is not None and slides_of(expected) != slides:
+        raise RefusedError(
+            f"a GGUF of {scope.row.id} always means one pattern of layer_types, and this model has another"
+        )
+    return slides
+
+
+def layer_types_from(value: object, scope: Scope) -> object:
+    """By a list of flags, or by a period; by the row's pattern where there is neither."""
+    if isinstance(value, int):
+        return kinds_of(periodic(max(1, int(value)), scope.h.num_layers or 0))
+    if isinstance(value, list):
+        return kinds_of([bool(item) for item in value])
+    filled = layer_types_derive(scope)
+    return DEFAULT if filled is None else filled
+
+
+def layer_types_derive(scope: Scope) -> list[str] | None:
+    """By `sliding_window_pattern`, of a config or of the row's defaults: a period, or letters (L sliding)."""
+    pattern = scope.h.extra.get("sliding_window_pattern", scope.defaults.get("sliding_window_pattern"))
+    n_layers = scope.h.num_layers
+    if n_layers is None or pattern is None:
+        return None
+    if isinstance(pattern, str) and pattern:
+        return kinds_of([pattern[i % len(pattern)] == "L" for i in range(n_layers)])
+    period = as_int(pattern, "sliding_window_pattern")
+    return kinds_of(periodic(period, n_layers)) if period else None
+
+
+def periodic(period: int, n_layers: int, first: int = 1) -> list[bool]:
+    """Which layers have a window: all but every `period`-th, where the first layer is number `first`."""
+    return [bool((i + first) % period) for i in range(n_layers)]
+
+
+layer_types = Converter(layer_types_to, layer_types_from, layer_types_derive)
+
+number_or_0 = Converter(lambda value, scope: value or 0, lambda value, scope: value or 0)
+
+positive = Converter(lambda value, scope: value or None, lambda value, scope: value or 0)
+
+
+def with_plain_kinds(layers: Converter) -> Converter:
+    """`layers`, where transformers calls attention to chosen positions what published configs call full attention."""
+
+    def settle(value: object, scope: Scope) -> object:
+        kinds = value if isinstance(value, list) else None
+        return DEFAULT if kinds is None else [FULL if kind == "indexed_attention" else kind for kind in kinds]
+
+    return replace(layers, normalize=settle)

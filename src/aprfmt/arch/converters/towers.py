@@ -1,0 +1,95 @@
+"""Converters that many towers share."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, nothing
+from aprfmt.arch.fields import as_float, as_int
+from aprfmt.errors import RefusedError
+
+
+def book_sizes(value: object, n_books: int) -> list[int]:
+    """How many entries each book of a quantizer has, by what a config says: a number, or a list whose last goes on."""
+    listed = [value] if type(value) is int else value if isinstance(value, list) else []
+    if not listed or not all(type(size) is int and size > 0 for size in listed):
+        raise RefusedError(f"codebook_size is {value!r:.40}, not how many entries the books have")
+    return [*listed, *[listed[-1]] * max(0, n_books - len(listed))][:n_books]
+
+
+def _text_width(value: object, scope: Scope) -> object:
+    return scope.h.hidden_size or DEFAULT
+
+
+text_width = Converter(nothing, _text_width)
+
+
+def _inverse_to(value: object, scope: Scope) -> object:
+    ratio = as_float(value, scope.name) or 0.0
+    if not 0 < ratio <= 1:
+        raise RefusedError(f"{scope.name} is {value!r:.40}, not a share of 1")
+    return int(1.0 / ratio)
+
+
+def _inverse_from(value: object, scope: Scope) -> object:
+    factor = as_int(value, scope.name)
+    return 1 / factor if factor else DEFAULT
+
+
+def _ratio_from(value: object, scope: Scope) -> object:
+    width, ffn = (as_int(scope.gguf(f"vision.{name}_length"), name) for name in ("embedding", "feed_forward"))
+    return ffn / width if width and ffn else DEFAULT
+
+
+inverse = Converter(_inverse_to, _inverse_from)
+
+ratio_of_ffn = Converter(from_gguf=_ratio_from)
+
+
+def beside(scope: Scope, name: str) -> int | None:
+    """The size `name` of the object of the config.json that the key is in."""
+    return scope.size(f"{scope.name.rpartition('.')[0]}.{name}")
+
+
+def _activation_to(value: object, scope: Scope) -> object:
+    word = str(value)
+    if word in ("silu", "swish"):
+        return GgufKeys({"use_silu": ("bool", True)})
+    if word.startswith("gelu"):
+        return GgufKeys({"use_gelu": ("bool", True)})
+    raise RefusedError(
+        f"{scope.name} is {word!r:.40}, and llama.cpp's network knows gelu and silu here",
+        hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+    )
+
+
+def _activation_from(value: object, scope: Scope) -> object:
+    if scope.gguf("use_silu"):
+        return "silu"
+    return "gelu" if scope.gguf("use_gelu") else DEFAULT
+
+
+def _pattern_to(value: object, scope: Scope) -> object:
+    layers = value if isinstance(value, list) else []
+    numbers = [as_int(item, scope.name) or 0 for item in layers]
+    if not numbers:
+        raise RefusedError(f"{scope.name} is missing: which layers attend to the whole image is unknown")
+    step = numbers[0] + 1
+    if any(b - a != step for a, b in pairwise(numbers)):
+        raise RefusedError(
+            f"{scope.name} is {numbers}; llama.cpp knows layers that attend to the whole image at equal distances only",
+            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+        )
+    return step
+
+
+def _pattern_from(value: object, scope: Scope) -> object:
+    step, depth = as_int(value, scope.name), beside(scope, "depth")
+    return list(range(step - 1, depth, step)) if step and depth else DEFAULT
+
+
+optional = Converter()
+
+activation = Converter(_activation_to, _activation_from)
+
+window_pattern = Converter(_pattern_to, _pattern_from)
