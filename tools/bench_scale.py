@@ -45,8 +45,8 @@ def child(teacher: str, row: Row) -> None:
     """In every process: builds, trains, and the first one prints."""
     import torch
 
-    from aprtrain import budget
     from aprtrain.config import Config
+    from aprtrain.memory import total
     from aprtrain.world import join_world
     from bench_train import T, parts_of, updates, windows
 
@@ -67,7 +67,7 @@ def child(teacher: str, row: Row) -> None:
                 "tok_s": row.tokens / typical, "ms": typical * 1e3, "load_s": loaded,
                 "loss": trainer.latest["loss"] if trainer.latest is not None else None,
                 "first_s": seconds[0], "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-                "plan_gib": budget.total(parts.plan) / 2**30, "spread": [min(seconds[WARM:]), max(seconds[WARM:])],
+                "plan_gib": total(parts.plan) / 2**30, "spread": [min(seconds[WARM:]), max(seconds[WARM:])],
             }  # fmt: skip
             print("FOUND " + json.dumps(found), flush=True)
 

@@ -40,19 +40,21 @@ from aprfmt.texts.shards import Part
 from aprfmt.texts.windows import IGNORED, Rows, Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain import budget
-from aprtrain.budget import memory_plan
 from aprtrain.config import Config
 from aprtrain.data.batches import Batches
+from aprtrain.features import recording
 from aprtrain.guards import Stop
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
+from aprtrain.memory import memory_plan, total
 from aprtrain.models import Pair, load_student, load_teacher, tensors_of
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import Network
 from aprtrain.report.metrics import Recorder
 from aprtrain.teacher import teacher as teacher_module
+from aprtrain.teacher.teacher import RESIDENCIES
 from aprtrain.world import World
 from bench_teacher import N_REAL, random_network, teacher_bytes
 
@@ -146,7 +148,7 @@ def memory(teacher: str, micro: int) -> int:
         torch.cuda.reset_peak_memory_stats()
         parts = parts_of(config, teacher, windows(0))
         updates(config, parts, 3)
-        peak, plan = torch.cuda.max_memory_allocated(), budget.total(parts.plan)
+        peak, plan = torch.cuda.max_memory_allocated(), total(parts.plan)
         del parts
         left = torch.cuda.memory_allocated() - first
         failed |= left > LEFT
@@ -187,7 +189,7 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
     weights = tensors_of(random_decoder(student, world.device))
     made = Network(Path("student"), None, ARCHITECTURES["qwen2"], student, bare, None, weights)
     pair = Pair(network, made, bare, vocabulary)
-    plan = memory_plan(config, pair, world.device, processes=world.size)
+    plan = memory_plan(config, pair, world.device, processes=world.size, tried=True)
     decoder, optimizer = load_student(config, pair, world)
     return Parts(
         student=decoder,
@@ -229,10 +231,16 @@ def row_config(residency: str, micro: int, chunk: int = Config.chunk) -> Config:
 
 def ours(name: str, teacher: str, config: Config, data: Windows) -> dict[str, Any]:
     """One row."""
+    with recording() as record:
+        return {**_ours(name, teacher, config, data), "kernels": record.line(), **record.to_json()}
+
+
+def _ours(name: str, teacher: str, config: Config, data: Windows) -> dict[str, Any]:
     free()
     began = time.perf_counter()
     parts = parts_of(config, teacher, data)
     assert parts.teacher is not None
+    parts.student.note_gated()
     gc.collect()
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()
@@ -240,7 +248,7 @@ def ours(name: str, teacher: str, config: Config, data: Windows) -> dict[str, An
     torch.cuda.reset_peak_memory_stats()
     seconds = updates(config, parts, WARM + MEASURED).step_seconds
     typical = statistics.median(seconds[WARM:])
-    peak, plan = torch.cuda.max_memory_allocated(), budget.total(parts.plan)
+    peak, plan = torch.cuda.max_memory_allocated(), total(parts.plan)
     row: dict[str, Any] = {
         "name": name, "tok_s": TOKENS / typical, "ms": typical * 1e3,
         "of_floor": parts.flops.total * TOKENS / PEAK / typical,
@@ -400,13 +408,20 @@ def show(row: dict[str, Any]) -> None:
         f"  {row['of_floor']:.2f} of the floor  peak {row['peak_gib']:.2f} GiB, plan {row['plan_gib']:.2f} "
         f"({row['peak_of_plan']:.2f})  teacher {row['teacher_gib']:.2f} GiB  first {row['first_s']:.0f} s"
     )
-    print("    " + "  ".join(f"{k} {v:.1f}" for k, v in row["stages_ms"].items()), *row["notes"], flush=True)
+    print("    " + "  ".join(f"{k} {v:.1f}" for k, v in row["stages_ms"].items()), *row["notes"])
+    print("    " + ", ".join(f"{part} {n}" for part, n in row["plan"].items() if n), "(GiB planned)")
+    print("    " + row["kernels"])
+    for miss in row["not_used"]:
+        print(f"    not used: {miss['feature']}: {miss['reason']}")
+    sys.stdout.flush()
 
 
 def main() -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="1.5b -> 0.5b with a bf16 teacher only")
+    parser.add_argument("--teachers", nargs="*", choices=list(SIZES)[1:], default=list(SIZES)[1:])
+    parser.add_argument("--residencies", nargs="*", choices=RESIDENCIES, default=list(RESIDENCIES))
     parser.add_argument("--peers", nargs="*", choices=list(SIZES)[1:], help="teachers of peers")
     parser.add_argument("--only-peers", action="store_true", help="nothing of ours")
     parser.add_argument("--micro", type=int, nargs="*", default=[16_384], help="tokens of a pass")
@@ -436,13 +451,13 @@ def main() -> int:
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1))
 
-    for teacher in () if options.only_peers else ("1.5b",) if options.quick else ("1.5b", "7b"):
+    for teacher in () if options.only_peers else ("1.5b",) if options.quick else options.teachers:
         for micro in options.micro:
-            for residency in ("bf16",) if options.quick else ("bf16", "q4k", "fp8"):
+            for residency in ("bf16",) if options.quick else options.residencies:
                 with NO_LIMITS:
                     config = row_config(residency, micro, options.chunk)
                     add(ours(f"{teacher} -> 0.5b, {residency}, {micro} a pass", teacher, config, windows(0)))
-        if teacher == "1.5b":
+        if teacher == "1.5b" and options.documents:
             config = row_config("bf16", options.micro[0], options.chunk)
             for length in options.documents:
                 add(ours(f"1.5b -> 0.5b, bf16, documents of {length}", teacher, config, windows(length)))

@@ -1,12 +1,4 @@
-"""Memory and arithmetic of a run, from shapes alone: what --plan prints and what the running program is held against.
-
-Bytes of a parameter of P: compute copy (2; none on the CPU, which computes in the masters), master 4, moments 4 + 4,
-gradient 4; of several processes each has its share of masters and moments, with --shard weights of all four, beside
-the blocks in use and the head with its gradient. Activations of a token and a layer of width D, MLP width F and
-key-value width K, that autograd keeps for the backward pass: 7 D + 3 F + 2 K elements; 6 D + F + 2 K more where
-blocks are not compiled, which then keep the norms' and the activation's parts; with recomputed blocks D, and one
-whole block at a time. Products that write silu(gate) up at once keep F less, which is known only when they have been
-tried: a plan counts it.
+"""Whether a run fits and how long it takes, from shapes alone: what --plan prints and the run is held against.
 
 FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 T Q forward for QK and PV together
 (T/2 positions on average, 2 products, 2 FLOPs) and twice that backward. Only useful work counts, nothing recomputed.
@@ -27,16 +19,17 @@ from aprfmt.llama.client import require_llama
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sources import split_weights
 from aprfmt.texts.summary import SAMPLE_CHARS, summarise
-from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import check_resumable, files_by_step, prepare_folder
 from aprtrain.config import Config, resolve
 from aprtrain.data.batches import check_shared, check_source
-from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
+from aprtrain.features import recording
+from aprtrain.memory import USUAL_PASS, Row, memory_plan, total
 from aprtrain.models import Origin, Pair, open_pair, origin_of, settle
 from aprtrain.network.shape import Shape
 from aprtrain.report.tracker import check_tracker
-from aprtrain.teacher.teacher import estimate_bytes, teacher_dtype
+from aprtrain.selection import expect_kernels
+from aprtrain.teacher.teacher import estimate_bytes
 from aprtrain.world import local_world_size, world_size
 
 SLACK = 1.15
@@ -45,83 +38,7 @@ SLACK = 1.15
 _ASSUMED_FLOPS = 400e12
 """What a plan's time goes by: half of an H200's published rate is rarely missed by far."""
 
-_OVERHEAD = 512 << 20  # libraries' workspaces
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What takes memory, and how many bytes."""
-
-    name: str
-    n_bytes: int
-
-
-def memory_plan(config: Config, pair: Pair, device: torch.device, *, processes: int = 1) -> list[Row]:
-    """What each of several processes holds on `device` at the peak of a step."""
-    student, teacher = pair.student.shape, pair.teacher
-    tokens = min(config.micro_tokens or _USUAL_PASS, max(config.seq_len, config.tokens_per_step // processes))
-    on_gpu = device.type == "cuda"
-    width, compiled = 2 if on_gpu else 4, config.is_compiled(device.type)
-    vocabulary = pair.vocabulary or SharedVocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
-    logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
-    chunk, from_files = min(config.chunk, tokens), pair.files is not None
-    head = head_bytes(vocabulary, student.d_model, chunk, logits, teacher is not None, from_files)
-    scores = _score_bytes(config, student, tokens) * (1 if config.recompute == "block" else student.n_layers)
-    rows = [
-        *_weights(config, student, width, processes),
-        Row("student: activations", tokens * _activation_elements(config, student, compiled) * width),
-        Row("student: embedding's gradient", student.vocab_rows * student.d_model * width),
-        Row("student: attention scores", scores),
-        Row("loss head", head + 2 * tokens * student.d_model * width),
-    ]
-    if teacher is not None:
-        s, residency = teacher.shape, config.teacher_residency
-        resident = estimate_bytes(teacher, residency)
-        dtype = teacher_dtype(residency, device)
-        resident *= dtype.itemsize // 2
-        one_pass = tokens * (6 * max(s.d_model, s.q_rows) + s.mlp_values) * width + _score_bytes(config, s, tokens)
-        rows += [
-            Row(f"teacher: weights, {'f32' if dtype.itemsize == 4 else residency}", resident),
-            Row("teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")),
-            Row("teacher: hidden states", tokens * s.d_model * width),
-            Row("teacher: a pass", one_pass),
-        ]
-    return [*rows, Row("workspaces", _OVERHEAD if on_gpu else 0)]
-
-
-def _weights(config: Config, s: Shape, width: int, processes: int) -> list[Row]:
-    """The student without its activations; `width` are the bytes of a value that it computes with."""
-    p, head, block = s.n_params, s.vocab_rows * s.d_model, s.n_layer_params
-    rest = p - s.n_layers * block
-    states = Row("student: masters, moments", 12 * p // processes)
-    if config.shard == "weights":
-        # A block and the next, as gathered and as used; the gradient of one, and that of two on its way in float32.
-        return [
-            states,
-            Row("student: gradient", 4 * p // processes + 4 * head),
-            Row("student: weights in use", width * rest + (5 * width + 8) * block),
-        ]
-    copies = width < 4 or processes > 1
-    return [states, Row("student: gradient", 4 * p), Row("student: compute copy", width * p if copies else 0)]
-
-
-def _activation_elements(config: Config, s: Shape, compiled: bool) -> int:
-    kv, block = s.kv_rows, 7 * s.d_model + 3 * s.d_ffn + 2 * s.kv_rows
-    block += 0 if compiled else 6 * s.d_model + s.d_ffn + 2 * s.kv_rows
-    if config.recompute == "block":
-        return s.n_layers * s.d_model + block
-    return s.n_layers * (block + (2 * (s.q_rows + kv) if s.has("q_norm") else 0))
-
-
-def _score_bytes(config: Config, s: Shape, tokens: int) -> int:
-    """Scores of a layer are written out for a softcap: bounded and as weights in bf16, in float32 between."""
-    return 8 * tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
-
-
 _PASSES = (32768, 16384, 8192, 4096, 2048)
-_USUAL_PASS = 16384
-"""Without a device, so of a plan too."""
-
 _FILLED = 0.85
 """Share of a device's memory that a plan may take where the tokens of a pass go by it."""
 
@@ -134,22 +51,34 @@ def device_bytes(device: torch.device) -> int | None:
 
 
 def choose_pass(
-    config: Config, pair: Pair, device: torch.device, n_bytes: int | None, *, processes: int = 1, saved: int = 0
+    config: Config,
+    pair: Pair,
+    device: torch.device,
+    n_bytes: int | None,
+    *,
+    processes: int = 1,
+    saved: int = 0,
+    tried: bool = False,
 ) -> Config:
-    """`config` with the tokens of a pass: what was given or `saved`, else as many as fit `n_bytes` of each device."""
+    """`config` with the tokens of a pass: what was given or `saved`, else as many as fit `n_bytes` of each device.
+
+    An fp8 teacher counts as bf16: how many of its parts pass is not known yet. `tried` is as of `memory_plan`.
+    """
+    worst = None
+    if config.teacher_residency == "fp8" and pair.teacher is not None:
+        worst = estimate_bytes(pair.teacher, "bf16")
     given = config.micro_tokens or saved
     share = max(config.seq_len, config.tokens_per_step // processes)
-    for tokens in (given,) if given else _PASSES if n_bytes is not None else (_USUAL_PASS,):
+    for tokens in (given,) if given else _PASSES if n_bytes is not None else (USUAL_PASS,):
         windows = max(1, (tokens if given else min(tokens, share)) // config.seq_len)
         found = replace(config, micro_tokens=windows * config.seq_len)
-        if n_bytes is None or total(memory_plan(found, pair, device, processes=processes)) <= _FILLED * n_bytes:
+        if n_bytes is None or _need(found, pair, device, processes, tried, worst) <= _FILLED * n_bytes:
             break
     return found
 
 
-def total(rows: list[Row]) -> int:
-    """Their sum in bytes."""
-    return sum(row.n_bytes for row in rows)
+def _need(config: Config, pair: Pair, device: torch.device, processes: int, tried: bool, teacher: int | None) -> int:
+    return total(memory_plan(config, pair, device, processes=processes, tried=tried, teacher_bytes=teacher))
 
 
 def check_fits(rows: list[Row], device_bytes: int) -> None:
@@ -247,6 +176,7 @@ class Plan(TypedDict):
         student, teacher: the numbers of their shapes, and `parameters`.
         data: what `apr data --json` says, with the passes of the run over all and over each source, and whether it
             lasts for the run.
+        kernels: `used` and `not_used`, expected from what is installed.
         nodes: None for a single one.
     """
 
@@ -265,6 +195,7 @@ class Plan(TypedDict):
     nodes: NodesPlan | None
     data: dict[str, Any]
     config: JsonObject
+    kernels: JsonObject
     digest: str
     origin: Origin
 
@@ -278,8 +209,9 @@ def plan(command: str, config: Config) -> Plan:
         prepare_folder(folder, resumes=config.resumes)
         if config.resumes:
             check_resumable(folder, config.resume, list(files_by_step(folder)) if exists(folder) else [])
-    with open_pair(command, config) as pair:
+    with recording() as record, open_pair(command, config) as pair:
         config = settle(config, pair)
+        expect_kernels(config, pair, device)
         if device.type == "cpu":  # which no memory decides
             config = choose_pass(config, pair, device, None, processes=processes)
         rows = memory_plan(config, pair, device, processes=processes)
@@ -303,6 +235,7 @@ def plan(command: str, config: Config) -> Plan:
             "nodes": _plan_nodes(config, pair.student.shape, total(rows), device, processes),
             "data": _plan_data(config, pair),
             "config": config.to_json(),
+            "kernels": record.to_json(),
             "digest": config.digest(),
             "origin": origin_of(command, config, pair, None),
         }

@@ -61,10 +61,11 @@ from aprtrain.network.weights import (
 )
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
 from aprtrain.teacher.files import Answers
-from aprtrain.teacher.teacher import Teacher, residency_of, teacher_dtype
+from aprtrain.teacher.teacher import Teacher, check_fp8, note_decoded, residency_of, teacher_dtype
 from aprtrain.world import World
 
-_GATE_TOKENS = 4096  # that an fp8 teacher is compared with bf16 on
+GATE_TOKENS = 4096
+"""Held-out tokens on which an fp8 teacher is compared with bf16."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,10 @@ def settle(config: Config, pair: Pair) -> Config:
     """`config` with what follows from the models."""
     if config.teacher_residency != "auto":
         return config
-    return replace(config, teacher_residency=residency_of(pair.teacher) if pair.teacher is not None else "bf16")
+    residency = "bf16"
+    if pair.teacher is not None and (residency := residency_of(pair.teacher)) == "bf16":
+        note_decoded(pair.teacher)
+    return replace(config, teacher_residency=residency)
 
 
 def _open(path: str, stack: ExitStack) -> Network:
@@ -196,7 +200,8 @@ def load_teacher(config: Config, pair: Pair, held_out: Windows, device: torch.de
         return None
     sample = None
     if config.teacher_residency == "fp8":
-        count = max(1, min(len(held_out), _GATE_TOKENS // config.seq_len))
+        check_fp8(device)
+        count = max(1, min(len(held_out), GATE_TOKENS // config.seq_len))
         sample = batch_of(held_out, range(count)).tokens_NT
     return Teacher(
         pair.teacher,

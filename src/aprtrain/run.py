@@ -27,21 +27,24 @@ from aprfmt.texts.shards import Corpus, open_corpus
 from aprfmt.texts.sources import split_weights
 from aprfmt.texts.windows import Windows, check_windows
 from aprfmt.types import JsonObject, Numbers
-from aprtrain import budget, guards
-from aprtrain.budget import check_means, flops_of, memory_plan
+from aprtrain import budget, features, guards
+from aprtrain.budget import check_means, flops_of
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve, usual_values
-from aprtrain.data.batches import Batches, shares_of
+from aprtrain.data.batches import Batches, batch_of, shares_of
 from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Kind, Objective
+from aprtrain.memory import memory_plan
 from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
+from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import load_states
 from aprtrain.report.metrics import Recorder
 from aprtrain.resume import Saved, check_student, find_saved, is_finished, leave_behind, state_file
+from aprtrain.selection import note_kernels
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World, join_world, world_size
 
@@ -108,6 +111,7 @@ def run(
     """
     try:
         with ExitStack() as stack:
+            stack.enter_context(features.recording())
             if config.deterministic:
                 stack.enter_context(guards.deterministic())
             world = stack.enter_context(join_world(config.device))
@@ -161,10 +165,11 @@ def _train(
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
     check_windows(windows, recorder.say)
+    on_gpu = world.device.type == "cuda"
     memory, before = budget.device_bytes(world.device), saved.config.get("micro_tokens")
     config = budget.choose_pass(
         config, pair, world.device, None if memory is None else min(world.gather(memory)), processes=world.size,
-        saved=before if isinstance(before, int) else 0,
+        saved=before if isinstance(before, int) else 0, tried=on_gpu,
     )  # fmt: skip
     config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor)
     origin = origin_of(command, config, pair, corpus.key)
@@ -173,15 +178,15 @@ def _train(
         _check_resumed(config, saved, origin)
         _check_unfinished(config, world, folder, saved)
         check_student(folder, saved, pair.student)
-    plan = memory_plan(config, pair, world.device, processes=world.size)
-    on_gpu = world.device.type == "cuda"
+    planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
+    plan = planned()
     if memory is not None:
         budget.check_fits(plan, memory)
     student, optimizer = load_student(config, pair, world)
     teacher = load_teacher(config, pair, held_out, world.device)
-    named = [*student.named_parameters(), *(teacher.decoder.named_parameters() if teacher is not None else [])]
-    # A matrix that stays blocks has a stand-in without memory.
-    guards.check_resident(((name, p) for name, p in named if not p.is_meta), world.device)
+    if teacher is not None and teacher.gate is not None:  # how many parts are e4m3 is known only now
+        plan = planned(teacher_bytes=teacher.n_bytes)
+    _check_resident(student, teacher, world.device)
 
     kind, saver = cast(Kind, config.loss), None
     if config.smoke is None and world.is_first:
@@ -229,13 +234,29 @@ def _train(
             leave_behind(folder, saved)
             if saver is not None:
                 saver.left.update(saved.left)
-    damaged = [asdict(damage) for damage in saved.damaged]
-    recorder.begin(saved.step if saved else None, damaged, config.log_to, config.to_json())
+    note_kernels(
+        config, batch_of(windows, range(min(rows, len(windows)))).to(world.device), student, teacher, world.device
+    )
+    _note_peak_rate(world.device)
+    recorder.begin(
+        saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.log_to, config.to_json()
+    )
     _announce(command, config, world, recorder, origin, teacher)
     if saved:
         recorder.say(f"continues after step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
         return _run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
+
+
+def _check_resident(student: Decoder, teacher: Teacher | None, device: torch.device) -> None:
+    named = [*student.named_parameters(), *(teacher.decoder.named_parameters() if teacher is not None else [])]
+    # A matrix that stays blocks has a stand-in without memory.
+    guards.check_resident(((name, p) for name, p in named if not p.is_meta), device)
+
+
+def _note_peak_rate(device: torch.device) -> None:
+    if device.type == "cuda" and budget.peak_flops(name := torch.cuda.get_device_name(device)) is None:
+        features.current().miss("mfu", f"the peak rate of {name} is not known")
 
 
 @contextmanager
@@ -354,12 +375,23 @@ def _announce(
     given = {row.name: resolved[row.name] for row in command_fields(command)}
     usual = {name: value for name, value in usual_values(config).items() if name in given}
     facts = {"command": command, "config": given, "defaults": usual, "digest": config.digest(), "device": device}
-    recorder.record("start", facts)
+    record = features.current()
+    recorder.record("start", {**facts, "kernels": record.to_json()})
+    recorder.say(record.line())
+    for miss in record.missed:
+        recorder.say(miss.text())
+    record.tell = partial(_tell_miss, recorder)
     words = "  ".join(f"{k}={v}" for k, v in given.items() if not (v is None or v is False or v == []))
     recorder.say(f"{command} on {world.size} x {device}: {words}")
     recorder.say(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
     for note in teacher.notes if teacher is not None else []:
         recorder.say(f"teacher: {note}")
+
+
+def _tell_miss(recorder: Recorder, miss: features.Miss) -> None:
+    """Says what turns out during the run: a compiler that fails, a batch that needs another kernel."""
+    recorder.record("not_used", asdict(miss))
+    recorder.say(miss.text())
 
 
 # --- from the first evaluation to the summary ---

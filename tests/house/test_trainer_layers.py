@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src/aprtrain"
 
 # Lowest first. Rooms of one layer stand side by side and do not know each other.
 LAYERS: list[set[str]] = [
+    {"features"},
     {"world", "config", "kernels"},
     {"network", "nodes"},
     {"loss"},
@@ -20,6 +21,8 @@ LAYERS: list[set[str]] = [
     {"checkpoints"},
     {"guards"},
     {"models", "evaluate"},
+    {"selection"},
+    {"memory"},
     {"budget", "teach"},
     {"loop"},
     {"resume"},

@@ -17,6 +17,7 @@ from aprfmt.texts.corpus import prepare
 from aprtrain import budget
 from aprtrain.budget import choose_pass, plan
 from aprtrain.config import Config, digest_of
+from aprtrain.memory import memory_plan, total
 from aprtrain.network.weights import open_network
 from aprtrain.run import run
 
@@ -89,14 +90,14 @@ def test_a_pass_takes_what_the_device_has_memory_for() -> None:
     assert chosen(1, seq_len=4096) == 4096
     assert chosen(141, seq_len=3000, tokens_per_step=300_000) == 30_000
     assert chosen(141, micro_tokens=2048) == chosen(141, saved=2048) == 2048
-    need = budget.total(budget.memory_plan(Config(micro_tokens=32768), pair, gpu))
+    need = total(memory_plan(Config(micro_tokens=32768), pair, gpu))
     assert [choose_pass(Config(), pair, gpu, int(need / share)).micro_tokens for share in (0.84, 0.86)] == [
         32768,
         16384,
     ]
     for tokens, gib in ((32768, 141), (16384, 32), (8192, 24)):
-        rows = budget.memory_plan(Config(micro_tokens=tokens), pair, gpu)
-        assert budget.total(rows) <= 0.85 * (gib << 30)
+        rows = memory_plan(Config(micro_tokens=tokens), pair, gpu)
+        assert total(rows) <= 0.85 * (gib << 30)
 
 
 def test_flops_of_a_known_network() -> None:

@@ -23,12 +23,12 @@ import aprfmt
 from aprfmt.errors import AprError, MissingDependencyError, RefusedError, RunError, UsageError
 from aprfmt.types import Numbers
 from aprtrain import budget, guards
-from aprtrain.budget import Row
 from aprtrain.checkpoints.checkpoint import LINEAGE
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch
 from aprtrain.guards import Utilisation, Watchdog
 from aprtrain.loop import Trainer
+from aprtrain.memory import Row, memory_plan, total
 from aprtrain.run import run
 from aprtrain.world import World, device_of, join_world
 
@@ -380,7 +380,7 @@ def test_scores_that_are_written_out_for_a_softcap_are_planned() -> None:
 
     def planned(config: Config, cap: float) -> int:
         pair = student_alone(replace(SHAPE, attn_softcap=cap))
-        return budget.total(budget.memory_plan(config, pair, torch.device("cuda")))
+        return total(memory_plan(config, pair, torch.device("cuda")))
 
     plain, capped = planned(config, 0.0), planned(config, 50.0)
     assert capped - plain == 4096 * 1024 * SHAPE.n_heads * SHAPE.n_layers * 8

@@ -270,6 +270,10 @@ def _plan_text(body: "Plan") -> Iterator[str]:
     if body["tokens"] is not None and body["seconds_at_400_tflops"] is not None:
         time = format_seconds(body["seconds_at_400_tflops"])
         rows.append(("tokens", f"{format_count(body['tokens'])}, {time} at 400 TFLOP/s"))
+    rows.append(("kernels", ", ".join(f"{part} {what}" for part, what in body["kernels"]["used"].items())))
+    rows += [
+        ("not used", printable(f"{m['feature']}: {m['reason']}; {m['mend']}")) for m in body["kernels"]["not_used"]
+    ]
     rows += data_rows(body["data"])
     if (nodes := body["nodes"]) is not None:
         device, between, memory, disk = (

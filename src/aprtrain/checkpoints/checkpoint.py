@@ -51,6 +51,7 @@ from aprfmt.io.temporary import sweep
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
+from aprtrain.features import current, reason_of
 from aprtrain.network.decoder import hf_names, hf_parts
 from aprtrain.network.shape import Shape
 from aprtrain.optim.adamw import Optimizer, states
@@ -448,7 +449,8 @@ def _lock(descriptor: int, folder: Path) -> None:
         raise ExistsError(
             "another run is writing to this folder", path=folder, hint="wait for it, or name another -o"
         ) from None
-    except OSError:  # a network's disk may have no locks
+    except OSError as error:  # a network's disk may have no locks
+        current().miss("locks", reason_of(error))
         return
     sweep(folder, _OURS)
     with suppress(OSError):

@@ -14,18 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from aprtrain.features import Verdict, importable
 from aprtrain.kernels.trust import agree
+
+_HAS_TRITON = find_spec("triton") is not None
 
 
 def silu_gated(both: Tensor) -> Tensor:
     """silu(gate) * up [..., F] of gate and up side by side [..., 2 F]."""
-    if both.is_cuda and both.dtype == torch.bfloat16 and torch.is_grad_enabled():
+    if both.is_cuda and both.dtype == torch.bfloat16 and torch.is_grad_enabled() and _HAS_TRITON:
         run = cast(Callable[[Tensor], Tensor], _Gated.apply)
         return run(both)
     gate, up = both.chunk(2, dim=-1)
@@ -142,11 +146,17 @@ def _(grad_SD: Tensor, down_DF: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def products_agree(*, learns: bool) -> bool:
+def products_agree(*, learns: bool) -> Verdict:
     """Whether quack-kernels is there and gives what torch gives on this GPU, gradients too where one `learns`.
 
     It compiles its kernels at the first call, each of which takes seconds.
     """
+    if (capability := torch.cuda.get_device_capability())[0] != 9:
+        return Verdict(
+            False, f"it needs a Hopper GPU (compute capability 9.0), this is {capability[0]}.{capability[1]}"
+        )
+    if not (found := importable("quack")):
+        return found
     generator = torch.Generator("cuda").manual_seed(0)
     shapes = (300, 256), (640, 256), (256, 320)
     some = [torch.randn(s, generator=generator, device="cuda").mul_(s[1] ** -0.25).bfloat16() for s in shapes]
@@ -163,4 +173,4 @@ def products_agree(*, learns: bool) -> bool:
     def gradients(out: Tensor) -> list[Tensor]:
         return [out.detach(), *torch.autograd.grad(out, (x, gate_up, down), x.detach())] if learns else []
 
-    return torch.cuda.get_device_capability()[0] == 9 and agree(known, other)
+    return agree(known, other)

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from aprfmt.errors import UsageError
 from aprfmt.tokenizer.alignment import SharedVocabulary
-from aprtrain.loss.objective import Kind, Objective, dense
+from aprtrain.features import Verdict, current, importable
+from aprtrain.loss.objective import Objective, dense
 from aprtrain.loss.topk import CELLS, TopK, sparse
 from aprtrain.network.decoder import soft_cap
 
@@ -134,6 +135,15 @@ def distill_head(
     _check(x_ND, w_VD, job)
     run = cast(Callable[..., tuple[Tensor, ...]], _Head.apply)
     return HeadOut(*run(x_ND, w_VD, job))
+
+
+def note_kernel(kind: str, device: torch.device, *, has_files: bool) -> bool:
+    """Whether the fused kernel computes the terms of a loss of bfloat16 models on `device`; notes what does."""
+    record = current()
+    fused = Verdict(False, f"it does not compute the loss {kind!r}") if kind not in _KINDS else importable("triton")
+    fused = device.type == "cuda" and not has_files and record.check("triton", fused)
+    record.use("loss", "Triton" if fused else "torch")
+    return bool(fused)
 
 
 def logit_weight(weight: Tensor, logits: Logits = "fp16") -> Tensor:
@@ -265,7 +275,7 @@ def _fused_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Te
     return terms
 
 
-_KINDS: dict[Kind, int] = {"forward": 0, "reverse": 1, "jsd": 2}
+_KINDS: dict[str, int] = {"forward": 0, "reverse": 1, "jsd": 2}
 
 
 class Widths(NamedTuple):
@@ -355,10 +365,11 @@ class _Head(torch.autograd.Function):
         grad_VD = job.grad_w if job.with_grad else None
         if grad_VD is None and need_w:
             grad_VD = torch.zeros_like(w_VD, dtype=wide, memory_format=torch.contiguous_format)
-        fused = x_ND.is_cuda and x_ND.dtype == torch.bfloat16
-        x, w = (x_ND, w_VD) if fused else (x_ND.to(wide), w_VD.to(wide))
+        on_cores = x_ND.is_cuda and x_ND.dtype == torch.bfloat16
+        x, w = (x_ND, w_VD) if on_cores else (x_ND.to(wide), w_VD.to(wide))
         terms_5N = torch.zeros(5, len(x), dtype=wide, device=x.device)
-        terms = (_fused_terms if fused and job.top is None else _plain_terms)(x, w, job, terms_5N)
+        fused = on_cores and note_kernel(job.objective.kind, x.device, has_files=job.top is not None)
+        terms = (_fused_terms if fused else _plain_terms)(x, w, job, terms_5N)
         for start in range(0, len(x), job.chunk):
             rows = slice(start, start + job.chunk)
             grad_CV = terms(rows)

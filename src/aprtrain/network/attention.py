@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aprfmt.errors import UsageError
+from aprtrain.features import Verdict, current, importable
 from aprtrain.kernels.flash4 import flash4
 from aprtrain.kernels.trust import agree
 
@@ -46,6 +47,12 @@ class Documents:
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
         padding = ends[-1:].expand(max(0, capacity - len(lengths)))
         return cls(torch.cat((ends, padding)).int(), max_len)
+
+
+LABELS = {
+    "causal": "torch", "cudnn": "cuDNN", "varlen": "torch flash", "mask": "masked torch", "eager": "eager",
+}  # fmt: skip
+"""Names of AttentionPlan's kinds in a log, but for flash4, which has a version."""
 
 
 def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -110,27 +117,39 @@ def choose(
     n, t = tokens_NT.shape
     window = 0 if window >= t else window
     if written:
+        current().miss("flash", "softcapped scores are written out: memory grows with the square of --seq-len")
         return AttentionPlan("eager", _mask(tokens_NT, number_NT, window))
     fits = tokens_NT.is_cuda and dtype in (torch.bfloat16, torch.float16) and heads[2] <= _FLASH_HEAD
-    strict = torch.are_deterministic_algorithms_enabled()
-    fits4 = fits and not sinks and not strict
     learns = torch.is_grad_enabled()
+    if tokens_NT.is_cuda and not fits:
+        wide = f"heads of {heads[2]} values are wider than {_FLASH_HEAD}" if heads[2] > _FLASH_HEAD else f"{dtype}"
+        current().miss("flash", wide)
     if documents is None and not window and not sinks:
         # Without a gradient cuDNN is as fast, and compiles nothing.
-        if fits4 and learns and _flash4_agrees(heads, dtype, "causal", windowed=False, learns=True):
+        if fits and learns and _takes("flash4", heads, dtype, "causal", windowed=False, learns=True):
             return AttentionPlan("flash4")
-        return AttentionPlan("cudnn" if fits4 and _cudnn_agrees(heads, dtype) else "causal")
+        return AttentionPlan("cudnn" if fits and _takes("cudnn", heads, dtype) else "causal")
     if fits:
         if documents is None:
             rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
             documents = Documents(rows, t)
-        fits4 = fits4 and _flash4_agrees(heads, dtype, "varlen", windowed=bool(window), learns=learns)
+        fits4 = not sinks and _takes("flash4", heads, dtype, "varlen", windowed=bool(window), learns=learns)
         return AttentionPlan("flash4" if fits4 else "varlen", None, documents.cu_seqlens, documents.max_len, window)
     return AttentionPlan("eager" if sinks else "mask", _mask(tokens_NT, number_NT, window))
 
 
+def _takes(feature: str, heads: tuple[int, int, int], dtype: torch.dtype, *how: str, **flags: bool) -> bool:
+    """Whether an optional kernel is used, noted where it is not."""
+    record = current()
+    if torch.are_deterministic_algorithms_enabled():
+        record.miss(feature, "--deterministic allows reproducible kernels only", "leave --deterministic out")
+        return False
+    agrees = _flash4_agrees if feature == "flash4" else _cudnn_agrees
+    return record.check(feature, agrees(heads, dtype, *how, **flags))
+
+
 @cache
-def _cudnn_agrees(heads: tuple[int, int, int], dtype: torch.dtype) -> bool:
+def _cudnn_agrees(heads: tuple[int, int, int], dtype: torch.dtype) -> Verdict:
     """Whether cuDNN's attention gives what the flash kernel gives on this GPU, values and gradients.
 
     On Hopper it is 1.4 to 1.7 times as fast (tools/bench_decoder.py); older GPUs are left with the flash kernel.
@@ -145,13 +164,18 @@ def _cudnn_agrees(heads: tuple[int, int, int], dtype: torch.dtype) -> bool:
             )  # fmt: skip
             return [out.detach(), *torch.autograd.grad(out, (q, k, v), q.detach().transpose(1, 2))]
 
-    return torch.cuda.get_device_capability()[0] >= 9 and agree(
-        partial(run, SDPBackend.FLASH_ATTENTION), partial(run, SDPBackend.CUDNN_ATTENTION)
-    )
+    if not (recent := _is_recent()):
+        return recent
+    return agree(partial(run, SDPBackend.FLASH_ATTENTION), partial(run, SDPBackend.CUDNN_ATTENTION))
+
+
+def _is_recent() -> Verdict:
+    major, minor = torch.cuda.get_device_capability()
+    return Verdict(major >= 9, "" if major >= 9 else f"it needs compute capability 9.0, this GPU has {major}.{minor}")
 
 
 @cache
-def _flash4_agrees(heads: tuple[int, int, int], dtype: torch.dtype, kind: str, windowed: bool, learns: bool) -> bool:
+def _flash4_agrees(heads: tuple[int, int, int], dtype: torch.dtype, kind: str, windowed: bool, learns: bool) -> Verdict:
     """Whether FlashAttention-4 is there and gives what torch's kernel `kind` gives, and gradients where one `learns`.
 
     It compiles its kernels at the first call, each of which takes seconds.
@@ -164,7 +188,9 @@ def _flash4_agrees(heads: tuple[int, int, int], dtype: torch.dtype, kind: str, w
             out = attend(q, k, v, AttentionPlan(kind, None, ends, 256, 64 * windowed), scale=heads[2] ** -0.5)
         return [out.detach(), *(torch.autograd.grad(out, (q, k, v), q.detach()) if learns else ())]
 
-    return torch.cuda.get_device_capability()[0] >= 9 and agree(partial(run, kind), partial(run, "flash4"))
+    if not (usable := _is_recent()) or not (usable := importable("flash4")):
+        return usable
+    return agree(partial(run, kind), partial(run, "flash4"))
 
 
 def _random(heads: tuple[int, int, int], dtype: torch.dtype, *, learns: bool) -> list[Tensor]:

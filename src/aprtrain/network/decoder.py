@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from aprtrain.features import current, label_of, reason_of
 from aprtrain.kernels.fp8 import gated_linear, linear
 from aprtrain.kernels.gated import add_product, feed_forward, gated_product, products_agree, silu_gated
-from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
+from aprtrain.network.attention import LABELS, AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
 from aprtrain.network.rotation import Turn, frequencies_of, rotate, turn_of
@@ -120,7 +121,7 @@ class Block(nn.Module):
             return False
         has_bias = self.gate_up_bias is not None or self.down_bias is not None
         fits = not has_bias and len(weight) % 16 == 0 and weight.shape[1] % 8 == 0
-        return fits and products_agree(learns=weight.requires_grad)
+        return fits and current().check("quack", products_agree(learns=weight.requires_grad))
 
     def forward(self, *inputs: Any) -> Tensor:
         """See `compute`, which may have been compiled."""
@@ -246,6 +247,22 @@ class Block(nn.Module):
         return y if bias is None else y + bias.view(e.n, -1)[expert_S]
 
 
+class _Compiled:
+    """`Block.compute` as compiled code, as it is from the first failure of the compiler on."""
+
+    def __init__(self, compiled: Callable[..., Tensor]) -> None:
+        self._run = compiled
+
+    def __call__(self, block: Block, *inputs: Any) -> Tensor:
+        try:
+            return self._run(block, *inputs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            current().miss("compile", reason_of(error), "install a C compiler, or give --compile off")
+            current().use("compile", "off (failed)")
+            self._run = Block.compute
+            return self._run(block, *inputs)
+
+
 class Decoder(nn.Module):
     """A whole network up to its final norm; the head is left to who computes the loss.
 
@@ -290,18 +307,46 @@ class Decoder(nn.Module):
         positions_NT, lengths_NT, number_NT = places(tokens_NT, documents)
         frequencies = self._frequencies(tokens_NT.device)
         turns = [turn_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
-        plans = {
-            window: choose(
-                tokens_NT, documents, number_NT,
-                window=window, written=bool(s.attn_softcap), sinks=s.has("sinks"),
-                heads=(s.n_heads, s.n_kv_heads, s.head_dim), dtype=x_NTD.dtype,
-            )
-            for window in dict.fromkeys(s.windows)
-        }  # fmt: skip
+        plans = self.plan_attention(tokens_NT, documents, number_NT, x_NTD.dtype)
         for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
             x_NTD = self._run(block, x_NTD, turns[rope] if rope >= 0 else None, plans[window])
         # What logits are multiplied with is linear in the hidden states: so the loss need not know of it.
         return _scaled(_norm(x_NTD, self.norm, self.norm_bias, s.norm_eps, s), s.logit_scale)
+
+    def plan_attention(
+        self, tokens_NT: Tensor, documents: Documents | None, number_NT: Tensor | None, dtype: torch.dtype
+    ) -> dict[int, AttentionPlan]:
+        """How layers attend, by their window, with gradients or without; notes the kernels. See `choose`."""
+        s = self.shape
+        plans = {
+            window: choose(
+                tokens_NT, documents, number_NT,
+                window=window, written=bool(s.attn_softcap), sinks=s.has("sinks"),
+                heads=(s.n_heads, s.n_kv_heads, s.head_dim), dtype=dtype,
+            )
+            for window in dict.fromkeys(s.windows)
+        }  # fmt: skip
+        if torch.is_grad_enabled() or not self.trains:  # a student's evaluation attends otherwise
+            kinds = dict.fromkeys(plan.kind for plan in plans.values())
+            labels = (label_of("flash4") if kind == "flash4" else LABELS[kind] for kind in kinds)
+            current().use("attention", " + ".join(labels), self.role)
+        return plans
+
+    @property
+    def trains(self) -> bool:
+        """Whether its weights have gradients."""
+        return self.norm.requires_grad
+
+    @property
+    def role(self) -> str:
+        """What it is in a run: student or teacher."""
+        return "student" if self.trains else "teacher"
+
+    def note_gated(self) -> None:
+        """Notes what computes its feed-forward layers, where they are gated."""
+        if self.shape.gated:
+            blocks = [block for block in self.blocks if isinstance(block, Block)]
+            current().use("gated", label_of("quack") if any(b.fuses for b in blocks) else "torch", self.role)
 
     def look_up(self, tokens_NT: Tensor) -> Tensor:
         """Rows of the embedding [N, T, D]."""
@@ -327,10 +372,13 @@ class Decoder(nn.Module):
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compiles every block on its own, by a backend of torch.compile; blocks of one kind share the code.
 
-        What hooks of a block do is not compiled.
+        What hooks of a block do is not compiled. Blocks that cannot be compiled run as they are, which is noted.
         """
+        if torch._dynamo.config.disable:
+            current().miss("compile", "the environment disables it")
+            return
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        compiled = torch.compile(Block.compute, fullgraph=True, dynamic=False, backend=backend)
+        compiled = _Compiled(torch.compile(Block.compute, fullgraph=True, dynamic=False, backend=backend))
         for block in self.blocks:
             assert isinstance(block, Block)
             block.fuses = block.can_fuse()

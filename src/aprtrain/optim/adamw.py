@@ -31,6 +31,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim.adamw import adamw
 
 from aprfmt.errors import CorruptError
+from aprtrain.features import current, importable
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape
 from aprtrain.world import Work, World
@@ -41,6 +42,13 @@ KINDS = ("master", "mean", "square")
 _ALIGNMENT = 64
 _BUCKET = 1 << 25
 """Elements from which on a bucket is closed: enough for the full rate of a link, few enough to begin early."""
+
+
+def note_adamw(device: torch.device) -> bool:
+    """Whether the fused kernel updates weights on `device`; notes what does."""
+    fused = device.type == "cuda" and current().check("triton", importable("triton"))
+    current().use("AdamW", "Triton" if fused else "torch")
+    return fused
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class Adam:
         # The fused kernel skips the update by the one and divides by the other.
         skip = (~finite).to(torch.float32)
         scale = (norm / s.clip).clamp(min=1.0) if s.clip else torch.ones_like(norm)
-        if norm.is_cuda:
+        if note_adamw(norm.device):
             from aprtrain.kernels.adam_triton import update
 
             betas = {"beta1": s.betas[0], "beta2": s.betas[1]}

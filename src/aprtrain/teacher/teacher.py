@@ -19,8 +19,11 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import RefusedError
+from aprfmt.text import format_bytes
 from aprfmt.tokenizer.alignment import SharedVocabulary
+from aprtrain.features import current
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.network.attention import Documents
@@ -145,7 +148,7 @@ PARTS: tuple[tuple[str, ...], ...] = (("qkv", "out"), ("gate_up", "down"))
 _PROBED = 512
 """Positions on which a part is measured alone."""
 
-_CHUNK = 256
+COMPARED = 256
 """Positions whose logits are held at a time."""
 
 
@@ -239,7 +242,7 @@ def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, 
     cap = decoder.shape.logit_softcap
     kl = torch.zeros((), dtype=torch.float64, device=before_SD.device)
     same = torch.zeros_like(kl)
-    for x, y in zip(torch.split(before_SD, _CHUNK), torch.split(after_SD, _CHUNK), strict=True):
+    for x, y in zip(torch.split(before_SD, COMPARED), torch.split(after_SD, COMPARED), strict=True):
         p, q = (soft_cap((h.to(head_VD.dtype) @ head_VD.t()).float(), cap).log_softmax(-1) for h in (x, y))
         kl += (p.exp() * (p - q)).sum(dtype=torch.float64)
         same += (p.argmax(-1) == q.argmax(-1)).sum()
@@ -342,10 +345,21 @@ class Teacher:
         return self.decoder.head_rows(self.vocabulary.teacher_width)
 
     @property
+    def n_bytes(self) -> int:
+        """Bytes that its parameters hold, in whatever dtype each of them is."""
+        held = {id(parameter): parameter for parameter in self.decoder.parameters() if not parameter.is_meta}
+        parts = [part for block in self.decoder.blocks for value in vars(block).values() for part in _parts(value)]
+        return sum(tensor.nbytes for tensor in (*held.values(), *parts))
+
+    @property
     def dropped_weight(self) -> Tensor | None:
         """The rows [R, D] of the head that stand for tokens of the teacher alone; None where there are none."""
         rows = self.vocabulary.dropped_rows
         return self.decoder.head_rows(rows.stop)[rows] if rows.start < rows.stop else None
+
+
+def _parts(value: object) -> tuple[Tensor, ...]:
+    return tuple(value) if isinstance(value, Fp8Weight) else ()
 
 
 def residency_of(network: Network) -> str:
@@ -356,16 +370,40 @@ def residency_of(network: Network) -> str:
     return "q4k" if 2 * kept > network.shape.n_params else "bf16"
 
 
+def note_decoded(network: Network) -> None:
+    """Notes the quantized matrices of a teacher that become bf16, since no kernel decodes their types."""
+    tensors = [tensor for _, tensors in network.by_parameter() for tensor in tensors]
+    packed = [tensor for tensor in tensors if DTYPES[tensor.dtype].block > 1 and not stays_blocks(tensor)]
+    if packed:
+        types = ", ".join(dict.fromkeys(tensor.dtype for tensor in packed))
+        stored, decoded = sum(t.n_bytes for t in packed), sum(2 * prod(t.shape) for t in packed)
+        current().miss(
+            "blocks", f"{types} of the teacher become bf16: {format_bytes(decoded)} for {format_bytes(stored)}"
+        )
+
+
+def check_fp8(device: torch.device) -> None:
+    """Raises RefusedError for a GPU whose tensor cores have no e4m3."""
+    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 9):
+        raise RefusedError(
+            f"the GPU has compute capability {capability[0]}.{capability[1]}, and products of 8-bit floats need 8.9",
+            hint="use --teacher-residency bf16 or q4k",
+        )
+
+
 def teacher_dtype(residency: str, device: torch.device) -> torch.dtype:
     """What the teacher computes in: bfloat16, but float32 for bf16 weights on the CPU."""
     return torch.float32 if device.type == "cpu" and residency == "bf16" else torch.bfloat16
 
 
-def estimate_bytes(network: Network, residency: str) -> int:
-    """Bytes that a Teacher holds between batches, from the file's index alone; fp8 as if it passes at once.
+def compared_bytes(network: Network) -> int:
+    """Bytes of the bf16 matrices that are held beside those in e4m3 while an fp8 teacher is compared."""
+    sizes = ((name, sum(t.shape[0] for t in ts), sum(prod(t.shape) for t in ts)) for name, ts in network.by_parameter())
+    return sum(2 * n for name, rows, n in sizes if becomes_fp8(network.shape, name, rows, n // rows))
 
-    An fp8 teacher takes what a bf16 one takes beside it while it is compared.
-    """
+
+def estimate_bytes(network: Network, residency: str) -> int:
+    """Bytes that a Teacher holds between batches, from the file's index alone; fp8 as if all parts pass."""
     total, scratch = 0, dict[str, int]()
     for parameter, tensors in network.by_parameter():
         rows, values = sum(t.shape[0] for t in tensors), sum(prod(t.shape) for t in tensors)

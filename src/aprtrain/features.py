@@ -1,0 +1,227 @@
+"""Optional features of the trainer: what each speeds up, how to install it, and which of them a run uses or not.
+
+`TABLE` lists them. Code that chooses between a feature and its fallback notes the choice in the current `Record`; the
+log, metrics.jsonl, `--plan` and `apr doctor` read that record.
+
+    python -m aprtrain.features     # the state of each on this machine, as JSON
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from aprfmt.types import JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A row of the table.
+
+    Attributes:
+        label: its name in messages.
+        speeds_up: what is slower or larger without it.
+        mend: what to type or to change to have it.
+        package, module: the distribution that brings it, and the module to import; "" where torch or the machine does.
+    """
+
+    label: str
+    speeds_up: str
+    mend: str
+    package: str = ""
+    module: str = ""
+
+
+_FLASH4 = "pip install 'aprfmt[flash4]'"
+
+TABLE: dict[str, Feature] = {
+    "flash4": Feature(
+        "FlashAttention 4", "attention of packed documents and of the student", _FLASH4, "flash-attn-4",
+        "flash_attn.cute.interface",
+    ),
+    "cudnn": Feature("cuDNN attention", "attention of whole rows on Hopper and later", "pip install -U torch"),
+    "flash": Feature("flash attention", "attention, whose scores then never exist in memory", "choose another model"),
+    "quack": Feature(
+        "quack", "gated feed-forward layers, and their activations take less memory", _FLASH4, "quack-kernels",
+        "quack.gemm_interface",
+    ),
+    "triton": Feature(
+        "Triton", "the loss, AdamW, gated layers and quantized teachers on a GPU", "pip install triton", "triton",
+        "triton",
+    ),
+    "compile": Feature("torch.compile", "all layers", "unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"),
+    "fp8": Feature("fp8 products", "the teacher on a GPU of compute capability 8.9 or later", "use such a GPU"),
+    "bf16": Feature("bf16", "training, in half of the memory", "train on a GPU: leave --device cpu out"),
+    "blocks": Feature(
+        "block-resident weights", "nothing, but a quantized teacher takes no more memory than its file",
+        "apr quantize TEACHER --to q4_k_m, from its original weights",
+    ),
+    "isal": Feature("isal", "checksums of checkpoints", "pip install 'aprfmt[fast]'", "isal", "isal.isal_zlib"),
+    "blake3": Feature("blake3", "digests of --hash", "pip install blake3", "blake3", "blake3"),
+    "threads": Feature("every processor", "all of the training on a CPU", "unset OMP_NUM_THREADS"),
+    "mfu": Feature("MFU", "nothing; the share of the GPU's peak rate is not logged", "none needed"),
+    "locks": Feature(
+        "a lock on the folder", "nothing; two runs in one folder would overwrite each other",
+        "write to a disk that supports flock",
+    ),
+}  # fmt: skip
+"""Feature -> what is known of it."""
+
+
+def reason_of(error: BaseException) -> str:
+    """The type and the text of an exception, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a feature can be used; `reason` says why not."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def installed(name: str) -> str | None:
+    """Version of the package of a feature, None where it is not installed."""
+    try:
+        return version(TABLE[name].package)
+    except PackageNotFoundError:
+        return None
+
+
+def label_of(name: str) -> str:
+    """A feature's label with the version of its package."""
+    return " ".join(filter(None, (TABLE[name].label, installed(name) if TABLE[name].package else None)))
+
+
+@cache
+def importable(name: str) -> Verdict:
+    """Whether the module of a feature can be imported. Imports it."""
+    row = TABLE[name]
+    try:
+        if find_spec(row.module.partition(".")[0]) is None:
+            return Verdict(False, "not installed")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(row.module)
+    except Exception as error:  # importing a package runs any of its code
+        return Verdict(False, reason_of(error))
+    return Verdict(True)
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A feature that was asked for, or would apply, and is not used."""
+
+    feature: str
+    reason: str
+    mend: str
+
+    def text(self) -> str:
+        """One line of a log."""
+        row = TABLE[self.feature]
+        return f"{row.label} is not used: {self.reason}. It speeds up {row.speeds_up}. To mend: {self.mend}"
+
+
+class Record:
+    """What a run uses, and which features it does not use.
+
+    Attributes:
+        tell: called with each Miss that is noted from now on.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[str, dict[str, str]] = {}
+        self._missed: dict[tuple[str, str], Miss] = {}
+        self.tell: Callable[[Miss], None] = lambda miss: None
+
+    def use(self, part: str, what: str, who: str = "") -> None:
+        """`what` does the part of a run, for `who` (student, teacher) where they differ."""
+        self._used.setdefault(part, {})[who] = what
+
+    def miss(self, feature: str, reason: str, mend: str = "") -> None:
+        """A feature of the table is not used; each reason is told once."""
+        found = Miss(feature, reason, mend or TABLE[feature].mend)
+        if (feature, reason) not in self._missed:
+            self._missed[feature, reason] = found
+            self.tell(found)
+
+    def check(self, feature: str, verdict: Verdict) -> bool:
+        """Whether the feature can be used; notes why not."""
+        if not verdict:
+            self.miss(feature, verdict.reason)
+        return verdict.ok
+
+    @property
+    def missed(self) -> list[Miss]:
+        """In the order in which they were noted."""
+        return list(self._missed.values())
+
+    def line(self) -> str:
+        """The kernels in use, in one line."""
+        return "kernels: " + ", ".join(f"{part} {_joined(found)}" for part, found in self._used.items())
+
+    def to_json(self) -> JsonObject:
+        """`used`: what does each part, by who; `not_used`: feature, reason and mend of each Miss."""
+        used: JsonObject = {part: _joined(found) for part, found in self._used.items()}
+        return {"used": used, "not_used": [asdict(miss) for miss in self.missed]}
+
+
+def _joined(found: dict[str, str]) -> str:
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    return " and ".join(f"{what} ({who})" if who else what for who, what in found.items())
+
+
+_CURRENT: ContextVar[Record] = ContextVar("aprtrain.features", default=Record())  # noqa: B039 - of who records nothing
+
+
+def current() -> Record:
+    """The record of the run that goes on."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def recording() -> Iterator[Record]:
+    """A new record, current while the block runs."""
+    record = Record()
+    token = _CURRENT.set(record)
+    try:
+        yield record
+    finally:
+        _CURRENT.reset(token)
+
+
+def note_checksums() -> None:
+    """Notes which libraries compute checksums."""
+    record = current()
+    record.use("checksums", label_of("isal") if record.check("isal", importable("isal")) else "zlib")
+    record.check("blake3", importable("blake3"))
+
+
+def main() -> None:
+    """Prints the state of every feature that a package brings: version, whether it can be imported, why not, mend."""
+    rows = {
+        name: {
+            "label": row.label, "package": row.package, "version": installed(name), "speeds_up": row.speeds_up,
+            "usable": importable(name).ok, "reason": importable(name).reason, "mend": row.mend,
+        }
+        for name, row in TABLE.items()
+        if row.package
+    }  # fmt: skip
+    print(json.dumps(rows))  # noqa: T201 - for a parent process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Memory of a run at its peak, from shapes alone: what is held all the time, and the largest of the phases of a step.
+
+Bytes of a parameter of P: compute copy (2; none on the CPU, which computes in the masters), master 4, moments 4 + 4,
+gradient 4; of several processes each has its share of masters and moments, with --shard weights of all four, beside
+the blocks in use and the head with its gradient.
+
+The phases follow each other and share memory: the teacher's pass; the student's forward pass and the loss, which holds
+the activations that autograd keeps; the backward pass, which holds them and the gradients of one layer; the comparison
+of an fp8 teacher with bf16 before the first step.
+
+Activations of a token and a layer of width D, MLP width F and key-value width K, that autograd keeps for the backward
+pass: 7 D + 3 F + 2 K elements; F less where products write silu(gate) up at once, which then form it again; 6 D + F +
+2 K more where blocks are not compiled, which then keep the norms' and the activation's parts; with recomputed blocks D,
+and one whole block at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from aprfmt.tokenizer.alignment import SharedVocabulary
+from aprtrain.config import Config
+from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
+from aprtrain.models import GATE_TOKENS, Pair
+from aprtrain.network.shape import Shape
+from aprtrain.network.weights import Network
+from aprtrain.selection import fuses
+from aprtrain.teacher.teacher import COMPARED, compared_bytes, estimate_bytes, teacher_dtype
+
+USUAL_PASS = 16384
+"""Tokens of a pass without a device, so of a plan too."""
+
+_OVERHEAD = 512 << 20  # libraries' workspaces on a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What takes memory, and how many bytes."""
+
+    name: str
+    n_bytes: int
+
+
+def total(rows: list[Row]) -> int:
+    """Their sum in bytes."""
+    return sum(row.n_bytes for row in rows)
+
+
+def memory_plan(
+    config: Config,
+    pair: Pair,
+    device: torch.device,
+    *,
+    processes: int = 1,
+    tried: bool = False,
+    teacher_bytes: int | None = None,
+) -> list[Row]:
+    """What each of several processes holds on `device` at the peak of a step.
+
+    Args:
+        config, pair, device, processes: of the run.
+        tried: whether kernels may be tried on the device; else those count that are installed.
+        teacher_bytes: what the teacher holds, where it is loaded; else fp8 counts as if all parts pass.
+    """
+    student, teacher = pair.student.shape, pair.teacher
+    tokens = min(config.micro_tokens or USUAL_PASS, max(config.seq_len, config.tokens_per_step // processes))
+    on_gpu = device.type == "cuda"
+    width, compiled = 2 if on_gpu else 4, config.is_compiled(device.type)
+    fused = fuses(config, student, device, tried=tried)
+    vocabulary = pair.vocabulary or SharedVocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
+    logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
+    head = head_bytes(
+        vocabulary, student.d_model, min(config.chunk, tokens), logits, teacher is not None, pair.files is not None
+    )
+    layers = 1 if config.recompute == "block" else student.n_layers
+    kept = [
+        Row("student: activations", tokens * _activation_elements(config, student, compiled, fused) * width),
+        Row("student: attention scores", _score_bytes(config, student, tokens) * layers),
+    ]
+    held = _weights(config, student, width, processes)
+    phases = [
+        [*kept, Row("loss head", head + 2 * tokens * student.d_model * width)],
+        [*kept, Row("student: gradients of a layer", tokens * (4 * student.d_model + 3 * student.d_ffn) * width)],
+        [Row("student: embedding's gradient", student.vocab_rows * student.d_model * width)],
+    ]
+    if teacher is not None:
+        s, residency = teacher.shape, config.teacher_residency
+        dtype = teacher_dtype(residency, device)
+        resident = teacher_bytes or estimate_bytes(teacher, residency) * (dtype.itemsize // 2)
+        held += [
+            Row(f"teacher: weights, {'f32' if dtype.itemsize == 4 else residency}", resident),
+            Row("teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")),
+        ]
+        hidden = Row("teacher: hidden states", tokens * s.d_model * width)
+        phases = [[*phase, hidden] for phase in phases]
+        phases.append([Row("teacher: a pass", _pass_bytes(config, s, tokens, width)), hidden])
+        if residency == "fp8":
+            phases.append([Row("teacher: comparison with bf16", _comparison_bytes(config, teacher, vocabulary, width))])
+    return [*held, *max(phases, key=total), Row("workspaces", _OVERHEAD if on_gpu else 0)]
+
+
+def _weights(config: Config, s: Shape, width: int, processes: int) -> list[Row]:
+    """The student without its activations; `width` are the bytes of a value that it computes with."""
+    p, head, block = s.n_params, s.vocab_rows * s.d_model, s.n_layer_params
+    rest = p - s.n_layers * block
+    states = Row("student: masters, moments", 12 * p // processes)
+    if config.shard == "weights":
+        # A block and the next, as gathered and as used; the gradient of one, and that of two on its way in float32.
+        return [
+            states,
+            Row("student: gradient", 4 * p // processes + 4 * head),
+            Row("student: weights in use", width * rest + (5 * width + 8) * block),
+        ]
+    copies = width < 4 or processes > 1
+    return [states, Row("student: gradient", 4 * p), Row("student: compute copy", width * p if copies else 0)]
+
+
+def _activation_elements(config: Config, s: Shape, compiled: bool, fused: bool) -> int:
+    kv, block = s.kv_rows, 7 * s.d_model + (2 if fused else 3) * s.d_ffn + 2 * s.kv_rows
+    block += 0 if compiled else 6 * s.d_model + s.d_ffn + 2 * s.kv_rows
+    if config.recompute == "block":
+        return s.n_layers * s.d_model + block
+    return s.n_layers * (block + (2 * (s.q_rows + kv) if s.has("q_norm") else 0))
+
+
+def _score_bytes(config: Config, s: Shape, tokens: int) -> int:
+    """Scores of a layer are written out for a softcap: bounded and as weights in bf16, in float32 between."""
+    return 8 * tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
+
+
+def _pass_bytes(config: Config, s: Shape, tokens: int, width: int) -> int:
+    """A pass without gradients, at its widest layer."""
+    return tokens * (6 * max(s.d_model, s.q_rows) + s.mlp_values) * width + _score_bytes(config, s, tokens)
+
+
+def _comparison_bytes(config: Config, teacher: Network, vocabulary: SharedVocabulary, width: int) -> int:
+    """Beside the weights in e4m3 those in bf16, the hidden states of both, a copy of the head, logits of a chunk."""
+    s, tokens = teacher.shape, max(config.seq_len, GATE_TOKENS)
+    logits = vocabulary.n_real * (6 * 4 * COMPARED + width * s.d_model)
+    return compared_bytes(teacher) + max(_pass_bytes(config, s, tokens, 2), logits) + 4 * tokens * s.d_model

@@ -1,0 +1,97 @@
+"""Which kernels a run uses: tried and noted before its first step, or expected by --plan from what is installed."""
+
+from __future__ import annotations
+
+import torch
+
+from aprfmt.io.system import n_processors
+from aprtrain.config import Config
+from aprtrain.data.batches import Batch
+from aprtrain.features import Record, current, importable, label_of, note_checksums
+from aprtrain.kernels.gated import products_agree
+from aprtrain.loss.head import note_kernel
+from aprtrain.models import Pair
+from aprtrain.network.attention import places
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.shape import Shape
+from aprtrain.optim.adamw import note_adamw
+from aprtrain.teacher.teacher import Teacher
+
+_UNTRIED = "if it agrees with torch's on the GPU"
+
+
+def note_kernels(config: Config, batch: Batch, student: Decoder, teacher: Teacher | None, device: torch.device) -> None:
+    """Tries and notes the kernels of a run; `batch` is one of its batches, on the device."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    number_NT = places(batch.tokens_NT, batch.documents)[2]
+    decoders = [student] if teacher is None else [student, teacher.decoder]
+    for decoder in decoders:
+        own = dtype if decoder.trains else next(p.dtype for p in decoder.parameters())
+        with torch.set_grad_enabled(decoder.trains):
+            decoder.plan_attention(batch.tokens_NT, batch.documents, number_NT, own)
+        decoder.note_gated()
+    _note_others(config, device, None if teacher is None or teacher.gate is None else teacher.gate.share)
+
+
+def expect_kernels(config: Config, pair: Pair, device: torch.device) -> None:
+    """Notes what a run would use, by what is installed; no device is touched."""
+    record, s = current(), pair.student.shape
+    on_gpu = device.type == "cuda"
+    if s.attn_softcap:
+        record.miss("flash", "softcapped scores are written out: memory grows with the square of --seq-len")
+        record.use("attention", "eager")
+    elif on_gpu and config.deterministic:
+        record.miss("flash4", "--deterministic allows reproducible kernels only", "leave --deterministic out")
+        record.use("attention", "torch")
+    elif on_gpu and record.check("flash4", importable("flash4")):
+        record.use("attention", f"{label_of('flash4')} {_UNTRIED}")
+    else:
+        record.use("attention", "cuDNN or torch" if on_gpu else "torch")
+    if s.gated:
+        fuses = can_fuse(config, s, device) and record.check("quack", importable("quack"))
+        record.use("gated", f"{label_of('quack')} {_UNTRIED}" if fuses else "torch")
+    _note_others(config, device, None)
+
+
+def _note_others(config: Config, device: torch.device, share: float | None) -> None:
+    """`share` is that of the teacher's products in e4m3, None where it is not known."""
+    record = current()
+    note_kernel(config.loss, device, has_files=config.teacher_logprobs is not None)
+    note_adamw(device)
+    if config.is_compiled(device.type):
+        is_off = any(miss.feature == "compile" for miss in record.missed)
+        record.use("compile", "off (see below)" if is_off else "inductor")
+    else:
+        record.use("compile", "off (not asked)")
+    if config.teacher_residency != "fp8":
+        record.use("fp8", "off (not asked)")
+    else:
+        amount = "as many products as pass" if share is None else f"{share:.0%} of the teacher's layers"
+        record.use("fp8", amount if device.type == "cuda" else f"{amount}, multiplied in float32")
+    _note_host(record, device)
+    note_checksums()
+
+
+def _note_host(record: Record, device: torch.device) -> None:
+    record.use("dtype", "bf16" if device.type == "cuda" else "f32")
+    if device.type != "cpu":
+        return
+    record.miss("bf16", "a CPU computes in float32")
+    threads, processors = torch.get_num_threads(), n_processors()
+    record.use("threads", str(threads))
+    if threads < processors:
+        record.miss("threads", f"torch computes with {threads} of {processors} threads")
+
+
+def can_fuse(config: Config, s: Shape, device: torch.device) -> bool:
+    """Whether products of a student on `device` may write silu(gate) * up; see `Block.can_fuse`."""
+    fits = s.gated and s.act == "silu" and 2 * s.d_ffn % 16 == 0 and s.d_model % 8 == 0
+    has_bias = s.has("gate_up_bias") or s.has("down_bias")
+    return device.type == "cuda" and config.is_compiled("cuda") and fits and not has_bias
+
+
+def fuses(config: Config, s: Shape, device: torch.device, *, tried: bool) -> bool:
+    """Whether they do: `tried` on the device, else by what is installed."""
+    if not can_fuse(config, s, device):
+        return False
+    return bool(products_agree(learns=True)) if tried else bool(importable("quack"))

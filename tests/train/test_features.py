@@ -1,0 +1,173 @@
+"""What a run uses and what it does not use: noted once, in the log, the metrics and the plan; failures are injected."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train_runs
+from train_corpora import shape_of_config, student_alone
+
+from aprtrain import features
+from aprtrain.config import Config
+from aprtrain.features import TABLE, Record, Verdict, importable, recording
+from aprtrain.loss.head import note_kernel
+from aprtrain.network.attention import choose
+from aprtrain.network.decoder import Decoder
+from aprtrain.selection import expect_kernels
+
+Distil = Callable[..., dict[str, Any]]
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Makes the import of an installed package fail with a text."""
+    importable.cache_clear()
+
+    def fail(name: str, text: str) -> None:
+        real = features.importlib.import_module
+
+        def import_module(module: str) -> Any:
+            if module == TABLE[name].module:
+                raise ImportError(text)
+            return real(module)
+
+        monkeypatch.setattr(features, "find_spec", lambda module: object())
+        monkeypatch.setattr(features.importlib, "import_module", import_module)
+
+    yield fail
+    importable.cache_clear()
+
+
+def test_a_package_that_is_missing_and_one_that_fails_are_told_apart(broken: Callable[[str, str], None]) -> None:
+    assert importable("quack") == Verdict(False, "not installed")
+    importable.cache_clear()
+    broken("quack", "cannot import name 'gemm_gated'\nfrom 'quack'")
+    assert importable("quack") == Verdict(False, "ImportError: cannot import name 'gemm_gated' from 'quack'")
+
+
+def test_each_reason_is_told_once() -> None:
+    record, told = Record(), list[str]()
+    record.tell = lambda miss: told.append(miss.text())
+    for _ in range(3):
+        assert not record.check("quack", Verdict(False, "ImportError: no libcute"))
+    assert record.check("flash4", Verdict(True))
+    (text,) = told
+    assert text == (
+        "quack is not used: ImportError: no libcute. It speeds up gated feed-forward layers, and their activations "
+        "take less memory. To mend: pip install 'aprfmt[flash4]'"
+    )
+    assert len(record.missed) == 1
+
+
+def test_the_line_names_who_uses_what() -> None:
+    record = Record()
+    record.use("attention", "FlashAttention 4 4.0.0b36", "student")
+    record.use("attention", "cuDNN", "teacher")
+    record.use("gated", "quack 0.6.5", "student")
+    record.use("gated", "quack 0.6.5", "teacher")
+    record.use("loss", "Triton")
+    assert record.line() == (
+        "kernels: attention FlashAttention 4 4.0.0b36 (student) and cuDNN (teacher), gated quack 0.6.5, loss Triton"
+    )
+
+
+def test_a_run_on_the_cpu_says_what_it_uses(distil: Distil, tmp_path: Path, broken: Callable[[str, str], None]) -> None:
+    broken("isal", "libisal.so.2: cannot open shared object file")
+    stream = io.StringIO()
+    distil(stream=stream)
+    lines = stream.getvalue().splitlines()
+    (line,) = (line for line in lines if line.startswith("kernels: "))
+    assert (
+        "attention masked torch, gated torch, loss torch, AdamW torch, compile off (not asked), fp8 off (not asked)"
+        in line
+    )
+    assert "dtype f32" in line
+    assert "checksums zlib" in line
+    (isal,) = (line for line in lines if line.startswith("isal is not used"))
+    assert "ImportError: libisal.so.2: cannot open shared object file" in isal
+    assert isal.endswith("To mend: pip install 'aprfmt[fast]'")
+    (start,) = train_runs.lines(tmp_path / "run", "start")
+    missed = {miss["feature"]: miss for miss in start["kernels"]["not_used"]}
+    assert {"isal", "bf16"} <= missed.keys()
+    assert missed["isal"]["mend"] == "pip install 'aprfmt[fast]'"
+    assert start["kernels"]["used"]["loss"] == "torch"
+
+
+def test_a_disk_without_locks_is_said(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(descriptor: int, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("aprtrain.checkpoints.checkpoint.fcntl.flock", no_locks)
+    stream = io.StringIO()
+    distil(stream=stream)
+    assert "a lock on the folder is not used: OSError: [Errno 37] No locks available" in stream.getvalue()
+
+
+def test_a_compiler_that_fails_is_said_and_the_run_goes_on(
+    distil: Distil, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = Decoder.compile_blocks
+
+    def no_compiler(*args: Any) -> Any:
+        raise RuntimeError("g++ was not found")
+
+    monkeypatch.setattr(Decoder, "compile_blocks", lambda self: real(self, no_compiler))
+    stream = io.StringIO()
+    try:
+        distil(stream=stream, compile="on")
+    finally:
+        torch._dynamo.reset()
+    assert stream.getvalue().count("torch.compile is not used: BackendCompilerFailed: ") == 1
+    assert "g++ was not found" in stream.getvalue()
+    (event,) = train_runs.lines(tmp_path / "run", "not_used")
+    assert event["feature"] == "compile"
+
+
+def test_a_disabled_compiler_is_said(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)
+    stream = io.StringIO()
+    distil(stream=stream, compile="on")
+    assert "torch.compile is not used: the environment disables it" in stream.getvalue()
+    assert "compile off (see below)" in stream.getvalue()
+
+
+def test_softcapped_attention_is_said() -> None:
+    with recording() as record:
+        tokens_NT = torch.zeros(1, 8, dtype=torch.int64)
+        kind = choose(tokens_NT, None, None, window=0, written=True, heads=(2, 2, 8), dtype=torch.float32).kind
+    assert kind == "eager"
+    (miss,) = record.missed
+    assert miss.reason.startswith("softcapped scores are written out")
+
+
+def test_a_loss_that_no_kernel_knows_is_computed_by_torch() -> None:
+    with recording() as record:
+        assert not note_kernel("skewed", GPU, has_files=False)
+    (miss,) = record.missed
+    assert miss.reason == "it does not compute the loss 'skewed'"
+    assert record.to_json()["used"] == {"loss": "torch"}
+
+
+def test_a_plan_names_what_a_gpu_would_lack(broken: Callable[[str, str], None]) -> None:
+    broken("quack", "no libcute")
+    pair = student_alone(
+        shape_of_config(
+            model_type="qwen2", num_hidden_layers=2, hidden_size=64, num_attention_heads=2, num_key_value_heads=2,
+            intermediate_size=128, vocab_size=256, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        )
+    )  # fmt: skip
+    with recording() as record:
+        expect_kernels(Config(), pair, GPU)
+    assert {"quack": "ImportError: no libcute"}.items() <= {m.feature: m.reason for m in record.missed}.items()
+    with recording() as record:
+        expect_kernels(Config(compile="off"), pair, GPU)
+    assert "quack" not in {miss.feature for miss in record.missed}
+    with recording() as record:
+        expect_kernels(Config(deterministic=True), pair, GPU)
+    assert ("flash4", "leave --deterministic out") in {(miss.feature, miss.mend) for miss in record.missed}
