@@ -81,9 +81,9 @@ def _need(config: Config, pair: Pair, device: torch.device, processes: int, trie
     return total(memory_plan(config, pair, device, processes=processes, tried=tried, teacher_bytes=teacher))
 
 
-def check_fits(rows: list[Row], device_bytes: int) -> None:
-    """Refuses a run whose plan is larger than the device."""
-    if (need := total(rows)) > device_bytes:
+def check_fits(rows: list[Row], device_bytes: int | None) -> None:
+    """Refuses a run whose plan is larger than the device; None: nothing is known of it."""
+    if device_bytes is not None and (need := total(rows)) > device_bytes:
         largest = max(rows, key=lambda row: row.n_bytes)
         raise RefusedError(
             f"the run needs {need / 2**30:.1f} GiB, the device has {device_bytes / 2**30:.1f} GiB",

@@ -180,8 +180,7 @@ def _train(
         check_student(folder, saved, pair.student)
     planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
     plan = planned()
-    if memory is not None:
-        budget.check_fits(plan, memory)
+    budget.check_fits(plan, memory)
     student, optimizer = load_student(config, pair, world)
     teacher = load_teacher(config, pair, held_out, world.device)
     if teacher is not None and teacher.gate is not None:  # how many parts are e4m3 is known only now
