@@ -23,7 +23,7 @@ from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import check_resumable, files_by_step, prepare_folder
 from aprtrain.config import Config, resolve
 from aprtrain.data.batches import check_shared, check_source
-from aprtrain.features import recording
+from aprtrain.features import Selection, recording
 from aprtrain.memory import USUAL_PASS, Row, memory_plan, total
 from aprtrain.models import Origin, Pair, open_pair, origin_of, settle
 from aprtrain.network.shape import Shape
@@ -195,7 +195,7 @@ class Plan(TypedDict):
     nodes: NodesPlan | None
     data: dict[str, Any]
     config: JsonObject
-    kernels: JsonObject
+    kernels: Selection
     digest: str
     origin: Origin
 

@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-
-from aprfmt.types import JsonObject
+from typing import TypedDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +133,18 @@ class Miss:
         return f"{row.label} is not used: {self.reason}. It speeds up {row.speeds_up}. To mend: {self.mend}"
 
 
+class Selection(TypedDict):
+    """JSON data of a Record.
+
+    Attributes:
+        used: what does each part of a run.
+        not_used: `feature`, `reason` and `mend` of each Miss.
+    """
+
+    used: dict[str, str]
+    not_used: list[dict[str, str]]
+
+
 class Record:
     """What a run uses, and which features it does not use.
 
@@ -172,9 +183,9 @@ class Record:
         """The kernels in use, in one line."""
         return "kernels: " + ", ".join(f"{part} {_joined(found)}" for part, found in self._used.items())
 
-    def to_json(self) -> JsonObject:
-        """`used`: what does each part, by who; `not_used`: feature, reason and mend of each Miss."""
-        used: JsonObject = {part: _joined(found) for part, found in self._used.items()}
+    def to_json(self) -> Selection:
+        """What a run uses, as JSON data."""
+        used = {part: _joined(found) for part, found in self._used.items()}
         return {"used": used, "not_used": [asdict(miss) for miss in self.missed]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Non
     importable.cache_clear()
 
     def fail(name: str, text: str) -> None:
-        real = features.importlib.import_module
+        real = importlib.import_module
 
         def import_module(module: str) -> Any:
             if module == TABLE[name].module:
@@ -38,7 +39,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Non
             return real(module)
 
         monkeypatch.setattr(features, "find_spec", lambda module: object())
-        monkeypatch.setattr(features.importlib, "import_module", import_module)
+        monkeypatch.setattr(importlib, "import_module", import_module)
 
     yield fail
     importable.cache_clear()

@@ -140,10 +140,10 @@ def distill_head(
 def note_kernel(kind: str, device: torch.device, *, has_files: bool) -> bool:
     """Whether the fused kernel computes the terms of a loss of bfloat16 models on `device`; notes what does."""
     record = current()
-    fused = Verdict(False, f"it does not compute the loss {kind!r}") if kind not in _KINDS else importable("triton")
-    fused = device.type == "cuda" and not has_files and record.check("triton", fused)
+    known = Verdict(False, f"it does not compute the loss {kind!r}") if kind not in _KINDS else importable("triton")
+    fused = device.type == "cuda" and not has_files and record.check("triton", known)
     record.use("loss", "Triton" if fused else "torch")
-    return bool(fused)
+    return fused
 
 
 def logit_weight(weight: Tensor, logits: Logits = "fp16") -> Tensor:
