@@ -39,7 +39,8 @@ class Feature:
     module: str = ""
 
 
-_FLASH4 = "pip install 'aprfmt[flash4]'"
+_FLASH4 = "pip install 'flash-attn-4[cu13]==4.0.0b36' quack-kernels==0.6.5 'nvidia-cutlass-dsl[cu13]==4.7.1'"
+"""The versions of the extra `flash4`."""
 
 TABLE: dict[str, Feature] = {
     "flash4": Feature(
@@ -63,7 +64,7 @@ TABLE: dict[str, Feature] = {
         "block-resident weights", "nothing, but a quantized teacher takes no more memory than its file",
         "apr quantize TEACHER --to q4_k_m, from its original weights",
     ),
-    "isal": Feature("isal", "checksums of checkpoints", "pip install 'aprfmt[fast]'", "isal", "isal.isal_zlib"),
+    "isal": Feature("isal", "checksums of checkpoints", "pip install isal", "isal", "isal.isal_zlib"),
     "blake3": Feature("blake3", "digests of --hash", "pip install blake3", "blake3", "blake3"),
     "threads": Feature("every processor", "all of the training on a CPU", "unset OMP_NUM_THREADS"),
     "mfu": Feature("MFU", "nothing; the share of the GPU's peak rate is not logged", "none needed"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import io
+import shlex
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import train_runs
+from packaging.requirements import Requirement
 from train_corpora import shape_of_config, student_alone
 
 from aprtrain import features
@@ -52,6 +55,13 @@ def test_a_package_that_is_missing_and_one_that_fails_are_told_apart(broken: Cal
     assert importable("quack") == Verdict(False, "ImportError: cannot import name 'gemm_gated' from 'quack'")
 
 
+def test_the_extra_pins_what_the_mend_installs() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    pins = project["optional-dependencies"]["flash4"]
+    assert [Requirement(pin).name for pin in pins] == ["flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl"]
+    assert shlex.split(TABLE["flash4"].mend) == shlex.split(TABLE["quack"].mend) == ["pip", "install", *pins]
+
+
 def test_each_reason_is_told_once() -> None:
     record, told = Record(), list[str]()
     record.tell = lambda miss: told.append(miss.text())
@@ -61,7 +71,8 @@ def test_each_reason_is_told_once() -> None:
     (text,) = told
     assert text == (
         "quack is not used: ImportError: no libcute. It speeds up gated feed-forward layers, and their activations "
-        "take less memory. To mend: pip install 'aprfmt[flash4]'"
+        "take less memory. To mend: pip install 'flash-attn-4[cu13]==4.0.0b36' quack-kernels==0.6.5 "
+        "'nvidia-cutlass-dsl[cu13]==4.7.1'"
     )
     assert len(record.missed) == 1
 
@@ -92,11 +103,11 @@ def test_a_run_on_the_cpu_says_what_it_uses(distil: Distil, tmp_path: Path, brok
     assert "checksums zlib" in line
     (isal,) = (line for line in lines if line.startswith("isal is not used"))
     assert "ImportError: libisal.so.2: cannot open shared object file" in isal
-    assert isal.endswith("To mend: pip install 'aprfmt[fast]'")
+    assert isal.endswith("To mend: pip install isal")
     (start,) = train_runs.lines(tmp_path / "run", "start")
     missed = {miss["feature"]: miss for miss in start["kernels"]["not_used"]}
     assert {"isal", "bf16"} <= missed.keys()
-    assert missed["isal"]["mend"] == "pip install 'aprfmt[fast]'"
+    assert missed["isal"]["mend"] == "pip install isal"
     assert start["kernels"]["used"]["loss"] == "torch"
 
 
