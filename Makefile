@@ -1,5 +1,5 @@
 # make demo   the main job on a real model, in a fresh environment
-# make test   the whole suite
+# make test   the whole suite; FULL=1 every case of its longest tables, of which each commit runs a part in turn
 # make check  format, lint, types
 # make mutations  proof that the tests bite: faults put in one by one; ONLY="'lr dropped'" only that one,
 #                 ONLY="--package aprfmt" those of one package
@@ -27,10 +27,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py || echo "no network: tests that need real material are skipped" >&2
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -q -n 2 --dist loadfile
-	@# What a GPU is needed for runs in a process that forks no other: torch cannot go on in a fork where there is a GPU.
-	@if $(BIN)/python -c "import torch; raise SystemExit(not torch.cuda.is_available())"; then \
-		$(BIN)/python -m pytest -q -m cuda tests/train; fi
+	@FULL=$(FULL) tools/test.sh $(BIN)/python
 
 check: $(VENV)/.check
 	$(BIN)/ruff format --check src tests tools
@@ -76,8 +73,7 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e ".[test]"
-	tools/install_llama.sh $(BIN)/python || echo "without llama-cpp-python: tests that compare with it are skipped" >&2
+	tools/prepare_tests.sh $(BIN)/python
 	@touch $@
 
 $(VENV)/.docs: $(BIN)/python pyproject.toml

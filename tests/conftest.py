@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from typing import Any
 import carried_models
 import mergekit_peer
 import pytest
+import skips
 from converter_peer import ConverterPeer
 from llama_peer import LlamaPeer
 from tiny_models import BYTES, build
@@ -41,6 +43,36 @@ def pytest_configure() -> None:
     """A shell that starts the suite in the background ignores SIGINT for all its children; ours are interrupted."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """APR_TEST_ORDER=SEED: files in an order drawn by it, and the tests of a file backwards where it is odd."""
+    seed = os.environ.get("APR_TEST_ORDER")
+    if seed is not None:
+        files = sorted({item.path for item in items})
+        random.Random(seed).shuffle(files)
+        place = {path: i for i, path in enumerate(files)}
+        if int(seed) % 2:
+            items.reverse()
+        items.sort(key=lambda item: place[item.path])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was skipped, why, and what to type to have it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.section(f"{len(skipped)} skipped")
+        for line in skips.table(report.longrepr[2] for report in skipped):
+            terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk() -> Iterator[None]:
+    """No test cuts the power, so none waits for the disk; child processes that are started do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

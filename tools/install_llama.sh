@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs llama-cpp-python into the environment of the given python, which has aprfmt. It is built from source, some
 # minutes on two cores, so the wheel is kept in a cache outside the tree and reused: $APR_WHEELS, else
-# ~/.cache/aprfmt/wheels. What does not run a quantized model is not left installed.
+# ~/.cache/aprfmt/wheels. What does not run a quantized model is not left installed. With --wheel it is only built, which
+# needs no aprfmt.
 set -euo pipefail
 python=${1:-python3}
 version=0.3.36
@@ -55,6 +56,11 @@ build() {
   mv "$work"/llama_cpp_python-*.whl "$wheels/"
 }
 
+if [ "${2:-}" = --wheel ]; then
+  mkdir -p "$wheels"
+  compgen -G "$wheels/llama_cpp_python-$version-*.whl" >/dev/null || build
+  exit 0
+fi
 if "$python" -c "import importlib.metadata as m, sys; sys.exit(m.version('llama_cpp_python') != '$version')" 2>/dev/null && smoke; then
   exit 0
 fi

@@ -1,15 +1,12 @@
 """Every architecture there and back: transformers' logits in llama.cpp, the same tensors bit by bit on the way back.
 
-Runs each row's base case and, changing from day to day, some of the variants; with APR_CONFORMANCE=all every one,
-with APR_CONFORMANCE=base no variants. The tokenizers are cut short to save time. `make conformance` does the same
-with whole tokenizers, and with llama.cpp's converter beside ours; here that is done for two rows.
+Runs each row's base case and, by turns, a sixteenth of the variants; with APR_FULL=1 every one. The tokenizers are cut
+short to save time. `make conformance` does the same with whole tokenizers, and with llama.cpp's converter beside ours;
+here that is done for two rows.
 """
 
 from __future__ import annotations
 
-import datetime
-import os
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,24 +14,13 @@ from pathlib import Path
 import pytest
 from arch_models import ArchCase, all_cases, find_case, relative_error, top1_equal
 from conformance_steps import Bench, Step
+from turns import in_turn, turn
 
 from conformance_report import Result, matrix, verified_text, without_case
 from conformance_results import digest, keep, kept
 
-N_VARIANTS = 30
 VOCABULARY = 4096
-
-
-def chosen() -> list[ArchCase]:
-    """The cases of this run."""
-    cases = all_cases()
-    how = os.environ.get("APR_CONFORMANCE", "sample")
-    if how == "all":
-        return list(cases)
-    variants = [case for case in cases if not case.base]
-    day = datetime.datetime.now(datetime.UTC).toordinal()
-    picked = random.Random(day).sample(variants, min(N_VARIANTS, len(variants))) if how == "sample" else []
-    return [case for case in cases if case.base or case in picked]
+TURNS = 16
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +32,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path, llama_cp
 
 
 @pytest.mark.llama
-@pytest.mark.parametrize("case", chosen(), ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case", in_turn(all_cases(), lambda case: case.base, turn(), of=TURNS), ids=lambda case: case.id
+)
 def test_there_and_back(case: ArchCase, bench: Bench) -> None:
     result = Result(case, bench.run(case))
     assert result.ok or result.excused, "\n".join(result.reasons())

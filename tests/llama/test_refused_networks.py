@@ -1,27 +1,18 @@
 """Networks that an export refuses are such that llama.cpp does not load; those that it warns of compute otherwise.
 
-A sample; with APR_CONFORMANCE=all every case.
+A sample and, by turns, a few of the others; with APR_FULL=1 every case.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from arch_models import (
-    ArchCase,
-    all_cases,
-    build,
-    find_case,
-    relative_error,
-    token_ids,
-    transformers_logits,
-    write_tokenizers,
-)
+from arch_models import ArchCase, all_cases, build, relative_error, token_ids, transformers_logits, write_tokenizers
 from conformance_steps import LLAMA_TOLERANCE
 from llama_peer import LlamaError, LlamaPeer
+from turns import in_turn, turn
 
 import aprfmt
 from aprfmt.arch import hparams
@@ -33,12 +24,12 @@ MAMBA_OF_FOUR = ArchCase(
     "mamba/expand", "mamba", "MambaConfig", "MambaForCausalLM", {"expand": 4}, llama_cpp_cannot="its width"
 )
 SAMPLE = ("arcee/biases", "qwen3/window", "glm/head_dim", "olmoe/gqa", "exaone4/hybrid_small", "olmoe/clip_qkv")
+TURNS = 24
 
 
 def chosen() -> list[ArchCase]:
     cannot = [case for case in all_cases() if case.llama_cpp_cannot and case.computable]
-    every = os.environ.get("APR_CONFORMANCE") == "all"
-    return [MAMBA_OF_FOUR, *(cannot if every else map(find_case, SAMPLE))]
+    return [MAMBA_OF_FOUR, *in_turn(cannot, lambda case: case.id in SAMPLE, turn(), of=TURNS)]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_thread() -> None:
     """Tiny matrices gain nothing by threads, and a process that has none may be forked."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_disk() -> Iterator[None]:
-    """No test cuts the power, so none waits for the disk; child processes that are started do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 @pytest.fixture(scope="session")
