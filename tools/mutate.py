@@ -85,6 +85,7 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "1000",
+            "APR_FULL": "1",
         }
 
     def test(self, tests: Iterable[str], mutant: Path | None = None) -> tuple[int, str]:

@@ -1,7 +1,7 @@
 """What the operating system refuses is an AprError that names the file; nothing half-written stays, old outputs do.
 
 Each operation runs once for every place in the package from which it asks the operating system for something, and
-that call fails. `APR_FAULTS=all` fails every single call instead (some 3,000).
+that call fails the first time and, by turns, the last. `APR_FAULTS=all` fails every single call instead (some 3,000).
 """
 
 from __future__ import annotations

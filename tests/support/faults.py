@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from turns import in_turn, turn
 
 from aprfmt.io import sink
 
@@ -92,7 +93,7 @@ class Faults:
 
     Attributes:
         calls: name of each call of the last run.
-        sites: where each came from: its name and the innermost lines of the package.
+        sites: where each came from in a run without a failure: its name and the innermost lines of the package.
         failed: name of the call that failed, "" where none did.
     """
 
@@ -106,7 +107,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def points(self, *, every: bool, disk: bool) -> list[int]:
-        """Numbers of calls of the last run: the first and the last of each site, or `every` one.
+        """Numbers of calls of the last run: the first of each site and, by turns, the last, or `every` one.
 
         `disk` leaves out all but those that read or write data.
         """
@@ -115,7 +116,7 @@ class Faults:
             return numbers
         first = {self.sites[i - 1]: i for i in reversed(numbers)}
         last = {self.sites[i - 1]: i for i in numbers}
-        return sorted({*first.values(), *last.values()})
+        return in_turn(sorted({*first.values(), *last.values()}), set(first.values()).__contains__, turn(), of=4)
 
     @contextmanager
     def armed(self, number: int, *, stays: bool = False) -> Iterator[None]:
@@ -138,7 +139,8 @@ class Faults:
     def _count(self, name: str) -> bool:
         with self._lock:
             self.calls.append(name)
-            self.sites.append((name, *_lines()))
+            if not self._number:
+                self.sites.append((name, *_lines()))
             fails = len(self.calls) == self._number
             self.failed = name if fails else self.failed
             return fails or (self._stays and bool(self.failed) and name in _DISK)
