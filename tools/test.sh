@@ -16,6 +16,8 @@ if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(free_kib /dev/shm)" -gt $((8 
   mkdir -p "$TMPDIR"
 fi
 
+# Hundreds of processes import the package: each would compile it.
+export PYTHONDONTWRITEBYTECODE=
 # Two workers keep two cores busy: threads beside them would only wait for each other, and spin while they do.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
 CUDA_VISIBLE_DEVICES="" APR_FULL=${FULL:-} "$python" -m pytest -q -n "${JOBS:-2}" --dist loadfile "$@"
