@@ -520,6 +520,7 @@ def quantize_model(
     no_tokenizer: bool = False,
     allow_unmapped: bool = False,
     allow_names: bool = False,
+    follow_links: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
     verify: bool = False,
     plan: bool = False,

@@ -113,6 +113,17 @@ def test_names_that_other_programs_act_on_are_not_published(hub: Hub, gguf: Path
     assert warning.startswith("not published: '.envrc' (other programs act on hidden files), 'con' (Windows")
 
 
+def test_a_link_that_leads_out_is_not_published(hub: Hub, gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "m.gguf").symlink_to(gguf)
+    with pytest.raises(RefusedError, match="links lead out of the folder: 'm.gguf'"):
+        aprfmt.push(folder, "org/name")
+    assert hub.commits == []
+    aprfmt.push(folder, "org/name", follow_links=True)
+    assert hub.commits[-1]["files"].keys() == {"m.gguf", "README.md"}
+
+
 def test_a_card_by_hand_stays(hub: Hub, gguf: Path) -> None:
     hub.exists, hub.files = True, {"README.md": CARD}
     assert aprfmt.push(gguf, "org/name").card == "renewed"

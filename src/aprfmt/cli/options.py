@@ -162,6 +162,14 @@ class Run:
             rich_help_panel=sections.SOURCE,
         ),
     ] = False
+    follow_links: Annotated[
+        bool,
+        typer.Option(
+            "--follow-links",
+            help="Take files that symbolic links bring from outside of the folder.",
+            rich_help_panel=sections.SOURCE,
+        ),
+    ] = False
     carry: Annotated[
         str,
         typer.Option(

@@ -31,6 +31,9 @@ def command(
         str | None, typer.Option(metavar="SPDX", help="Licence of the weights, where the card says none yet.")
     ] = None,
     no_license: Annotated[bool, typer.Option("--no-license", help="Publish even if no licence is stated.")] = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Publish files that links bring from outside of the folder.")
+    ] = False,
     card: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Publish this card in place of the repository's own.")
     ] = None,
@@ -60,6 +63,7 @@ def command(
             create=create,
             license=license,
             no_license=no_license,
+            follow_links=follow_links,
             card=card,
             plan=plan,
             progress=progress,

@@ -30,7 +30,7 @@ from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Base
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
-from aprfmt.convert.files import with_files
+from aprfmt.convert.files import package_files, with_files
 from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.quantization import Quantization, quantization_of
@@ -54,6 +54,7 @@ from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.io import names
+from aprfmt.io.links import check_links, check_opened
 from aprfmt.io.pipe import (
     CHUNK_BYTES,
     MOST_THREADS,
@@ -197,6 +198,7 @@ def import_model(
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
     allow_names: bool = False,
+    follow_links: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
     hash: bool = False,
     plan: bool = False,
@@ -232,6 +234,7 @@ def import_model(
         allow_no_config: go on without config.json; dimensions are inferred from shapes.
         allow_unmapped: keep tensors of unknown name under their own name.
         allow_names: carry and write files whose names other programs act on (`.envrc`), or some systems confuse.
+        follow_links: take files of a folder that symbolic links bring from outside; the hub's cache needs no leave.
         carry: most bytes that files of a folder which belong to no model may take together, or "64MB"; 0: none.
         hash: record the BLAKE3 of each source file instead of its CRC-32; an export compares what is recorded.
         plan: write nothing; the report says what would be written.
@@ -285,6 +288,7 @@ def convert_model(
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
     allow_names: bool = False,
+    follow_links: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
     hash: bool = False,
     verify: bool = False,
@@ -346,6 +350,10 @@ def convert(given: dict[str, object], edit: Edit | None = None, inputs: Sequence
         if not options.plan:
             check_target(dst, _inputs(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization, towers, edit)
+        if not options.follow_links and (folder := model.native_as(HfNative)) is not None:
+            own = [path for path in package_files(c, folder) if path != model.path]  # which was named
+            check_links(folder.folder, own)
+            confirm = _both(confirm, lambda output: check_opened(folder.folder, own, opened))
         report = _report(c, output, losses, src, dst, target, options)
         sources = [*_inputs(model), *(source.path for source in opened), *(os.fspath(path) for path in inputs)]
         if target.folder:
@@ -367,6 +375,16 @@ def convert(given: dict[str, object], edit: Edit | None = None, inputs: Sequence
     return report
 
 
+def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:
+    """Two checks of an output as one."""
+
+    def check(output: str) -> None:
+        first(output)
+        second(output)
+
+    return check
+
+
 @contextmanager
 def _opened(src: str, target: Target, options: Options) -> Iterator[tuple[Model, Callable[[str], None], Model | None]]:
     """The source, the check to make at the end, and the GGUF of towers beside it, None without one."""
@@ -375,12 +393,7 @@ def _opened(src: str, target: Target, options: Options) -> Iterator[tuple[Model,
             yield model, confirm, None
             return
         with open_checked(options.mmproj, reopens=False) as (towers, unchanged):
-
-            def check(output: str) -> None:
-                confirm(output)
-                unchanged(output)
-
-            yield model, check, towers
+            yield model, _both(confirm, unchanged), towers
 
 
 def _older_outputs(report: Report, sources: Sequence[str]) -> list[str]:

@@ -98,6 +98,12 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, al
     return replace(c, files=dict(sorted(files.items())), left_out=reasons)
 
 
+def package_files(c: Canonical, folder: HfNative) -> list[Path]:
+    """The files of the folder that go into what is written: the model's, and those that are carried."""
+    own = [folder.folder / name for name in folder.own_names()]
+    return own + [piece.path for file in c.files.values() for piece in file.pieces if isinstance(piece, FilePiece)]
+
+
 def _blob_name(name: str) -> str:
     """The name of a file's tensor: its path where that fits into an index, else the digest of it."""
     whole = FILES_PREFIX + name

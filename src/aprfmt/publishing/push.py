@@ -22,6 +22,7 @@ from aprfmt.formats.hub_files import look_up
 from aprfmt.formats.hub_requests import AnswerError
 from aprfmt.inspection.describe import inspect
 from aprfmt.io import names
+from aprfmt.io.links import check_links
 from aprfmt.io.pipe import StartProgress, sha256_of_range
 from aprfmt.io.source import Identity, Source, is_folder, read_whole
 from aprfmt.model import Model
@@ -97,6 +98,7 @@ def push(
     create: bool = True,
     license: str | None = None,
     no_license: bool = False,
+    follow_links: bool = False,
     card: PathLike | None = None,
     plan: bool = False,
     progress: StartProgress | None = None,
@@ -117,6 +119,7 @@ def push(
         create: make the repository where it is missing.
         license: what the card says where it says nothing yet.
         no_license: go on without any.
+        follow_links: publish files that symbolic links bring from outside of the folder.
         card: another card to publish, in place of the one that is there.
         plan: ask what is there, and publish nothing.
         progress: called with the bytes that are read for checksums; gives the function to call with each piece.
@@ -130,6 +133,8 @@ def push(
     start = time.monotonic()
     wanted, api = _target(repo, revision), _api()
     paths = _files(formats.path_text(source, "source"))
+    if not follow_links and is_folder(source):
+        check_links(source, paths.values())
     refused = names.findings(paths)
     for finding in refused:
         del paths[finding.name]
@@ -173,6 +178,8 @@ def push(
         plan=plan,
         warnings=warnings,
     )
+    if not follow_links and is_folder(source):
+        check_links(source, paths.values())  # again: what was read since, under the identities of `before`
     if not plan:
         log(f"sending {plural(len(files), 'file')} to {wanted.repo}")
         if any(_identity(path) != before[name] for name, path in paths.items()):

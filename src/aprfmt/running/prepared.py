@@ -204,7 +204,8 @@ def exported(
 
         what = "the towers of " if options.get("mmproj") else ""
         say(f"exporting {what}{name} ({format_bytes(size)}) to the cache, once")
-        report = convert_model(name, target, force=True, fsync=False, **options)  # type: ignore[arg-type]
+        # What stays on this machine may hold what links lead to.
+        report = convert_model(name, target, force=True, follow_links=True, fsync=False, **options)  # type: ignore[arg-type]
 
     entry = folder.entry(f"{stem}-{own}{suffix}", make)
     folder.trim(limit)

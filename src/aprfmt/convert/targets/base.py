@@ -58,6 +58,7 @@ class Options:
     allow_no_config: bool = False
     allow_unmapped: bool = False
     allow_names: bool = False
+    follow_links: bool = False
     carry: int = DEFAULT_CARRY_BYTES
     hash: bool = False
     format: str | None = None
@@ -88,7 +89,7 @@ class Options:
 
 COMMON = frozenset(
     (
-        *("arch", "base", "allow_no_config", "allow_unmapped", "allow_names", "carry", "format"),
+        *("arch", "base", "allow_no_config", "allow_unmapped", "allow_names", "follow_links", "carry", "format"),
         *("plan", "force", "progress", "threads", "max_memory", "max_disk", "fsync"),
     )
 )

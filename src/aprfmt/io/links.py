@@ -1,0 +1,60 @@
+"""Symbolic links that lead out of a model's folder: what they lead to would become a part of what is made of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from aprfmt.errors import ChangedError, RefusedError, storage_errors
+from aprfmt.io.source import Identity, Source
+from aprfmt.text import first_few
+from aprfmt.types import PathLike
+
+FOLLOW = "--follow-links"
+"""The option that takes them."""
+
+
+def check_links(folder: PathLike, paths: Iterable[PathLike]) -> None:
+    """Raises RefusedError for files of `folder` that links bring from outside.
+
+    A snapshot in the hub's cache (models--ORG--NAME/snapshots/COMMIT) is made of links into the `blobs` beside it.
+    """
+    found = [f"{os.path.relpath(path, folder)!r} ({real})" for path, real in _outside(folder, paths)]
+    if found:
+        raise RefusedError(
+            f"links lead out of the folder: {first_few(found)}",
+            path=folder,
+            hint=f"put the files in place of the links, or apr convert and apr push with {FOLLOW} take them",
+        )
+
+
+def check_opened(folder: PathLike, paths: Iterable[PathLike], opened: Iterable[Source]) -> None:
+    """The same for those of `paths` that were `opened`, whatever happened to them since.
+
+    Raises ChangedError, too, where a path leads to another file now.
+    """
+    own = {os.path.abspath(path) for path in paths}
+    sources = {place: source for source in opened if (place := os.path.abspath(source.path)) in own}
+    check_links(folder, sources)
+    for place, source in sources.items():
+        with storage_errors(place):
+            now = Identity.of(os.lstat(os.path.realpath(place)))
+        if source.identity is not None and now != source.identity:
+            raise ChangedError("the file changed while it was read: it was replaced by another file", path=place)
+
+
+def _outside(folder: PathLike, paths: Iterable[PathLike]) -> Iterator[tuple[PathLike, str]]:
+    """Those of `paths` that lie outside `folder`, and where."""
+    roots = tuple(root + os.sep for root in _roots(os.path.realpath(folder)))
+    for path in paths:
+        real = os.path.realpath(path)
+        if not real.startswith(roots):
+            yield path, real
+
+
+def _roots(folder: str) -> Iterator[str]:
+    yield folder
+    parts = folder.split(os.sep)
+    for i, part in enumerate(parts[1:], 1):
+        if part == "snapshots" and parts[i - 1].startswith("models--"):
+            yield os.sep.join([*parts[:i], "blobs"])
