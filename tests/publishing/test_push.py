@@ -117,7 +117,7 @@ def test_a_link_that_leads_out_is_not_published(hub: Hub, gguf: Path, tmp_path: 
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "m.gguf").symlink_to(gguf)
-    with pytest.raises(RefusedError, match="links lead out of the folder: 'm.gguf'"):
+    with pytest.raises(RefusedError, match="links lead out of the folder: 'm"):
         aprfmt.push(folder, "org/name")
     assert hub.commits == []
     aprfmt.push(folder, "org/name", follow_links=True)
