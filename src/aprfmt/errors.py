@@ -192,6 +192,14 @@ class RunError(AprError, RuntimeError):
     exit_code = 8
 
 
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP arrived; raised so that unfinished outputs are removed on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 _OS_HINTS = {
     errno.ENOSPC: "free some space or write to another disk; nothing was left behind",
     errno.EDQUOT: "free some space or raise the quota; nothing was left behind",

@@ -71,8 +71,14 @@ MAX_LITERAL_BYTES = 128 << 20
 MAX_LABELS = 1 << 16
 """Outputs of a classifier without names."""
 
-MAX_PICKLED_BYTES = 256 << 20
+MAX_PICKLED_BYTES = 64 << 20
 """Longest pickle of a PyTorch file, which holds names and shapes."""
+
+MAX_PICKLE_SECONDS = 10.0
+"""Processor time to unpickle one file."""
+
+PICKLE_MEMORY_BYTES = 256 << 20
+"""Address space of the process that unpickles; 25 MB of it are Python."""
 
 MAX_TREE_DEPTH = 48
 """Levels of the tree of modules; the rest of a longer name is one part."""
@@ -80,11 +86,17 @@ MAX_TREE_DEPTH = 48
 DEFAULT_CARRY_BYTES = 64_000_000
 """What files of a folder that belong to no model may take together."""
 
-MAX_CHAT_CHARS = 16 << 20
-"""What a chat template may write."""
+MAX_CHAT_CHARS = 8 << 20
+"""Text that a chat template writes."""
 
-MAX_CHAT_SECONDS = 10
-"""How long it may take."""
+MAX_CHAT_SECONDS = 10.0
+"""Processor time of a chat template for one conversation."""
+
+CHAT_MEMORY_BYTES = 192 << 20
+"""Address space of the process that renders chat templates; 25 MB of it are Python and Jinja."""
+
+MAX_TEMPLATE_CHARS = 1 << 20
+"""A chat template."""
 
 MAX_SETTINGS_BYTES = 1 << 20
 """A file of options, or a recipe of a merge."""

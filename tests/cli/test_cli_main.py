@@ -16,9 +16,9 @@ from typing import Any
 import demo_model
 import pytest
 
-from aprfmt.cli import failures
 from aprfmt.cli.group import COMMANDS
 from aprfmt.cli.main import main
+from aprfmt.errors import Terminated
 
 Apr = Callable[..., Any]
 HEAVY = ("torch", "numpy", "transformers", "gguf", "typer", "click", "tokenizers")
@@ -175,9 +175,9 @@ def _wrapped(error: BaseException) -> RuntimeError:
         (OSError(28, "No space left on device", "/x"), 7, "storage"),
         (MemoryError(), 7, "memory"),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (failures.Terminated(15), 143, "terminated"),
+        (Terminated(15), 143, "terminated"),
         (_wrapped(KeyboardInterrupt()), 130, "interrupted"),
-        (_wrapped(failures.Terminated(15)), 143, "terminated"),
+        (_wrapped(Terminated(15)), 143, "terminated"),
         (ZeroDivisionError("oops"), 70, "internal"),
         (RecursionError("deep"), 70, "internal"),
     ],

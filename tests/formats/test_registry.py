@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 
 import aprfmt
 from aprfmt import formats
+from aprfmt.cli.main import run
 from aprfmt.convert.targets.base import TARGETS, Target, find_target, targets
-from aprfmt.errors import MissingDependencyError, RefusedError, UnknownFormatError, UsageError
-from aprfmt.formats import READERS, Reader
+from aprfmt.errors import MissingDependencyError, RefusedError, Terminated, UnknownFormatError, UsageError
+from aprfmt.formats import READERS, Reader, entry_points
 
 PLUGIN = """
 import io
@@ -81,7 +83,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     formats.plugins.cache_clear()
     yield folder
     formats.plugins.cache_clear()
-    for name in ("npz_plugin", "broken_plugin"):
+    for name in ("npz_plugin", "broken_plugin", "rude_plugin"):
         sys.modules.pop(name, None)
 
 
@@ -119,7 +121,9 @@ def test_no_plugin_is_loaded_for_what_we_know(site: Path, tiny_gguf: Path, tmp_p
     aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
     assert "broken_plugin" not in sys.modules
     (tmp_path / "odd").write_bytes(b"what is this")
-    with pytest.raises(MissingDependencyError, match="plugin 'odd' of broken_plugin cannot be loaded: not today"):
+    with pytest.raises(
+        MissingDependencyError, match="plugin 'odd' of broken_plugin cannot be loaded: RuntimeError: not today"
+    ):
         aprfmt.detect(tmp_path / "odd")
 
 
@@ -135,3 +139,90 @@ def test_what_no_reader_knows_is_said_so(site: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown format") as caught:
         aprfmt.convert_model(tmp_path / "odd", tmp_path / "x", format="zip")
     assert "npz" in (caught.value.hint or "")
+
+
+RUDE = """
+import os, sys, time
+print("at import")
+os.write(1, b"by a library")
+class Rude:
+    name = container = label = "rude"
+    suffixes, folder, takes = (".rude",), False, frozenset()
+    def detect(self, found):
+        print("in detect")
+        {detect}
+    def open(self, path):
+        print("in open")
+        {open}
+    def layouts(self, c, work):
+        {layouts}
+rude = Rude()
+{after}
+"""
+FAULTS = {
+    "exit at import": ({"after": "sys.exit(0)"}, "cannot be loaded: SystemExit: 0"),
+    "another exception at import": (
+        {"after": "class E(BaseException): pass\nraise E('x')"}, "cannot be loaded: E: x"),
+    "exit in detect": ({"detect": "sys.exit(0)"}, "failed in detect: SystemExit: 0"),
+    "exception in detect": ({"detect": "1 / 0"}, "failed in detect: ZeroDivisionError: division by zero"),
+    "exit in open": ({"detect": "return True", "open": "raise SystemExit"}, "failed in open: SystemExit"),
+    "no model": ({"detect": "return True", "open": "return 1"}, "failed in open: it gave a int, not a Model"),
+    "neither": ({"after": "rude = 1"}, "is no reader, which has detect and open, and no target, which has layouts"),
+    "odd suffixes": ({"after": "rude.suffixes = None"}, "needs a name, a text, and suffixes"),
+    "a name that fails": ({"after": "Rude.name = property(lambda self: 1 / 0)"}, "cannot be loaded: ZeroDivisionError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_plugin_is_an_error_that_names_its_package(
+    fault: str, site: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    parts, message = FAULTS[fault]
+    code = RUDE.format(**{"detect": "pass", "open": "pass", "layouts": "pass", "after": "", **parts})
+    install(site, "rude_plugin", code, "r = rude_plugin:rude")
+    (tmp_path / "odd").write_bytes(b"what is this")
+    assert run(["convert", str(tmp_path / "odd"), "-o", str(tmp_path / "x.apr"), "--json"]) == 6
+    captured = capfd.readouterr()
+    error = json.loads(captured.out)["error"]
+    assert error["message"].startswith(f"the plugin 'r' of rude_plugin {message}")
+    assert "rude_plugin" in error["hint"]
+    assert "at import" in captured.err
+    assert "by a library" in captured.err
+    assert not (tmp_path / "x.apr").exists()
+
+
+def test_a_target_that_exits_is_an_error(site: Path, tiny_gguf: Path, tmp_path: Path) -> None:
+    code = RUDE.format(detect="pass", open="pass", layouts="sys.exit(0)", after="")
+    install(site, "rude_plugin", code, "r = rude_plugin:rude")
+    with pytest.raises(MissingDependencyError, match="failed in layouts: SystemExit: 0"):
+        aprfmt.convert_model(tiny_gguf, tmp_path / "x.rude")
+    assert not (tmp_path / "x.rude").exists()
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, Terminated(15)])
+def test_an_interrupt_goes_through_a_plugin(ending: object, site: Path, tmp_path: Path) -> None:
+    code = RUDE.format(detect="raise self.ending", open="pass", layouts="pass", after="")
+    install(site, "rude_plugin", code, "r = rude_plugin:rude")
+    (tmp_path / "odd").write_bytes(b"what is this")
+    formats.plugins()
+    sys.modules["rude_plugin"].Rude.ending = ending
+    with pytest.raises((KeyboardInterrupt, Terminated)):
+        aprfmt.detect(tmp_path / "odd")
+
+
+def test_a_slow_plugin_is_named(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_points, "_SLOW_SECONDS", 0.01)
+    install(site, "rude_plugin", RUDE.format(detect="time.sleep(0.02)", open="pass", layouts="pass", after=""),
+            "r = rude_plugin:rude")  # fmt: skip
+    (tmp_path / "odd").write_bytes(b"what is this")
+    with pytest.warns(RuntimeWarning, match="the plugin 'r' of rude_plugin took"), pytest.raises(UnknownFormatError):
+        aprfmt.detect(tmp_path / "odd")
+
+
+def test_a_library_that_exits_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def leave(*_: object, **__: object) -> None:
+        raise SystemExit(0)
+
+    monkeypatch.setattr("aprfmt.running.doctor.doctor", leave)
+    assert run(["doctor", "--json"]) == 8
+    assert "code of a library ended the command: exit(0)" in json.loads(capsys.readouterr().out)["error"]["message"]

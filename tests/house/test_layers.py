@@ -134,6 +134,16 @@ def test_llama_cpp_is_imported_by_its_worker_alone() -> None:
     assert not inside & {*loaded}
 
 
+def test_processes_are_started_in_one_place() -> None:
+    """There alone is made sure that a process imports nothing from the current folder."""
+    starts = {"subprocess", "multiprocessing", "concurrent.futures.process", "pty"}
+    for name, path in in_our_house().items():
+        found = {module for _, module in imports(path) if module in starts or module.split(".")[0] in starts}
+        assert not found or name == "aprfmt.io.child", f"{path} imports {sorted(found)}: use aprfmt.io.child"
+        words = re.findall(r"os\.(?:exec|spawn|posix_spawn|popen|system)\w*\(|ProcessPoolExecutor", path.read_text())
+        assert not words, f"{path} starts a process by {words[0]}"
+
+
 def test_targets_do_not_know_each_other() -> None:
     for path in modules("aprfmt/convert/targets"):
         found = {name.split(".")[3] for _, name in imports(path) if name.startswith("aprfmt.convert.targets.")}

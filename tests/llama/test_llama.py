@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-import sys
 import textwrap
-import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +17,7 @@ import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprfmt.llama import client
-from aprfmt.llama.client import PROMPT, Llama, LlamaDiedError, Worker, reason_in, verify_gguf
+from aprfmt.llama.client import PROMPT, Llama, LlamaDiedError, reason_in, verify_gguf
 from aprfmt.llama.engine import ENGINES, Sampling
 
 pytestmark = pytest.mark.llama
@@ -47,7 +44,7 @@ def gguf(tmp_path: Path) -> Path:
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Puts stand-ins for both packages first on the worker's path; their code runs after `real` is imported."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "fake"), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(tmp_path / "fake")
 
     def make(code: str) -> None:
         for package in ENGINES:
@@ -330,27 +327,6 @@ def test_the_reason_is_found_in_the_log() -> None:
     assert reason_in("a\n\nb\nc\n0.00.882.661 E d\n") == "b; c; d"
     assert reason_in("x\nggml.c:1: GGML_ASSERT(n > 0) failed\nAborted\n") == "GGML_ASSERT(n > 0) failed"
     assert reason_in("") == ""
-
-
-def test_an_interrupt_while_the_clock_starts_leaves_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that waits for the time limit would keep the process until then."""
-    start, clocks = threading.Timer.start, []
-
-    def interrupted(self: threading.Timer) -> None:
-        start(self)
-        clocks.append(self)
-        raise KeyboardInterrupt
-
-    worker = Worker([sys.executable, "-c", "input()"])
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Timer, "start", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                worker.ask("x", 60)
-    finally:
-        worker.close()
-    clocks[0].join(10)
-    assert not clocks[0].is_alive()
 
 
 @pytest.mark.llama

@@ -258,7 +258,7 @@ def test_it_says_what_it_had_before_llama_cpp_died(
             "Session._compute = computing\n"
             "sys.modules[__name__] = package\n"
         )
-    monkeypatch.setenv("PYTHONPATH", ":".join([str(tmp_path / "fake"), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(tmp_path / "fake")
     assert run(["run", str(smollm2_gguf), QUESTION]) == 8
     captured = capsys.readouterr()
     assert captured.out.startswith("The answer to")

@@ -18,7 +18,8 @@ from typing import Any
 from train_children import die_with_parent
 
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
-from aprfmt.llama.client import Worker, WorkerDiedError, reason_in
+from aprfmt.io.child import Child, ChildDiedError
+from aprfmt.llama.client import reason_in
 
 _SECONDS = 300.0
 _F32 = 0
@@ -34,7 +35,7 @@ class LlamaPeer:
     """A running llama.cpp, started on the first question and again after a crash. Use in `with`."""
 
     def __init__(self) -> None:
-        self._worker: Worker | None = None
+        self._worker: Child | None = None
 
     def __enter__(self) -> LlamaPeer:
         return self
@@ -117,10 +118,10 @@ class LlamaPeer:
 
     def _ask(self, call: str, **arguments: Any) -> Any:
         if self._worker is None:
-            self._worker = Worker([sys.executable, __file__])
+            self._worker = Child([os.path.abspath(__file__)])
         try:
             answer = self._worker.ask([call, arguments], _SECONDS)
-        except WorkerDiedError as death:
+        except ChildDiedError as death:
             self.__exit__()
             raise LlamaError(f"llama.cpp {death}: {reason_in(death.log)}") from None
         if "error" in answer:

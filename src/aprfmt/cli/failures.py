@@ -21,19 +21,11 @@ from types import FrameType
 from typing import Any
 
 from aprfmt.cli.output import out
-from aprfmt.errors import AprError, NotFoundError, UsageError, storage_error
+from aprfmt.errors import AprError, NotFoundError, Terminated, UsageError, storage_error
 
 EXIT_INTERNAL = 70
 EXIT_BROKEN_PIPE = 141
 _ALIKE = 0.7
-
-
-class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived; raised so that unfinished outputs are removed on the way out."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 # Exception -> exit code (to which a signal's number is added), error code, sentence.

@@ -16,7 +16,7 @@ from aprfmt.cli.complete import SHELL_OPTIONS
 from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out
 from aprfmt.cli.sections import SectionedCommand
-from aprfmt.errors import UsageError
+from aprfmt.errors import RunError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +156,6 @@ def dispatch(app: typer.Typer, arguments: Sequence[str]) -> int:
                 result = result()
     except typer.Exit as stop:
         return stop.exit_code
+    except SystemExit as stop:  # of a library or a plugin: what was asked for is not done
+        raise RunError(f"code of a library ended the command: exit({stop.code!r:.80})") from stop
     return result if isinstance(result, int) else 0

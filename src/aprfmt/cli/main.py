@@ -63,8 +63,9 @@ def _prepare_streams() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command line and returns its exit code; prints whatever went wrong, never a traceback."""
-    from aprfmt.cli.failures import Terminated, catch_signals, report
+    from aprfmt.cli.failures import catch_signals, report
     from aprfmt.cli.output import out
+    from aprfmt.errors import Terminated
 
     out.configure(arguments)
     try:

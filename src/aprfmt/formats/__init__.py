@@ -8,27 +8,21 @@ convert.targets.base; one object may be both.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from aprfmt.errors import ZERO_BYTE, AprError, CorruptError, MissingDependencyError, UnknownFormatError, UsageError
+from aprfmt.errors import ZERO_BYTE, AprError, CorruptError, UnknownFormatError, UsageError
 from aprfmt.io.source import Source, is_file, is_folder, watch_opened
 from aprfmt.records import record
 from aprfmt.text import first_few
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from aprfmt.model import Model
-
-ENTRY_POINTS = "aprfmt.formats"
-"""The group under which packages register readers and targets."""
 
 HF_INDEX_SUFFIX, APR_MANIFEST_SUFFIX = ".safetensors.index.json", ".apr.index.json"
 PICKLE_INDEX_SUFFIX = ".bin.index.json"
@@ -153,21 +147,9 @@ def readers() -> Iterator[Reader]:
 @cache
 def plugins() -> tuple[object, ...]:
     """What packages register under the entry point group. Raises MissingDependencyError where one does not load."""
-    from importlib.metadata import entry_points
+    from aprfmt.formats.entry_points import load_all
 
-    return tuple(map(_load, entry_points(group=ENTRY_POINTS)))
-
-
-def _load(point: EntryPoint) -> object:
-    try:
-        plugin: object = point.load()
-    except Exception as error:  # code of others: whatever it raises
-        package = point.dist.name if point.dist is not None else point.value
-        raise MissingDependencyError(
-            f"the plugin {point.name!r} of {package} cannot be loaded: {error}",
-            hint=f"pip install --upgrade {package}, or uninstall it",
-        ) from error
-    return plugin
+    return load_all()
 
 
 def open(path: PathLike) -> Model:
@@ -217,15 +199,6 @@ def resolve(path: PathLike) -> Path:
             if looks_like_a_repository(text):
                 return of_bare(text)
     return path if isinstance(path, Path) else Path(text)
-
-
-def on_this_disk(paths: Sequence[str]) -> list[str]:
-    """The same files, for programs that read them by themselves: those of the hub are fetched into its local cache."""
-    if "aprfmt.formats.hub_files" not in sys.modules:
-        return [*paths]
-    from aprfmt.formats.hub_files import download
-
-    return [download(path) for path in paths]
 
 
 def _reader_of(path: Path) -> Reader:

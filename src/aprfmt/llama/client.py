@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
-from typing import IO, Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprfmt.io.cache import in_use
+from aprfmt.io.child import Child, ChildDiedError
 from aprfmt.llama.engine import ENGINES, POOLINGS, LoadRequest, Sampling
 from aprfmt.llama.worker import STOP
 from aprfmt.types import Json, JsonObject, PathLike
@@ -41,117 +36,9 @@ _NO_MEMORY = re.compile(r"failed to allocate|unable to allocate|out of memory|ba
 _MOST_THREADS = 512
 """That ggml knows."""
 
-_SECONDS_TO_END = 5.0
-
 
 class LlamaDiedError(RunError):
     """llama.cpp ended its process, twice, or did not answer in time."""
-
-
-class WorkerDiedError(Exception):
-    """A worker ended before it answered; the message says how.
-
-    Attributes:
-        log: what it wrote before.
-        late: whether it was ended because it took too long.
-    """
-
-    def __init__(self, how: str, log: str, *, late: bool) -> None:
-        super().__init__(how)
-        self.log, self.late = log, late
-
-
-class Worker:
-    """A child process that answers one JSON line with one JSON line; what it writes on stderr is kept as its log."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._saying = threading.Lock()
-        self._log: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            # An abort in ggml would start a debugger for a backtrace.
-            env=os.environ | {"GGML_NO_BACKTRACE": "1"},
-        )
-
-    def ask(self, request: object, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
-        """The answer; `on_part` is called with each of the parts before it.
-
-        Raises WorkerDiedError, also when it is silent for more than `seconds` and was killed for it.
-        """
-        with suppress(BrokenPipeError):
-            self._say(json.dumps(request))
-        while True:
-            line = self._line(seconds)
-            answer: JsonObject = json.loads(line)
-            if "part" not in answer:
-                return answer
-            if on_part is not None:
-                on_part(answer["part"])
-
-    def stop(self) -> None:
-        """Asks for an end of what it does."""
-        with suppress(BrokenPipeError):
-            self._say(STOP)
-
-    def _say(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with self._saying:
-            print(line, file=self._process.stdin, flush=True)
-
-    def _line(self, seconds: float) -> str:
-        assert self._process.stdout is not None
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            self._process.kill()
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True  # Ctrl-C may come while it starts, and nobody waits for it then
-        try:
-            timer.start()
-            line = self._process.stdout.readline()
-        finally:
-            timer.cancel()
-        if line.endswith("\n"):
-            return line
-        code = self._process.wait()
-        how = f"was ended after {seconds:g} s without an answer" if late.is_set() else f"died ({_death(code)})"
-        raise WorkerDiedError(how, self.log(), late=late.is_set())
-
-    def log(self) -> str:
-        """All that it wrote on stderr; if it is about to end by itself, all that it will have written."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_TO_END)
-        return self.written()
-
-    def written(self) -> str:
-        """What it wrote on stderr so far."""
-        self._log.seek(0)
-        text = self._log.read()
-        self._log.seek(0, os.SEEK_END)
-        return text
-
-    def close(self) -> None:
-        """Ends the process, whatever it does."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):  # a request that it did not take
-                pipe.close()
-        self._process.wait()
-        self._log.close()
-
-
-def _death(code: int) -> str:
-    try:
-        return str(signal.Signals(-code).name)
-    except ValueError:
-        return f"exit status {code}"
 
 
 def reason_in(log: str) -> str:
@@ -295,7 +182,7 @@ class Llama:
         self._entries = in_use([self._request.path, *(path for path, _ in self._request.adapters), tower or path])
         self._engines = engines
         self._seconds = _time_limit(n_bytes or os.path.getsize(path))
-        self._worker: Worker | None = None
+        self._worker: Child | None = None
         self._ask()
 
     @property
@@ -365,7 +252,7 @@ class Llama:
         """Ends the `generate` that is going on, after its next token; for other threads and for handlers of signals."""
         if self._worker is not None:
             # A handler of signals may stand in the middle of what the lock of the worker's stdin protects.
-            threading.Thread(target=self._worker.stop).start()
+            threading.Thread(target=self._worker.say, args=[STOP]).start()
 
     def embed(self, text: str | Sequence[int]) -> list[float]:
         """The vector of a text or of ids, of a model loaded with `pooling`. Raises RunError, also for NaN values."""
@@ -439,7 +326,7 @@ class Llama:
                 if self._worker is None:
                     self._load()
                 return self._reply(call, arguments, give) if call else None
-            except WorkerDiedError as death:
+            except ChildDiedError as death:
                 self.close()
                 # What was given already cannot be taken back.
                 if death.late or given or arguments.get("follow") or not self._request.extra_buffers:
@@ -452,8 +339,8 @@ class Llama:
                 self._request = replace(self._request, extra_buffers=False)
 
     def _load(self) -> None:
-        # -P: modules are not looked for in the folder that the user happens to be in.
-        self._worker = Worker([sys.executable, "-P", "-m", "aprfmt.llama.worker"])
+        # An abort in ggml would start a debugger for a backtrace.
+        self._worker = Child(["-m", "aprfmt.llama.worker"], {"GGML_NO_BACKTRACE": "1"})
         try:
             answer = self._reply("load", {"engines": [*self._engines], "request": asdict(self._request)})
             for entry in self._entries:

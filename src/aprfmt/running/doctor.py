@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import aprfmt
 from aprfmt.codecs import backend
 from aprfmt.errors import AprError, MissingDependencyError
 from aprfmt.formats.hub_answers import cache_folder
+from aprfmt.io import child
 from aprfmt.io.cache import cache_home
 from aprfmt.llama.client import PROMPT, Llama
 from aprfmt.text import first_few, format_bytes
@@ -31,7 +31,7 @@ Status = Literal["ok", "absent", "warn", "fail"]
 
 EXTRAS = {
     "llama": ("xllamacpp", "run, bench, qa, imatrix, export --verify"),
-    "train": ("torch", "distill, pretrain, eval on a GPU, .bin and .pth files"),
+    "train": ("torch", "distill, pretrain, eval on a GPU"),
     "hub": ("huggingface_hub", "hf:// addresses, push"),
     "fast": ("isal", "faster checksums"),
 }
@@ -196,12 +196,10 @@ def _gpu() -> Iterator[Finding]:
     """torch is asked in a process of its own: to import it takes seconds, and a broken driver may end it."""
     if find_spec("torch") is None:
         return
+    text = child.run(["-c", _TORCH], _TORCH_SECONDS)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False
-        )
-        found = json.loads(done.stdout) if done.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError):
+        found = json.loads(text) if text is not None else None
+    except ValueError:
         found = None
     if found is None:
         yield Finding("gpu", "fail", "torch cannot be imported", 'python -c "import torch" shows why')

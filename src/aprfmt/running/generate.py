@@ -15,6 +15,7 @@ from aprfmt.io.source import is_file
 from aprfmt.llama.client import Generated, Llama, pooling_of
 from aprfmt.llama.engine import MEDIA_MARKER, Sampling
 from aprfmt.running.prepared import Prepared, prepare, prepare_adapter, prepare_tower
+from aprfmt.tokenizer import chat
 from aprfmt.tokenizer.chat import ChatTemplate
 from aprfmt.tokenizer.model import is_unicode
 from aprfmt.types import PathLike
@@ -199,6 +200,8 @@ class Runner:
         tower: Prepared | None = None
         if loading.media or loading.mmproj is not None:
             tower = prepare_tower(loading.mmproj if loading.mmproj is not None else file, say=say)
+        if loading.template is not None or "{" in str(metadata.get(_TEMPLATE)):
+            chat.start()  # it is ready when llama.cpp has loaded the model
         self.llama = Llama(
             self._prepared.path,
             n_ctx=context_of(metadata, loading.ctx),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import aprfmt
 from aprfmt import formats
 from aprfmt.errors import RefusedError, UsageError, storage_error
+from aprfmt.formats.local import on_this_disk
 from aprfmt.io.cache import CacheFolder, Entry
 from aprfmt.io.source import is_folder, watch_opened
 from aprfmt.text import format_bytes
@@ -91,7 +92,7 @@ def _look(name: str) -> _Looked:
         size = model.size_bytes
         gguf = None
         if model.format == "gguf":
-            parts = formats.on_this_disk([source.path for source in model.sources])
+            parts = on_this_disk([source.path for source in model.sources])
             gguf = Prepared(parts[0], size, key(parts, {}), sources=tuple(parts))
         return _Looked(size, sorted({str(model.path), *(source.path for source in opened)}), gguf)
 

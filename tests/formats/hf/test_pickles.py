@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pickle_bombs
 import pytest
 import torch
 from mlx_folders import files
@@ -19,14 +20,7 @@ from plain_models import CONFIG, weights
 from tiny_models import write_byte_tokenizer
 
 import aprfmt
-from aprfmt.errors import (
-    AprError,
-    CorruptError,
-    MissingDependencyError,
-    RefusedError,
-    UnknownFormatError,
-    UnsupportedError,
-)
+from aprfmt.errors import AprError, CorruptError, RefusedError, UnknownFormatError, UnsupportedError
 
 State = dict[str, Any]
 OLD = {"_use_new_zipfile_serialization": False}
@@ -215,12 +209,65 @@ def test_a_bare_pickle_is_not_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "marker").exists()
 
 
-def test_without_torch_there_is_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "folder", FORMS["zip"])
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependencyError) as caught:
-        aprfmt.open(folder)
-    assert caught.value.hint == "pip install torch"
+    assert aprfmt.import_model(folder, tmp_path / "m.apr").lossless
+
+
+def test_a_pickle_changes_nothing_for_the_next_one(tmp_path: Path) -> None:
+    """One process reads many; BUILD sets attributes of whatever a pickle names."""
+    for form, write in pickle_bombs.FORMS.items():
+        torch.save(state(), tmp_path / "sound.bin", **({} if form == "zip" else OLD))
+        write(pickle_bombs.BODIES["a changed global"](), tmp_path / "bad.bin")
+        with pytest.raises(CorruptError, match="cannot be changed"):
+            aprfmt.open(tmp_path / "bad.bin")
+        with aprfmt.open(tmp_path / "sound.bin") as model:
+            assert set(model.tensors) == set(state())
+
+
+@pytest.mark.parametrize("form", pickle_bombs.FORMS)
+@pytest.mark.parametrize(("offset", "elements"), [(0, 3), (1, 4), (0, 8)])
+def test_a_tensor_beyond_its_storage(form: str, offset: int, elements: int, tmp_path: Path) -> None:
+    """Four elements: of a storage that says to have three, from the second one, and of one that the file cuts short."""
+    n = 8 if elements == 8 else 4
+    pickle_bombs.FORMS[form](pickle_bombs.tensor((n,), (1,), offset, elements), tmp_path / "m.bin")
+    with pytest.raises(CorruptError, match="no place for its values") as caught:
+        aprfmt.open(tmp_path / "m.bin")
+    assert caught.value.tensor == "w"
+
+
+@pytest.mark.parametrize("options", [{}, OLD], ids=["zip", "old"])
+def test_views_that_share_a_storage(options: dict[str, bool], tmp_path: Path) -> None:
+    whole = torch.arange(12, dtype=torch.float16)
+    found = {"a": whole[:4], "b": whole[2:8].reshape(2, 3), "c": whole, "d": whole[5:5], "e": whole[7]}
+    torch.save(found, tmp_path / "m.bin", **options)
+    with aprfmt.open(tmp_path / "m.bin") as model:
+        for name, tensor in found.items():
+            assert torch.equal(model.tensors[name].torch(), tensor)
+
+
+@pytest.mark.parametrize("options", [{}, OLD], ids=["zip", "old"])
+def test_what_a_checkpoint_holds_beside_tensors(options: dict[str, bool], tmp_path: Path) -> None:
+    from collections import Counter
+
+    beside: State = {
+        "device": torch.device("cpu"), "dtype": torch.bfloat16, "size": torch.Size([2]), "count": Counter("ab"),
+        "set": {1, 2}, "bytes": b"ab", "array": bytearray(b"x"), "complex": 1j, "layout": torch.strided,
+        "grad": torch.nn.Parameter(torch.ones(2)), "step": torch.tensor(3), "text": "\u4f60",
+    }  # fmt: skip
+    torch.save({"model": state(), **beside}, tmp_path / "m.bin", **options)
+    torch.load(tmp_path / "m.bin", weights_only=True)  # torch takes it too
+    with aprfmt.open(tmp_path / "m.bin") as model:
+        assert set(model.tensors) == set(state())
+
+
+def test_dtypes_without_a_storage_of_their_own(tmp_path: Path) -> None:
+    found = {"a": torch.ones(2).to(torch.float8_e4m3fn), "b": torch.ones(2).to(torch.uint16)}
+    torch.save(found, tmp_path / "m.bin")
+    with aprfmt.open(tmp_path / "m.bin") as model:
+        assert (model.tensors["a"].dtype, model.tensors["a"].raw().tobytes()) == ("F8_E4M3", b"\x38\x38")
+        assert model.tensors["b"].raw().tobytes() == b"\x01\x00" * 2
 
 
 def compressed(path: Path) -> None:

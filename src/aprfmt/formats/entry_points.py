@@ -1,0 +1,119 @@
+"""Readers and targets of other packages: loaded from entry points, and kept from ending or garbling a command.
+
+What a plugin raises becomes an error that names its package, and what it prints goes to standard error: standard
+output holds data.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import AprError, MissingDependencyError, Terminated
+from aprfmt.model import Model
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "aprfmt.formats"
+"""The group under which packages register readers and targets."""
+
+_READS, _WRITES = ("detect", "open"), ("layouts",)
+_TEXTS, _OTHERS = ("name", "container", "label"), ("suffixes", "folder", "takes")
+_SLOW_SECONDS = 5.0
+
+
+def load_all() -> tuple[object, ...]:
+    """Every plugin. Raises MissingDependencyError for one that cannot be loaded, or neither reads nor writes."""
+    from importlib.metadata import entry_points
+
+    return tuple(map(_Plugin, entry_points(group=GROUP)))
+
+
+class _Plugin:
+    """A reader, a target or both: the same attributes, and methods that raise nothing but AprErrors."""
+
+    def __init__(self, point: EntryPoint) -> None:
+        self._package = point.dist.name if point.dist is not None else point.value
+        self._entry = point.name
+        with self._guarded("cannot be loaded"):
+            plugin: Any = point.load()
+            names = (*_TEXTS, *_OTHERS, *_READS, *_WRITES)
+            found: dict[str, Any] = {name: getattr(plugin, name, None) for name in names}
+            self._check(found)
+            for name in (*_READS, *_WRITES):
+                if callable(found[name]):
+                    setattr(self, name, self._method(name, found[name]))
+            for name in (*_TEXTS, *_OTHERS):
+                if found[name] is not None:
+                    setattr(self, name, found[name])
+
+    def _check(self, found: dict[str, Any]) -> None:
+        """Raises MissingDependencyError."""
+        does = [methods for methods in (_READS, _WRITES) if all(callable(found[name]) for name in methods)]
+        suffixes = found["suffixes"]
+        if not does:
+            raise self._error("is no reader, which has detect and open, and no target, which has layouts")
+        if not isinstance(found["name"], str) or not isinstance(suffixes, tuple | list):
+            raise self._error("needs a name, a text, and suffixes, a tuple of texts")
+        if not all(isinstance(suffix, str) for suffix in suffixes):
+            raise self._error("needs suffixes that are texts")
+
+    def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begin = time.monotonic()
+            with self._guarded(f"failed in {name}"):
+                answer = method(*arguments)
+            if name == "open" and not isinstance(answer, Model):
+                raise self._error(f"failed in open: it gave a {type(answer).__name__}, not a Model")
+            if name == "detect" and (seconds := time.monotonic() - begin) > _SLOW_SECONDS:
+                what = f"{self._name()} took {seconds:.1f} s to look at a file"
+                warnings.warn(what, RuntimeWarning, stacklevel=2)
+            return answer
+
+        return call
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        with _stdout_as_stderr():
+            try:
+                yield
+            except (AprError, KeyboardInterrupt, Terminated, MemoryError):
+                raise
+            except BaseException as error:  # code of others: whatever it raises, sys.exit too
+                reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                raise self._error(f"{what}: {reason}") from error
+
+    def _name(self) -> str:
+        return f"the plugin {self._entry!r} of {self._package}"
+
+    def _error(self, what: str) -> MissingDependencyError:
+        hint = f"pip install --upgrade {self._package}, or uninstall it"
+        return MissingDependencyError(f"{self._name()} {what}", hint=hint)
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """What the block writes to standard output, by Python or by libraries, goes to standard error."""
+    if sys.stdout is not None:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    try:
+        with suppress(OSError):
+            os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

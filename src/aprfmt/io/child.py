@@ -1,0 +1,298 @@
+"""Python processes of ours: started here alone, asked in JSON lines, with limits of time, memory and what they answer.
+
+A child imports from where this process does, and never from the current folder: it may hold a stranger's `torch/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+import aprfmt
+from aprfmt.errors import StorageError
+from aprfmt.io.serving import EXIT_MEMORY, has_limits
+from aprfmt.types import JsonObject
+
+_SECONDS_TO_END = 5.0
+_SLACK = 6
+"""Seconds of the clock for each second of the processor, on a machine that does other things too."""
+_LAST_LINE = 300
+
+
+class ChildDiedError(Exception):
+    """A child ended before it answered; the message says how.
+
+    Attributes:
+        log: its standard error.
+        late: whether it was ended because it took too long.
+        full: whether it reached its memory limit.
+    """
+
+    def __init__(self, how: str, log: str, *, late: bool = False, full: bool = False) -> None:
+        super().__init__(how)
+        self.log, self.late, self.full = log, late, full
+
+
+def search_path() -> list[str]:
+    """`sys.path` for a child: absolute entries, without the current folder unless this package is imported from it."""
+    with suppress(OSError):
+        here = os.getcwd()
+        own = os.path.dirname(os.path.dirname(os.path.abspath(aprfmt.__file__)))
+        return [entry for entry in sys.path if os.path.isabs(entry) and (entry == own or not _is_same(entry, here))]
+    return [entry for entry in sys.path if os.path.isabs(entry)]
+
+
+def _is_same(entry: str, folder: str) -> bool:
+    with suppress(OSError):
+        return os.path.samefile(entry, folder)
+    return False
+
+
+def command(arguments: Sequence[str], *, site: bool = True) -> list[str]:
+    """The command line of a child; without `site` it starts in half the time and runs no .pth files."""
+    return [sys.executable, *(() if site else ("-S",)), *arguments]
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of a child and of its own children, which search `search_path` alone; `more` are added."""
+    places = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(search_path())}
+    return {**os.environ, **places, **(more or {})}
+
+
+def run(arguments: Sequence[str], seconds: float) -> str | None:
+    """Standard output of a child of these arguments; None where it fails or takes longer."""
+    try:
+        done = subprocess.run(
+            command(arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False,
+            env=environment(), cwd=sys.base_prefix,
+        )  # fmt: skip
+    except (subprocess.TimeoutExpired, OSError, UnicodeDecodeError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+class Child:
+    """A process that answers one JSON line with one JSON line. Its working folder is that of the Python installation.
+
+    Args:
+        arguments: of Python, such as ["-m", "aprfmt.llama.worker"]; paths among them are absolute.
+        more: environment variables that are added.
+        site: whether Python imports `site`, as packages with .pth files need.
+        most_bytes: the longest answer; None: any.
+
+    Raises:
+        StorageError: the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        more: Mapping[str, str] | None = None,
+        *,
+        site: bool = True,
+        most_bytes: int | None = None,
+    ) -> None:
+        self._saying = threading.Lock()
+        self._most_bytes = most_bytes
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                command(arguments, site=site),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=environment(more),
+                cwd=sys.base_prefix,
+            )
+        except OSError as error:
+            self._log.close()
+            raise StorageError(f"a Python process cannot be started: {error.strerror}", path=sys.executable) from error
+        self._clock = _Clock(self._process.kill)
+
+    def ask(self, request: object, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
+        """The answer; `on_part` is called with each of the parts before it.
+
+        Raises ChildDiedError, also when it is silent for more than `seconds` and was killed for it.
+        """
+        text = json.dumps(request, default=str)
+        while True:
+            with self._clock.limit(seconds):
+                if text:
+                    self._say(text)
+                    text = ""
+                line = self._line(seconds)
+            answer: JsonObject = json.loads(line.decode("utf-8", "surrogatepass"))
+            if "part" not in answer:
+                return answer
+            if on_part is not None:
+                on_part(answer["part"])
+
+    def say(self, line: str) -> None:
+        """Sends a line that is not answered."""
+        self._say(line)
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._saying:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _line(self, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline(-1 if self._most_bytes is None else self._most_bytes)
+        if line.endswith(b"\n"):
+            return line
+        if len(line) == self._most_bytes:
+            raise ChildDiedError(f"answered with more than {self._most_bytes} bytes", "", full=True)
+        raise self._death(seconds)
+
+    def _death(self, seconds: float) -> ChildDiedError:
+        code = self._process.wait()
+        late = self._clock.is_over or (code < 0 and -code == getattr(signal, "SIGPROF", 0))
+        how = f"was ended after {seconds:g} s without an answer" if late else f"died ({_ending(code)})"
+        return ChildDiedError(how, self.log(), late=late, full=code == EXIT_MEMORY)
+
+    def log(self) -> str:
+        """All that it wrote on stderr; if it is about to end by itself, all that it will have written."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        return self.written()
+
+    def written(self) -> str:
+        """What it wrote on stderr so far."""
+        self._log.seek(0)
+        text = self._log.read().decode(errors="replace")
+        self._log.seek(0, os.SEEK_END)
+        return text
+
+    def close(self) -> None:
+        """Ends the process, whatever it does."""
+        self._clock.close()
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # a request that it did not take
+                pipe.close()
+        self._process.wait()
+        self._log.close()
+
+
+class _Clock:
+    """Ends a process whose answer takes too long, by one thread for all its answers."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end, self._changed = end, threading.Condition()
+        self._until: float | None = None
+        self._idle = self._closed = False
+        self._thread: threading.Thread | None = None
+        self.is_over = False
+
+    def limit(self, seconds: float) -> _Clock:
+        """For `with`: the block ends within `seconds`, or the process does."""
+        with self._changed:
+            self._until = time.monotonic() + seconds
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+            elif self._idle:
+                self._changed.notify()
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._until = None
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closed:
+                until = self._until
+                if until is None:
+                    self._idle = True
+                    self._changed.wait()
+                    self._idle = False
+                elif (left := until - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                else:
+                    self.is_over = True
+                    self._end()
+                    return
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+
+def _ending(code: int) -> str:
+    try:
+        return str(signal.Signals(-code).name)
+    except ValueError:
+        return f"exit status {code}"
+
+
+class Service:
+    """What handles strangers' data in a process with limits: started when it is first asked, and anew after its death.
+
+    One child serves all threads of this process, in turn; `lock` keeps it for requests that belong together.
+
+    Args:
+        module: runs `serving.serve`.
+        seconds: of the processor that one request may take; see `serving.serve`.
+        memory: bytes of the child's address space (Linux).
+        most_bytes: the longest answer.
+    """
+
+    def __init__(self, module: str, *, seconds: float, memory: int, most_bytes: int) -> None:
+        self._module, self._seconds, self._memory, self._most_bytes = module, seconds, memory, most_bytes
+        self.lock = threading.RLock()
+        self._child: Child | None = None
+        self._pid = 0
+
+    @property
+    def child(self) -> Child | None:
+        """The one that runs for this process; one that was started before a fork belongs to the parent."""
+        return self._child if self._pid == os.getpid() else None
+
+    def start(self) -> Child:
+        """Starts the child, if none runs, and does not wait for it. Raises StorageError."""
+        if self.child is None:
+            import atexit
+
+            arguments = ["-m", self._module, str(self._seconds), str(self._memory)]
+            self._child, self._pid = Child(arguments, site=False, most_bytes=self._most_bytes), os.getpid()
+            atexit.unregister(self.close)
+            atexit.register(self.close)
+        assert self._child is not None
+        return self._child
+
+    def ask(self, request: object) -> JsonObject:
+        """The answer. Raises ChildDiedError, StorageError."""
+        with self.lock:
+            try:
+                return self.start().ask(request, self._seconds * (_SLACK if has_limits() else 1))
+            except BaseException:  # what it still says belongs to no other request
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Ends the child."""
+        if (child := self.child) is not None:
+            self._child = None
+            child.close()
+
+
+def last_line(log: str) -> str:
+    """The last words of a child, on one line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:_LAST_LINE] if lines else ""

@@ -1,0 +1,67 @@
+"""The other side of `child.Service`: a process that answers requests about strangers' data, within limits.
+
+It imports little, since a user waits for its start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+EXIT_MEMORY = 77
+"""How a child ends that reaches its memory limit."""
+
+_REFILL = 1 / 40
+"""The part of a request's time that each further request adds again to what is left."""
+
+
+def has_limits() -> bool:
+    """Whether the operating system counts the time of a process; elsewhere the parent's clock is the only limit."""
+    return hasattr(signal, "setitimer")
+
+
+def serve(answer: Callable[[Any], object]) -> None:
+    """Answers the JSON lines of stdin until it ends; SECONDS and BYTES are the arguments of the process.
+
+    A request may take SECONDS of the processor. What it takes is missing to the next ones, which get back a fortieth
+    each: many slow requests end the process as one endless one does. Memory that is refused ends it with EXIT_MEMORY,
+    too much time by SIGPROF.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the parent ends this one
+    seconds, memory = float(sys.argv[1]), int(sys.argv[2])
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _limit_memory(memory)
+    left = seconds
+    try:
+        for line in sys.stdin.buffer:
+            left = min(seconds, left + seconds * _REFILL)
+            if has_limits():
+                signal.setitimer(signal.ITIMER_PROF, left)
+            reply = json.dumps(answer(json.loads(line)), ensure_ascii=False).encode("utf-8", "surrogatepass")
+            if has_limits():
+                left = signal.setitimer(signal.ITIMER_PROF, 0)[0]
+            replies.write(reply + b"\n")
+            replies.flush()
+    except MemoryError:
+        os._exit(EXIT_MEMORY)
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def _limit_memory(n_bytes: int) -> None:
+    """Caps the address space and core dumps; macOS and Windows do not hold the first."""
+    try:
+        import resource
+    except ImportError:
+        return
+    for kind, most in ((resource.RLIMIT_AS, n_bytes), (resource.RLIMIT_CORE, 0)):
+        hard = resource.getrlimit(kind)[1]
+        try:
+            resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        except (ValueError, OSError):  # macOS refuses what is less than it has mapped
+            continue
