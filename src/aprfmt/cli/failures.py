@@ -104,11 +104,9 @@ def classify(error: BaseException) -> tuple[int, AprError]:
 
 
 def _sibling(path: str) -> str | None:
-    """A hint at what a mistyped path comes nearest to, in its folder or on the hub; None where there is nothing."""
+    """A hint at what a mistyped path comes nearest to in its folder; None for nothing."""
     from difflib import get_close_matches
 
-    if path.startswith("hf:"):
-        return f"write hf://{path.removeprefix('hf:').lstrip('/')}"
     folder, name = os.path.split(path)
     try:
         names = os.listdir(folder or ".")

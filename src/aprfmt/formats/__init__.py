@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from aprfmt.errors import ZERO_BYTE, AprError, CorruptError, UnknownFormatError, UsageError
+from aprfmt.errors import ZERO_BYTE, AprError, CorruptError, NotFoundError, UnknownFormatError, UsageError
 from aprfmt.io.source import Source, is_file, is_folder, watch_opened
 from aprfmt.records import record
 from aprfmt.text import first_few
@@ -198,6 +198,11 @@ def resolve(path: PathLike) -> Path:
 
             if looks_like_a_repository(text):
                 return of_bare(text)
+        if ":" in text and not os.path.lexists(text):
+            from aprfmt.formats.hub import hint_at_address
+
+            if (hint := hint_at_address(text)) is not None:
+                raise NotFoundError("no such file or folder", path=text, hint=hint)
     return path if isinstance(path, Path) else Path(text)
 
 

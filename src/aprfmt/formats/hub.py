@@ -52,6 +52,25 @@ def looks_like_a_repository(text: str) -> bool:
     return not text.lower().endswith((*WEIGHT_SUFFIXES, ".json", ".txt", ".md", ".tmp"))
 
 
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9]+):/*(?P<rest>.*)", re.DOTALL)
+_FETCHES = {
+    **dict.fromkeys(("s3", "s3a"), "aws s3 cp --recursive s3://{} FOLDER"),
+    **dict.fromkeys(("gs", "gcs"), "gcloud storage cp --recursive gs://{} FOLDER"),
+    **dict.fromkeys(("az", "abfs", "abfss", "ftp", "sftp", "ssh", "oci", "ollama"), "fetch the file and give its path"),
+    "file": "write /{}",
+    "http": "write http://{}",
+    "https": "write https://{}",
+    **dict.fromkeys(("hf", "huggingface"), "write hf://{}"),
+}
+
+
+def hint_at_address(text: str) -> str | None:
+    """What to type for an address that is mistyped, or of a store that apr does not read; None for another path."""
+    match = _SCHEME.fullmatch(text)
+    hint = _FETCHES.get(match["scheme"].lower()) if match is not None else None
+    return hint.format(match["rest"]) if match is not None and hint is not None else None
+
+
 def parse(address: str) -> HubPath:
     """The parts of an address, `hf://` or a URL. Raises UsageError."""
     if not address.startswith("hf://"):

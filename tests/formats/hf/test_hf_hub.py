@@ -165,3 +165,22 @@ def test_the_real_library_knows_these_names() -> None:
     errors = pytest.importorskip("huggingface_hub.errors")
     for name in hub_answers._ANSWERS:
         assert issubclass(getattr(errors, name), Exception)
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("hf:/org/name", "hf://org/name"),
+        ("HF://org/name", "hf://org/name"),
+        ("hf:org/name", "hf://org/name"),
+        ("https:/hub.invalid/org/name", "https://hub.invalid/org/name"),
+        ("s3:/b/x", "aws s3 cp --recursive s3://b/x FOLDER"),
+        ("gs://b/x", "gcloud storage cp --recursive gs://b/x FOLDER"),
+        ("file:///tmp/x.gguf", "write /tmp/x.gguf"),
+    ],
+)
+def test_a_mistyped_address_gets_the_right_one(address: str, hint: str) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        aprfmt.open(address)
+    assert hint in (caught.value.hint or "")
+    assert caught.value.path == address

@@ -388,11 +388,22 @@ def test_what_looks_says_that_headers_are_not_verified(server: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
-def test_texts_are_verified_before_they_are_used(name: str, server: Hub, made: Made) -> None:
+def test_texts_are_verified_before_they_are_used(
+    name: str, server: Hub, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_file, "CHUNK_BYTES", 4 * KIB)  # the tokenizer has two
     server.digest(name)
     server.files[name] = made.files[name][:-1] + b" "
     with pytest.raises(ChecksumError):
         read_whole(hub.snapshot("hf://org/name") / name)
+
+
+def test_what_an_earlier_run_left_is_verified(server: Hub, made: Made, tmp_path: Path) -> None:
+    place = tmp_path / "cache" / "hub" / "models--org--name" / "chunks" / server.digest("config.json")
+    place.mkdir(parents=True)
+    (place / "00000").write_bytes(made.files["config.json"][:-1] + b" ")
+    with pytest.raises(ChecksumError):
+        read_whole(hub.snapshot("hf://org/name") / "config.json")
 
 
 def test_skipped_files_are_named(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
