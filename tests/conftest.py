@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if int(seed) % 2:
             items.reverse()
         items.sort(key=lambda item: place[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector need not look at modules and tests again and again: they stay."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
