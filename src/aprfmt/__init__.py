@@ -199,9 +199,14 @@ def __getattr__(name: str) -> object:
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
+    from types import FunctionType
+
+    from aprfmt.errors import memory_errors
 
     module, _, other = place.partition(":")
     value: object = getattr(import_module(module), other or name)
+    if isinstance(value, FunctionType):
+        value = memory_errors(value)
     globals()[name] = value
     return value
 

@@ -16,6 +16,7 @@ AprError                         code              exit
 ├── MissingDependencyError       missing-dependency 6
 ├── StorageError(OSError)        storage           7
 │   └── ChangedError(Corrupt)    changed           4
+├── OutOfMemoryError(Memory)     memory            7
 └── RunError(RuntimeError)       run               8
 """
 
@@ -23,9 +24,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from functools import wraps
+from typing import ClassVar, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _LONGEST_TEXT = 800
 """A message quotes what a file says, and a name or key in a file may be as long as it likes."""
@@ -185,6 +190,14 @@ class ChangedError(CorruptError, StorageError):
     usual_hint = "run it again when nothing writes to the file"
 
 
+class OutOfMemoryError(AprError, MemoryError):
+    """The operating system, or a limit of the process, gives no more memory."""
+
+    code = "memory"
+    exit_code = 7
+    usual_hint = "end other programs, or use a machine with more memory"
+
+
 class RunError(AprError, RuntimeError):
     """Inference, evaluation or training gave no valid result."""
 
@@ -221,6 +234,57 @@ def storage_error(error: OSError, path: str | os.PathLike[str]) -> AprError:
 
 
 ZERO_BYTE = "a path cannot contain a zero byte"
+
+_NO_MEMORY = ("cannot allocate memory", "failed to map segment", "can't start new thread", "can't allocate memory")
+"""What libraries say that have no exception of their own for it, in lower case."""
+
+
+def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
+    """What to raise for an exception that is not an AprError where it, or what it came of, is a lack of memory."""
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, AprError):
+        is_lacking = isinstance(link, MemoryError) or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
+        if not is_lacking and isinstance(link, ImportError | RuntimeError):
+            is_lacking = any(words in str(link).lower() for words in _NO_MEMORY)
+        if is_lacking:
+            return _not_enough()
+        link = link.__cause__ or link.__context__
+    return link if isinstance(link, OutOfMemoryError) else None
+
+
+def _not_enough() -> OutOfMemoryError:
+    if (limit := memory_limit()) is None:
+        return OutOfMemoryError("not enough memory")
+    return OutOfMemoryError(
+        f"not enough memory: this process may take {limit >> 20} MiB", hint="raise its limit: ulimit -v unlimited"
+    )
+
+
+def memory_limit() -> int | None:
+    """Bytes of address space that this process may take, None without a limit."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def memory_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """The function, which raises OutOfMemoryError where it runs out of memory."""
+
+    @wraps(function)
+    def call(*args: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return function(*args, **named)
+        except AprError:
+            raise
+        except Exception as error:
+            if (found := out_of_memory(error)) is None:
+                raise
+            raise found from error
+
+    return call
 
 
 @contextmanager

@@ -8,14 +8,23 @@ MAX_NDIM = 8
 MAX_NAME_BYTES = 65_535
 """Tensor names: the APR index counts them in 16 bits."""
 
-MAX_METADATA_BYTES = 256 << 20
-"""Metadata section of an APR file."""
+MAX_METADATA_BYTES = 64 << 20
+"""Metadata section of an APR file; the largest, of a vocabulary of a million tokens, have a third of it."""
 
-MAX_HEADER_BYTES = 512 << 20
-"""JSON header of a safetensors file, key-value block of a GGUF."""
+MAX_HEADER_BYTES = 64 << 20
+"""JSON header of a safetensors file, key-value block of a GGUF; the largest have 25 MB."""
 
-MAX_TENSORS = 1 << 20
-"""Tensors of a file, for each of which some hundred bytes are taken; the largest checkpoints have a tenth of it."""
+MAX_PARSED_BYTES = 448 << 20
+"""What a JSON text, or the header of a GGUF, may take in memory once it is parsed; estimated before it is."""
+
+MAX_STRING_BYTES = 1 << 20
+"""A string of a GGUF's keys, but for those that hold a whole file. Licences are the longest, with 50 KB."""
+
+MAX_TEMPLATE_CHARS = 1 << 20
+"""A chat template; the longest of real models have 100 KB."""
+
+MAX_TENSORS = 1 << 18
+"""Tensors of a file, for each of which about a kilobyte is taken; the largest checkpoints have 140,000."""
 
 MAX_KEYS = 1 << 16
 """Key-value pairs of a GGUF."""
@@ -25,9 +34,6 @@ MAX_KEY_BYTES = 65_535
 
 MAX_ARRAY_DEPTH = 8
 """Nesting of GGUF arrays."""
-
-MAX_JSON_VALUES = 1 << 24
-"""Values of a JSON text: each takes up to thirty times the bytes that it has in the file."""
 
 MAX_JSON_DEPTH = 127
 """Nesting of JSON metadata, the outermost object counted."""
@@ -41,14 +47,17 @@ MAX_SPLITS = 65_535
 MAX_UNCOMPRESSED_BYTES = 1 << 30
 """What an APR v1 payload or a compressed legacy image may unpack to."""
 
+MAX_IMAGE_RATIO, MAX_IMAGE_AHEAD = 32, 64 << 20
+"""How many times its size it may unpack to, beyond the first 64 MiB; weights come to half their size at most."""
+
 MAX_COMPRESSED_BYTES = MAX_UNCOMPRESSED_BYTES + (16 << 20)
 """What such a payload or image takes in the file; what cannot be compressed grows by less than a 64th."""
 
-MAX_TEXT_FILE_BYTES = 256 << 20
-"""A JSON or text file of a Hugging Face folder."""
+MAX_TEXT_FILE_BYTES = 64 << 20
+"""A JSON or text file of a Hugging Face folder; the largest tokenizer.json have 35 MB."""
 
-MAX_TOKEN_ID = 1 << 24
-"""Ids of a tokenizer; the largest vocabularies in use stay below a sixteenth of it."""
+MAX_TOKEN_ID = 1 << 21
+"""Ids of a tokenizer; the largest vocabulary in use has 900,000."""
 
 MAX_VOCAB_HOLES = 1 << 16
 """Ids without a token beyond as many as there are tokens."""
@@ -65,7 +74,7 @@ MAX_TEXT_BYTES = 8 << 20
 MAX_CARRIED_FILES = 1 << 14
 """Files of a folder, beside those of the model, that are looked at."""
 
-MAX_LITERAL_BYTES = 128 << 20
+MAX_LITERAL_BYTES = 40 << 20
 """What an APR keeps of its source files beside tensors and vocabulary; in base64 it fits the metadata."""
 
 MAX_LABELS = 1 << 16
@@ -124,3 +133,28 @@ MIN_HUB_RATE = 4096
 
 MIN_HUB_PIECE_BYTES = 64
 """Average bytes of the pieces of an answer; each costs as much time as a thousand bytes of a longer one."""
+
+MAX_RECORD_BYTES = 16 << 20
+"""A record of training data: a line of JSON lines, a row of a table. A long book has 5 MB."""
+
+MAX_LIST_BYTES = 64 << 20
+"""A JSON file that is one list of records; a line of what vLLM computed."""
+
+MAX_WINDOW_BYTES = 128 << 20
+"""What a decompressor may look back: zstd --long=27, xz -9 (64 MiB)."""
+
+MAX_UNPACKED_RATIO, MAX_UNPACKED_AHEAD = 200, 32 << 20
+"""How many times its size a compressed text may unpack to, beyond the first 32 MiB; logs come to a hundredth."""
+
+MAX_DOCUMENT_CHARS = 1 << 20
+"""Longest document of training data; a longer text is cut into several."""
+
+MAX_TEXT_GROWTH = 1 << 8
+"""How many characters a part of a tokenizer may make of one; charsmaps come to 33, with a replacement to 66."""
+
+MAX_MERGE_WORK = 1 << 27
+"""Sum of the squares of the lengths of tokens that are given as bytes: what finding their merges takes. The largest
+such vocabularies have 20 million."""
+
+MAX_REPORTED_BYTES = 64 << 20
+"""The log of a run that is reported on; 100,000 steps take 40 MB."""

@@ -213,13 +213,27 @@ def test_numpy_floats_are_written_as_numbers() -> None:
     assert jsonx.dumps([np.float64(1.5), np.float64(-0.0), np.float64(1e-6)]) == "[1.5,-0.0,1e-6]"
 
 
-def test_the_cap_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonx, "MAX_JSON_VALUES", 10)
-    assert jsonx.loads(b"[" + b",".join([b"1"] * 10) + b"]") == [1] * 10
-    assert jsonx.loads(b'{"a":"' + b"x" * 100 + b'"}') == {"a": "x" * 100}
-    for text in (b"[" + b",".join([b"1"] * 11) + b"]", b"[" * 11 + b"]" * 11, b'{"a":' * 11 + b"1" + b"}" * 11):
-        with pytest.raises(LimitError, match="10 values"):
-            jsonx.loads(text)
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + b"0," * 40 + b"0]",
+        b"[" * 30 + b"]" * 30,
+        b'{"a":' * 12 + b"1" + b"}" * 12,
+        b'["' + b"x" * 1000 + b'"]',
+        '["\U0001f600","'.encode() + b'x","x' * 130 + b'"]',
+        '["\u4e00","'.encode() + b'x","x' * 190 + b'"]',
+    ],
+    ids=["commas", "lists", "objects", "a long string", "four bytes a character", "two bytes a character"],
+)
+def test_what_may_take_too_much_memory_is_refused(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonx, "_SURELY_SMALL", 0)
+    monkeypatch.setattr(jsonx, "_LONG_STRING_BYTES", 64)
+    monkeypatch.setattr(jsonx, "_OBJECT_BYTES", {b",": 72, b"[": 96, b"{": 240} if len(text) < 100 else {b",": 1})
+    monkeypatch.setattr(jsonx, "MAX_PARSED_BYTES", 2700)
+    with pytest.raises(LimitError, match="bytes of memory"):
+        jsonx.loads(text)
+    monkeypatch.setattr(jsonx, "MAX_PARSED_BYTES", 6000)
+    jsonx.loads(text)
 
 
 LONG = 64

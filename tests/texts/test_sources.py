@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from train_corpora import byte_tokenizer, functions, write_jsonl
 
-from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, RefusedError, StorageError, UsageError
+from aprfmt.errors import CorruptError, MissingDependencyError, RefusedError, StorageError, UsageError
 from aprfmt.texts import records, sources
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder
@@ -198,10 +198,18 @@ def test_half_of_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
     assert len(make(tmp_path, path).train.ends) == 1
 
 
-def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "MAX_LINE_BYTES", 100)
-    with pytest.raises(LimitError, match="line 2 is longer than 100 bytes"):
-        read_all(write_jsonl(tmp_path / "a.jsonl", ["short", "x" * 200]))
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_a_line_that_is_too_long_is_left_out(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(records, "_STEP_BYTES", 64)
+    path = tmp_path / "a.jsonl"
+    long = json.dumps({"text": "x" * 200})
+    path.write_text("\n".join([json.dumps({"text": "short"}), long, json.dumps({"text": "after"}), long]) + end)
+    skipped: Counter[str] = Counter()
+    assert read_all(path, skipped=skipped) == ["short", "after"]
+    assert skipped == {"records that are too long": 2}
+    with pytest.raises(CorruptError, match="line 2 is longer than 100 bytes"):
+        read_all(path, strict=True)
 
 
 @pytest.mark.parametrize("data", [b"text\xff\xfe", b"zero\0byte", "größe".encode("latin-1")])

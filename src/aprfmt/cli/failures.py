@@ -3,7 +3,7 @@
 AprError                    its own exit code (errors.py); `apr diff`: 2
 a bad command line          2
 OSError                     7, or 3 for a missing file
-MemoryError                 7
+no memory                   7, also where a library says so in its own words
 closed pipe                 141, silent
 Ctrl-C, SIGTERM, SIGHUP     130, 143, 129
 anything else               70: a defect of this program; APR_DEBUG=1 shows where
@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from aprfmt.cli.output import out
-from aprfmt.errors import AprError, NotFoundError, Terminated, UsageError, storage_error
+from aprfmt.errors import AprError, NotFoundError, Terminated, UsageError, out_of_memory, storage_error
 
 EXIT_INTERNAL = 70
 EXIT_BROKEN_PIPE = 141
@@ -32,7 +32,6 @@ _ALIKE = 0.7
 _ENDINGS = (
     (KeyboardInterrupt, 130, "interrupted", "interrupted; no partial output is left"),
     (Terminated, 128, "terminated", "terminated; no partial output is left"),
-    (MemoryError, 7, "memory", "not enough memory"),
 )
 
 
@@ -79,6 +78,8 @@ def classify(error: BaseException) -> tuple[int, AprError]:
         if isinstance(error, NotFoundError) and error.hint == error.usual_hint and error.path:
             error.hint = _sibling(error.path) or error.hint
         return error.exit_code, error
+    if (lacking := out_of_memory(error)) is not None:
+        return lacking.exit_code, lacking
     if isinstance(error, OSError):
         name = error.filename
         path = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else "(unknown file)"

@@ -82,6 +82,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         show(file)
         return 0
+    _check_memory()
     from aprfmt.cli.complete import SHELL_OPTIONS, serve_shell
     from aprfmt.cli.group import build, dispatch
 
@@ -91,6 +92,26 @@ def _dispatch(arguments: list[str]) -> int:
     if is_completion:
         build(None)(arguments, prog_name="apr")
     return dispatch(build(next((word for word in arguments if not word.startswith("-")), "")), arguments)
+
+
+_LEAST_MEMORY, _LITTLE_MEMORY = 128 << 20, 8 << 30
+
+
+def _check_memory() -> None:
+    """Raises OutOfMemoryError under a limit with which OpenBLAS, which numpy loads, ends the process.
+
+    Under others it is kept from reserving memory for each of its threads.
+    """
+    from aprfmt.errors import OutOfMemoryError, memory_limit
+
+    limit = memory_limit()
+    if limit is not None and limit < _LEAST_MEMORY:
+        raise OutOfMemoryError(
+            f"not enough memory: this process may take {limit >> 20} MiB, {_LEAST_MEMORY >> 20} are needed",
+            hint="raise its limit: ulimit -v unlimited",
+        )
+    if limit is not None and limit < _LITTLE_MEMORY:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _only_to_inspect(arguments: Sequence[str]) -> str | None:

@@ -35,7 +35,17 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.io.source import Buffer, Source, exists, padding
-from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_KEYS, MAX_NAME_BYTES, MAX_TENSORS
+from aprfmt.limits import (
+    MAX_ARRAY_DEPTH,
+    MAX_HEADER_BYTES,
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_NAME_BYTES,
+    MAX_PARSED_BYTES,
+    MAX_STRING_BYTES,
+    MAX_TENSORS,
+    MAX_TEXT_FILE_BYTES,
+)
 from aprfmt.model import Model, Tensor
 from aprfmt.records import record
 
@@ -101,6 +111,13 @@ FORMATS: dict[GgufType, str] = {
 _LEAST_BYTES = {kind: struct.calcsize("<" + code) for kind, code in FORMATS.items()}
 _LEAST_BYTES |= {GgufType.STRING: 8, GgufType.ARRAY: 12}
 
+# What an element of a list takes in memory: its place there, while it is made one in a tuple, and the object.
+_ELEMENT_BYTES = dict.fromkeys(GgufType, 48)
+_ELEMENT_BYTES |= {GgufType.UINT8: 16, GgufType.INT8: 16, GgufType.BOOL: 16, GgufType.STRING: 80, GgufType.ARRAY: 112}
+
+FILE_KEYS = ("tokenizer.huggingface.json", "tokenizer.rwkv.world", "aprfmt.metadata")
+"""Keys whose strings hold a whole file: they may have MAX_TEXT_FILE_BYTES."""
+
 _TYPES = {int(kind): kind for kind in GgufType}
 _MAGIC = struct.Struct("<4s")
 _U32 = struct.Struct("<I")
@@ -137,11 +154,12 @@ class Cursor:
     MAX_HEADER_BYTES; `more` says that the file goes on behind what may be walked.
     """
 
-    __slots__ = ("_size", "_source", "data", "more", "path", "pos")
+    __slots__ = ("_parsed_bytes", "_size", "_source", "data", "more", "path", "pos")
 
     def __init__(self, data: Buffer, path: str, *, more: bool = False, source: Source | None = None) -> None:
         self._size = len(data) if source is None else min(source.size, MAX_HEADER_BYTES)
         self._source = source
+        self._parsed_bytes = 0
         self.data = data
         self.path = path
         self.pos = 0
@@ -214,6 +232,8 @@ class Cursor:
             elem_type, count = self._skip_array(key, 1)
         elif kind is GgufType.STRING:
             length = self.u64(f"the value of {key!r}")
+            self.need(length, f"the value of {key!r}")
+            check_string(key, length, self.path, start)
             self._skip(length, key)
         else:
             self._skip(_LEAST_BYTES[kind], key)
@@ -239,6 +259,14 @@ class Cursor:
         elem_type = self._kind(key)
         count = self.u64(f"the count of {key!r}")
         self.need(count * _LEAST_BYTES[elem_type], f"the array {key!r} of {count} elements")
+        self._parsed_bytes += count * _ELEMENT_BYTES[elem_type]
+        if self._parsed_bytes > MAX_PARSED_BYTES:
+            raise LimitError(
+                f"the arrays up to {key!r} may take {self._parsed_bytes:,} bytes of memory; the limit is "
+                f"{MAX_PARSED_BYTES:,}",
+                path=self.path,
+                offset=self.pos,
+            )
         if elem_type is GgufType.STRING:
             self._skip_strings(key, count)
         elif elem_type is GgufType.ARRAY:
@@ -266,6 +294,15 @@ class Cursor:
                 pos += unpack(self.data, pos)[0] + 8
         self.need(pos - self.pos, what)
         self.pos = pos
+
+
+def check_string(key: str, n_bytes: int, path: str | None = None, offset: int | None = None) -> None:
+    """Raises LimitError for a value of `key` that is a string of more bytes than such a value has."""
+    limit = MAX_TEXT_FILE_BYTES if key in FILE_KEYS else MAX_STRING_BYTES
+    if n_bytes > limit:
+        raise LimitError(
+            f"the value of {key!r} has {n_bytes:,} bytes; the limit is {limit:,}", path=path, offset=offset
+        )
 
 
 def decode(data: Buffer, entry: KvEntry) -> Any:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.errors import AprError, UnsupportedError, UsageError
-from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, FORMATS, MAX_DIMS, Cursor, GgufType, decode
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, FORMATS, MAX_DIMS, Cursor, GgufType, check_string, decode
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import Literal, Segment, Zeros
 from aprfmt.io.source import padding
@@ -90,12 +90,15 @@ def _spell(kind: ValueType) -> str:
 
 
 def encode_kv(key: str, type: ValueType, value: object) -> bytes:
-    """The bytes of a whole entry: key, type, value. Raises UsageError."""
+    """The bytes of a whole entry: key, type, value. Raises UsageError, LimitError for a string that no reader takes."""
     raw = _encode_string(key)
     if not 0 < len(raw) - 8 <= MAX_KEY_BYTES:
         raise UsageError(f"a GGUF key has 1 to {MAX_KEY_BYTES} bytes, {key[:40]!r} has {len(raw) - 8}")
     try:
-        return raw + struct.pack("<I", _number(type)) + encode_value(type, value)
+        stored = encode_value(type, value)
+        if type is GgufType.STRING:
+            check_string(key, len(stored) - 8)
+        return raw + struct.pack("<I", _number(type)) + stored
     except UsageError as error:
         raise UsageError(f"key {key!r}: {error.message}") from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import CorruptError, LimitError, RefusedError, storage_errors
-from aprfmt.io.jsonx import check_values
+from aprfmt.io.jsonx import check_size
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_FILE_NAME_BYTES, MAX_TEXT_FILE_BYTES
 from aprfmt.types import Json, JsonObject
@@ -111,7 +111,7 @@ def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> Js
         return result
 
     try:
-        check_values(raw)
+        check_size(raw)
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=pairs if unique else None)
     except CorruptError as error:
         error.path = path

@@ -17,6 +17,8 @@ import numpy as np
 
 from aprfmt.errors import CorruptError, NotFoundError, RefusedError, UsageError, storage_errors
 from aprfmt.formats.teacher_files import Answer, Facts, answer_of
+from aprfmt.io.jsonx import check_size
+from aprfmt.limits import MAX_LIST_BYTES
 from aprfmt.texts.windows import Windows, pieces_of
 
 
@@ -36,7 +38,7 @@ class Responses:
         self._starts: dict[bytes, int] = {}
         start = 0
         with storage_errors(path), path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LIST_BYTES + 1), b""), 1):
                 if line.strip():
                     ids, _, model = _response(line, path, number)
                     self.model = self.model or model
@@ -56,7 +58,7 @@ class Responses:
                         hint="apr teacher --prompts FILE writes the prompts; ask for each by its ids",
                     )
                 file.seek(start)
-                _, told, _ = _response(file.readline(), self.path, None)
+                _, told, _ = _response(file.readline(MAX_LIST_BYTES + 1), self.path, None)
                 for place, label in zip(piece.places_P, piece.labels_P.tolist(), strict=True):
                     known = self._position(told[place - piece.start + 1], label, facts.k, number)
                     columns.append(tuple(np.array([value]) for value in (place, *known)))
@@ -90,6 +92,9 @@ def _response(line: bytes, path: Path, number: int | None) -> tuple[list[int], l
     """Token ids, log-probabilities, and the model's name."""
     where = f"line {number}" if number is not None else "a line"
     try:
+        if len(line) > MAX_LIST_BYTES:
+            raise ValueError(f"more than {MAX_LIST_BYTES:,} bytes")
+        check_size(line)
         found = json.loads(line)
         found = found["response"]["body"] if isinstance(found.get("response"), dict) else found
         choice = found["choices"][0] if "choices" in found else found

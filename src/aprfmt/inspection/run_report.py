@@ -12,14 +12,17 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
 from pathlib import Path, PurePath
 from typing import Any
 
-from aprfmt.errors import NotFoundError, UnknownFormatError, storage_errors
+from aprfmt.errors import LimitError, NotFoundError, UnknownFormatError, storage_errors
 from aprfmt.html.file import check_page, write_page
 from aprfmt.html.picture import png
 from aprfmt.inspection.run_page import RunReport, charts, html, sentence, title
+from aprfmt.io.jsonx import check_size
 from aprfmt.io.source import is_file
+from aprfmt.limits import MAX_REPORTED_BYTES
 from aprfmt.types import Json, JsonObject, Numbers
 
 FILE = "metrics.jsonl"
@@ -55,20 +58,34 @@ def summarise(folder: Path) -> RunReport:
         hint = f"name the -o of apr distill or apr pretrain: it holds {FILE}"
         raise UnknownFormatError("not the folder of a run", path=folder, hint=hint)
     with storage_errors(folder):
-        lines = _read(folder / FILE).split("\n")
-        metadata = _object(_read(folder / METADATA))
-    parsed = [_object(line) for line in lines if line.strip()]
-    events = [event for event in parsed if event]
-    return _report(folder, events, metadata, len(parsed) - len(events))
+        log, metadata = _read(folder / FILE), _object(_read(folder / METADATA))
+    events: list[JsonObject] = []
+    skipped = 0
+    for line in BytesIO(log):
+        if event := _object(line):
+            events.append(event)
+        else:
+            skipped += bool(line.strip())
+    return _report(folder, events, metadata, skipped)
 
 
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _object(text: str) -> JsonObject:
+def _read(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        data = file.read(MAX_REPORTED_BYTES + 1)
+    if len(data) > MAX_REPORTED_BYTES:
+        raise LimitError(f"the file has more than {MAX_REPORTED_BYTES:,} bytes", path=path)
     try:
-        return _mapping(json.loads(text))
+        check_size(data)
+    except LimitError as error:
+        raise LimitError(error.message, path=path) from None
+    return data
+
+
+def _object(line: bytes) -> JsonObject:
+    try:
+        return _mapping(json.loads(line.decode("utf-8", "replace")))
     except (ValueError, RecursionError):
         return {}
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
+
 from aprfmt.errors import CorruptError, LimitError, TruncatedError
 from aprfmt.io.source import Buffer
-from aprfmt.limits import MAX_UNCOMPRESSED_BYTES
+from aprfmt.limits import MAX_IMAGE_AHEAD, MAX_IMAGE_RATIO, MAX_UNCOMPRESSED_BYTES
 
-# A block of a zstd frame takes at least 4 bytes and gives at most 128 KiB: 2 KiB of input give at most 64
+# A block of a zstd frame takes at least 4 bytes and gives at most 128 KiB: 512 bytes of input give at most 16
 # MiB, which is how far the output can run past the cap before it is looked at.
-_ZSTD_STEP = 2048
+_ZSTD_STEP = 512
 _LZ4_MAX_RATIO = 255
 # An empty frame takes 9 bytes and some microseconds.
 _MOST_FRAMES = 1 << 16
+
+
+def _cap_of(data: Buffer, cap: int) -> int:
+    """`cap`, or less where so little data cannot be what was packed."""
+    return min(cap, MAX_IMAGE_RATIO * len(data) + MAX_IMAGE_AHEAD)
 
 
 def _check_cap(n_bytes: int, cap: int, path: str) -> None:
@@ -22,14 +29,15 @@ def _check_cap(n_bytes: int, cap: int, path: str) -> None:
 def unzstd(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     """The content of one or more zstd frames laid end to end.
 
-    Raises CorruptError for what is not zstd, TruncatedError where a frame ends early, LimitError beyond `cap` or for
-    frames without end.
+    Raises CorruptError for what is not zstd, TruncatedError where a frame ends early, LimitError beyond `cap`, for
+    much more than `data` and for frames without end.
     """
     import zstandard
 
-    view, out = memoryview(data), bytearray()
+    view, out = memoryview(data), io.BytesIO()  # whose value is no copy
     if not view:
         raise CorruptError("there is no zstd data", path=path)
+    cap = _cap_of(data, cap)
     decompressor, n_frames = zstandard.ZstdDecompressor(), 0
     while view:
         n_frames += 1
@@ -40,15 +48,15 @@ def unzstd(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
         while used < len(view) and not frame.eof:
             step = view[used : used + _ZSTD_STEP]
             try:
-                out += frame.decompress(step)
+                out.write(frame.decompress(step))
             except zstandard.ZstdError as error:
                 raise CorruptError(f"damaged zstd data: {error}", path=path) from error
             used += len(step)
-            _check_cap(len(out), cap, path)
+            _check_cap(out.tell(), cap, path)
         if not frame.eof:
             raise TruncatedError("the zstd data ends in the middle of a frame", path=path)
         view = view[used - len(frame.unused_data) :]
-    return bytes(out)
+    return out.getvalue()
 
 
 def unlz4(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
@@ -62,7 +70,7 @@ def unlz4(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     if len(view) < 4:
         raise TruncatedError("LZ4 data shorter than its length field", path=path)
     n_bytes = int.from_bytes(view[:4], "little")
-    _check_cap(n_bytes, cap, path)
+    _check_cap(n_bytes, _cap_of(data, cap), path)
     if n_bytes > _LZ4_MAX_RATIO * (len(view) - 4):
         raise CorruptError(f"{len(view) - 4} bytes of LZ4 cannot unpack to {n_bytes}", path=path)
     try:

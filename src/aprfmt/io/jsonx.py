@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 
 from aprfmt.errors import CorruptError, LimitError, UsageError
 from aprfmt.io.source import Buffer
-from aprfmt.limits import MAX_JSON_DEPTH, MAX_JSON_VALUES
+from aprfmt.limits import MAX_JSON_DEPTH, MAX_PARSED_BYTES
 from aprfmt.types import Json
 
 INT_MIN = -(1 << 63)
@@ -36,9 +36,9 @@ def loads(raw: Buffer) -> object:
 
     Duplicate keys: the last wins. Integers beyond 64 bits become floats. Raises CorruptError, with the byte
     offset, for anything RFC 8259 does not allow and for a byte-order mark, lone surrogates, NaN, numbers
-    beyond f64; LimitError for more than MAX_JSON_DEPTH levels or MAX_JSON_VALUES values.
+    beyond f64; LimitError for more than MAX_JSON_DEPTH levels or for more than MAX_PARSED_BYTES of memory.
     """
-    check_values(raw)
+    check_size(raw)
     try:
         text = str(raw, "utf-8")
     except UnicodeDecodeError as error:
@@ -111,7 +111,7 @@ def loads_lazily(raw: bytes) -> object:
     rest = b"".join([*parts, raw[at:]])
     if not long or any(rest.count(b'"%b":' % key) != 1 for key in long) or _ESCAPED_KEY.search(rest):
         return loads(raw)
-    check_values(raw)
+    check_size(raw)
     try:
         value = loads(rest)
         for text in long.values():
@@ -165,14 +165,36 @@ def _end_of_strings(raw: bytes, first: int) -> int | None:
         at = escape.end()
 
 
-def check_values(raw: Buffer) -> None:
-    """Raises LimitError for a JSON text that may hold more than MAX_JSON_VALUES values; commas in strings count too."""
-    if len(raw) <= 2 * MAX_JSON_VALUES:
+def check_size(raw: Buffer) -> None:
+    """Raises LimitError for a JSON text that may take more than MAX_PARSED_BYTES when it is parsed.
+
+    The estimate is from above: the text once as it is and once decoded, an object for each comma and bracket (also for
+    those within strings), and a copy of strings so long that their number does not tell what they take.
+    """
+    if len(raw) <= _SURELY_SMALL:
         return
     data = bytes(raw)
-    n_values = sum(map(data.count, (b",", b"[", b"{")))
-    if n_values > MAX_JSON_VALUES:
-        raise LimitError(f"a JSON text of more than {MAX_JSON_VALUES} values")
+    width = 4 if data.translate(None, _BELOW_FOUR) else 2 if data.translate(None, _BELOW_TWO) else 1
+    copies = 1 + _has_long_string(data)
+    n_bytes = len(data) * (1 + width * copies) + sum(data.count(sign) * size for sign, size in _OBJECT_BYTES.items())
+    if n_bytes > MAX_PARSED_BYTES:
+        raise LimitError(
+            f"a JSON text of {len(data):,} bytes that may take {n_bytes:,} bytes of memory; the limit is "
+            f"{MAX_PARSED_BYTES:,}"
+        )
+
+
+_SURELY_SMALL = 1 << 20
+_BELOW_TWO, _BELOW_FOUR = bytes(range(0xC4)), bytes(range(0xF0))
+"""Bytes of UTF-8 with which Python stores a character of the text in one byte, or in at most two."""
+_OBJECT_BYTES = {b",": 72, b"[": 96, b"{": 240}
+_LONG_STRING_BYTES = 4 << 20
+
+
+def _has_long_string(data: bytes) -> bool:
+    """Whether there is a string, or a gap, of more than 2 * _LONG_STRING_BYTES; of half of that, it may be found."""
+    starts = range(0, len(data) - _LONG_STRING_BYTES, _LONG_STRING_BYTES)
+    return any(data.find(b'"', start, start + _LONG_STRING_BYTES) < 0 for start in starts)
 
 
 def _decode(decoder: json.JSONDecoder, text: str) -> Json:

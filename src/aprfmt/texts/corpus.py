@@ -39,7 +39,7 @@ from aprfmt.tokenizer.model import Tokenizer
 HELD_OUT = 0.01
 """Share of the documents that is held out."""
 
-_BATCH_CHARS = 4 << 20
+_BATCH_CHARS = 1 << 20
 _BATCH_DOCUMENTS = 4096
 _LONG = 1 << 30  # bytes whose comparison with an earlier run takes a while
 _HASHES = 1 << 64

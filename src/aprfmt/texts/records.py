@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import importlib
 import io
 import json
-import lzma
 import os
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 
 from aprfmt.errors import (
     AprError,
@@ -37,18 +33,18 @@ from aprfmt.errors import (
     UnsupportedError,
     storage_error,
 )
-from aprfmt.limits import MAX_CHAT_CHARS
+from aprfmt.io.jsonx import check_size
+from aprfmt.io.unpacked import SUFFIXES, Unpacked
+from aprfmt.limits import MAX_CHAT_CHARS, MAX_DOCUMENT_CHARS, MAX_LIST_BYTES, MAX_RECORD_BYTES
 from aprfmt.text import format_clock
 from aprfmt.texts.sources import MAX_SOURCE_BYTES, SourceFile
 from aprfmt.tokenizer.chat import PrefixError, TemplateSyntaxError
-
-MAX_LINE_BYTES = 256 << 20
-"""A line of a JSON lines file, a field of a csv file."""
 
 TEXT_FIELD = "text"
 """Where a record's text is, unless told otherwise."""
 
 LOG_S = 20.0  # between lines about how far the reading is
+_STEP_BYTES = 1 << 17  # unpacked at a time
 _PIECE = 1 << 16  # characters; text files are cut into documents of about this length
 _TRIES = 100  # conversations in which no answer was told, after which a template is refused
 _BLOCK = 1 << 20  # tokens read at a time, and the longest document of a token shard
@@ -165,8 +161,6 @@ class Reader:
             raise CorruptError(
                 f"not UTF-8 text: {error.reason}", path=file.path, hint="give text, .jsonl, .parquet or .bin shards"
             ) from error
-        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
-            raise CorruptError(f"cannot be decompressed: {error}", path=file.path, hint="fetch it again") from error
         except OSError as error:
             raise storage_error(error, file.path) from error
 
@@ -174,7 +168,11 @@ class Reader:
         untold: PrefixError | None = None
         for where, record in _RECORDS[file.kind](file.path, self.text_field, self.place):
             try:
-                yield self._document(record)
+                document = self._document(record)
+                if isinstance(document, str) and len(document) > MAX_DOCUMENT_CHARS:
+                    yield from _cut(document)
+                else:
+                    yield document
             except _BadRecordError as bad:
                 self._leave_out(file, where, bad)
                 untold = bad.__cause__ if isinstance(bad.__cause__, PrefixError) else untold
@@ -327,17 +325,41 @@ _Records = Iterator[tuple[str, object]]
 def _jsonl(path: Path, text_field: str, place: Place) -> _Records:
     with _open(path, place) as file:
         number = 0
-        while line := file.readline(MAX_LINE_BYTES):
+        while line := file.readline(MAX_RECORD_BYTES + 1):
             number += 1
-            if len(line) == MAX_LINE_BYTES:
-                raise LimitError(f"line {number} is longer than {MAX_LINE_BYTES} bytes", path=path)
-            if not line.strip():
+            if len(line) > MAX_RECORD_BYTES:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(_STEP_BYTES)
+                record: object = _BadRecordError(f"is longer than {MAX_RECORD_BYTES:,} bytes", _TOO_LONG)
+            elif not line.strip():
                 continue
-            try:
-                record = json.loads(line.removeprefix(codecs.BOM_UTF8))
-            except (ValueError, RecursionError) as error:
-                record = _BadRecordError(f"is not JSON: {error}", "records that are not JSON")
+            else:
+                record = _parse(line)
             yield f"line {number}", record
+
+
+_TOO_LONG = "records that are too long"
+
+
+def _parse(line: bytes) -> object:
+    try:
+        check_size(line)
+        return json.loads(line.removeprefix(codecs.BOM_UTF8))
+    except LimitError as error:
+        return _BadRecordError(f"is {error.message}", _TOO_LONG)
+    except (ValueError, RecursionError) as error:
+        return _BadRecordError(f"is not JSON: {error}", "records that are not JSON")
+
+
+def _cut(text: str) -> Iterator[str]:
+    """A text in documents of at most MAX_DOCUMENT_CHARS, which end behind a line where one ends in the second half."""
+    start = 0
+    while start < len(text):
+        end = start + MAX_DOCUMENT_CHARS
+        if end < len(text):
+            end = text.rfind("\n", start + MAX_DOCUMENT_CHARS // 2, end) + 1 or end
+        yield text[start:end]
+        start = end
 
 
 def _json(path: Path, text_field: str, place: Place) -> _Records:
@@ -348,11 +370,15 @@ def _json(path: Path, text_field: str, place: Place) -> _Records:
         yield from _jsonl(path, text_field, place)
         return
     with _open(path, place) as file:
-        data = file.read(MAX_LINE_BYTES + 1)
-    if len(data) > MAX_LINE_BYTES:
-        raise LimitError(f"a list of more than {MAX_LINE_BYTES} bytes", path=path, hint="give .jsonl: a record a line")
+        data = file.read(MAX_LIST_BYTES + 1)
+    if len(data) > MAX_LIST_BYTES:
+        hint = "give .jsonl: a record a line"
+        raise LimitError(f"a list of more than {MAX_LIST_BYTES:,} bytes", path=path, hint=hint)
     try:
+        check_size(data)
         records = json.loads(data.removeprefix(codecs.BOM_UTF8))
+    except LimitError as error:
+        raise LimitError(error.message, path=path, hint="give .jsonl: a record a line") from None
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"not JSON: {error}", path=path, hint="give .jsonl: a record a line") from None
     for number, record in enumerate(records, 1):
@@ -382,9 +408,9 @@ def _parquet(path: Path, text_field: str, place: Place) -> _Records:
 
 
 def _csv(path: Path, text_field: str, place: Place, delimiter: str = ",") -> _Records:
-    csv.field_size_limit(MAX_LINE_BYTES)
+    csv.field_size_limit(MAX_RECORD_BYTES)
     with _open(path, place) as plain, io.TextIOWrapper(plain, encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file, delimiter=delimiter)
+        rows = csv.DictReader(_lines(file, path), delimiter=delimiter)
         try:
             if rows.fieldnames is None:  # an empty file
                 return
@@ -393,6 +419,15 @@ def _csv(path: Path, text_field: str, place: Place, delimiter: str = ",") -> _Re
                 yield f"line {rows.line_num}", row
         except csv.Error as error:
             raise CorruptError(f"line {rows.line_num} is not csv: {error}", path=path) from error
+
+
+def _lines(file: io.TextIOWrapper, path: Path) -> Iterator[str]:
+    number = 0
+    while line := file.readline(MAX_RECORD_BYTES + 1):
+        number += 1
+        if len(line) > MAX_RECORD_BYTES:
+            raise LimitError(f"line {number} is longer than {MAX_RECORD_BYTES:,} characters", path=path)
+        yield line
 
 
 def _tsv(path: Path, text_field: str, place: Place) -> _Records:
@@ -423,59 +458,11 @@ def _open(path: Path, place: Place) -> Iterator[BinaryIO]:
     with open(path, "rb") as raw:
         size, place.bytes = os.fstat(raw.fileno()).st_size, raw.tell
         try:
-            plain: Callable[[BinaryIO], Any] | None = _PLAIN.get(path.suffix.lower())
-            yield raw if plain is None else plain(cast("BinaryIO", _Pieces(raw)))
+            suffix = path.suffix.lower()
+            packed = suffix in SUFFIXES
+            yield cast("BinaryIO", io.BufferedReader(Unpacked(raw, suffix, str(path)), _STEP_BYTES)) if packed else raw
         finally:
             place.bytes = lambda: size
-
-
-class _Pieces(io.RawIOBase):
-    """A file that is read a little at a time: what a decompressor takes in advance would count as read already."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._file.read(min(len(buffer), 1 << 14))
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
-class _Zstd(io.RawIOBase):
-    """The bytes of a zstandard file, frame by frame; one that is cut short is an error, as in the other forms."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._frame: Any = None
-        self._rest = self._plain = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._plain:
-            self._rest = self._rest or self._file.read(1 << 14)
-            if not self._rest:
-                if self._frame is not None:
-                    raise EOFError("the last frame is cut short")
-                return 0
-            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            self._plain = self._frame.decompress(self._rest)
-            self._rest = self._frame.unused_data
-            self._frame = None if self._frame.eof else self._frame
-        n = min(len(buffer), len(self._plain))
-        buffer[:n], self._plain = self._plain[:n], self._plain[n:]
-        return n
-
-
-_PLAIN: dict[str, Callable[[BinaryIO], Any]] = {
-    ".gz": lambda file: gzip.GzipFile(fileobj=file),
-    ".xz": lzma.LZMAFile,
-    ".zst": lambda file: io.BufferedReader(_Zstd(file)),
-}
 
 
 def _source(path: Path, skipped: Counter[str], place: Place) -> Iterator[str]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.errors import CorruptError, MissingDependencyError
+from aprfmt.errors import AprError, CorruptError, MissingDependencyError
+from aprfmt.tokenizer.growth import check_growth
 from aprfmt.tokenizer.hf_write import to_hf_files
 from aprfmt.tokenizer.model import Tokenizer
 
@@ -26,14 +27,18 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes:
 
 
 def load(text: bytes) -> Fast:
-    """The tokenizer of a tokenizer.json, without truncation and padding. Raises CorruptError where it is none."""
+    """The tokenizer of a tokenizer.json, without truncation and padding.
+
+    Raises CorruptError where it is none, LimitError where it makes endlessly much of a text.
+    """
     try:
         import tokenizers
     except ImportError as error:
         raise MissingDependencyError("text is encoded by tokenizers", hint="pip install tokenizers") from error
     try:
+        check_growth(json.loads(text))
         fast = tokenizers.Tokenizer.from_buffer(text)
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, MemoryError, AprError):
         raise
     except BaseException as error:  # the library raises nothing more precise, and its panics are not Exceptions
         raise CorruptError(f"tokenizer.json cannot be loaded: {error}") from error

@@ -18,7 +18,7 @@ from operator import add, methodcaller
 from weakref import WeakValueDictionary
 
 from aprfmt.errors import CorruptError, LimitError, RefusedError, UnsupportedError
-from aprfmt.io.jsonx import check_values
+from aprfmt.io.jsonx import check_size
 from aprfmt.limits import MAX_TEXT_FILE_BYTES, MAX_TOKEN_ID, MAX_VOCAB_HOLES
 from aprfmt.tokenizer import generation, pre, ranks, rwkv, sentencepiece
 from aprfmt.tokenizer.ggml import CHARSMAP, TOKEN_TYPE_COUNT
@@ -263,7 +263,7 @@ def _finish(
 def read_json(files: Mapping[str, bytes], name: str) -> Json:
     """The JSON value in a file. Raises CorruptError, LimitError."""
     data = _read_bytes(files, name)
-    check_values(data)
+    check_size(data)
     try:
         value: Json = json.loads(data.decode("utf-8"))  # of bytes it takes UTF-16 too
     except (ValueError, RecursionError) as error:

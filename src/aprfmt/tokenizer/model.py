@@ -7,7 +7,8 @@ from dataclasses import field
 from enum import IntEnum
 from typing import TypeAlias, TypeVar
 
-from aprfmt.errors import CorruptError
+from aprfmt.errors import CorruptError, LimitError
+from aprfmt.limits import MAX_TEMPLATE_CHARS
 from aprfmt.records import record
 from aprfmt.text import plural
 
@@ -111,6 +112,12 @@ class Tokenizer:
     pre_note: str = field(default="", compare=False)
     notes: list[str] = field(default_factory=list, compare=False)
     shared: Tokenizer | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises LimitError for a chat template that is longer than any."""
+        for text in (self.chat_template or "", *self.chat_templates.values()):
+            if len(text) > MAX_TEMPLATE_CHARS:
+                raise LimitError(f"a chat template has {len(text):,} characters; the limit is {MAX_TEMPLATE_CHARS:,}")
 
     def __repr__(self) -> str:
         special = ", ".join(f"{role} {i}" for role, i in self.special.items())

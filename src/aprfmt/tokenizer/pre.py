@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import UsageError
+from aprfmt.tokenizer.growth import check_growth
 from aprfmt.tokenizer.rules import IGNORE_MERGES, RULES, SUFFIX, SUFFIX_BY_CLASSES, Rule, rule
 from aprfmt.types import Json, JsonObject
 
@@ -76,7 +77,6 @@ has them in; the rule of the second has them in. It takes whole tokens before me
 token is also what its merges give. tests/tokenizer/test_tokenizer_ids.py holds the count of both."""
 _SINCE = {"granite-embed-multi-97m": (9484, "gpt-4o")}
 """Names that not every llama.cpp in use knows: the build that is the first to load them, and the nearest older name."""
-_MAX_GROWTH = 1 << 12
 
 
 def detect(tokenizer_json: bytes, parsed: JsonObject | None = None) -> PreChoice:
@@ -109,8 +109,7 @@ def _choose(tokenizer_json: bytes, parsed: JsonObject, ignore_merges: bool) -> P
     if alike in _EXACT and _merges_give_every_token(parsed):
         detail = f"its splitting rules are those of {_EXACT[alike]}, and its merges give every token"
         return PreChoice(_EXACT[alike], "structure", detail)
-    is_small = _growth(parsed.get("normalizer")) <= _MAX_GROWTH
-    hashed = hash_name(tokenizer_json, parsed) if is_small else None
+    hashed = hash_name(tokenizer_json, parsed)
     row = rule(hashed)
     # The probe text does not tell all rules apart: the structure may fit another one than the hash's.
     contradicts = alike is not None and row is not None and row.splits != RULES[alike].splits
@@ -162,22 +161,10 @@ def _merges_give_every_token(parsed: JsonObject) -> bool:
         added = _added_texts(parsed)
         texts = [text for text in vocab if text not in added]
         return all(len(found.ids) == 1 for found in plain.encode_batch_fast(texts))
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException:  # as in hash_name
         return False
-
-
-def _growth(normalizer: Json) -> int:
-    """By how much the Replace steps of a normaliser can multiply a text, at most."""
-    growth, steps = 1, [normalizer]
-    while steps and growth <= _MAX_GROWTH:
-        step = steps.pop()
-        if isinstance(step, dict):
-            inner, content = step.get("normalizers"), step.get("content")
-            steps += inner if isinstance(inner, list) else []
-            growth *= 1 + len(content) if isinstance(content, str) else 1
-    return growth
 
 
 def hash_name(tokenizer_json: bytes, parsed: JsonObject | None = None) -> str | None:
@@ -190,6 +177,7 @@ def hash_name(tokenizer_json: bytes, parsed: JsonObject | None = None) -> str | 
     except ImportError:
         return None
     try:
+        check_growth(json.loads(tokenizer_json) if parsed is None else parsed)
         ids = probe_ids(parsed) if parsed is not None else None
         if ids is None:
             tokenizer = Tokenizer.from_buffer(tokenizer_json)
@@ -197,7 +185,7 @@ def hash_name(tokenizer_json: bytes, parsed: JsonObject | None = None) -> str | 
             tokenizer.no_truncation()
             tokenizer.no_padding()
             ids = tokenizer.encode(PROBE).ids
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException:  # a bare Exception for a file that it cannot use, its own kind for a Rust panic
         return None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from aprfmt.errors import CorruptError, LimitError
-from aprfmt.limits import MAX_TOKEN_ID
+from aprfmt.limits import MAX_MERGE_WORK, MAX_TOKEN_ID
 from aprfmt.tokenizer.model import Tokenizer, TokenType, is_unicode
 from aprfmt.types import Json, JsonObject
 
@@ -135,6 +135,8 @@ def _check_ranks(ranks: Mapping[bytes, int], path: str) -> None:
         raise CorruptError("the file holds no tokens", path=path)
     if len(set(ranks.values())) < len(ranks):
         raise CorruptError("two tokens have one rank", path=path)
+    if sum(len(token) ** 2 for token in ranks) > MAX_MERGE_WORK:
+        raise LimitError("the tokens are too long for so many: finding their merges takes too long", path=path)
 
 
 def merges_of_ranks(ranks: Mapping[bytes, int], *, every_cut: bool = False) -> list[str]:
