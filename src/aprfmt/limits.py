@@ -8,6 +8,9 @@ MAX_NDIM = 8
 MAX_NAME_BYTES = 65_535
 """Tensor names: the APR index counts them in 16 bits."""
 
+MAX_NAMES_CHARS = 24 << 20
+"""Names of all tensors of a model; those of the largest checkpoints have 9 MB."""
+
 MAX_METADATA_BYTES = 64 << 20
 """Metadata section of an APR file; the largest, of a vocabulary of a million tokens, have a third of it."""
 
@@ -56,7 +59,7 @@ MAX_COMPRESSED_BYTES = MAX_UNCOMPRESSED_BYTES + (16 << 20)
 MAX_TEXT_FILE_BYTES = 64 << 20
 """A JSON or text file of a Hugging Face folder; the largest tokenizer.json have 35 MB."""
 
-MAX_TOKEN_ID = 1 << 21
+MAX_TOKEN_ID = 1 << 20
 """Ids of a tokenizer; the largest vocabulary in use has 900,000."""
 
 MAX_VOCAB_HOLES = 1 << 16

@@ -11,9 +11,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
-from aprfmt.errors import AprError, ChecksumError, UnknownTensorError, UsageError
+from aprfmt.errors import AprError, ChecksumError, LimitError, UnknownTensorError, UsageError
 from aprfmt.io.crc import Record
 from aprfmt.io.source import Source
+from aprfmt.limits import MAX_NAMES_CHARS
 from aprfmt.text import first_few, format_bytes, plural
 from aprfmt.types import Array, PathLike, Shape
 
@@ -269,6 +270,10 @@ class Model:
         self.version = version
         self.sources = tuple(sources)
         self.tensors = Tensors(tensors, path)
+        if (n_bytes := sum(len(tensor.name) for tensor in tensors)) > MAX_NAMES_CHARS:
+            raise LimitError(
+                f"the names of the tensors have {n_bytes:,} characters; the limit is {MAX_NAMES_CHARS:,}", path=path
+            )
         self.checksum = checksum
         self.flags = dict(flags or {})
         self.warnings = list(warnings)

@@ -14,11 +14,11 @@ from aprfmt import __version__
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs `apr` with `argv` (default: the process's arguments) and exits with the documented code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    # Looking for garbage among modules and vocabularies takes a tenth of the time of `apr inspect`.
-    gc.set_threshold(50_000)
-    _prepare_streams()
     try:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        # Looking for garbage among modules and vocabularies takes a tenth of the time of `apr inspect`.
+        gc.set_threshold(50_000)
+        _prepare_streams()
         arguments = _in_our_words(arguments)
         if "--version" in arguments[:2] and set(arguments) <= {"--version", "--json"}:
             _print_version("--json" in arguments)
@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:  # before or after `run` could catch it: nothing was begun
         sys.stderr.write("error: interrupted; no partial output is left\n")
         code = 130
+    except MemoryError:  # where `run` could not catch it
+        sys.stderr.write("error: not enough memory\n")
+        code = 7
     _leave(code)
 
 
