@@ -22,7 +22,7 @@ DEMO = str(oom.DEMO)
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    pytest.importorskip("_testcapi", reason="this Python has no test module")
+    pytest.importorskip("_testcapi")
     words = [sys.executable, oom.__file__, str(tmp_path_factory.mktemp("oom")), str(COUNT)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -40,7 +40,7 @@ def test_one_allocation_fails(name: str, outcomes: list[dict[str, Any]]) -> None
     assert {one["code"] for one in found} >= {7}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
 @pytest.mark.parametrize("words", [["validate", DEMO], ["inspect", DEMO, "--json"], ["tree", DEMO]], ids=lambda w: w[0])
 def test_under_a_limit_of_the_address_space(words: list[str]) -> None:
     import resource

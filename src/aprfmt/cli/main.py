@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from aprfmt import __version__
@@ -28,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:  # before or after `run` could catch it: nothing was begun
         sys.stderr.write("error: interrupted; no partial output is left\n")
         code = 130
-    except MemoryError:  # where `run` could not catch it
-        sys.stderr.write("error: not enough memory\n")
-        code = 7
+    except MemoryError:  # before `run` could catch it; the streams may be half made
+        with suppress(OSError):
+            os.write(2, b"error: not enough memory\n")
+        os._exit(7)
     _leave(code)
 
 

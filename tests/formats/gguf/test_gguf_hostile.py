@@ -16,7 +16,7 @@ from natives import gguf_parts
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError
 from aprfmt.formats import gguf
-from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_KEY_BYTES, MAX_NAME_BYTES
+from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_STRING_BYTES
 
 Put = Callable[[bytes], Path]
 
@@ -57,6 +57,21 @@ CASES: dict[str, tuple[bytes, type[AprError], str]] = {
     "string length": (image([pair(b"k", STRING, struct.pack("<Q", HUGE))]), TruncatedError, "the value"),
     "array count": (image([pair(b"k", ARRAY, array(U32, HUGE))]), TruncatedError, "elements"),
     "string array count": (image([pair(b"k", ARRAY, array(STRING, HUGE))]), TruncatedError, "elements"),
+    "long string": (
+        image([pair(b"general.name", STRING, string(b"x" * (MAX_STRING_BYTES + 1)))]),
+        LimitError,
+        "general.name",
+    ),
+    "empty strings": (
+        image([pair(b"k", ARRAY, array(STRING, 6_000_000, bytes(48_000_000)))]),
+        LimitError,
+        "bytes of memory",
+    ),
+    "long names": (
+        image([], [info(b"%04d" % i + b"n" * 65_000, [0], 0, 0) for i in range(400)], bytes(32)),
+        LimitError,
+        "names of the tensors",
+    ),
     "string in an array": (
         image([pair(b"k", ARRAY, array(STRING, 2, struct.pack("<QQ", (1 << 64) - 1, 0)))]),
         TruncatedError,
