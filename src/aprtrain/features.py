@@ -92,6 +92,7 @@ class Verdict:
         return self.ok
 
 
+@cache
 def installed(name: str) -> str | None:
     """Version of the package of a feature, None where it is not installed."""
     try:
