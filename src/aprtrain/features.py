@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -225,14 +226,15 @@ def note_checksums() -> None:
 
 def main() -> None:
     """Prints the state of every feature that a package brings: version, whether it can be imported, why not, mend."""
-    rows = {
-        name: {
-            "label": row.label, "package": row.package, "version": installed(name), "speeds_up": row.speeds_up,
-            "usable": importable(name).ok, "reason": importable(name).reason, "mend": row.mend,
-        }
-        for name, row in TABLE.items()
-        if row.package
-    }  # fmt: skip
+    with redirect_stdout(sys.stderr):  # packages may greet
+        rows = {
+            name: {
+                "label": row.label, "package": row.package, "version": installed(name), "speeds_up": row.speeds_up,
+                "usable": importable(name).ok, "reason": importable(name).reason, "mend": row.mend,
+            }
+            for name, row in TABLE.items()
+            if row.package
+        }  # fmt: skip
     print(json.dumps(rows))  # noqa: T201 - for a parent process
 
 

@@ -23,8 +23,9 @@ def finding(name: str) -> doctor.Finding:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is looked at in one test only."""
-    monkeypatch.setattr(doctor, "_CHECKS", tuple(check for check in doctor._CHECKS if check is not doctor._gpu))
+    """Processes of their own are started in some tests only."""
+    slow = (doctor._gpu, doctor._features)
+    monkeypatch.setattr(doctor, "_CHECKS", tuple(check for check in doctor._CHECKS if check not in slow))
 
 
 @pytest.mark.llama
@@ -65,6 +66,81 @@ def test_a_package_that_is_too_old_or_missing(
     assert "pip install 'numpy>=1.26' 'lz4>=4.3'" in capsys.readouterr().out
 
 
+_MEND = "pip install 'flash-attn-4[cu13]==4.0.0b36' quack-kernels==0.6.5"
+
+
+@pytest.mark.parametrize(
+    ("versions", "status", "message"),
+    [
+        ({}, "absent", "not installed; speeds up training on a Hopper GPU"),
+        (
+            {"flash-attn-4": "4.0.0b36", "quack-kernels": "0.6.5"},
+            "ok",
+            "flash-attn-4 4.0.0b36, quack-kernels 0.6.5: the versions that were measured together",
+        ),
+        (
+            {"flash-attn-4": "4.0.0b37"},
+            "warn",
+            "flash-attn-4 is 4.0.0b37, not ==4.0.0b36; quack-kernels is missing: other versions than those that were "
+            "measured together",
+        ),
+    ],
+)
+def test_pinned_kernels_are_compared_with_what_is_installed(
+    versions: dict[str, str], status: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str:
+        if name in versions:
+            return versions[name]
+        raise PackageNotFoundError(name)
+
+    needed = ["numpy", "flash-attn-4[cu13]==4.0.0b36; extra == 'flash4'", "quack-kernels==0.6.5; extra == 'flash4'"]
+    monkeypatch.setattr(doctor, "_CHECKS", (doctor._pins,))
+    monkeypatch.setattr(doctor, "requires", lambda name: [*needed, "torch; extra == 'train'"])
+    monkeypatch.setattr(doctor, "version", installed)
+    found = finding("extra flash4")
+    assert (found.status, found.message) == (status, message)
+    assert found.hint == (None if status == "ok" else _MEND)
+
+
+def test_optional_features_of_the_trainer_are_shown_with_the_reason_and_the_line_that_mends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The packages are installed as far as anyone can tell, greet, and one of them cannot be imported."""
+    for module, code in {
+        "isal/isal_zlib": "raise ImportError('libisal.so.2: cannot open shared object file')",
+        "isal/__init__": "",
+        "blake3": "print('hello')",
+    }.items():
+        path = tmp_path / f"{module}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code)
+    for name in ("isal", "blake3"):
+        (tmp_path / f"{name}-7.0.dist-info").mkdir()
+        (tmp_path / f"{name}-7.0.dist-info/METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 7.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(doctor, "_CHECKS", (doctor._features,))
+    report = aprfmt.doctor()
+    assert {row.id for row in report.findings} >= {"trainer: flash4", "trainer: quack", "trainer: triton"}
+    found = {row.id: row for row in report.findings}
+    assert found["trainer: blake3"].status == "ok"
+    isal = found["trainer: isal"]
+    assert (isal.status, isal.hint) == ("fail", "pip install isal")
+    assert isal.message == (
+        "isal 7.0 is not usable: ImportError: libisal.so.2: cannot open shared object file; "
+        "it speeds up checksums of checkpoints"
+    )
+
+
+def test_features_that_end_their_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "isal").mkdir()
+    (tmp_path / "isal/__init__.py").write_text("import os; os.abort()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(doctor, "_CHECKS", (doctor._features,))
+    found = finding("trainer")
+    assert (found.status, found.hint) == ("fail", "python -m aprtrain.features shows why")
+
+
 def test_extras_that_are_missing_name_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor, "_CHECKS", (doctor._extras,))
@@ -80,8 +156,8 @@ def test_every_extra_of_the_project_is_known() -> None:
 
     project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    # flash4 is for some GPUs alone, where no command needs it.
-    others = ("all", "dev", "docs", "test", "llama-cpp-python", "flash4")
+    # The pinned kernels are for some GPUs alone, and no command needs them.
+    others = ("all", "dev", "docs", "test", "llama-cpp-python", doctor._PINNED)
     assert extras.keys() - set(others) == doctor.EXTRAS.keys()
     for name, (package, _) in doctor.EXTRAS.items():
         assert any(line.split(">")[0].split("=")[0] == package for line in extras[name])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.resources import as_file, files
 from importlib.util import find_spec
@@ -37,6 +39,10 @@ EXTRAS = {
 }
 """Extra -> (the package that it stands for, the commands that need it)."""
 
+_PINNED = "flash4"
+"""The extra whose versions are pinned."""
+
+_LIST_FEATURES = "python -m aprtrain.features shows why"
 _LEAST_PYTHON = (3, 11)
 _LITTLE_DISK = 2_000_000_000
 _TORCH_SECONDS = 120.0
@@ -88,7 +94,10 @@ class Diagnosis:
 
 
 def doctor() -> Diagnosis:
-    """Looks at Python, packages, llama.cpp, processor, memory, GPU and disks; llama.cpp computes a tiny model."""
+    """Looks at Python, packages, llama.cpp, processor, memory, GPU, the trainer's features and disks.
+
+    llama.cpp computes a tiny model.
+    """
     return Diagnosis(aprfmt.__version__, [finding for look in _CHECKS for finding in look()])
 
 
@@ -102,31 +111,72 @@ def _python() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     """What the package itself needs, in the versions that it asks for."""
-    wrong, found, mend = [], [], []
     try:
-        needed = [Requirement(text) for text in requires("aprfmt") or []]
+        found = _compare(_required())
     except PackageNotFoundError:
         yield Finding("packages", "warn", "aprfmt runs from a folder that is not installed", "pip install .")
         return
-    for requirement in needed:
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
+    if found.wrong:
+        yield Finding("packages", "fail", "; ".join(found.wrong), _install(found.mend))
+    else:
+        yield Finding("packages", "ok", first_few(found.right, len(found.right)))
+
+
+def _pins() -> Iterator[Finding]:
+    """The kernels of a Hopper GPU, in the versions that were measured together."""
+    with suppress(PackageNotFoundError):  # of aprfmt, which _packages tells
+        pinned = _required(_PINNED)
+        found, name = _compare(pinned), f"extra {_PINNED}"
+        if found.absent == len(pinned):
+            yield Finding(name, "absent", "not installed; speeds up training on a Hopper GPU", _install(pinned))
+        elif found.wrong:
+            text = f"{'; '.join(found.wrong)}: other versions than those that were measured together"
+            yield Finding(name, "warn", text, _install(pinned))
+        else:
+            yield Finding(name, "ok", f"{', '.join(found.right)}: the versions that were measured together")
+
+
+def _required(extra: str = "") -> list[Requirement]:
+    """What the package needs on this machine; with an extra, what that adds. Raises PackageNotFoundError."""
+    every = [Requirement(text) for text in requires("aprfmt") or []]
+    always = [r for r in every if r.marker is None or r.marker.evaluate({"extra": ""})]
+    if not extra:
+        return always
+    return [r for r in every if r not in always and r.marker is not None and r.marker.evaluate({"extra": extra})]
+
+
+@dataclass
+class _Compared:
+    """Installed packages against requirements: texts of those that fit and those that do not, what mends them."""
+
+    right: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    mend: list[Requirement] = field(default_factory=list)
+    absent: int = 0
+
+
+def _compare(requirements: Iterable[Requirement]) -> _Compared:
+    found = _Compared()
+    for requirement in requirements:
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
-            wrong.append(f"{requirement.name} is missing")
-            mend.append(requirement)
+            found.absent += 1
+            found.wrong.append(f"{requirement.name} is missing")
+            found.mend.append(requirement)
             continue
-        found.append(f"{requirement.name} {installed}")
-        if not requirement.specifier.contains(installed, prereleases=True):
-            wrong.append(f"{requirement.name} is {installed}, not {requirement.specifier}")
-            mend.append(requirement)
-    if wrong:
-        yield Finding(
-            "packages", "fail", "; ".join(wrong), " ".join(["pip install", *(f"'{r.name}{r.specifier}'" for r in mend)])
-        )
-    else:
-        yield Finding("packages", "ok", first_few(found, len(found)))
+        if requirement.specifier.contains(installed, prereleases=True):
+            found.right.append(f"{requirement.name} {installed}")
+        else:
+            found.wrong.append(f"{requirement.name} is {installed}, not {requirement.specifier}")
+            found.mend.append(requirement)
+    return found
+
+
+def _install(requirements: Iterable[Requirement]) -> str:
+    """The line that installs them."""
+    named = ((r, f"[{','.join(sorted(r.extras))}]" if r.extras else "") for r in requirements)
+    return shlex.join(["pip", "install", *(f"{r.name}{extras}{r.specifier}" for r, extras in named)])
 
 
 def _extras() -> Iterator[Finding]:
@@ -211,6 +261,28 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("gpu", "absent", f"torch {found['version']} sees none: training takes the processor")
 
 
+def _features() -> Iterator[Finding]:
+    """The trainer's optional packages are imported in a process of their own, since that runs any code of theirs."""
+    if find_spec("torch") is None:
+        return
+    text = child.run(["-m", "aprtrain.features"], _TORCH_SECONDS)
+    try:
+        rows = json.loads(text) if text is not None else None
+    except ValueError:
+        rows = None
+    if rows is None:
+        yield Finding("trainer", "fail", "its optional features end the process that looks for them", _LIST_FEATURES)
+        return
+    for name, row in rows.items():
+        label = " ".join(filter(None, (row["label"], row["version"])))
+        if row["usable"]:
+            yield Finding(f"trainer: {name}", "ok", f"{label} speeds up {row['speeds_up']}")
+        else:
+            status: Status = "absent" if row["version"] is None else "fail"
+            text = f"{label} is not usable: {row['reason']}; it speeds up {row['speeds_up']}"
+            yield Finding(f"trainer: {name}", status, text, row["mend"])
+
+
 def _disks() -> Iterator[Finding]:
     for name, find in (("current folder", os.getcwd), ("temporary files", tempfile.gettempdir)):
         try:
@@ -247,9 +319,11 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _python,
     _packages,
     _extras,
+    _pins,
     _quantizers,
     _llama,
     _machine,
     _gpu,
+    _features,
     _disks,
 )
