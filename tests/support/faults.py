@@ -38,6 +38,8 @@ _CALLS = {
     "fstat": errno.EIO,
     "pread": errno.EIO,
     "preadv": errno.EIO,
+    "pwrite": errno.ENOSPC,
+    "ftruncate": errno.EIO,
     "write": errno.ENOSPC,
     "writev": errno.ENOSPC,
     "fsync": errno.EIO,
@@ -56,12 +58,12 @@ _CALLS = {
 }
 _OTHER_CALLS = {"mmap": errno.ENOMEM, "exchange": errno.EXDEV}
 _TWO_PATHS = ("link", "rename", "replace", "exchange")
-_DISK = ("pread", "preadv", "write", "writev", "fsync")
+_DISK = ("pread", "preadv", "pwrite", "write", "writev", "fsync")
 _FRAMES = 4
 _readlink = os.readlink
 
 Handler = Callable[[str, tuple[Any, ...], Callable[[], Any]], Any]
-"""Called in place of a call with its name, its arguments, and what makes it."""
+"""Called in place of a call with its name, its arguments (no path relative to a descriptor), and what makes it."""
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def intercepted(folder: Path, handle: Handler) -> Iterator[None]:
     def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if _concerns(below, name, args, kwargs):
-                return handle(name, args, lambda: call(*args, **kwargs))
+                return handle(name, _whole(args, kwargs), lambda: call(*args, **kwargs))
             return call(*args, **kwargs)
 
         return wrapper
@@ -157,6 +159,14 @@ def _concerns(below: str, name: str, args: tuple[Any, ...], kwargs: dict[str, An
         if os.path.abspath(path).startswith(below):
             return True
     return False
+
+
+def _whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments with a path that is relative to `dir_fd` in full."""
+    folder = kwargs.get("dir_fd")
+    if folder is None or not args or isinstance(args[0], int):
+        return args
+    return (os.path.join(_path_of(folder), os.fspath(args[0])), *args[1:])
 
 
 def _path_of(fd: int) -> str:

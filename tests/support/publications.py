@@ -77,7 +77,7 @@ class Order:
         """Checks the calls of the block."""
         with intercepted(self.folder, self._handle):
             yield
-        left = [path for path in self._unsynced_names.values() if not _is_temporary(path)]
+        left = [path for path in self._unsynced_names.values() if not is_temporary(path)]
         self.faults += [f"{path} came or went, and its folder was not synced" for path in left]
 
     def _handle(self, name: str, args: tuple[Any, ...], call: Callable[[], Any]) -> Any:
@@ -98,15 +98,15 @@ class Order:
         elif name in _SHOWING:
             old, new = map(str, args[:2])
             before = self._unsynced_names.get(os.stat(os.path.dirname(old)).st_ino)
-            if not _is_temporary(new):
+            if not is_temporary(new):
                 self._comes(new)
             if name != "link":
                 self._names_change(old)
             for path in (old, new) if name == "exchange" else (new,):
                 self._names_change(path)
-                if not _is_temporary(path):
+                if not is_temporary(path):
                     self._appears(path)
-                elif name == "rename" and not _is_temporary(old):
+                elif name == "rename" and not is_temporary(old):
                     self._goes(path, before)
         return result
 
@@ -117,7 +117,7 @@ class Order:
     def _comes(self, path: str) -> None:
         """By now what was put aside before must be gone for good, and what came before the last file be there."""
         before = self._unsynced_names.get(os.stat(os.path.dirname(path)).st_ino)
-        if before and not _is_temporary(before) and (not os.path.lexists(before) or re.search(_FIRST, path)):
+        if before and not is_temporary(before) and (not os.path.lexists(before) or re.search(_FIRST, path)):
             self.faults.append(f"{path} came before {before} was synced")
 
     def _appears(self, path: str) -> None:
@@ -131,7 +131,7 @@ class Order:
 
     def _goes(self, path: str, before: str | None) -> None:
         """Something is put aside: what comes in its place, and the record of both, must last by now."""
-        temporary = next(place for place in Path(path).parents if _is_temporary(place.name))
+        temporary = next(place for place in Path(path).parents if is_temporary(place.name))
         for place in (temporary, *temporary.rglob("*")):
             inode = place.lstat().st_ino
             if inode in self._unsynced or inode in self._unsynced_names:
@@ -140,7 +140,7 @@ class Order:
             self.faults.append(f"{path} was put aside before the name {temporary} was synced")
 
 
-def _is_temporary(path: str) -> bool:
+def is_temporary(path: str) -> bool:
     return any(part.startswith(".") and part.endswith(".tmp") for part in Path(path).parts)
 
 
@@ -212,7 +212,7 @@ def _count_or_die(operation: Callable[[], object], folder: Path, way: str, numbe
 
 def run_next(folder: Path) -> None:
     """What any later run does: writes a file into each folder that is there; it goes again."""
-    for place in (folder, *(path for path in folder.rglob("*") if path.is_dir() and not _is_temporary(str(path)))):
+    for place in (folder, *(path for path in folder.rglob("*") if path.is_dir() and not is_temporary(str(path)))):
         with AtomicFile(place / "next") as sink:
             sink.write(b"next")
         (place / "next").unlink()
@@ -264,12 +264,12 @@ class Kills:
         finished = killed(self._operation(name), self.root, way, **how)
         what = f"{name} ({way}), {how}"
         out = self.root / "out"
-        found = {path: data for path, data in contents(out).items() if not _is_temporary(path)}
+        found = {path: data for path, data in contents(out).items() if not is_temporary(path)}
         state = "old" if found == before else "new" if found == complete else "between"
         self.counts.update(["finished" if finished else "killed", state])
         self.counts["temporary files"] += bool(left := list(out.rglob("*.tmp")))
         if state == "between":
-            self.faults += [f"{what}: {fault}" for fault in _mixture(found, before, complete)]
+            self.faults += [f"{what}: {fault}" for fault in mixture(found, before, complete)]
             if not left:
                 self.faults.append(f"{what}: neither old nor new, and nothing to complete it")
         run_next(out)
@@ -279,7 +279,7 @@ class Kills:
             self.faults.append(f"{what}: {left} after the next run")
 
 
-def _mixture(found: dict[str, bytes], old: dict[str, bytes], new: dict[str, bytes]) -> Iterator[str]:
+def mixture(found: dict[str, bytes], old: dict[str, bytes], new: dict[str, bytes]) -> Iterator[str]:
     """What is wrong with a state between `old` and `new`: files of both, or one without which none can be loaded."""
     changed = [name for name in {*old, *new} if old.get(name) != new.get(name)]
     is_old = [name for name in changed if name in found and found[name] == old.get(name)]

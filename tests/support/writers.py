@@ -176,6 +176,7 @@ OPERATIONS: dict[str, Operation] = {
         "imatrix", "IN/a.imatrix.gguf", "IN/b.imatrix.dat", "--merge", "-o", "OUT/c.imatrix.gguf", "--force", "--quiet"
     ),
     "stamp in place": command("stamp", "OUT/m.apr", "--in-place", "--license", "MIT", "--quiet"),
+    "stamp a gguf in place": command("stamp", "OUT/m.gguf", "--in-place", "--set", "general.name=another", "--quiet"),
     "inspect folder": command("inspect", "IN/hf", "--json"),
     "inspect apr": command("inspect", "IN/m.apr", "--json", "--quality"),
     "tensors": command("tensors", "IN/m.gguf", "--json", "--hash", "--stats"),

@@ -72,8 +72,8 @@ def edit(
 
     With `plan` these are only counted.
 
-    With `in_place` the header alone is written where it is as long as before, padding included, and a copy takes the
-    file's place where it is not. A key keeps its type and its place; `types` names those of others (see TYPES).
+    With `in_place` one sector of the header is overwritten where no other one differs, else a copy takes the file's
+    place. A key keeps its type and its place; `types` names those of others (see TYPES).
 
     Raises UsageError for a key that llama.cpp does not know, or a value that is not of its type; RefusedError where
     llama.cpp would not load the result.
@@ -91,12 +91,12 @@ def edit(
     _check(model, part, head, patch)
     n_padding = padding(len(head), part.alignment)
     if in_place and len(head) + n_padding == part.data_start:
-        if not plan:
-            model.check_unchanged()
         start, changed = _difference(part.source.read(0, part.data_start), head + bytes(n_padding))
-        if changed and not plan:
-            overwrite(target, start, changed)
-        return len(changed)
+        if len(changed) <= _SECTOR:
+            if changed and not plan:
+                model.check_unchanged()
+                overwrite(target, start, changed)
+            return len(changed)
     n_rest = part.source.size - part.data_start
     rest = Stream(n_rest, lambda: source_jobs(part.source, part.data_start, n_rest))
     layout = FileLayout(os.path.basename(target), [Literal(head), Zeros(n_padding), rest])
@@ -273,12 +273,12 @@ def _vocabulary_problems(part: GgufPart) -> Iterator[str]:
     yield from (f"{key} {problem}" for key, problem in ggml.key_problems(part.kv, word, rows))
 
 
-_BLOCK = 4096
+_SECTOR = 512
 
 
 def _difference(old: bytes, new: bytes) -> tuple[int, bytes]:
-    """Where two headers of one length begin to differ, in whole blocks, and what `new` has up to the last one."""
+    """Where two headers of one length begin to differ, in whole sectors, and what `new` has up to the last one."""
     starts = [
-        start for start in range(0, len(new), _BLOCK) if old[start : start + _BLOCK] != new[start : start + _BLOCK]
+        start for start in range(0, len(new), _SECTOR) if old[start : start + _SECTOR] != new[start : start + _SECTOR]
     ]
-    return (starts[0], new[starts[0] : starts[-1] + _BLOCK]) if starts else (0, b"")
+    return (starts[0], new[starts[0] : starts[-1] + _SECTOR]) if starts else (0, b"")

@@ -17,8 +17,8 @@ def overwrite(path: PathLike, offset: int, data: Buffer) -> None:
     """Writes `data` at byte `offset` of the file `path`, and waits until the disk has it.
 
     A kill of this process leaves the old bytes or the new ones: the write is done by a process of its own, in a session
-    of its own, that ignores what can be ignored and that nobody waits for but this one. What a power cut leaves of a
-    range of several disk blocks is for the file system to say. Raises StorageError.
+    of its own, that ignores what can be ignored and that nobody waits for but this one. So does a power cut where the
+    range lies in one sector of the disk. Raises StorageError.
     """
     with storage_errors(path):
         fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))

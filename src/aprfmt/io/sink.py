@@ -345,6 +345,7 @@ class AtomicFolder:
             inside = temporary_beside(os.path.join(self._place, _PARTS))
             os.rename(self._temporary, inside)
             self._temporary = inside
+            sync_folder(self._place)  # before the record is: it holds for this place alone
         switch = Switch.plan(self._temporary, new, stale, self._last, force=self._force)
         try:
             switch.run()

@@ -81,21 +81,31 @@ class Switch:
 
     def forward(self) -> None:
         """Does what is left to be done. Raises ExistsError, OSError."""
-        for name, known in self.old.items():
+        for number, (name, known) in enumerate(self.old.items()):
+            if number == 1:
+                self._sync(list(self.old)[:1])
             is_placed = name in self.new and not _exists(self._new(name))
             if not is_placed and not _exists(self._aside(name)):
                 with suppress(FileNotFoundError):
                     if not self.is_recovery or identity(os.lstat(self._place(name))) == known:
                         _move(self._place(name), self._aside(name))
         self._sync(self.old)
+        self._make_folders()
         names = list(self.new)
         for name in names:
             if name == names[-1] != names[0]:
                 self._sync(self.new)
             if _exists(self._new(name)) and not self._is_linked(name):
-                os.makedirs(os.path.dirname(self._place(name)), exist_ok=True)
                 appear(self._new(name), self._place(name), self.force and not self.is_recovery, keep=True)
         self._sync(self.new)
+
+    def _make_folders(self) -> None:
+        """Makes the folders of new files, and lasting: a file in one that is lost is lost with it."""
+        folders = {os.path.dirname(self._place(name)) for name in self.new}
+        if missing := [folder for folder in folders if not _exists(folder)]:
+            for folder in missing:
+                os.makedirs(folder, exist_ok=True)
+            self._sync(self.new)
 
     def check(self) -> None:
         """Raises RefusedError unless every new file still to come is the one that the record knows; OSError."""
@@ -151,7 +161,8 @@ class Switch:
         self.is_begun = False
 
     def _sync(self, names: Iterable[str]) -> None:
-        for folder in {folder for name in names for folder in PurePath(name).parents}:
+        folders = {folder for name in names for folder in PurePath(name).parents}
+        for folder in sorted(folders, key=lambda folder: (len(folder.parts), folder)):
             with suppress(FileNotFoundError):
                 sync_folder(self._place(str(folder)))
 

@@ -1,0 +1,67 @@
+"""A power cut at any moment leaves the old output or the new one, and loses nothing beside it.
+
+A sample of the states that a disk may be in; APR_CRASHES=all tries each operation in thousands.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import writers
+from crashes import Crashes, crash
+from publications import WAYS, left_out
+from writers import WRITERS, Place
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="publishes as Linux does")
+
+ALL = os.environ.get("APR_CRASHES") == "all"
+SAMPLE = {
+    "export gguf": ("m.gguf",), "import gguf": (), "export parts over": ("part*",), "export parts new": (),
+    "export folder over": ("hf",), "export folder new": (), "export shards over": ("apr-parts",),
+    "write folder over": ("tree",), "stamp in place": ("m.apr",), "stamp a gguf in place": ("m.gguf",),
+}  # fmt: skip
+"""A writer of each kind: a file, parts and a folder, new and in the place of others; an edit. What is there before."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("crashes")
+    writers.prepare(root)
+    return root
+
+
+def crashed(name: str, root: Path, way: str, without: str = "") -> Crashes:
+    at = Place(root / "in", root / "out")
+    shutil.rmtree(at.out, ignore_errors=True)
+    at.out.mkdir()
+    for path in [path for pattern in SAMPLE.get(name, ("*",)) for path in (root / "old").glob(pattern)]:
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, at.out / path.name)
+    (at.out / "notes").write_text("mine")
+
+    def operation() -> None:
+        with left_out(without):
+            WRITERS[name](at)
+
+    most, exhaustive = (4000, 2000) if ALL else (24, 8)
+    return crash(
+        operation, at.out, way, most=most, exhaustive=exhaustive, seed=f"{name} {way}", until_fault=bool(without)
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", WRITERS if ALL else SAMPLE)
+def test_a_power_cut_leaves_the_old_or_the_new(name: str, way: str, root: Path) -> None:
+    found = crashed(name, root, way)
+    assert found.count >= 3
+    assert found.faults == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["export gguf", "export parts over", "write folder over"])
+def test_a_sync_left_out_loses_something(name: str, way: str, kind: str, root: Path) -> None:
+    assert crashed(name, root, way, without=kind).faults
