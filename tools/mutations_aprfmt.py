@@ -191,7 +191,7 @@ APRFMT = (
         "            sync_folder(self._place)  # before the record is: it holds for this place alone\n", ""),
     Mutation("the file without which nobody loads the others may go last", "aprfmt/io/switch.py",
         "test_crashes.py::test_a_power_cut_leaves_the_old_or_the_new",
-        "            if number == 1:\n", "            if False:\n"),
+        "            if name in firsts:\n", "            if False:\n"),
     Mutation("new files go into folders that may be lost", "aprfmt/io/switch.py",
         "test_crashes.py::test_a_power_cut_leaves_the_old_or_the_new",
         "                os.makedirs(folder, exist_ok=True)\n            self._sync(self.new)\n",

@@ -81,14 +81,15 @@ class Switch:
 
     def forward(self) -> None:
         """Does what is left to be done. Raises ExistsError, OSError."""
-        for number, (name, known) in enumerate(self.old.items()):
-            if number == 1:
-                self._sync(list(self.old)[:1])
+        firsts = {*list(self.old)[:1], *(self.old.keys() - self.new.keys())}  # of this set, and perhaps of older ones
+        for name, known in self.old.items():
             is_placed = name in self.new and not _exists(self._new(name))
             if not is_placed and not _exists(self._aside(name)):
                 with suppress(FileNotFoundError):
                     if not self.is_recovery or identity(os.lstat(self._place(name))) == known:
                         _move(self._place(name), self._aside(name))
+            if name in firsts:
+                self._sync([name])
         self._sync(self.old)
         self._make_folders()
         names = list(self.new)
