@@ -16,6 +16,8 @@ from crashes import Crashes, crash
 from publications import WAYS, left_out
 from writers import WRITERS, Place
 
+from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_parts
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="publishes as Linux does")
 
 ALL = os.environ.get("APR_CRASHES") == "all"
@@ -25,6 +27,8 @@ SAMPLE = {
     "write folder over": ("tree",), "stamp in place": ("m.apr",), "stamp a gguf in place": ("m.gguf",),
 }  # fmt: skip
 """A writer of each kind: a file, parts and a folder, new and in the place of others; an edit. What is there before."""
+
+_PARTS = ("p-00001-of-00002.gguf", "p-00002-of-00002.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,26 @@ def crashed(name: str, root: Path, way: str, without: str = "") -> Crashes:
 def test_a_power_cut_leaves_the_old_or_the_new(name: str, way: str, root: Path) -> None:
     found = crashed(name, root, way)
     assert found.count >= 3
+    assert found.faults == []
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_every_state_of_a_switch(force: bool, tmp_path: Path) -> None:
+    """Of two parts and a file in new folders; with `force` in the place of older parts in another number."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes").write_text("mine")
+    for i in range(1, 4) if force else ():
+        (out / f"p-{i:05}-of-00003.gguf").write_text("older")
+        (out / f"p-{i:05}-of-00002.gguf").write_text("old")
+    (out / "p-00003-of-00002.gguf").unlink(missing_ok=True)
+
+    def switch() -> None:
+        layouts = [FileLayout(name, [Literal(b"new")]) for name in (*_PARTS, "new/one/x")]
+        write_parts(str(out), layouts, WriteOptions(force=force), stale=["p-*-of-00003.gguf"])
+
+    found = crash(switch, out, "elsewhere", most=2000, exhaustive=256, seed="")
+    assert found.count > 60
     assert found.faults == []
 
 
