@@ -133,8 +133,12 @@ def look_up(wanted: HubPath) -> Revision:
     from huggingface_hub import constants
 
     place = f"{constants.ENDPOINT}/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}"
-    answer = ask(f"{place}?blobs=true")
     address = str(wanted)
+    try:
+        answer = ask(f"{place}?blobs=true")
+    except AprError as error:
+        error.path = error.path or address
+        raise
     if answer.count(b"{") + answer.count(b"[") > MAX_HUB_NESTED:
         raise LimitError(f"the hub's answer has more than {MAX_HUB_NESTED} objects", path=address)
     try:
