@@ -27,6 +27,14 @@ CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 
+LONGEST = (
+    *("test_qa", "test_recipe_pages", "test_tokenizer_trip", "test_faults", "test_llama_cpp", "test_distribution"),
+    *("test_tokenizer_ranks", "test_vocabulary", "test_conformance", "test_experts", "test_mlx_adapters"),
+    *("test_terminal", "test_run", "test_towers", "test_drafts", "test_sharding", "test_any_gguf", "test_adapters"),
+    *("test_checkpoint_faults", "test_fuzz", "test_modules", "test_kills", "test_readme", "test_evaluation_llama"),
+)
+"""Files of a minute and more on a busy machine."""
+
 
 def _need(path: Path, what: str) -> Path:
     if not path.exists():
@@ -48,15 +56,21 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """APR_TEST_ORDER=SEED: files in an order drawn by it, and the tests of a file backwards where it is odd."""
+    """The longest files first, so that no worker is left alone with one; APR_TEST_ORDER=SEED draws an order instead.
+
+    There the tests of a file run backwards where the seed is odd.
+    """
     seed = os.environ.get("APR_TEST_ORDER")
-    if seed is not None:
-        files = sorted({item.path for item in items})
-        random.Random(seed).shuffle(files)
-        place = {path: i for i, path in enumerate(files)}
-        if int(seed) % 2:
-            items.reverse()
-        items.sort(key=lambda item: place[item.path])
+    if seed is None:
+        place = {name: at for at, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+        return
+    files = sorted({item.path for item in items})
+    random.Random(seed).shuffle(files)
+    places = {path: at for at, path in enumerate(files)}
+    if int(seed) % 2:
+        items.reverse()
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish() -> None:

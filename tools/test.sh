@@ -20,7 +20,7 @@ fi
 export PYTHONDONTWRITEBYTECODE=
 # Two workers keep two cores busy: threads beside them would only wait for each other, and spin while they do.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
-CUDA_VISIBLE_DEVICES="" APR_FULL=${FULL:-} "$python" -m pytest -q -n "${JOBS:-2}" --dist loadfile "$@"
+CUDA_VISIBLE_DEVICES="" APR_FULL=${FULL:-} "$python" -m pytest -q -n "${JOBS:-2}" --dist loadfile --no-loadscope-reorder "$@"
 # What a GPU is needed for runs in a process that forks no other: torch cannot go on in a fork where there is a GPU.
 if "$python" -c "import torch; raise SystemExit(not torch.cuda.is_available())"; then
   "$python" -m pytest -q -m cuda tests/train

@@ -15,6 +15,7 @@ import pytest
 from arch_models import build as build_case
 from arch_models import find_case, write_tokenizers
 from pages import Page
+from turns import in_turn, turn
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -100,7 +101,11 @@ def test_a_nan(smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "not passed: failed weights, finite; skipped layers, rope-order" in text
 
 
-@pytest.mark.parametrize(("halves", "must"), [(True, "permuted once more"), (False, "permuted once less")])
+ORDERS = [(True, "permuted once more"), (False, "permuted once less")]
+MIXES: list[tuple[str, list[str]]] = [("q4_k_m", []), ("q2_k", ["kl", "agreement", "ratio"])]
+
+
+@pytest.mark.parametrize(("halves", "must"), in_turn(ORDERS, lambda case: False, turn(), of=2))
 def test_swapped_rows_of_q_and_k(smollm2_gguf: Path, tmp_path: Path, halves: bool, must: str) -> None:
     path = broken_models.reordered(smollm2_gguf, tmp_path / "m.gguf", HEADS, halves=halves)
     report = aprfmt.qa(path)
@@ -143,15 +148,15 @@ def test_an_original_that_is_not_there_is_told_before_any_gate(smollm2_gguf: Pat
         aprfmt.qa(smollm2_gguf, against=tmp_path / "no.gguf", on_gate=lambda gate: pytest.fail("a gate looked"))
 
 
-def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mix", "failed"), in_turn(MIXES, lambda case: False, turn(), of=2))
+def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path, mix: str, failed: list[str]) -> None:
     """Of 576 columns most matrices of this model keep more bits than a mix says, so "Q2_K" is one of 5.1 bits."""
-    for mix, failed in (("q4_k_m", []), ("q2_k", ["kl", "agreement", "ratio"])):
-        path = tmp_path / f"{mix}.gguf"
-        aprfmt.quantize_model(smollm2_gguf, path, mix, allow_requantize=True)
-        report = aprfmt.qa(path, against=smollm2_gguf)
-        assert by_status(report, "fail") == failed, [(each.id, each.message) for each in report.gates]
-        assert by_status(report, "skip") == []
-        assert report.passed == (not failed)
+    path = tmp_path / f"{mix}.gguf"
+    aprfmt.quantize_model(smollm2_gguf, path, mix, allow_requantize=True)
+    report = aprfmt.qa(path, against=smollm2_gguf)
+    assert by_status(report, "fail") == failed, [(each.id, each.message) for each in report.gates]
+    assert by_status(report, "skip") == []
+    assert report.passed == (not failed)
 
 
 # --- what decides ---
