@@ -116,7 +116,7 @@ APRFMT = (
         "test_cache.py::test_what_is_in_use_is_not_trimmed",
         "        if not _try_lock(lock) or not _is_at(lock, _lock_of(target)):\n            return False\n", ""),
     Mutation("a lock that was removed is held", "aprfmt/io/cache.py",
-        "test_cache.py::test_trimming_never_takes_what_somebody_loads",
+        "test_cache.py::test_a_lock_that_was_removed_is_not_held",
         "        if not _is_at(lock, _lock_of(target)):\n            return None\n        with", "        with"),
     Mutation("a mutated record of the cache ends in another exception", "aprfmt/io/cache.py",
         "test_mutated_records.py::test_no_mutated_record_of_the_cache_lets_a_damaged_file_through",

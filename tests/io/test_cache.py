@@ -166,6 +166,21 @@ def test_what_another_process_uses_is_not_trimmed(cache: CacheFolder) -> None:
     assert cache.trim(0) == [cache.path / "a.gguf"]
 
 
+def test_a_lock_that_was_removed_is_not_held(cache: CacheFolder) -> None:
+    made: list[Path] = []
+
+    def make(path: Path) -> None:
+        write(path)
+        made.append(path)
+        if len(made) == 1:
+            (cache.path / "a.gguf.lock").unlink()
+
+    entry = cache.entry("a.gguf", make)
+    assert len(made) == 2
+    assert cache.trim(0) == []
+    entry.close()
+
+
 def test_files_of_others_are_not_trimmed(cache: CacheFolder) -> None:
     cache.entry("a.gguf", write).close()
     (cache.path / "notes.txt").write_text("mine")

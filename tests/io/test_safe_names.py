@@ -24,6 +24,7 @@ NEVER = (
     *(".m.0123456789abcdef-1-1-01234567.tmp/.switch", "a/.switch", ".X.TMP", "x" * 256, "a/" * 64 + "b", "é" * 128),
 )
 ACTED_ON = (
+    *("\u200d.git/config", "a/\ufeff.envrc", "co\u200cn", "conftest\u2060.py"),
     *(".git/config", ".GIT/config", "a/.git/hooks/post-checkout", ".g\u200cit/config", ".git\u200d/config"),
     *(".git ", ".git.", ".git::$INDEX_ALLOCATION/config", "git~1/config", "GIT~1/config", "a/GI7EBA~1"),
     *(".gitmodules", ".hg/hgrc", ".svn/entries", ".envrc", ".env", ".vscode/tasks.json", ".idea/workspace.xml"),

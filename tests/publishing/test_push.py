@@ -117,8 +117,9 @@ def test_a_link_that_leads_out_is_not_published(hub: Hub, gguf: Path, tmp_path: 
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "m.gguf").symlink_to(gguf)
-    with pytest.raises(RefusedError, match="links lead out of the folder: 'm"):
-        aprfmt.push(folder, "org/name")
+    for plan in (True, False):
+        with pytest.raises(RefusedError, match="links lead out of the folder: 'm"):
+            aprfmt.push(folder, "org/name", plan=plan)
     assert hub.commits == []
     aprfmt.push(folder, "org/name", follow_links=True)
     assert hub.commits[-1]["files"].keys() == {"m.gguf", "README.md"}

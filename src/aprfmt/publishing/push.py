@@ -178,9 +178,9 @@ def push(
         plan=plan,
         warnings=warnings,
     )
-    if not follow_links and is_folder(source):
-        check_links(source, paths.values())  # again: what was read since, under the identities of `before`
     if not plan:
+        if not follow_links and is_folder(source):
+            check_links(source, paths.values())  # again: a link may have come since
         log(f"sending {plural(len(files), 'file')} to {wanted.repo}")
         if any(_identity(path) != before[name] for name, path in paths.items()):
             raise RefusedError("a file changed while it was read", path=source, hint="run it again")
