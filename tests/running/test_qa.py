@@ -114,17 +114,27 @@ def test_swapped_rows_of_q_and_k(smollm2_gguf: Path, tmp_path: Path, halves: boo
     assert gate(report, "perplexity").message == "not looked at, as rope-order did not pass"
 
 
-def test_the_tokenizer_of_another_model(smollm2_gguf: Path, tmp_path: Path) -> None:
-    path = broken_models.with_tokenizer_of(smollm2_gguf, tmp_path / "m.gguf", "qwen2_5", tmp_path / "tokenizer")
-    report = aprfmt.qa(path)
-    assert by_status(report, "fail") == ["tokenizer"]
-    assert "another model's tokenizer" in gate(report, "tokenizer").message
+def other_tokenizer(model: Path, folder: Path) -> Path:
+    return broken_models.with_tokenizer_of(model, folder / "m.gguf", "qwen2_5", folder / "tokenizer")
 
 
-def test_another_familys_chat_template(smollm2_gguf: Path, tmp_path: Path) -> None:
-    report = aprfmt.qa(broken_models.with_template(smollm2_gguf, tmp_path / "m.gguf", INST))
-    assert by_status(report, "fail") == ["chat-template"]
-    assert "expects ChatML's form" in gate(report, "chat-template").message
+def other_template(model: Path, folder: Path) -> Path:
+    return broken_models.with_template(model, folder / "m.gguf", INST)
+
+
+OTHERS: list[tuple[Callable[[Path, Path], Path], str, str]] = [
+    (other_tokenizer, "tokenizer", "another model's tokenizer"),
+    (other_template, "chat-template", "expects ChatML's form"),
+]
+
+
+@pytest.mark.parametrize(("made", "failed", "message"), in_turn(OTHERS, lambda case: False, turn(), of=2))
+def test_what_another_model_has(
+    smollm2_gguf: Path, tmp_path: Path, made: Callable[[Path, Path], Path], failed: str, message: str
+) -> None:
+    report = aprfmt.qa(made(smollm2_gguf, tmp_path))
+    assert by_status(report, "fail") == [failed]
+    assert message in gate(report, failed).message
 
 
 @pytest.mark.parametrize(
