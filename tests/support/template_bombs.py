@@ -45,7 +45,7 @@ _LONG = {
     "join": "{{ t | join(t) }}",
     "join method": "{{ t.join(t) }}",
     "translate": "{{ t.translate({97: t, 98: t}) }}",
-    "urlize": "{{ ('http://a.b ' * 400000) | urlize(target=t[:9000]) }}",
+    "urlize": "{{ ('http://a.b ' * 900000) | urlize(target=t[:9000]) }}",
     "split": "{{ (t * 60).split('a') | length }}",
     "groupby": "{{ (t * 40) | list | groupby(0) | list | length }}",
     "sort": "{{ (t * 80) | list | sort | length }}",
