@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import carried_models
+import hypothesis
 import mergekit_peer
 import pytest
 import skips
@@ -22,6 +23,10 @@ from converter_peer import ConverterPeer
 from llama_peer import LlamaPeer
 from tiny_models import BYTES, build
 from tiny_models import CASES as TINY_CASES
+
+# Examples are judged, not the machine's load.
+hypothesis.settings.register_profile("here", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("here")
 
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 ROOT = Path(__file__).resolve().parent.parent
