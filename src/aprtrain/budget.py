@@ -24,7 +24,7 @@ from aprtrain.checkpoints.checkpoint import check_resumable, files_by_step, prep
 from aprtrain.config import Config, resolve
 from aprtrain.data.batches import check_shared, check_source
 from aprtrain.features import Selection, recording
-from aprtrain.memory import USUAL_PASS, Row, memory_plan, total
+from aprtrain.memory import USUAL_PASS, Row, checkpoint_bytes, memory_plan, total
 from aprtrain.models import Origin, Pair, open_pair, origin_of, settle
 from aprtrain.network.shape import Shape
 from aprtrain.report.tracker import check_tracker
@@ -48,6 +48,17 @@ def device_bytes(device: torch.device) -> int | None:
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_properties(device).total_memory
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The most that tensors took on a GPU since `reset_peak`, None without one."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def reset_peak(device: torch.device) -> None:
+    """From here on `peak_bytes` counts."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def choose_pass(
@@ -245,7 +256,7 @@ def _plan_nodes(config: Config, s: Shape, n_bytes: int, device: torch.device, pr
     each = local_world_size() or processes
     if each == processes:
         return None
-    checkpoint = s.n_params * ((4 if config.save_dtype == "f32" else 2) + 12)
+    checkpoint = checkpoint_bytes(config, s)
     return {
         "nodes": -(-processes // each),
         "processes_each": each,

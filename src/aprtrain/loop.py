@@ -53,7 +53,7 @@ class Parts:
         evaluate: scores of the student on held-out data; its "best" is the number to be lowest.
         saver: None where nothing is written, or another process writes.
         recorder: takes metrics and lines.
-        plan: rows of memory that were planned; [] where nothing measures.
+        plan: rows of memory that were planned.
         flops: useful FLOPs of a token.
         origin: where checkpoints come from.
         on_stall: called from another thread when a step takes too long; ends the process.
@@ -314,7 +314,7 @@ class Trainer:
             "student_tflops": rate * parts.flops.student / 1e12,
             "mfu": None,
             "utilisation": self._utilisation.latest if self._utilisation else None,
-            "memory_bytes": torch.cuda.max_memory_allocated(self.world.device) if self._on_gpu else None,
+            "memory_bytes": budget.peak_bytes(self.world.device),
         }
         if parts.teacher is not None:
             values["teacher_tflops"] = rate * parts.flops.teacher / 1e12
@@ -336,9 +336,10 @@ class Trainer:
 
     def _after_step(self) -> None:
         config, step = self.config, self.progress.step
-        if self.parts.plan and not self._peak_checked and len(self.step_seconds) >= _PEAK_STEP:
+        if not self._peak_checked and len(self.step_seconds) >= _PEAK_STEP:
             self._peak_checked = True
-            budget.check_peak(self.parts.plan, torch.cuda.max_memory_allocated(self.world.device))
+            if (peak := budget.peak_bytes(self.world.device)) is not None:
+                budget.check_peak(self.parts.plan, peak)
         if step >= config.stop:
             return  # the end evaluates and saves
         is_due = self._asked_to_save or (config.save_every and step % config.save_every == 0)

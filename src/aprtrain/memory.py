@@ -4,6 +4,8 @@ Bytes of a parameter of P: compute copy (2; none on the CPU, which computes in t
 gradient 4; of several processes each has its share of masters and moments, with --shard weights of all four, beside
 the blocks in use and the head with its gradient.
 
+On the CPU, main memory also holds libraries, and of the process that saves the copy from which a checkpoint is written.
+
 The phases follow each other and share memory: the teacher's pass; the student's forward pass and the loss, which holds
 the activations that autograd keeps; the backward pass, which holds them and the gradients of one layer; the comparison
 of an fp8 teacher with bf16 before the first step.
@@ -22,7 +24,8 @@ import torch
 
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.config import Config
-from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
+from aprtrain.features import importable
+from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes, plain_bytes
 from aprtrain.models import GATE_TOKENS, Pair
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import Network
@@ -32,7 +35,8 @@ from aprtrain.teacher.teacher import COMPARED, compared_bytes, estimate_bytes, t
 USUAL_PASS = 16384
 """Tokens of a pass without a device, so of a plan too."""
 
-_OVERHEAD = 512 << 20  # libraries' workspaces on a GPU
+_WORKSPACES = 512 << 20  # of libraries, on a GPU
+_LIBRARIES = 400 << 20  # resident in a process that is about to train on a CPU: Python, torch, the tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +75,24 @@ def memory_plan(
     fused = fuses(config, student, device, tried=tried)
     vocabulary = pair.vocabulary or SharedVocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
     logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
-    head = head_bytes(
-        vocabulary, student.d_model, min(config.chunk, tokens), logits, teacher is not None, pair.files is not None
-    )
+    chunk, has_files = min(config.chunk, tokens), pair.files is not None
+    if on_gpu and (importable("triton") or not tried):
+        head = head_bytes(vocabulary, student.d_model, chunk, logits, teacher is not None, has_files)
+    else:
+        is_wide = teacher is None or teacher_dtype(config.teacher_residency, device) == torch.float32
+        copied = 0 if teacher is None or is_wide else teacher.shape.d_model
+        head = plain_bytes(vocabulary, chunk, config.loss if teacher is not None else "", copied, has_files)
     layers = 1 if config.recompute == "block" else student.n_layers
     kept = [
         Row("student: activations", tokens * _activation_elements(config, student, compiled, fused) * width),
         Row("student: attention scores", _score_bytes(config, student, tokens) * layers),
     ]
     held = _weights(config, student, width, processes)
+    if not on_gpu:
+        held += [
+            Row("Python and libraries", _LIBRARIES),
+            Row("checkpoint being written", 0 if config.smoke is not None else checkpoint_bytes(config, student)),
+        ]
     phases = [
         [*kept, Row("loss head", head + 2 * tokens * student.d_model * width)],
         [*kept, Row("student: gradients of a layer", tokens * (4 * student.d_model + 3 * student.d_ffn) * width)],
@@ -98,7 +111,12 @@ def memory_plan(
         phases.append([Row("teacher: a pass", _pass_bytes(config, s, tokens, width)), hidden])
         if residency == "fp8":
             phases.append([Row("teacher: comparison with bf16", _comparison_bytes(config, teacher, vocabulary, width))])
-    return [*held, *max(phases, key=total), Row("workspaces", _OVERHEAD if on_gpu else 0)]
+    return [*held, *max(phases, key=total), Row("workspaces", _WORKSPACES if on_gpu else 0)]
+
+
+def checkpoint_bytes(config: Config, s: Shape) -> int:
+    """The copy of the student and its optimizer's states from which a checkpoint is written, in main memory."""
+    return s.n_params * ((4 if config.save_dtype == "f32" else 2) + 12)
 
 
 def _weights(config: Config, s: Shape, width: int, processes: int) -> list[Row]:

@@ -61,7 +61,7 @@ from aprtrain.network.weights import (
 )
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
 from aprtrain.teacher.files import Answers
-from aprtrain.teacher.teacher import Teacher, check_fp8, note_decoded, residency_of, teacher_dtype
+from aprtrain.teacher.teacher import Teacher, note_decoded, residency_of, teacher_dtype
 from aprtrain.world import World
 
 GATE_TOKENS = 4096
@@ -121,6 +121,8 @@ def open_pair(command: str, config: Config) -> Iterator[Pair]:
 def settle(config: Config, pair: Pair) -> Config:
     """`config` with what follows from the models."""
     if config.teacher_residency != "auto":
+        if pair.teacher is not None and config.teacher_residency == "bf16":
+            note_decoded(pair.teacher, asked=True)
         return config
     residency = "bf16"
     if pair.teacher is not None and (residency := residency_of(pair.teacher)) == "bf16":
@@ -200,7 +202,6 @@ def load_teacher(config: Config, pair: Pair, held_out: Windows, device: torch.de
         return None
     sample = None
     if config.teacher_residency == "fp8":
-        check_fp8(device)
         count = max(1, min(len(held_out), GATE_TOKENS // config.seq_len))
         sample = batch_of(held_out, range(count)).tokens_NT
     return Teacher(

@@ -37,7 +37,7 @@ from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Kind, Objective
-from aprtrain.memory import memory_plan
+from aprtrain.memory import memory_plan, total
 from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
@@ -45,7 +45,7 @@ from aprtrain.optim.adamw import load_states
 from aprtrain.report.metrics import Recorder
 from aprtrain.resume import Saved, check_student, find_saved, is_finished, leave_behind, state_file
 from aprtrain.selection import note_kernels
-from aprtrain.teacher.teacher import Teacher
+from aprtrain.teacher.teacher import Teacher, check_residency
 from aprtrain.world import World, join_world, world_size
 
 _TOKENS = "tokens"
@@ -116,6 +116,7 @@ def run(
                 stack.enter_context(guards.deterministic())
             world = stack.enter_context(join_world(config.device))
             check_means(config, world.size)
+            budget.reset_peak(world.device)
             keeps = config.output is not None and config.smoke is None and world.is_first
             recorder = Recorder(Path(config.output or "") if keeps else None, stream if world.is_first else None)
             for line in lines:
@@ -124,7 +125,9 @@ def run(
             for line in saved.lines():
                 recorder.say(line)
             pair = stack.enter_context(open_pair(command, config))
-            return _train(command, settle(config, pair), world, recorder, folder, saved, pair, on_stall)
+            config = settle(config, pair)
+            check_residency(config.teacher_residency if pair.teacher is not None else "bf16", world.device)
+            return _train(command, config, world, recorder, folder, saved, pair, on_stall)
     except BaseException as error:
         _clear_frames(error)
         if isinstance(error, torch.OutOfMemoryError):
@@ -216,7 +219,7 @@ def _train(
         evaluate=score,
         saver=saver,
         recorder=recorder,
-        plan=plan if on_gpu else [],
+        plan=plan,
         flops=flops_of(config, pair),
         origin=origin,
         on_stall=on_stall,
@@ -405,12 +408,10 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
         if parts.vocabulary is not None and scores:
             guards.check_scores(scores, parts.vocabulary.n_real, allow_weaker=config.allow_weaker_teacher)
         if config.smoke is None:
-            snapshot = trainer.snapshot({})
-            if parts.saver is not None:
-                parts.saver.trial_save(snapshot)
+            _try_to_save(trainer)
         world.barrier()
-    if world.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(world.device)
+    peak_before = budget.peak_bytes(world.device)
+    budget.reset_peak(world.device)
     _describe(trainer, "running")
     try:
         trainer.run()
@@ -433,9 +434,27 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
         summary["interrupted"] = trainer.stop.number or 15
     if config.qa and model is not None:
         summary["qa"] = _examine(model, parts.recorder)
-    parts.recorder.record("end", {"step": progress.step, "finished": is_done})
+    facts = {"step": progress.step, "finished": is_done, **_tell_memory(trainer, peak_before)}
+    parts.recorder.record("end", facts)
     _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])
     return summary
+
+
+def _try_to_save(trainer: Trainer) -> None:
+    """Before the first step. The copy of the weights that is saved goes with this function."""
+    snapshot = trainer.snapshot({})
+    if trainer.parts.saver is not None:
+        trainer.parts.saver.trial_save(snapshot)
+
+
+def _tell_memory(trainer: Trainer, before: int | None) -> Numbers:
+    """Says what a GPU's memory was planned to hold and held at most, also `before` the first step; {} without one."""
+    after = budget.peak_bytes(trainer.world.device)
+    if before is None or after is None:
+        return {}
+    plan, peak = total(trainer.parts.plan), max(before, after)
+    trainer.parts.recorder.say(f"memory: plan {plan / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB")
+    return {"memory_plan_bytes": plan, "memory_peak_bytes": peak}
 
 
 def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:

@@ -41,7 +41,7 @@ from aprtrain.data.batches import batch_of
 from aprtrain.loss.topk import know
 from aprtrain.network.decoder import soft_cap
 from aprtrain.network.weights import edge_fingerprint, open_network
-from aprtrain.teacher.teacher import Teacher, residency_of, teacher_dtype
+from aprtrain.teacher.teacher import Teacher, check_residency, residency_of, teacher_dtype
 from aprtrain.world import device_of
 
 _SHARD_BYTES = 64 << 20
@@ -230,6 +230,7 @@ def _engine(
         network = stack.enter_context(open_network(wanted.file))
         vocabulary = _shared(model, reader, network.shape.vocab_rows)
         residency = residency_of(network) if where.type == "cuda" else "bf16"
+        check_residency(residency, where)
         decoder = Teacher(network, vocabulary, residency, where, dtype=teacher_dtype(residency, where))
         logits: _Logits = _of_torch(decoder, where)
         engine = f"torch {where.type}"

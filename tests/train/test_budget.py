@@ -14,9 +14,11 @@ from train_corpora import shape_of_config, student_alone
 
 from aprfmt.errors import NotFoundError, RefusedError
 from aprfmt.texts.corpus import prepare
+from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain import budget
 from aprtrain.budget import choose_pass, plan
 from aprtrain.config import Config, digest_of
+from aprtrain.loss.head import plain_bytes
 from aprtrain.memory import memory_plan, total
 from aprtrain.network.weights import open_network
 from aprtrain.run import run
@@ -72,6 +74,26 @@ def test_the_plan_counts_the_teachers_head_where_the_loss_takes_a_copy(
             found[residency, logits] = rows["teacher: head for the loss"]
     copy = 2 * 300 * 64
     assert list(found.values()) == [copy, 0, copy, copy]
+
+
+def test_the_plan_on_the_cpu_counts_libraries_the_copy_of_a_checkpoint_and_the_buffers_of_the_loss(
+    corpus_file: Path, teacher_file: Path, tmp_path: Path
+) -> None:
+    models: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:0,", "steps": 1, "micro_tokens": 64}
+
+    def rows(output: Path | None = tmp_path / "o", **given: Any) -> dict[str, int]:
+        body = plan("distill", train_runs.options("distill", corpus_file, output, **{**models, **given}))
+        found = {row["name"]: row["bytes"] for row in body["memory"]}
+        found["parameters"] = body["student"]["parameters"]
+        return found
+
+    wide, half, smoke = rows(), rows(save_dtype="bf16"), rows(None, smoke=1)
+    assert wide["checkpoint being written"] == 16 * wide["parameters"]
+    assert half["checkpoint being written"] == 14 * wide["parameters"]
+    assert smoke["checkpoint being written"] == 0
+    assert wide["Python and libraries"] >= 400 << 20
+    vocabulary = SharedVocabulary(300, 300, 300)
+    assert wide["loss head"] == plain_bytes(vocabulary, 64, "forward") + 2 * 64 * 64 * 4
 
 
 def test_a_pass_takes_what_the_device_has_memory_for() -> None:

@@ -16,13 +16,17 @@ import train_runs
 from packaging.requirements import Requirement
 from train_corpora import shape_of_config, student_alone
 
+from aprfmt.errors import MissingDependencyError, RefusedError
 from aprtrain import features
 from aprtrain.config import Config
 from aprtrain.features import TABLE, Record, Verdict, importable, recording
+from aprtrain.kernels import gated
 from aprtrain.loss.head import note_kernel
 from aprtrain.network.attention import choose
 from aprtrain.network.decoder import Decoder
+from aprtrain.optim.adamw import note_adamw
 from aprtrain.selection import expect_kernels
+from aprtrain.teacher.teacher import check_residency
 
 Distil = Callable[..., dict[str, Any]]
 GPU = torch.device("cuda")
@@ -164,6 +168,71 @@ def test_a_loss_that_no_kernel_knows_is_computed_by_torch() -> None:
     (miss,) = record.missed
     assert miss.reason == "it does not compute the loss 'skewed'"
     assert record.to_json()["used"] == {"loss": "torch"}
+
+
+def test_without_triton_torch_computes_the_loss_and_adamw(broken: Callable[[str, str], None]) -> None:
+    broken("triton", "libcuda.so.1: cannot open shared object file")
+    with recording() as record:
+        assert not note_kernel("forward", GPU, has_files=False)
+        assert not note_adamw(GPU)
+    (miss,) = record.missed
+    assert miss.feature == "triton"
+    assert (miss.reason, miss.mend) == (
+        "ImportError: libcuda.so.1: cannot open shared object file",
+        "pip install triton",
+    )
+    assert record.to_json()["used"] == {"loss": "torch", "AdamW": "torch"}
+
+
+class _OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+
+def test_without_triton_autograd_gives_the_gradient_of_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for kind in (torch.Tensor, _OnGpu):
+        monkeypatch.setattr(gated, "_HAS_TRITON", False)
+        both = torch.linspace(-2, 2, 16).bfloat16().as_subclass(kind).requires_grad_()
+        assert both.is_cuda is (kind is _OnGpu)
+        out = gated.silu_gated(both)
+        assert "Gated" not in type(out.grad_fn).__name__
+        found.append(torch.autograd.grad(out.sum(), both)[0])
+    assert torch.equal(found[0], found[1].as_subclass(torch.Tensor))
+
+
+@pytest.mark.parametrize("residency", ["q4k", "fp8"])
+def test_a_packed_teacher_on_a_gpu_without_triton_is_refused(
+    residency: str, broken: Callable[[str, str], None]
+) -> None:
+    broken("triton", "no libtriton")
+    check_residency("bf16", GPU)
+    check_residency(residency, torch.device("cpu"))
+    with pytest.raises(MissingDependencyError) as caught:
+        check_residency(residency, GPU)
+    assert caught.value.message == f"a teacher in {residency} needs Triton on a GPU: ImportError: no libtriton"
+    assert (caught.value.exit_code, caught.value.hint) == (6, "pip install triton")
+
+
+def test_e4m3_on_a_gpu_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aprtrain.teacher.teacher.importable", lambda name: Verdict(True))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    check_residency("q4k", GPU)
+    with pytest.raises(RefusedError, match=r"capability 8\.6"):
+        check_residency("fp8", GPU)
+
+
+def test_a_run_checks_its_teacher_before_it_reads_data(
+    distil: Distil, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(residency: str, device: torch.device) -> None:
+        raise MissingDependencyError(f"{residency} on {device}")
+
+    monkeypatch.setattr("aprtrain.run.check_residency", refuse)
+    with pytest.raises(MissingDependencyError, match="bf16 on cpu"):
+        distil(teacher_residency="bf16", data=tmp_path / "absent")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_plan_names_what_a_gpu_would_lack(broken: Callable[[str, str], None]) -> None:

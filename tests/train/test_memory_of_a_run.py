@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partialmethod
@@ -11,9 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+import train_runs
 from train_runs import poisoned
 
 from aprfmt.errors import RunError
+from aprtrain import budget
+from aprtrain.checkpoints.checkpoint import Saver, Snapshot
+from aprtrain.loop import Trainer
 from aprtrain.models import load_student, load_teacher
 from aprtrain.network.decoder import Decoder
 from aprtrain.optim.adamw import FlatAdamW
@@ -79,6 +84,40 @@ def test_two_runs_leave_nothing(
         assert tensor_bytes() <= before
     finally:
         torch._dynamo.reset()
+
+
+def test_the_copy_of_the_first_checkpoint_is_gone_at_the_first_step(
+    distil: Distil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[weakref.ref[Any]] = []
+    real_trial, real_run = Saver.trial_save, Trainer.run
+
+    def trial_save(self: Saver, snapshot: Snapshot) -> None:
+        copies.extend(map(weakref.ref, (*snapshot.weights.tensors.values(), *snapshot.state.values())))
+        real_trial(self, snapshot)
+
+    def steps(self: Trainer) -> None:
+        assert copies
+        assert not [copy for copy in copies if copy() is not None]
+        real_run(self)
+
+    monkeypatch.setattr(Saver, "trial_save", trial_save)
+    monkeypatch.setattr(Trainer, "run", steps)
+    distil(steps=1)
+
+
+def test_a_run_with_a_gpu_ends_with_its_plan_and_its_peak(
+    distil: Distil, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The peak of what came before the first step counts too."""
+    peaks = iter([3 << 30])
+    monkeypatch.setattr(budget, "peak_bytes", lambda device: next(peaks, 1 << 29))
+    stream = io.StringIO()
+    distil(stream=stream, steps=1)
+    (end,) = train_runs.lines(tmp_path / "run", "end")
+    plan = end["memory_plan_bytes"]
+    assert (end["memory_peak_bytes"], plan > 400 << 20) == (3 << 30, True)
+    assert f"memory: plan {plan / 2**30:.2f} GiB, peak 3.00 GiB" in stream.getvalue()
 
 
 def test_an_error_that_is_kept_keeps_no_models(

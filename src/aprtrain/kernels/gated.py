@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -24,7 +23,7 @@ from torch.nn import functional
 from aprtrain.features import Verdict, importable
 from aprtrain.kernels.trust import agree
 
-_HAS_TRITON = find_spec("triton") is not None
+_HAS_TRITON = bool(importable("triton"))
 
 
 def silu_gated(both: Tensor) -> Tensor:

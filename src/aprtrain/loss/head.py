@@ -185,6 +185,33 @@ def head_bytes(
     return size * (student + teacher * chunk * _padded(vocabulary.teacher_width)) + gradient + copy
 
 
+_PLAIN: dict[str, tuple[tuple[float, float], ...]] = {
+    "": ((5, 0),),
+    "forward": ((6, 7.25),),
+    "reverse": ((6, 9.25),),
+    "jsd": ((11, 4), (9, 7.25)),
+}
+"""Loss ("": none but cross entropy) -> values that a position of a chunk takes at the moments when it takes most: so
+many for each row of the student's head and so many for each shared id. Counted by the test of `plain_bytes`."""
+
+
+def plain_bytes(vocabulary: SharedVocabulary, chunk: int, kind: str = "", d_teacher: int = 0, top: bool = False) -> int:
+    """Bytes that `distill_head` allocates in plain torch, on float32 logits, beside its inputs and their gradients.
+
+    Args:
+        vocabulary: rows of both heads.
+        chunk: as in `distill_head`.
+        kind: of the objective; "" without a teacher.
+        d_teacher: width of a teacher whose head is not float32, so that a copy is made; else 0.
+        top: whether files say what the teacher does.
+    """
+    rows, shared = vocabulary.student_rows, vocabulary.n_real
+    if top:
+        return 16 * top_chunk(chunk, rows) * rows
+    most = max(own * rows + both * shared for own, both in _PLAIN.get(kind, _PLAIN["jsd"]))
+    return int(4 * (chunk * most + shared * d_teacher))
+
+
 def top_chunk(chunk: int, rows: int) -> int:
     """Positions of a chunk where files of a teacher are read, for a head of so many rows."""
     return max(1, min(chunk, CELLS // rows))

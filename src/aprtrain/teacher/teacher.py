@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.errors import RefusedError
+from aprfmt.errors import MissingDependencyError, RefusedError
 from aprfmt.text import format_bytes
 from aprfmt.tokenizer.alignment import SharedVocabulary
-from aprtrain.features import current
+from aprtrain.features import TABLE, current, importable
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.network.attention import Documents
@@ -370,21 +370,31 @@ def residency_of(network: Network) -> str:
     return "q4k" if 2 * kept > network.shape.n_params else "bf16"
 
 
-def note_decoded(network: Network) -> None:
-    """Notes the quantized matrices of a teacher that become bf16, since no kernel decodes their types."""
+def note_decoded(network: Network, *, asked: bool = False) -> None:
+    """Notes the quantized matrices of a teacher that become bf16: no kernel decodes their types, or it was `asked`."""
     tensors = [tensor for _, tensors in network.by_parameter() for tensor in tensors]
-    packed = [tensor for tensor in tensors if DTYPES[tensor.dtype].block > 1 and not stays_blocks(tensor)]
+    packed = [t for t in tensors if DTYPES[t.dtype].block > 1 and (asked or not stays_blocks(t))]
     if packed:
         types = ", ".join(dict.fromkeys(tensor.dtype for tensor in packed))
         stored, decoded = sum(t.n_bytes for t in packed), sum(2 * prod(t.shape) for t in packed)
-        current().miss(
-            "blocks", f"{types} of the teacher become bf16: {format_bytes(decoded)} for {format_bytes(stored)}"
+        mend = "leave --teacher-residency out" if asked and residency_of(network) == "q4k" else ""
+        text = f"{types} of the teacher become bf16: {format_bytes(decoded)} for {format_bytes(stored)}"
+        current().miss("blocks", text, mend)
+
+
+def check_residency(residency: str, device: torch.device) -> None:
+    """What a teacher needs on `device`.
+
+    Raises MissingDependencyError without Triton, whose kernels decode blocks and make e4m3 on a GPU; RefusedError for
+    e4m3 on a GPU whose tensor cores have none.
+    """
+    if device.type != "cuda" or residency == "bf16":
+        return
+    if not (found := importable("triton")):
+        raise MissingDependencyError(
+            f"a teacher in {residency} needs Triton on a GPU: {found.reason}", hint=TABLE["triton"].mend
         )
-
-
-def check_fp8(device: torch.device) -> None:
-    """Raises RefusedError for a GPU whose tensor cores have no e4m3."""
-    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 9):
+    if residency == "fp8" and (capability := torch.cuda.get_device_capability(device)) < (8, 9):
         raise RefusedError(
             f"the GPU has compute capability {capability[0]}.{capability[1]}, and products of 8-bit floats need 8.9",
             hint="use --teacher-residency bf16 or q4k",

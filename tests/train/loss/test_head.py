@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from torch import Tensor
 from train_head import Answer, Head, Problem, expected, gap, problem
 
 from aprfmt.errors import UsageError
 from aprfmt.texts.windows import IGNORED
 from aprfmt.tokenizer.alignment import SharedVocabulary
-from aprtrain.loss.head import Softcaps, distill_head, head_bytes
+from aprtrain.loss.head import Softcaps, distill_head, head_bytes, plain_bytes
 from aprtrain.loss.objective import Kind, Objective, Rows, dense
+from aprtrain.loss.topk import TopK
 
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]
 head = Head(chunk=8)
@@ -239,3 +241,23 @@ def test_the_memory_figure_depends_on_the_chunk_only_and_stays_in_its_budget() -
     for chunk, logits in itertools.product((1024, 4096), ("fp16", "fp32")):
         with_teacher, without = (head_bytes(qwen, 896, chunk, logits, on) for on in (True, False))  # type: ignore[arg-type]
         assert with_teacher - without == chunk * 151_680 * (2 if logits == "fp16" else 4)
+
+
+@pytest.mark.parametrize("shared", [400, 1000, 2000])
+@pytest.mark.parametrize("kind", ["", *KINDS, "files"])
+def test_the_memory_of_plain_torch_is_what_the_plan_counts(kind: str, shared: int) -> None:
+    chunk, rows, width = 64, 2000, 8
+    x_ND, w_VD = torch.randn(3 * chunk, width, requires_grad=True), torch.randn(rows, width, requires_grad=True)
+    t_NE, wt_RE, labels_N = torch.randn(3 * chunk, width), torch.randn(shared, width), torch.arange(3 * chunk)
+    objective = Objective(0.5 if kind else 0.0, 2.0, kind if kind in KINDS else "forward")  # type: ignore[arg-type]
+    vocabulary = SharedVocabulary(shared, shared, rows)
+    known = kind in KINDS
+    top = TopK(torch.arange(4).expand(3 * chunk, 4), *(torch.full(s, 0.1) for s in ((3 * chunk, 4), (192,), (192,))))
+    with LiveBytes() as live:
+        distill_head(
+            x_ND, w_VD, t_NE if known else None, wt_RE if known else None, labels_N, objective,
+            vocabulary if known else None, n_valid=192, chunk=chunk, grad_w=torch.zeros(rows, width),
+            top=top if kind == "files" else None,
+        )  # fmt: skip
+    planned = plain_bytes(vocabulary, chunk, kind if known else "", top=kind == "files")
+    assert 0.98 * planned < live.peak < 1.06 * planned

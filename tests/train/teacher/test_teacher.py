@@ -22,12 +22,13 @@ from train_quantized import LAYERS, MIX, VOCAB, D, write_gguf
 import aprfmt
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.tokenizer.alignment import SharedVocabulary
+from aprtrain.features import TABLE, recording
 from aprtrain.kernels import blocks as kernel
 from aprtrain.kernels.fp8 import Fp8Weight
 from aprtrain.network.attention import Documents
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.teacher import teacher as module
-from aprtrain.teacher.teacher import RESIDENCIES, BlocksDecoder, Teacher, estimate_bytes, residency_of
+from aprtrain.teacher.teacher import RESIDENCIES, BlocksDecoder, Teacher, estimate_bytes, note_decoded, residency_of
 
 VOCABULARY = SharedVocabulary(300, VOCAB, VOCAB)
 
@@ -95,6 +96,29 @@ def test_blocks_give_what_bf16_gives_bit_by_bit(types: dict[str, str], tied: boo
 def test_a_teacher_stays_what_most_of_its_file_is(types: dict[str, str], residency: str, tmp_path: Path) -> None:
     with open_network(write_gguf(tmp_path / "t.gguf", types)) as network:
         assert residency_of(network) == residency
+
+
+@pytest.mark.parametrize(
+    ("types", "asked", "noted"),
+    [
+        (MIX, True, ("Q4_K", "leave --teacher-residency out")),
+        (MIX, False, None),
+        (dict.fromkeys([*MIX, "token_embd"], "Q5_0"), True, ("Q5_0", TABLE["blocks"].mend)),
+        (dict.fromkeys([*MIX, "token_embd"], "Q5_0"), False, ("Q5_0", TABLE["blocks"].mend)),
+        (dict.fromkeys([*MIX, "token_embd"], "F16"), True, None),
+    ],
+)
+def test_quantized_matrices_that_become_bf16_are_noted(
+    types: dict[str, str], asked: bool, noted: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    with open_network(write_gguf(tmp_path / "t.gguf", types)) as network, recording() as record:
+        note_decoded(network, asked=asked)
+    if noted is None:
+        assert record.missed == []
+        return
+    (miss,) = record.missed
+    assert noted[0] in miss.reason.partition(" of the teacher become bf16: ")[0]
+    assert (miss.feature, miss.mend) == ("blocks", noted[1])
 
 
 def test_an_apr_keeps_the_same_blocks(tmp_path: Path) -> None:
