@@ -187,7 +187,7 @@ def test_without_triton_torch_computes_the_loss_and_adamw(broken: Callable[[str,
 class _OnGpu(torch.Tensor):
     """Says that it is on a GPU."""
 
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)
 
 
 def test_without_triton_autograd_gives_the_gradient_of_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,7 @@ def test_the_memory_of_plain_torch_is_what_the_plan_counts(kind: str, shared: in
     chunk, rows, width = 64, 2000, 8
     x_ND, w_VD = torch.randn(3 * chunk, width, requires_grad=True), torch.randn(rows, width, requires_grad=True)
     t_NE, wt_RE, labels_N = torch.randn(3 * chunk, width), torch.randn(shared, width), torch.arange(3 * chunk)
-    objective = Objective(0.5 if kind else 0.0, 2.0, kind if kind in KINDS else "forward")  # type: ignore[arg-type]
+    objective = Objective(0.5 if kind else 0.0, 2.0, kind if kind in KINDS else "forward")
     vocabulary = SharedVocabulary(shared, shared, rows)
     known = kind in KINDS
     top = TopK(torch.arange(4).expand(3 * chunk, 4), *(torch.full(s, 0.1) for s in ((3 * chunk, 4), (192,), (192,))))
