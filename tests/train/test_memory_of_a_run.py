@@ -120,6 +120,16 @@ def test_a_run_with_a_gpu_ends_with_its_plan_and_its_peak(
     assert f"memory: plan {plan / 2**30:.2f} GiB, peak 3.00 GiB" in stream.getvalue()
 
 
+def test_the_peak_is_reset_on_a_gpu_that_nothing_has_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: calls.append("init"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(f"reset {device}"))
+    budget.reset_peak(torch.device("cpu"))
+    assert calls == []
+    budget.reset_peak(torch.device("cuda:0"))
+    assert calls == ["init", "reset cuda:0"]
+
+
 def test_an_error_that_is_kept_keeps_no_models(
     distil: Distil, held: dict[str, weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
