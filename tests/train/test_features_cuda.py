@@ -68,6 +68,13 @@ def test_a_run_begins_with_its_kernels(distil: Distil, tmp_path: Path) -> None:
     assert ("FlashAttention 4" in line) is ("flash4" not in missed)
 
 
+def test_a_run_ends_with_its_plan_and_its_peak(distil: Distil, tmp_path: Path) -> None:
+    log = log_of(distil)
+    (end,) = train_runs.lines(tmp_path / "run", "end")
+    assert end["memory_plan_bytes"] > end["memory_peak_bytes"] > 0
+    assert f"memory: plan {end['memory_plan_bytes'] / 2**30:.2f} GiB, peak " in log
+
+
 def test_a_reproducible_run_says_what_it_leaves_out(distil: Distil) -> None:
     stream = io.StringIO()
     distil(stream=stream, device="cuda", deterministic=True)
