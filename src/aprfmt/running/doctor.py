@@ -127,6 +127,8 @@ def _pins() -> Iterator[Finding]:
     with suppress(PackageNotFoundError):  # of aprfmt, which _packages tells
         pinned = _required(_PINNED)
         found, name = _compare(pinned), f"extra {_PINNED}"
+        if not pinned:  # metadata of another version
+            return
         if found.absent == len(pinned):
             yield Finding(name, "absent", "not installed; speeds up training on a Hopper GPU", _install(pinned))
         elif found.wrong:
