@@ -214,7 +214,7 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
 def updates(config: Config, parts: Parts, n: int, world: World = ALONE) -> Trainer:
     """The loop after `n` updates."""
     config = replace(config, steps=n, total_steps=n)
-    trainer = Trainer(config, world, replace(parts, plan=[]), Progress(), Stop())
+    trainer = Trainer(config, world, parts, Progress(), Stop())
     trainer.run()
     if trainer.latest is None or not trainer.latest["loss"] < float("inf"):
         raise SystemExit(f"the loss is not finite: {trainer.latest}")

@@ -39,10 +39,10 @@ run_stage() {
         echo 'raise ImportError("quack is blocked by gpu_check")' >"$blocked/quack/__init__.py"
         (
             export PYTHONPATH="$blocked:$PYTHONPATH"
-            checked noquack -m cuda tests/train/test_features_cuda.py tests/train/kernels/test_gated_cuda.py \
-                -k "not feed_forward and not taken_where"
             "$python" tools/bench_train.py --micro 32768 --teachers 1.5b --residencies bf16 --documents \
                 --json "$out/noquack.json"
+            checked noquack -m cuda tests/train/test_features_cuda.py tests/train/kernels/test_gated_cuda.py \
+                -k "not feed_forward and not taken_where"
         )
         rm -r "$blocked"
         ;;

@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -42,16 +43,18 @@ def test_quack_that_cannot_be_imported_is_named_with_the_exception(
     distil: Distil, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(features, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "quack", None)
-    monkeypatch.delitem(sys.modules, "quack.gemm_interface", raising=False)
+    module = features.TABLE["quack"].module
+    monkeypatch.setitem(sys.modules, module.partition(".")[0], ModuleType("quack"))
+    monkeypatch.setitem(sys.modules, module, None)
     log = log_of(distil)
     reason = (
-        "ModuleNotFoundError: import of quack halted; None in sys.modules"
+        f"ModuleNotFoundError: import of {module} halted; None in sys.modules"
         if torch.cuda.get_device_capability()[0] == 9
         else "it needs a Hopper GPU"
     )
     assert f"quack is not used: {reason}" in log
     assert "gated torch" in log
+    assert "torch.compile is not used" not in log
     (start,) = train_runs.lines(tmp_path / "run", "start")
     assert any(
         miss["feature"] == "quack" and miss["reason"].startswith(reason) for miss in start["kernels"]["not_used"]

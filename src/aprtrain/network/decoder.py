@@ -10,6 +10,7 @@ R frequencies of a rotation; of experts E all, U those that a token takes.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from math import prod
@@ -256,6 +257,12 @@ class _Compiled:
     def __call__(self, block: Block, *inputs: Any) -> Tensor:
         try:
             return self._run(block, *inputs)
+        except torch._dynamo.exc.TorchDynamoException:
+            pass
+        try:  # where warnings are errors, those of the compiler itself end it
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return self._run(block, *inputs)
         except torch._dynamo.exc.TorchDynamoException as error:
             current().miss("compile", reason_of(error), "install a C compiler, or give --compile off")
             current().use("compile", "off (failed)")
