@@ -140,6 +140,12 @@ MIN_HUB_PIECE_BYTES = 64
 MAX_RECORD_BYTES = 16 << 20
 """A record of training data: a line of JSON lines, a row of a table. A long book has 5 MB."""
 
+MAX_PARQUET_SECONDS = 10.0
+"""Processor time to read a group of a Parquet file's rows, of at most 256."""
+
+PARQUET_MEMORY_BYTES = 640 << 20
+"""Address space of the process that reads Parquet; 330 MB of it are Python and pyarrow's libraries."""
+
 MAX_LIST_BYTES = 64 << 20
 """A JSON file that is one list of records; a line of what vLLM computed."""
 

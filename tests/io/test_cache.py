@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import subprocess
@@ -95,6 +96,15 @@ def test_a_file_without_a_record_is_not_used(cache: CacheFolder, record: bytes) 
     cache.entry("a.gguf", write).close()
     (cache.path / "a.gguf.lock").write_bytes(record)
     assert cache.entry("a.gguf", write).made
+
+
+def test_what_nobody_holds_is_in_use_no_more(cache: CacheFolder) -> None:
+    gc.disable()
+    try:
+        cache.entry("a.gguf", write)
+        assert cache.trim(0) == [cache.path / "a.gguf"]
+    finally:
+        gc.enable()
 
 
 def test_a_failure_leaves_nothing_that_is_used(cache: CacheFolder) -> None:

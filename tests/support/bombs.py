@@ -346,6 +346,47 @@ def jsonl_line_of_zeros(folder: Path) -> list[str]:
     return data(write(folder / "a.jsonl", b'{"text": "', 400 * MIB, b'"}\n'))
 
 
+def parquet(folder: Path, column: object) -> Path:
+    """A Parquet file of one column of texts; one page a column, so that a row makes a page."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = folder / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": column}), path, compression="zstd", write_statistics=False)
+    return path
+
+
+@bomb()
+def parquet_page_that_lies(folder: Path) -> list[str]:
+    n_bytes = 135_000_000
+    path = parquet(folder, ["x" * n_bytes])
+    raw = path.read_bytes()
+    told, lie = (zigzag(n) for n in (n_bytes + 4, (1 << 31) - 1))
+    assert raw.count(told) == 1
+    return data(write(path, raw.replace(told, lie)))
+
+
+def zigzag(n: int) -> bytes:
+    """A number in the headers of Parquet's pages: field of i32, then 7 bits a byte of twice the number."""
+    groups = [2 * n >> shift & 0x7F for shift in range(0, (2 * n).bit_length(), 7)]
+    return bytes([0x15, *(group | 0x80 for group in groups[:-1]), groups[-1]])
+
+
+@bomb()
+def parquet_of_one_text(folder: Path) -> list[str]:
+    import pyarrow
+
+    numbers = pyarrow.array([0] * 100_000, pyarrow.int32())
+    return data(parquet(folder, pyarrow.DictionaryArray.from_arrays(numbers, pyarrow.array(["x" * (8 * MIB)]))))
+
+
+@bomb()
+def parquet_of_nothing(folder: Path) -> list[str]:
+    import pyarrow
+
+    return data(parquet(folder, pyarrow.nulls(20_000_000, pyarrow.string())))
+
+
 # --- the rest ---
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import lzma
 import os
 import random
-import sys
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +17,13 @@ import numpy as np
 import pytest
 from train_corpora import byte_tokenizer, functions, write_jsonl
 
-from aprfmt.errors import CorruptError, MissingDependencyError, RefusedError, StorageError, UsageError
-from aprfmt.texts import records, sources
+import aprfmt
+from aprfmt.errors import CorruptError, MissingDependencyError, NotFoundError, RefusedError, StorageError, UsageError
+from aprfmt.io import child
+from aprfmt.texts import parquet, records, sources
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.parquet import ParquetRows
 from aprfmt.texts.records import Reader, as_text
 from aprfmt.texts.shards import Corpus
 from aprfmt.texts.sources import list_files
@@ -231,56 +233,76 @@ def test_a_file_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
 
 
 def test_parquet_without_pyarrow_is_a_missing_dependency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    monkeypatch.setattr(child, "search_path", lambda: [str(Path(aprfmt.__file__).parents[1])])
+    monkeypatch.setattr(parquet, "_idle", [])
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(MissingDependencyError, match="pyarrow") as caught:
         make(tmp_path, tmp_path / "a.parquet")
     assert caught.value.exit_code == 6
 
 
-class FakeParquet:
-    """As much of pyarrow.parquet.ParquetFile as is used, over a JSON file."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self.columns = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise ValueError("no magic bytes") from error
-        self.schema_arrow = types.SimpleNamespace(names=list(self.columns))
-        self.metadata = types.SimpleNamespace(num_rows=len(next(iter(self.columns.values()))))
-
-    def __enter__(self) -> FakeParquet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def iter_batches(self, batch_size: int, columns: list[str]) -> Iterator[Any]:
-        for value in self.columns[columns[0]]:
-            if value == "damaged":
-                raise ValueError("Corrupt snappy data")
-            yield types.SimpleNamespace(to_pylist=lambda value=value: [{columns[0]: value}])
+Write = Callable[..., Path]
 
 
-def test_parquet_gives_its_text_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", types.SimpleNamespace(ParquetFile=FakeParquet))
-    path = tmp_path / "a.parquet"
-    path.write_text(json.dumps({"id": [1, 2, 3], "text": ["a", None, "b"]}))
-    assert read_all(path) == ["a", "b"]
-    path.write_text(json.dumps({"id": [1]}))
-    with pytest.raises(RefusedError, match="no column 'text' among id"):
-        read_all(path)
-    for text, message in (("PAR0", "no magic"), ('{"text": ["a", "damaged"]}', "snappy")):
-        path.write_text(text)
-        with pytest.raises(CorruptError, match=f"not a complete Parquet file: .*{message}"):
-            read_all(path)
-
-
-def test_real_parquet_is_read(tmp_path: Path) -> None:
+@pytest.fixture
+def table(tmp_path: Path) -> Write:
+    """Writes columns as a.parquet."""
     pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"text": functions(600)}), tmp_path / "a.parquet")
-    assert read_all(tmp_path / "a.parquet") == functions(600)
+    writer = pytest.importorskip("pyarrow.parquet")
+
+    def write(**columns: Any) -> Path:
+        writer.write_table(pyarrow.table(columns), tmp_path / "a.parquet", compression="snappy")
+        return tmp_path / "a.parquet"
+
+    return write
+
+
+def test_parquet_gives_its_text_column(table: Write) -> None:
+    texts = functions(600)
+    assert read_all(table(id=list(range(600)), text=texts)) == texts
+    skipped: Counter[str] = Counter()
+    assert read_all(table(text=["a", None, "\0\u2028\U0001f600"]), skipped) == ["a", "\0\u2028\U0001f600"]
+    assert skipped == {"records without 'text'": 1}
+    assert read_all(table(text=[b"a", b"b"]), skipped) == []
+    assert skipped == {"records without 'text'": 3}
+    with pytest.raises(RefusedError, match="no column 'text' among id"):
+        read_all(table(id=[1]))
+
+
+def test_parquet_gives_conversations(table: Write) -> None:
+    told = {"role": "user", "content": "a", "at": datetime.date(2024, 1, 2)}
+    found = read_all(table(messages=[[told, {**told, "role": "assistant", "content": "b"}]]))
+    assert [document.text for document in found] == ["a\n\nb"]
+
+
+def test_damaged_parquet_is_told(table: Write, tmp_path: Path) -> None:
+    path = table(text=["a" * 1000, "b" * 1000])
+    raw = path.read_bytes()
+    for damaged in (b"PAR0", raw[:-9], raw[:4] + bytes(40) + raw[44:]):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptError, match="not a complete Parquet file"):
+            read_all(path)
+    path.write_bytes(raw)
+    assert len(read_all(path)) == 2, "the process reads on"
+    path.unlink()
+    with pytest.raises(NotFoundError):
+        read_all(path)
+
+
+def test_two_parquet_files_are_read_in_turn(table: Write, tmp_path: Path) -> None:
+    one = table(text=[f"a{i}" for i in range(700)]).rename(tmp_path / "b.parquet")
+    other = table(text=[f"b{i}" for i in range(700)])
+    pairs = zip(*(ParquetRows(path, list) for path in (one, other)), strict=True)
+    assert [tuple(json.loads(str(row))["text"] for row in pair) for pair in pairs] == [
+        (f"a{i}", f"b{i}") for i in range(700)
+    ]
+
+
+def test_a_long_row_is_left_out_and_the_others_are_read(table: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped: Counter[str] = Counter()
+    texts = ["x" * (17 << 20), *("y" * (1 << 20) for _ in range(8)), "z"]
+    assert read_all(table(text=texts), skipped) == texts[1:]
+    assert skipped == {"records that are too long": 1}
 
 
 # --- folders, compression, tables ---

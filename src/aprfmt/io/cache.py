@@ -109,9 +109,11 @@ class Entry:
         self._lock, self._crc = lock, crc
         self._close = weakref.finalize(self, os.close, lock)
         self._error: AprError | None = None
-        self._thread = threading.Thread(target=self._check, name="apr-cache", daemon=True)
+        self._thread: threading.Thread | None = None
         _in_use[os.path.abspath(path)] = self
         if not made:
+            # A thread that is never started would keep this object, and with it the lock, until a garbage collection.
+            self._thread = threading.Thread(target=self._check, name="apr-cache", daemon=True)
             self._thread.start()
 
     def _check(self) -> None:
@@ -127,7 +129,7 @@ class Entry:
 
         Raises ChecksumError, after which the next run makes the file anew, and StorageError.
         """
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join()
         if self._error is None:
             return

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import importlib
 import io
 import json
 import os
@@ -24,19 +23,12 @@ from typing import BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from aprfmt.errors import (
-    AprError,
-    CorruptError,
-    LimitError,
-    MissingDependencyError,
-    RefusedError,
-    UnsupportedError,
-    storage_error,
-)
+from aprfmt.errors import CorruptError, LimitError, RefusedError, UnsupportedError, storage_error
 from aprfmt.io.jsonx import check_size
 from aprfmt.io.unpacked import SUFFIXES, Unpacked
 from aprfmt.limits import MAX_CHAT_CHARS, MAX_DOCUMENT_CHARS, MAX_LIST_BYTES, MAX_RECORD_BYTES
 from aprfmt.text import format_clock
+from aprfmt.texts.parquet import ParquetRows
 from aprfmt.texts.sources import MAX_SOURCE_BYTES, SourceFile
 from aprfmt.tokenizer.chat import PrefixError, TemplateSyntaxError
 
@@ -143,6 +135,7 @@ class Reader:
         Raises:
             CorruptError: no UTF-8, a shard of broken length, damaged compression; of `strict`, a bad record.
             RefusedError: a table without a column to read.
+            LimitError: a file that takes too much memory or time, or unpacks to far more than its size.
             MissingDependencyError: a Parquet file without pyarrow.
             PrefixError: a chat template that says of no conversation what an answer is, or there is none.
             TemplateSyntaxError: a chat template that cannot be parsed.
@@ -386,25 +379,12 @@ def _json(path: Path, text_field: str, place: Place) -> _Records:
 
 
 def _parquet(path: Path, text_field: str, place: Place) -> _Records:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "reading Parquet needs pyarrow", path=path, hint="pip install pyarrow, or give .jsonl"
-        ) from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = _require(file.schema_arrow.names, text_field, path)
-            number, n_rows, n_bytes = 0, max(1, file.metadata.num_rows), path.stat().st_size
-            place.bytes = lambda: number * n_bytes // n_rows
-            for batch in file.iter_batches(batch_size=256, columns=columns):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield f"row {number}", record
-    except AprError:
-        raise
-    except ValueError as error:  # pyarrow's ArrowInvalid, at the beginning or in the middle
-        raise CorruptError(f"not a complete Parquet file: {error}", path=path) from error
+    size = path.stat().st_size
+    rows = ParquetRows(path, lambda names: _require(names, text_field, path))
+    place.bytes = lambda: int(rows.part * size)
+    for number, row in enumerate(rows, 1):
+        too_long = _BadRecordError(f"has more than {MAX_RECORD_BYTES:,} characters", _TOO_LONG)
+        yield f"row {number}", too_long if row is None else _parse(row.encode("utf-8", "surrogatepass"))
 
 
 def _csv(path: Path, text_field: str, place: Place, delimiter: str = ",") -> _Records:

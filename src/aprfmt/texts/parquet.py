@@ -1,0 +1,102 @@
+"""Parquet files, read in a process with limits: `texts.parquet_rows`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from aprfmt.errors import AprError, CorruptError, LimitError, MissingDependencyError, NotFoundError, StorageError
+from aprfmt.io.child import ChildDiedError, Service, last_line
+from aprfmt.limits import (
+    MAX_PARQUET_SECONDS,
+    MAX_RECORD_BYTES,
+    MAX_UNPACKED_AHEAD,
+    MAX_UNPACKED_RATIO,
+    PARQUET_MEMORY_BYTES,
+)
+from aprfmt.texts.parquet_rows import ANSWER_CHARS
+
+_MOST_BYTES = 12 * (ANSWER_CHARS + MAX_RECORD_BYTES)
+"""Of an answer: a control character takes six bytes of JSON, and one more for the text in a text."""
+_ROW_BYTES = 64
+"""What a row counts for at least."""
+_HINT = "write it anew with smaller rows, or give .jsonl"
+_ERRORS: dict[str, type[AprError]] = {
+    kind.__name__: kind for kind in (CorruptError, MissingDependencyError, NotFoundError, StorageError)
+}
+_idle: list[Service] = []
+"""The process that read the last file, for the next one: its start takes as long as reading 20 MB."""
+
+
+@contextmanager
+def _service() -> Iterator[Service]:
+    """A process for one file: several are read in turn."""
+    own = _idle.pop() if _idle else Service(
+        "aprfmt.texts.parquet_rows", seconds=MAX_PARQUET_SECONDS, memory=PARQUET_MEMORY_BYTES, most_bytes=_MOST_BYTES
+    )  # fmt: skip
+    try:
+        yield own
+    finally:
+        if _idle:
+            own.close()
+        else:
+            _idle.append(own)
+
+
+class ParquetRows:
+    """The rows of a file.
+
+    Args:
+        path: the file.
+        choose: given all column names, those to read.
+
+    Attributes:
+        part: how much of the file was read, 0 to 1.
+    """
+
+    def __init__(self, path: Path, choose: Callable[[list[str]], list[str]]) -> None:
+        self._path, self._choose = path, choose
+        self.part = 0.0
+
+    def __iter__(self) -> Iterator[str | None]:
+        """The JSON text of each row; None for one of more than MAX_RECORD_BYTES characters.
+
+        Raises LimitError for a file that takes too much memory or time, or unpacks to far more than its size;
+        CorruptError, MissingDependencyError, StorageError.
+        """
+        size, given, number = self._path.stat().st_size, 0, 0
+        with _service() as service:
+            names, n_rows = self._ask(service, "open", os.path.abspath(self._path))
+            self._ask(service, "columns", self._choose(names))
+            while rows := self._ask(service, "rows"):
+                for row in rows:
+                    number += 1
+                    self.part = min(1.0, number / max(1, n_rows))
+                    given += max(_ROW_BYTES, len(row or ""))
+                    yield row
+                if given > MAX_UNPACKED_RATIO * size + MAX_UNPACKED_AHEAD:
+                    message = f"{size:,} bytes unpack to {given:,} or more; a {MAX_UNPACKED_RATIO}th at most is read"
+                    raise LimitError(message, path=self._path, hint="give .jsonl if you trust it")
+
+    def _ask(self, service: Service, call: str, *arguments: object) -> Any:
+        try:
+            answer: dict[str, Any] = service.ask([call, *arguments])
+        except ChildDiedError as death:
+            raise self._death(death) from None
+        if "error" not in answer:
+            return answer["ok"]
+        kind, message, hint = answer["error"]
+        raise _ERRORS[kind](message, path=self._path, hint=hint)
+
+    def _death(self, death: ChildDiedError) -> AprError:
+        if death.late:
+            message = f"a group of its rows takes more than {MAX_PARQUET_SECONDS:g} s"
+            return LimitError(message, path=self._path, hint=_HINT)
+        if death.full:
+            message = f"reading it takes more than {PARQUET_MEMORY_BYTES >> 20} MiB of memory"
+            return LimitError(message, path=self._path, hint=_HINT)
+        why = f"{death}: {line}" if (line := last_line(death.log)) else str(death)
+        return LimitError(f"it cannot be read: the process {why}", path=self._path, hint=_HINT)
