@@ -235,8 +235,10 @@ def storage_error(error: OSError, path: str | os.PathLike[str]) -> AprError:
 
 ZERO_BYTE = "a path cannot contain a zero byte"
 
-_NO_MEMORY = ("cannot allocate memory", "failed to map segment", "can't start new thread", "can't allocate memory")
-"""What libraries say that have no exception of their own for it, in lower case."""
+_NO_MEMORY = ("cannot allocate memory", "failed to map segment", "can't start new thread", "can't allocate memory",
+    "error return without exception set", "returned null without setting an exception")  # fmt: skip
+"""What libraries say that have no exception of their own for it, in lower case; the last two are CPython's, where an
+allocation failed on the way to an exception."""
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
@@ -244,7 +246,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     link: BaseException | None = error
     while link is not None and not isinstance(link, AprError):
         is_lacking = isinstance(link, MemoryError) or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
-        if not is_lacking and isinstance(link, ImportError | RuntimeError):
+        if not is_lacking and isinstance(link, ImportError | RuntimeError | SystemError):
             is_lacking = any(words in str(link).lower() for words in _NO_MEMORY)
         if is_lacking:
             return _not_enough()

@@ -77,6 +77,8 @@ def raising(error: BaseException, cause: BaseException | None = None) -> Callabl
         (OSError(12, "Cannot allocate memory"), None),
         (ImportError("numpy"), ImportError("x.so: failed to map segment from shared object")),
         (RuntimeError("can't start new thread"), None),
+        (SystemError("error return without exception set"), None),
+        (SystemError("<built-in function f> returned NULL without setting an exception"), None),
     ],
 )
 def test_a_lack_of_memory_is_an_error_of_ours(
@@ -95,3 +97,16 @@ def test_other_errors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out_of_memory(ValueError("x")) is None
     assert out_of_memory(ImportError("no module named x")) is None
     assert out_of_memory(RuntimeError("x")) is None
+    assert out_of_memory(SystemError("bad argument to internal function")) is None
+
+
+def test_memory_that_runs_out_at_the_end_is_told() -> None:
+    code = """if True:
+        import gc
+        from aprfmt.cli import main
+        def fail(): raise MemoryError
+        gc.freeze = fail
+        main.main(["--version"])
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "error: not enough memory\n")

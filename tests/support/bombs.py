@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import importlib
 import json
 import lzma
 import os
@@ -348,11 +349,9 @@ def jsonl_line_of_zeros(folder: Path) -> list[str]:
 
 def parquet(folder: Path, column: object) -> Path:
     """A Parquet file of one column of texts; one page a column, so that a row makes a page."""
-    import pyarrow
-    from pyarrow import parquet
-
     path = folder / "a.parquet"
-    parquet.write_table(pyarrow.table({"text": column}), path, compression="zstd", write_statistics=False)
+    pyarrow, writer = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+    writer.write_table(pyarrow.table({"text": column}), path, compression="zstd", write_statistics=False)
     return path
 
 
@@ -374,16 +373,14 @@ def zigzag(n: int) -> bytes:
 
 @bomb()
 def parquet_of_one_text(folder: Path) -> list[str]:
-    import pyarrow
-
+    pyarrow = importlib.import_module("pyarrow")
     numbers = pyarrow.array([0] * 100_000, pyarrow.int32())
     return data(parquet(folder, pyarrow.DictionaryArray.from_arrays(numbers, pyarrow.array(["x" * (8 * MIB)]))))
 
 
 @bomb()
 def parquet_of_nothing(folder: Path) -> list[str]:
-    import pyarrow
-
+    pyarrow = importlib.import_module("pyarrow")
     return data(parquet(folder, pyarrow.nulls(20_000_000, pyarrow.string())))
 
 

@@ -26,14 +26,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             code = 0
         else:
             code = run(arguments)
+        _leave(code)
     except KeyboardInterrupt:  # before or after `run` could catch it: nothing was begun
         sys.stderr.write("error: interrupted; no partial output is left\n")
-        code = 130
-    except MemoryError:  # before `run` could catch it; the streams may be half made
+        _leave(130)
+    except MemoryError:  # outside of `run`; the streams may be half made
         with suppress(OSError):
             os.write(2, b"error: not enough memory\n")
         os._exit(7)
-    _leave(code)
 
 
 _ALIASES = {"info": "inspect", "show": "inspect", "version": "--version", "-V": "--version", "help": "--help"}
