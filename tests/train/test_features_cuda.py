@@ -67,8 +67,8 @@ def test_a_run_begins_with_its_kernels(distil: Distil, tmp_path: Path) -> None:
     assert "loss Triton, AdamW Triton, compile inductor, fp8 off (not asked), dtype bf16" in line
     (start,) = train_runs.lines(tmp_path / "run", "start")
     missed = {miss["feature"] for miss in start["kernels"]["not_used"]}
-    assert ("quack" in line) is ("quack" not in missed)
-    assert ("FlashAttention 4" in line) is ("flash4" not in missed)
+    assert "quack" in line or "quack" in missed
+    assert "FlashAttention 4" in line or "flash4" in missed  # it may suit the teacher alone
 
 
 def test_a_run_ends_with_its_plan_and_its_peak(distil: Distil, tmp_path: Path) -> None:
