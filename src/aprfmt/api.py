@@ -694,6 +694,7 @@ def run(
         media=bool(asked.media),
         template=template,
         dtype=dtype,
+        raw=bool(raw),
     )
     with Runner(file, loading, log) as runner:
         return runner.ask(asked, max_tokens=max_tokens, sampling=sampling, stop=words, on_text=on_text)

@@ -56,6 +56,9 @@ MAX_IMAGE_RATIO, MAX_IMAGE_AHEAD = 32, 64 << 20
 MAX_COMPRESSED_BYTES = MAX_UNCOMPRESSED_BYTES + (16 << 20)
 """What such a payload or image takes in the file; what cannot be compressed grows by less than a 64th."""
 
+MAX_LZ4_BYTES = 416 << 20
+"""What an LZ4 block and its content may take together: the library takes and gives them in one piece."""
+
 MAX_TEXT_FILE_BYTES = 64 << 20
 """A JSON or text file of a Hugging Face folder; the largest tokenizer.json have 35 MB."""
 

@@ -64,6 +64,16 @@ def gguf(tmp_path: Path) -> Path:
     return tmp_path / "m.gguf"
 
 
+def test_a_raw_text_starts_no_process_for_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[bool] = []
+    monkeypatch.setattr("aprfmt.tokenizer.chat.start", lambda: started.append(True))
+    build_demo(tmp_path / "m.gguf")
+    aprfmt.run(tmp_path / "m.gguf", "a", raw=True, max_tokens=1)
+    assert started == []
+    aprfmt.run(tmp_path / "m.gguf", "a", max_tokens=1)
+    assert started == [True]
+
+
 # --- forms ---
 
 

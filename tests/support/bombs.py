@@ -269,6 +269,42 @@ def apr_that_unpacks_to_a_gigabyte(folder: Path) -> list[str]:
     return ["inspect", str(folder / "z.apr")]
 
 
+def apr_with_a_hole(folder: Path, flag: int, body: bytes) -> list[str]:
+    """An `.apr` whose compressed body is `body` and 900 MiB of zeros that take no room on the disk."""
+    head = bytearray(apr(folder).read_bytes()[:64])
+    head[6:8] = (int.from_bytes(head[6:8], "little") | flag).to_bytes(2, "little")
+    with write(folder / "z.apr", bytes(head) + body, 900 * MIB).open("r+b") as file:
+        sealed(file)
+    return ["inspect", str(folder / "z.apr")]
+
+
+@bomb()
+def apr_of_zstd_with_a_hole(folder: Path) -> list[str]:
+    import zstandard
+
+    skipped = struct.pack("<II", 0x184D2A50, 900 * MIB)
+    return apr_with_a_hole(folder, 2, zstandard.compress(b"a") + skipped)
+
+
+@bomb()
+def apr_of_lz4_with_a_hole(folder: Path) -> list[str]:
+    return apr_with_a_hole(folder, 1, struct.pack("<I", 900 * MIB))
+
+
+@bomb()
+def apr_v1_of_lz4_with_a_hole(folder: Path) -> list[str]:
+    import msgpack
+
+    metadata = msgpack.packb({"created_at": "", "aprender_version": ""})
+    size = 600 * MIB
+    head = struct.pack("<4sBBHIIIBBB9x", b"APRN", 1, 0, 1, len(metadata), size + 4, size, 3, 0, 0) + metadata
+    head += struct.pack("<I", size)
+    crc = zlib.crc32(head)
+    for _ in range(600):
+        crc = zlib.crc32(bytes(MIB), crc)
+    return ["inspect", str(write(folder / "v.apr", head, size, struct.pack("<I", crc)))]
+
+
 # --- data ---
 
 

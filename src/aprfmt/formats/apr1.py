@@ -40,7 +40,7 @@ from aprfmt.errors import (
     UnsupportedError,
     UsageError,
 )
-from aprfmt.io.compress import lz4, unlz4, unzstd, zstd
+from aprfmt.io.compress import Packed, lz4, packed, unlz4, unzstd, zstd
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
@@ -110,8 +110,8 @@ _PACK: dict[int, Callable[[Buffer], bytes]] = {
     2: lambda data: zstd(data, 19),
     3: lz4,
 }
-_UNPACK: dict[int, Callable[[Buffer, str, int], bytes]] = {
-    0: lambda data, path, cap: bytes(data),
+_UNPACK: dict[int, Callable[[Packed, int], bytes]] = {
+    0: lambda data, cap: data.read(0, data.n_bytes),
     1: unzstd,
     2: unzstd,
     3: unlz4,
@@ -247,24 +247,32 @@ class V1File:
 
     def _read(self, start: int) -> bytes:
         """From `start` to the end of the payload."""
+        self._check_size()
+        return self._source.read(start, self._payload_end - start)
+
+    def _check_size(self) -> None:
         if self.header["payload_size"] > MAX_COMPRESSED_BYTES:
             raise LimitError(
                 f"the payload has {self.header['payload_size']} bytes; the limit is {MAX_COMPRESSED_BYTES}",
                 path=self.path,
                 offset=12,
             )
-        return self._source.read(start, self._payload_end - start)
 
     @cached_property
     def payload(self) -> bytes:
         """The bincode bytes. Raises RefusedError without the right key, CorruptError for damage."""
-        stored = self.stored_payload
         if self.is_encrypted:
-            stored = decrypt(stored, self.path, password=self._password, private_key=self._private_key)
+            opened = decrypt(self.stored_payload, self.path, password=self._password, private_key=self._private_key)
+            stored = packed(opened, self.path)
             self.authenticated = self.authenticated or ("payload",)
+        elif "stored_payload" in vars(self):  # read before the file was closed
+            stored = packed(self.stored_payload, self.path)
+        else:
+            self._check_size()
+            stored = Packed(self._source, self.payload_offset, self.header["payload_size"])
         # A wrong size is only warned about, but must not let a small file take a gigabyte.
         cap = max(self.header["uncompressed_size"], _UNANNOUNCED_BYTES)
-        plain = _UNPACK[self.header["compression"]](stored, self.path, cap)
+        plain = _UNPACK[self.header["compression"]](stored, cap)
         self._compare_size(len(plain))
         return plain
 

@@ -33,7 +33,7 @@ from aprfmt.errors import (
 )
 from aprfmt.formats import apr2
 from aprfmt.io import jsonx
-from aprfmt.io.compress import unlz4, unzstd
+from aprfmt.io.compress import Packed, unlz4, unzstd
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.source import Source
 from aprfmt.limits import (
@@ -90,8 +90,7 @@ def _open_v2(source: Source, path: Path, label: str) -> Model:
 
 
 def _open_compressed(source: Source, path: Path, method: str) -> Model:
-    body = _compressed(source, apr2.HEADER_BYTES)
-    plain = {"lz4": unlz4, "zstd": unzstd}[method](body, source.path)
+    plain = {"lz4": unlz4, "zstd": unzstd}[method](_compressed(source, apr2.HEADER_BYTES))
     image = Source.from_bytes(source.read(0, apr2.HEADER_BYTES) + plain, path)
     model = _open_v2(image, path, f"APR v2 ({method} body)")
     of_image = model.checksum
@@ -100,14 +99,14 @@ def _open_compressed(source: Source, path: Path, method: str) -> Model:
     return model
 
 
-def _compressed(source: Source, start: int) -> bytes:
+def _compressed(source: Source, start: int) -> Packed:
     """The file from `start` on. Raises LimitError."""
     n_bytes = source.size - start
     if n_bytes > MAX_COMPRESSED_BYTES:
         raise LimitError(
             f"{n_bytes} bytes of compressed data; the limit is {MAX_COMPRESSED_BYTES}", path=source.path, offset=start
         )
-    return source.read(start, n_bytes)
+    return Packed(source, start, n_bytes)
 
 
 def _plain_footer_fits(image: Source) -> bool:
@@ -126,7 +125,7 @@ def _open_wrapper(source: Source, path: Path, algorithm: int) -> Model:
     if algorithm == 0:
         return _open_apr1(source, path, source, 9, label)
     cap = min(length, MAX_UNCOMPRESSED_BYTES)
-    plain = (unlz4 if algorithm == 1 else unzstd)(_compressed(source, _WRAPPER_HEAD), source.path, cap)
+    plain = (unlz4 if algorithm == 1 else unzstd)(_compressed(source, _WRAPPER_HEAD), cap)
     if len(plain) != length:
         raise CorruptError(
             f"the wrapper declares {length} bytes, but its data unpacks to {len(plain)}", path=path, offset=5

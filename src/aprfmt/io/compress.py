@@ -1,24 +1,46 @@
-"""Whole-buffer zstd and LZ4, with a cap on what comes out. The libraries are imported on first use."""
+"""zstd and LZ4 with a cap on what comes out. The libraries are imported on first use."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from aprfmt.errors import CorruptError, LimitError, TruncatedError
-from aprfmt.io.source import Buffer
-from aprfmt.limits import MAX_IMAGE_AHEAD, MAX_IMAGE_RATIO, MAX_UNCOMPRESSED_BYTES
+from aprfmt.io.source import Buffer, Source
+from aprfmt.limits import MAX_IMAGE_AHEAD, MAX_IMAGE_RATIO, MAX_LZ4_BYTES, MAX_UNCOMPRESSED_BYTES
 
 # A block of a zstd frame takes at least 4 bytes and gives at most 128 KiB: 512 bytes of input give at most 16
 # MiB, which is how far the output can run past the cap before it is looked at.
 _ZSTD_STEP = 512
+_READ_BYTES = 1 << 20
 _LZ4_MAX_RATIO = 255
+_LZ4_SLACK = 16
 # An empty frame takes 9 bytes and some microseconds.
 _MOST_FRAMES = 1 << 16
 
 
-def _cap_of(data: Buffer, cap: int) -> int:
+class Packed(NamedTuple):
+    """Compressed data within a file, read as far as they are needed."""
+
+    source: Source
+    start: int
+    n_bytes: int
+
+    def read(self, start: int, n_bytes: int) -> bytes:
+        """Up to `n_bytes` from `start`, counted from the beginning of the data."""
+        n_bytes = min(n_bytes, self.n_bytes - start)
+        return self.source.read(self.start + start, n_bytes)
+
+
+def packed(data: Buffer, path: str) -> Packed:
+    """Compressed data in memory."""
+    return Packed(Source.from_bytes(data, path), 0, len(data))
+
+
+def _cap_of(n_packed: int, cap: int) -> int:
     """`cap`, or less where so little data cannot be what was packed."""
-    return min(cap, MAX_IMAGE_RATIO * len(data) + MAX_IMAGE_AHEAD)
+    return min(cap, MAX_IMAGE_RATIO * n_packed + MAX_IMAGE_AHEAD)
 
 
 def _check_cap(n_bytes: int, cap: int, path: str) -> None:
@@ -26,55 +48,70 @@ def _check_cap(n_bytes: int, cap: int, path: str) -> None:
         raise LimitError(f"the data unpacks to {n_bytes} bytes or more; the limit is {cap}", path=path)
 
 
-def unzstd(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
+def unzstd(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     """The content of one or more zstd frames laid end to end.
 
     Raises CorruptError for what is not zstd, TruncatedError where a frame ends early, LimitError beyond `cap`, for
-    much more than `data` and for frames without end.
+    much more than was read of `data` and for frames without end.
     """
     import zstandard
 
-    view, out = memoryview(data), io.BytesIO()  # whose value is no copy
-    if not view:
+    path = data.source.path
+    out = io.BytesIO()  # whose value is no copy
+    if not data.n_bytes:
         raise CorruptError("there is no zstd data", path=path)
-    cap = _cap_of(data, cap)
-    decompressor, n_frames = zstandard.ZstdDecompressor(), 0
-    while view:
-        n_frames += 1
-        if n_frames > _MOST_FRAMES:
-            raise LimitError(f"the zstd data has more than {_MOST_FRAMES} frames", path=path)
-        frame = decompressor.decompressobj()
-        used = 0
-        while used < len(view) and not frame.eof:
-            step = view[used : used + _ZSTD_STEP]
+    decompressor, frame = zstandard.ZstdDecompressor(), None
+    n_read = n_frames = 0
+    for step in _steps(data):
+        n_read += len(step)
+        while step:
+            if frame is None:
+                n_frames += 1
+                if n_frames > _MOST_FRAMES:
+                    raise LimitError(f"the zstd data has more than {_MOST_FRAMES} frames", path=path)
+                frame = decompressor.decompressobj()
             try:
                 out.write(frame.decompress(step))
             except zstandard.ZstdError as error:
                 raise CorruptError(f"damaged zstd data: {error}", path=path) from error
-            used += len(step)
-            _check_cap(out.tell(), cap, path)
-        if not frame.eof:
-            raise TruncatedError("the zstd data ends in the middle of a frame", path=path)
-        view = view[used - len(frame.unused_data) :]
+            _check_cap(out.tell(), _cap_of(n_read, cap), path)
+            step, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise TruncatedError("the zstd data ends in the middle of a frame", path=path)
     return out.getvalue()
 
 
-def unlz4(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
+def _steps(data: Packed) -> Iterator[bytes]:
+    for start in range(0, data.n_bytes, _READ_BYTES):
+        piece = data.read(start, _READ_BYTES)
+        for at in range(0, len(piece), _ZSTD_STEP):
+            yield piece[at : at + _ZSTD_STEP]
+
+
+def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     """The content of a size-prepended LZ4 block: u32 length, then the block.
 
-    Raises CorruptError where it does not unpack to exactly that length, LimitError beyond `cap` bytes.
+    Raises CorruptError where it does not unpack to exactly that length, LimitError beyond `cap` bytes and where block
+    and content together have more than MAX_LZ4_BYTES. Sizes that do not fit each other are refused before the block is
+    read.
     """
     from lz4 import block
 
-    view = memoryview(data)
-    if len(view) < 4:
+    path = data.source.path
+    if data.n_bytes < 4:
         raise TruncatedError("LZ4 data shorter than its length field", path=path)
-    n_bytes = int.from_bytes(view[:4], "little")
-    _check_cap(n_bytes, _cap_of(data, cap), path)
-    if n_bytes > _LZ4_MAX_RATIO * (len(view) - 4):
-        raise CorruptError(f"{len(view) - 4} bytes of LZ4 cannot unpack to {n_bytes}", path=path)
+    n_bytes, n_packed = int.from_bytes(data.read(0, 4), "little"), data.n_bytes - 4
+    _check_cap(n_bytes, _cap_of(data.n_bytes, cap), path)
+    if n_bytes > _LZ4_MAX_RATIO * n_packed or n_packed > n_bytes + n_bytes // _LZ4_MAX_RATIO + _LZ4_SLACK:
+        raise CorruptError(f"{n_packed} bytes of LZ4 cannot unpack to {n_bytes}", path=path)
+    if n_packed + n_bytes > MAX_LZ4_BYTES:
+        raise LimitError(
+            f"an LZ4 block of {n_packed} bytes and its content of {n_bytes}; the limit is {MAX_LZ4_BYTES} together",
+            path=path,
+            hint="save the model without compression by the program that wrote it",
+        )
     try:
-        out: bytes = block.decompress(view[4:], uncompressed_size=n_bytes)
+        out: bytes = block.decompress(data.read(4, n_packed), uncompressed_size=n_bytes)
     except (block.LZ4BlockError, ValueError) as error:
         raise CorruptError(f"damaged LZ4 data: {error}", path=path) from error
     if len(out) != n_bytes:

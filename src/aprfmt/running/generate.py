@@ -83,6 +83,7 @@ class Loading:
         media: whether there will be pictures or sound.
         template: file of a chat template, or the name of one of the model's or of llama.cpp's; None: the model's.
         dtype: what the weights become in an export, as for convert_model.
+        raw: whether no conversation is rendered, so that the process for the chat template need not start.
     """
 
     ctx: int | None = None
@@ -93,6 +94,7 @@ class Loading:
     media: bool = False
     template: str | None = None
     dtype: str = "keep"
+    raw: bool = False
 
     def __post_init__(self) -> None:
         """Raises UsageError for a scale that is not a number."""
@@ -200,7 +202,7 @@ class Runner:
         tower: Prepared | None = None
         if loading.media or loading.mmproj is not None:
             tower = prepare_tower(loading.mmproj if loading.mmproj is not None else file, say=say)
-        if loading.template is not None or "{" in str(metadata.get(_TEMPLATE)):
+        if not loading.raw and (loading.template is not None or "{" in str(metadata.get(_TEMPLATE))):
             chat.start()  # it is ready when llama.cpp has loaded the model
         self.llama = Llama(
             self._prepared.path,

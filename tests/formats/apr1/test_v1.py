@@ -26,6 +26,8 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.formats import apr1
+from aprfmt.io import compress
+from aprfmt.io.compress import packed
 
 GOLDEN = ["v1_golden_none", "v1_zstd3", "v1_lz4", "v1_zstd3_vec", "v1_metadata_full_license"]
 KEYED = ["v1_signed_ed25519", "v1_encrypted_password"]
@@ -213,15 +215,18 @@ def test_a_small_file_cannot_unpack_to_more_than_the_limit(put: Put, monkeypatch
     import lz4.block
     import zstandard
 
-    from aprfmt.io import compress
-
     plain = bytes(40 << 20)
-    for unpack, packed in ((compress.unzstd, zstandard.compress(plain)), (compress.unlz4, lz4.block.compress(plain))):
-        assert len(unpack(packed, "x", 40 << 20)) == 40 << 20
+    for unpack, data in ((compress.unzstd, zstandard.compress(plain)), (compress.unlz4, lz4.block.compress(plain))):
+        assert len(unpack(packed(data, "x"), 40 << 20)) == 40 << 20
         with pytest.raises(LimitError):
-            unpack(packed, "x", (40 << 20) - 1)
+            unpack(packed(data, "x"), (40 << 20) - 1)
     with pytest.raises(CorruptError):  # says 512 MiB, cannot hold it
-        compress.unlz4(struct.pack("<I", 512 << 20) + b"\x10a", "x")
+        compress.unlz4(packed(struct.pack("<I", 512 << 20) + b"\x10a", "x"))
+    with pytest.raises(CorruptError, match="cannot unpack to 5"):  # more than incompressible data take
+        compress.unlz4(packed(struct.pack("<I", 5) + bytes(22), "x"))
+    monkeypatch.setattr(compress, "MAX_LZ4_BYTES", 40 << 20)
+    with pytest.raises(LimitError, match="together"):
+        compress.unlz4(packed(lz4.block.compress(plain), "x"))
 
 
 def test_a_payload_far_beyond_its_announced_size_is_refused(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,26 +241,25 @@ def test_a_payload_far_beyond_its_announced_size_is_refused(put: Put, monkeypatc
 def test_zstd_frames_are_read_to_their_end() -> None:
     import zstandard
 
-    from aprfmt.io.compress import unzstd
+    def unzstd(data: bytes) -> bytes:
+        return compress.unzstd(packed(data, "x"))
 
     one = zstandard.compress(b"one" * 1000)
-    assert unzstd(one + zstandard.compress(b"two"), "x") == b"one" * 1000 + b"two"
+    assert unzstd(one + zstandard.compress(b"two")) == b"one" * 1000 + b"two"
     with pytest.raises(TruncatedError):
-        unzstd(one[:-1], "x")
+        unzstd(one[:-1])
     with pytest.raises(CorruptError):
-        unzstd(one + b"rubbish", "x")
+        unzstd(one + b"rubbish")
     empty = zstandard.compress(b"")
-    assert unzstd(empty * 1000 + one, "x") == b"one" * 1000
+    assert unzstd(empty * 1000 + one) == b"one" * 1000
     with pytest.raises(LimitError, match="frames"):
-        unzstd(empty * 70_000, "x")
+        unzstd(empty * 70_000)
 
 
-@pytest.mark.parametrize("packed", [b"", b"\0", b"\5\0\0\0", b"\5\0\0\0\x30abc", b"\5\0\0\0\xf0", b"\1\0\0\0\x20ab"])
-def test_damaged_lz4_is_refused(packed: bytes) -> None:
-    from aprfmt.io.compress import unlz4
-
+@pytest.mark.parametrize("data", [b"", b"\0", b"\5\0\0\0", b"\5\0\0\0\x30abc", b"\5\0\0\0\xf0", b"\1\0\0\0\x20ab"])
+def test_damaged_lz4_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptError):
-        unlz4(packed, "x")
+        compress.unlz4(packed(data, "x"))
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
