@@ -225,4 +225,4 @@ def test_a_library_that_exits_is_an_error(monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.setattr("aprfmt.running.doctor.doctor", leave)
     assert run(["doctor", "--json"]) == 8
-    assert "code of a library ended the command: exit(0)" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert "a library ended the command: exit(0)" in json.loads(capsys.readouterr().out)["error"]["message"]

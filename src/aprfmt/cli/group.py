@@ -1,4 +1,4 @@
-"""The table of commands, and the typer application in which only the command that runs is a real one."""
+"""The command table, and a typer application that imports only the command it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aprfmt.errors import RunError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One command: its name, `module` or `module:callable` in this package, its line and section in `apr --help`."""
+    """One command: name, `module` or `module:callable` in this package, summary and section in `apr --help`."""
 
     name: str
     place: str
@@ -32,47 +32,49 @@ class Row:
 COMMANDS = {
     row.name: row
     for row in (
-        Row("inspect", "look:inspect", "What a file is: container, dimensions, dtypes, tokenizer.", "Look"),
-        Row("tensors", "look:tensors", "One row per tensor, with statistics and hashes on request.", "Look"),
-        Row("tree", "tree:tree", "The modules as a tree, equal layers folded; dot, Mermaid.", "Look"),
-        Row("hex", "hex:hex", "The bytes of a file with their meaning, or a tensor's blocks.", "Look"),
+        Row("inspect", "look:inspect", "Show a model's container, architecture, dtypes and tokenizer.", "Look"),
+        Row("tensors", "look:tensors", "List tensors, optionally with statistics and hashes.", "Look"),
+        Row("tree", "tree:tree", "Show the module tree, identical layers folded; dot, Mermaid.", "Look"),
+        Row("hex", "hex:hex", "Annotate the bytes of a file, or decode a tensor's blocks.", "Look"),
         Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
-        Row("lint", "lint:lint", "What a file could do better; exit 1 if there is anything.", "Look"),
-        Row("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
-        Row("vocab", "vocab", "Text to tokens and back; how two tokenizers differ.", "Look"),
-        Row("report", "measure:report", "A page about a model or a training run.", "Look"),
-        Row("architectures", "look:architectures", "The supported model families.", "Look"),
-        Row("import", "convert:Import", "safetensors, Hugging Face folder, GGUF, hf://... to .apr.", "Convert"),
-        Row("export", "convert:Export", "To GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
-        Row("convert", "convert:Convert", "Any readable form to any writable one, in one step.", "Convert"),
-        Row("quantize", "convert:Quantize", "Fewer bits, by llama.cpp's mixes; --list shows them.", "Convert"),
-        Row("merge", "merge_models:Merge", "Several models into one: slerp, ties, dare, layers of each.", "Convert"),
-        Row("merge-adapter", "merge:MergeAdapter", "Adapters into their base; --unmerge extracts one.", "Convert"),
-        Row("prune", "prune:Prune", "Leave out layers of a model, or parts of each.", "Convert"),
-        Row("imatrix", "imatrix:Imatrix", "Which columns matter, for a better quantization.", "Convert"),
+        Row("lint", "lint:lint", "Check a file against best practices; exit 1 on findings.", "Look"),
+        Row("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: error.", "Look"),
+        Row("vocab", "vocab", "Tokenize and decode text; compare two tokenizers.", "Look"),
+        Row("report", "measure:report", "Write an HTML report about a model or a training run.", "Look"),
+        Row("architectures", "look:architectures", "List the supported architectures.", "Look"),
+        Row("import", "convert:Import", "Import safetensors, Hugging Face, GGUF or hf://... to .apr.", "Convert"),
+        Row("export", "convert:Export", "Export to GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
+        Row("convert", "convert:Convert", "Convert between any two supported formats in one step.", "Convert"),
+        Row("quantize", "convert:Quantize", "Quantize to Q4_K_M, Q8_0, ...; --list shows all types.", "Convert"),
+        Row("merge", "merge_models:Merge", "Merge models: linear, slerp, TIES, DARE or stacked layers.", "Convert"),
+        Row(
+            "merge-adapter", "merge:MergeAdapter", "Merge LoRA adapters into a base; --unmerge extracts one.", "Convert"
+        ),
+        Row("prune", "prune:Prune", "Prune a model's layers, or the width of each layer.", "Convert"),
+        Row("imatrix", "imatrix:Imatrix", "Compute an importance matrix for quantization.", "Convert"),
         Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
-        Row("stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
-        Row("run", "run:Run", "Ask a model, talk with it, or embed texts, in llama.cpp.", "Run"),
-        Row("bench", "bench:Bench", "Speed and memory in llama.cpp; several files in turns.", "Run"),
-        Row("push", "push", "A model on the hub, with a card of origin and checksums.", "Convert"),
-        Row("qa", "qa:qa", "Gates that a broken model fails; exit 1 if one does.", "Run"),
-        Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
-        Row("teacher", "teacher:Teacher", "What a teacher says on text, as files to distil from.", "Train"),
-        Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
-        Row("data", "data:Data", "What training data hold, and what of it is learned.", "Train"),
-        Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
-        Row("doctor", "doctor:doctor", "What is installed, what works, what is missing.", "Try"),
-        Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),
+        Row("stamp", "convert:Stamp", "Edit metadata; tensor data is copied unchanged.", "Convert"),
+        Row("run", "run:Run", "Generate text, chat or compute embeddings with llama.cpp.", "Run"),
+        Row("bench", "bench:Bench", "Benchmark speed and memory in llama.cpp.", "Run"),
+        Row("push", "push", "Upload a model to the hub, with a model card.", "Convert"),
+        Row("qa", "qa:qa", "Sanity-check a model; exit 1 if a check fails.", "Run"),
+        Row("distill", "training:Distill", "Train a student on a teacher's outputs.", "Train"),
+        Row("teacher", "teacher:Teacher", "Save a teacher's top-k log-probabilities to files.", "Train"),
+        Row("pretrain", "training:Pretrain", "Train a model on text, without a teacher.", "Train"),
+        Row("data", "data:Data", "Summarize training data and loss masks.", "Train"),
+        Row("eval", "measure:evaluate", "Compute loss on held-out text, and KL from a teacher.", "Train"),
+        Row("doctor", "doctor:doctor", "Check the installation: llama.cpp, torch and extras.", "Try"),
+        Row("demo", "demo", "Round-trip a small model, timing and checking each step.", "Try"),
     )
 }
 
 _EPILOG = """Every command reads .apr, .gguf, .safetensors, *.safetensors.index.json and Hugging Face
-folders, recognised by their bytes, not by their suffix. Add --json for one JSON object on stdout. See
+folders; formats are detected by content, not by suffix. Add --json for one JSON object on stdout. Run
 `apr COMMAND --help` for options and examples."""
 
 
 class _Formatter(Protocol):
-    """What typer hands to `format_commands`."""
+    """The part of click's help formatter that `format_commands` uses."""
 
     def section(self, name: str) -> AbstractContextManager[None]: ...
 
@@ -81,14 +83,14 @@ class _Formatter(Protocol):
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options, those of completion in our words: typer's texts know no name of a shell."""
+        """The options, with help for shell completion that names the supported shells."""
         params: list[Any] = super().get_params(ctx)
         for option in params:
             option.help = SHELL_OPTIONS.get(option.opts[0], option.help)
         return params
 
     def format_commands(self, ctx: object, formatter: _Formatter) -> None:
-        """The commands under the names of their sections."""
+        """Writes the commands, grouped by section."""
         for section in dict.fromkeys(row.section for row in COMMANDS.values()):
             with formatter.section(section):
                 rows = [(row.name, row.help) for row in COMMANDS.values() if row.section == section]
@@ -96,7 +98,7 @@ class _Group(TyperGroup):
 
 
 def build(wanted: str | None) -> typer.Typer:
-    """The command line, of the command `wanted` alone where there is one; for None with every module imported."""
+    """The command line. Imports only the module of command `wanted`, or every module if it is None."""
     settings = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(
         cls=_Group,
@@ -120,7 +122,7 @@ def build(wanted: str | None) -> typer.Typer:
 
 
 def _put_own_first(command: type) -> None:
-    """Options that a command alone has stand before those that it shares with others."""
+    """Orders a command's own options before the ones it inherits."""
     given = inspect.signature(command, eval_str=True).parameters
     own = [name for name in command.__annotations__ if name in given]
     order = dict.fromkeys([*own, *given])
@@ -128,7 +130,7 @@ def _put_own_first(command: type) -> None:
 
 
 def _not_imported() -> None:
-    """Stands for a command that this command line does not name."""
+    """Placeholder for a command whose module is not imported."""
 
 
 def _root(
@@ -138,7 +140,7 @@ def _root(
     quiet: QuietOption = False,
 ) -> None:
     if version:
-        raise UsageError("--version stands alone (with --json for a JSON object)")
+        raise UsageError("--version takes no command (add --json for a JSON object)")
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help(), err=out.mode == "json")
         if out.mode == "json":
@@ -146,16 +148,16 @@ def _root(
 
 
 def dispatch(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """Runs a command line; what the command returns is its exit code, None is 0."""
+    """Runs a command line and returns its exit code: the command's return value, or 0 for None."""
     group = typer.main.get_command(app)
     try:
-        # Not `app(...)`: it would turn Ctrl-C and closed pipes into endings of its own.
+        # Not `app(...)`: it handles Ctrl-C and closed pipes itself, with other exit codes.
         with group.make_context("apr", list(arguments)) as ctx:
             result = group.invoke(ctx)
             if callable(result):  # a dataclass of options
                 result = result()
     except typer.Exit as stop:
         return stop.exit_code
-    except SystemExit as stop:  # of a library or a plugin: what was asked for is not done
-        raise RunError(f"code of a library ended the command: exit({stop.code!r:.80})") from stop
+    except SystemExit as stop:  # from a library or plugin: the command did not finish
+        raise RunError(f"a library ended the command: exit({stop.code!r:.80})") from stop
     return result if isinstance(result, int) else 0
