@@ -49,10 +49,10 @@ _LAZY = {
     "Tree": "aprfmt.inspection.tree",
     "doctor": "aprfmt.running.doctor",
     "Diagnosis": "aprfmt.running.doctor",
-    "evaluate": "aprfmt.api",
+    "evaluate": "aprtrain.api",
     "data": "aprfmt.api",
     "DataReport": "aprfmt.texts.summary",
-    "teacher": "aprfmt.api",
+    "teacher": "aprtrain.api",
     "TeacherReport": "aprfmt.running.teacher",
     "bench": "aprfmt.api",
     "qa": "aprfmt.api",
@@ -148,7 +148,6 @@ if TYPE_CHECKING:
         bench,
         data,
         embed,
-        evaluate,
         imatrix,
         lint,
         lint_rules,
@@ -157,7 +156,6 @@ if TYPE_CHECKING:
         quantize_model,
         report,
         run,
-        teacher,
         validate,
     )
     from aprfmt.codecs.recode import encode
@@ -192,6 +190,7 @@ if TYPE_CHECKING:
     from aprfmt.running.qa import QaReport
     from aprfmt.running.teacher import TeacherReport
     from aprfmt.texts.summary import DataReport
+    from aprtrain.api import evaluate, teacher
 
 
 def __getattr__(name: str) -> object:

@@ -1,16 +1,15 @@
-"""The functions of the package that need several rooms, or the trainer: `validate`, `evaluate`, `bench`, and others."""
+"""The functions of the package that need several rooms: `validate`, `bench`, `qa`, `run` and others."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt import formats
-from aprfmt.errors import AprError, MissingDependencyError, UnmappedError, UnsupportedError, UsageError
+from aprfmt.errors import AprError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.io.pipe import StartProgress
 from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.types import PathLike
@@ -24,106 +23,10 @@ if TYPE_CHECKING:
     from aprfmt.inspection.validate import Rule, Validation
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.embeddings import Embeddings
-    from aprfmt.running.evaluation import Evaluation
     from aprfmt.running.generate import RunResult
     from aprfmt.running.importance import ImatrixReport
     from aprfmt.running.qa import GateResult, QaReport
-    from aprfmt.running.teacher import TeacherReport
     from aprfmt.texts.summary import DataReport
-
-
-def evaluate(
-    file: PathLike,
-    data: PathLike,
-    *,
-    teacher: PathLike | None = None,
-    engine: str | None = None,
-    device: str | None = None,
-    seq_len: int | None = None,
-    limit: int | None = None,
-    text_field: str = "text",
-    log: Callable[[str], None] = lambda line: None,
-) -> Evaluation:
-    """Scores the model `file`, in any container, on the text of `data`.
-
-    Both engines read the same windows, in which a document sees nothing of the others.
-
-    Args:
-        file: the model.
-        data: a text, jsonl or Parquet file or a folder of them; of a run's token shards the held-out part is read.
-        teacher: a model to compare with.
-        engine: "torch", for the families that `aprtrain` trains, or "llama", for every decoder that llama.cpp runs;
-            None: torch on a GPU where there is one and it can, else llama.cpp, which also computes where torch cannot.
-        device: of torch: "cuda", "cuda:N" or "cpu"; nothing else is tried when it is missing. Names the engine torch.
-        seq_len: tokens of a window; None: 2048, or the context of a model where it is less.
-        limit: score about so many tokens, spread evenly over the data; None: all.
-        text_field: where a record's text is.
-        log: called with a line now and then about how far it is.
-
-    Raises:
-        MissingDependencyError: without torch.
-        RunError: the evaluation failed; there is no score then.
-    """
-    for name, value in (("seq_len", seq_len), ("limit", limit)):
-        if value is not None and (type(value) is not int or value < 2):
-            raise UsageError(f"{name} must be a number of tokens from 2 on, not {value!r}")
-    model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
-    other = formats.path_text(teacher, "teacher") if teacher is not None else None
-    _check_engine(engine, device)
-    if (engine or _engine_for([model, *([other] if other is not None else [])], device)) == "llama":
-        from aprfmt.running import evaluation_llama
-
-        return evaluation_llama.score(
-            model, text, teacher=other, seq_len=seq_len, limit=limit, text_field=text_field, log=log
-        )
-    if find_spec("torch") is None:
-        raise MissingDependencyError("this evaluation needs torch", hint="pip install torch")
-    from aprtrain.evaluate import score
-
-    return score(
-        model,
-        text,
-        teacher=other,
-        device=device or "cuda",
-        seq_len=seq_len,
-        limit=limit,
-        text_field=text_field,
-        log=log,
-    )
-
-
-_ENGINES = ("torch", "llama")
-
-
-def _check_engine(engine: str | None, device: str | None) -> None:
-    if engine not in (None, *_ENGINES):
-        raise UsageError(f"there is no engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
-    if engine == "llama" and device is not None:
-        raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
-
-
-def _engine_for(models: Sequence[str], device: str | None) -> str:
-    """The engine for models that no engine was named for."""
-    from aprfmt.llama.engine import ENGINES
-
-    if device is not None:
-        return "torch"
-    if not any(find_spec(package) for package in ENGINES):
-        return "torch"
-    if find_spec("torch") is None:
-        return "llama"
-    import torch
-
-    if not torch.cuda.is_available():
-        return "llama"
-    from aprtrain.network.weights import open_network
-
-    try:
-        for path in models:
-            open_network(path).close()
-    except UnsupportedError:
-        return "llama"
-    return "torch"
 
 
 def data(
@@ -156,118 +59,6 @@ def data(
     with formats.open(formats.path_text(model, "model")) as opened:
         encoder = Encoder(opened.tokenizer)
     return summarise(places, weights, encoder, text_field=text_field, strict=strict, log=log)
-
-
-def teacher(
-    file: PathLike | None,
-    data: PathLike | Sequence[PathLike],
-    output: PathLike,
-    *,
-    top_k: int = 64,
-    temperature: Sequence[float] = (),
-    student: PathLike | None = None,
-    seq_len: int | None = None,
-    held_out: float = 0.01,
-    text_field: str = "text",
-    strict: bool = False,
-    engine: str | None = None,
-    device: str | None = None,
-    threads: int = 0,
-    gpu_layers: int = 0,
-    from_vllm: PathLike | None = None,
-    prompts: PathLike | None = None,
-    plan: bool = False,
-    progress: StartProgress | None = None,
-    log: Callable[[str], None] = lambda line: None,
-) -> TeacherReport:
-    """Writes what the model `file` says on text, as files for `apr distill --teacher-logprobs`.
-
-    The same call goes on where an earlier one was interrupted.
-
-    Args:
-        file: the teacher, in any container; None with `from_vllm` or `prompts`.
-        data: text, jsonl or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
-        output: the folder to write; the tokens of the text are put into it too.
-        top_k: most likely ids to keep of each position.
-        temperature: at which the mass of all other ids is kept, beside 1; (): 2, 3 and 4.
-        student: the model whose tokenizer reads the text; None: `file`.
-        seq_len: tokens of a window; None: 2048, or the context of the teacher where it is less.
-        held_out: share of the documents that is held out.
-        text_field: where a record's text is.
-        strict: whether a bad record is an error; otherwise it is counted and left out.
-        engine: "torch" or "llama", see `evaluate`.
-        device: of torch: "cuda", "cuda:N" or "cpu". Names the engine torch.
-        threads: threads of llama.cpp; 0: half of the processors.
-        gpu_layers: layers that llama.cpp computes on a GPU, if it can.
-        from_vllm: JSON lines of vLLM's responses to take the probabilities from; they are known at temperature 1 alone.
-        prompts: only write the prompts to ask vLLM for, as JSON lines.
-        plan: only say how much there is to write.
-        progress: called with the tokens to compute; gives the function to call as they are.
-        log: called with a line now and then.
-
-    Raises:
-        MissingDependencyError: without torch.
-        RefusedError: the folder holds files of another run; the tokenizers differ; vLLM was not asked for a window.
-        RunError: the teacher does not compute probabilities.
-    """
-    _check_numbers(top_k=(top_k, 1), seq_len=(seq_len, 2), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
-    if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
-        raise UsageError(f"held_out is a share above 0, at most 0.9, not {held_out!r:.40}")
-    if not all(isinstance(t, (int, float)) and 0.05 <= t <= 100 for t in temperature):
-        raise UsageError(f"temperature holds numbers from 0.05 to 100, not {[*temperature]!r:.60}")
-    if from_vllm is not None and (file is not None or set(temperature) - {1}):
-        raise UsageError(
-            "from_vllm takes the place of a teacher, and its file knows temperature 1 alone",
-            hint="leave out the model and --temperature; --student names the model whose tokenizer reads the text",
-        )
-    if from_vllm is not None and prompts is not None:
-        raise UsageError(
-            "prompts are written first, and from_vllm takes what a server answered", hint="leave out one of the two"
-        )
-    machine = {"engine": engine, "device": device, "threads": threads, "gpu_layers": gpu_layers}
-    others = [name for name, value in machine.items() if value]
-    if others and (from_vllm is not None or prompts is not None):
-        raise UsageError(f"nothing is computed here: {others[0]} is for a teacher", hint="leave it out")
-    _check_engine(engine, device)
-    if (engine == "torch" or device is not None) and (threads or gpu_layers):
-        raise UsageError("threads and gpu_layers are llama.cpp's, and torch is to compute", hint="leave them out")
-    if find_spec("torch") is None:
-        raise MissingDependencyError("a teacher's files need torch", hint="pip install torch")
-    if file is None and from_vllm is None and prompts is None:
-        raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
-    from aprfmt.texts.sources import split_weights
-    from aprtrain.teach import Wanted, write
-
-    def path(value: PathLike | None, name: str) -> Path | None:
-        return None if value is None else Path(formats.path_text(value, name))
-
-    model = None if file is None else formats.path_text(file, "file")
-    other = None if student is None else formats.path_text(student, "student")
-    chosen = "vllm" if from_vllm is not None else engine
-    if chosen is None and not (plan or prompts):
-        chosen = _engine_for([model] if model is not None else [], device)
-    heats = () if from_vllm is not None else (temperature or (2.0, 3.0, 4.0))
-    places, weights = split_weights([formats.path_text(each, "data") for each in _paths(data)])
-    wanted = Wanted(
-        file=model,
-        data=places,
-        weights=weights,
-        text_field=text_field,
-        strict=strict,
-        output=Path(formats.path_text(output, "output")),
-        top_k=top_k,
-        temperatures=(1.0, *sorted({float(t) for t in heats} - {1.0})),
-        student=other,
-        seq_len=seq_len,
-        held_out=held_out,
-        engine=chosen or "",
-        device=device or "cuda",
-        threads=threads,
-        gpu_layers=gpu_layers,
-        from_vllm=path(from_vllm, "from_vllm"),
-        prompts=path(prompts, "prompts"),
-    )
-    return write(wanted, plan=plan, progress=progress, log=log)
 
 
 def bench(
@@ -306,7 +97,7 @@ def bench(
     """
     from aprfmt.running.bench import measure, parse_gates
 
-    _check_numbers(prompt_tokens=(prompt_tokens, 1), tokens=(tokens, 1), runs=(runs, 1), threads=(threads, 0))
+    check_numbers(prompt_tokens=(prompt_tokens, 1), tokens=(tokens, 1), runs=(runs, 1), threads=(threads, 0))
     paths = [files] if isinstance(files, str | os.PathLike) else [*files]
     if not paths:
         raise UsageError("there is no model to measure")
@@ -361,7 +152,7 @@ def qa(
     """
     from aprfmt.running.qa import examine
 
-    _check_numbers(threads=(threads, 0))
+    check_numbers(threads=(threads, 0))
     name = formats.path_text(file, "file")
     target = _page_target(output, [name], force=force)
     found = examine(
@@ -393,7 +184,7 @@ def _page_target(output: PathLike | None, sources: Sequence[str], *, force: bool
     return target
 
 
-def _check_numbers(**given: tuple[object, int]) -> None:
+def check_numbers(**given: tuple[object, int]) -> None:
     """Raises UsageError for a value that is not an integer from its least one on; None means no value."""
     for name, (value, least) in given.items():
         if value is not None and (type(value) is not int or value < least):
@@ -449,7 +240,7 @@ def imatrix(
     from aprfmt.running.prepared import prepare
     from aprfmt.texts.sources import check_text_field, list_files
 
-    _check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
+    check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
     paths = [data] if isinstance(data, str | os.PathLike) else [*data]
     texts = [Path(formats.path_text(path, "data")) for path in paths]
     files = list_files(texts, Counter())
@@ -681,7 +472,7 @@ def run(
     """
     from aprfmt.running.generate import Loading, Prompt, Runner, sampling_of
 
-    asked = Prompt(prompt, system, raw, [*_paths(image), *_paths(audio)])
+    asked = Prompt(prompt, system, raw, [*paths_of(image), *paths_of(audio)])
     asked.check()
     sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     words = [stop] if isinstance(stop, str) else [*stop]
@@ -725,7 +516,8 @@ def embed(
     return compute(file, [text] if isinstance(text, str) else [*text], loading, log)
 
 
-def _paths(value: PathLike | Sequence[PathLike]) -> list[PathLike]:
+def paths_of(value: PathLike | Sequence[PathLike]) -> list[PathLike]:
+    """One path or several as a list."""
     return [value] if isinstance(value, str | os.PathLike) else [*value]
 
 

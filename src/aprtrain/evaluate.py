@@ -214,7 +214,7 @@ def score(
     text_field: str = TEXT_FIELD,
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
-    """What `aprfmt.api.evaluate` does; float32 on the CPU, bfloat16 on a GPU.
+    """What `aprfmt.evaluate` does; float32 on the CPU, bfloat16 on a GPU.
 
     Raises RunError for whatever keeps weights, tokenizer, data or computation from giving a score; before anything is
     computed, what opening the models and reading the data raise.

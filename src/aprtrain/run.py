@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TextIO, TypedDict, cast
 
 import torch
 
-import aprfmt
+from aprfmt.api import qa
 from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.inspection.run_report import PAGE, write_report
 from aprfmt.io.temporary import scratch_folder
@@ -487,7 +487,7 @@ def _examine(model: Path, recorder: Recorder) -> dict[str, Any]:
     """What the gates of `apr qa` say of the model, as llama.cpp runs it; an error is a gate that failed."""
     recorder.say("examining the model in llama.cpp")
     try:
-        report = aprfmt.qa(model, log=recorder.say, on_gate=lambda gate: recorder.doing(f"{gate.id}: {gate.status}"))
+        report = qa(model, log=recorder.say, on_gate=lambda gate: recorder.doing(f"{gate.id}: {gate.status}"))
     except AprError as error:
         return {"passed": False, "error": error.message, "gates": []}
     finally:

@@ -52,7 +52,7 @@ _CHARS = 4  # bytes of text a token, about, where it is not tokenised yet
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What `apr teacher` was asked for; see `aprfmt.api.teacher`."""
+    """What `apr teacher` was asked for; see `aprfmt.teacher`."""
 
     file: str | None
     data: list[Path]
@@ -78,7 +78,7 @@ _Answers = Callable[[Windows, int], Answer]
 
 
 def write(wanted: Wanted, *, plan: bool, progress: StartProgress | None, log: Log) -> TeacherReport:
-    """What `aprfmt.api.teacher` does."""
+    """What `aprfmt.teacher` does."""
     begin = time.perf_counter()
     with ExitStack() as stack:
         model = stack.enter_context(aprfmt.open(wanted.file)) if wanted.file is not None else None

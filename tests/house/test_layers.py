@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import aprfmt
+
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
@@ -66,6 +68,14 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, module
 
 
+def behind_facade(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every public name that is taken from `aprfmt` itself: the module that defines it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name(id="aprfmt"), attr=name, lineno=line) if name in aprfmt._LAZY:
+                yield line, aprfmt._LAZY[name].partition(":")[0]
+
+
 def imported(path: Path, known: Container[str]) -> set[str]:
     """The modules that `path` imports; a module that is imported from its package counts, and not the package."""
     lines = {line for line, _ in imports(path)}
@@ -96,14 +106,24 @@ def test_no_module_imports_from_a_higher_layer(path: Path) -> None:
     if own is None:
         assert path.name == "__init__.py", f"{path} belongs to no layer"
         return
-    for line, module in imports(path):
+    for line, module in (*imports(path), *behind_facade(path)):
         if module.startswith("aprtrain"):
-            assert own in ("api", "cli"), f"{path}:{line}: aprfmt must not know aprtrain"
+            assert own == "cli", f"{path}:{line}: aprfmt must not know aprtrain"
             assert line in inner_lines(path), f"{path}:{line}: aprtrain is imported inside the command only"
         other = layer(module)
         if other is not None:
             assert RANK[other] <= RANK[own], f"{path}:{line}: {own} imports {other}, which lies above it"
             assert (own, other) not in SIBLINGS, f"{path}:{line}: {own} and {other} stand side by side"
+
+
+@pytest.mark.parametrize("path", modules("aprtrain"), ids=lambda p: str(p.relative_to(SRC)))
+def test_the_trainer_takes_nothing_of_its_own_from_aprfmt(path: Path) -> None:
+    assert [module for _, module in behind_facade(path) if module.startswith("aprtrain")] == []
+
+
+def test_a_name_of_the_facade_is_an_import(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("import aprfmt\naprfmt.open('x')\naprfmt.AprError\naprfmt.teacher\n")
+    assert sorted(behind_facade(tmp_path / "m.py")) == [(2, "aprfmt.formats"), (4, "aprtrain.api")]
 
 
 def in_our_house() -> dict[str, Path]:
@@ -114,7 +134,10 @@ def in_our_house() -> dict[str, Path]:
 
 def test_no_two_modules_import_each_other() -> None:
     paths = in_our_house()
-    found = {name: imported(path, paths) & {*paths} for name, path in paths.items()}
+    found = {
+        name: (imported(path, paths) | {module for _, module in behind_facade(path)}) & {*paths}
+        for name, path in paths.items()
+    }
     assert {(one, other) for one in found for other in found[one] if one < other and one in found[other]} == set()
 
 

@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"budget", "teach"},
     {"loop"},
     {"resume"},
-    {"run"},
+    {"run", "api"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -76,7 +76,7 @@ def score(
     gpu_layers: int = 0,
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
-    """What `aprfmt.api.evaluate` does, for any decoder that llama.cpp computes.
+    """What `aprfmt.evaluate` does, for any decoder that llama.cpp computes.
 
     Raises RunError for whatever keeps model, tokenizer, data or computation from giving a score; UnsupportedError for
     an encoder; before anything is computed, what opening the models and reading the data raise.

@@ -1,0 +1,224 @@
+"""The public functions that compute with torch: `aprfmt.evaluate` and `aprfmt.teacher`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt import formats
+from aprfmt.api import check_numbers, paths_of
+from aprfmt.errors import MissingDependencyError, UnsupportedError, UsageError
+from aprfmt.io.pipe import StartProgress
+from aprfmt.types import PathLike
+
+if TYPE_CHECKING:
+    from aprfmt.running.evaluation import Evaluation
+    from aprfmt.running.teacher import TeacherReport
+
+
+def evaluate(
+    file: PathLike,
+    data: PathLike,
+    *,
+    teacher: PathLike | None = None,
+    engine: str | None = None,
+    device: str | None = None,
+    seq_len: int | None = None,
+    limit: int | None = None,
+    text_field: str = "text",
+    log: Callable[[str], None] = lambda line: None,
+) -> Evaluation:
+    """Scores the model `file`, in any container, on the text of `data`.
+
+    Both engines read the same windows, in which a document sees nothing of the others.
+
+    Args:
+        file: the model.
+        data: a text, jsonl or Parquet file or a folder of them; of a run's token shards the held-out part is read.
+        teacher: a model to compare with.
+        engine: "torch", for the families that `aprtrain` trains, or "llama", for every decoder that llama.cpp runs;
+            None: torch on a GPU where there is one and it can, else llama.cpp, which also computes where torch cannot.
+        device: of torch: "cuda", "cuda:N" or "cpu"; nothing else is tried when it is missing. Names the engine torch.
+        seq_len: tokens of a window; None: 2048, or the context of a model where it is less.
+        limit: score about so many tokens, spread evenly over the data; None: all.
+        text_field: where a record's text is.
+        log: called with a line now and then about how far it is.
+
+    Raises:
+        MissingDependencyError: without torch.
+        RunError: the evaluation failed; there is no score then.
+    """
+    for name, value in (("seq_len", seq_len), ("limit", limit)):
+        if value is not None and (type(value) is not int or value < 2):
+            raise UsageError(f"{name} must be a number of tokens from 2 on, not {value!r}")
+    model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
+    other = formats.path_text(teacher, "teacher") if teacher is not None else None
+    _check_engine(engine, device)
+    if (engine or _engine_for([model, *([other] if other is not None else [])], device)) == "llama":
+        from aprfmt.running import evaluation_llama
+
+        return evaluation_llama.score(
+            model, text, teacher=other, seq_len=seq_len, limit=limit, text_field=text_field, log=log
+        )
+    if find_spec("torch") is None:
+        raise MissingDependencyError("this evaluation needs torch", hint="pip install torch")
+    from aprtrain.evaluate import score
+
+    return score(
+        model,
+        text,
+        teacher=other,
+        device=device or "cuda",
+        seq_len=seq_len,
+        limit=limit,
+        text_field=text_field,
+        log=log,
+    )
+
+
+def teacher(
+    file: PathLike | None,
+    data: PathLike | Sequence[PathLike],
+    output: PathLike,
+    *,
+    top_k: int = 64,
+    temperature: Sequence[float] = (),
+    student: PathLike | None = None,
+    seq_len: int | None = None,
+    held_out: float = 0.01,
+    text_field: str = "text",
+    strict: bool = False,
+    engine: str | None = None,
+    device: str | None = None,
+    threads: int = 0,
+    gpu_layers: int = 0,
+    from_vllm: PathLike | None = None,
+    prompts: PathLike | None = None,
+    plan: bool = False,
+    progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> TeacherReport:
+    """Writes what the model `file` says on text, as files for `apr distill --teacher-logprobs`.
+
+    The same call goes on where an earlier one was interrupted.
+
+    Args:
+        file: the teacher, in any container; None with `from_vllm` or `prompts`.
+        data: text, jsonl or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
+        output: the folder to write; the tokens of the text are put into it too.
+        top_k: most likely ids to keep of each position.
+        temperature: at which the mass of all other ids is kept, beside 1; (): 2, 3 and 4.
+        student: the model whose tokenizer reads the text; None: `file`.
+        seq_len: tokens of a window; None: 2048, or the context of the teacher where it is less.
+        held_out: share of the documents that is held out.
+        text_field: where a record's text is.
+        strict: whether a bad record is an error; otherwise it is counted and left out.
+        engine: "torch" or "llama", see `evaluate`.
+        device: of torch: "cuda", "cuda:N" or "cpu". Names the engine torch.
+        threads: threads of llama.cpp; 0: half of the processors.
+        gpu_layers: layers that llama.cpp computes on a GPU, if it can.
+        from_vllm: JSON lines of vLLM's responses to take the probabilities from; they are known at temperature 1 alone.
+        prompts: only write the prompts to ask vLLM for, as JSON lines.
+        plan: only say how much there is to write.
+        progress: called with the tokens to compute; gives the function to call as they are.
+        log: called with a line now and then.
+
+    Raises:
+        MissingDependencyError: without torch.
+        RefusedError: the folder holds files of another run; the tokenizers differ; vLLM was not asked for a window.
+        RunError: the teacher does not compute probabilities.
+    """
+    check_numbers(top_k=(top_k, 1), seq_len=(seq_len, 2), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
+    if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
+        raise UsageError(f"held_out is a share above 0, at most 0.9, not {held_out!r:.40}")
+    if not all(isinstance(t, (int, float)) and 0.05 <= t <= 100 for t in temperature):
+        raise UsageError(f"temperature holds numbers from 0.05 to 100, not {[*temperature]!r:.60}")
+    if from_vllm is not None and (file is not None or set(temperature) - {1}):
+        raise UsageError(
+            "from_vllm takes the place of a teacher, and its file knows temperature 1 alone",
+            hint="leave out the model and --temperature; --student names the model whose tokenizer reads the text",
+        )
+    if from_vllm is not None and prompts is not None:
+        raise UsageError(
+            "prompts are written first, and from_vllm takes what a server answered", hint="leave out one of the two"
+        )
+    machine = {"engine": engine, "device": device, "threads": threads, "gpu_layers": gpu_layers}
+    others = [name for name, value in machine.items() if value]
+    if others and (from_vllm is not None or prompts is not None):
+        raise UsageError(f"nothing is computed here: {others[0]} is for a teacher", hint="leave it out")
+    _check_engine(engine, device)
+    if (engine == "torch" or device is not None) and (threads or gpu_layers):
+        raise UsageError("threads and gpu_layers are llama.cpp's, and torch is to compute", hint="leave them out")
+    if find_spec("torch") is None:
+        raise MissingDependencyError("a teacher's files need torch", hint="pip install torch")
+    if file is None and from_vllm is None and prompts is None:
+        raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
+    from aprfmt.texts.sources import split_weights
+    from aprtrain.teach import Wanted, write
+
+    def path(value: PathLike | None, name: str) -> Path | None:
+        return None if value is None else Path(formats.path_text(value, name))
+
+    model = None if file is None else formats.path_text(file, "file")
+    other = None if student is None else formats.path_text(student, "student")
+    chosen = "vllm" if from_vllm is not None else engine
+    if chosen is None and not (plan or prompts):
+        chosen = _engine_for([model] if model is not None else [], device)
+    heats = () if from_vllm is not None else (temperature or (2.0, 3.0, 4.0))
+    places, weights = split_weights([formats.path_text(each, "data") for each in paths_of(data)])
+    wanted = Wanted(
+        file=model,
+        data=places,
+        weights=weights,
+        text_field=text_field,
+        strict=strict,
+        output=Path(formats.path_text(output, "output")),
+        top_k=top_k,
+        temperatures=(1.0, *sorted({float(t) for t in heats} - {1.0})),
+        student=other,
+        seq_len=seq_len,
+        held_out=held_out,
+        engine=chosen or "",
+        device=device or "cuda",
+        threads=threads,
+        gpu_layers=gpu_layers,
+        from_vllm=path(from_vllm, "from_vllm"),
+        prompts=path(prompts, "prompts"),
+    )
+    return write(wanted, plan=plan, progress=progress, log=log)
+
+
+_ENGINES = ("torch", "llama")
+
+
+def _check_engine(engine: str | None, device: str | None) -> None:
+    if engine not in (None, *_ENGINES):
+        raise UsageError(f"there is no engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
+    if engine == "llama" and device is not None:
+        raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
+
+
+def _engine_for(models: Sequence[str], device: str | None) -> str:
+    """The engine for models that no engine was named for."""
+    from aprfmt.llama.engine import ENGINES
+
+    if device is not None:
+        return "torch"
+    if not any(find_spec(package) for package in ENGINES):
+        return "torch"
+    if find_spec("torch") is None:
+        return "llama"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "llama"
+    from aprtrain.network.weights import open_network
+
+    try:
+        for path in models:
+            open_network(path).close()
+    except UnsupportedError:
+        return "llama"
+    return "torch"
