@@ -77,6 +77,7 @@ def raising(error: BaseException, cause: BaseException | None = None) -> Callabl
         (OSError(12, "Cannot allocate memory"), None),
         (ImportError("numpy"), ImportError("x.so: failed to map segment from shared object")),
         (RuntimeError("can't start new thread"), None),
+        (RuntimeError("can't allocate lock"), None),
         (SystemError("error return without exception set"), None),
         (SystemError("<built-in function f> returned NULL without setting an exception"), None),
     ],

@@ -3,22 +3,30 @@
 FOLDER/DIGEST/00000       the first CHUNK_BYTES of the file with that digest, complete
 FOLDER/DIGEST/00001.part  the next ones, as far as they came
 FOLDER/.lock              held by the process that uses the folder
+
+FOLDER belongs to this user alone; names of another form in it are left alone. Another process makes a folder of its own
+beside it, under a temporary name.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
+import re
+import stat
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aprfmt.errors import AprError, ChecksumError, StorageError, storage_error, storage_errors
 from aprfmt.io import remote_file
+from aprfmt.io.cache import own_folder
+from aprfmt.io.publish import remove
 from aprfmt.io.remote_file import RemoteFile
 from aprfmt.io.source import on_giving_up
+from aprfmt.io.temporary import sweep, temporary_beside
 from aprfmt.types import PathLike
 
 try:
@@ -30,6 +38,8 @@ LEAST_STORED_BYTES = 64 << 20
 """The smallest limit on the disk that a store works with."""
 
 _AHEAD = 3
+_FOLDER = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_NAME = re.compile(r"[0-9]{5,}(\.part)?")
 _KEPT_BYTES = 16 << 20  # files up to this size stay in the store after a conversion
 
 
@@ -68,22 +78,25 @@ class Store:
         self._tick = 0
         self._changed = threading.Condition()
         self._lock: int | None = None
-        self._own: tempfile.TemporaryDirectory[str] | None = None
+        self._remove_own: Callable[[], object] | None = None
         self.folder = self._claim(folder)
         self._parts: dict[Path, int] = {}
         self._is_given_up = False
         on_giving_up(self._give_up)
 
     def _claim(self, folder: Path) -> Path:
+        own_folder(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            sweep(folder.parent)
+            self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
             if fcntl is not None:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            self._own = tempfile.TemporaryDirectory(dir=folder.parent, prefix="chunks-", ignore_cleanup_errors=True)
-            return Path(self._own.name)
+            own = temporary_beside(os.fspath(folder))
+            os.mkdir(own, 0o700)
+            self._remove_own = weakref.finalize(self, remove, own)
+            return Path(own)
         except OSError as error:
             raise _no_room(error, folder) from error
         return folder
@@ -93,8 +106,8 @@ class Store:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        if self._own is not None:
-            self._own.cleanup()
+        if self._remove_own is not None:
+            self._remove_own()
 
     def _give_up(self, is_given_up: bool) -> None:
         with self._changed:
@@ -157,12 +170,13 @@ class Store:
             return chunk
 
     def adopt(self, files: Sequence[RemoteFile]) -> None:
-        """Takes over what an earlier run has left of `files`, as far as there is room; removes the rest."""
+        """Takes over what an earlier run has left of `files`, as far as there is room; removes its other chunks."""
         known = {file.digest: file for file in files}
         with self._changed, storage_errors(self.folder):
             for folder in sorted(self.folder.iterdir()):
-                for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-                    if not self._take(path, known.get(folder.name)):
+                for path in sorted(folder.iterdir()) if is_kept_file(folder) else ():
+                    is_chunk = _NAME.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode)
+                    if is_chunk and not self._take(path, known.get(folder.name)):
                         path.unlink()
             self.peak_bytes = max(self.peak_bytes, self._used)
 
@@ -310,6 +324,11 @@ class Store:
                     self._drop(chunk)
                     with suppress(OSError):
                         chunk.path.parent.rmdir()
+
+
+def is_kept_file(path: Path) -> bool:
+    """Whether a path in the folder of a store is where chunks of a file lie."""
+    return _FOLDER.fullmatch(path.name) is not None and stat.S_ISDIR(path.lstat().st_mode)
 
 
 def _is_spent(chunk: _Chunk) -> bool:

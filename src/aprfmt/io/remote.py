@@ -17,7 +17,7 @@ from pathlib import Path
 
 from aprfmt.errors import UsageError, storage_errors
 from aprfmt.io import remote_file
-from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
+from aprfmt.io.chunks import LEAST_STORED_BYTES, Store, is_kept_file
 from aprfmt.io.remote_file import RemoteFile
 from aprfmt.io.source import Identity, Source, stand_for
 
@@ -168,7 +168,7 @@ def fetch_heads(files: Sequence[RemoteFile], store: Store) -> None:
 
 def remove_old(folder: Path, before: float) -> None:
     """Removes what runs that were never repeated have left in the stores below `folder`, by its time of change."""
-    for path in folder.glob("*/chunks*/*"):
+    for path in folder.glob("models--*/chunks/*"):
         with suppress(OSError):
-            if path.is_dir() and path.stat().st_mtime < before:
+            if is_kept_file(path) and path.lstat().st_mtime < before:
                 shutil.rmtree(path)

@@ -29,7 +29,7 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.formats import hub, hub_files
-from aprfmt.io import chunks, remote_file
+from aprfmt.io import chunks, remote, remote_file
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -450,6 +450,56 @@ def test_a_part_of_a_chunk_is_gone_on_with(server: Hub, tmp_path: Path) -> None:
     store.verify(file)
     store.close()
     assert (bytes(out), calls) == (data[200_000:200_050], [(100_000, 300_000)])
+
+
+def test_a_store_removes_chunks_and_nothing_else(tmp_path: Path) -> None:
+    digest, place = "ab" * 20, tmp_path / "chunks"
+    old = [place / digest / name for name in ("00000", "00012.part")]
+    others = [
+        place / "notes" / "00000", place / digest / "thesis.txt", place / digest / "0.part", place / "00000",
+        tmp_path / "elsewhere" / "00000", place / ("cd" * 20) / "00000" / "deep",
+    ]  # fmt: skip
+    for path in (*old, *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    (place / ("ef" * 20)).symlink_to(tmp_path / "elsewhere")
+    chunks.Store(place, 64 * MIB).adopt([])
+    assert [path.exists() for path in old] == [False, False]
+    assert all(path.exists() for path in others)
+
+
+def test_old_chunks_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    root = tmp_path / "models--org--name"
+    paths = [root / "chunks" / ("ab" * 20), root / "chunks" / "notes", root / "chunks-of-mine" / ("ab" * 20)]
+    for path in paths:
+        path.mkdir(parents=True)
+    remote.remove_old(tmp_path, time.time() + 60)
+    assert [path.exists() for path in paths] == [False, True, True]
+
+
+def test_a_store_belongs_to_one_user(tmp_path: Path) -> None:
+    place = tmp_path / "chunks"
+    place.mkdir()
+    place.chmod(0o777)
+    chunks.Store(place, 64 * MIB).close()
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_killed_process_fetched_for_itself_is_removed(tmp_path: Path) -> None:
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from aprfmt.io.chunks import Store
+        first, second = (Store(Path(sys.argv[1]), 64 << 20) for _ in range(2))
+        (second.folder / "00000").write_bytes(b"x")
+        print(second.folder, flush=True)
+        os.kill(os.getpid(), 9)
+    """
+    words = [sys.executable, "-c", code, str(tmp_path / "chunks")]
+    left = Path(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
+    assert left.exists()
+    chunks.Store(tmp_path / "chunks", 64 * MIB).close()
+    assert not left.exists()
 
 
 def test_two_processes_do_not_share_a_store(tmp_path: Path) -> None:
