@@ -235,8 +235,10 @@ def storage_error(error: OSError, path: str | os.PathLike[str]) -> AprError:
 
 ZERO_BYTE = "a path cannot contain a zero byte"
 
-_NO_MEMORY = ("cannot allocate memory", "failed to map segment", "can't start new thread", "can't allocate memory", "can't allocate lock",
-    "error return without exception set", "returned null without setting an exception")  # fmt: skip
+_NO_MEMORY = (
+    *("cannot allocate memory", "failed to map segment", "can't start new thread", "can't allocate memory"),
+    *("can't allocate lock", "error return without exception set", "returned null without setting an exception"),
+)
 """What libraries say that have no exception of their own for it, in lower case; the last two are CPython's, where an
 allocation failed on the way to an exception."""
 

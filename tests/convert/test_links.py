@@ -76,6 +76,39 @@ def test_links_inside_the_folder_and_a_folder_behind_a_link_are_quiet(folder: Pa
     assert aprfmt.convert_model(tmp_path / "named.apr", tmp_path / "out", format="hf").lossless
 
 
+@pytest.mark.parametrize("form", ["gguf", "apr-shards"])
+def test_later_parts_that_are_links_are_refused(folder: Path, tmp_path: Path, form: str) -> None:
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    target = parts / "m.gguf" if form == "gguf" else parts / "m"
+    aprfmt.convert_model(folder, target, format=form, shard_size=200_000)
+    first, *_, last = sorted(path for path in parts.rglob("*-*") if path.is_file())
+    there = Path(shutil.move(last, tmp_path / "elsewhere"))
+    last.symlink_to(there)
+    source = first if form == "gguf" else target
+    with pytest.raises(RefusedError, match="links lead out of the folder"):
+        aprfmt.convert_model(source, tmp_path / "out.apr")
+    assert aprfmt.convert_model(source, tmp_path / "out.apr", follow_links=True).lossless
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_every_folder_of_a_merge_is_checked(folder: Path, tmp_path: Path, which: int) -> None:
+    folders = [folder, Path(shutil.copytree(folder, tmp_path / "other"))]
+    there = outside(folders[which], "config.json")
+    (folders[which] / "config.json").symlink_to(there)
+    words = ["merge", *map(str, folders), "--method", "linear", "-o", str(tmp_path / "m.gguf")]
+    assert run(words) == 5
+    assert not (tmp_path / "m.gguf").exists()
+    assert run([*words, "--follow-links"]) == 0
+
+
+def test_prune_checks_links(folder: Path, tmp_path: Path) -> None:
+    (folder / "config.json").symlink_to(outside(folder, "config.json"))
+    words = ["prune", str(folder), "--drop-layers", "0", "-o", str(tmp_path / "m.gguf")]
+    assert run(words) == 5
+    assert run([*words, "--follow-links"]) == 0
+
+
 def snapshot_of(folder: Path, tmp_path: Path) -> Path:
     """The folder as the hub's cache has it."""
     snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / ("a" * 40)

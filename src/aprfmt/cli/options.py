@@ -143,7 +143,21 @@ class LlamaMachine:
 
 
 @dataclass(kw_only=True)
-class Run:
+class Links:
+    """What may lie outside of a model's folder."""
+
+    follow_links: Annotated[
+        bool,
+        typer.Option(
+            "--follow-links",
+            help="Take files that symbolic links bring from outside of the folder.",
+            rich_help_panel=sections.SOURCE,
+        ),
+    ] = False
+
+
+@dataclass(kw_only=True)
+class Run(Links):
     """How a conversion is run."""
 
     allow_unmapped: Annotated[
@@ -159,14 +173,6 @@ class Run:
         typer.Option(
             "--allow-names",
             help="Carry and write files whose names other programs act on (.envrc, con).",
-            rich_help_panel=sections.SOURCE,
-        ),
-    ] = False
-    follow_links: Annotated[
-        bool,
-        typer.Option(
-            "--follow-links",
-            help="Take files that symbolic links bring from outside of the folder.",
             rich_help_panel=sections.SOURCE,
         ),
     ] = False
@@ -363,7 +369,7 @@ class MlxBits:
 
 
 @dataclass(kw_only=True)
-class Derived(MlxBits):
+class Derived(MlxBits, Links):
     """How a model that is made of others is written."""
 
     format: Annotated[

@@ -30,7 +30,7 @@ from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Base
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
-from aprfmt.convert.files import package_files, with_files
+from aprfmt.convert.files import carried_files, parts_of, with_files
 from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.quantization import Quantization, quantization_of
@@ -350,10 +350,11 @@ def convert(given: dict[str, object], edit: Edit | None = None, inputs: Sequence
         if not options.plan:
             check_target(dst, _inputs(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization, towers, edit)
-        if not options.follow_links and (folder := model.native_as(HfNative)) is not None:
-            own = [path for path in package_files(c, folder) if path != model.path]  # which was named
-            check_links(folder.folder, own)
-            confirm = _both(confirm, lambda output: check_opened(folder.folder, own, opened))
+        if not options.follow_links:
+            folder, own = parts_of(model)
+            own += carried_files(c)
+            check_links(folder, own)
+            confirm = _both(confirm, lambda output: check_opened(folder, own, opened))
         report = _report(c, output, losses, src, dst, target, options)
         sources = [*_inputs(model), *(source.path for source in opened), *(os.fspath(path) for path in inputs)]
         if target.folder:

@@ -78,6 +78,7 @@ def merge_models(
     group_size: int | None = None,
     recipe: str | None = None,
     verify: bool = False,
+    follow_links: bool = False,
     plan: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,
@@ -135,7 +136,7 @@ def merge_models(
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             found = [c]
             for path in paths[1:]:
-                model = open_input(stack, path, dst)
+                model = open_input(stack, path, dst, follow_links=follow_links)
                 require_config(model, False, arch)
                 read = canonical(model, arch=arch, decoding=Decoding(decode=True))
                 found.append(with_dims_of_tensors(read))

@@ -14,10 +14,12 @@ from aprfmt.convert.recipe import safe_name
 from aprfmt.errors import AprError, ChangedError, NotFoundError, UnknownFormatError
 from aprfmt.formats.apr2_write import MAX_WRITTEN_NAME_BYTES
 from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
+from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.io.names import ALLOW, findings
 from aprfmt.io.source import Identity, Source
 from aprfmt.limits import MAX_CARRIED_FILES
+from aprfmt.model import Model
 from aprfmt.text import first_few, format_bytes, format_limit, plural
 from aprfmt.types import PathLike, Shape
 
@@ -98,10 +100,19 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, al
     return replace(c, files=dict(sorted(files.items())), left_out=reasons)
 
 
-def package_files(c: Canonical, folder: HfNative) -> list[Path]:
-    """The files of the folder that go into what is written: the model's, and those that are carried."""
-    own = [folder.folder / name for name in folder.own_names()]
-    return own + [piece.path for file in c.files.values() for piece in file.pieces if isinstance(piece, FilePiece)]
+def carried_files(c: Canonical) -> list[Path]:
+    """The files beside the model's that go into what is written."""
+    return [piece.path for file in c.files.values() for piece in file.pieces if isinstance(piece, FilePiece)]
+
+
+def parts_of(model: Model) -> tuple[Path, list[Path]]:
+    """The folder that a model lies in, and its files there but for the one that was named."""
+    place, files = model.path.parent, [Path(source.path) for source in model.sources]
+    if (folder := model.native_as(HfNative)) is not None:
+        place, files = folder.folder, [folder.folder / name for name in folder.own_names()]
+    elif (joined := model.native_as(JoinedNative)) is not None:
+        place, files = joined.manifest.parent, [joined.manifest, *files]
+    return place, [path for path in files if path != model.path]
 
 
 def _blob_name(name: str) -> str:

@@ -16,8 +16,10 @@ from aprfmt.canonical.model import Canonical, canonical
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Adapter, Base
 from aprfmt.convert.api import Report, convert
+from aprfmt.convert.files import parts_of
 from aprfmt.convert.mixes import find_mix
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.io.links import check_links
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.source import exists, is_same
 from aprfmt.model import Model
@@ -47,6 +49,7 @@ def merge_adapter(
     group_size: int | None = None,
     recipe: str | None = None,
     verify: bool = False,
+    follow_links: bool = False,
     plan: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,
@@ -81,7 +84,7 @@ def merge_adapter(
 
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             # Opened here, they are among the files that must not change until the output is complete.
-            opened = [open_input(stack, path, dst) for path in adapters]
+            opened = [open_input(stack, path, dst, follow_links=follow_links) for path in adapters]
             read = [_adapter_for(model, c) for model in opened]
             return with_adapters(c, list(zip(read, weights, strict=True)), keep=dtype == "keep")
 
@@ -96,6 +99,7 @@ def extract_adapter(
     rank: int = 32,
     format: str | None = None,
     dtype: str = "keep",
+    follow_links: bool = False,
     plan: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,
@@ -122,7 +126,7 @@ def extract_adapter(
     with ExitStack() as stack:
 
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
-            model = open_input(stack, formats.path_text(base, "base"), dst)
+            model = open_input(stack, formats.path_text(base, "base"), dst, follow_links=follow_links)
             made, notes, extraction = extracted(canonical(model, decoding=Decoding(decode=True)), c, rank)
             found.append(extraction)
             told.extend(notes)
@@ -140,10 +144,15 @@ _WHOLE = 1 - 1e-9
 """Share of the squares from which nothing is missing but rounding."""
 
 
-def open_input(stack: ExitStack, path: PathLike, dst: PathLike) -> Model:
-    """Another input of a conversion, intact, open until `stack` is closed. Raises RefusedError where `dst` is it."""
+def open_input(stack: ExitStack, path: PathLike, dst: PathLike, *, follow_links: bool) -> Model:
+    """Another input of a conversion, intact, open until `stack` is closed.
+
+    Raises RefusedError where `dst` is it, and for links that lead out of its folder unless `follow_links`.
+    """
     model = stack.enter_context(formats.open(path))
     _refuse_output(dst, model)
+    if not follow_links:
+        check_links(*parts_of(model))
     model.check_intact()
     return model
 

@@ -42,6 +42,7 @@ def prune_model(
     recipe: str | None = None,
     no_mtp: bool = False,
     verify: bool = False,
+    follow_links: bool = False,
     plan: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,

@@ -24,7 +24,7 @@ def check_links(folder: PathLike, paths: Iterable[PathLike]) -> None:
         raise RefusedError(
             f"links lead out of the folder: {first_few(found)}",
             path=folder,
-            hint=f"put the files in place of the links, or apr convert and apr push with {FOLLOW} take them",
+            hint=f"put the files in place of the links, or take them with {FOLLOW}",
         )
 
 
