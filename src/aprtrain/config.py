@@ -1,8 +1,8 @@
-"""A run's options: one schema of types, ranges, defaults, environment variables and help, and what fills it.
+"""Training options: one schema of types, ranges, defaults, environment variables and help, and its loader.
 
-Values come from the command line, then the environment, then a file, then the defaults. What no field stands for is
-refused by name, with the nearest field there is. `Config.to_json` is what a run prints and stores, `Config.digest`
-the hash of what decides its numbers.
+The command line overrides the environment, which overrides the config file, which overrides the defaults. Unknown
+options are errors that suggest the closest name. A run prints and stores `Config.to_json`; `Config.digest` hashes the
+options that affect the results.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Field:
     """One row of the schema.
 
     Attributes:
-        kind: str, int, float, bool or tuple (of words).
-        low, high, choices: what values are allowed.
+        kind: str, int, float, bool or tuple (of str).
+        low, high, choices: the allowed values.
         env: the environment variable that sets it.
-        flags: short options beside `flag`.
-        metavar: what --help calls the words of a tuple.
-        number: of a switch: what the number is that may follow it; alone it is true.
-        commands: which commands have it.
-        place: what it decides. "what" is trained on what (a resumed run must agree), "run": how far, where and how
-            closely watched (a resumed run may differ), or "save": the same of what a smoke run leaves out.
+        flags: aliases of `flag`.
+        metavar: placeholder in --help for the values of a tuple.
+        number: for a switch that also takes a number, its placeholder in --help; the bare switch means true.
+        commands: the commands that take it.
+        place: "what" affects the results and must match when a run resumes; "run" (length, device, logging) may
+            change on resume; "save" is like "run", but has no effect with --smoke.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Field:
 
 
 def _option(default: _V, help: str, **more: Any) -> _V:
-    """A field of Config with what its Field says beside name and type."""
+    """A field of Config; name and type of its Field come from the class."""
     return field(default=default, metadata={"default": default, "help": help, **more})
 
 
@@ -87,157 +87,160 @@ def _save(default: _V, help: str, **more: Any) -> _V:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A run's options. `None` stands for a default that follows from other fields; `resolve` fills those in."""
+    """A run's options. `None` means that `resolve` derives the default from other fields."""
 
-    teacher: str | None = _distill(None, "The model to learn from.")
-    teacher_logprobs: str | None = _distill(None, "Folder of files that apr teacher wrote, in place of a teacher.")
-    top_k: int | None = _kd(
-        None, "Ids of a position to use of --teacher-logprobs (default: all that the files know).", low=1
-    )
-    student: str | None = _distill(None, "The model to train: .apr, .gguf, .safetensors or a folder.")
+    teacher: str | None = _distill(None, "The teacher model.")
+    teacher_logprobs: str | None = _distill(None, "Distil from log-probabilities saved by apr teacher.")
+    top_k: int | None = _kd(None, "How many of the saved tokens to use at each position (default: all).", low=1)
+    student: str | None = _distill(None, "The model to train: .apr, .gguf, .safetensors or folder.")
     student_init: str | None = _kd(
-        None, "Make the student from the teacher: layers:0,2,4, layers:12, width:hidden=512,heads=8, or a config.json."
+        None,
+        "Build the student by pruning the teacher (layers:0,2,4, layers:12, width:hidden=512,heads=8), or randomly "
+        "initialized from a config.json.",
     )
-    init: str | None = _option(None, "The model whose weights the training starts from.", commands=_PRETRAIN)
+    init: str | None = _option(None, "Initialize from the weights of this model.", commands=_PRETRAIN)
     like: str | None = _option(
-        None, "The model whose tokenizer is used; --shape gives the network to train from scratch.", commands=_PRETRAIN
+        None, "Train from scratch with this model's tokenizer (needs --shape).", commands=_PRETRAIN
     )
     shape: str | None = _option(
-        None, "config.json of the network to train from scratch (with --like).", commands=_PRETRAIN
+        None, "config.json of the model to train from scratch (needs --like).", commands=_PRETRAIN
     )
     data: tuple[str, ...] = _option(
         (),
-        "Text, jsonl, csv or parquet files, a folder of them or of source code, token shards; may be given again, "
-        "with a share of the tokens each.",
+        "Training data: text, jsonl, csv or parquet files, folders of them or of source code, or token shards; "
+        "repeatable, with a sampling weight each.",
         flags=("-d",),
         metavar="PATH[:WEIGHT]",
     )
-    text_field: str = _option("text", "The field of a record, or the column of a table, that holds its text.")
-    strict: bool = _option(False, "A record that is not a document ends the run; else it is counted and left out.")
-    output: str | None = _option(None, "Folder for checkpoints, metrics and the model.", flags=("-o",))
+    text_field: str = _option("text", "Field (jsonl) or column (csv, parquet) that holds the text.")
+    strict: bool = _option(False, "Fail on invalid records; by default they are counted and skipped.")
+    output: str | None = _option(None, "Output folder for checkpoints, metrics and the final model.", flags=("-o",))
 
     kd_weight: float = _kd(
         0.7,
-        "Weight w of the teacher's term; the labels have 1 - w. 0: the teacher is for comparison only.",
+        "Weight of the distillation loss; cross entropy gets 1 minus this. 0: log the teacher's KL only.",
         low=0,
         high=1,
         flags=("--alpha",),
     )
-    temperature: float = _kd(3.0, "Softens both distributions in the teacher's term.", low=0.05, high=100)
-    loss: str = _kd("forward", "Divergence from the teacher.", choices=("forward", "reverse", "jsd"))
-    beta: float = _kd(0.5, "Mixing weight of --loss jsd.", low=0.001, high=0.999)
-    logits: str = _what("fp16", "Storage of logits on a GPU.", choices=("fp16", "fp32"))
-    chunk: int = _what(2048, "Positions whose logits are held at a time.", low=1)
+    temperature: float = _kd(3.0, "Softmax temperature of the distillation loss.", low=0.05, high=100)
+    loss: str = _kd(
+        "forward",
+        "Distillation loss: forward KL, reverse KL or Jensen-Shannon divergence.",
+        choices=("forward", "reverse", "jsd"),
+    )
+    beta: float = _kd(0.5, "Interpolation weight of --loss jsd.", low=0.001, high=0.999)
+    logits: str = _what("fp16", "Dtype of the logits on a GPU.", choices=("fp16", "fp32"))
+    chunk: int = _what(2048, "Positions per chunk of the loss; smaller saves memory.", low=1)
 
     lr: float = _what(5e-5, "Peak learning rate.", low=1e-12, high=10)
-    lr_final: float = _what(0.1, "Share of --lr that is left at the end.", low=0, high=1)
+    lr_final: float = _what(0.1, "Final learning rate, as a fraction of --lr.", low=0, high=1)
     warmup_steps: int | None = _what(
-        None,
-        "Steps of linear warm-up (default: 2 % of --total-steps, at least 100 where that is at most a tenth).",
-        low=0,
+        None, "Linear warmup steps (default: 2 % of --total-steps, at least 100, but at most 10 %).", low=0
     )
-    beta1: float = _what(0.9, "AdamW: decay of the mean.", low=0, high=0.999999)
-    beta2: float = _what(0.95, "AdamW: decay of the square.", low=0, high=0.999999)
-    eps: float = _what(1e-8, "AdamW: added to the root.", low=1e-20, high=1)
-    weight_decay: float = _what(0.01, "AdamW: decay of matrices.", low=0, high=10)
-    clip: float = _what(1.0, "Largest norm of the gradient; 0: no limit.", low=0)
+    beta1: float = _what(0.9, "AdamW beta1.", low=0, high=0.999999)
+    beta2: float = _what(0.95, "AdamW beta2.", low=0, high=0.999999)
+    eps: float = _what(1e-8, "AdamW epsilon.", low=1e-20, high=1)
+    weight_decay: float = _what(0.01, "AdamW weight decay of matrices.", low=0, high=10)
+    clip: float = _what(1.0, "Gradient clipping norm; 0: off.", low=0)
 
-    steps: int | None = _option(None, "The update at which this run stops, counted from the beginning.", low=1)
-    total_steps: int | None = _what(None, "Length of the schedule (default: --steps).", low=1)
-    epochs: int | None = _what(None, "Passes over the data: at most, or without --steps exactly.", low=1)
-    repeat: bool = _what(False, "Repeat the data as often as --steps needs.")
-    seq_len: int = _what(2048, "Tokens of a window.", low=2, env=ENV_PREFIX + "MAX_SEQ_LEN")
-    tokens_per_step: int = _what(32768, "Tokens of an update, over all GPUs.", low=2)
+    steps: int | None = _option(None, "Train up to this step, counted from the start of training.", low=1)
+    total_steps: int | None = _what(None, "Length of the learning rate schedule (default: --steps).", low=1)
+    epochs: int | None = _what(None, "Number of passes over the data; with --steps, the maximum.", low=1)
+    repeat: bool = _what(False, "Repeat the data until --steps is reached.")
+    seq_len: int = _what(2048, "Sequence length in tokens.", low=2, env=ENV_PREFIX + "MAX_SEQ_LEN")
+    tokens_per_step: int = _what(32768, "Global batch size in tokens, over all GPUs.", low=2)
     micro_tokens: int = _what(
-        0, "Tokens of one forward and backward pass; 0: as many as the GPU has memory for, up to 32768.", low=0
+        0, "Micro-batch size in tokens, per GPU; 0: as large as fits in memory, up to 32768.", low=0
     )
-    held_out: float = _what(0.01, "Share of the documents held out for evaluation.", low=1e-9, high=0.9)
-    eval_data: str | None = _option(None, "Evaluate on these files instead.")
-    seed: int = _what(42, "Order of the data and fresh weights.", low=0, high=2**63 - 1)
-    deterministic: bool = _what(False, "Bitwise the same numbers in every run.")
+    held_out: float = _what(0.01, "Fraction of the documents held out for evaluation.", low=1e-9, high=0.9)
+    eval_data: str | None = _option(None, "Evaluate on this file or folder instead of held-out documents.")
+    seed: int = _what(42, "Random seed of the data order and of initial weights.", low=0, high=2**63 - 1)
+    deterministic: bool = _what(False, "Use deterministic kernels only: runs are bitwise reproducible.")
 
     vocab_policy: str = _kd(
         "shared",
-        "Whether the teacher may have tokens that the student lacks: renormalise leaves them out.",
+        "If the teacher has tokens that the student lacks: refuse (shared), or renormalise over the shared tokens.",
         choices=("shared", "renormalise"),
     )
     teacher_residency: str = _kd(
         "auto",
-        "How the teacher's weights are held in memory; auto: Q4_K, Q6_K and Q8_0 as in its file.",
+        "Format of the teacher's weights in memory; auto: q4k for a Q4_K, Q6_K or Q8_0 file, else bf16.",
         choices=("auto", "bf16", "q4k", "fp8"),
         env=ENV_PREFIX + "TEACHER_BACKEND",
     )
-    recompute: str = _option("none", "What the backward pass computes again to save memory.", choices=("none", "block"))
+    recompute: str = _option(
+        "none", "Activation checkpointing: recompute blocks in the backward pass.", choices=("none", "block")
+    )
     shard: str = _option(
         "states",
-        "What several processes share out: masters and moments, or the student's weights too.",
+        "What to shard across processes: optimizer states, or the student's weights too (FSDP2).",
         choices=("states", "weights"),
     )
-    compile: str = _what("auto", "Compile the blocks; auto: on a GPU.", choices=("auto", "on", "off"))
-    device: str = _option("cuda", "cuda, cuda:N or cpu; there is no fallback.")
+    compile: str = _what(
+        "auto", "Compile the blocks with torch.compile; auto: on a GPU.", choices=("auto", "on", "off")
+    )
+    device: str = _option("cuda", "cuda, cuda:N or cpu; never falls back to another device.")
 
     save_every: int = _save(
-        5000, "Steps between checkpoints; 0: by the clock alone.", low=0, env=ENV_PREFIX + "CHECKPOINT_EVERY"
+        5000,
+        "Save a checkpoint every N steps; 0: only every --save-minutes.",
+        low=0,
+        env=ENV_PREFIX + "CHECKPOINT_EVERY",
     )
-    save_minutes: float = _save(15.0, "Also save every X minutes; 0: by steps alone.", low=0)
-    save_epochs: int | None = _save(
-        None, "Also save after every N passes over the data; these are kept beside those of --keep.", low=1
+    save_minutes: float = _save(15.0, "Also save every X minutes; 0: off.", low=0)
+    save_epochs: int | None = _save(None, "Also save every N epochs; --keep does not count or remove these.", low=1)
+    keep: int = _save(3, "Number of latest checkpoints to keep in addition to the best, at least 2.", low=2)
+    save_dtype: str = _save("bf16", "Dtype of the saved weights.", choices=("bf16", "f16", "f32"))
+    eval_every: int = _save(1000, "Evaluate every N steps; 0: only at start and end.", low=0)
+    patience: int | None = _save(None, "Early stopping: end after N evaluations in a row without improvement.", low=1)
+    target_val_loss: float | None = _save(None, "Stop when the held-out cross entropy is at most this.", low=1e-9)
+    eval_tokens: int = _option(65536, "Held-out tokens per evaluation.", low=2)
+    log_every: int = _option(10, "Log every N steps.", low=1, env=ENV_PREFIX + "LOG_EVERY")
+    log_to: str | None = _save(
+        None, "Also log metrics to TensorBoard or Weights & Biases.", choices=("tensorboard", "wandb")
     )
-    keep: int = _save(3, "Number of latest checkpoints to keep besides the best, two or more.", low=2)
-    save_dtype: str = _save("bf16", "Dtype of saved weights.", choices=("bf16", "f16", "f32"))
-    eval_every: int = _save(1000, "Steps between evaluations on held-out data; 0: first and last.", low=0)
-    patience: int | None = _save(
-        None, "Stop after so many evaluations in a row that are no better than the best before them.", low=1
-    )
-    target_val_loss: float | None = _save(
-        None, "Stop when the cross entropy on held-out text is at most this.", low=1e-9
-    )
-    eval_tokens: int = _option(65536, "Held-out tokens of an evaluation.", low=2)
-    log_every: int = _option(10, "Steps between lines.", low=1, env=ENV_PREFIX + "LOG_EVERY")
-    log_to: str | None = _save(None, "Also show the numbers in one of these.", choices=("tensorboard", "wandb"))
-    qa: bool = _option(False, "At the end look at the model as apr qa does; exit status 1 if it does not pass.")
+    qa: bool = _option(False, "Run apr qa on the final model; exit code 1 if it does not pass.")
     resume: bool | int = _option(
-        False, "Continue from the latest checkpoint in the output folder, or from that of STEP.", low=0, number="STEP"
+        False, "Resume from the latest checkpoint in the output folder, or from STEP.", low=0, number="STEP"
     )
-    allow_changed: tuple[str, ...] = _option(
-        (), "A field that may differ from the run that is resumed; may be given again."
-    )
+    allow_changed: tuple[str, ...] = _option((), "Option that may differ from the resumed run; repeatable.")
     smoke: int | None = _option(
-        None, "Run N steps, estimate the time of the whole run, write nothing.", low=1, env=ENV_PREFIX + "MAX_STEPS"
+        None, "Run N steps, estimate the total training time, write nothing.", low=1, env=ENV_PREFIX + "MAX_STEPS"
     )
-    allow_same_arch: bool = _distill(False, "Teacher and student may have the same dims.")
-    allow_weaker_teacher: bool = _distill(False, "Continue with a teacher that predicts the data badly.")
-    deadline: float = _option(600.0, "Seconds that the first step may take.", low=0.1)
+    allow_same_arch: bool = _distill(False, "Allow a student with the teacher's dimensions.")
+    allow_weaker_teacher: bool = _distill(False, "Allow a teacher that predicts the data badly.")
+    deadline: float = _option(600.0, "Time limit of the first step in seconds.", low=0.1)
 
-    # What follows from the others.
+    # Derived values.
     @property
     def windows_per_step(self) -> int:
-        """Windows of an update, over all GPUs."""
+        """Sequences per global batch."""
         return self.tokens_per_step // self.seq_len
 
     @property
     def windows_per_pass(self) -> int:
-        """Windows of one forward and backward pass."""
+        """Sequences per micro-batch."""
         return self.micro_tokens // self.seq_len
 
     @property
     def eval_windows(self) -> int:
-        """Windows of an evaluation, if there are that many."""
+        """Maximum number of sequences per evaluation."""
         return max(1, self.eval_tokens // self.seq_len)
 
     @property
     def stop(self) -> int:
-        """The update after which this run stops; of a resolved configuration."""
+        """The step after which this run stops. Needs a resolved configuration."""
         assert self.steps is not None
         return min(self.steps, self.smoke or self.steps)
 
     @property
     def resumes(self) -> bool:
-        """Whether the run continues another one; step 0 is a step."""
+        """Whether to resume; `resume` may be step 0."""
         return self.resume is not False
 
     def is_compiled(self, device: str) -> bool:
-        """Whether blocks are compiled on a device of the type `device`."""
+        """Whether to compile the blocks on a device of type `device`."""
         return self.compile == "on" or (self.compile == "auto" and device == "cuda")
 
     def to_json(self) -> JsonObject:
@@ -245,13 +248,13 @@ class Config:
         return {f.name: to_json(getattr(self, f.name)) for f in fields(self)}
 
     def digest(self) -> str:
-        """SHA-256 of what decides the numbers of a run: the fields of place "what"."""
+        """SHA-256 of the options that affect the results: the fields of place "what"."""
         return digest_of(self.to_json())
 
 
 @cache
 def schema() -> dict[str, Field]:
-    """The rows by name, in the order of Config."""
+    """All fields by name, in the order of Config."""
     hints = get_type_hints(Config)
     return {f.name: Field(name=f.name, kind=_kind(hints[f.name]), **f.metadata) for f in fields(Config)}
 
@@ -262,23 +265,23 @@ def _kind(hint: type) -> type:
 
 
 def command_fields(command: str) -> Iterator[Field]:
-    """The rows that `command` ("distill" or "pretrain") takes."""
+    """The fields of `command` ("distill" or "pretrain")."""
     return (f for f in schema().values() if command in f.commands)
 
 
 def what_fields() -> list[str]:
-    """Names of the fields that a resumed run must share with the run that it continues."""
+    """Names of the fields that must match when a run resumes."""
     return [f.name for f in schema().values() if f.place == "what"]
 
 
 def digest_of(values: Mapping[str, object]) -> str:
-    """SHA-256 of what decides the numbers of a run, from a configuration as JSON data. Raises KeyError."""
+    """`Config.digest` of a configuration that is given as JSON data. Raises KeyError."""
     decides = {name: values[name] for name in what_fields()}
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
 def is_value(name: str, value: object) -> bool:
-    """Whether a field can have this value, which is JSON data."""
+    """Whether a JSON value is valid for a field."""
     row = schema()[name]
     try:
         return value is None or to_json(_check(row, value, "")) == value
@@ -287,7 +290,7 @@ def is_value(name: str, value: object) -> bool:
 
 
 def changed_fields(old: Mapping[str, object], new: Config) -> list[str]:
-    """Names of the fields in which a resumed run may not differ and does."""
+    """Names of the fields that must match on resume, but differ from `old`."""
     return [name for name in what_fields() if old.get(name) != to_json(getattr(new, name))]
 
 
@@ -297,9 +300,9 @@ def to_json(value: Value) -> Json:
 
 
 def resolve(config: Config, data_steps: int | None = None) -> Config:
-    """`config` with every number filled in; `data_steps` is how many updates the data last for.
+    """`config` with all derived numbers filled in; `data_steps` is the number of steps that the data provide.
 
-    Raises UsageError for a schedule shorter than the run.
+    Raises UsageError if the schedule is shorter than the run.
     """
     steps = config.steps or (data_steps if config.epochs is not None else config.smoke)
     assert steps is not None
@@ -307,12 +310,14 @@ def resolve(config: Config, data_steps: int | None = None) -> Config:
     if warmup is None:
         warmup = min(max(100, total // 50), total // 10)
     if total < steps:
-        raise UsageError(f"--total-steps {total} is less than --steps {steps}", hint="the schedule must cover the run")
+        raise UsageError(
+            f"--total-steps {total} is less than --steps {steps}", hint="the learning rate schedule must cover the run"
+        )
     return replace(config, steps=steps, total_steps=total, warmup_steps=warmup)
 
 
 def usual_values(config: Config) -> JsonObject:
-    """What a resolved configuration would be if nothing but its steps had been given."""
+    """The default configuration for the same number of steps."""
     assert config.total_steps is not None
     usual = resolve(Config(steps=config.steps, total_steps=config.total_steps))
     return usual.to_json() | {"steps": None, "total_steps": config.steps}
@@ -327,10 +332,10 @@ def build(
     file: PathLike | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Config, list[str]]:
-    """The configuration of a run of `command`, and lines that name the environment variables that count.
+    """The configuration of a run of `command`, and log lines about the environment variables in effect.
 
-    `given` holds the command line's values, None (or an empty tuple) for options that were not given.
-    Raises UsageError, NotFoundError for a file that does not exist.
+    `given` holds the values of the command line: None or an empty tuple for options that were not set.
+    Raises UsageError, or NotFoundError if the file does not exist.
     """
     rows = {f.name: f for f in command_fields(command)}
     from_file = _read_file(Path(file), rows) if file is not None else {}
@@ -339,7 +344,7 @@ def build(
     values: dict[str, Any] = {name: _check(rows[name], value, str(file)) for name, value in from_file.items()}
     values |= {name: _check(rows[name], text, variable) for name, (text, variable) in from_environment.items()}
     lines = [
-        f"{variable} is overruled by {rows[name].flag}"
+        f"{variable} is overridden by {rows[name].flag}"
         if name in from_command
         else f"{variable} sets {rows[name].flag} {values[name]}"
         for name, (_, variable) in from_environment.items()
@@ -349,7 +354,7 @@ def build(
     _check_together(config, command)
     unused = [rows[name].flag for name in rows if name in values and rows[name].place == "save"]
     if config.smoke is not None and unused:
-        lines.append(f"--smoke scores once and writes nothing: {', '.join(unused)} without effect")
+        lines.append(f"--smoke evaluates once and writes nothing, so it ignores {', '.join(unused)}")
     return config, lines
 
 
@@ -367,12 +372,12 @@ def _read_file(path: Path, rows: Mapping[str, Field]) -> dict[str, object]:
 
 def _nearest(name: str, rows: Mapping[str, Field]) -> str:
     if (other := schema().get(name)) is not None:
-        return f"apr {other.commands[0]} has it"
+        return f"it is an option of apr {other.commands[0]}"
     near = get_close_matches(name, rows, n=1)
-    return f"did you mean {near[0]}?" if near else "--help lists all of them"
+    return f"did you mean {near[0]}?" if near else "see --help for all options"
 
 
-# What the reference's words for the teacher's place mean here.
+# Values of --teacher-residency in the reference implementation, and ours.
 _BACKENDS = {"cudatrainer": "bf16", "realizar-q4k": "q4k"}
 
 
@@ -387,22 +392,22 @@ def _read_environment(
         row = by_variable.get(variable)
         if row is None:
             raise UsageError(
-                f"the environment variable {variable} has no meaning here",
-                hint=f"unset it; known are {', '.join(sorted(by_variable))}",
+                f"unknown environment variable {variable}",
+                hint=f"unset it; supported are {', '.join(sorted(by_variable))}",
             )
         if row.name in rows:
             yield row.name, (_BACKENDS.get(text, text) if row.name == "teacher_residency" else text, variable)
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of names"}
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", tuple: "a list of names"}
 
 
 def _check(row: Field, value: object, where: str) -> Value:
-    """`value` as the row's type, within its range. Raises UsageError naming the row and its source."""
+    """`value` converted to the field's type and checked against its range. Raises UsageError."""
     try:
         found = _convert(row, value)
     except (TypeError, ValueError, OverflowError):
-        words = f"the {row.number.lower()} of a checkpoint, or true or false" if row.number else _WORDS[row.kind]
+        words = f"the {row.number.lower()} of a checkpoint, true or false" if row.number else _WORDS[row.kind]
         raise UsageError(f"{row.name} must be {words}, not {value!r} ({where})") from None
     wanted = ""
     if row.choices and found not in row.choices:
@@ -410,7 +415,7 @@ def _check(row: Field, value: object, where: str) -> Value:
     elif isinstance(found, (int, float)) and not row.low <= found <= row.high:
         wanted = f"at least {row.low:g}" if row.high == math.inf else f"between {row.low:g} and {row.high:g}"
     if wanted:
-        usual = None if row.default is None else f"leave {row.flag} out for the default, {row.default}"
+        usual = None if row.default is None else f"the default of {row.flag} is {row.default}"
         raise UsageError(f"{row.name} must be {wanted}, not {found!r} ({where})", hint=usual)
     return found
 
@@ -421,7 +426,10 @@ def _convert(row: Field, value: object) -> Value:
         names = (value,) if isinstance(value, str) else tuple(value)
         for name in names if row.name == "allow_changed" else ():
             if name not in what_fields():
-                raise UsageError(f"{name!r} is not a field that a resumed run must keep", hint=", ".join(what_fields()))
+                raise UsageError(
+                    f"{name!r} is not one of the options that --allow-changed takes",
+                    hint=f"it takes {', '.join(what_fields())}",
+                )
         return names
     if row.number and not isinstance(value, bool) and str(value).isdecimal():
         return int(str(value))
@@ -430,7 +438,7 @@ def _convert(row: Field, value: object) -> Value:
     if row.kind not in (int, float) or isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise TypeError
     if row.kind is int and str(value).lstrip("+-").isdigit():
-        return int(value)  # not by way of a float, which large seeds do not fit
+        return int(value)  # a float would round large seeds
     number = float(value)
     if not math.isfinite(number) or (row.kind is int and not number.is_integer()):
         raise ValueError
@@ -438,46 +446,46 @@ def _convert(row: Field, value: object) -> Value:
 
 
 def _check_together(config: Config, command: str) -> None:
-    """What single fields cannot say. Raises UsageError."""
+    """Checks combinations of fields. Raises UsageError."""
     c, keep_one = config, "keep one of them"
-    ways, names, what = (c.student, c.student_init), "--student or --student-init", "the student"
+    ways, names, what = (c.student, c.student_init), "--student or --student-init", "the model to train"
     if command == "pretrain":
-        ways, names, what = (c.init, c.like), "--init or --like", "where to start"
-    needed = [("data", "what to train on; there is no default")]
-    needed += [("teacher", "the model to learn from")] if command == "distill" and c.teacher_logprobs is None else []
-    needed += [("output", "the folder to write")] if c.smoke is None else []
+        ways, names, what = (c.init, c.like), "--init or --like", "the model to start from"
+    needed = [("data", "the training data")]
+    needed += [("teacher", "the teacher model")] if command == "distill" and c.teacher_logprobs is None else []
+    needed += [("output", "the output folder")] if c.smoke is None else []
     faults = (
         (not any(ways), f"{names} is missing: {what}", "add one of them"),
-        (all(ways), f"{names}, not both", keep_one),
+        (all(ways), f"give {names}, not both", keep_one),
         *((not getattr(c, name), f"--{name} is missing: {what}", f"add --{name} PATH") for name, what in needed),
-        (all((c.teacher, c.teacher_logprobs)), "a teacher or --teacher-logprobs, not both", keep_one),
-        (all((c.student_init, c.teacher_logprobs)), "--student-init needs the teacher itself, not files of it",
-            "apr prune makes a student; name it with --student"),
-        (c.top_k is not None and c.teacher_logprobs is None, "--top-k is for --teacher-logprobs",
-            "leave --top-k out: a teacher that is loaded says all"),
+        (all((c.teacher, c.teacher_logprobs)), "give a teacher or --teacher-logprobs, not both", keep_one),
+        (all((c.student_init, c.teacher_logprobs)), "--student-init needs the teacher model, not --teacher-logprobs",
+            "make a student with apr prune and pass it as --student"),
+        (c.top_k is not None and c.teacher_logprobs is None, "--top-k needs --teacher-logprobs",
+            "leave --top-k out: a loaded teacher gives the full distribution"),
         *(
             (c.teacher_logprobs is not None and getattr(c, name) != getattr(Config, name),
-                f"{schema()[name].flag} is for a teacher that is loaded, and --teacher-logprobs loads none",
+                f"{schema()[name].flag} needs a loaded teacher, and --teacher-logprobs loads none",
                 "leave it out")
             for name in ("teacher_residency", "vocab_policy", "allow_same_arch")
         ),
-        (c.beta != Config.beta and c.loss != "jsd", "--beta is for --loss jsd", "add it, or leave --beta out"),
-        ((c.like is None) != (c.shape is None), "--like and --shape go together",
-            "a model for its tokenizer, and the config.json to train"),
-        (c.smoke is not None and c.resumes, "--smoke starts anew and writes nothing; it cannot --resume",
+        (c.beta != Config.beta and c.loss != "jsd", "--beta needs --loss jsd", "add it, or leave --beta out"),
+        ((c.like is None) != (c.shape is None), "--like and --shape must be given together",
+            "--like takes a model for its tokenizer, --shape the config.json to train"),
+        (c.smoke is not None and c.resumes, "--smoke cannot be combined with --resume: it starts from step 0",
             keep_one),
         (c.steps is None and c.epochs is None and c.smoke is None,
             "--steps or --epochs is missing: how long to train", "add --steps N, or --epochs 1 for one pass"),
         (c.eval_data is not None and c.held_out != Config.held_out,
-            "--held-out and --eval-data contradict each other", keep_one),
-        (c.qa and c.smoke is not None, "--qa looks at the model, and --smoke writes none", keep_one),
-        (c.repeat and c.epochs is not None, "--repeat and --epochs contradict each other", keep_one),
+            "--held-out and --eval-data are mutually exclusive", keep_one),
+        (c.qa and c.smoke is not None, "--qa checks the final model, and --smoke writes none", keep_one),
+        (c.repeat and c.epochs is not None, "--repeat and --epochs are mutually exclusive", keep_one),
         ((c.patience or c.target_val_loss) is not None and not (c.eval_every or c.save_every or c.save_epochs),
-            "--patience and --target-val-loss go by evaluations, and there are none on the way", "add --eval-every N"),
-        (bool(c.allow_changed) and not c.resumes, "--allow-changed is for --resume", "add --resume, or leave it out"),
+            "--patience and --target-val-loss need evaluations during the run", "add --eval-every N"),
+        (bool(c.allow_changed) and not c.resumes, "--allow-changed needs --resume", "add --resume, or leave it out"),
         *(
             (tokens % c.seq_len != 0, f"{flag} {tokens} is not a multiple of --seq-len {c.seq_len}",
-                f"the nearest is {max(c.seq_len, round(tokens / c.seq_len) * c.seq_len)}")
+                f"the nearest multiple is {max(c.seq_len, round(tokens / c.seq_len) * c.seq_len)}")
             for flag, tokens in (("--tokens-per-step", c.tokens_per_step), ("--micro-tokens", c.micro_tokens))
         ),
     )  # fmt: skip

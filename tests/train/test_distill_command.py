@@ -110,7 +110,7 @@ def test_a_plan_is_one_object_and_writes_nothing(
         (["--steps", "2", "--config", "absent.toml"], 3, "absent.toml"),
         (["--steps", "2", "--resume"], 5, "no checkpoint"),
         (["--steps", "2", "--device", "tpu"], 2, "tpu"),
-        (["--steps", "100000", "--epochs", "1"], 2, "contradict"),
+        (["--steps", "100000", "--epochs", "1"], 2, "mutually exclusive"),
     ],
 )
 def test_refusals_have_their_exit_codes(
@@ -134,7 +134,7 @@ def test_the_time_of_a_resumed_run_is_that_of_its_last_part(
 
 def test_without_data_nothing_is_trained(teacher_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert apr(["distill", str(teacher_file), "--student-init", "layers:1", "-o", "o", "--steps", "1", "--json"]) == 2
-    assert "no default" in answer(capsys)["error"]["message"]
+    assert "--data is missing: the training data" in answer(capsys)["error"]["message"]
 
 
 def test_alpha_is_the_weight_of_the_teacher(

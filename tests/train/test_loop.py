@@ -183,7 +183,7 @@ def test_a_run_that_ended_early_goes_on_only_if_it_may(distil: Distil, tmp_path:
 
 
 def test_to_end_early_takes_evaluations(distil: Distil) -> None:
-    with pytest.raises(UsageError, match="--patience and --target-val-loss go by evaluations"):
+    with pytest.raises(UsageError, match="--patience and --target-val-loss need evaluations"):
         distil(steps=4, eval_every=0, save_every=0, patience=1)
     by_passes: dict[str, Any] = {"eval_every": 0, "save_every": 0, "save_epochs": 1, "repeat": False, "epochs": 3}
     ended = distil(steps=None, patience=1, lr=1e-12, **by_passes)
@@ -501,7 +501,7 @@ def test_a_run_that_is_stopped_says_what_it_reached(distil: Distil, tmp_path: Pa
     assert summary["train"]["ce"] == pytest.approx(sum(line["ce"] for line in unsaid) / len(unsaid))
     assert "SIGTERM: ends after this step" in said.getvalue()
     text = [*_summary_text(cast(Any, {"command": "distill"} | summary))]
-    assert any("reached" in line and f"step {summary['steps']} of 50" in line for line in text)
+    assert any("stopped at" in line and f"step {summary['steps']} of 50" in line for line in text)
     assert not any(line.startswith("after") for line in text), "what was scored before is not a result"
 
 

@@ -1,4 +1,4 @@
-"""`apr data`: what a training run would read, and what of it would be learned."""
+"""`apr data`: summarize training data and loss masks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from aprfmt.cli.training import data_rows
 
 @dataclass(kw_only=True)
 class Data(Common):
-    """Show what training data hold: documents, tokens, what of them is learned, lengths, an example.
+    """Summarize training data and loss masks: documents, tokens, share of tokens trained on, lengths, an example.
 
-    They are read as `apr distill` and `apr pretrain` read them, with the tokenizer and the chat template of the model
-    that is to be trained. Of conversations the answers are learned; in the example they are green, and stand in [[ ]]
-    where there is no colour.
+    Reads the data as `apr distill` and `apr pretrain` do, with the tokenizer and chat template of the model to train.
+    In conversations only the answers are trained on; the example shows them in green, or in [[ ]] without colour.
 
     \b
     apr data chats.jsonl --model model.gguf
@@ -30,9 +29,11 @@ class Data(Common):
 
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH[:WEIGHT]...", help="Text, jsonl, csv or parquet, folders of them, token shards."),
+        typer.Argument(
+            metavar="PATH[:WEIGHT]...", help="Text, jsonl, csv or parquet files, folders of them, token shards."
+        ),
     ]
-    model: Annotated[str, typer.Option(metavar="FILE", help="The model that is to read them.")]
+    model: Annotated[str, typer.Option(metavar="FILE", help="The model to train.")]
     text_field: TextFieldOption = "text"
     strict: StrictOption = False
 
@@ -48,10 +49,10 @@ def _text(report: aprfmt.DataReport) -> Iterator[str]:
     rows = [*data_rows(report.to_json())]
     if report.lengths:
         names = {"least": "shortest", "tenth": "10 %", "median": "median", "nine_tenths": "90 %", "most": "longest"}
-        rows.append(("tokens each", ", ".join(f"{names[name]} {n:,}" for name, n in report.lengths.items())))
+        rows.append(("tokens per document", ", ".join(f"{names[name]} {n:,}" for name, n in report.lengths.items())))
     yield from pairs(rows)
     if report.example:
-        yield out.style("the first document begins", "cyan")
+        yield out.style("start of the first document", "cyan")
         yield "".join(_piece(text, is_learned) for text, is_learned in report.example)
 
 

@@ -1,4 +1,4 @@
-"""`apr teacher`: what a teacher says on text, as files to distil from."""
+"""`apr teacher`: save a teacher's top-k log-probabilities to files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aprfmt.text import format_bytes, format_seconds
 
 @dataclass(kw_only=True)
 class Teacher(Common, LlamaMachine):
-    """Write what a model says on text: the k most likely tokens of each position, and the mass of all others.
+    """Save a teacher's top-k log-probabilities and the residual mass of all other tokens to files.
 
-    `apr distill --teacher-logprobs` learns from the files without the model. torch computes the families that can be
-    trained, llama.cpp every decoder that it runs. The same command goes on where it was interrupted. --prompts and
-    --from-vllm take the probabilities from a vLLM server instead.
+    `apr distill --teacher-logprobs` trains from these files without the teacher. torch runs the families that can be
+    trained, llama.cpp every decoder it supports. Run the same command again to resume. --prompts and --from-vllm get
+    the probabilities from a vLLM server instead.
 
     \b
     apr teacher big.gguf --data c.jsonl -o said --top-k 64
@@ -31,41 +31,47 @@ class Teacher(Common, LlamaMachine):
     apr teacher --student s.apr --data c.jsonl -o said --from-vllm r.jsonl
     """
 
-    file: Annotated[str | None, typer.Argument(metavar="[TEACHER]", help="The teacher, in any form.")] = None
+    file: Annotated[str | None, typer.Argument(metavar="[TEACHER]", help="The teacher model, in any format.")] = None
     data: Annotated[
         list[str],
         typer.Option(
-            "--data", "-d", metavar="PATH[:WEIGHT]", help="Text, jsonl, parquet, folders, token shards; repeatable."
+            "--data",
+            "-d",
+            metavar="PATH[:WEIGHT]",
+            help="Text, jsonl, csv, parquet, folders or token shards; repeatable.",
         ),
     ]
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the files.")]
-    top_k: Annotated[int, typer.Option(metavar="K", min=1, help="Most likely tokens to keep of a position.")] = 64
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Output folder.")]
+    top_k: Annotated[int, typer.Option(metavar="K", min=1, help="Tokens to save at each position.")] = 64
     temperature: Annotated[
         list[float] | None,
         typer.Option(
             metavar="T",
-            help="Temperatures, beside 1, to keep the mass of all others at; repeatable. [default: 2, 3, 4]",
+            help="Softmax temperatures, besides 1, to save the residual mass at; repeatable. [default: 2, 3, 4]",
         ),
     ] = None
     student: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The model whose tokenizer reads the text. [default: TEACHER]")
+        str | None, typer.Option(metavar="FILE", help="The student, whose tokenizer is used. [default: TEACHER]")
     ] = None
     seq_len: Annotated[
         int | None,
-        typer.Option(metavar="N", min=2, help="Tokens of a window. [default: 2048, or the teacher's context if less]"),
+        typer.Option(metavar="N", min=2, help="Sequence length. [default: 2048, or the teacher's context if shorter]"),
     ] = None
-    held_out: Annotated[float, typer.Option(metavar="X", help="Share of the documents that is held out.")] = 0.01
+    held_out: Annotated[float, typer.Option(metavar="X", help="Fraction of the documents held out for evaluation.")] = (
+        0.01
+    )
     text_field: TextFieldOption = "text"
     strict: StrictOption = False
     engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU where it can]")
+        str | None,
+        typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU if supported, else llama]"),
     ] = None
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="For torch: cuda, cuda:N or cpu.")] = None
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="Device for torch: cuda, cuda:N or cpu.")] = None
     from_vllm: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Take the probabilities from vLLM's responses, as JSON lines.")
+        Path | None, typer.Option(metavar="FILE", help="Read log-probabilities from vLLM responses (JSON lines).")
     ] = None
     prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Only write the prompts to ask vLLM for, as JSON lines.")
+        Path | None, typer.Option(metavar="FILE", help="Only write the prompts to send to vLLM (JSON lines).")
     ] = None
     plan: PlanOption = False
 
@@ -105,14 +111,14 @@ def _text(found: aprfmt.TeacherReport, *, plan: bool) -> Iterator[str]:
     rows = [("windows", f"{windows}, of {found.seq_len:,} tokens")]
     if found.prompts is None:
         temperatures = ", ".join(f"{t:g}" for t in found.temperatures)
-        rows.append(("known", f"{found.top_k} tokens a position; all others at temperature {temperatures}"))
+        rows.append(("saved", f"top {found.top_k} tokens per position; residual mass at temperature {temperatures}"))
         rows.append(("size", f"{about}{format_bytes(found.bytes)}"))
     if found.resumed:
-        rows.append(("resumed", f"{found.resumed:,} of {found.files:,} files were there already"))
+        rows.append(("resumed", f"{found.resumed:,} of {found.files:,} files already complete"))
     if found.teacher_ce is not None:
         rows.append(("teacher", f"{found.engine}, cross entropy {found.teacher_ce:.4f} nats"))
         rest = ", ".join(f"{mass:.2%} at {t}" for t, mass in found.rest.items())
-        rows.append(("all others", f"{rest}, of the probability"))
+        rows.append(("residual mass", rest))
     if not plan:
         rows.append(("time", format_seconds(found.seconds)))
     yield from pairs(rows)

@@ -1,4 +1,4 @@
-"""`apr distill` and `apr pretrain`: options from the trainer's schema, a run or its plan, the summary."""
+"""`apr distill` and `apr pretrain`: options generated from `aprtrain.config`, training or a plan, the summary."""
 
 # No `from __future__ import annotations` here, see options.py.
 import os
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 _PAUSE_S = 2.0
 _SECTIONS = {
     "teacher": "Models and data",
-    "kd_weight": "What is learned",
+    "kd_weight": "Loss",
     "lr": "Optimizer",
-    "steps": "Length, batches and evaluation data",
-    "vocab_policy": "Teacher and machine",
-    "save_every": "Checkpoints and reports",
-    "resume": "Resumed runs and safety",
+    "steps": "Steps, batches and evaluation data",
+    "vocab_policy": "Teacher, memory and devices",
+    "save_every": "Checkpoints, evaluation and logging",
+    "resume": "Resuming and safety checks",
 }
-"""The sections of --help: where each begins, in the order of the schema."""
+"""Sections of --help by the first option of each, in the order of the schema."""
 
 
 class TrainingCommand(SectionedCommand):
-    """Reads a switch that a number may follow: `--resume`, `--resume 300`, `--no-resume`."""
+    """Accepts switches with an optional number: `--resume`, `--resume 300`, `--no-resume`."""
 
     plain_first = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Gives each of them a value, as other options have one, before the command line is parsed."""
+        """Gives each such switch an explicit value, then parses."""
         from aprtrain.config import command_fields
 
         for row in command_fields(self.name or ""):
@@ -53,7 +53,7 @@ class TrainingCommand(SectionedCommand):
 
 
 def spell_out(arguments: list[str], flag: str) -> list[str]:
-    """`--flag 300` as `--flag=300`, `--flag` alone as `--flag=true`, `--no-flag` as `--flag=false`."""
+    """Rewrites `--flag 300` as `--flag=300`, `--flag` as `--flag=true`, `--no-flag` as `--flag=false`."""
     found: list[str] = []
     rest = iter(arguments)
     for word in rest:
@@ -68,26 +68,28 @@ def spell_out(arguments: list[str], flag: str) -> list[str]:
 
 @dataclass(kw_only=True)
 class Training(Common):
-    """What distill and pretrain take beside the options of the trainer's schema; the class has the command's name."""
+    """Options of distill and pretrain that are not in the trainer's schema; subclasses are named like the command."""
 
     command_class: ClassVar[type[SectionedCommand]] = TrainingCommand
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Options as .toml, .yaml or .json.")] = None
-    plan: Annotated[bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes; train nothing.")] = (
-        False
-    )
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read options from a .toml, .yaml or .json file.")
+    ] = None
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes without training.")
+    ] = False
 
     def __call__(self) -> int:
-        """Runs the command; the value is its exit code."""
+        """Runs the command; returns the exit code."""
         given = dict(vars(self))
         if (model := given.get("model")) is not None:
             if given["teacher"] is not None:
-                raise UsageError("the teacher is named twice", hint="leave --teacher out")
+                raise UsageError("the teacher is given twice", hint="leave --teacher out")
             given["teacher"] = model
         return train(type(self).__name__, given, self.config, plan=self.plan)
 
 
 def options(command: str) -> list[tuple[str, object, None]]:
-    """The options of `command` as fields of a dataclass, one a row of the trainer's schema; None: not given."""
+    """The options of `command` as dataclass fields, one per field of the trainer's schema; None: not set."""
     from aprtrain.config import command_fields, schema
 
     section, of = "", dict[str, str]()
@@ -98,9 +100,9 @@ def options(command: str) -> list[tuple[str, object, None]]:
         names, words, metavar = (row.flag, *row.flags), row.help, None
         kind: object = row.kind | None
         if row.number:
-            kind, metavar, words = str | None, f"[{row.number}]", f"{words} --no-{row.flag[2:]}: do not."
+            kind, metavar, words = str | None, f"[{row.number}]", f"{words} --no-{row.flag[2:]}: off."
         elif row.kind is bool:
-            names = (f"{row.flag}/--no-{row.flag[2:]}",)  # the second one overrules a file's true
+            names = (f"{row.flag}/--no-{row.flag[2:]}",)  # the second overrides true in a config file
         elif row.kind is tuple:
             kind, metavar = list[str] | None, row.metavar
         else:
@@ -117,14 +119,12 @@ def _command(name: str, help: str, *arguments: tuple[str, object, None]) -> type
     return make_dataclass(name, fields, bases=(Training,), namespace={"__doc__": help}, kw_only=True)
 
 
-_Teacher = Annotated[
-    str | None, typer.Argument(metavar="[TEACHER]", help="The model to learn from, instead of --teacher.")
-]
+_Teacher = Annotated[str | None, typer.Argument(metavar="[TEACHER]", help="The teacher model; same as --teacher.")]
 Distill = _command(
     "distill",
-    """Train a student on text and on its teacher's answers; checkpoints are complete models.
+    """Train a student on text and on the predictions of its teacher; checkpoints are complete models.
 
-The loss is (1 - w) CE + w T^2 KL at every position, with w = --kd-weight and T = --temperature.
+The loss is (1 - w) CE + w T^2 KL per token, with w = --kd-weight and T = --temperature.
 
 \b
 apr distill big.gguf --student s.apr --data c.jsonl -o run --steps 5000
@@ -138,7 +138,7 @@ torchrun --nproc-per-node 2 -m aprfmt distill big.gguf --config run.toml
 )
 Pretrain = _command(
     "pretrain",
-    """Train a model on text: from its weights (--init), or from scratch (--like, --shape).
+    """Train a model on text, from existing weights (--init) or from scratch (--like, --shape).
 
 \b
 apr pretrain --init m.apr --data c.jsonl -o run --steps 2000
@@ -148,7 +148,7 @@ apr pretrain --like m.apr --shape config.json --data c.jsonl -o run --epochs 1
 
 
 def train(command: str, given: Mapping[str, object], config: Path | None, *, plan: bool) -> int:
-    """Runs or plans; prints the summary; the exit code (0, or 128 and the signal that ended the run)."""
+    """Trains or plans, prints the summary, returns the exit code: 0, 1 if --qa failed, or 128 + signal."""
     if find_spec("torch") is None:
         raise MissingDependencyError("training needs torch", hint="pip install torch")
     from aprtrain import budget
@@ -167,7 +167,7 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
         body = budget.plan(command, settings)
         out.result(body, _plan_text(body))
         return 0
-    if os.environ.get("RANK", "0") != "0":  # torchrun starts several; the first one answers for all
+    if os.environ.get("RANK", "0") != "0":  # under torchrun only rank 0 prints the result
         out.mode = "quiet"
     try:
         summary = trainer.run(
@@ -188,11 +188,11 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
 
 
 def _end(error: AprError) -> None:
-    """Says the error and ends the process, whose orderly end could wait for the others, as they wait for it."""
+    """Reports the error and exits at once: a regular exit could deadlock with the other processes."""
     from aprtrain.world import ToldByFirst
 
     if isinstance(error.__cause__, ToldByFirst):
-        sleep(_PAUSE_S)  # torchrun ends the others when one has ended
+        sleep(_PAUSE_S)  # give rank 0 time to report: torchrun kills the others once one exits
     else:
         report(error)
     sys.stdout.flush()
@@ -209,7 +209,9 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
     rows = [("time", format_seconds(summary["seconds"]) + part + rate)]
     if stopped and (train := summary["train"]):
         found = ", ".join(f"{name} {value:.4f}" for name, value in train.items() if value is not None)
-        rows.append(("reached", f"step {summary['steps']:,} of {summary['config']['steps']:,}; training text: {found}"))
+        rows.append(
+            ("stopped at", f"step {summary['steps']:,} of {summary['config']['steps']:,}; training text: {found}")
+        )
     first, last = summary["first"], summary["last"] if summary["last"] != summary["first"] else None
     for label, scores in (("before", first), ("last scored" if stopped else "after", last)):
         if scores:
@@ -241,7 +243,7 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
 
 
 def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the data hold, one source a row, with how often a run reads it where that is known."""
+    """Tokens and documents of the data, one row per source, with the number of passes if known."""
     about = "about " if data["estimated"] else ""
     times = f", read {data['passes']:.2f} times" if data.get("passes") is not None else ""
     learned = f", {data['learned'] / data['tokens']:.0%} learned" if data["learned"] < data["tokens"] else ""
@@ -252,17 +254,17 @@ def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{about}{plural(data['tokens'], 'token')} in {plural(data['documents'], 'document')}{learned}{times}{size}",
     )
     if data.get("lasts") is False:
-        yield "", "they do not last for the run: give more, fewer --steps, --epochs N or --repeat"
+        yield "", "not enough data for this run: add data, lower --steps, or use --epochs N or --repeat"
     for source in data["sources"] if len(data["sources"]) > 1 else ():
-        share = f"{source['weight']:.1%} of what is read: " if source["weight"] is not None else ""
+        share = f"{source['weight']:.1%} of the training tokens: " if source["weight"] is not None else ""
         times = f", read {source['passes']:.2f} times" if source.get("passes") is not None else ""
         yield "", f"{source['name']}: {share}{about}{source['tokens']:,} tokens{times}"
     for what, n in data["left_out"].items():
-        yield "left out", f"{n:,} {what}"
+        yield "skipped", f"{n:,} {what}"
 
 
 def _plan_text(body: "Plan") -> Iterator[str]:
-    yield f"{out.style('plan', 'cyan')} of {body['command']}; nothing is trained or written"
+    yield f"{out.style('plan', 'cyan')} of {body['command']} (dry run, nothing is written)"
     parts = [(part["name"], format_bytes(part["bytes"])) for part in body["memory"] if part["bytes"]]
     yield from table(["memory", "size"], [*parts, ("total", format_bytes(body["memory_bytes"]))], right="size")
     work = body["flops_per_token"]
@@ -280,14 +282,18 @@ def _plan_text(body: "Plan") -> Iterator[str]:
             format_bytes(nodes[name])
             for name in ("device_bytes_each", "bytes_between_per_step", "first_memory_bytes", "first_disk_bytes")
         )
-        rows.append(("nodes", f"{nodes['nodes']} of {nodes['processes_each']} processes, {device} on devices each"))
-        rows.append(("between them", f"{between} an update to and from each process"))
-        rows.append(("first node", f"{memory} of memory, {disk} of disk for checkpoints; the others: token shards"))
+        rows.append(
+            ("nodes", f"{nodes['nodes']} of {nodes['processes_each']} processes, {device} of device memory each")
+        )
+        rows.append(("traffic", f"{between} per step to and from each process"))
+        rows.append(("first node", f"{memory} of memory, {disk} of disk for checkpoints; other nodes: token shards"))
     for who, model in (("teacher", body["teacher"]), ("student", body["student"])):
         if model is not None:
             rows.append((who, f"{model['architecture']}, {format_count(model['parameters'])} parameters"))
     if (f := body["teacher_files"]) is not None:
-        rows.append(("teacher's files", printable(f"{f['teacher']}, {f['k']} tokens a position, by {f['engine']}")))
+        rows.append(
+            ("teacher's files", printable(f"{f['teacher']}, top {f['k']} tokens per position, from {f['engine']}"))
+        )
     if (v := body["vocabulary"]) is not None:
         words = f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}"
         rows.append(("vocabulary", words))

@@ -424,11 +424,11 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "a label above all": (lambda f: damage(_train(f), "label_logprobs", _all(1)), {}, 4, "is above 0", "remove"),
     "a name that claims a billion": (
         lambda f: _train(f).rename(f / "train-00001-of-999999999.safetensors"), {}, 5, "train-00002-of-99", "goes on"),
-    "a residency": (lambda f: None, {"--teacher-residency": "fp8"}, 2, "--teacher-residency is for a teacher that is",
+    "a residency": (lambda f: None, {"--teacher-residency": "fp8"}, 2, "--teacher-residency needs a loaded teacher",
         "leave it out"),
-    "a policy": (lambda f: None, {"--vocab-policy": "renormalise"}, 2, "--vocab-policy is for", "leave it out"),
+    "a policy": (lambda f: None, {"--vocab-policy": "renormalise"}, 2, "--vocab-policy needs", "leave it out"),
     "both": (lambda f: None, {"": "TEACHER"}, 2, "not both", "keep one"),
-    "no student": (lambda f: None, {"--student": "", "--student-init": "layers:1"}, 2, "needs the teacher itself",
+    "no student": (lambda f: None, {"--student": "", "--student-init": "layers:1"}, 2, "needs the teacher model",
         "apr prune"),
 }  # fmt: skip
 
@@ -486,12 +486,12 @@ def test_a_teacher_that_is_weaker_than_its_student_is_refused(made: Made, distil
 def test_the_plan_names_the_files(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["distill", "--teacher-logprobs", str(made.files), "--student", str(made.student), "--data", str(made.text)]
     assert apr([*words, "-o", "run", "--steps", "1", "--seq-len", "32", "--plan", "--device", "cpu"]) == 0
-    assert f"{made.teacher.name}, 300 tokens a position" in capsys.readouterr().out
+    assert f"{made.teacher.name}, top 300 tokens per position" in capsys.readouterr().out
 
 
 def test_top_k_alone_means_nothing(made: Made, tmp_path: Path) -> None:
     given = {"teacher": str(made.teacher), "student": str(made.student), "data": str(made.text), "top_k": 4, "steps": 2}
-    with pytest.raises(AprError, match="--top-k is for --teacher-logprobs"):
+    with pytest.raises(AprError, match="--top-k needs --teacher-logprobs"):
         build("distill", {**given, "output": str(tmp_path / "run")})
 
 
@@ -531,7 +531,7 @@ def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest
     assert 0 < body["rest"]["1"] < body["rest"]["2"] < 1
     assert body["bytes"] == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
     assert apr(words) == 0
-    assert "2 of 2 files were there already" in capsys.readouterr().out
+    assert "2 of 2 files already complete" in capsys.readouterr().out
     assert apr([*words, "--top-k", "8", "--json"]) == 5
     assert "k was 4, is 8" in json.loads(capsys.readouterr().out)["error"]["message"]
 
