@@ -570,5 +570,9 @@ APRTRAIN = (
     Mutation("the plan leaves out the buffers of the loss", "aprtrain/loss/head.py",
         "test_head.py::test_the_memory_of_plain_torch_is_what_the_plan_counts",
         "return int(4 * (chunk * most + shared * d_teacher))", "return 4 * chunk * rows"),
+    # what must not be lost
+    Mutation("prompts replace the text that they are made of", "aprtrain/teach.py",
+        "test_teacher_files.py::test_prompts_do_not_replace_the_text",
+        "            check_target(wanted.prompts, inputs, force=True)\n", "            pass\n"),
 )
 # fmt: on

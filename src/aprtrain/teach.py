@@ -22,7 +22,7 @@ from aprfmt.errors import ExistsError, RefusedError, RunError, UsageError, stora
 from aprfmt.formats.teacher_files import Answer, Facts, Shard, answer_of, fault_of, hashes_of, shard_path, write_shard
 from aprfmt.formats.vllm import Responses
 from aprfmt.io.pipe import StartProgress
-from aprfmt.io.sink import AtomicFile
+from aprfmt.io.sink import AtomicFile, check_target
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.model import Model
 from aprfmt.running.decoders import open_decoder
@@ -95,6 +95,11 @@ def write(wanted: Wanted, *, plan: bool, progress: StartProgress | None, log: Lo
         _check_k(wanted.top_k, encoder.n_ids)
         if plan:
             return _planned(wanted, report)
+        inputs = [*_inputs(wanted, model, reader)]
+        if wanted.prompts is not None:
+            check_target(wanted.prompts, inputs, force=True)
+        if wanted.output.exists():
+            check_target(wanted.output, inputs, force=True, folder=True)
         old = _check_output(wanted.output)
         header = read_header(wanted.output / _TOKENS) if old else None
         corpus = prepare(
@@ -114,6 +119,17 @@ def write(wanted: Wanted, *, plan: bool, progress: StartProgress | None, log: Lo
             _compute(todo, facts, answer, report, progress)
     report.seconds = time.perf_counter() - begin
     return report
+
+
+def _inputs(wanted: Wanted, *models: Model | None) -> Iterator[str]:
+    """The files and folders that are read."""
+    yield from (str(path) for path in wanted.data)
+    yield from (str(file.path) for file in list_files(wanted.data, Counter(), wanted.output))
+    for model in models:
+        if model is not None:
+            yield from (str(model.path), *(source.path for source in model.sources))
+    if wanted.from_vllm is not None:
+        yield str(wanted.from_vllm)
 
 
 def _check_output(folder: Path) -> set[Path]:

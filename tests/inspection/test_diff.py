@@ -265,6 +265,8 @@ def test_a_page(write: Callable[..., Path], arrays: Any, tmp_path: Path) -> None
     own.write_bytes(b.read_bytes())
     with pytest.raises(aprfmt.AprError, match="is the input"):
         diff(a, own, values=True, output=own, force=True)
+    with pytest.raises(aprfmt.AprError, match="is the input"):
+        diff(a, b, values=True, base=own, output=own, force=True)
     diff(b, b, values=True, output=target, force=True)
     assert "the values are the same" in target.read_text()
     for values, output in ((False, target), (True, tmp_path / "page.png")):

@@ -231,6 +231,22 @@ _EMBEDDING = "token_embd.weight"
 _ROWS = demo_model.N_TOKENS
 _NO_TOKENIZER = {row[0].replace(".", "__"): None for row in demo_model._metadata() if row[0].startswith("tokenizer.")}
 
+
+def with_file(name: str, target: str | None) -> Build:
+    """A folder with another file, or a link."""
+
+    def build(tmp: Path) -> Path:
+        path = plain_models.write_folder(tmp / "hf")
+        (tmp / "outside.txt").write_bytes(b"")
+        if target is None:
+            (path / name).write_bytes(b"")
+        else:
+            (path / name).symlink_to(target)
+        return path
+
+    return build
+
+
 CASES: dict[str, tuple[str, Build]] = {
     "provenance.no-license": ("warn", keys(general__license=None)),
     "provenance.license-not-spdx": ("warn", keys(general__license=(T.STRING, "ask me first"))),
@@ -276,6 +292,8 @@ CASES: dict[str, tuple[str, Build]] = {
     "shards.unbalanced": ("info", shards),
     "files.too-large": ("warn", lambda tmp: gguf_file(tmp / "m.gguf")),
     "files.pickle": ("warn", pickle),
+    "files.names": ("warn", with_file(".envrc", None)),
+    "files.links": ("warn", with_file("notes.txt", "../outside.txt")),
     "safetensors.no-format": ("warn", bare),
     "config.dtype-mismatch": ("warn", of_config(torch_dtype="float32")),
     "config.remote-code": ("info", of_config(auto_map={"AutoModel": "modeling.X"})),
@@ -285,6 +303,14 @@ CASES: dict[str, tuple[str, Build]] = {
     "apr.alignment": ("info", unaligned),
     "apr.vocabulary-flag": ("warn", flagless),
 }  # fmt: skip
+
+
+def test_inspect_tells_names_and_links(tmp_path: Path) -> None:
+    folder = with_file("notes.txt", "../outside.txt")(tmp_path)
+    (folder / ".envrc").write_bytes(b"")
+    told = " / ".join(aprfmt.inspect(folder).warnings)
+    assert "a conversion leaves out '.envrc'" in told
+    assert "links lead out of the folder: 'notes.txt'" in told
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -305,6 +305,17 @@ def stored_keys(model: Model) -> list[StoredKey]:
     return found
 
 
+def _package_warnings(model: Model) -> list[str]:
+    from aprfmt.inspection.package import folder_of, outside_files, refused_names
+    from aprfmt.text import first_few
+
+    if (folder := folder_of(model)) is None:
+        return []
+    odd, out = [*map(str, refused_names(folder))], outside_files(folder)
+    told = [f"a conversion leaves out {first_few(odd)}"] if odd else []
+    return told + ([f"links lead out of the folder: {first_few(out)}"] if out else [])
+
+
 def describe(model: Model, *, quality: bool = False) -> Inspection:
     """What an opened model is; `quality` adds the score and verifies checksums of any size."""
     entries = model.tensors.entries
@@ -320,6 +331,7 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         from aprfmt.provenance import provenance
 
         warnings += provenance.read(model).warnings
+        warnings += _package_warnings(model)
     return Inspection(
         file=str(model.path),
         format=model.label,

@@ -177,7 +177,8 @@ def diff(
     names = os.fspath(a), os.fspath(b)
     with formats.open_unchanged(a) as left, formats.open_unchanged(b) as right:
         if output is not None:
-            check_target(output, [source.path for model in (left, right) for source in model.sources], force)
+            inputs = [source.path for model in (left, right) for source in model.sources]
+            check_target(output, [*inputs, *(() if base is None else [os.fspath(base)])], force)
         elif same_files(left, right):
             same = ["the files are byte for byte the same"]
             return Comparison(*names, notes=same, tensors=[] if values else None)

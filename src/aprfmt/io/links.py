@@ -19,13 +19,17 @@ def check_links(folder: PathLike, paths: Iterable[PathLike]) -> None:
 
     A snapshot in the hub's cache (models--ORG--NAME/snapshots/COMMIT) is made of links into the `blobs` beside it.
     """
-    found = [f"{os.path.relpath(path, folder)!r} ({real})" for path, real in _outside(folder, paths)]
-    if found:
+    if found := links_out(folder, paths):
         raise RefusedError(
             f"links lead out of the folder: {first_few(found)}",
             path=folder,
             hint=f"put the files in place of the links, or take them with {FOLLOW}",
         )
+
+
+def links_out(folder: PathLike, paths: Iterable[PathLike]) -> list[str]:
+    """Those of `paths`, files of `folder`, that links bring from outside, each with where it is."""
+    return [f"{os.path.relpath(path, folder)!r} ({real})" for path, real in _outside(folder, paths)]
 
 
 def check_opened(folder: PathLike, paths: Iterable[PathLike], opened: Iterable[Source]) -> None:

@@ -279,6 +279,14 @@ def answered(made: Made, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return folder / "p.jsonl", found
 
 
+def test_prompts_do_not_replace_the_text(made: Made) -> None:
+    before = made.text.read_bytes()
+    with pytest.raises(aprfmt.AprError, match="the output is the input"):
+        aprfmt.teacher(None, made.text, made.text.parent / "new", student=made.student, prompts=made.text, **GIVEN)
+    assert made.text.read_bytes() == before
+    assert not (made.text.parent / "new").exists()
+
+
 FRAMES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "choice": lambda choice: choice,
     "response": lambda choice: {"model": "org/big", "choices": [choice]},

@@ -24,7 +24,10 @@ from aprfmt.inspection.lint.common import (
     set_key,
     skip,
 )
+from aprfmt.inspection.package import folder_of, outside_files, refused_names
 from aprfmt.inspection.validate import Check, Subject
+from aprfmt.io.links import FOLLOW
+from aprfmt.io.names import ALLOW
 from aprfmt.io.source import is_file
 from aprfmt.model import Model, Tensor
 from aprfmt.text import first_few, plural
@@ -200,6 +203,24 @@ def pickle(subject: Subject) -> Iterator[Check]:
         fix = f"apr convert {quoted(subject.model)} -o NEW --format hf --dtype keep"
         message = f"{first_few(pickles)}: a pickle can run code when it is loaded, and needs all its weights in memory"
         yield Check("fail", message, suggestion=fix)
+
+
+def odd_file_names(subject: Subject) -> Iterator[Check]:
+    """`files.names`: names of files are safe on every system."""
+    if (folder := folder_of(subject.model)) is None:
+        yield skip("it is not a folder of a model")
+    elif found := refused_names(folder):
+        what = f"a conversion leaves out {first_few([*map(str, found)])}"
+        yield Check("fail", what, suggestion=f"rename or delete them; {ALLOW} carries what may be carried")
+
+
+def outside_links(subject: Subject) -> Iterator[Check]:
+    """`files.links`: no link leads out of the folder."""
+    if (folder := folder_of(subject.model)) is None:
+        yield skip("it is not a folder of a model")
+    elif found := outside_files(folder):
+        what = f"links lead out of the folder: {first_few(found)}"
+        yield Check("fail", what, suggestion=f"put the files in place of the links, or convert with {FOLLOW}")
 
 
 def no_format(subject: Subject) -> Iterator[Check]:
