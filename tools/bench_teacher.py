@@ -37,7 +37,7 @@ from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, hf_names
 from aprtrain.network.shape import Shape, shape_of
-from aprtrain.network.weights import Network
+from aprtrain.network.weights import NetworkSource
 from aprtrain.teacher import teacher as teacher_module
 from aprtrain.teacher.teacher import BlocksDecoder, Teacher, estimate_bytes
 
@@ -106,7 +106,7 @@ def teacher_bytes(decoder: Decoder) -> int:
     return resident_bytes(decoder)
 
 
-def random_network(shape: Shape) -> Network:
+def random_network(shape: Shape) -> NetworkSource:
     """Random blocks in the types of a Q4_K_M: half of the layers have attn_v and ffn_down in Q6_K, as the head."""
     pools = {
         dtype: random_blocks(dtype, (1 << 24) // BYTES[dtype], 1, size).reshape(-1) for dtype, size in SIZES.items()
@@ -119,7 +119,7 @@ def random_network(shape: Shape) -> Network:
             finer = int(name.split(".")[2]) % 2 == 0
         dtype = "F32" if len(size) == 1 else "Q6_K" if finer else "Q4_K"
         tensors[name] = RandomTensor(name, dtype, size, pools[dtype])
-    return Network(
+    return NetworkSource(
         Path("random"), cast("Any", None), ARCHITECTURES["qwen2"], shape, cast("Any", None), None, cast("Any", tensors)
     )
 

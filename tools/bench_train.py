@@ -36,8 +36,8 @@ from torch.nn import functional
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.texts.shards import Part
-from aprfmt.texts.windows import IGNORED, Rows, Windows
+from aprfmt.texts.shards import CorpusSplit
+from aprfmt.texts.windows import IGNORED, WindowRows, Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain import budget
 from aprtrain.config import Config
@@ -48,10 +48,10 @@ from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
 from aprtrain.memory import memory_plan, total
-from aprtrain.models import Pair, load_student, load_teacher, tensors_of
+from aprtrain.models import TrainingPair, load_student, load_teacher, tensors_of
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of
-from aprtrain.network.weights import Network
+from aprtrain.network.weights import NetworkSource
 from aprtrain.report.metrics import Recorder
 from aprtrain.teacher import teacher as teacher_module
 from aprtrain.teacher.teacher import RESIDENCIES
@@ -106,7 +106,7 @@ def random_decoder(shape: Shape, device: torch.device) -> Decoder:
 class HalfMasked(Windows):
     """Windows of whose labels every other run of 256 counts, as answers between questions do."""
 
-    def rows(self, ids: Sequence[int]) -> Rows:
+    def rows(self, ids: Sequence[int]) -> WindowRows:
         """See Windows."""
         rows = super().rows(ids)
         rows.labels_NT[:, np.arange(T) // 256 % 2 == 0] = IGNORED
@@ -122,7 +122,7 @@ def windows(document: int, kind: type[Windows] = Windows) -> Windows:
     n = 64 * TOKENS
     tokens = np.random.default_rng(0).integers(0, N_REAL, n, dtype=np.uint32)
     ends = np.unique(np.append(np.arange(document, n, document), n)) if document else np.array([n])
-    return kind(Part(tokens, ends.astype(np.int64), np.zeros(len(ends), np.uint64)), T, 0)
+    return kind(CorpusSplit(tokens, ends.astype(np.int64), np.zeros(len(ends), np.uint64)), T, 0)
 
 
 def free() -> None:
@@ -187,8 +187,8 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
     vocabulary = SharedVocabulary(N_REAL, shape.vocab_rows, student.vocab_rows)
     bare: Any = None
     weights = tensors_of(random_decoder(student, world.device))
-    made = Network(Path("student"), None, ARCHITECTURES["qwen2"], student, bare, None, weights)
-    pair = Pair(network, made, bare, vocabulary)
+    made = NetworkSource(Path("student"), None, ARCHITECTURES["qwen2"], student, bare, None, weights)
+    pair = TrainingPair(network, made, bare, vocabulary)
     plan = memory_plan(config, pair, world.device, processes=world.size, tried=True)
     decoder, optimizer = load_student(config, pair, world)
     return Parts(

@@ -54,8 +54,8 @@ def switch_off() -> None:
 
     for owner, name in ((Model, "record_reads"), (Model, "check_intact"), (Source, "check_unchanged")):
         setattr(owner, name, lambda self: None)
-    layouts = recipe.Recipe.layouts
-    recipe.Recipe.layouts = lambda self: [replace(file, digest=None) for file in layouts(self)]  # type: ignore[method-assign]
+    layouts = recipe.SourceManifest.layouts
+    recipe.SourceManifest.layouts = lambda self: [replace(file, digest=None) for file in layouts(self)]  # type: ignore[method-assign]
     make = recipe.source_recipe
     setattr(apr, "source_recipe", lambda *args, **options: make(*args, **{**options, "kind": None}))  # noqa: B010
 

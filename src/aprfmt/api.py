@@ -20,7 +20,7 @@ AUTO = "auto"
 if TYPE_CHECKING:
     from aprfmt.convert.api import Report
     from aprfmt.inspection.lint.run import Lint
-    from aprfmt.inspection.validate import Rule, Validation
+    from aprfmt.inspection.validate import Validation, ValidationRule
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.embeddings import Embeddings
     from aprfmt.running.generate import RunResult
@@ -236,7 +236,7 @@ def imatrix(
             a run of another model or text.
         RunError: llama.cpp does not compute the model.
     """
-    from aprfmt.running.importance import Wanted, compute
+    from aprfmt.running.importance import ImatrixRequest, compute
     from aprfmt.running.prepared import prepare
     from aprfmt.texts.sources import check_text_field, list_files
 
@@ -248,7 +248,7 @@ def imatrix(
         check_text_field(files, text_field)
     prepared = prepare(file, say=log)
     name = formats.path_text(file, "file")
-    wanted = Wanted(
+    wanted = ImatrixRequest(
         prepared.path,
         name,
         prepared.key,
@@ -276,10 +276,10 @@ def imatrix(
 
 def _text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
     """Plain text as it is; a blank line between files, between records and between messages."""
-    from aprfmt.texts.records import Marked, Reader, as_text
+    from aprfmt.texts.records import Marked, RecordReader, as_text
     from aprfmt.texts.sources import list_files
 
-    between, reader = "", Reader(separator=0, render=as_text, text_field=text_field, strict=True)
+    between, reader = "", RecordReader(separator=0, render=as_text, text_field=text_field, strict=True)
     for file in list_files(paths, Counter()):
         if file.kind == "tokens":
             raise UsageError("token shards are not text", path=file.path, hint="name the text that they were made of")
@@ -556,7 +556,9 @@ def validate(
         for name, kind in names:
             yield rules.Check("fail", altered(name, kind))
 
-    restored = rules.Rule("source.restored", 0, "every source file comes out with the digest of its import", look)
+    restored = rules.ValidationRule(
+        "source.restored", 0, "every source file comes out with the digest of its import", look
+    )
     return rules.validate(
         path, strict=strict, min_score=min_score, base=base, progress=progress, more=[restored] if strict else []
     )
@@ -599,7 +601,7 @@ def report(
     return found.to_json() | names
 
 
-def lint_rules() -> tuple[Rule, ...]:
+def lint_rules() -> tuple[ValidationRule, ...]:
     """The rules of `apr lint`: id, level, what holds where it passes, why, and where that is written."""
     from aprfmt.convert.mixes import MIXES, OTHER_FILE_TYPES, find_mix
     from aprfmt.inspection.lint.table import rules

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from aprfmt.errors import AprError, ChecksumError, LimitError, UnknownTensorError, UsageError
-from aprfmt.io.crc import Record
+from aprfmt.io.crc import ReadChecksum
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_NAMES_CHARS
 from aprfmt.text import first_few, format_bytes, plural
@@ -79,7 +79,7 @@ class Tensor:
         return self.source.view(self.offset, self.n_bytes)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset` of the tensor; a tensor is a codecs.stream.Piece."""
+        """Fills `buffer` from byte `offset` of the tensor; a tensor is a codecs.stream.TensorSource."""
         self.source.read_into(self.offset + offset, buffer)
 
     def numpy(self) -> Array:
@@ -319,7 +319,7 @@ class Model:
     def record_reads(self) -> None:
         """Takes the checksum of all that is read from now on, so that check_intact need not read it again."""
         for source in self.sources:
-            source.record = Record()
+            source.record = ReadChecksum()
 
     def check_intact(self) -> None:
         """Raises ChecksumError for a file that is cut off or whose checksum does not fit; reads whole files to know.

@@ -156,7 +156,7 @@ def teacher(
     if file is None and from_vllm is None and prompts is None:
         raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
     from aprfmt.texts.sources import split_weights
-    from aprtrain.teach import Wanted, write
+    from aprtrain.teach import TeacherRequest, write
 
     def path(value: PathLike | None, name: str) -> Path | None:
         return None if value is None else Path(formats.path_text(value, name))
@@ -168,7 +168,7 @@ def teacher(
         chosen = _engine_for([model] if model is not None else [], device)
     heats = () if from_vllm is not None else (temperature or (2.0, 3.0, 4.0))
     places, weights = split_weights([formats.path_text(each, "data") for each in paths_of(data)])
-    wanted = Wanted(
+    wanted = TeacherRequest(
         file=model,
         data=places,
         weights=weights,

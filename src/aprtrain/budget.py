@@ -24,8 +24,8 @@ from aprtrain.checkpoints.checkpoint import check_resumable, files_by_step, prep
 from aprtrain.config import Config, resolve
 from aprtrain.data.batches import check_shared, check_source
 from aprtrain.features import Selection, recording
-from aprtrain.memory import USUAL_PASS, Row, checkpoint_bytes, memory_plan, total
-from aprtrain.models import Origin, Pair, open_pair, origin_of, settle
+from aprtrain.memory import USUAL_PASS, MemoryRow, checkpoint_bytes, memory_plan, total
+from aprtrain.models import Origin, TrainingPair, open_pair, origin_of, settle
 from aprtrain.network.shape import Shape
 from aprtrain.report.tracker import check_tracker
 from aprtrain.selection import expect_kernels
@@ -64,7 +64,7 @@ def reset_peak(device: torch.device) -> None:
 
 def choose_pass(
     config: Config,
-    pair: Pair,
+    pair: TrainingPair,
     device: torch.device,
     n_bytes: int | None,
     *,
@@ -89,11 +89,13 @@ def choose_pass(
     return found
 
 
-def _need(config: Config, pair: Pair, device: torch.device, processes: int, tried: bool, teacher: int | None) -> int:
+def _need(
+    config: Config, pair: TrainingPair, device: torch.device, processes: int, tried: bool, teacher: int | None
+) -> int:
     return total(memory_plan(config, pair, device, processes=processes, tried=tried, teacher_bytes=teacher))
 
 
-def check_fits(rows: list[Row], device_bytes: int | None) -> None:
+def check_fits(rows: list[MemoryRow], device_bytes: int | None) -> None:
     """Refuses a run whose plan is larger than the device; None: nothing is known of it."""
     if device_bytes is not None and (need := total(rows)) > device_bytes:
         largest = max(rows, key=lambda row: row.n_bytes)
@@ -104,7 +106,7 @@ def check_fits(rows: list[Row], device_bytes: int | None) -> None:
         )
 
 
-def check_peak(rows: list[Row], peak_bytes: int) -> None:
+def check_peak(rows: list[MemoryRow], peak_bytes: int) -> None:
     """Stops a run that takes more memory than planned: something is held that should not be."""
     if peak_bytes > SLACK * total(rows):
         raise RunError(
@@ -126,7 +128,7 @@ class Flops:
         return self.teacher + self.student
 
 
-def flops_of(config: Config, pair: Pair) -> Flops:
+def flops_of(config: Config, pair: TrainingPair) -> Flops:
     """The arithmetic of a token of a run."""
     teacher = _forward(pair.teacher.shape, config.seq_len) if pair.teacher is not None else 0.0
     return Flops(teacher, 3 * _forward(pair.student.shape, config.seq_len))
@@ -268,7 +270,7 @@ def _plan_nodes(config: Config, s: Shape, n_bytes: int, device: torch.device, pr
     }
 
 
-def _plan_data(config: Config, pair: Pair) -> dict[str, Any]:
+def _plan_data(config: Config, pair: TrainingPair) -> dict[str, Any]:
     """What the sources of the data hold, about where they are long, and how often the run reads each."""
     paths, weights = split_weights(config.data)
     own = Path(config.output) if config.output is not None else None

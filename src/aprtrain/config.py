@@ -29,7 +29,7 @@ _V = TypeVar("_V", bound=Value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class ConfigField:
     """One row of the schema.
 
     Attributes:
@@ -253,10 +253,10 @@ class Config:
 
 
 @cache
-def schema() -> dict[str, Field]:
+def schema() -> dict[str, ConfigField]:
     """All fields by name, in the order of Config."""
     hints = get_type_hints(Config)
-    return {f.name: Field(name=f.name, kind=_kind(hints[f.name]), **f.metadata) for f in fields(Config)}
+    return {f.name: ConfigField(name=f.name, kind=_kind(hints[f.name]), **f.metadata) for f in fields(Config)}
 
 
 def _kind(hint: type) -> type:
@@ -264,7 +264,7 @@ def _kind(hint: type) -> type:
     return next(kind for kind in (tuple, bool, int, float, str) if kind in parts)
 
 
-def command_fields(command: str) -> Iterator[Field]:
+def command_fields(command: str) -> Iterator[ConfigField]:
     """The fields of `command` ("distill" or "pretrain")."""
     return (f for f in schema().values() if command in f.commands)
 
@@ -358,7 +358,7 @@ def build(
     return config, lines
 
 
-def _read_file(path: Path, rows: Mapping[str, Field]) -> dict[str, object]:
+def _read_file(path: Path, rows: Mapping[str, ConfigField]) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in read_settings(path).items():
         name = key.replace("-", "_")
@@ -370,7 +370,7 @@ def _read_file(path: Path, rows: Mapping[str, Field]) -> dict[str, object]:
     return values
 
 
-def _nearest(name: str, rows: Mapping[str, Field]) -> str:
+def _nearest(name: str, rows: Mapping[str, ConfigField]) -> str:
     if (other := schema().get(name)) is not None:
         return f"it is an option of apr {other.commands[0]}"
     near = get_close_matches(name, rows, n=1)
@@ -382,7 +382,7 @@ _BACKENDS = {"cudatrainer": "bf16", "realizar-q4k": "q4k"}
 
 
 def _read_environment(
-    environment: Mapping[str, str], rows: Mapping[str, Field]
+    environment: Mapping[str, str], rows: Mapping[str, ConfigField]
 ) -> Iterator[tuple[str, tuple[str, str]]]:
     """(name, (value, variable)) of each field that a variable sets."""
     by_variable = {f.env: f for f in schema().values() if f.env}
@@ -402,7 +402,7 @@ def _read_environment(
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", tuple: "a list of names"}
 
 
-def _check(row: Field, value: object, where: str) -> Value:
+def _check(row: ConfigField, value: object, where: str) -> Value:
     """`value` converted to the field's type and checked against its range. Raises UsageError."""
     try:
         found = _convert(row, value)
@@ -420,7 +420,7 @@ def _check(row: Field, value: object, where: str) -> Value:
     return found
 
 
-def _convert(row: Field, value: object) -> Value:
+def _convert(row: ConfigField, value: object) -> Value:
     """Raises TypeError, ValueError or OverflowError."""
     if row.kind is tuple and isinstance(value, (str, list, tuple)):
         names = (value,) if isinstance(value, str) else tuple(value)

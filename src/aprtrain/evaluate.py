@@ -30,7 +30,7 @@ from aprfmt.texts.windows import IGNORED, Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprtrain.data.batches import Batch, batch_of
 from aprtrain.network.decoder import Decoder, soft_cap
-from aprtrain.network.weights import Network, load_decoder, open_network
+from aprtrain.network.weights import NetworkSource, load_decoder, open_network
 from aprtrain.teacher.files import Answers, Given
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import device_of
@@ -82,13 +82,13 @@ def evaluate(
             counts_NT, size = batch.labels_NT != IGNORED, batch.tokens_NT.shape
             labels_P = batch.labels_NT[counts_NT]
             hidden = _hidden(student(batch.tokens_NT, batch.documents), size, "model")
-            sides = [_Side(hidden[counts_NT], student.head_weight, student.shape.logit_softcap)]
+            sides = [_ScoredSide(hidden[counts_NT], student.head_weight, student.shape.logit_softcap)]
             if teacher is not None and vocabulary is not None:
                 found = teacher.hidden(batch.tokens_NT, batch.documents)
                 hidden, cap = _hidden(found, size, "teacher"), teacher.shape.logit_softcap
-                sides.append(_Side(hidden[counts_NT], teacher.head_weight[: vocabulary.n_real], cap))
+                sides.append(_ScoredSide(hidden[counts_NT], teacher.head_weight[: vocabulary.n_real], cap))
                 if (dropped := teacher.dropped_weight) is not None:
-                    sides.append(_Side(hidden[counts_NT], dropped, cap))
+                    sides.append(_ScoredSide(hidden[counts_NT], dropped, cap))
             given = answers(batch.windows).to(labels_P.device) if answers is not None else None
             return _sums(sides, labels_P, given)
 
@@ -112,7 +112,7 @@ def _hidden(hidden: object, size: torch.Size, who: str) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _ScoredSide:
     """One model at some positions: hidden states [P, D], head [V, D] without padding, softcap."""
 
     hidden_PD: Tensor
@@ -160,7 +160,7 @@ def _pick(logits_PR: Tensor, places_PK: Tensor, otherwise_PK: Tensor) -> Tensor:
     return torch.where(inside, logits_PR.gather(1, places_PK.clamp(0, logits_PR.shape[1] - 1)), otherwise_PK)
 
 
-def _sums(sides: list[_Side], labels_P: Tensor, given: Given | None = None) -> Tensor:
+def _sums(sides: list[_ScoredSide], labels_P: Tensor, given: Given | None = None) -> Tensor:
     """Sums [6] over positions: cross entropy, hits, KL, agreement, the teacher's cross entropy, dropped mass.
 
     The sides are the model, the teacher, and the rows that only the teacher has; or the model alone.
@@ -265,7 +265,7 @@ def score(
         )
 
 
-def _facts(path: str, network: Network) -> dict[str, Any]:
+def _facts(path: str, network: NetworkSource) -> dict[str, Any]:
     label = network.model.label if network.model is not None else None
     shape = network.shape
     return {"file": path, "format": label, "architecture": shape.architecture, "parameters": shape.n_params}

@@ -1,7 +1,7 @@
 """Optional features of the trainer: what each speeds up, how to install it, and which of them a run uses or not.
 
-`TABLE` lists them. Code that chooses between a feature and its fallback notes the choice in the current `Record`; the
-log, metrics.jsonl, `--plan` and `apr doctor` read that record.
+`TABLE` lists them. Code that chooses between a feature and its fallback notes the choice in the current `KernelRecord`;
+the log, metrics.jsonl, `--plan` and `apr doctor` read that record.
 
     python -m aprtrain.features     # the state of each on this machine, as JSON
 """
@@ -148,7 +148,7 @@ class Selection(TypedDict):
     not_used: list[dict[str, str]]
 
 
-class Record:
+class KernelRecord:
     """What a run uses, and which features it does not use.
 
     Attributes:
@@ -198,18 +198,18 @@ def _joined(found: dict[str, str]) -> str:
     return " and ".join(f"{what} ({who})" if who else what for who, what in found.items())
 
 
-_CURRENT: ContextVar[Record] = ContextVar("aprtrain.features", default=Record())  # noqa: B039 - of who records nothing
+_CURRENT: ContextVar[KernelRecord] = ContextVar("aprtrain.features", default=KernelRecord())  # noqa: B039 - of who records nothing
 
 
-def current() -> Record:
+def current() -> KernelRecord:
     """The record of the run that goes on."""
     return _CURRENT.get()
 
 
 @contextmanager
-def recording() -> Iterator[Record]:
+def recording() -> Iterator[KernelRecord]:
     """A new record, current while the block runs."""
-    record = Record()
+    record = KernelRecord()
     token = _CURRENT.set(record)
     try:
         yield record

@@ -27,7 +27,7 @@ from aprtrain.data.batches import Batch, Batches
 from aprtrain.guards import Stop, Utilisation, Watchdog, is_better, nvml_reader, since_best
 from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
-from aprtrain.memory import Row
+from aprtrain.memory import MemoryRow
 from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
@@ -69,7 +69,7 @@ class Parts:
     evaluate: Callable[[], Numbers]
     saver: Saver | None
     recorder: Recorder
-    plan: list[Row]
+    plan: list[MemoryRow]
     flops: budget.Flops
     origin: Origin
     on_stall: Callable[[RunError], None]

@@ -26,9 +26,9 @@ from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.config import Config
 from aprtrain.features import importable
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes, plain_bytes
-from aprtrain.models import GATE_TOKENS, Pair
+from aprtrain.models import GATE_TOKENS, TrainingPair
 from aprtrain.network.shape import Shape
-from aprtrain.network.weights import Network
+from aprtrain.network.weights import NetworkSource
 from aprtrain.selection import fuses
 from aprtrain.teacher.teacher import COMPARED, compared_bytes, estimate_bytes, teacher_dtype
 
@@ -40,27 +40,27 @@ _LIBRARIES = 400 << 20  # resident in a process that is about to train on a CPU:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemoryRow:
     """What takes memory, and how many bytes."""
 
     name: str
     n_bytes: int
 
 
-def total(rows: list[Row]) -> int:
+def total(rows: list[MemoryRow]) -> int:
     """Their sum in bytes."""
     return sum(row.n_bytes for row in rows)
 
 
 def memory_plan(
     config: Config,
-    pair: Pair,
+    pair: TrainingPair,
     device: torch.device,
     *,
     processes: int = 1,
     tried: bool = False,
     teacher_bytes: int | None = None,
-) -> list[Row]:
+) -> list[MemoryRow]:
     """What each of several processes holds on `device` at the peak of a step.
 
     Args:
@@ -84,34 +84,38 @@ def memory_plan(
         head = plain_bytes(vocabulary, chunk, config.loss if teacher is not None else "", copied, has_files)
     layers = 1 if config.recompute == "block" else student.n_layers
     kept = [
-        Row("student: activations", tokens * _activation_elements(config, student, compiled, fused) * width),
-        Row("student: attention scores", _score_bytes(config, student, tokens) * layers),
+        MemoryRow("student: activations", tokens * _activation_elements(config, student, compiled, fused) * width),
+        MemoryRow("student: attention scores", _score_bytes(config, student, tokens) * layers),
     ]
     held = _weights(config, student, width, processes)
     if not on_gpu:
         held += [
-            Row("Python and libraries", _LIBRARIES),
-            Row("checkpoint being written", 0 if config.smoke is not None else checkpoint_bytes(config, student)),
+            MemoryRow("Python and libraries", _LIBRARIES),
+            MemoryRow("checkpoint being written", 0 if config.smoke is not None else checkpoint_bytes(config, student)),
         ]
     phases = [
-        [*kept, Row("loss head", head + 2 * tokens * student.d_model * width)],
-        [*kept, Row("student: gradients of a layer", tokens * (4 * student.d_model + 3 * student.d_ffn) * width)],
-        [Row("student: embedding's gradient", student.vocab_rows * student.d_model * width)],
+        [*kept, MemoryRow("loss head", head + 2 * tokens * student.d_model * width)],
+        [*kept, MemoryRow("student: gradients of a layer", tokens * (4 * student.d_model + 3 * student.d_ffn) * width)],
+        [MemoryRow("student: embedding's gradient", student.vocab_rows * student.d_model * width)],
     ]
     if teacher is not None:
         s, residency = teacher.shape, config.teacher_residency
         dtype = teacher_dtype(residency, device)
         resident = teacher_bytes or estimate_bytes(teacher, residency) * (dtype.itemsize // 2)
         held += [
-            Row(f"teacher: weights, {'f32' if dtype.itemsize == 4 else residency}", resident),
-            Row("teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")),
+            MemoryRow(f"teacher: weights, {'f32' if dtype.itemsize == 4 else residency}", resident),
+            MemoryRow(
+                "teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")
+            ),
         ]
-        hidden = Row("teacher: hidden states", tokens * s.d_model * width)
+        hidden = MemoryRow("teacher: hidden states", tokens * s.d_model * width)
         phases = [[*phase, hidden] for phase in phases]
-        phases.append([Row("teacher: a pass", _pass_bytes(config, s, tokens, width)), hidden])
+        phases.append([MemoryRow("teacher: a pass", _pass_bytes(config, s, tokens, width)), hidden])
         if residency == "fp8":
-            phases.append([Row("teacher: comparison with bf16", _comparison_bytes(config, teacher, vocabulary, width))])
-    return [*held, *max(phases, key=total), Row("workspaces", _WORKSPACES if on_gpu else 0)]
+            phases.append(
+                [MemoryRow("teacher: comparison with bf16", _comparison_bytes(config, teacher, vocabulary, width))]
+            )
+    return [*held, *max(phases, key=total), MemoryRow("workspaces", _WORKSPACES if on_gpu else 0)]
 
 
 def checkpoint_bytes(config: Config, s: Shape) -> int:
@@ -119,20 +123,24 @@ def checkpoint_bytes(config: Config, s: Shape) -> int:
     return s.n_params * ((4 if config.save_dtype == "f32" else 2) + 12)
 
 
-def _weights(config: Config, s: Shape, width: int, processes: int) -> list[Row]:
+def _weights(config: Config, s: Shape, width: int, processes: int) -> list[MemoryRow]:
     """The student without its activations; `width` are the bytes of a value that it computes with."""
     p, head, block = s.n_params, s.vocab_rows * s.d_model, s.n_layer_params
     rest = p - s.n_layers * block
-    states = Row("student: masters, moments", 12 * p // processes)
+    states = MemoryRow("student: masters, moments", 12 * p // processes)
     if config.shard == "weights":
         # A block and the next, as gathered and as used; the gradient of one, and that of two on its way in float32.
         return [
             states,
-            Row("student: gradient", 4 * p // processes + 4 * head),
-            Row("student: weights in use", width * rest + (5 * width + 8) * block),
+            MemoryRow("student: gradient", 4 * p // processes + 4 * head),
+            MemoryRow("student: weights in use", width * rest + (5 * width + 8) * block),
         ]
     copies = width < 4 or processes > 1
-    return [states, Row("student: gradient", 4 * p), Row("student: compute copy", width * p if copies else 0)]
+    return [
+        states,
+        MemoryRow("student: gradient", 4 * p),
+        MemoryRow("student: compute copy", width * p if copies else 0),
+    ]
 
 
 def _activation_elements(config: Config, s: Shape, compiled: bool, fused: bool) -> int:
@@ -153,7 +161,7 @@ def _pass_bytes(config: Config, s: Shape, tokens: int, width: int) -> int:
     return tokens * (6 * max(s.d_model, s.q_rows) + s.mlp_values) * width + _score_bytes(config, s, tokens)
 
 
-def _comparison_bytes(config: Config, teacher: Network, vocabulary: SharedVocabulary, width: int) -> int:
+def _comparison_bytes(config: Config, teacher: NetworkSource, vocabulary: SharedVocabulary, width: int) -> int:
     """Beside the weights in e4m3 those in bf16, the hidden states of both, a copy of the head, logits of a chunk."""
     s, tokens = teacher.shape, max(config.seq_len, GATE_TOKENS)
     logits = vocabulary.n_real * (6 * 4 * COMPARED + width * s.d_model)

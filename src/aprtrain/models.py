@@ -44,14 +44,14 @@ from aprfmt.texts.windows import Windows, check_length
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
-from aprtrain.checkpoints.checkpoint import Identity
+from aprtrain.checkpoints.checkpoint import ModelIdentity
 from aprtrain.config import Config, command_fields, what_fields
 from aprtrain.data.batches import batch_of
 from aprtrain.guards import check_distinct
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import (
-    Network,
+    NetworkSource,
     edge_fingerprint,
     fill,
     fingerprint,
@@ -69,7 +69,7 @@ GATE_TOKENS = 4096
 
 
 @dataclass(frozen=True)
-class Pair:
+class TrainingPair:
     """What is trained and what it learns from, opened.
 
     Attributes:
@@ -80,9 +80,9 @@ class Pair:
         files: what takes the teacher's place.
     """
 
-    teacher: Network | None
-    student: Network
-    identity: Identity
+    teacher: NetworkSource | None
+    student: NetworkSource
+    identity: ModelIdentity
     vocabulary: SharedVocabulary | None
     files: TeacherFiles | None = None
 
@@ -92,7 +92,7 @@ class Pair:
 
 
 @contextmanager
-def open_pair(command: str, config: Config) -> Iterator[Pair]:
+def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
     """The models that `config` names. Raises what opening and pairing them raises, each within seconds."""
     with ExitStack() as stack:
         teacher = _open(config.teacher, stack) if config.teacher is not None else None
@@ -115,10 +115,10 @@ def open_pair(command: str, config: Config) -> Iterator[Pair]:
             if network is not None:
                 check_length(config.seq_len, who, network.hparams.max_position_embeddings)
         shared = None if command == "pretrain" else vocabulary
-        yield Pair(teacher, student, _identity(student, teacher), shared, files)
+        yield TrainingPair(teacher, student, _identity(student, teacher), shared, files)
 
 
-def settle(config: Config, pair: Pair) -> Config:
+def settle(config: Config, pair: TrainingPair) -> Config:
     """`config` with what follows from the models."""
     if config.teacher_residency != "auto":
         if pair.teacher is not None and config.teacher_residency == "bf16":
@@ -130,13 +130,13 @@ def settle(config: Config, pair: Pair) -> Config:
     return replace(config, teacher_residency=residency)
 
 
-def _open(path: str, stack: ExitStack) -> Network:
+def _open(path: str, stack: ExitStack) -> NetworkSource:
     network = stack.enter_context(open_network(path))
     refuse_zeros(network)
     return network
 
 
-def _student(config: Config, teacher: Network | None, stack: ExitStack) -> Network:
+def _student(config: Config, teacher: NetworkSource | None, stack: ExitStack) -> NetworkSource:
     if (path := config.student or config.init) is not None:
         student = _open(path, stack)
         _check_student(student.shape)
@@ -156,20 +156,20 @@ def _check_student(shape: Shape) -> None:
         )
 
 
-def _identity(student: Network, teacher: Network | None) -> Identity:
+def _identity(student: NetworkSource, teacher: NetworkSource | None) -> ModelIdentity:
     """The student's own provenance; one that was taken from a teacher falls under the teacher's licence."""
     if student.model is not None:
-        return Identity(student.hparams, student.tokenizer, provenance.read(student.model))
+        return ModelIdentity(student.hparams, student.tokenizer, provenance.read(student.model))
     origin = Provenance({}, None)
     if teacher is not None and teacher.model is not None:
         known = provenance.read(teacher.model)
         origin.info.update({k: v for k, v in known.info.items() if k in ("license", "author")})
         name = known.info.get("name") or teacher.path.stem
         origin.info["name"] = f"{name} student"
-    return Identity(student.hparams, student.tokenizer, origin)
+    return ModelIdentity(student.hparams, student.tokenizer, origin)
 
 
-def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Optimizer]:
+def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Decoder, Optimizer]:
     """The student on the device and the owner of its weights; bfloat16 on a GPU, float32 on the CPU."""
     shape, dtype = pair.student.shape, torch.bfloat16 if world.device.type == "cuda" else torch.float32
     settings = Settings((config.beta1, config.beta2), config.eps, config.weight_decay, config.clip)
@@ -196,7 +196,7 @@ def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Opt
     return decoder, optimizer
 
 
-def load_teacher(config: Config, pair: Pair, held_out: Windows, device: torch.device) -> Teacher | None:
+def load_teacher(config: Config, pair: TrainingPair, held_out: Windows, device: torch.device) -> Teacher | None:
     """The teacher on `device`; bfloat16, but float32 for a bf16 one on the CPU."""
     if pair.teacher is None or pair.vocabulary is None:
         return None
@@ -216,7 +216,7 @@ def load_teacher(config: Config, pair: Pair, held_out: Windows, device: torch.de
 
 
 def answers_of(
-    config: Config, pair: Pair, windows: Windows, held_out: Windows
+    config: Config, pair: TrainingPair, windows: Windows, held_out: Windows
 ) -> tuple[Answers | None, Answers | None]:
     """What files say of the windows to train on and of those that are scored. Raises RefusedError (one is missing)."""
     files = pair.files
@@ -232,7 +232,7 @@ def answers_of(
 # --- students that a run makes ---
 
 
-def make_student(teacher: Network, how: str, *, seed: int = 42) -> Network:
+def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> NetworkSource:
     """A student with the teacher's tokenizer; of `layers` and `width` the tensors are read when they are used.
 
     `seed` is for random weights only. Raises UsageError for what `how` does not say, RefusedError
@@ -273,7 +273,7 @@ def _layers(text: str, n_layers: int) -> list[int]:
     return [round(i * step) for i in range(int(text))]
 
 
-def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42) -> Network:
+def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42) -> NetworkSource:
     """A network with random weights of the dimensions of a config.json (or of the folder that holds it).
 
     Raises NotFoundError without the file, UnsupportedError for what cannot be trained, RefusedError for a vocabulary
@@ -301,7 +301,7 @@ def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 
     decoder = Decoder(shape)
     spread = config.get("initializer_range")
     initialise(decoder, seed, spread if isinstance(spread, float) and spread > 0 else 0.02)
-    return Network(path, None, row, shape, hparams, tokenizer, tensors_of(decoder))
+    return NetworkSource(path, None, row, shape, hparams, tokenizer, tensors_of(decoder))
 
 
 def tensors_of(decoder: Decoder) -> dict[str, CanonicalTensor]:
@@ -360,7 +360,7 @@ class Origin(TypedDict):
     versions: dict[str, str]
 
 
-def origin_of(command: str, config: Config, pair: Pair, data: str | None) -> Origin:
+def origin_of(command: str, config: Config, pair: TrainingPair, data: str | None) -> Origin:
     """Where a checkpoint of this run comes from; `data` is its corpus's key. It names no folders."""
     overrides = [name for name in ("allow_same_arch", "allow_weaker_teacher") if getattr(config, name)]
     overrides += [f"changed {name}" for name in config.allow_changed]
@@ -384,7 +384,7 @@ def origin_of(command: str, config: Config, pair: Pair, data: str | None) -> Ori
     }
 
 
-def _teacher_origin(pair: Pair) -> ModelOrigin | None:
+def _teacher_origin(pair: TrainingPair) -> ModelOrigin | None:
     if pair.files is not None:
         f = pair.files.facts
         words = f"{f.sha256} {f.k} {f.temperatures}"
@@ -392,7 +392,7 @@ def _teacher_origin(pair: Pair) -> ModelOrigin | None:
     return _model_origin(pair.teacher, edge_fingerprint(pair.teacher)) if pair.teacher is not None else None
 
 
-def _model_origin(network: Network, fingerprint: str) -> ModelOrigin:
+def _model_origin(network: NetworkSource, fingerprint: str) -> ModelOrigin:
     return {
         "name": network.path.name,
         "print": fingerprint,

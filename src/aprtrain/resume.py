@@ -33,7 +33,7 @@ from aprtrain.checkpoints.checkpoint import (
 from aprtrain.checkpoints.state import State, open_state
 from aprtrain.config import digest_of, is_value, what_fields
 from aprtrain.loop import Progress
-from aprtrain.network.weights import Network
+from aprtrain.network.weights import NetworkSource
 from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import KINDS
 from aprtrain.world import World
@@ -313,7 +313,7 @@ def leave_behind(folder: Path, saved: Saved) -> None:
         write_pointer(folder, LATEST, saved.step)
 
 
-def check_student(folder: Path, saved: Saved, student: Network) -> None:
+def check_student(folder: Path, saved: Saved, student: NetworkSource) -> None:
     """Raises CorruptError where the checkpoint's model has other dims than the student that it is of."""
     path = model_file(folder, saved.step)
     with open_model(path) as model:

@@ -38,7 +38,7 @@ from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.memory import memory_plan, total
-from aprtrain.models import Origin, Pair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
+from aprtrain.models import Origin, TrainingPair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import load_states
@@ -161,7 +161,7 @@ def _train(
     recorder: Recorder,
     folder: Path,
     saved: Saved,
-    pair: Pair,
+    pair: TrainingPair,
     on_stall: Callable[[RunError], None],
 ) -> Summary:
     corpus = _corpus(config, world, folder, saved, pair, recorder)
@@ -283,7 +283,7 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved]]:
             raise
 
 
-def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Pair, recorder: Recorder) -> Corpus:
+def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: TrainingPair, recorder: Recorder) -> Corpus:
     """The token shards: the first process makes them, each other node fetches them, a process a node hashes them."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
     paths, weights = split_weights(config.data)

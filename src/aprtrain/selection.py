@@ -7,10 +7,10 @@ import torch
 from aprfmt.io.system import n_processors
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch
-from aprtrain.features import Record, current, importable, label_of, note_checksums
+from aprtrain.features import KernelRecord, current, importable, label_of, note_checksums
 from aprtrain.kernels.gated import products_agree
 from aprtrain.loss.head import note_kernel
-from aprtrain.models import Pair
+from aprtrain.models import TrainingPair
 from aprtrain.network.attention import places
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape
@@ -33,7 +33,7 @@ def note_kernels(config: Config, batch: Batch, student: Decoder, teacher: Teache
     _note_others(config, device, None if teacher is None or teacher.gate is None else teacher.gate.share)
 
 
-def expect_kernels(config: Config, pair: Pair, device: torch.device) -> None:
+def expect_kernels(config: Config, pair: TrainingPair, device: torch.device) -> None:
     """Notes what a run would use, by what is installed; no device is touched."""
     record, s = current(), pair.student.shape
     on_gpu = device.type == "cuda"
@@ -72,7 +72,7 @@ def _note_others(config: Config, device: torch.device, share: float | None) -> N
     note_checksums()
 
 
-def _note_host(record: Record, device: torch.device) -> None:
+def _note_host(record: KernelRecord, device: torch.device) -> None:
     record.use("dtype", "bf16" if device.type == "cuda" else "f32")
     if device.type != "cpu":
         return

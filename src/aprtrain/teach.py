@@ -19,7 +19,16 @@ from torch import Tensor
 
 import aprfmt
 from aprfmt.errors import ExistsError, RefusedError, RunError, UsageError, storage_errors
-from aprfmt.formats.teacher_files import Answer, Facts, Shard, answer_of, fault_of, hashes_of, shard_path, write_shard
+from aprfmt.formats.teacher_files import (
+    Answer,
+    TeacherHeader,
+    TeacherShard,
+    answer_of,
+    fault_of,
+    hashes_of,
+    shard_path,
+    write_shard,
+)
 from aprfmt.formats.vllm import Responses
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.sink import AtomicFile, check_target
@@ -28,7 +37,7 @@ from aprfmt.model import Model
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.evaluation import window_length
 from aprfmt.running.evaluation_llama import architecture_of, parameters_of, positions_of
-from aprfmt.running.scoring import Reader
+from aprfmt.running.scoring import LogitsReader
 from aprfmt.running.teacher import TeacherReport
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder, Int64
@@ -51,7 +60,7 @@ _CHARS = 4  # bytes of text a token, about, where it is not tokenised yet
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TeacherRequest:
     """What `apr teacher` was asked for; see `aprfmt.teacher`."""
 
     file: str | None
@@ -77,7 +86,7 @@ _Answers = Callable[[Windows, int], Answer]
 """Says what the teacher does of the window of a number."""
 
 
-def write(wanted: Wanted, *, plan: bool, progress: StartProgress | None, log: Log) -> TeacherReport:
+def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None, log: Log) -> TeacherReport:
     """What `aprfmt.teacher` does."""
     begin = time.perf_counter()
     with ExitStack() as stack:
@@ -121,7 +130,7 @@ def write(wanted: Wanted, *, plan: bool, progress: StartProgress | None, log: Lo
     return report
 
 
-def _inputs(wanted: Wanted, *models: Model | None) -> Iterator[str]:
+def _inputs(wanted: TeacherRequest, *models: Model | None) -> Iterator[str]:
     """The files and folders that are read."""
     yield from (str(path) for path in wanted.data)
     yield from (str(file.path) for file in list_files(wanted.data, Counter(), wanted.output))
@@ -142,7 +151,7 @@ def _check_output(folder: Path) -> set[Path]:
     return old
 
 
-def _planned(wanted: Wanted, report: TeacherReport) -> TeacherReport:
+def _planned(wanted: TeacherRequest, report: TeacherReport) -> TeacherReport:
     header = read_header(wanted.data[0]) if len(wanted.data) == 1 and (wanted.data[0] / HEADER).is_file() else None
     if header is not None:
         counts = {part: header["parts"][part]["tokens"] for part in PARTS}
@@ -163,10 +172,12 @@ _File = tuple[Path, Windows, range]
 """A file to write, and the windows that go into it."""
 
 
-def _todo(folder: Path, old: set[Path], parts: dict[str, Windows], facts: Facts, report: TeacherReport) -> list[_File]:
+def _todo(
+    folder: Path, old: set[Path], parts: dict[str, Windows], facts: TeacherHeader, report: TeacherReport
+) -> list[_File]:
     """What is not there yet. Raises RefusedError where what is there was made otherwise."""
     for path in sorted(old):
-        was, now = Shard(path).facts.to_metadata(), facts.to_metadata()
+        was, now = TeacherShard(path).facts.to_metadata(), facts.to_metadata()
         if different := [f"{name} was {was[name]}, is {now[name]}" for name in now if was[name] != now[name]]:
             raise RefusedError(
                 f"the folder holds files of another run: {'; '.join(different)}", path=path,
@@ -181,7 +192,7 @@ def _todo(folder: Path, old: set[Path], parts: dict[str, Windows], facts: Facts,
             some = range(number * each, min((number + 1) * each, len(windows)))
             files[path] = hashes_of(windows, some) if path in old else []
             todo += [] if path in old else [(path, windows, some)]
-    if odd := sorted(path for path in old if Shard(path).hashes != files.get(path)):
+    if odd := sorted(path for path in old if TeacherShard(path).hashes != files.get(path)):
         raise RefusedError("the folder holds files of other text", path=odd[0], hint="choose another -o")
     report.files, report.resumed = len(files), len(old)
     report.bytes = sum(path.stat().st_size for path in old)
@@ -189,7 +200,7 @@ def _todo(folder: Path, old: set[Path], parts: dict[str, Windows], facts: Facts,
 
 
 def _compute(
-    todo: list[_File], facts: Facts, answer: _Answers, report: TeacherReport, progress: StartProgress | None
+    todo: list[_File], facts: TeacherHeader, answer: _Answers, report: TeacherReport, progress: StartProgress | None
 ) -> None:
     """Writes file after file."""
     advance = progress(sum(facts.seq_len * len(some) for _, _, some in todo)) if progress is not None else None
@@ -229,15 +240,21 @@ def _write_prompts(path: Path, parts: dict[str, Windows], k: int) -> int:
 
 
 def _engine(
-    wanted: Wanted, model: Model | None, reader: Model, encoder: Encoder, length: int, stack: ExitStack, log: Log
-) -> tuple[Facts, _Answers]:
+    wanted: TeacherRequest,
+    model: Model | None,
+    reader: Model,
+    encoder: Encoder,
+    length: int,
+    stack: ExitStack,
+    log: Log,
+) -> tuple[TeacherHeader, _Answers]:
     temperatures, k = wanted.temperatures, wanted.top_k
     if wanted.from_vllm is not None:
         responses = Responses(wanted.from_vllm)
         with storage_errors(wanted.from_vllm), wanted.from_vllm.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         name = responses.model or wanted.from_vllm.name
-        facts = Facts(name, digest, "", 0, "vllm", encoder.digest, length, k, temperatures)
+        facts = TeacherHeader(name, digest, "", 0, "vllm", encoder.digest, length, k, temperatures)
         return facts, lambda windows, i: responses.answer(windows, i, facts)
     assert model is not None
     assert wanted.file is not None
@@ -256,11 +273,11 @@ def _engine(
         )
         vocabulary = _shared(model, reader, llama.n_vocab)
         folder = stack.enter_context(scratch_folder("teacher"))
-        logits = _of_llama(Reader(folder, llama))
+        logits = _of_llama(LogitsReader(folder, llama))
         engine = f"llama.cpp ({llama.engine})"
     _check_k(k, vocabulary.n_real)
     name, architecture, size = Path(wanted.file).name, architecture_of(model), parameters_of(model)
-    facts = Facts(
+    facts = TeacherHeader(
         name, edge_fingerprint(model), architecture, size, engine, encoder.digest, length, k, temperatures
     )  # fmt: skip
     return facts, lambda windows, i: _told(logits(windows, i), vocabulary.n_real, facts)
@@ -297,7 +314,7 @@ def _of_torch(teacher: Teacher, device: torch.device) -> _Logits:
     return logits
 
 
-def _of_llama(reader: Reader) -> _Logits:
+def _of_llama(reader: LogitsReader) -> _Logits:
     def logits(windows: Windows, number: int) -> Iterator[tuple[Int64, Int64, Tensor]]:
         for piece in pieces_of(windows.rows([number]), 0):
             for begin, (rows,) in reader.logits(piece.ids):
@@ -308,7 +325,7 @@ def _of_llama(reader: Reader) -> _Logits:
     return logits
 
 
-def _told(found: Iterator[tuple[Int64, Int64, Tensor]], n_real: int, facts: Facts) -> Answer:
+def _told(found: Iterator[tuple[Int64, Int64, Tensor]], n_real: int, facts: TeacherHeader) -> Answer:
     answers = []
     for places, labels, logits_PV in found:
         t_PR = logits_PV[:, :n_real]

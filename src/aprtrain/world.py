@@ -25,7 +25,7 @@ _PATIENCE = timedelta(days=1)
 """The first process may tokenise, evaluate or save for long; a step that hangs is the watchdog's matter."""
 
 
-class Work(Protocol):
+class Communication(Protocol):
     """A communication that was begun."""
 
     def wait(self) -> object:
@@ -83,19 +83,19 @@ class World:
         """The view of `whole` that is this process's: one of as many equal stretches of its first dimension."""
         return whole.tensor_split(self.size)[self.rank] if self.size > 1 else whole
 
-    def sum_parts(self, whole: Tensor) -> Work:
+    def sum_parts(self, whole: Tensor) -> Communication:
         """Begins to sum `whole` over all processes into `part(whole)`; the rest is overwritten. `wait` ends it."""
         assert len(whole) % self.size == 0
         # NCCL may find its result among what it is given; gloo may not.
         given = whole if whole.is_cuda else whole.clone()
-        return cast(Work, _reduce_scatter(self.part(whole), given, async_op=True))
+        return cast(Communication, _reduce_scatter(self.part(whole), given, async_op=True))
 
-    def gather_parts(self, whole: Tensor) -> Work:
+    def gather_parts(self, whole: Tensor) -> Communication:
         """Begins to give `whole` the `part(whole)` of every process; `wait` ends it."""
         assert len(whole) % self.size == 0
         given = self.part(whole)
         given = given if whole.is_cuda else given.clone()
-        return cast(Work, _all_gather(whole, given, async_op=True))
+        return cast(Communication, _all_gather(whole, given, async_op=True))
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in some process; waits for all of them."""

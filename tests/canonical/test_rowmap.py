@@ -16,7 +16,7 @@ from aprfmt.canonical import rowmap as engine
 from aprfmt.canonical.rowmap import keeps_dtype, produce
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
-from aprfmt.codecs.stream import Piece
+from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import RefusedError
 from aprfmt.io.source import Source
 from aprfmt.model import Tensor
@@ -24,13 +24,13 @@ from aprfmt.model import Tensor
 Array = np.ndarray[Any, Any]
 
 
-def piece(array: Array, dtype: str = "F32") -> Piece:
+def piece(array: Array, dtype: str = "F32") -> TensorSource:
     data = encode(dtype, array) if dtype != "F32" else array.astype("<f4").tobytes()
     source = Source.from_bytes(b"\0" * 5 + data + b"\0", "memory")
     return Tensor("t", dtype, array.shape, 5, len(data), source)
 
 
-def made(pieces: list[Piece], row_map: RowMap, inverse: bool = False) -> list[Array]:
+def made(pieces: list[TensorSource], row_map: RowMap, inverse: bool = False) -> list[Array]:
     shapes = row_map.before if inverse else row_map.after
     out = []
     for position, shape in enumerate(shapes):
@@ -201,7 +201,7 @@ def test_any_deal_comes_back(n: int, runs: list[int], width: int, turned: bool) 
     np.testing.assert_array_equal(made([piece(a) for a in there], row_map, True)[0], x)
 
 
-def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> Piece:
+def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> TensorSource:
     source = Source.from_bytes(array.tobytes(), "memory")
     return Tensor("t", dtype, shape, 0, array.nbytes, source)
 
@@ -325,7 +325,7 @@ def test_mxfp4_rows_are_packed_as_they_are_read() -> None:
         def raw(self) -> memoryview:
             raise AssertionError("the whole tensor was asked for")
 
-    pieces: list[Piece] = [Zeros((n_rows, per_row, 16)), Zeros((n_rows, per_row))]
+    pieces: list[TensorSource] = [Zeros((n_rows, per_row, 16)), Zeros((n_rows, per_row))]
     row_map = RowMap(((n_rows, per_row, 16), (n_rows, per_row)), ((n_rows, per_row * 32),), pack="mxfp4")
     produced = produce(pieces, row_map, 0)
     assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes == n_rows * per_row * 17

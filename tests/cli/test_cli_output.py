@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.cli import output
-from aprfmt.cli.output import Output, plain, printable, progress_bar, shorten, table
+from aprfmt.cli.output import Console, plain, printable, progress_bar, shorten, table
 from aprfmt.errors import CorruptError
 from aprfmt.text import format_figure
 
@@ -44,7 +44,7 @@ ERROR = CorruptError("bad", path="f", tensor="t", offset=9, hint="try x")
 @pytest.mark.parametrize("mode", ["human", "json", "quiet"])
 def test_modes(streams: Callable[..., Any], mode: str) -> None:
     stdout, stderr = streams(io.StringIO)
-    out = Output()
+    out = Console()
     out.configure(["inspect", "f", *({"human": [], "json": ["--json"], "quiet": ["-q"]}[mode])])
     out.warning("careful")
     out.hint("do this")
@@ -57,7 +57,7 @@ def test_modes(streams: Callable[..., Any], mode: str) -> None:
 @pytest.mark.parametrize("mode", ["human", "json", "quiet"])
 def test_failure_in_every_mode(streams: Callable[..., Any], mode: str) -> None:
     stdout, stderr = streams(io.StringIO)
-    out = Output()
+    out = Console()
     out.configure(["--json"] if mode == "json" else ["-q"] if mode == "quiet" else [])
     out.failure(ERROR)
     if mode == "json":
@@ -72,7 +72,7 @@ def test_failure_in_every_mode(streams: Callable[..., Any], mode: str) -> None:
 
 def test_one_object_even_when_a_failure_follows_the_answer(streams: Callable[..., Any]) -> None:
     stdout, _ = streams(io.StringIO)
-    out = Output()
+    out = Console()
     out.configure(["inspect", "--json"])
     out.result({})
     out.failure(ERROR)
@@ -81,13 +81,13 @@ def test_one_object_even_when_a_failure_follows_the_answer(streams: Callable[...
 
 def test_words_after_a_double_dash_are_no_options(streams: Callable[..., Any]) -> None:
     streams(io.StringIO)
-    out = Output()
+    out = Console()
     out.configure(["inspect", "--", "--json"])
     assert out.mode == "human"
 
 
 def test_colour_rules(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    out = Output()
+    out = Console()
     stdout, _ = streams(io.StringIO)
     assert out.style("x", "red") == "x"
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -107,7 +107,7 @@ def test_streamed_text_cannot_drive_the_terminal(streams: Callable[..., Any], mo
     expected = "a\tb\nü\u200c\u3000 \\x1b[31m\\x07\\r\\u202e\\x9b\\udc80"
     for kind in (Terminal, io.StringIO):
         stdout, _ = streams(kind)
-        out = Output()
+        out = Console()
         out.configure(["run", *(["-q"] if mode == "quiet" else [])])
         out.stream(text)
         assert stdout.getvalue() == expected
@@ -115,7 +115,7 @@ def test_streamed_text_cannot_drive_the_terminal(streams: Callable[..., Any], mo
 
 def test_lines_keep_our_styles_and_no_other_escape(streams: Callable[..., Any]) -> None:
     stdout, _ = streams(Terminal)
-    out = Output()
+    out = Console()
     out.configure(["inspect"])
     styled = out.style("name", "red")
     assert styled != "name"

@@ -64,8 +64,8 @@ NAMES_ALONE: dict[str, tuple[type[Common], Callable[..., object], set[str]]] = {
         merge.MergeAdapter, aprfmt.merge_adapter, {"adapters", "adapter", "base", "allow_requantize", "rank", "unmerge"}
     ),
     "prune": (prune.Prune, aprfmt.prune_model, set()),
-    "imatrix": (imatrix.Imatrix, aprfmt.imatrix, {"files", "merge"}),
-    "teacher": (teacher.Teacher, aprfmt.teacher, set()),
+    "imatrix": (imatrix.ImatrixCommand, aprfmt.imatrix, {"files", "merge"}),
+    "teacher": (teacher.TeacherCommand, aprfmt.teacher, set()),
     "data": (data.Data, aprfmt.data, set()),
 }  # fmt: skip
 """Command -> (its options, its function, what one of the two has alone)."""

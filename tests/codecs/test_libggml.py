@@ -29,7 +29,7 @@ by_block = pytest.mark.parametrize(
 )
 
 
-def real() -> backend.Library:
+def real() -> backend.GgmlLibrary:
     assert _REAL is not None
     return _REAL
 
@@ -112,7 +112,7 @@ def test_known_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(ggml.encode(name, values), out)
 
 
-class Other(backend.Library):
+class Other(backend.GgmlLibrary):
     """A library of another version."""
 
     def __init__(self, **different: Any) -> None:

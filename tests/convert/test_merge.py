@@ -18,7 +18,7 @@ from arch_models import build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.canonical import merge_methods
-from aprfmt.canonical.merge_methods import Combination, Rule, kept_at_random
+from aprfmt.canonical.merge_methods import Combination, MergeRule, kept_at_random
 from aprfmt.codecs.stream import BLOCK, STEP
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.limits import MAX_SETTINGS_BYTES, MAX_SETTINGS_DEPTH
@@ -275,7 +275,7 @@ class Held:
         out[:] = self.values[first : first + len(out)]
 
 
-def combine(rule: Rule, *models: Array, threads: int = 1, step: int = 1 << 30) -> Array:
+def combine(rule: MergeRule, *models: Array, threads: int = 1, step: int = 1 << 30) -> Array:
     """The whole result, read in pieces by several threads."""
     made = Combination("w", len(models[0]), rule, [Held(values) for values in models])
     ends = range(0, len(models[0]), step)
@@ -308,7 +308,7 @@ def trimmed(delta: Array, density: float) -> Array:
 def test_ties_trims_elects_and_averages_as_its_paper_says(n: int, coarse: bool) -> None:
     base, *tuned = models_of(n, coarse=coarse)
     densities = (0.2, 0.5, 0.05)
-    rule = Rule(method="ties", base=0, weights=(0, 1, 1, 1), densities=(0, *densities), normalize=True, factor=0.7)
+    rule = MergeRule(method="ties", base=0, weights=(0, 1, 1, 1), densities=(0, *densities), normalize=True, factor=0.7)
     deltas = np.stack([trimmed(m - base, density) for m, density in zip(tuned, densities, strict=True)])
     elected = np.where(deltas.sum(axis=0) >= 0, 1, -1)
     agree = np.sign(deltas) == elected
@@ -320,7 +320,7 @@ def test_ties_keeps_as_many_values_as_its_density_says_however_many_are_equal() 
     n = 3 * STEP
     base = np.zeros(n, np.float32)
     same = np.full(n, 0.5, np.float32)
-    rule = Rule(method="ties", base=0, weights=(0, 1), densities=(0, 0.4))
+    rule = MergeRule(method="ties", base=0, weights=(0, 1), densities=(0, 0.4))
     made = combine(rule, base, same, threads=4, step=STEP // 3)
     assert np.count_nonzero(made) == int(0.4 * n)
     assert made[: int(0.4 * n)].all()
@@ -339,7 +339,7 @@ def test_ties_finds_the_threshold_exactly_whatever_the_sample_says(
         tuned = np.sort(tuned)
     elif kind == "coarse":
         tuned = np.round(tuned * 4) / 4
-    rule = Rule(method="ties", base=0, weights=(0, 1), densities=(0, 0.3))
+    rule = MergeRule(method="ties", base=0, weights=(0, 1), densities=(0, 0.3))
     made = combine(rule, np.zeros(n, np.float32), tuned, threads=3)
     kept = np.argsort(-np.abs(tuned), kind="stable")[: int(0.3 * n)]
     expected = np.zeros(n, np.float32)
@@ -351,7 +351,7 @@ def test_ties_finds_the_threshold_exactly_whatever_the_sample_says(
 def test_dare_drops_at_random_and_rescales_as_its_paper_says(density: float) -> None:
     n = 2 * STEP + 5
     base, tuned, *_ = models_of(n)
-    rule = Rule(method="dare_linear", base=0, weights=(0, 1), densities=(0, density), rescale="density", seed=3)
+    rule = MergeRule(method="dare_linear", base=0, weights=(0, 1), densities=(0, density), rescale="density", seed=3)
     made = combine(rule, base, tuned, threads=4, step=BLOCK // 2 + 1)
     kept = kept_at_random(3, "w", 1, 0, n, density)
     assert abs(kept.mean() - density) < 4 * np.sqrt(density * (1 - density) / n)
@@ -376,16 +376,16 @@ def test_slerp_keeps_the_angle_and_is_linear_for_parallel_weights() -> None:
     n = STEP + 3
     a, b = np.zeros(n, np.float32), np.zeros(n, np.float32)
     a[0], b[n - 1] = 2, 3
-    made = combine(Rule(method="slerp", base=1, weights=(1, 1), t=1 / 3), b, a, threads=2, step=STEP // 2)
+    made = combine(MergeRule(method="slerp", base=1, weights=(1, 1), t=1 / 3), b, a, threads=2, step=STEP // 2)
     assert made[0] == pytest.approx(2 * np.sin(np.pi / 3), 1e-6)
     assert made[n - 1] == pytest.approx(3 * np.sin(np.pi / 6), 1e-6)
     b[0], b[n - 1] = 3 * np.cos(np.pi / 3), 3 * np.sin(np.pi / 3)
-    made = combine(Rule(method="slerp", base=0, weights=(1, 1), t=0.5), a, b)
+    made = combine(MergeRule(method="slerp", base=0, weights=(1, 1), t=0.5), a, b)
     assert made[0] == pytest.approx((2 + 1.5) * np.sin(np.pi / 6) / np.sin(np.pi / 3), 1e-6)
     b[0], b[n - 1] = 0, 3
-    made = combine(Rule(method="slerp", base=0, weights=(1, 1), t=0.25), a, 3 * a)
+    made = combine(MergeRule(method="slerp", base=0, weights=(1, 1), t=0.25), a, 3 * a)
     assert made[0] == 3
-    assert combine(Rule(method="slerp", base=0, weights=(1, 1), t=0.25), 0 * a, b)[n - 1] == pytest.approx(
+    assert combine(MergeRule(method="slerp", base=0, weights=(1, 1), t=0.25), 0 * a, b)[n - 1] == pytest.approx(
         3 * np.sin(np.pi / 8), 1e-6
     )
 
@@ -398,7 +398,7 @@ def test_a_source_that_cannot_be_read_is_an_error_in_every_thread() -> None:
             super().read_into(first, out)
 
     base = np.zeros(4 * merge_methods.CHUNK, np.float32)
-    rule = Rule(method="slerp", base=0, weights=(1, 1))
+    rule = MergeRule(method="slerp", base=0, weights=(1, 1))
     made = Combination("w", len(base), rule, [Held(base), Broken(base)])
     with ThreadPoolExecutor(4) as pool:
         for future in [pool.submit(made.read, start, start + 10) for start in range(0, 40, 10)]:

@@ -22,8 +22,8 @@ from aprfmt.convert.mixes import (
     KINDS,
     MIXES,
     OUTPUT,
-    Mix,
-    Network,
+    PresetContext,
+    QuantizationPreset,
     QuantizeOverrides,
     choose,
     file_type_of,
@@ -54,7 +54,7 @@ def network(
     tied: bool = False,
     cols: Mapping[str, int] | None = None,
     more: Mapping[str, Shape] | None = None,
-) -> tuple[Network, dict[str, Shape]]:
+) -> tuple[PresetContext, dict[str, Shape]]:
     """The facts and the tensors, of two rows each: llama.cpp does not compare shapes when it quantizes."""
     cols = cols or {}
     shapes: dict[str, Shape] = {"token_embd.weight": (2, cols.get("token_embd", 256)), "output_norm.weight": (256,)}
@@ -65,7 +65,7 @@ def network(
             shape = (2, cols.get(name, 256))
             shapes[f"blk.{layer}.{name}.weight"] = (experts, *shape) if name.endswith("_exps") else shape
         shapes[f"blk.{layer}.attn_norm.weight"] = (256,)
-    return Network(architecture, n_layers, heads, kv, experts), shapes | dict(more or {})
+    return PresetContext(architecture, n_layers, heads, kv, experts), shapes | dict(more or {})
 
 
 NETWORKS = {
@@ -91,7 +91,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-def write(path: Path, net: Network, shapes: Mapping[str, Shape]) -> None:
+def write(path: Path, net: PresetContext, shapes: Mapping[str, Shape]) -> None:
     """A GGUF of zeros that llama_model_quantize takes for this network."""
     u32, f32, arch = GgufType.UINT32, GgufType.FLOAT32, net.architecture
     keys: list[Any] = [("general.architecture", GgufType.STRING, arch)]
@@ -223,7 +223,7 @@ def test_bits_per_weight_of_a_usual_model(mix: str) -> None:
 
 
 def test_a_layer_that_is_none_is_refused() -> None:
-    net = Network("llama", 2, 8, 8, 8)
+    net = PresetContext("llama", 2, 8, 8, 8)
     for name in ("ffn_down_exps.weight", "blk.2.ffn_down_exps.weight"):
         with pytest.raises(RefusedError, match="layer"):
             choose({name: (8, 2, 256)}, MIXES["q4_k_m"], net)
@@ -231,11 +231,11 @@ def test_a_layer_that_is_none_is_refused() -> None:
 
 def test_a_layer_number_of_thousands_of_digits_is_no_layer() -> None:
     name = f"blk.{'9' * 5000}.ffn_down.weight"
-    assert choose({name: (256, 256)}, MIXES["q4_k_m"], Network("llama", 2, 4, 4, 0)) == {name: "Q4_K"}
+    assert choose({name: (256, 256)}, MIXES["q4_k_m"], PresetContext("llama", 2, 4, 4, 0)) == {name: "Q4_K"}
 
 
 def test_encoders_agree_on_which_dtypes_need_weights() -> None:
     for row in DTYPES.values():
         if row.kind == "ggml" and any(backend.libraries()):
-            mix = Mix("x", 0, row.name, "")
+            mix = QuantizationPreset("x", 0, row.name, "")
             assert ggml.needs_weights(row.name) == needs_weights(OUTPUT, row.name, mix), row.name

@@ -151,13 +151,13 @@ def test_a_file_is_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     aprfmt.import_model(folder, tmp_path / "m.apr")
     monkeypatch.setattr(crc, "_LEAST_BYTES", 1)
     read: list[tuple[int, int]] = []
-    add = crc.Record.add
+    add = crc.ReadChecksum.add
 
-    def note(self: crc.Record, start: int, data: bytes) -> None:
+    def note(self: crc.ReadChecksum, start: int, data: bytes) -> None:
         read.append((start, len(data)))
         add(self, start, data)
 
-    monkeypatch.setattr(crc.Record, "add", note)
+    monkeypatch.setattr(crc.ReadChecksum, "add", note)
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.safetensors")
     size = (tmp_path / "m.apr").stat().st_size
     assert size <= sum(n for _, n in read) < size + 20_000

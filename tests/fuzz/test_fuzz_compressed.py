@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from aprfmt.errors import AprError
-from aprfmt.texts.records import Reader, as_text
+from aprfmt.texts.records import RecordReader, as_text
 from aprfmt.texts.sources import SourceFile
 
 SECONDS = float(os.environ.get("APR_FUZZ_SECONDS", "0"))
@@ -67,7 +67,7 @@ def test_damaged_compressed_text(suffix: str, name: str, kind: str, tmp_path: Pa
         path.write_bytes(damaged(whole, Random(f"{suffix} {kind} {n}"), others))
         n += 1
         try:
-            outcomes.add(f"{len(list(Reader(separator=0, render=as_text).documents(file))) > 0}")
+            outcomes.add(f"{len(list(RecordReader(separator=0, render=as_text).documents(file))) > 0}")
         except AprError as error:
             outcomes.add(error.code if error.path == str(path) else "an error without its file")
     assert {"True", "corrupt"} <= outcomes <= {"True", "False", "corrupt", "limit", "refused"}

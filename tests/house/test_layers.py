@@ -141,6 +141,20 @@ def test_no_two_modules_import_each_other() -> None:
     assert {(one, other) for one in found for other in found[one] if one < other and one in found[other]} == set()
 
 
+def test_a_class_name_is_used_once() -> None:
+    """So that a search for a name finds one thing."""
+    classes = (
+        (node.name, name)
+        for name, path in in_our_house().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    places: dict[str, list[str]] = {}
+    for name, module in classes:
+        places.setdefault(name, []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def test_llama_cpp_is_imported_by_its_worker_alone() -> None:
     """It dies on some machines and files. libggml, of which codecs call checked functions, is not llama.cpp."""
     inside = {f"aprfmt.llama.{name}" for name in ("capi", "session", "importance", "media", "watch")}

@@ -11,13 +11,13 @@ import pytest
 from pages import Page
 
 import aprfmt
-from aprfmt.inspection.diff import Difference, diff, same_files
+from aprfmt.inspection.diff import ModelDifference, diff, same_files
 from aprfmt.inspection.distance import Distance
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 
-def distance(row: Difference) -> Distance:
+def distance(row: ModelDifference) -> Distance:
     assert row.distance is not None
     return row.distance
 

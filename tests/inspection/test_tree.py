@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import aprfmt
 from aprfmt import RawTensor
 from aprfmt.errors import UsageError
-from aprfmt.inspection.tree import Node, ranges
+from aprfmt.inspection.tree import TreeNode, ranges
 from aprfmt.limits import MAX_TREE_DEPTH
 
 
@@ -28,7 +28,7 @@ def save(path: Path, *names: str, **odd: tuple[int, ...]) -> Path:
     return path
 
 
-def leaves(nodes: Any) -> Iterator[Node]:
+def leaves(nodes: Any) -> Iterator[TreeNode]:
     for node in nodes:
         if node.tensor is not None:
             yield node
@@ -104,7 +104,7 @@ def test_a_name_of_thousands_of_parts_is_cut_at_the_limit(tmp_path: Path) -> Non
     found = aprfmt.tree(path)
     assert sorted(node.path for node in leaves(found.nodes)) == sorted(names)
 
-    def depth(nodes: tuple[Node, ...]) -> int:
+    def depth(nodes: tuple[TreeNode, ...]) -> int:
         return 1 + max((depth(node.children) for node in nodes), default=0) if nodes else 0
 
     assert depth(found.nodes) <= MAX_TREE_DEPTH

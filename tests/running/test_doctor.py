@@ -17,7 +17,7 @@ from aprfmt.llama.client import Llama, LlamaDiedError
 from aprfmt.running import doctor
 
 
-def finding(name: str) -> doctor.Finding:
+def finding(name: str) -> doctor.DoctorFinding:
     return next(found for found in aprfmt.doctor().findings if found.id == name)
 
 

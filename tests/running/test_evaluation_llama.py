@@ -16,7 +16,7 @@ from aprfmt.cli.main import run
 from aprfmt.errors import MissingDependencyError, RefusedError, UnsupportedError, UsageError
 from aprfmt.llama.client import Llama
 from aprfmt.running import scoring
-from aprfmt.running.scoring import Reader
+from aprfmt.running.scoring import LogitsReader
 
 pytestmark = pytest.mark.llama
 torch = pytest.importorskip("torch")
@@ -76,7 +76,7 @@ def test_a_small_model_and_its_teacher_both_ways(
 def test_the_scores_are_those_of_the_definition(smollm2_gguf: Path, tmp_path: Path) -> None:
     with Llama(smollm2_gguf, n_ctx=128) as llama:
         ids = llama.tokenize("The quick brown fox jumps over the lazy dog.")
-        found = Reader(str(tmp_path), llama, llama).score(ids)
+        found = LogitsReader(str(tmp_path), llama, llama).score(ids)
         path = tmp_path / "logits"
         path.write_bytes(bytes(4 * len(ids) * llama.n_vocab))
         llama.logits(ids, path)

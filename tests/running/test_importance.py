@@ -20,7 +20,7 @@ import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.convert.mixes import MIXES
 from aprfmt.errors import AprError, CorruptError, ExistsError, RefusedError, UsageError
-from aprfmt.formats.imatrix import Sums, read_imatrix, read_sums
+from aprfmt.formats.imatrix import ImatrixSums, read_imatrix, read_sums
 from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES
 from aprfmt.running import importance
@@ -430,7 +430,7 @@ def test_text_of_several_files(gguf: Path, text: Path, tmp_path: Path) -> None:
     )
     report = aprfmt.imatrix(gguf, [text, tmp_path / "b.jsonl"], tmp_path / "m.gguf", chunk_size=CHUNK, chunks=2)
     assert report.chunks == 2
-    sums: Sums = read_sums(tmp_path / "m.gguf")
+    sums: ImatrixSums = read_sums(tmp_path / "m.gguf")
     assert sums.datasets == ("text.txt", "b.jsonl")
 
 

@@ -25,7 +25,7 @@ from aprfmt.llama.engine import ENGINES
 from aprfmt.running import gates
 from aprfmt.running.chat_gate import chat_template
 from aprfmt.running.examined import Examined
-from aprfmt.running.findings import Finding, SkippedError
+from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.gates import GATES, bits_limit, kl_limit
 from aprfmt.running.qa import GateResult, QaReport
 from aprfmt.running.qa_text import FORMATS, STORIES, TEXTS
@@ -289,7 +289,7 @@ def test_a_skipped_gate_is_no_pass(small: Callable[[str], Path], monkeypatch: py
         raise SkippedError("no time")
 
     def fine(x: Examined) -> Any:
-        return Finding(True, "")
+        return GateFinding(True, "")
 
     path = small("llama")
     table = tuple(replace(each, look=skip if each.id == "copy" else fine) for each in GATES)

@@ -12,7 +12,7 @@ import demo_model
 
 import aprfmt
 from aprfmt.html.file import write_page
-from aprfmt.running.bench import BenchedModel, BenchReport, Gate, Samples
+from aprfmt.running.bench import BenchedModel, BenchGate, BenchReport, Samples
 from aprfmt.running.pages import bench_html, qa_html
 from aprfmt.running.qa import GateResult, QaReport
 
@@ -114,5 +114,5 @@ def speeds() -> BenchReport:
         speed = samples(1450 * scale, "prompt_tok_s"), samples(92 * scale, "tok_s"), samples(640 / scale, "ttft_ms")
         sizes = int(269e6 / scale), 9 << 20, int(420e6 / scale)
         models.append(BenchedModel(f"/models/{name}", "xllamacpp 2026.10", 8, 0.4 / scale, *sizes, *speed))
-    limits = [Gate(m.file, "tok_s", 100.0, m.tok_s.median, m.tok_s.median >= 100) for m in models]
+    limits = [BenchGate(m.file, "tok_s", 100.0, m.tok_s.median, m.tok_s.median >= 100) for m in models]
     return BenchReport(512, 128, 5, models, limits, False, 41.0)

@@ -16,13 +16,13 @@ from tiny_models import write_byte_tokenizer
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.texts.shards import Part
+from aprfmt.texts.shards import CorpusSplit
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.models import Pair, initialise
+from aprtrain.models import TrainingPair, initialise
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of
-from aprtrain.network.weights import Network
+from aprtrain.network.weights import NetworkSource
 
 
 @cache
@@ -59,11 +59,11 @@ def write_jsonl(path: Path, texts: Sequence[str]) -> Path:
     return path
 
 
-def part(*documents: Sequence[int]) -> Part:
+def part(*documents: Sequence[int]) -> CorpusSplit:
     """Documents of these ids, in memory."""
     tokens = np.array([token for document in documents for token in document], np.uint32)
     ends = np.cumsum([len(document) for document in documents]).astype(np.int64)
-    return Part(tokens, ends, np.arange(len(documents), dtype=np.uint64))
+    return CorpusSplit(tokens, ends, np.arange(len(documents), dtype=np.uint64))
 
 
 def varied(n: int, seed: int = 0, high: int = 300) -> list[int]:
@@ -94,7 +94,7 @@ def tiny_decoder(seed: int, **changes: Any) -> Decoder:
     return found
 
 
-def student_alone(shape: Shape) -> Pair:
+def student_alone(shape: Shape) -> TrainingPair:
     """What a plan needs of a run without a teacher."""
     unknown: Any = None
-    return Pair(None, Network(Path("student"), None, unknown, shape, unknown, None, {}), unknown, None)
+    return TrainingPair(None, NetworkSource(Path("student"), None, unknown, shape, unknown, None, {}), unknown, None)

@@ -16,11 +16,11 @@ from torch import Tensor
 import aprfmt
 from aprfmt.inspection.run_report import FILE
 from aprfmt.provenance import provenance
-from aprtrain.checkpoints.checkpoint import Identity, Weights
+from aprtrain.checkpoints.checkpoint import ModelIdentity, Weights
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, build
 from aprtrain.loss.head import HeadOut, distill_head
-from aprtrain.network.weights import Network
+from aprtrain.network.weights import NetworkSource
 from aprtrain.run import run
 
 _TEXT = "the cat sat on a mat and then it ran to the dog that was here with one hat in her hand"
@@ -110,10 +110,10 @@ def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return dict(state), state.facts
 
 
-def identity_of(network: Network) -> Identity:
+def identity_of(network: NetworkSource) -> ModelIdentity:
     """What a model is beside its weights."""
     assert network.model is not None
-    return Identity(network.hparams, network.tokenizer, provenance.read(network.model))
+    return ModelIdentity(network.hparams, network.tokenizer, provenance.read(network.model))
 
 
 def snapshot(tensors: Mapping[str, Tensor], dtype: str) -> Weights:

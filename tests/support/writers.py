@@ -14,7 +14,7 @@ from imatrix_files import new_imatrix, old_imatrix
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.formats.teacher_files import Answer, Facts, write_shard
+from aprfmt.formats.teacher_files import Answer, TeacherHeader, write_shard
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_folder
 
 _PART = 200_000  # bytes of a shard: three of them
@@ -115,7 +115,7 @@ def teacher(name: str) -> Operation:
     """A file of a teacher that knows two ids at each of three positions."""
 
     def operation(at: Place) -> None:
-        facts = Facts("t", "0" * 64, "llama", 1, "torch", "0" * 64, 8, 2, (1.0,))
+        facts = TeacherHeader("t", "0" * 64, "llama", 1, "torch", "0" * 64, 8, 2, (1.0,))
         column, pairs = np.arange(3), np.full((3, 2), -1.0)
         write_shard(at.out / name, facts, [bytes(32)], [Answer(column, pairs, pairs, column[:, None], column)])
 

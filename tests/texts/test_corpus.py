@@ -16,7 +16,7 @@ from train_corpora import byte_tokenizer, functions, write_jsonl
 from aprfmt.errors import AprError, ChecksumError, CorruptError, NotFoundError, RefusedError, UsageError
 from aprfmt.texts.corpus import content_hash, prepare
 from aprfmt.texts.encoding import Encoder
-from aprfmt.texts.shards import Corpus, Part, open_corpus
+from aprfmt.texts.shards import Corpus, CorpusSplit, open_corpus
 from aprfmt.texts.sources import HEADER
 from aprfmt.tokenizer.hf import read_files
 
@@ -29,12 +29,12 @@ def make(tmp_path: Path, *paths: Path, **options: Any) -> Corpus:
     return prepare(list(paths), TOKENIZER, tmp_path / "data", **options)
 
 
-def documents(part: Part) -> list[tuple[int, ...]]:
+def documents(part: CorpusSplit) -> list[tuple[int, ...]]:
     starts = np.concatenate([[0], part.ends[:-1]])
     return [tuple(part.tokens[a:b].tolist()) for a, b in zip(starts, part.ends, strict=True)]
 
 
-def texts(part: Part) -> list[str]:
+def texts(part: CorpusSplit) -> list[str]:
     from tokenizers import Tokenizer
 
     library = Tokenizer.from_buffer(TOKENIZER.files["tokenizer.json"])

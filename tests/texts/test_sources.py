@@ -24,7 +24,7 @@ from aprfmt.texts import parquet, records, sources
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.parquet import ParquetRows
-from aprfmt.texts.records import Reader, as_text
+from aprfmt.texts.records import RecordReader, as_text
 from aprfmt.texts.shards import Corpus
 from aprfmt.texts.sources import list_files
 from aprfmt.texts.summary import summarise
@@ -39,7 +39,7 @@ def make(tmp_path: Path, *paths: Path, **options: Any) -> Corpus:
 
 def read_all(path: Path, skipped: Counter[str] | None = None, **options: Any) -> list[Any]:
     counter: Counter[str] = Counter() if skipped is None else skipped
-    reader = Reader(separator=EOS, render=as_text, skipped=counter, **options)
+    reader = RecordReader(separator=EOS, render=as_text, skipped=counter, **options)
     return [d for file in list_files([path], counter) for d in reader.documents(file)]
 
 

@@ -25,7 +25,7 @@ from aprfmt.texts import records
 from aprfmt.texts.encoding import Encoder
 from aprtrain.evaluate import score
 from aprtrain.network.decoder import Decoder
-from aprtrain.network.weights import Network, load_decoder, open_network
+from aprtrain.network.weights import NetworkSource, load_decoder, open_network
 
 CPU = ("--device", "cpu", "--seq-len", "32")
 KEYS = {
@@ -175,7 +175,7 @@ def test_a_model_that_does_not_say_its_context_is_read_in_usual_windows(
     teacher_file: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def silent(path: str) -> Iterator[Network]:
+    def silent(path: str) -> Iterator[NetworkSource]:
         with open_network(path) as network:
             yield replace(network, hparams=replace(network.hparams, max_position_embeddings=None))
 

@@ -19,7 +19,7 @@ from train_corpora import shape_of_config, student_alone
 from aprfmt.errors import MissingDependencyError, RefusedError
 from aprtrain import features
 from aprtrain.config import Config
-from aprtrain.features import TABLE, Record, Verdict, importable, recording
+from aprtrain.features import TABLE, KernelRecord, Verdict, importable, recording
 from aprtrain.kernels import gated
 from aprtrain.loss.head import note_kernel
 from aprtrain.network.attention import choose
@@ -67,7 +67,7 @@ def test_the_extra_pins_what_the_mend_installs() -> None:
 
 
 def test_each_reason_is_told_once() -> None:
-    record, told = Record(), list[str]()
+    record, told = KernelRecord(), list[str]()
     record.tell = lambda miss: told.append(miss.text())
     for _ in range(3):
         assert not record.check("quack", Verdict(False, "ImportError: no libcute"))
@@ -82,7 +82,7 @@ def test_each_reason_is_told_once() -> None:
 
 
 def test_the_line_names_who_uses_what() -> None:
-    record = Record()
+    record = KernelRecord()
     record.use("attention", "FlashAttention 4 4.0.0b36", "student")
     record.use("attention", "cuDNN", "teacher")
     record.use("gated", "quack 0.6.5", "student")

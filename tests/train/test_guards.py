@@ -28,7 +28,7 @@ from aprtrain.config import Config
 from aprtrain.data.batches import Batch
 from aprtrain.guards import Utilisation, Watchdog
 from aprtrain.loop import Trainer
-from aprtrain.memory import Row, memory_plan, total
+from aprtrain.memory import MemoryRow, memory_plan, total
 from aprtrain.run import run
 from aprtrain.world import World, device_of, join_world
 
@@ -365,13 +365,13 @@ def test_a_gpu_that_rests_while_kernels_are_compiled_is_not_idle(
 
 
 def test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors() -> None:
-    rows = [Row("teacher", 3 << 30), Row("student", 1 << 30)]
+    rows = [MemoryRow("teacher", 3 << 30), MemoryRow("student", 1 << 30)]
     budget.check_peak(rows, int(4.5 * 2**30))
     with pytest.raises(RunError, match="where 4"):
         budget.check_peak(rows, int(4.7 * 2**30))
     budget.check_fits(rows, 4 << 30)
     with pytest.raises(RefusedError) as caught:
-        budget.check_fits([*rows, Row("more", 1)], 4 << 30)
+        budget.check_fits([*rows, MemoryRow("more", 1)], 4 << 30)
     assert "largest part is teacher" in str(caught.value.hint)
 
 

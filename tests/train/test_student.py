@@ -16,7 +16,7 @@ from aprfmt.arch.hparams import to_hf_config
 from aprfmt.errors import AprError, NotFoundError, RefusedError, UnsupportedError, UsageError
 from aprtrain.models import fresh_student, make_student
 from aprtrain.network.decoder import Decoder
-from aprtrain.network.weights import Network, fingerprint, load_decoder, open_network
+from aprtrain.network.weights import NetworkSource, fingerprint, load_decoder, open_network
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
     return Maker(tmp_path_factory.mktemp("models"))
 
 
-def check_with_transformers(student: Decoder, network: Network, ids_NT: Tensor, folder: Path) -> None:
+def check_with_transformers(student: Decoder, network: NetworkSource, ids_NT: Tensor, folder: Path) -> None:
     """The student's config.json and tensors give transformers the same network."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(to_hf_config(network.hparams)))

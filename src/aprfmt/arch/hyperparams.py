@@ -55,7 +55,7 @@ class Hyperparams:
 
 
 @record(frozen=True, slots=True)
-class Field:
+class HparamField:
     """One number of Hyperparams and all its spellings.
 
     Attributes:
@@ -75,27 +75,27 @@ class Field:
     kind: str = "u32"
 
 
-FIELDS: tuple[Field, ...] = (
-    Field("num_layers", "block_count", ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+FIELDS: tuple[HparamField, ...] = (
+    HparamField("num_layers", "block_count", ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
           ("num_hidden_layers", "n_layers", "n_layer")),
-    Field("max_position_embeddings", "context_length", ("max_position_embeddings", "n_positions", "n_ctx"),
+    HparamField("max_position_embeddings", "context_length", ("max_position_embeddings", "n_positions", "n_ctx"),
           ("max_seq_len", "context_length", "n_ctx"), ("max_seq_len", "max_sequence_length", "seq_length")),
-    Field("hidden_size", "embedding_length", ("hidden_size", "n_embd", "n_embed", "d_model"),
+    HparamField("hidden_size", "embedding_length", ("hidden_size", "n_embd", "n_embed", "d_model"),
           ("hidden_dim", "d_model", "n_embd")),
-    Field("intermediate_size", "feed_forward_length", ("intermediate_size", "n_inner", "ffn_dim"),
+    HparamField("intermediate_size", "feed_forward_length", ("intermediate_size", "n_inner", "ffn_dim"),
           ("ffn_dim", "intermediate_dim", "n_inner"), ("ffn_hidden_size", "d_ff")),
-    Field("num_heads", "attention.head_count", ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    HparamField("num_heads", "attention.head_count", ("num_attention_heads", "n_head", "num_heads", "n_heads"),
           ("num_attention_heads", "n_heads", "n_head")),
-    Field("num_kv_heads", "attention.head_count_kv", ("num_key_value_heads",),
+    HparamField("num_kv_heads", "attention.head_count_kv", ("num_key_value_heads",),
           ("num_key_value_heads", "n_kv_heads"), ("num_kv_heads", "n_kv_heads", "n_head_kv")),
-    Field("rope_theta", "rope.freq_base", ("rope_theta",), kind="f32"),
-    Field("rms_norm_eps", "attention.layer_norm_rms_epsilon", ("rms_norm_eps",), ("layer_norm_eps", "norm_eps"),
+    HparamField("rope_theta", "rope.freq_base", ("rope_theta",), kind="f32"),
+    HparamField("rms_norm_eps", "attention.layer_norm_rms_epsilon", ("rms_norm_eps",), ("layer_norm_eps", "norm_eps"),
           ("layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon"), kind="f32"),
-    Field("num_experts", "expert_count", ("num_experts", "num_local_experts", "n_routed_experts")),
-    Field("num_experts_per_tok", "expert_used_count", ("num_experts_per_tok", "num_experts_per_token")),
-    Field("moe_intermediate_size", "expert_feed_forward_length", ("moe_intermediate_size",)),
-    Field("head_dim", "attention.key_length", ("head_dim",)),
-    Field("vocab_size", "vocab_size", ("vocab_size",), ("n_vocab",)),
+    HparamField("num_experts", "expert_count", ("num_experts", "num_local_experts", "n_routed_experts")),
+    HparamField("num_experts_per_tok", "expert_used_count", ("num_experts_per_tok", "num_experts_per_token")),
+    HparamField("moe_intermediate_size", "expert_feed_forward_length", ("moe_intermediate_size",)),
+    HparamField("head_dim", "attention.key_length", ("head_dim",)),
+    HparamField("vocab_size", "vocab_size", ("vocab_size",), ("n_vocab",)),
 )  # fmt: skip
 """The numbers of typed APR metadata, in the order in which llama.cpp's converter writes them: the one table of their
 spellings, from which rows take their keys (rows/parts.py)."""

@@ -115,7 +115,7 @@ def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams,
 
 
 @record(frozen=True, slots=True)
-class Part:
+class ExtraTensors:
     """Tensors outside the network that belong together: what they are, how their names begin, count and bytes."""
 
     kind: str
@@ -134,7 +134,7 @@ class Part:
         return f"{plural(self.n_tensors, 'tensor')} of the {self.kind} ({beginnings}, {format_bytes(self.n_bytes)})"
 
 
-def parts(arch: Architecture | None, sizes: Mapping[str, int], hf_class: str | None = None) -> list[Part]:
+def parts(arch: Architecture | None, sizes: Mapping[str, int], hf_class: str | None = None) -> list[ExtraTensors]:
     """What the tensors outside the network are, from their names and bytes, the largest part first.
 
     A head is called what it is in the class of the whole.
@@ -146,7 +146,7 @@ def parts(arch: Architecture | None, sizes: Mapping[str, int], hf_class: str | N
         kind = str(head) if kind == HEAD and head is not None else kind
         found.setdefault(kind, {}).setdefault(prefix, []).append(n_bytes)
     made = [
-        Part(kind, tuple(by_prefix), sum(map(len, by_prefix.values())), sum(map(sum, by_prefix.values())))
+        ExtraTensors(kind, tuple(by_prefix), sum(map(len, by_prefix.values())), sum(map(sum, by_prefix.values())))
         for kind, by_prefix in found.items()
     ]
     return sorted(made, key=lambda part: (-part.n_bytes, part.kind))

@@ -14,7 +14,7 @@ from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import find_gguf
 from aprfmt.canonical.kinds import adapter_config
 from aprfmt.canonical.lora import check_shapes
-from aprfmt.canonical.pairs import APR_KEY, GGUF_KEY, INVOCATION, Adapter, Base, Pair, stacked_name
+from aprfmt.canonical.pairs import APR_KEY, GGUF_KEY, INVOCATION, Adapter, Base, LoraPair, stacked_name
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import AprError, CorruptError, RefusedError
 from aprfmt.formats import lora
@@ -48,7 +48,7 @@ def _rank_of(a: CanonicalTensor | None) -> int:
     return max(1, a.shape[-2]) if a is not None and len(a.shape) > 1 else 1
 
 
-def _check_pair(pair: Pair, model: Model) -> None:
+def _check_pair(pair: LoraPair, model: Model) -> None:
     a, b = pair.a.shape, pair.b.shape
     if len(a) != len(b) or len(a) not in (2, 3) or 0 in (*a, *b) or a[:-2] != b[:-2]:
         raise RefusedError(
@@ -67,7 +67,7 @@ def _check_pair(pair: Pair, model: Model) -> None:
 
 def _pairs(
     model: Model, found: Mapping[str, Mapping[str, CanonicalTensor]], scale_of: Mapping[str, float]
-) -> dict[str, Pair]:
+) -> dict[str, LoraPair]:
     """The pairs of the factors `found`, by weight and "a" or "b". Raises RefusedError for half a pair."""
     out = {}
     for weight, factors in found.items():
@@ -79,7 +79,7 @@ def _pairs(
                 tensor=weight,
                 hint="fetch the adapter again",
             )
-        out[weight] = Pair(weight, factors["a"], factors["b"], scale_of[weight])
+        out[weight] = LoraPair(weight, factors["a"], factors["b"], scale_of[weight])
     return out
 
 
@@ -132,7 +132,7 @@ def _from_folder(model: Model, base: Base | None) -> Adapter:
     return adapter
 
 
-def _check_ranks(model: Model, pairs: Mapping[str, Pair], config: LoraConfig) -> None:
+def _check_ranks(model: Model, pairs: Mapping[str, LoraPair], config: LoraConfig) -> None:
     for pair in pairs.values():
         module = pair.weight.rpartition(".")[0]
         if min(len(pair.a.shape), len(pair.b.shape)) < 2:

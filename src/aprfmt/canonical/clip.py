@@ -23,7 +23,7 @@ from aprfmt.types import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Towers:
+class ClipTowers:
     """What such a GGUF holds.
 
     Attributes:
@@ -41,7 +41,7 @@ class Towers:
         check_towers(self.part.row, self.part.hparams, self.tensors)
 
 
-def read_towers(model: Model, classes: Collection[str] = ()) -> Towers:
+def read_towers(model: Model, classes: Collection[str] = ()) -> ClipTowers:
     """The towers of `model`; of several rows with one projector that of the `classes`.
 
     Raises RefusedError for what is not a GGUF of towers, and for towers that the table does not have.
@@ -62,7 +62,7 @@ def read_towers(model: Model, classes: Collection[str] = ()) -> Towers:
     h = from_gguf(model.metadata, model.tensors, row)
     _take_sizes(row, h, {name: tensor.shape for name, tensor in model.tensors.items()})
     tensors, others, _ = name_tensors(model, row, h, False, Packing(), set())
-    return Towers(TowerPart(row, h), tensors, others)
+    return ClipTowers(TowerPart(row, h), tensors, others)
 
 
 def projectors(kv: Mapping[str, object]) -> str:

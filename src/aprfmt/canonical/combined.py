@@ -15,7 +15,7 @@ from threading import Lock
 
 from aprfmt.arch.names import is_gguf_only, matches
 from aprfmt.arch.outside import layer_of
-from aprfmt.canonical.merge_methods import PASSTHROUGH, SCRATCH, Combination, Rule, Values
+from aprfmt.canonical.merge_methods import PASSTHROUGH, SCRATCH, Combination, MergeRule, Values
 from aprfmt.canonical.merged import encodes_alone
 from aprfmt.canonical.model import Canonical, hf_side
 from aprfmt.canonical.relayered import SourceLayer, check_layer, relayered, renumbered
@@ -24,7 +24,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, is_float
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode, is_padded
-from aprfmt.codecs.stream import STEP, Piece, regroup
+from aprfmt.codecs.stream import STEP, TensorSource, regroup
 from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import Item, Job
 from aprfmt.io.source import Buffer
@@ -42,7 +42,7 @@ _SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class LayerSlice:
     """Some layers of the result, each merged from a layer of every input.
 
     Attributes:
@@ -65,7 +65,7 @@ class Slice:
         return [(model, first + i) for model, first in zip(self.inputs, self.firsts, strict=True)]
 
 
-Ruling = Callable[[int, str, Sequence[str], float], Rule]
+Ruling = Callable[[int, str, Sequence[str], float], MergeRule]
 """(number of the slice, name of the weight in the result, its names in the inputs, place in the slice from 0 to 1) ->
 how it is merged."""
 
@@ -157,7 +157,7 @@ class _Ordered:
         self.orders.get(self.tensor, self.dtype).read_into(offset, buffer)
 
 
-def _piece(tensor: CanonicalTensor, orders: _Orders) -> Piece:
+def _piece(tensor: CanonicalTensor, orders: _Orders) -> TensorSource:
     """Its bytes in Hugging Face order, readable at any place; decoded where rows end within blocks."""
     if is_padded(DTYPES[tensor.dtype], tensor.shape):
         return _Ordered(tensor, "F32", orders)
@@ -170,7 +170,7 @@ def _piece(tensor: CanonicalTensor, orders: _Orders) -> Piece:
 class _Stored:
     """The values of a piece."""
 
-    piece: Piece
+    piece: TensorSource
 
     def read_into(self, first: int, out: Array) -> None:
         row = DTYPES[self.piece.dtype]
@@ -226,7 +226,7 @@ class CombinedPiece:
     dtype: str
     shape: Shape
     combination: Combination
-    base: Piece | None = None
+    base: TensorSource | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -253,7 +253,7 @@ class CombinedPiece:
             f"merged values are too large for {self.dtype}", tensor=self.name, hint="write them as --dtype f32 or bf16"
         )
 
-    def _read_rows(self, base: Piece, offset: int, buffer: memoryview) -> None:
+    def _read_rows(self, base: TensorSource, offset: int, buffer: memoryview) -> None:
         import numpy as np
 
         columns = self.shape[-1]
@@ -278,7 +278,7 @@ class _Merge:
     """What is asked for, and what is found on the way."""
 
     models: Sequence[Canonical]
-    slices: Sequence[Slice]
+    slices: Sequence[LayerSlice]
     ruling: Ruling
     keep: bool
     pad: bool
@@ -289,7 +289,7 @@ class _Merge:
 
 
 def combined(
-    models: Sequence[Canonical], slices: Sequence[Slice], ruling: Ruling, *, keep: bool, pad_vocab: bool = False
+    models: Sequence[Canonical], slices: Sequence[LayerSlice], ruling: Ruling, *, keep: bool, pad_vocab: bool = False
 ) -> tuple[Canonical, list[str]]:
     """The first of `models` with the layers of `slices`, each weight merged as `ruling` says; and what is lost by it.
 
@@ -432,7 +432,7 @@ def _combine(
     c: Canonical,
     tensor: CanonicalTensor,
     inputs: Sequence[tuple[Canonical, CanonicalTensor]],
-    rule: Rule,
+    rule: MergeRule,
     numbers: Sequence[int],
 ) -> CanonicalTensor:
     """The weight `tensor` of the first model, merged from the `inputs`."""

@@ -29,7 +29,7 @@ from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
-from aprfmt.codecs.stream import Piece, read_whole
+from aprfmt.codecs.stream import TensorSource, read_whole
 from aprfmt.formats import apr2, apr_metadata, gguf_write
 from aprfmt.formats.gguf import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file
@@ -164,7 +164,7 @@ def _is_corrected(link: Link) -> bool:
     return len(link.gguf) == 1 and (len(link.hf) == 1 or link.row_map.value == PRODUCT)
 
 
-def restore(link: Link, pieces: Sequence[Piece], told: Corrections) -> list[Piece] | None:
+def restore(link: Link, pieces: Sequence[TensorSource], told: Corrections) -> list[TensorSource] | None:
     """The original tensors from that of a GGUF and their corrections; None unless they give that tensor again."""
     if not _is_corrected(link):
         return None
@@ -175,7 +175,7 @@ def restore(link: Link, pieces: Sequence[Piece], told: Corrections) -> list[Piec
     return restored if produce(restored, link.row_map, 0).data() == read_whole(pieces[0]) else None
 
 
-def _corrected(link: Link, piece: Piece, position: int, told: Corrections) -> Piece:
+def _corrected(link: Link, piece: TensorSource, position: int, told: Corrections) -> TensorSource:
     """One of the original tensors. Raises ValueError, KeyError and the like for what is not a correction of it."""
     name, shape = link.hf[position], link.row_map.before[position]
     dtype, text = (str(part) for part in told.get(name, ["F32", ""])[:2])
@@ -189,7 +189,7 @@ def _corrected(link: Link, piece: Piece, position: int, told: Corrections) -> Pi
     return BufferedPiece(name, dtype, shape, lambda: [original])
 
 
-def _inverse(piece: Piece, link: Link, position: int, dtype: str) -> bytes:
+def _inverse(piece: TensorSource, link: Link, position: int, dtype: str) -> bytes:
     made = produce([piece], link.row_map, position, inverse=True)
     return made.data() if made.dtype == dtype else encode(dtype, made.values())
 

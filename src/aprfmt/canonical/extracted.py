@@ -10,7 +10,7 @@ from threading import Lock
 
 from aprfmt.canonical.lora import is_turned, made
 from aprfmt.canonical.model import ADAPTER, Canonical
-from aprfmt.canonical.pairs import Adapter, Base, Pair
+from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import RefusedError
@@ -97,7 +97,7 @@ def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, 
             path=tuned.model.path,
         )
     found = Extraction()
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, LoraPair] = {}
     whole: dict[str, CanonicalTensor] = {}
     short = 0
     for name, new in tuned.tensors.items():
@@ -144,7 +144,9 @@ def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, 
     return c, notes, found
 
 
-def _pair(found: Extraction, name: str, old: CanonicalTensor, new: CanonicalTensor, rank: int, turned: bool) -> Pair:
+def _pair(
+    found: Extraction, name: str, old: CanonicalTensor, new: CanonicalTensor, rank: int, turned: bool
+) -> LoraPair:
     def delta() -> Array:
         import numpy as np
 
@@ -155,7 +157,7 @@ def _pair(found: Extraction, name: str, old: CanonicalTensor, new: CanonicalTens
     out, inside = (columns, rows) if turned else (rows, columns)
     a = made(name + lora.A, "F32", (*n, rank, inside), lambda: found.factors(name, delta, rank)[0])
     b = made(name + lora.B, "F32", (*n, out, rank), lambda: found.factors(name, delta, rank)[1])
-    return Pair(name, a, b, 1.0)
+    return LoraPair(name, a, b, 1.0)
 
 
 def _is_same(a: CanonicalTensor, b: CanonicalTensor) -> bool:

@@ -20,7 +20,7 @@ from aprfmt.arch.links import MIRROR, VALUES, Link, find_link, indices, link_of,
 from aprfmt.arch.names import canonical_name, embedding, head, matches
 from aprfmt.arch.names import check_shapes as check_dims
 from aprfmt.arch.row import Architecture
-from aprfmt.canonical.pairs import Adapter, Base, Blocks, Pair, is_embedding, stacked_name
+from aprfmt.canonical.pairs import Adapter, Base, Blocks, LoraPair, is_embedding, stacked_name
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import encode
@@ -46,10 +46,10 @@ def values_of(tensor: CanonicalTensor) -> Array:
 # --- names and shapes ---
 
 
-def spelled(adapter: Adapter, base: Base) -> dict[str, Pair]:
+def spelled(adapter: Adapter, base: Base) -> dict[str, LoraPair]:
     """The pairs by the table's spelling of their weights, on either side. Raises RefusedError for two of one weight."""
     row = base.row
-    out: dict[str, Pair] = {}
+    out: dict[str, LoraPair] = {}
     for pair in adapter.pairs.values():
         known = canonical_name(row, pair.weight) or stacked_name(pair.weight)
         found = {known: as_linear(base, known, pair)}
@@ -64,7 +64,7 @@ def spelled(adapter: Adapter, base: Base) -> dict[str, Pair]:
     return out
 
 
-def as_linear(base: Base, name: str, pair: Pair) -> Pair:
+def as_linear(base: Base, name: str, pair: LoraPair) -> LoraPair:
     """The pair of a stack as what reads its `in` and gives its `out`.
 
     PEFT takes a parameter of three dims for [n, out, in], unless its module says otherwise; Llama 4's does not.
@@ -79,16 +79,16 @@ def as_linear(base: Base, name: str, pair: Pair) -> Pair:
     return swapped(pair)
 
 
-def swapped(pair: Pair) -> Pair:
+def swapped(pair: LoraPair) -> LoraPair:
     """The pair whose product is that of `pair` with the last two dimensions swapped."""
     a, b = pair.a, pair.b
     (*n, rank, inside), out = a.shape, b.shape[-2]
     new_a = made(a.name, _dtype([b]), (*n, rank, out), lambda: values_of(b).swapaxes(-1, -2))
     new_b = made(b.name, _dtype([a]), (*n, inside, rank), lambda: values_of(a).swapaxes(-1, -2))
-    return Pair(pair.weight, new_a, new_b, pair.scale)
+    return LoraPair(pair.weight, new_a, new_b, pair.scale)
 
 
-def _fused_experts(row: Architecture, pair: Pair) -> dict[str, Pair]:
+def _fused_experts(row: Architecture, pair: LoraPair) -> dict[str, LoraPair]:
     """The stacks of a GGUF that one of transformers is, for families whose checkpoints have each expert alone."""
     found = re.fullmatch(r"(?:.*\.)?layers\.(\d+)\..*experts\.(gate_up_proj|down_proj)", pair.weight)
     if found is None or len(pair.shape) != 3:
@@ -108,7 +108,7 @@ def _fused_experts(row: Architecture, pair: Pair) -> dict[str, Pair]:
         own = slice(i * half, (i + 1) * half)
         return made(b.name, _dtype([b]), (*n, half, rank), lambda: values_of(b)[..., own, :])
 
-    return {name: Pair(pair.weight, a, part(i), pair.scale) for i, name in enumerate(names)}
+    return {name: LoraPair(pair.weight, a, part(i), pair.scale) for i, name in enumerate(names)}
 
 
 def is_turned(row: Architecture, name: str) -> bool:
@@ -116,7 +116,7 @@ def is_turned(row: Architecture, name: str) -> bool:
     return is_embedding(row, name) or any(match.row.transposed for match in matches(row, name))
 
 
-def stored_shape(row: Architecture, name: str, pair: Pair) -> Shape:
+def stored_shape(row: Architecture, name: str, pair: LoraPair) -> Shape:
     """The shape of the Hugging Face weight `name` by its pair."""
     *n, out, inside = pair.shape
     return (*n, inside, out) if is_turned(row, name) else (*n, out, inside)
@@ -171,13 +171,13 @@ def _other_base(reason: str, weight: str, path: PathLike) -> RefusedError:
 # --- links ---
 
 
-def to_gguf(adapter: Adapter, path: PathLike) -> tuple[dict[str, Pair], dict[str, list[tuple[str, int]]]]:
+def to_gguf(adapter: Adapter, path: PathLike) -> tuple[dict[str, LoraPair], dict[str, list[tuple[str, int]]]]:
     """The pairs under llama.cpp's names, and which of them are made of several with different A.
 
     Raises RefusedError where the row, or what it needs of the base, is unknown.
     """
     row, h = _row(adapter, path)
-    out: dict[str, Pair] = {}
+    out: dict[str, LoraPair] = {}
     blocks: dict[str, list[tuple[str, int]]] = {}
     names = spelled(adapter, Base(row, h))
     shapes = {name: stored_shape(row, name, pair) for name, pair in names.items() if matches(row, name)}
@@ -198,13 +198,15 @@ def to_gguf(adapter: Adapter, path: PathLike) -> tuple[dict[str, Pair], dict[str
     return out, blocks
 
 
-def _with_something(found: list[tuple[Pair, list[tuple[str, int]]]]) -> list[tuple[Pair, list[tuple[str, int]]]]:
+def _with_something(
+    found: list[tuple[LoraPair, list[tuple[str, int]]]],
+) -> list[tuple[LoraPair, list[tuple[str, int]]]]:
     """Of several parts of one weight those to which something is added: an adapter may have changed one alone."""
     kept = [one for one in found if values_of(one[0].b).any()] if len(found) > 1 else found
     return kept or found
 
 
-def _add(out: dict[str, Pair], pair: Pair, path: PathLike) -> None:
+def _add(out: dict[str, LoraPair], pair: LoraPair, path: PathLike) -> None:
     if pair.weight in out:
         raise RefusedError("two adapters change this weight", path=path, tensor=pair.weight)
     out[pair.weight] = pair
@@ -240,7 +242,7 @@ def _link(
     return link
 
 
-def to_hf(adapter: Adapter, path: PathLike) -> dict[str, Pair]:
+def to_hf(adapter: Adapter, path: PathLike) -> dict[str, LoraPair]:
     """The pairs under Hugging Face names, by the names that the adapter, or else the table, has for them.
 
     Raises RefusedError where the base is needed for that and not at hand.
@@ -255,7 +257,7 @@ def to_hf(adapter: Adapter, path: PathLike) -> dict[str, Pair]:
         for name, pair in names.items()
         if not matches(row, name)
     }
-    out: dict[str, Pair] = {}
+    out: dict[str, LoraPair] = {}
     done: set[str] = set()
     for name, pair in names.items():
         if name in done:
@@ -295,7 +297,7 @@ def _alternative(adapter: Adapter, name: str, shapes: Mapping[str, Shape], base:
     return stacks[0] if stacks and singles and not adapter.config.get("target_modules") else usual
 
 
-def from_link(link: Link, names: Mapping[str, Pair], blocks: Blocks, path: PathLike) -> list[Pair]:
+def from_link(link: Link, names: Mapping[str, LoraPair], blocks: Blocks, path: PathLike) -> list[LoraPair]:
     """The Hugging Face pairs of a link, of those of a GGUF by name."""
     found = []
     given = [names.get(gguf) for gguf in link.gguf]
@@ -306,7 +308,7 @@ def from_link(link: Link, names: Mapping[str, Pair], blocks: Blocks, path: PathL
     return found
 
 
-def _trimmed(pair: Pair, link: Link, given: Sequence[Pair | None], blocks: Blocks) -> Pair | None:
+def _trimmed(pair: LoraPair, link: Link, given: Sequence[LoraPair | None], blocks: Blocks) -> LoraPair | None:
     """`pair` with the rows of A that are its own; None where the adapter was made of others alone."""
     told = next((blocks[name] for name in link.gguf if name in blocks), None)
     if told is None:
@@ -320,7 +322,7 @@ def _trimmed(pair: Pair, link: Link, given: Sequence[Pair | None], blocks: Block
     return None
 
 
-def _part(pair: Pair, own: slice) -> Pair:
+def _part(pair: LoraPair, own: slice) -> LoraPair:
     """The product of some rows of A and the columns of B that go with them."""
     a, b, rank = pair.a, pair.b, own.stop - own.start
     return replace(
@@ -331,7 +333,7 @@ def _part(pair: Pair, own: slice) -> Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _LoraSide:
     """The tensors of one side of a link, as rows laid end to end.
 
     Attributes:
@@ -353,8 +355,8 @@ class _Side:
 
 
 def _transform(
-    link: Link, given: Sequence[Pair | None], *, inverse: bool, path: PathLike
-) -> list[tuple[Pair, list[tuple[str, int]]]]:
+    link: Link, given: Sequence[LoraPair | None], *, inverse: bool, path: PathLike
+) -> list[tuple[LoraPair, list[tuple[str, int]]]]:
     """The pairs of the other side of a link, each with its blocks where it is made of several with different A."""
     import numpy as np
 
@@ -368,9 +370,9 @@ def _transform(
             hint="merge the adapter into its base instead: apr merge-adapter BASE ADAPTER -o OUT",
         )
     width = m.row_elements
-    hf = _Side(link.hf, m.before, [_is_lookup(link.gguf)] * len(link.hf))
+    hf = _LoraSide(link.hf, m.before, [_is_lookup(link.gguf)] * len(link.hf))
     flags = m.after_transposed or (False,) * len(m.after)
-    gguf = _Side(link.gguf, m.after, [flag != _is_lookup(link.gguf) for flag in flags])
+    gguf = _LoraSide(link.gguf, m.after, [flag != _is_lookup(link.gguf) for flag in flags])
     sources, targets = (gguf, hf) if inverse else (hf, gguf)
     parts = sources.matrices(width)
     ends = np.cumsum([rows for *_, rows in parts])
@@ -430,7 +432,7 @@ def _row_factors(link: Link, index: Array, inverse: bool) -> Array | None:
 class _Section:
     """Rows `there` of a matrix: rows `local` of matrix `number` of the pair."""
 
-    pair: Pair
+    pair: LoraPair
     turned: bool
     number: int
     there: Array
@@ -500,8 +502,8 @@ class _Matrix:
 
 
 def _joined(
-    side: _Side, i: int, matrices: Sequence[_Matrix], width: int, columns: Array | None
-) -> tuple[Pair, list[tuple[str, int]]] | None:
+    side: _LoraSide, i: int, matrices: Sequence[_Matrix], width: int, columns: Array | None
+) -> tuple[LoraPair, list[tuple[str, int]]] | None:
     """Tensor `i` of a side made of `matrices`; None where no pair has a part in it."""
     import numpy as np
 
@@ -540,7 +542,7 @@ def _joined(
     for one, matrix in zip(shared, matrices, strict=True):
         if not one and not blocks:
             blocks = [(section.pair.weight, section.pair.rank) for section in matrix.sections]
-    return Pair(name, a, b, scale), blocks
+    return LoraPair(name, a, b, scale), blocks
 
 
 def _dtype(tensors: Iterable[CanonicalTensor]) -> str:
@@ -556,7 +558,7 @@ def is_power_of_two(factor: float) -> bool:
 # --- scales ---
 
 
-def with_scale(pair: Pair, scale: float, rank: int | None = None) -> Pair:
+def with_scale(pair: LoraPair, scale: float, rank: int | None = None) -> LoraPair:
     """The same product with that `scale`, and of that `rank` (filled up with zeros)."""
     import numpy as np
 
@@ -582,10 +584,10 @@ def with_scale(pair: Pair, scale: float, rank: int | None = None) -> Pair:
     dtype = _dtype([b]) if is_power_of_two(factor) else "F32"
     new_b = made(b.name, dtype, (*b.shape[:-1], rank), wide_b)
     new_a = a if not extra else made(a.name, _dtype([a]), (*a.shape[:-2], rank, a.shape[-1]), long_a)
-    return Pair(pair.weight, new_a, new_b, scale)
+    return LoraPair(pair.weight, new_a, new_b, scale)
 
 
-def on_top(weight: str, pairs: Sequence[Pair]) -> Pair | None:
+def on_top(weight: str, pairs: Sequence[LoraPair]) -> LoraPair | None:
     """The pair of a weight whose rows are those of several; None where these have not the same A and scale."""
     import numpy as np
 
@@ -597,17 +599,17 @@ def on_top(weight: str, pairs: Sequence[Pair]) -> Pair | None:
     shape = (*first.b.shape[:-2], sum(one.b.shape[-2] for one in pairs), first.rank)
     dtype = _dtype([one.b for one in pairs])
     b = made(weight + lora.B, dtype, shape, lambda: np.concatenate([values_of(one.b) for one in pairs], axis=-2))
-    return Pair(weight, first.a, b, first.scale)
+    return LoraPair(weight, first.a, b, first.scale)
 
 
-def without_zeros(pair: Pair, rank: int) -> Pair:
+def without_zeros(pair: LoraPair, rank: int) -> LoraPair:
     """`pair` with the first `rank` rows of A, where nothing but zeros is behind them; else as it is."""
     if pair.rank <= rank or values_of(pair.b)[..., rank:].any():
         return pair
     return _part(pair, slice(0, rank))
 
 
-def at_alpha(pair: Pair, alpha: float) -> tuple[Pair, bool]:
+def at_alpha(pair: LoraPair, alpha: float) -> tuple[LoraPair, bool]:
     """The same product with the scale alpha / rank, and whether every digit is kept.
 
     Where the rank does not give that scale, zeros are added to it until the rest is a power of two.

@@ -112,7 +112,7 @@ def _values(of: Values, first: int, last: int) -> Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class MergeRule:
     """How one weight is merged.
 
     Attributes:
@@ -226,7 +226,7 @@ class Combination:
 
     name: str
     n: int
-    rule: Rule
+    rule: MergeRule
     inputs: Sequence[Values]
     _passes: list[_Pass] = field(default_factory=list)
     _trims: dict[int, _Trim] | None = None

@@ -18,12 +18,12 @@ from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical import lora as factors
 from aprfmt.canonical.model import Canonical, links
-from aprfmt.canonical.pairs import Adapter, Base, Pair
+from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import can_encode, decode, encode, is_padded, recode
-from aprfmt.codecs.stream import Piece, read_whole
+from aprfmt.codecs.stream import TensorSource, read_whole
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.io.source import Buffer
 from aprfmt.text import plural
@@ -40,7 +40,7 @@ class _Cache:
         self._held: OrderedDict[int, tuple[Array, Array]] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, pair: Pair) -> tuple[Array, Array]:
+    def get(self, pair: LoraPair) -> tuple[Array, Array]:
         """A and B."""
         with self._lock:
             found = self._held.pop(id(pair), None)
@@ -62,7 +62,7 @@ class Delta:
         weight: what the adapter counts.
     """
 
-    pair: Pair
+    pair: LoraPair
     turned: bool
     weight: float
     cache: _Cache
@@ -105,7 +105,7 @@ class MergedPiece:
     """
 
     name: str
-    base: Piece
+    base: TensorSource
     dtype: str
     deltas: Sequence[Delta] = ()
 
@@ -145,7 +145,7 @@ class MergedPiece:
 
 
 @dataclass(slots=True)
-class _Plan:
+class _AdapterPlan:
     """What is added to which stored tensors.
 
     Attributes:
@@ -175,7 +175,7 @@ def with_adapters(
             hint="apr architectures lists the names; --arch NAME takes it for one of them",
         )
     c, notes = _untied(c, row, [adapter for adapter, _ in adapters])
-    plan, held = _Plan(), _Cache()
+    plan, held = _AdapterPlan(), _Cache()
     for adapter, weight in adapters:
         _add(plan, c, row, adapter, weight, held)
     made: dict[str, MergedPiece] = {}
@@ -213,7 +213,7 @@ def _untied(c: Canonical, row: Architecture, adapters: Sequence[Adapter]) -> tup
     return replace(c, tensors={**c.tensors, c.head: head}, hparams=replace(c.hparams, tied=False)), [note]
 
 
-def _add(plan: _Plan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache) -> None:
+def _add(plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache) -> None:
     path = c.model.path
     _check_factors(c, row, adapter)
     if adapter.invocation:
@@ -255,8 +255,8 @@ def _check_factors(c: Canonical, row: Architecture, adapter: Adapter) -> None:
 
 
 def _add_rest(
-    plan: _Plan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache
-) -> dict[str, Pair]:
+    plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache
+) -> dict[str, LoraPair]:
     """Plans the pairs for tensors of a GGUF; gives those for weights that `c` has under other Hugging Face names."""
     path = c.model.path
     stored = {piece.name: piece for t in c.tensors.values() if _is_of_gguf(t) for piece in t.pieces}
@@ -268,7 +268,7 @@ def _add_rest(
             _put(plan.pieces, name, Delta(pair, turned, weight, held), stored[name], path)
         else:
             left[name] = pair
-    found: dict[str, Pair] = {}
+    found: dict[str, LoraPair] = {}
     for link in links(row, c.hparams, c.tensors) if left else ():
         if left.keys() & set(link.gguf):
             for pair in factors.from_link(link, left, {}, path):
@@ -291,7 +291,7 @@ def _is_of_gguf(tensor: CanonicalTensor) -> bool:
     return tensor.link is not None and tensor.pieces[0].name in tensor.link.gguf
 
 
-def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, piece: Piece, path: PathLike) -> None:
+def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, piece: TensorSource, path: PathLike) -> None:
     if delta.shape != piece.shape:
         raise RefusedError(
             f"the adapter is for another base model: it adds {list(delta.shape)} to a weight of {list(piece.shape)}",
@@ -301,7 +301,9 @@ def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, piece: Piece, pa
     plan.setdefault(name, []).append(delta)
 
 
-def _replace(plan: _Plan, c: Canonical, row: Architecture, name: str, tensor: CanonicalTensor, weight: float) -> None:
+def _replace(
+    plan: _AdapterPlan, c: Canonical, row: Architecture, name: str, tensor: CanonicalTensor, weight: float
+) -> None:
     """Plans a weight that an adapter holds whole."""
     plain = name.replace(".base_layer.", ".")
     known = canonical_name(row, plain) or next((m.row.hf[0] for m in matches(row, plain, "gguf")), plain)
@@ -330,7 +332,7 @@ def _replace(plan: _Plan, c: Canonical, row: Architecture, name: str, tensor: Ca
     plan.whole[known] = CanonicalTensor(known, (MergedPiece(stored, tensor.piece(), tensor.dtype),))
 
 
-def _merged(tensor: CanonicalTensor, plan: _Plan, made: dict[str, MergedPiece], keep: bool) -> CanonicalTensor:
+def _merged(tensor: CanonicalTensor, plan: _AdapterPlan, made: dict[str, MergedPiece], keep: bool) -> CanonicalTensor:
     if tensor.name in plan.whole and tensor.name in plan.names:
         whole = plan.whole.pop(tensor.name)
         return _with_deltas(whole, plan.names[tensor.name], made, keep)
@@ -364,7 +366,7 @@ def encodes_alone(dtype: str) -> bool:
         return False
 
 
-def merged_piece(piece: Piece, deltas: Sequence[Delta], keep: bool) -> MergedPiece:
+def merged_piece(piece: TensorSource, deltas: Sequence[Delta], keep: bool) -> MergedPiece:
     """The weight `piece` with the deltas added. Raises RefusedError where its blocks cannot be encoded again."""
     row = DTYPES[piece.dtype]
     if row.kind == "aprq" or is_padded(row, piece.shape):  # whose rows do not stand alone

@@ -19,7 +19,7 @@ from aprfmt.arch.heads import MODULE_KEYS, has_no_output
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
-from aprfmt.arch.outside import Part, is_draft, names_drafts, outside, part_of, parts
+from aprfmt.arch.outside import ExtraTensors, is_draft, names_drafts, outside, part_of, parts
 from aprfmt.arch.row import OF_TENSOR, Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import envelope
@@ -32,7 +32,7 @@ from aprfmt.canonical.rowmap import BufferedPiece, keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import TowerPart, read_tower
 from aprfmt.codecs.dtypes import DTYPES, n_elements
-from aprfmt.codecs.stream import Piece
+from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UsageError
 from aprfmt.formats import hf_files, hf_modules, hfdir, safetensors
 from aprfmt.formats.apr_metadata import FILES_PREFIX
@@ -133,7 +133,7 @@ class Canonical:
         """Elements of all tensors, of packed ones of what they stand for."""
         return _count(self.all_tensors.values(), self.packs)
 
-    def outside_parts(self) -> list[Part]:
+    def outside_parts(self) -> list[ExtraTensors]:
         """What the tensors outside the network are of, by the names that a checkpoint has them under."""
         own = self.model.convention == "hf"
         sizes = {t.pieces[0].name if own else t.name: t.n_bytes for t in self.outside.values()}
@@ -519,7 +519,7 @@ def with_drafts_counted(c: Canonical) -> Canonical:
     return replace(c, hparams=replace(c.hparams, extra=extra))
 
 
-def without_drafts(c: Canonical) -> tuple[Canonical, list[Part]]:
+def without_drafts(c: Canonical) -> tuple[Canonical, list[ExtraTensors]]:
     """`c` without its draft layers, and what they were."""
     drafts = {name: t for name, t in c.outside.items() if is_draft(c.arch, name)}
     others = {name: t for name, t in c.outside.items() if name not in drafts}
@@ -881,7 +881,7 @@ def _check_whole(link_names: Sequence[str], there: Collection[str]) -> None:
         raise RefusedError(f"{absent[0]} is missing, and this tensor needs it", tensor=present)
 
 
-def _to_hf(link: Link, pieces: tuple[Piece, ...]) -> list[CanonicalTensor]:
+def _to_hf(link: Link, pieces: tuple[TensorSource, ...]) -> list[CanonicalTensor]:
     """The Hugging Face tensors of a link, made of those of the GGUF."""
     return [
         CanonicalTensor(name, pieces, link.row_map, position, inverse=True, link=link)

@@ -41,7 +41,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class LoraPair:
     """What is added to the weight `weight`: scale * B A. `a` is [(n,) rank, in], `b` [(n,) out, rank]."""
 
     weight: str
@@ -74,7 +74,7 @@ class Adapter:
         blocks: what the weights of a GGUF were made of, as it tells.
     """
 
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, LoraPair]
     whole: Mapping[str, CanonicalTensor]
     rank: int
     alpha: float

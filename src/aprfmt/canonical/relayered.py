@@ -28,7 +28,7 @@ from aprfmt.arch.projectors import DEEPSTACK, MAP, TARGETS, fed_layers
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
-from aprfmt.codecs.stream import Piece
+from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.limits import MAX_LAYERS
 from aprfmt.types import PathLike
@@ -471,7 +471,7 @@ class _Moved:
         if self.old == self.new:
             return list(tensors)
         links: dict[int, Link] = {}
-        pieces: dict[int, Piece] = {}
+        pieces: dict[int, TensorSource] = {}
         for tensor in tensors:
             if (link := tensor.link) is not None and id(link) not in links:
                 hf, gguf = (tuple(map(self.name, side)) for side in (link.hf, link.gguf))
@@ -492,7 +492,7 @@ class _Moved:
         """A name in this layer; others, and a source's own names of draft layers, stay."""
         return renumbered(name, self.old, self.new) if _layer_of(self.c, name) == self.old else name
 
-    def piece(self, piece: Piece) -> Piece:
+    def piece(self, piece: TensorSource) -> TensorSource:
         """What is stored, under the name that it would have there: a checkpoint keeps its own spelling."""
         name = self.name(piece.name)
         if name == piece.name or not is_dataclass(piece) or isinstance(piece, type):

@@ -14,7 +14,7 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.stream import Piece
+from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import RefusedError
 from aprfmt.formats.hfdir import HfNative, config_of
 
@@ -84,7 +84,7 @@ def with_two_outputs(c: Canonical) -> Canonical | None:
     return replace(c, hparams=h, tensors=c.tensors | {_SCORE: CanonicalTensor(_SCORE, (made,))})
 
 
-def _read_padded(piece: Piece) -> Iterable[bytes]:
+def _read_padded(piece: TensorSource) -> Iterable[bytes]:
     return [*_read_rows(piece, [0], piece.n_bytes), bytes(piece.n_bytes)]
 
 
@@ -107,7 +107,7 @@ def _token(c: Canonical, text: str) -> int:
     return tokens.index(text)
 
 
-def _read_rows(piece: Piece, rows: Iterable[int], row_bytes: int) -> Iterable[bytes]:
+def _read_rows(piece: TensorSource, rows: Iterable[int], row_bytes: int) -> Iterable[bytes]:
     for row in rows:
         data = bytearray(row_bytes)
         piece.read_into(row * row_bytes, memoryview(data))

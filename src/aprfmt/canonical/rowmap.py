@@ -17,7 +17,7 @@ from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, PRODUCT
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import Items, decode, recode
-from aprfmt.codecs.stream import Piece, regroup
+from aprfmt.codecs.stream import TensorSource, regroup
 from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import CHUNK_BYTES, Item, Job, run_jobs, source_jobs
 from aprfmt.io.source import Buffer
@@ -74,7 +74,7 @@ class Produced:
         """The tensor in memory, decoded."""
         return decode(self.dtype, self.data(), self.shape)
 
-    def piece(self, name: str) -> Piece:
+    def piece(self, name: str) -> TensorSource:
         """Its bytes as something that another RowMap can read from."""
         return BufferedPiece(name, self.dtype, self.shape, self.chunks)
 
@@ -82,7 +82,7 @@ class Produced:
 _INTEGERS = ("I64", "I32")
 
 
-def keeps_dtype(pieces: Sequence[Piece], row_map: RowMap) -> bool:
+def keeps_dtype(pieces: Sequence[TensorSource], row_map: RowMap) -> bool:
     """Whether the output has the stored dtype of the pieces: nothing needs to be decoded."""
     if row_map.pack:
         return True
@@ -103,13 +103,13 @@ def keeps_dtype(pieces: Sequence[Piece], row_map: RowMap) -> bool:
     )
 
 
-def as_it_is(piece: Piece) -> Produced:
+def as_it_is(piece: TensorSource) -> Produced:
     """The output of a map that changes nothing; most tensors of a large model are one of these."""
     held = piece.n_bytes if isinstance(piece, BufferedPiece) else 0
     return Produced(piece.dtype, piece.shape, piece.n_bytes, partial(_whole, piece, piece.n_bytes), held)
 
 
-def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse: bool = False) -> Produced:
+def produce(pieces: Sequence[TensorSource], row_map: RowMap, position: int, *, inverse: bool = False) -> Produced:
     """Output tensor `position` of the GGUF side from the pieces of the Hugging Face side; `inverse`: the other way.
 
     The dtype is the pieces' own where keeps_dtype says so, else F32. Raises RefusedError for impossible orders.
@@ -141,7 +141,7 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
     return Produced(dtype, shape, DTYPES[dtype].n_bytes(shape), lambda unit: run.move_elements(), n_read)
 
 
-def _padded(pieces: Sequence[Piece], row_map: RowMap, position: int, inverse: bool) -> Produced:
+def _padded(pieces: Sequence[TensorSource], row_map: RowMap, position: int, inverse: bool) -> Produced:
     """The one tensor of the GGUF side with rows of zeros before and behind those of the pieces; or without them."""
     if inverse:
         return _without_zeros(pieces[0], row_map, position)
@@ -157,7 +157,7 @@ def _padded(pieces: Sequence[Piece], row_map: RowMap, position: int, inverse: bo
     return Produced(rows.dtype, row_map.after[0], n_bytes, items, rows.held_bytes)
 
 
-def _without_zeros(piece: Piece, row_map: RowMap, position: int) -> Produced:
+def _without_zeros(piece: TensorSource, row_map: RowMap, position: int) -> Produced:
     """A tensor of the Hugging Face side. Making it raises RefusedError where a row that is left out is not zero."""
     row_bytes = DTYPES[piece.dtype].n_bytes((row_map.row_elements,))
     inner = row_map.inner
@@ -182,7 +182,7 @@ def _without_zeros(piece: Piece, row_map: RowMap, position: int) -> Produced:
 class _Part:
     """Neighbouring rows of a piece, from byte `start` on."""
 
-    whole: Piece
+    whole: TensorSource
     start: int
     shape: Shape
 
@@ -203,7 +203,7 @@ class _Part:
         self.whole.read_into(self.start + offset, buffer)
 
 
-def _product(pieces: Sequence[Piece], shape: Shape, position: int, inverse: bool) -> Produced:
+def _product(pieces: Sequence[TensorSource], shape: Shape, position: int, inverse: bool) -> Produced:
     """Two tensors, value by value, in F32; back comes the product, or ones for the second of them."""
     import numpy as np
 
@@ -221,7 +221,7 @@ def _product(pieces: Sequence[Piece], shape: Shape, position: int, inverse: bool
     return Produced("F32", shape, 4 * prod(shape), lambda unit: iter((np.ones(shape, "<f4").tobytes(),)))
 
 
-def _floats(piece: Piece) -> Piece:
+def _floats(piece: TensorSource) -> TensorSource:
     if piece.dtype == "F32":
         return piece
 
@@ -231,7 +231,7 @@ def _floats(piece: Piece) -> Piece:
     return BufferedPiece(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
 
 
-def _whole(piece: Piece, n_bytes: int, unit: int) -> Iterator[Item]:
+def _whole(piece: TensorSource, n_bytes: int, unit: int) -> Iterator[Item]:
     if isinstance(piece, BufferedPiece):
         return iter(piece.make())
     if isinstance(piece, Tensor) and n_bytes <= piece.n_bytes:
@@ -241,7 +241,7 @@ def _whole(piece: Piece, n_bytes: int, unit: int) -> Iterator[Item]:
     return (Job(min(step, n_bytes - s), partial(_read, piece, s, min(step, n_bytes - s))) for s in starts)
 
 
-def _read(piece: Piece, start: int, n_bytes: int) -> Buffer:
+def _read(piece: TensorSource, start: int, n_bytes: int) -> Buffer:
     import numpy as np
 
     data = np.empty(n_bytes, np.uint8).data  # a bytearray would be cleared, and other threads wait for that
@@ -253,7 +253,7 @@ def _read(piece: Piece, start: int, n_bytes: int) -> Buffer:
 class _Run:
     """One output tensor of a map: what it is made from, and which of the map's rows it is."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[TensorSource]
     row_map: RowMap
     position: int
     inverse: bool
@@ -390,7 +390,7 @@ def _lengths(lines: list[_Lines], n_rows: int, row_elements: int) -> Array:
     return np.sqrt(squares).astype(np.float32) + np.float32(_SMALL)
 
 
-def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> Buffer:
+def _rows(pieces: Sequence[TensorSource], ends: Array, part: Array, row_bytes: int) -> Buffer:
     """The rows `part` of all pieces laid end to end; `ends` are the rows at which the pieces end.
 
     Rows that stand close together in one piece are read with what lies between them in one call, and picked from
@@ -426,7 +426,7 @@ class _Lines:
     A `transposed` piece is read matrix by matrix, and the last ones are held: each has a part of all its rows.
     """
 
-    def __init__(self, piece: Piece, shape: Shape, transposed: bool, row_elements: int) -> None:
+    def __init__(self, piece: TensorSource, shape: Shape, transposed: bool, row_elements: int) -> None:
         import numpy as np
 
         self.element = np.dtype("<f4" if piece.dtype == "F32" else f"<u{DTYPES[piece.dtype].block_bytes}")
@@ -495,8 +495,8 @@ def _bytes(array: Array) -> Buffer:
 class _Mxfp4Rows:
     """MXFP4 rows out of the blocks and scales of a checkpoint, packed as they are read."""
 
-    blocks: Piece
-    scales: Piece
+    blocks: TensorSource
+    scales: TensorSource
     shape: Shape
     dtype: str = "MXFP4"
 
@@ -518,7 +518,7 @@ class _Mxfp4Rows:
         buffer[:] = memoryview(mxfp4.pack(blocks, scales))[start : start + len(buffer)]
 
 
-def mxfp4_tensor(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse: bool) -> Produced:
+def mxfp4_tensor(pieces: Sequence[TensorSource], row_map: RowMap, position: int, *, inverse: bool) -> Produced:
     """MXFP4 rows of the GGUF from values and scales, or the values or the scales from the rows.
 
     Values are bytes [..., n / 32, 16] or [..., n / 2], scales [..., n / 32]; first all the values, then their scales

@@ -12,7 +12,7 @@ from aprfmt.canonical.rowmap import Produced, as_it_is, produce
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.codecs.recode import OverflowCount, recode_jobs, stored_bytes
-from aprfmt.codecs.stream import Piece
+from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import Item
@@ -34,7 +34,7 @@ class CanonicalTensor:
     """
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorSource, ...]
     row_map: RowMap | None = None
     position: int = 0
     inverse: bool = False
@@ -92,7 +92,7 @@ class CanonicalTensor:
         """The bytes in Hugging Face order."""
         return self.produced.chunks()
 
-    def piece(self) -> Piece:
+    def piece(self) -> TensorSource:
         """This tensor as something that another row_map can read from."""
         if self.row_map is None or self.row_map.is_plain:
             return self.pieces[0]

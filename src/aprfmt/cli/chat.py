@@ -13,7 +13,7 @@ from aprfmt.llama.client import LlamaDiedError
 from aprfmt.text import format_seconds, plural
 
 if TYPE_CHECKING:
-    from aprfmt.cli.run import Run
+    from aprfmt.cli.run import RunCommand
     from aprfmt.running.conversation import Conversation
     from aprfmt.running.generate import RunResult
 
@@ -25,7 +25,7 @@ _HELP = """\
 Ctrl-C ends an answer. A line that ends with \\ goes on."""
 
 
-def chat(options: Run) -> None:
+def chat(options: RunCommand) -> None:
     """Reads what the user says until the end, and prints what the model of `options` answers."""
     from aprfmt.running.conversation import Conversation
     from aprfmt.running.generate import Loading, Prompt, Runner, sampling_of

@@ -15,7 +15,7 @@ from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, plural
 
 if TYPE_CHECKING:
-    from aprfmt.inspection.diff import Comparison, Difference
+    from aprfmt.inspection.diff import Comparison, ModelDifference
     from aprfmt.inspection.distance import Distance
 
 _MAX_DIFFERENCES = 40
@@ -97,7 +97,7 @@ def _comparison(found: Comparison, top: int, output: Path | None) -> Iterator[st
     yield f"same{counts}" if found.identical else f"different: {plural(n, 'difference')}{counts}"
 
 
-def _difference_detail(row: Difference) -> str:
+def _difference_detail(row: ModelDifference) -> str:
     if (far := row.distance) is not None:
         text = f"{far.n_different:,} of {far.n_values:,} values, at most {far.max_diff:.3g} apart"
         return f": {row.what} ({text})"

@@ -15,21 +15,21 @@ from aprfmt.cli.options import (
     ArchOption,
     Common,
     Drafts,
-    Dtype,
-    Files,
+    DtypeOptions,
+    FileOptions,
     ForceOption,
-    Identity,
+    IdentityOptions,
     Machine,
-    Mix,
     NoTokenizerOption,
     OfAdapter,
-    Run,
+    PresetOptions,
+    RunOptions,
     ShardSizeOption,
-    Source,
-    Target,
+    SourceOptions,
+    TargetOptions,
     TextFieldOption,
     TokenizerOption,
-    Towers,
+    TowerOptions,
     VerifyOption,
 )
 from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, tokens, wrapped
@@ -42,7 +42,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Import(Common, Machine, Run, Mix, Source, Towers, Drafts, OfAdapter, Dtype, Files):
+class Import(
+    Common,
+    Machine,
+    RunOptions,
+    PresetOptions,
+    SourceOptions,
+    TowerOptions,
+    Drafts,
+    OfAdapter,
+    DtypeOptions,
+    FileOptions,
+):
     """Pack a model into one .apr file, with everything needed to restore the source byte for byte.
 
     \b
@@ -63,7 +74,9 @@ class Import(Common, Machine, Run, Mix, Source, Towers, Drafts, OfAdapter, Dtype
 
 
 @dataclass(kw_only=True)
-class Convert(Common, Machine, Run, Mix, Source, Target, OfAdapter, Dtype, Files):
+class Convert(
+    Common, Machine, RunOptions, PresetOptions, SourceOptions, TargetOptions, OfAdapter, DtypeOptions, FileOptions
+):
     """Convert any readable form of a model to any writable one, in one step.
 
     \b
@@ -94,7 +107,7 @@ class Export(Convert):
 
 
 @dataclass(kw_only=True)
-class Shard(Common, Run, Files):
+class ShardCommand(Common, RunOptions, FileOptions):
     """Split a model into .apr files of limited size, in a folder with a manifest of their SHA-256 sums.
 
     Every command reads the folder, its manifest or any shard as the whole model; convert joins it again.
@@ -117,7 +130,7 @@ class Shard(Common, Run, Files):
 
 
 @dataclass(kw_only=True)
-class Quantize(Common, Machine, Run, Mix):
+class Quantize(Common, Machine, RunOptions, PresetOptions):
     """Store the weights of a model in fewer bits; types and bytes match llama.cpp's own quantize tool.
 
     \b
@@ -196,7 +209,7 @@ class Quantize(Common, Machine, Run, Mix):
 
 
 @dataclass(kw_only=True)
-class Stamp(Common, Identity):
+class Stamp(Common, IdentityOptions):
     """Edit the metadata of an .apr file, or the keys of a GGUF. The bytes of the tensors stay untouched.
 
     \b
@@ -316,7 +329,9 @@ def _list_mixes() -> None:
 _NOT_PASSED_ON = ("file", "output", "mix", "list_mixes", "as_json", "quiet")
 
 
-def _run(command: Run, verb: str, function: Callable[..., Report], source: str, output: Path, **fixed: object) -> None:
+def _run(
+    command: RunOptions, verb: str, function: Callable[..., Report], source: str, output: Path, **fixed: object
+) -> None:
     """Calls a function of `convert.api` with what was given on the command line; prints its report or plan."""
     refuse_terminal(output)
     given = {f.name: getattr(command, f.name) for f in fields(command) if f.name not in _NOT_PASSED_ON}

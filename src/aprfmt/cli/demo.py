@@ -50,7 +50,7 @@ def command(
             raise RefusedError("the demo starts from a GGUF", path=source, hint="make one with apr export")
         name = str(source) if source.parent != folder or output else "the tiny model of the package"
         out.line(f"{out.style('apr demo', 'bold')} on {printable(name)}")
-        files = Files(source, folder / f"{source.stem}.apr", folder / f"{source.stem}.roundtrip.gguf")
+        files = DemoFiles(source, folder / f"{source.stem}.apr", folder / f"{source.stem}.roundtrip.gguf")
         steps, skipped = _run(files)
     seconds = sum(step["seconds"] for step in steps)
     kept = str(output) if output else None
@@ -78,7 +78,7 @@ def _find_model(file: Path | None, folder: Path) -> Path:
     return path
 
 
-class Files(NamedTuple):
+class DemoFiles(NamedTuple):
     """The source, the .apr made of it, and the GGUF made of that."""
 
     source: Path
@@ -86,7 +86,7 @@ class Files(NamedTuple):
     back: Path
 
 
-class Step(TypedDict):
+class DemoStep(TypedDict):
     """A step that passed."""
 
     name: str
@@ -94,9 +94,9 @@ class Step(TypedDict):
     detail: str
 
 
-def _run(files: Files) -> tuple[list[Step], list[dict[str, str]]]:
+def _run(files: DemoFiles) -> tuple[list[DemoStep], list[dict[str, str]]]:
     """(the steps that passed, {name, reason} of those that cannot run here). Raises AprError where one fails."""
-    steps: list[Step] = []
+    steps: list[DemoStep] = []
     skipped: list[dict[str, str]] = []
     for name, run in _STEPS.items():
         start = time.monotonic()
@@ -117,19 +117,19 @@ def _run(files: Files) -> tuple[list[Step], list[dict[str, str]]]:
     return steps, skipped
 
 
-def _import(files: Files) -> str:
+def _import(files: DemoFiles) -> str:
     report = aprfmt.import_model(files.source, files.packed, force=True)
     return f"{format_bytes(report.input_bytes)} GGUF to {format_bytes(report.output_bytes)} .apr"
 
 
-def _inspect(files: Files) -> str:
+def _inspect(files: DemoFiles) -> str:
     found = inspect(files.packed)
     tokens = found.tokenizer.vocab_size if found.tokenizer is not None else 0
     size = f"{found.tensor_count} tensors, {format_count(found.param_count)} parameters"
     return f"{found.architecture}, {size}, {tokens:,} tokens"
 
 
-def _validate(files: Files) -> str:
+def _validate(files: DemoFiles) -> str:
     found = validate(files.packed)
     if not found.passed:
         bad = next(check for check in found.checks if check.status == "fail")
@@ -137,19 +137,19 @@ def _validate(files: Files) -> str:
     return f"passed, score {found.score} of 100"
 
 
-def _export(files: Files) -> str:
+def _export(files: DemoFiles) -> str:
     report = aprfmt.export_model(files.packed, files.back, force=True)
     return f"{format_bytes(report.output_bytes)} GGUF"
 
 
-def _compare(files: Files) -> str:
+def _compare(files: DemoFiles) -> str:
     with Source.open(files.source) as a, Source.open(files.back) as b:
         if not is_same_content(a, b):
             raise RunError("the exported GGUF differs from the source", path=files.back)
         return f"{a.size:,} bytes, every one the same as in the source"
 
 
-def _generate(files: Files) -> str:
+def _generate(files: DemoFiles) -> str:
     generated = []
     for path in (files.source, files.back):
         with Llama(path) as llama:
@@ -162,7 +162,7 @@ def _generate(files: Files) -> str:
     return f"the same {len(generated[1].ids)} tokens from both: {PROMPT} {words}"
 
 
-_STEPS: dict[str, Callable[[Files], str]] = {
+_STEPS: dict[str, Callable[[DemoFiles], str]] = {
     "import": _import,
     "inspect": _inspect,
     "validate": _validate,

@@ -20,7 +20,7 @@ from aprfmt.errors import RunError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CommandRow:
     """One command: name, `module` or `module:callable` in this package, summary and section in `apr --help`."""
 
     name: str
@@ -32,39 +32,45 @@ class Row:
 COMMANDS = {
     row.name: row
     for row in (
-        Row("inspect", "look:inspect", "Show a model's container, architecture, dtypes and tokenizer.", "Look"),
-        Row("tensors", "look:tensors", "List tensors, optionally with statistics and hashes.", "Look"),
-        Row("tree", "tree:tree", "Show the module tree, identical layers folded; dot, Mermaid.", "Look"),
-        Row("hex", "hex:hex", "Annotate the bytes of a file, or decode a tensor's blocks.", "Look"),
-        Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
-        Row("lint", "lint:lint", "Check a file against best practices; exit 1 on findings.", "Look"),
-        Row("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: error.", "Look"),
-        Row("vocab", "vocab", "Tokenize and decode text; compare two tokenizers.", "Look"),
-        Row("report", "measure:report", "Write an HTML report about a model or a training run.", "Look"),
-        Row("architectures", "look:architectures", "List the supported architectures.", "Look"),
-        Row("import", "convert:Import", "Import safetensors, Hugging Face, GGUF or hf://... to .apr.", "Convert"),
-        Row("export", "convert:Export", "Export to GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
-        Row("convert", "convert:Convert", "Convert between any two supported formats in one step.", "Convert"),
-        Row("quantize", "convert:Quantize", "Quantize to Q4_K_M, Q8_0, ...; --list shows all types.", "Convert"),
-        Row("merge", "merge_models:Merge", "Merge models: linear, slerp, TIES, DARE or stacked layers.", "Convert"),
-        Row(
+        CommandRow("inspect", "look:inspect", "Show a model's container, architecture, dtypes and tokenizer.", "Look"),
+        CommandRow("tensors", "look:tensors", "List tensors, optionally with statistics and hashes.", "Look"),
+        CommandRow("tree", "tree:tree", "Show the module tree, identical layers folded; dot, Mermaid.", "Look"),
+        CommandRow("hex", "hex:hex", "Annotate the bytes of a file, or decode a tensor's blocks.", "Look"),
+        CommandRow("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
+        CommandRow("lint", "lint:lint", "Check a file against best practices; exit 1 on findings.", "Look"),
+        CommandRow("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: error.", "Look"),
+        CommandRow("vocab", "vocab", "Tokenize and decode text; compare two tokenizers.", "Look"),
+        CommandRow("report", "measure:report", "Write an HTML report about a model or a training run.", "Look"),
+        CommandRow("architectures", "look:architectures", "List the supported architectures.", "Look"),
+        CommandRow(
+            "import", "convert:Import", "Import safetensors, Hugging Face, GGUF or hf://... to .apr.", "Convert"
+        ),
+        CommandRow("export", "convert:Export", "Export to GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
+        CommandRow("convert", "convert:Convert", "Convert between any two supported formats in one step.", "Convert"),
+        CommandRow("quantize", "convert:Quantize", "Quantize to Q4_K_M, Q8_0, ...; --list shows all types.", "Convert"),
+        CommandRow(
+            "merge", "merge_models:Merge", "Merge models: linear, slerp, TIES, DARE or stacked layers.", "Convert"
+        ),
+        CommandRow(
             "merge-adapter", "merge:MergeAdapter", "Merge LoRA adapters into a base; --unmerge extracts one.", "Convert"
         ),
-        Row("prune", "prune:Prune", "Prune a model's layers, or the width of each layer.", "Convert"),
-        Row("imatrix", "imatrix:Imatrix", "Compute an importance matrix for quantization.", "Convert"),
-        Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
-        Row("stamp", "convert:Stamp", "Edit metadata; tensor data is copied unchanged.", "Convert"),
-        Row("run", "run:Run", "Generate text, chat or compute embeddings with llama.cpp.", "Run"),
-        Row("bench", "bench:Bench", "Benchmark speed and memory in llama.cpp.", "Run"),
-        Row("push", "push", "Upload a model to the hub, with a model card.", "Convert"),
-        Row("qa", "qa:qa", "Sanity-check a model; exit 1 if a check fails.", "Run"),
-        Row("distill", "training:Distill", "Train a student on a teacher's outputs.", "Train"),
-        Row("teacher", "teacher:Teacher", "Save a teacher's top-k log-probabilities to files.", "Train"),
-        Row("pretrain", "training:Pretrain", "Train a model on text, without a teacher.", "Train"),
-        Row("data", "data:Data", "Summarize training data and loss masks.", "Train"),
-        Row("eval", "measure:evaluate", "Compute loss on held-out text, and KL from a teacher.", "Train"),
-        Row("doctor", "doctor:doctor", "Check the installation: llama.cpp, torch and extras.", "Try"),
-        Row("demo", "demo", "Round-trip a small model, timing and checking each step.", "Try"),
+        CommandRow("prune", "prune:Prune", "Prune a model's layers, or the width of each layer.", "Convert"),
+        CommandRow("imatrix", "imatrix:ImatrixCommand", "Compute an importance matrix for quantization.", "Convert"),
+        CommandRow(
+            "shard", "convert:ShardCommand", "Split into .apr files of limited size, with a manifest.", "Convert"
+        ),
+        CommandRow("stamp", "convert:Stamp", "Edit metadata; tensor data is copied unchanged.", "Convert"),
+        CommandRow("run", "run:RunCommand", "Generate text, chat or compute embeddings with llama.cpp.", "Run"),
+        CommandRow("bench", "bench:Bench", "Benchmark speed and memory in llama.cpp.", "Run"),
+        CommandRow("push", "push", "Upload a model to the hub, with a model card.", "Convert"),
+        CommandRow("qa", "qa:qa", "Sanity-check a model; exit 1 if a check fails.", "Run"),
+        CommandRow("distill", "training:Distill", "Train a student on a teacher's outputs.", "Train"),
+        CommandRow("teacher", "teacher:TeacherCommand", "Save a teacher's top-k log-probabilities to files.", "Train"),
+        CommandRow("pretrain", "training:Pretrain", "Train a model on text, without a teacher.", "Train"),
+        CommandRow("data", "data:Data", "Summarize training data and loss masks.", "Train"),
+        CommandRow("eval", "measure:evaluate", "Compute loss on held-out text, and KL from a teacher.", "Train"),
+        CommandRow("doctor", "doctor:doctor", "Check the installation: llama.cpp, torch and extras.", "Try"),
+        CommandRow("demo", "demo", "Round-trip a small model, timing and checking each step.", "Try"),
     )
 }
 

@@ -17,7 +17,7 @@ from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_shape, plural
 
 if TYPE_CHECKING:
-    from aprfmt.inspection.hex.blocks import Block, TensorDump
+    from aprfmt.inspection.hex.blocks import HexBlock, TensorDump
     from aprfmt.inspection.hex.run import FileDump, HexDump
     from aprfmt.inspection.hex.spans import Section, Span
 
@@ -147,7 +147,7 @@ def _tensor(found: TensorDump, columns: int) -> Iterator[str]:
         yield from _beside(block.offset, block.data, name, scale or block.values or (), columns, digits)
 
 
-def _block(block: Block, columns: int, digits: int) -> Iterator[str]:
+def _block(block: HexBlock, columns: int, digits: int) -> Iterator[str]:
     n = len(block.values) if block.values is not None else 0
     span = f", values {block.first:,} to {block.first + n - 1:,}" if n else ""
     yield out.style(f"block {block.index:,}{span}", "cyan")

@@ -24,7 +24,7 @@ _OF_MERGE = ("files", "output", "merge", "plan", "force", "as_json", "quiet")
 
 
 @dataclass(kw_only=True)
-class Imatrix(Common, LlamaMachine):
+class ImatrixCommand(Common, LlamaMachine):
     """Compute an importance matrix of a model on text, or add several.
 
     The inputs of every product with a weight are recorded while llama.cpp computes the text; `apr quantize --imatrix`

@@ -15,7 +15,7 @@ from aprfmt.text import plural
 
 if TYPE_CHECKING:
     from aprfmt.inspection.lint.run import Level, Lint
-    from aprfmt.inspection.validate import Rule
+    from aprfmt.inspection.validate import ValidationRule
 
 _STYLES = {"error": "red", "warn": "yellow", "info": "cyan"}
 _WORDS: tuple[tuple[Level, str], ...] = (("error", "error"), ("warn", "warning"), ("info", "note"))
@@ -65,13 +65,13 @@ def lint(
     return 0 if found.passed else 1
 
 
-def _level(rule: Rule) -> str:
+def _level(rule: ValidationRule) -> str:
     from aprfmt.inspection.lint.run import LEVELS
 
     return LEVELS[rule.level]
 
 
-def _rules(rules: tuple[Rule, ...]) -> Iterator[str]:
+def _rules(rules: tuple[ValidationRule, ...]) -> Iterator[str]:
     for rule in rules:
         yield f"{out.style(_level(rule).ljust(5), _STYLES[_level(rule)])}  {out.style(rule.id, 'bold')}"
         yield from pairs([("asks that", rule.holds), ("because", rule.why), ("source", rule.source)], indent=7, label=9)

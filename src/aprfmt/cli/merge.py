@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from aprfmt.cli.convert import refuse_terminal, report_of
-from aprfmt.cli.options import Common, Derived, Dtype, Machine, OutputOption
-from aprfmt.cli.options import Mix as MixOptions
+from aprfmt.cli.options import Common, Derived, DtypeOptions, Machine, OutputOption
+from aprfmt.cli.options import PresetOptions as MixOptions
 from aprfmt.errors import UsageError
 
 _MERGE_ONLY = (
@@ -20,7 +20,7 @@ _MERGE_ONLY = (
 
 
 @dataclass(kw_only=True)
-class MergeAdapter(Common, Machine, MixOptions, Derived, Dtype):
+class MergeAdapter(Common, Machine, MixOptions, Derived, DtypeOptions):
     """Add adapters (LoRA) to a model; with --unmerge, extract the adapter that turns one model into another.
 
     A quantized base is decoded and quantized again, to the types it has or to those of --quantize.

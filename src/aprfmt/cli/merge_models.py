@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from aprfmt.cli.convert import refuse_terminal, report_of
-from aprfmt.cli.options import Common, Derived, Dtype, Machine, OutputOption
-from aprfmt.cli.options import Mix as MixOptions
+from aprfmt.cli.options import Common, Derived, DtypeOptions, Machine, OutputOption
+from aprfmt.cli.options import PresetOptions as MixOptions
 
 
 @dataclass(kw_only=True)
-class Merge(Common, Machine, MixOptions, Derived, Dtype):
+class Merge(Common, Machine, MixOptions, Derived, DtypeOptions):
     """Merge models of one architecture: average, interpolate or add up their weights, or stack their layers.
 
     Config, tokenizer and dtypes are those of the base, or of the first model.

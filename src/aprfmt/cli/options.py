@@ -157,7 +157,7 @@ class Links:
 
 
 @dataclass(kw_only=True)
-class Run(Links):
+class RunOptions(Links):
     """How a conversion is run."""
 
     allow_unmapped: Annotated[
@@ -189,7 +189,7 @@ class Run(Links):
 
 
 @dataclass(kw_only=True)
-class Mix:
+class PresetOptions:
     """Options of a quantization mix."""
 
     imatrix: Annotated[
@@ -249,7 +249,7 @@ class Mix:
 
 
 @dataclass(kw_only=True)
-class Identity:
+class IdentityOptions:
     """What the user says of the model, whatever its files say."""
 
     tokenizer: TokenizerOption = None
@@ -267,7 +267,7 @@ class Identity:
 
 
 @dataclass(kw_only=True)
-class Source(Identity):
+class SourceOptions(IdentityOptions):
     """What the source leaves open or gets wrong."""
 
     allow_no_config: Annotated[
@@ -312,7 +312,7 @@ class OfAdapter:
 
 
 @dataclass(kw_only=True)
-class Towers:
+class TowerOptions:
     """What sees or hears beside a language model."""
 
     mmproj: Annotated[
@@ -326,7 +326,7 @@ class Towers:
 
 
 @dataclass(kw_only=True)
-class Dtype:
+class DtypeOptions:
     """What the weights become."""
 
     arch: ArchOption = None
@@ -390,7 +390,7 @@ class Derived(MlxBits, Links):
 
 
 @dataclass(kw_only=True)
-class Target(Drafts, MlxBits):
+class TargetOptions(Drafts, MlxBits):
     """What is written, and how."""
 
     mtp_only: Annotated[
@@ -437,7 +437,7 @@ class Target(Drafts, MlxBits):
 
 
 @dataclass(kw_only=True)
-class Files:
+class FileOptions:
     """From where to where."""
 
     file: ModelArgument

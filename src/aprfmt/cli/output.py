@@ -49,7 +49,7 @@ def _escaped(text: str) -> str:
 _DRIVES = re.compile(
     f"({'|'.join(re.escape(f'{chr(27)}[{code}m') for code in ('0', *_STYLES.values()))})|(?![\t\n])[{CONTROLS}]"
 )
-"""The styles of `Output.style`, or a character that drives a terminal or reverses text; lines and tabs do neither."""
+"""The styles of `Console.style`, or a character that drives a terminal or reverses text; lines and tabs do neither."""
 
 
 def harmless(text: str, *, styled: bool = False) -> str:
@@ -78,7 +78,7 @@ def as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
 
 
-class Output:
+class Console:
     """What a command says: one object for the run; `configure` sets its mode before anything is parsed."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ def _hub_traffic() -> Traffic | None:
     return found if found is not None and found.origins else None
 
 
-out = Output()
+out = Console()
 
 
 def width(stream: TextIO | None = None) -> int:

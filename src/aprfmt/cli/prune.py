@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from aprfmt.cli.convert import refuse_terminal, report_of
-from aprfmt.cli.options import Common, Derived, Dtype, Machine, ModelArgument, NoMtpOption, OutputOption
-from aprfmt.cli.options import Mix as MixOptions
+from aprfmt.cli.options import Common, Derived, DtypeOptions, Machine, ModelArgument, NoMtpOption, OutputOption
+from aprfmt.cli.options import PresetOptions as MixOptions
 
 
 @dataclass(kw_only=True)
-class Prune(Common, Machine, MixOptions, Derived, Dtype):
+class Prune(Common, Machine, MixOptions, Derived, DtypeOptions):
     """Leave out some layers of a model, or parts of all of them; weights that are kept stay as they are.
 
     With --width, the channels, neurons and heads with the largest weights are kept. The model needs training

@@ -24,7 +24,7 @@ _OF_VECTORS = ("file", "embed", "lora", "ctx", "threads", "gpu_layers", "dtype",
 
 
 @dataclass(kw_only=True)
-class Run(Common, LlamaMachine):
+class RunCommand(Common, LlamaMachine):
     """Ask a model something, talk with it, or embed texts, in llama.cpp; what is not a GGUF is exported once.
 
     Without a prompt, on a terminal, it is a conversation: /help names its commands, Ctrl-C ends an answer, Ctrl-D the

@@ -16,7 +16,7 @@ from aprfmt.text import format_bytes, format_seconds
 
 
 @dataclass(kw_only=True)
-class Teacher(Common, LlamaMachine):
+class TeacherCommand(Common, LlamaMachine):
     """Save a teacher's top-k log-probabilities and the residual mass of all other tokens to files.
 
     `apr distill --teacher-logprobs` trains from these files without the teacher. torch runs the families that can be

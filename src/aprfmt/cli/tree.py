@@ -14,7 +14,7 @@ from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_count, format_shape, plural
 
 if TYPE_CHECKING:
-    from aprfmt.inspection.tree import Step, Tree
+    from aprfmt.inspection.tree import Tree, TreeStep
 
 _FORMATS = ("ascii", "dot", "mermaid", "json")
 
@@ -57,7 +57,7 @@ def tree(
         out.hint(f"no tensor matches {filter!r}; without --filter all {found.tensor_count} are shown")
 
 
-def _text(found: Tree, steps: list[Step], sizes: bool) -> Iterator[str]:
+def _text(found: Tree, steps: list[TreeStep], sizes: bool) -> Iterator[str]:
     yield f"{out.style(printable(found.file), 'bold')}  {found.format}, {plural(found.matched, 'tensor')}"
     rows: list[list[str]] = []
     prefixes: list[str] = []
@@ -75,12 +75,12 @@ def _text(found: Tree, steps: list[Step], sizes: bool) -> Iterator[str]:
     yield from table(header, rows, right="params size", indent=0) if rows else ()
 
 
-def _label(step: Step) -> str:
+def _label(step: TreeStep) -> str:
     text = (step.label or "(no name)") + (f" ({step.times:,} ×)" if step.times > 1 else "")
     return text + (f" … {plural(step.node.tensor_count, 'tensor')}" if step.is_closed else "")
 
 
-def _details(step: Step, sizes: bool) -> list[str]:
+def _details(step: TreeStep, sizes: bool) -> list[str]:
     """What a picture says of a node below its label."""
     tensor = step.node.tensor
     lines = [f"{tensor.dtype} {format_shape(tensor.shape)}"] if tensor is not None else []
@@ -89,7 +89,7 @@ def _details(step: Step, sizes: bool) -> list[str]:
     return lines
 
 
-def _dot(found: Tree, steps: list[Step], sizes: bool) -> Iterator[str]:
+def _dot(found: Tree, steps: list[TreeStep], sizes: bool) -> Iterator[str]:
     """Graphviz: in a quoted string only the quote and the backslash mean something else."""
 
     def quoted(lines: list[str]) -> str:
@@ -105,7 +105,7 @@ def _dot(found: Tree, steps: list[Step], sizes: bool) -> Iterator[str]:
     yield "}"
 
 
-def _mermaid(found: Tree, steps: list[Step], sizes: bool) -> Iterator[str]:
+def _mermaid(found: Tree, steps: list[TreeStep], sizes: bool) -> Iterator[str]:
     """Mermaid: whatever is not a letter or digit could mean something, and is written as its code point."""
 
     def quoted(lines: list[str]) -> str:

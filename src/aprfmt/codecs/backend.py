@@ -2,7 +2,7 @@
 
 libggml-base is the C library of llama.cpp's tensor types, called through ctypes. It comes with llama-cpp-
 python, and by itself with libggml-python. Neither package is imported: that would load all of llama.cpp. No
-function is called before its symbol was found and, by the caller's known answer, checked (`Library.agrees`);
+function is called before its symbol was found and, by the caller's known answer, checked (`GgmlLibrary.agrees`);
 libraries of any version that agree are used. Even so a rare block may differ between versions: of IQ1_M 4 in
 1,024 between 0.20.2 and 0.25.3, of the others none. Calls release the GIL. Misused, the library ends the
 process, so callers check arguments before.
@@ -83,7 +83,7 @@ RowFunction = Callable[[int, int, int], None]
 """(address of the source, address of the target, number of values)"""
 
 
-class Library:
+class GgmlLibrary:
     """A loaded libggml-base.
 
     Attributes:
@@ -151,7 +151,7 @@ class Library:
         return self._verdicts[key]
 
 
-def libraries() -> Iterator[Library]:
+def libraries() -> Iterator[GgmlLibrary]:
     """The libraries that are installed, each opened when it is asked for; `absence` says why there is none.
 
     That of llama-cpp-python comes first: where another libggml is in the process already, under the same name, the
@@ -159,7 +159,7 @@ def libraries() -> Iterator[Library]:
     """
     for package in PACKAGES:
         found = _find(package)
-        if isinstance(found, Library):
+        if isinstance(found, GgmlLibrary):
             yield found
 
 
@@ -171,7 +171,7 @@ def absence() -> str:
 
 
 @cache
-def _find(package: str) -> Library | str:
+def _find(package: str) -> GgmlLibrary | str:
     """The library in a package, else why there is none."""
     try:
         spec = importlib.util.find_spec(package)
@@ -184,7 +184,7 @@ def _find(package: str) -> Library | str:
         for path in (Path(place, folder, name) for folder in _FOLDERS for name in names):
             if path.is_file():
                 try:
-                    return Library(path)
+                    return GgmlLibrary(path)
                 except (OSError, AttributeError) as error:
                     return f"{path} cannot be used: {error}"
     return f"the installed {PACKAGES[package]} has no {names[0]}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from aprfmt.codecs import backend, ggml_numpy
-from aprfmt.codecs.backend import Library
+from aprfmt.codecs.backend import GgmlLibrary
 from aprfmt.codecs.dtypes import DTYPES, Dtype
 from aprfmt.codecs.stream import blocks
 from aprfmt.errors import MissingDependencyError, RefusedError, UnsupportedError, UsageError
@@ -52,14 +52,14 @@ def needs_weights(dtype: str) -> bool:
     return lib is not None and ggml_id is not None and lib.needs_weights(ggml_id)
 
 
-def _find_libraries(dtype: str, direction: str) -> Iterator[Library]:
+def _find_libraries(dtype: str, direction: str) -> Iterator[GgmlLibrary]:
     """The libraries that have the function."""
     row = DTYPES[dtype]
     if row.answers is not None:
         yield from (lib for lib in backend.libraries() if has_type(lib, row, direction))
 
 
-def _choose(dtype: str, direction: str, *, numpy: bool) -> Library | None:
+def _choose(dtype: str, direction: str, *, numpy: bool) -> GgmlLibrary | None:
     """The library that does it, None for numpy. Raises MissingDependencyError where neither may."""
     row, check = DTYPES[dtype], decode_agrees if direction == "decode" else encode_agrees
     names = ("numpy", "ggml") if (dtype, direction) in ggml_numpy.FASTER else ("ggml", "numpy")
@@ -262,7 +262,7 @@ def checksum_values(values: Array) -> int:
     return zlib.crc32(np.where(np.isnan(values), np.float32(0), values).astype("<f4").tobytes())
 
 
-def decode_agrees(lib: Library, row: Dtype) -> bool:
+def decode_agrees(lib: GgmlLibrary, row: Dtype) -> bool:
     """Whether the library decodes the pattern as it should."""
     import numpy as np
 
@@ -274,12 +274,12 @@ def decode_agrees(lib: Library, row: Dtype) -> bool:
     return checksum_values(out) == row.answers[0]
 
 
-def encode_agrees(lib: Library, row: Dtype) -> bool:
+def encode_agrees(lib: GgmlLibrary, row: Dtype) -> bool:
     """Whether the library encodes the pattern as it should, with weights and without."""
     return has_type(lib, row, "encode") and row.answers is not None and checksum_encoding(lib, row) == row.answers[1]
 
 
-def checksum_encoding(lib: Library, row: Dtype) -> int:
+def checksum_encoding(lib: GgmlLibrary, row: Dtype) -> int:
     """CRC-32 of what the library makes of the values: without weights, if the type can do so, then with them."""
     import numpy as np
 
@@ -295,7 +295,7 @@ def checksum_encoding(lib: Library, row: Dtype) -> int:
     return crc
 
 
-def has_type(lib: Library, row: Dtype, direction: str) -> bool:
+def has_type(lib: GgmlLibrary, row: Dtype, direction: str) -> bool:
     """Whether the library has the function, and the type as the dtype table says."""
     assert row.ggml_id is not None
     if not lib.has(symbol(row, direction)):  # asked for the geometry, it would read beyond its table

@@ -14,7 +14,7 @@ from functools import cache, partial
 
 from aprfmt.codecs import affine, plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
-from aprfmt.codecs.stream import STEP, Piece
+from aprfmt.codecs.stream import STEP, TensorSource
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.io import jsonx
 from aprfmt.io.source import Buffer
@@ -27,7 +27,7 @@ _STRETCH = 1 << 22
 UNPACK_HINT = "fetch the checkpoint again, or unpack it with the tool that packed it and import the result"
 
 
-def region(piece: Piece, width: int, rows: range, columns: range, dtype: str | None = None) -> Array:
+def region(piece: TensorSource, width: int, rows: range, columns: range, dtype: str | None = None) -> Array:
     """Decoded elements of a rectangle of a stored tensor, seen as a matrix with rows of `width` elements.
 
     `dtype` reads its bytes as elements of another dtype.
@@ -47,7 +47,7 @@ def region(piece: Piece, width: int, rows: range, columns: range, dtype: str | N
     return plain.decode(dtype, buffer).reshape(n_rows, len(columns))
 
 
-def _read_narrow(piece: Piece, first: int, stride: int, line: int, out: memoryview) -> None:
+def _read_narrow(piece: TensorSource, first: int, stride: int, line: int, out: memoryview) -> None:
     """Many short lines: whole stretches are read and the lines taken from them."""
     import numpy as np
 
@@ -60,18 +60,18 @@ def _read_narrow(piece: Piece, first: int, stride: int, line: int, out: memoryvi
         lines[start : start + n] = np.frombuffer(stretch, dtype="u1").reshape(n, stride)[:, :line]
 
 
-def flat(piece: Piece, columns: range | None = None, dtype: str | None = None) -> Array:
+def flat(piece: TensorSource, columns: range | None = None, dtype: str | None = None) -> Array:
     """Elements of a stored tensor in flat order, 1-d: those of a range, or all of one that is known to be small."""
     size = count(piece)
     return region(piece, size, range(1), range(size) if columns is None else columns, dtype).reshape(-1)
 
 
-def count(piece: Piece) -> int:
+def count(piece: TensorSource) -> int:
     """Number of stored elements."""
     return n_elements(piece.shape)
 
 
-Pieces = Mapping[str, Piece]
+Pieces = Mapping[str, TensorSource]
 """The pieces of one weight by what follows its base name, as the row of the scheme spells it."""
 
 Settings = Mapping[str, object]
@@ -83,7 +83,7 @@ Tile = Callable[[range, range], Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class PackedBlocks:
     """A packed weight as GGML blocks of the same codes and scales.
 
     Attributes:
@@ -113,7 +113,7 @@ class Decoded:
     dtype: str | None = None
     step: int = STEP
     period: int = 0
-    blocks: Callable[[], Blocks | None] = lambda: None
+    blocks: Callable[[], PackedBlocks | None] = lambda: None
 
     def between(self, start: int, stop: int) -> Array:
         """The values of flat places start .. stop, 1-d float32."""
@@ -141,7 +141,7 @@ def refusal(scheme: str, tensor: str, what: str, hint: str = UNPACK_HINT) -> Ref
 
 
 def expect(
-    scheme: str, piece: Piece, dtypes: Sequence[str], shape: tuple[int, ...] | None = None, ndim: int = 0
+    scheme: str, piece: TensorSource, dtypes: Sequence[str], shape: tuple[int, ...] | None = None, ndim: int = 0
 ) -> None:
     """Raises RefusedError unless `piece` has one of `dtypes`, the `shape` or the number of dims, and elements."""
     if piece.dtype not in dtypes:
@@ -182,7 +182,7 @@ def unpack(words: Array, bits: int) -> Array:
     return fields
 
 
-def unpack_fields(piece: Piece, rows: range, columns: range, bits: int, *, down: bool = False) -> Array:
+def unpack_fields(piece: TensorSource, rows: range, columns: range, bits: int, *, down: bool = False) -> Array:
     """Fields of a matrix of words, uint8 [rows, columns]; with `down` they run down the columns of words instead."""
     first, stop = columns.start // 32, min(-(-columns.stop // 32) * bits, piece.shape[0 if down else 1])
     words = range(first * bits, stop)
@@ -198,7 +198,7 @@ class Grid:
     `order` gives the block of each column where columns were regrouped.
     """
 
-    piece: Piece
+    piece: TensorSource
     rows: int
     grid: tuple[int, int]
     height: int
@@ -236,7 +236,7 @@ class Grid:
         return np.arange(columns.start, columns.stop) // self.width
 
 
-def grid_of(scheme: str, piece: Piece, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]] = ()) -> Grid:
+def grid_of(scheme: str, piece: TensorSource, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]] = ()) -> Grid:
     """How `piece` scales a weight of `shape`: as a whole, by rows, columns of stacked weights, or one of `blocks`.
 
     Raises RefusedError where that is not certain.
@@ -290,7 +290,7 @@ def weight_arguments(settings: Settings) -> list[dict[str, object]]:
     return [weights for weights in found if isinstance(weights, dict)]
 
 
-def require_symmetric(scheme: str, scale: Piece, settings: Settings) -> None:
+def require_symmetric(scheme: str, scale: TensorSource, settings: Settings) -> None:
     """Raises RefusedError for scales without zero points where the config says that every weight has them."""
     arguments = weight_arguments(settings)
     if arguments and all(weights.get("symmetric") is False for weights in arguments):
@@ -359,7 +359,7 @@ def fp8(pieces: Pieces, settings: Settings) -> Decoded:
 class _Scaled:
     """Tiles of stored values times a grid of scales."""
 
-    weight: Piece
+    weight: TensorSource
     grid: Grid
 
     def __call__(self, rows: range, columns: range) -> Array:
@@ -527,7 +527,7 @@ def gptq(pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded((n_out, n_in), tile, step=_TRANSPOSED_STEP)
 
 
-def _gptq_bits(codes: Piece, zeros: Piece, n_out: int, settings: Settings) -> int:
+def _gptq_bits(codes: TensorSource, zeros: TensorSource, n_out: int, settings: Settings) -> int:
     """The bits of a code: those that the settings name, for all or by module, which fit the zero points."""
     dynamic = settings.get("dynamic")
     rules = [settings, *(dynamic.values() if isinstance(dynamic, dict) else ())]
@@ -561,7 +561,7 @@ def _gptq_order(pieces: Pieces, n_in: int, n_groups: int, settings: Settings) ->
     return order.astype(np.int64)
 
 
-def _group_size(scheme: str, settings: Settings, scales: Piece, n_in: int, n_groups: int) -> int:
+def _group_size(scheme: str, settings: Settings, scales: TensorSource, n_in: int, n_groups: int) -> int:
     """Inputs a group: the one among the sizes that the settings name which gives as many groups as are stored."""
     dynamic = settings.get("dynamic")
     rules = [settings, *(dynamic.values() if isinstance(dynamic, dict) else ())]
@@ -591,7 +591,7 @@ def awq(pieces: Pieces, settings: Settings) -> Decoded:
     expect("AWQ", zeros, ("I32",), (n_groups, n_words))
     size = _group_size("AWQ", settings, scales, n_in, n_groups)
 
-    def fields(piece: Piece, lines: range, outputs: range) -> Array:
+    def fields(piece: TensorSource, lines: range, outputs: range) -> Array:
         span = range(outputs.start // 8, -(-outputs.stop // 8))
         words = np.ascontiguousarray(region(piece, n_words, lines, span).view("<u4").T)
         eights = np.empty((len(span), 8, len(lines)), dtype=np.float32)
@@ -637,7 +637,7 @@ def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded((rows, columns), tile)
 
 
-def _packed_bits(packed: Piece, columns: int, settings: Settings) -> int:
+def _packed_bits(packed: TensorSource, columns: int, settings: Settings) -> int:
     named = [weights.get("num_bits") for weights in weight_arguments(settings)]
     fit = [bits for bits in (2, 4, 8) if bits in named and -(-columns // (32 // bits)) == packed.shape[1]]
     if len(fit) == 1:
@@ -664,7 +664,7 @@ def _packed_grid(pieces: Pieces, shape: tuple[int, int], settings: Settings) -> 
     raise refusal(scheme, scale.name, what, _CONFIG_HINT)
 
 
-def _packed_order(given: Piece, columns: int, n_groups: int) -> Array | None:
+def _packed_order(given: TensorSource, columns: int, n_groups: int) -> Array | None:
     expect("compressed-tensors", given, ("I32", "I64"), (columns,))
     order = flat(given)
     if (order == -1).all():  # never set: columns are in order
@@ -759,7 +759,7 @@ def bnb4(kind: str, pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded(shape, tile, FLOATS_BY_TORCH.get(str(state.get("dtype"))))
 
 
-def _state(piece: Piece, kind: str) -> dict[str, object]:
+def _state(piece: TensorSource, kind: str) -> dict[str, object]:
     """The JSON object that is stored as a tensor of bytes beside the weight."""
     expect(_LABEL, piece, ("U8",), ndim=1)
     if count(piece) > _MAX_STATE_BYTES:
@@ -884,7 +884,7 @@ def mlx_affine(pieces: Pieces, settings: Settings) -> Decoded:
     expect(_MLX, biases, (scales.dtype,), scales.shape)
     n_groups = shape[-1] // group
 
-    def numbers(piece: Piece, rows: range, groups: range) -> Array:
+    def numbers(piece: TensorSource, rows: range, groups: range) -> Array:
         return region(piece, n_groups, rows, groups).astype(np.float32)
 
     def tile(rows: range, columns: range) -> Array:
@@ -893,14 +893,14 @@ def mlx_affine(pieces: Pieces, settings: Settings) -> Decoded:
         scale, bias = (numbers(piece, rows, groups).take(spread, axis=1) for piece in (scales, biases))
         return affine.dequantize(fields(rows, columns), scale, bias, scales.dtype)
 
-    def blocks() -> Blocks | None:
+    def blocks() -> PackedBlocks | None:
         step = max(1, STEP // max(1, n_groups))
         parts = (
             (numbers(scales, rows, range(n_groups)), numbers(biases, rows, range(n_groups)))
             for rows in (range(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
         )
         dtype = affine.fitting_blocks(bits, parts)
-        return None if dtype is None else Blocks(dtype, partial(between, dtype))
+        return None if dtype is None else PackedBlocks(dtype, partial(between, dtype))
 
     def between(dtype: str, start: int, stop: int) -> Buffer:
         per_row = shape[-1] // affine.BLOCK

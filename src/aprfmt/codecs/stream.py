@@ -17,7 +17,7 @@ BLOCK = 1 << 16
 """Values that the arithmetic works on at a time, so that its temporaries stay in the cache."""
 
 
-class Piece(Measured, Protocol):
+class TensorSource(Measured, Protocol):
     """Stored bytes of a tensor that can be read at any place: a tensor of a file, or one made while it is read."""
 
     @property
@@ -28,7 +28,7 @@ class Piece(Measured, Protocol):
         """Fills `buffer` from byte `offset` of the tensor."""
 
 
-def read_whole(piece: Piece) -> memoryview:
+def read_whole(piece: TensorSource) -> memoryview:
     """All bytes, read into writable memory of their own, which nothing that happens to the file can reach."""
     import numpy as np
 

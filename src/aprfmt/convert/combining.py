@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from aprfmt import formats
-from aprfmt.canonical.combined import Slice, combined
-from aprfmt.canonical.merge_methods import LINEAR, PASSTHROUGH, SLERP, Rule
+from aprfmt.canonical.combined import LayerSlice, combined
+from aprfmt.canonical.merge_methods import LINEAR, PASSTHROUGH, SLERP, MergeRule
 from aprfmt.canonical.model import Canonical, canonical, require_config, with_dims_of_tensors
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.relayered import parse_layers
@@ -16,9 +16,9 @@ from aprfmt.convert.api import Report, convert
 from aprfmt.convert.merge_recipe import (
     PARAMETERS,
     WEIGHTED,
-    Part,
-    Recipe,
-    Source,
+    MergedLayers,
+    MergeInput,
+    MergeRecipe,
     check_parameters,
     check_recipe,
     find_method,
@@ -28,7 +28,7 @@ from aprfmt.convert.merging import open_input
 from aprfmt.convert.mixes import find_mix
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.pipe import StartProgress
-from aprfmt.io.settings import Node
+from aprfmt.io.settings import SettingsNode
 from aprfmt.io.system import n_processors
 from aprfmt.limits import MAX_LAYERS
 from aprfmt.provenance.model_card import entries
@@ -149,13 +149,13 @@ def merge_models(
 
 
 def _merged(
-    recipe: Recipe, paths: Sequence[str], found: Sequence[Canonical], *, seed: int, keep: bool, pad_vocab: bool
+    recipe: MergeRecipe, paths: Sequence[str], found: Sequence[Canonical], *, seed: int, keep: bool, pad_vocab: bool
 ) -> tuple[Canonical, list[str]]:
     if recipe.method != PASSTHROUGH or len(found) > 1:
         _check_vocabularies(found, pad_vocab=pad_vocab)
     slices = [_slice(part, paths, found) for part in recipe.parts]
 
-    def ruling(number: int, name: str, names: Sequence[str], place: float) -> Rule:
+    def ruling(number: int, name: str, names: Sequence[str], place: float) -> MergeRule:
         return recipe.rule(number, name, names, place, seed)
 
     c, notes = combined(found, slices, ruling, keep=keep, pad_vocab=pad_vocab)
@@ -163,7 +163,7 @@ def _merged(
     return _with_provenance(c, recipe, found), [*notes, *recipe.notes]
 
 
-def _slice(part: Part, paths: Sequence[str], found: Sequence[Canonical]) -> Slice:
+def _slice(part: MergedLayers, paths: Sequence[str], found: Sequence[Canonical]) -> LayerSlice:
     inputs = tuple(paths.index(source.path) for source in part.sources)
     lengths = [found[number].hparams.num_layers or 0 for number in inputs]
     ranges = [source.layers or (0, n) for source, n in zip(part.sources, lengths, strict=True)]
@@ -182,13 +182,13 @@ def _slice(part: Part, paths: Sequence[str], found: Sequence[Canonical]) -> Slic
                 path=paths[number],
                 hint="slices with layer_range say which layers belong together",
             )
-    return Slice(inputs, tuple(first for first, _ in ranges), n_layers)
+    return LayerSlice(inputs, tuple(first for first, _ in ranges), n_layers)
 
 
 # --- options ---
 
 
-def _from_options(own: dict[str, object]) -> Recipe:
+def _from_options(own: dict[str, object]) -> MergeRecipe:
     """The recipe that options stand for. Raises UsageError for those that the method does not have."""
     models = _paths(own["models"])
     if own["method"] is None:
@@ -217,23 +217,23 @@ def _from_options(own: dict[str, object]) -> Recipe:
         if name not in PARAMETERS[method]:
             raise UsageError(f"--{name} does not apply to {word}", hint=f"it has {', '.join(PARAMETERS[method])}")
     if method == SLERP:
-        shared.setdefault("t", Node(0.5))
+        shared.setdefault("t", SettingsNode(0.5))
     if "weight" in PARAMETERS[method] and not each["weight"]:
         each["weight"] = [1.0] * len(tuned)
     sources = [
-        Source(path, _layers(ranges, i, len(tuned)), check_parameters(method, {
+        MergeInput(path, _layers(ranges, i, len(tuned)), check_parameters(method, {
             name: _node(values[i]) for name, values in each.items() if values
         })[0])
         for i, path in enumerate(tuned)
     ]  # fmt: skip
     parameters, _ = check_parameters(method, shared)
     if base is not None:
-        sources.insert(0, Source(base))
+        sources.insert(0, MergeInput(base))
     if method == PASSTHROUGH:
-        return check_recipe(Recipe(method, tuple(Part((source,)) for source in sources), None, parameters))
+        return check_recipe(MergeRecipe(method, tuple(MergedLayers((source,)) for source in sources), None, parameters))
     if len(sources) < 2:
         raise UsageError("a merge takes at least two models", hint="apr merge A B -o OUT --method linear")
-    return check_recipe(Recipe(method, (Part(tuple(sources)),), base, parameters))
+    return check_recipe(MergeRecipe(method, (MergedLayers(tuple(sources)),), base, parameters))
 
 
 def _refuse_beside_config(own: dict[str, object]) -> None:
@@ -253,8 +253,8 @@ def _paths(value: object) -> list[str]:
     return [formats.path_text(path, "models") for path in found]
 
 
-def _node(value: object) -> Node:
-    return Node([_node(item) for item in value]) if isinstance(value, list | tuple) else Node(value)
+def _node(value: object) -> SettingsNode:
+    return SettingsNode([_node(item) for item in value]) if isinstance(value, list | tuple) else SettingsNode(value)
 
 
 def _each(value: object, name: str, n: int) -> list[object]:
@@ -311,7 +311,7 @@ def _check_vocabularies(found: Sequence[Canonical], *, pad_vocab: bool) -> None:
             )
 
 
-def _with_tokenizer(c: Canonical, recipe: Recipe, paths: Sequence[str], found: Sequence[Canonical]) -> Canonical:
+def _with_tokenizer(c: Canonical, recipe: MergeRecipe, paths: Sequence[str], found: Sequence[Canonical]) -> Canonical:
     """`c` with the tokenizer that the recipe asks for."""
     asked = recipe.tokenizer
     if asked in (None, "base"):
@@ -337,7 +337,7 @@ def _with_tokenizer(c: Canonical, recipe: Recipe, paths: Sequence[str], found: S
     return replace(c, tokenizer=chosen.tokenizer)
 
 
-def _with_provenance(c: Canonical, recipe: Recipe, found: Sequence[Canonical]) -> Canonical:
+def _with_provenance(c: Canonical, recipe: MergeRecipe, found: Sequence[Canonical]) -> Canonical:
     """`c` with all models as its base models, and how they were merged."""
     general = dict(c.general or {})
     bases = []

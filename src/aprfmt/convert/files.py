@@ -17,7 +17,7 @@ from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.io.names import ALLOW, findings
-from aprfmt.io.source import Identity, Source
+from aprfmt.io.source import FileIdentity, Source
 from aprfmt.limits import MAX_CARRIED_FILES
 from aprfmt.model import Model
 from aprfmt.text import first_few, format_bytes, format_limit, plural
@@ -30,7 +30,7 @@ class FilePiece:
 
     name: str
     path: Path
-    identity: Identity
+    identity: FileIdentity
     dtype: str = "U8"
 
     @property
@@ -64,7 +64,7 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, al
     folder = c.model.native_as(HfNative)
     if folder is None:
         return c
-    found: dict[str, Identity] = {}
+    found: dict[str, FileIdentity] = {}
     odd: list[str] = []
     own = [os.path.abspath(output) for output in outputs]
     names = folder.further_files(hidden=allow_names)
@@ -123,7 +123,7 @@ def _blob_name(name: str) -> str:
     return FILES_PREFIX + hashlib.sha256(name.encode()).hexdigest()
 
 
-def _identity(path: Path, name: str) -> Identity | None:
+def _identity(path: Path, name: str) -> FileIdentity | None:
     """What tells a file from another; None where it cannot be read, or no `.apr` may name it."""
     try:
         safe_name(name)

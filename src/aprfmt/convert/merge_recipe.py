@@ -23,10 +23,10 @@ from aprfmt.canonical.merge_methods import (
     SLERP,
     TASK_ARITHMETIC,
     TIES,
-    Rule,
+    MergeRule,
 )
 from aprfmt.errors import UsageError
-from aprfmt.io.settings import Node, read_yaml, shown
+from aprfmt.io.settings import SettingsNode, read_yaml, shown
 from aprfmt.io.source import exists
 from aprfmt.limits import MAX_LAYERS
 from aprfmt.text import first_few
@@ -64,11 +64,11 @@ _WITH_BASE = (SLERP, TIES, DARE_LINEAR, DARE_TIES, TASK_ARITHMETIC)
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
-Parameters = Mapping[str, Node]
+Parameters = Mapping[str, SettingsNode]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MergeInput:
     """A model of a slice, its layers from the first up to, but not including, the last, and its own parameters."""
 
     path: str
@@ -78,17 +78,17 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MergedLayers:
     """Some layers of the result."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[MergeInput, ...]
     base: str | None = None
     parameters: Parameters = field(default_factory=dict)
     line: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class MergeRecipe:
     """All that is said of a merge.
 
     Attributes:
@@ -103,7 +103,7 @@ class Recipe:
     """
 
     method: str
-    parts: tuple[Part, ...]
+    parts: tuple[MergedLayers, ...]
     base: str | None = None
     parameters: Parameters = field(default_factory=dict)
     dtype: str | None = None
@@ -125,7 +125,7 @@ class Recipe:
             return None
         return next(i for i, source in enumerate(part.sources) if source.path == base)
 
-    def rule(self, number: int, name: str, names: Sequence[str], place: float, seed: int) -> Rule:
+    def rule(self, number: int, name: str, names: Sequence[str], place: float, seed: int) -> MergeRule:
         """How the weight `name` of slice `number` is merged; `names` are those that it has in the inputs.
 
         `place` says where in the slice its layer lies, from 0 to 1. Raises UsageError for parameters that are
@@ -161,7 +161,7 @@ class Recipe:
         )
 
 
-def _rule(method: str, found: Mapping[str, object], base: int | None, seed: int, n: int, name: str) -> Rule:
+def _rule(method: str, found: Mapping[str, object], base: int | None, seed: int, n: int, name: str) -> MergeRule:
     def several(key: str) -> tuple[float, ...]:
         values = found.get(key, ())
         assert isinstance(values, tuple)
@@ -176,7 +176,7 @@ def _rule(method: str, found: Mapping[str, object], base: int | None, seed: int,
     if method == LINEAR and found["normalize"] and abs(math.fsum(weights)) < 1e-12:
         raise UsageError(f"the weights of {name} add up to 0", hint="other weights, or normalize: false")
     scales = several("scale")
-    return Rule(
+    return MergeRule(
         method=method,
         base=base,
         weights=weights,
@@ -192,7 +192,7 @@ def _rule(method: str, found: Mapping[str, object], base: int | None, seed: int,
 # --- values of parameters ---
 
 
-def evaluate(parameter: str, node: Node, name: str, place: float) -> object:
+def evaluate(parameter: str, node: SettingsNode, name: str, place: float) -> object:
     """What a setting says of the weight `name`, at `place` from 0 to 1 of its slice; None where no filter fits.
 
     A list of numbers is a gradient: its items lie at equal distances over the layers, with straight lines between
@@ -216,7 +216,7 @@ def evaluate(parameter: str, node: Node, name: str, place: float) -> object:
     return (1 - share) * a + share * b
 
 
-def _filtered(parameter: str, node: Node, name: str, place: float) -> object:
+def _filtered(parameter: str, node: SettingsNode, name: str, place: float) -> object:
     entries = node.mapping(parameter)
     text = entries["filter"].value if "filter" in entries else None
     if text is None or text == "*" or str(text) in name:
@@ -224,7 +224,7 @@ def _filtered(parameter: str, node: Node, name: str, place: float) -> object:
     return None
 
 
-def checked(parameter: str, node: Node) -> float | bool | str:
+def checked(parameter: str, node: SettingsNode) -> float | bool | str:
     """One value of a parameter. Raises UsageError for one that it cannot have."""
     value = node.value
     if parameter == "normalize":
@@ -251,7 +251,7 @@ def checked(parameter: str, node: Node) -> float | bool | str:
     return float(number)
 
 
-def check_parameters(method: str, parameters: Parameters) -> tuple[dict[str, Node], list[str]]:
+def check_parameters(method: str, parameters: Parameters) -> tuple[dict[str, SettingsNode], list[str]]:
     """The parameters that count, every value of them checked, and words on those that are ignored.
 
     Raises UsageError for a parameter that the method does not have.
@@ -269,13 +269,13 @@ def check_parameters(method: str, parameters: Parameters) -> tuple[dict[str, Nod
     return out, notes
 
 
-def _check_setting(parameter: str, node: Node, *, within: bool = False) -> None:
+def _check_setting(parameter: str, node: SettingsNode, *, within: bool = False) -> None:
     if isinstance(node.value, dict):
         entries = node.value
         odd = next((key for key in entries if key not in ("filter", "value")), None)
         if odd is not None or "value" not in entries:
             raise node.error(f"{parameter}: a filter has the keys filter and value, and no others")
-        if isinstance(entries.get("filter", Node(None)).value, dict | list):
+        if isinstance(entries.get("filter", SettingsNode(None)).value, dict | list):
             raise node.error(f"{parameter}: filter must be a part of a weight's name")
         _check_setting(parameter, entries["value"])
     elif isinstance(node.value, list):
@@ -288,7 +288,7 @@ def _check_setting(parameter: str, node: Node, *, within: bool = False) -> None:
         checked(parameter, node)
 
 
-def find_method(name: str, node: Node | None = None) -> str:
+def find_method(name: str, node: SettingsNode | None = None) -> str:
     """The method of a name, with underscores or hyphens. Raises UsageError for any other."""
     spelled = name.lower().replace("-", "_")
     found = ALIASES.get(spelled, spelled)
@@ -296,20 +296,20 @@ def find_method(name: str, node: Node | None = None) -> str:
         known = sorted(method.replace("_", "-") for method in {*METHODS, *ALIASES})
         near = get_close_matches(name.lower(), known, 1)
         hint = (f"did you mean {near[0]}? " if near else "") + f"one of: {', '.join(known)}"
-        raise (node or Node(name)).error(f"unknown merge method {name!r:.60}", hint)
+        raise (node or SettingsNode(name)).error(f"unknown merge method {name!r:.60}", hint)
     return found
 
 
 # --- the whole ---
 
 
-def check_recipe(recipe: Recipe) -> Recipe:
+def check_recipe(recipe: MergeRecipe) -> MergeRecipe:
     """`recipe`, with the base among the models of its only slice. Raises UsageError for what makes no merge."""
     method = recipe.method
     parts = []
     for part in recipe.parts:
         base = part.base or recipe.base
-        node = Node(None, part.line)
+        node = SettingsNode(None, part.line)
         sources = part.sources
         if method in _WITH_BASE:
             if base is None:
@@ -317,7 +317,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
             if base not in [source.path for source in sources]:
                 if sources[0].layers is not None:
                     raise node.error(f"the base model {base} is not among the sources of the slice", "list it there")
-                sources = (Source(base), *sources)
+                sources = (MergeInput(base), *sources)
         elif recipe.base is not None and method == LINEAR and base not in [source.path for source in sources]:
             raise node.error(
                 "linear compares with no base, and this one is not among the models", "list it with a weight of its own"
@@ -331,8 +331,8 @@ def check_recipe(recipe: Recipe) -> Recipe:
         lengths = {source.layers[1] - source.layers[0] for source in sources if source.layers is not None}
         if len(lengths) > 1:
             raise node.error("the sources of a slice must have equally many layers")
-        parts.append(Part(sources, part.base, part.parameters, part.line))
-    return Recipe(
+        parts.append(MergedLayers(sources, part.base, part.parameters, part.line))
+    return MergeRecipe(
         method, tuple(parts), recipe.base, recipe.parameters, recipe.dtype, recipe.tokenizer, recipe.path, recipe.notes
     )
 
@@ -340,7 +340,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
 # --- YAML ---
 
 
-def read_recipe(path: PathLike) -> Recipe:
+def read_recipe(path: PathLike) -> MergeRecipe:
     """The recipe in a YAML file. Raises UsageError, with the line, for what it cannot mean."""
     tree = read_yaml(path, "recipe")
     if tree.value is None:
@@ -357,7 +357,7 @@ _KEYS = (
 )
 
 
-def _entries(node: Node, what: str, known: Sequence[str]) -> dict[str, Node]:
+def _entries(node: SettingsNode, what: str, known: Sequence[str]) -> dict[str, SettingsNode]:
     """The entries of a mapping, without those that say nothing. Raises UsageError for an unknown key, with its line."""
     entries = node.mapping(what)
     for key, value in entries.items():
@@ -366,7 +366,7 @@ def _entries(node: Node, what: str, known: Sequence[str]) -> dict[str, Node]:
     return {key: value for key, value in entries.items() if value.value is not None}
 
 
-def _recipe(root: Node, path: PathLike) -> Recipe:
+def _recipe(root: SettingsNode, path: PathLike) -> MergeRecipe:
     if isinstance(root.value, dict) and "modules" in root.value:
         raise root.value["modules"].error("modules are not supported", "name models or slices")
     entries = _entries(root, "the recipe", _KEYS)
@@ -378,7 +378,7 @@ def _recipe(root: Node, path: PathLike) -> Recipe:
     notes: list[str] = []
     if "models" in entries:
         sources = tuple(_source(item, method, notes, "a model") for item in entries["models"].items("models"))
-        parts: tuple[Part, ...] = (Part(sources, line=entries["models"].line),)
+        parts: tuple[MergedLayers, ...] = (MergedLayers(sources, line=entries["models"].line),)
     else:
         parts = tuple(_part(item, method, notes) for item in entries["slices"].items("slices"))
     base = _text(entries["base_model"], "base_model") if "base_model" in entries else None
@@ -389,10 +389,10 @@ def _recipe(root: Node, path: PathLike) -> Recipe:
         )
     tokenizer = _tokenizer(entries)
     parameters = _parameters(entries, method, notes)
-    return Recipe(method, parts, base, parameters, dtype, tokenizer, path, tuple(dict.fromkeys(notes)))
+    return MergeRecipe(method, parts, base, parameters, dtype, tokenizer, path, tuple(dict.fromkeys(notes)))
 
 
-def _tokenizer(entries: Mapping[str, Node]) -> str | None:
+def _tokenizer(entries: Mapping[str, SettingsNode]) -> str | None:
     if "tokenizer_source" in entries and "tokenizer" in entries:
         raise entries["tokenizer"].error("tokenizer and tokenizer_source cannot be given together")
     if "tokenizer" in entries:
@@ -401,7 +401,7 @@ def _tokenizer(entries: Mapping[str, Node]) -> str | None:
     return _text(entries["tokenizer_source"], "tokenizer_source") if "tokenizer_source" in entries else None
 
 
-def _part(node: Node, method: str, notes: list[str]) -> Part:
+def _part(node: SettingsNode, method: str, notes: list[str]) -> MergedLayers:
     entries = _entries(node, "a slice", ("sources", "base_model", "parameters", "residual_weight"))
     if "residual_weight" in entries:
         raise entries["residual_weight"].error("residual_weight is not supported")
@@ -410,10 +410,10 @@ def _part(node: Node, method: str, notes: list[str]) -> Part:
     found = entries["sources"].items("sources")
     sources = tuple(_source(item, method, notes, "a source", layers=True) for item in found)
     base = _text(entries["base_model"], "base_model") if "base_model" in entries else None
-    return Part(sources, base, _parameters(entries, method, notes), node.line)
+    return MergedLayers(sources, base, _parameters(entries, method, notes), node.line)
 
 
-def _source(node: Node, method: str, notes: list[str], what: str, *, layers: bool = False) -> Source:
+def _source(node: SettingsNode, method: str, notes: list[str], what: str, *, layers: bool = False) -> MergeInput:
     entries = _entries(node, what, ("model", "parameters", *(("layer_range",) if layers else ())))
     if "model" not in entries:
         raise node.error(f"{what} needs the key model, a path")
@@ -427,10 +427,10 @@ def _source(node: Node, method: str, notes: list[str], what: str, *, layers: boo
         if "layer_range" not in entries:
             raise node.error("layer_range is missing: the first layer, and the one behind the last", "[0, 16]")
         given = _range(entries["layer_range"])
-    return Source(path, given, _parameters(entries, method, notes), node.line)
+    return MergeInput(path, given, _parameters(entries, method, notes), node.line)
 
 
-def _range(node: Node) -> tuple[int, int]:
+def _range(node: SettingsNode) -> tuple[int, int]:
     numbers = [item.value for item in node.value] if isinstance(node.value, list) else []
     if len(numbers) == 2 and all(type(number) is int for number in numbers):
         first, last = (number for number in numbers if isinstance(number, int))
@@ -439,7 +439,7 @@ def _range(node: Node) -> tuple[int, int]:
     raise node.error(f"layer_range must be the first layer and the one behind the last, not {numbers!r:.40}", "[0, 16]")
 
 
-def _parameters(entries: Mapping[str, Node], method: str, notes: list[str]) -> dict[str, Node]:
+def _parameters(entries: Mapping[str, SettingsNode], method: str, notes: list[str]) -> dict[str, SettingsNode]:
     if "parameters" not in entries:
         return {}
     found, told = check_parameters(method, entries["parameters"].mapping("parameters"))
@@ -447,13 +447,13 @@ def _parameters(entries: Mapping[str, Node], method: str, notes: list[str]) -> d
     return found
 
 
-def _text(node: Node, what: str) -> str:
+def _text(node: SettingsNode, what: str) -> str:
     if not isinstance(node.value, str) or not node.value:
         raise node.error(f"{what} must be a text, not {shown(node.value)}")
     return node.value
 
 
-def _dtype(node: Node, key: str) -> str:
+def _dtype(node: SettingsNode, key: str) -> str:
     text = _text(node, key)
     if text not in _DTYPES:
         raise node.error(f"{key} must be one of {', '.join(_DTYPES)}, not {text!r:.40}")

@@ -17,7 +17,7 @@ from aprfmt.types import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class QuantizationPreset:
     """One mix.
 
     Attributes:
@@ -37,13 +37,13 @@ class Mix:
     rules: Mapping[str, str] = field(default_factory=dict)
 
 
-def _mix(name: str, file_type: int, dtype: str, advice: str, **rules: str) -> Mix:
+def _mix(name: str, file_type: int, dtype: str, advice: str, **rules: str) -> QuantizationPreset:
     """A mix of the usual kind: with eight experts, keys and values are a small part and get eight bits."""
     eight = {kind: f"experts8:Q8_0 {rules.get(kind, '')}".strip() for kind in ("attn_v", "attn_k")}
-    return Mix(name, file_type, dtype, advice, rules | eight)
+    return QuantizationPreset(name, file_type, dtype, advice, rules | eight)
 
 
-def _two_bits(name: str, file_type: int, dtype: str, advice: str, better: str, attn_output: str) -> Mix:
+def _two_bits(name: str, file_type: int, dtype: str, advice: str, better: str, attn_output: str) -> QuantizationPreset:
     """A mix of one to two bits, where `better` is the type of the few tensors that such a loss would hurt most."""
     rules = {
         "output": "Q5_K",
@@ -53,7 +53,7 @@ def _two_bits(name: str, file_type: int, dtype: str, advice: str, better: str, a
         "attn_output": f"experts8:Q5_K {attn_output}",
         "ffn_down": f"counted/8:{better}",
     }
-    return Mix(name, file_type, dtype, advice, rules)
+    return QuantizationPreset(name, file_type, dtype, advice, rules)
 
 
 # Output projections of attention in models of eight experts, which are not Falcons.
@@ -80,7 +80,8 @@ _ROWS = (
          attn_v="gqa4:Q5_K", attn_output=_EIGHT, ffn_down="imatrix: first/8:Q5_K"),
     _mix("q4_1", 3, "Q4_1", "older form; q4_k_m is better and smaller"),
     _mix("q4_0", 2, "Q4_0", "older form; fast on some processors", ffn_down="first/8&imatrix:Q4_1"),
-    Mix("mxfp4_moe", 38, "MXFP4", "stacked experts as MXFP4, the rest as Q8_0; for models trained that way",
+    QuantizationPreset(
+        "mxfp4_moe", 38, "MXFP4", "stacked experts as MXFP4, the rest as Q8_0; for models trained that way",
         {"*": "stacked:MXFP4 Q8_0", "output": "Q8_0"}),
     _mix("q3_k_l", 13, "Q3_K", "the largest with three bits",
          attn_v="Q5_K", attn_output="falcon:Q4_K experts8: Q5_K", ffn_down="falcon:Q4_K Q5_K"),
@@ -116,7 +117,7 @@ _ROWS = (
     _mix("q1_0", 40, "Q1_0", "for models trained with one-bit weights only"),
 )  # fmt: skip
 
-MIXES: dict[str, Mix] = {mix.name: mix for mix in _ROWS}
+MIXES: dict[str, QuantizationPreset] = {mix.name: mix for mix in _ROWS}
 
 OTHER_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
 """Dtypes that no mix is named after: the file type (`enum llama_ftype`) of a file that holds little else."""
@@ -143,7 +144,7 @@ _BY_KEY = {_key(name): mix for name, mix in MIXES.items()}
 _BY_KEY |= {_key(alias): MIXES[name] for alias, name in ALIASES.items()}
 
 
-def find_mix(name: str) -> Mix | None:
+def find_mix(name: str) -> QuantizationPreset | None:
     """The mix called `name`, aliases included; case and underscores do not matter. None if there is none."""
     return _BY_KEY.get(_key(name))
 
@@ -154,10 +155,10 @@ def file_type_of(dtype: str) -> int:
     return mix.file_type if mix is not None else OTHER_FILE_TYPES.get(dtype, 0)
 
 
-def uniform_mix(dtype: str) -> Mix | None:
+def uniform_mix(dtype: str) -> QuantizationPreset | None:
     """A mix of one block type that no mix is named after; None where llama.cpp has no file type for it."""
     file_type = OTHER_FILE_TYPES.get(dtype)
-    return None if file_type is None else Mix(dtype.lower(), file_type, dtype, "")
+    return None if file_type is None else QuantizationPreset(dtype.lower(), file_type, dtype, "")
 
 
 def require_quantized(name: str) -> None:
@@ -210,7 +211,7 @@ def unknown(name: str, *others: str) -> UsageError:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class PresetContext:
     """What the rules ask of a network.
 
     Attributes:
@@ -270,7 +271,7 @@ class QuantizeOverrides:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPosition:
     """One tensor among those of its kind: its number `i` of `n`, which is the layer where layers can be told.
 
     `counted` is the plain running number, `stacked` tells a tensor of several matrices.
@@ -282,7 +283,7 @@ class Place:
     stacked: bool
 
 
-CONDITIONS: Mapping[str, Callable[[Place, Network], bool]] = {
+CONDITIONS: Mapping[str, Callable[[TensorPosition, PresetContext], bool]] = {
     "more": lambda p, net: more_bits(p.i, p.n),
     "middle": lambda p, net: p.n // 8 <= p.i < 7 * p.n // 8,
     "first/8": lambda p, net: p.i < p.n // 8,
@@ -368,7 +369,7 @@ _POOR_WITHOUT = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
 _IMPOSSIBLE_WITHOUT = ("IQ2_XXS", "IQ2_XS", "IQ1_S")
 
 
-def needs_weights(name: str, dtype: str, mix: Mix) -> bool:
+def needs_weights(name: str, dtype: str, mix: QuantizationPreset) -> bool:
     """Whether the tensor must not become `dtype` without importance weights."""
     if dtype in _IMPOSSIBLE_WITHOUT:
         return True
@@ -377,7 +378,10 @@ def needs_weights(name: str, dtype: str, mix: Mix) -> bool:
 
 
 def choose(
-    tensors: Mapping[str, Shape], mix: Mix, network: Network, overrides: QuantizeOverrides | None = None
+    tensors: Mapping[str, Shape],
+    mix: QuantizationPreset,
+    network: PresetContext,
+    overrides: QuantizeOverrides | None = None,
 ) -> dict[str, str]:
     """The dtype of every tensor that `mix` quantizes; those that stay as they are do not appear.
 
@@ -400,8 +404,8 @@ class _Chooser:
     """Asked once for each tensor, layer by layer: some rules count the tensors of a kind."""
 
     tensors: Mapping[str, Shape]
-    mix: Mix
-    network: Network
+    mix: QuantizationPreset
+    network: PresetContext
     overrides: QuantizeOverrides
     n_attn_v: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -446,12 +450,12 @@ class _Chooser:
             return "Q8_0"
         return self.mix.rules.get("output", "Q8_0" if self.mix.dtype == "Q8_0" else "Q6_K")
 
-    def _place(self, name: str, kind: str, shape: Shape) -> Place:
+    def _place(self, name: str, kind: str, shape: Shape) -> TensorPosition:
         counted = self.counts.get(kind, 0)
         self.counts[kind] = counted + 1
         stacked = len(shape) > 2 and shape[-3] > 1
         if kind == "attn_v":
-            return Place(counted, self.n_attn_v, counted, stacked)
+            return TensorPosition(counted, self.n_attn_v, counted, stacked)
         i, n = counted, self.network.n_layers
         if kind.startswith("ffn_") and self.network.n_experts > 1 and self.mix.rules.get(kind):
             i = _layer(name)  # experts are not a fixed number of tensors a layer
@@ -459,15 +463,15 @@ class _Chooser:
                 raise RefusedError(
                     f"the mix {self.mix.name} asks for its layer, and it is in none of the {n}", tensor=name
                 )
-        return Place(i, n, counted, stacked)
+        return TensorPosition(i, n, counted, stacked)
 
-    def _holds(self, word: str, place: Place) -> bool:
+    def _holds(self, word: str, place: TensorPosition) -> bool:
         if word.startswith("!"):
             return not self._holds(word[1:], place)
         return self.overrides.imatrix if word == "imatrix" else CONDITIONS[word](place, self.network)
 
 
-def usual_bits(mix: Mix) -> float:
+def usual_bits(mix: QuantizationPreset) -> float:
     """Stored bits for each weight of a model as most are (Llama-3.1-8B), given an importance matrix."""
     shapes: dict[str, Shape] = {"token_embd.weight": (128256, 4096), "output.weight": (128256, 4096)}
     matrices: dict[str, Shape] = {
@@ -476,6 +480,6 @@ def usual_bits(mix: Mix) -> float:
     }  # fmt: skip
     for layer in range(32):
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in matrices.items()}
-    chosen = choose(shapes, mix, Network("llama", 32, 32, 8, 0), QuantizeOverrides(imatrix=True))
+    chosen = choose(shapes, mix, PresetContext("llama", 32, 32, 8, 0), QuantizeOverrides(imatrix=True))
     n_bytes = sum(DTYPES[chosen[name]].n_bytes(shape) for name, shape in shapes.items())
     return 8 * n_bytes / sum(rows * cols for rows, cols in shapes.values())

@@ -21,8 +21,8 @@ from aprfmt.convert.mixes import (
     EMBEDDINGS,
     MIXES,
     OUTPUT,
-    Mix,
-    Network,
+    PresetContext,
+    QuantizationPreset,
     QuantizeOverrides,
     choose,
     find_mix,
@@ -58,7 +58,7 @@ class Recoding:
 class Quantization:
     """A mix with everything that the user asked for beside it."""
 
-    mix: Mix
+    mix: QuantizationPreset
     overrides: QuantizeOverrides = field(default_factory=QuantizeOverrides)
     allow_requantize: bool = False
     imatrix: Imatrix | None = None
@@ -163,7 +163,7 @@ def n_matrices(shape: Shape) -> int:
     return shape[-3] if len(shape) > 2 else 1
 
 
-def network_of(c: Canonical) -> Network:
+def network_of(c: Canonical) -> PresetContext:
     """What the rules of a mix ask of the network."""
     kv: Mapping[str, object] = {}
     if c.model.convention == "gguf":
@@ -178,7 +178,7 @@ def network_of(c: Canonical) -> Network:
     n_layers = _first(kv.get(f"{word}.block_count", c.hparams.num_layers))
     if from_gguf(c) and f"{word}.{hp.DRAFTS.gguf}" not in kv:
         n_layers += _first(c.hparams.extra.get(hp.DRAFTS.hf[0]))
-    return Network(
+    return PresetContext(
         architecture=word,
         n_layers=n_layers,
         n_heads=heads,
@@ -193,7 +193,7 @@ def _first(value: object) -> int:
     return value if type(value) is int else 0
 
 
-def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> Mix | None:
+def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> QuantizationPreset | None:
     """The first mix that gives the `tensors` of a GGUF just their types; None where none does."""
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     types = {tensor.name: tensor.dtype for tensor in tensors}
@@ -249,7 +249,7 @@ def quantization_of(options: Options, target: Target) -> Quantization | None:
     return Quantization(mix, overrides, options.allow_requantize, imatrix)
 
 
-def _mix(options: Options) -> Mix | None:
+def _mix(options: Options) -> QuantizationPreset | None:
     if (mix := find_mix(options.dtype)) is not None:
         return mix
     try:

@@ -118,7 +118,7 @@ def gguf_list(tokenizer: Tokenizer, which: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class SourceManifest:
     """A recipe that was read from an `.apr`, and fits what the file holds.
 
     Attributes:
@@ -178,7 +178,7 @@ class Recipe:
 
 def read_recipe(
     value: object, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None, path: str
-) -> Recipe | None:
+) -> SourceManifest | None:
     """The recipe of an `.apr`, or None where it no longer fits (tensors renamed, converted or gone).
 
     Anybody may have written the value: sizes and names are checked before anything is made of it.
@@ -201,7 +201,9 @@ def read_recipe(
             return None
         if not all(_keeps_shapes(listed, made[name], tensors) for name, listed in files.items()):
             return None
-        return Recipe(str(body["format"]), made, _names(body.get("names", {})), digests, body.get("partial") is True)
+        return SourceManifest(
+            str(body["format"]), made, _names(body.get("names", {})), digests, body.get("partial") is True
+        )
     except AprError as error:
         error.path, error.hint = error.path or path, error.hint or _HINT
         raise
@@ -636,7 +638,7 @@ def _is_zero(data: Buffer) -> bool:
     return all(data[i : i + len(_ZEROS)] == _ZEROS[: len(data) - i] for i in steps)
 
 
-def restorable(c: Canonical, format: str) -> Recipe | None:
+def restorable(c: Canonical, format: str) -> SourceManifest | None:
     """The recipe of a source of the `format` that `c` is, or was imported from; None where it gives other files."""
     if apr2.native_of(c.model) is not None:
         value = c.model.metadata.get(SOURCE_KEY)

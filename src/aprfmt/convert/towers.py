@@ -19,7 +19,7 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import TowerPart, checkpoint_spelling, row_spelling
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.convert.recipe import Recipe, restorable
+from aprfmt.convert.recipe import SourceManifest, restorable
 from aprfmt.errors import RefusedError
 from aprfmt.formats.hf_files import parse_object
 from aprfmt.formats.hfdir import HfNative
@@ -185,7 +185,7 @@ def _config(c: Canonical) -> dict[str, object]:
     return config | {PREPROCESSOR: told}
 
 
-def _text_file(c: Canonical, recipe: Recipe | None, name: str) -> bytes | None:
+def _text_file(c: Canonical, recipe: SourceManifest | None, name: str) -> bytes | None:
     if (folder := c.model.native_as(HfNative)) is not None:
         return folder.config if name == _CONFIG else folder.text_file(name)
     if recipe is not None and name in recipe.files:

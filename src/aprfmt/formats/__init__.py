@@ -73,7 +73,7 @@ class Reader(Protocol):
 
 
 @record(slots=True)
-class _BuiltIn:
+class _BuiltInReader:
     name: str
     suffixes: tuple[str, ...]
     module: str
@@ -128,12 +128,12 @@ def _apr_form(found: Candidate) -> str | None:
 
 
 READERS: tuple[Reader, ...] = (
-    _BuiltIn("gguf", (".gguf",), "gguf", _is_gguf),
-    _BuiltIn("hf", (HF_INDEX_SUFFIX,), "hfdir", _is_hf, folder=True),
-    _BuiltIn("apr-v2", (".apr", APR_MANIFEST_SUFFIX), "apr_shards", _is_apr2, folder=True),
-    _BuiltIn("apr-v1", (".apr",), "apr1", lambda found: _apr_form(found) == "apr-v1"),
-    _BuiltIn("apr-legacy", (".apr",), "apr_legacy", lambda found: _apr_form(found) == "apr-legacy"),
-    _BuiltIn("safetensors", (".safetensors",), "safetensors", _is_safetensors),
+    _BuiltInReader("gguf", (".gguf",), "gguf", _is_gguf),
+    _BuiltInReader("hf", (HF_INDEX_SUFFIX,), "hfdir", _is_hf, folder=True),
+    _BuiltInReader("apr-v2", (".apr", APR_MANIFEST_SUFFIX), "apr_shards", _is_apr2, folder=True),
+    _BuiltInReader("apr-v1", (".apr",), "apr1", lambda found: _apr_form(found) == "apr-v1"),
+    _BuiltInReader("apr-legacy", (".apr",), "apr_legacy", lambda found: _apr_form(found) == "apr-legacy"),
+    _BuiltInReader("safetensors", (".safetensors",), "safetensors", _is_safetensors),
 )
 """The containers that we read, in the order in which they are asked: a folder of safetensors may hold a manifest."""
 

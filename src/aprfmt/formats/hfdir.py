@@ -24,7 +24,7 @@ from aprfmt.formats.hf_files import (
     select_files,
 )
 from aprfmt.formats.hf_modules import Problem, module_problems, read_modules
-from aprfmt.formats.safetensors import Shard, read_shard
+from aprfmt.formats.safetensors import WeightsFile, read_shard
 from aprfmt.io.names import findings
 from aprfmt.io.source import is_file, is_folder
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_SPLITS, MAX_TEXT_BYTES
@@ -62,7 +62,7 @@ class _Kind:
     index: str
     single: str
     holds: Callable[[str], bool]
-    read: Callable[[Path, ExitStack], Shard]
+    read: Callable[[Path, ExitStack], WeightsFile]
 
 
 _SAFETENSORS = _Kind(HF_INDEX_SUFFIX, INDEX_NAME, SINGLE_NAME, lambda name: name.endswith(".safetensors"), read_shard)
@@ -98,7 +98,7 @@ class HfNative:
     config: bytes | None
     index: bytes | None
     index_name: str | None
-    shards: dict[str, Shard]
+    shards: dict[str, WeightsFile]
     other_files: list[Path]
     params: bytes | None = None
     alone: bool = False
@@ -286,7 +286,7 @@ def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
 
 def _read_weights(
     folder: Path, names: Sequence[str], index_name: str | None, kind: _Kind, stack: ExitStack
-) -> tuple[bytes | None, dict[str, Shard], list[str]]:
+) -> tuple[bytes | None, dict[str, WeightsFile], list[str]]:
     """Bytes of the index, shards by file name in order, warnings."""
     if index_name is None:
         shards = {name: kind.read(folder / name, stack) for name in _loose_shards(folder, names, kind)}
@@ -301,7 +301,7 @@ def _read_weights(
     return raw, shards | _modules(folder, names, shards, stack), warnings
 
 
-def _modules(folder: Path, names: Sequence[str], known: Collection[str], stack: ExitStack) -> dict[str, Shard]:
+def _modules(folder: Path, names: Sequence[str], known: Collection[str], stack: ExitStack) -> dict[str, WeightsFile]:
     """The weights of modules in subfolders (sentence-transformers); their tensors are named after the subfolder."""
     shards = {}
     for name in names:
@@ -312,7 +312,7 @@ def _modules(folder: Path, names: Sequence[str], known: Collection[str], stack: 
     return shards
 
 
-def _read_named_shard(path: Path, index: Path, kind: _Kind, stack: ExitStack) -> Shard:
+def _read_named_shard(path: Path, index: Path, kind: _Kind, stack: ExitStack) -> WeightsFile:
     try:
         return kind.read(path, stack)
     except NotFoundError as error:
@@ -344,7 +344,7 @@ def _loose_shards(folder: Path, names: Sequence[str], kind: _Kind) -> list[str]:
     return expected
 
 
-def _owners(shards: Mapping[str, Shard], folder: Path) -> dict[str, str]:
+def _owners(shards: Mapping[str, WeightsFile], folder: Path) -> dict[str, str]:
     """Tensor name -> file that holds it. Raises CorruptError for a tensor in two files."""
     owners: dict[str, str] = {}
     for name, shard in shards.items():
@@ -355,7 +355,7 @@ def _owners(shards: Mapping[str, Shard], folder: Path) -> dict[str, str]:
     return owners
 
 
-def _check_index(weight_map: Mapping[str, str], shards: Mapping[str, Shard], path: Path) -> list[str]:
+def _check_index(weight_map: Mapping[str, str], shards: Mapping[str, WeightsFile], path: Path) -> list[str]:
     owners = _owners(shards, path.parent)
     for tensor, name in weight_map.items():
         if owners.get(tensor) != name:

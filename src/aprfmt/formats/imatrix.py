@@ -42,7 +42,7 @@ _INT = struct.Struct("<i")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ImatrixEntry:
     """What was seen of one weight.
 
     Attributes:
@@ -55,7 +55,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class ImatrixSums:
     """An importance matrix that can be added to another.
 
     Attributes:
@@ -65,7 +65,7 @@ class Sums:
         chunk_size: tokens of such a piece.
     """
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ImatrixEntry]
     datasets: tuple[str, ...]
     chunks: int
     chunk_size: int
@@ -95,7 +95,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     MOST_WEIGHT or no numbers, sums without counts, no importance matrix at all).
     """
     raw = _read(os.fspath(path))
-    if isinstance(raw, Sums):
+    if isinstance(raw, ImatrixSums):
         means = {name: _means(entry) for name, entry in raw.entries.items()}
         found = Imatrix(os.fspath(path), means, raw.datasets, raw.chunks)
     else:
@@ -111,38 +111,38 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     return found
 
 
-def read_sums(path: str | os.PathLike[str]) -> Sums:
+def read_sums(path: str | os.PathLike[str]) -> ImatrixSums:
     """The importance matrix at `path` with its counts. Raises what read_imatrix does.
 
     The old form has means and the number of chunks: it counts as if each had had DEFAULT_CHUNK tokens.
     """
     read_imatrix(path)
     found = _read(os.fspath(path))
-    if isinstance(found, Sums):
+    if isinstance(found, ImatrixSums):
         return found
     import numpy as np
 
     tokens = max(1, found.chunks) * DEFAULT_CHUNK
     entries = {
-        name: Entry(values.astype("<f8")[None] * tokens, np.full(1, tokens, "<i8"))
+        name: ImatrixEntry(values.astype("<f8")[None] * tokens, np.full(1, tokens, "<i8"))
         for name, values in found.entries.items()
     }
-    return Sums(entries, found.datasets, found.chunks, DEFAULT_CHUNK)
+    return ImatrixSums(entries, found.datasets, found.chunks, DEFAULT_CHUNK)
 
 
-def add_sums(parts: Sequence[tuple[str, Sums]]) -> Sums:
+def add_sums(parts: Sequence[tuple[str, ImatrixSums]]) -> ImatrixSums:
     """One importance matrix of several, each with the name that an error calls it by.
 
     Raises RefusedError where two have the same weight with another number of columns.
     """
     import numpy as np
 
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ImatrixEntry] = {}
     for path, part in parts:
         for name, entry in part.entries.items():
             known = entries.get(name)
             if known is None:
-                entries[name] = Entry(entry.sums.astype("<f8"), entry.counts.astype("<i8"))
+                entries[name] = ImatrixEntry(entry.sums.astype("<f8"), entry.counts.astype("<i8"))
                 continue
             if known.sums.size != entry.sums.size:
                 raise RefusedError(
@@ -153,12 +153,14 @@ def add_sums(parts: Sequence[tuple[str, Sums]]) -> Sums:
                 )
             n = max(len(known.counts), len(entry.counts))
             sums = known.sums.reshape(n, -1) + entry.sums.reshape(n, -1)
-            entries[name] = Entry(sums, np.broadcast_to(known.counts, n) + np.broadcast_to(entry.counts, n))
+            entries[name] = ImatrixEntry(sums, np.broadcast_to(known.counts, n) + np.broadcast_to(entry.counts, n))
     datasets = tuple(dict.fromkeys(name for _, part in parts for name in part.datasets))
-    return Sums(entries, datasets, sum(part.chunks for _, part in parts), max(part.chunk_size for _, part in parts))
+    return ImatrixSums(
+        entries, datasets, sum(part.chunks for _, part in parts), max(part.chunk_size for _, part in parts)
+    )
 
 
-def _read(name: str) -> Imatrix | Sums:
+def _read(name: str) -> Imatrix | ImatrixSums:
     with Source.open(name) as source:
         if not (source.size >= 4 and source.read(0, 4) == b"GGUF"):
             return _read_dat(source)
@@ -239,7 +241,7 @@ def _read_dat(source: Source) -> Imatrix:
 # --- GGUF ---
 
 
-def _read_gguf(model: Model, path: str) -> Sums:
+def _read_gguf(model: Model, path: str) -> ImatrixSums:
     kv = model.metadata
     missing = [key for key in KEYS if key not in kv]
     if missing:
@@ -260,10 +262,10 @@ def _read_gguf(model: Model, path: str) -> Sums:
     if not parts:
         raise CorruptError("the importance matrix has no entries", path=path)
     entries = {name: _new_entry(name, parts[name], path) for name in sorted(parts)}
-    return Sums(entries, tuple(datasets), *numbers)
+    return ImatrixSums(entries, tuple(datasets), *numbers)
 
 
-def _new_entry(name: str, found: Mapping[str, Tensor], path: str) -> Entry:
+def _new_entry(name: str, found: Mapping[str, Tensor], path: str) -> ImatrixEntry:
     import numpy as np
 
     if len(found) < 2 or any(tensor.dtype != "F32" for tensor in found.values()):
@@ -273,10 +275,10 @@ def _new_entry(name: str, found: Mapping[str, Tensor], path: str) -> Entry:
         raise CorruptError(f"{sums.size} sums do not match {counts.size} counts", path=path, tensor=name)
     if not np.isfinite(counts).all():
         raise CorruptError("a count is NaN or infinite", path=path, tensor=name)
-    return Entry(sums.reshape(len(counts), -1), counts)
+    return ImatrixEntry(sums.reshape(len(counts), -1), counts)
 
 
-def _means(entry: Entry) -> Array:
+def _means(entry: ImatrixEntry) -> Array:
     """The sums over the counts; matrices that were never used weigh all columns alike."""
     import numpy as np
 
@@ -291,7 +293,7 @@ def _means(entry: Entry) -> Array:
 # --- writing ---
 
 
-def file_of(sums: Sums, name: str) -> FileLayout:
+def file_of(sums: ImatrixSums, name: str) -> FileLayout:
     """The file of an importance matrix: the old form where `name` ends with .dat, else a GGUF."""
     if name.lower().endswith(OLD_SUFFIX):
         return FileLayout(name, [Literal(_old_bytes(sums))])
@@ -310,7 +312,7 @@ def file_of(sums: Sums, name: str) -> FileLayout:
     return FileLayout(name, layout(keys, tensors))
 
 
-def _old_bytes(sums: Sums) -> bytes:
+def _old_bytes(sums: ImatrixSums) -> bytes:
     import numpy as np
 
     out = [_INT.pack(len(sums.entries))]

@@ -26,7 +26,7 @@ from aprfmt.errors import (
     UnsupportedError,
 )
 from aprfmt.formats.local import on_this_disk
-from aprfmt.formats.safetensors import Shard
+from aprfmt.formats.safetensors import WeightsFile
 from aprfmt.io.child import ChildDiedError, Service, last_line
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_PICKLE_SECONDS, PICKLE_MEMORY_BYTES
@@ -69,7 +69,7 @@ def holds_weights(name: str) -> bool:
     return name.endswith(SUFFIXES) and not name.rpartition("/")[2].startswith(_BESIDE)
 
 
-def read_shard(path: Path, stack: ExitStack) -> Shard:
+def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
     """Opens one file; `stack` closes it. What it holds beside tensors is told in the shard's `left`.
 
     Raises RefusedError (a call in the pickle, tensors that are not whole runs of a storage), CorruptError and its
@@ -87,7 +87,7 @@ def read_shard(path: Path, stack: ExitStack) -> Shard:
     index = _ask(source.path, "index", is_zip)
     tensors = [_tensor(source, *row) for row in index["tensors"]]
     tensors.sort(key=lambda tensor: (tensor.offset, -tensor.n_bytes))
-    return Shard(source, {}, tensors, tuple(index["left"]))
+    return WeightsFile(source, {}, tensors, tuple(index["left"]))
 
 
 def _ask(path: str, call: str, *arguments: object) -> Any:

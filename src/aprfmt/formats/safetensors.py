@@ -49,7 +49,7 @@ class SafetensorsNative:
 
 
 @record(slots=True)
-class Shard:
+class WeightsFile:
     """One opened file of weights, tensors in the order of their data; `left` names what a pickle holds beside them."""
 
     source: Source
@@ -96,7 +96,7 @@ def config_of(native: SafetensorsNative) -> JsonObject | None:
 # --- reading ---
 
 
-def read_shard(path: Path, stack: ExitStack) -> Shard:
+def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
     """Opens and validates one file; `stack` closes it. Raises what `open_model` raises."""
     source = stack.enter_context(Source.open(path))
     source.check(0, 8, "the header length")
@@ -118,7 +118,7 @@ def read_shard(path: Path, stack: ExitStack) -> Shard:
     # The order of the header's keys means nothing; empty tensors come before the one at the same place.
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.n_bytes))
     _check_contiguous(tensors, 8 + header_bytes, source)
-    return Shard(source, metadata, tensors)
+    return WeightsFile(source, metadata, tensors)
 
 
 def _tensor(name: str, info: object, data_start: int, source: Source) -> Tensor:

@@ -35,7 +35,7 @@ _SLACK = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TeacherHeader:
     """What all files of a folder share.
 
     Attributes:
@@ -81,7 +81,7 @@ class Answer(NamedTuple):
     label_P: Array
 
 
-def answer_of(columns: Iterable[tuple[Array, ...]], facts: Facts) -> Answer:
+def answer_of(columns: Iterable[tuple[Array, ...]], facts: TeacherHeader) -> Answer:
     """The pieces of a window put together, each as the fields of Answer in any types."""
     none, k, r = np.zeros(0), facts.k, len(facts.temperatures)
     empty = (none, none.reshape(0, k), none.reshape(0, k), none.reshape(0, r), none)
@@ -106,7 +106,7 @@ def shard_path(folder: Path, part: str, number: int, count: int) -> Path:
     return folder / f"{part}-{number + 1:05}-of-{count:05}.safetensors"
 
 
-def write_shard(path: Path, facts: Facts, hashes: Sequence[bytes], answers: Sequence[Answer]) -> None:
+def write_shard(path: Path, facts: TeacherHeader, hashes: Sequence[bytes], answers: Sequence[Answer]) -> None:
     """Writes some windows as one file, which replaces another. Raises StorageError."""
     columns = [np.concatenate(column) for column in zip(*answers, strict=True)]
     tensors: list[tuple[str, str, Array]] = [
@@ -128,7 +128,7 @@ def _sum(answer: Answer) -> int:
     return crc32_of(*(column.astype(_NUMPY[dtype]).tobytes() for column, dtype in columns))
 
 
-class Shard:
+class TeacherShard:
     """One file, of which everything but the answers was read.
 
     Attributes:
@@ -183,16 +183,16 @@ AGAIN = "remove the file; apr teacher with the same options writes it again"
 """The hint about a damaged file."""
 
 
-def _facts_of(path: Path, metadata: dict[str, str]) -> Facts:
+def _facts_of(path: Path, metadata: dict[str, str]) -> TeacherHeader:
     if metadata.get("format") != FORMAT:
         raise CorruptError(
             f"not a file of a teacher ({FORMAT})", path=path, hint="docs/teacher-files.md tells the form"
         )
     try:
         values: dict[str, Any] = {
-            f.name: metadata[f.name] if f.type == "str" else json.loads(metadata[f.name]) for f in fields(Facts)
+            f.name: metadata[f.name] if f.type == "str" else json.loads(metadata[f.name]) for f in fields(TeacherHeader)
         }
-        facts = Facts(**values | {"temperatures": tuple(map(float, values["temperatures"]))})
+        facts = TeacherHeader(**values | {"temperatures": tuple(map(float, values["temperatures"]))})
         is_good = 0 < facts.k < 1 << 20 and 1 < facts.seq_len < 1 << 31 and facts.temperatures[0] == 1
     except (KeyError, TypeError, ValueError, IndexError, RecursionError):
         is_good = False
@@ -201,7 +201,7 @@ def _facts_of(path: Path, metadata: dict[str, str]) -> Facts:
     return facts
 
 
-def fault_of(answer: Answer, facts: Facts) -> str | None:
+def fault_of(answer: Answer, facts: TeacherHeader) -> str | None:
     """Why these cannot be a teacher's probabilities; None where they can."""
     logprobs, rest, ids = answer.logprobs_PK.astype(np.float64), answer.rest_PR, np.sort(answer.ids_PK, 1)
     ends = np.concatenate([[-1], answer.positions_P, [facts.seq_len]])
@@ -230,7 +230,7 @@ class Places(NamedTuple):
     """Windows, and for some of them the file that has what is said of it, and its number there."""
 
     windows: Windows
-    at: dict[int, tuple[Shard, int]]
+    at: dict[int, tuple[TeacherShard, int]]
 
 
 class TeacherFiles:
@@ -247,7 +247,7 @@ class TeacherFiles:
         names = {path.name for path in folder.glob("*-of-*.safetensors")}
         if not names:
             raise NotFoundError("no files of a teacher", path=folder, hint="apr teacher F --data D -o DIR")
-        self._places: dict[bytes, tuple[Shard, int]] = {}
+        self._places: dict[bytes, tuple[TeacherShard, int]] = {}
         shards = []
         for part in PARTS:
             own = sorted(name for name in names if name.startswith(f"{part}-"))
@@ -258,7 +258,7 @@ class TeacherFiles:
                 raise RefusedError(
                     f"{missing} is missing", path=folder, hint="apr teacher with the same options goes on"
                 )
-            shards += [Shard(shard_path(folder, part, i, n)) for i in range(n)]
+            shards += [TeacherShard(shard_path(folder, part, i, n)) for i in range(n)]
         self.facts = shards[0].facts
         for shard in shards:
             if shard.facts != self.facts:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.errors import CorruptError, NotFoundError, RefusedError, UsageError, storage_errors
-from aprfmt.formats.teacher_files import Answer, Facts, answer_of
+from aprfmt.formats.teacher_files import Answer, TeacherHeader, answer_of
 from aprfmt.io.jsonx import check_size
 from aprfmt.limits import MAX_LIST_BYTES
 from aprfmt.texts.windows import Windows, pieces_of
@@ -45,7 +45,7 @@ class Responses:
                     self._starts[_key(ids)] = start
                 start += len(line)
 
-    def answer(self, windows: Windows, number: int, facts: Facts) -> Answer:
+    def answer(self, windows: Windows, number: int, facts: TeacherHeader) -> Answer:
         """What it says of a window. Raises RefusedError where a piece is missing, UsageError, CorruptError."""
         columns = []
         with storage_errors(self.path), self.path.open("rb") as file:

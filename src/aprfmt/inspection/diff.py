@@ -17,7 +17,7 @@ from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.lora import to_hf
 from aprfmt.canonical.model import canonical
 from aprfmt.canonical.packed import Decoding
-from aprfmt.canonical.pairs import Adapter, Base, Pair
+from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError
@@ -25,7 +25,7 @@ from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import count_params, typed_metadata
 from aprfmt.inspection.distance import (
     Distance,
-    Sums,
+    DistanceSums,
     TensorFigures,
     TotalFigures,
     bits_of,
@@ -55,7 +55,7 @@ _LARGE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ModelDifference:
     """One difference.
 
     Attributes:
@@ -97,7 +97,7 @@ class Comparison:
 
     a: str
     b: str
-    differences: Sequence[Difference] = ()
+    differences: Sequence[ModelDifference] = ()
     tensors_compared: int = 0
     notes: Sequence[str] = ()
     tensors: Sequence[TensorFigures] | None = None
@@ -182,7 +182,7 @@ def diff(
         elif same_files(left, right):
             same = ["the files are byte for byte the same"]
             return Comparison(*names, notes=same, tensors=[] if values else None)
-        differences: list[Difference] = []
+        differences: list[ModelDifference] = []
         notes: list[str] = []
         if not values:
             differences += _metadata_differences(left, right)
@@ -254,7 +254,7 @@ def _by_value(
 
     one_at_a_time = Lock()
 
-    def compare(pair: tuple[str, CanonicalTensor, CanonicalTensor], is_over: Callable[[], bool]) -> Sums | None:
+    def compare(pair: tuple[str, CanonicalTensor, CanonicalTensor], is_over: Callable[[], bool]) -> DistanceSums | None:
         name, x, y = pair
         if x.dtype == y.dtype and x.n_bytes == y.n_bytes and _same_bytes(x, y):
             return None
@@ -275,7 +275,7 @@ def _by_value(
     figures = []
     for (name, x, y), result in zip(common, sums, strict=True):
         distance = identical(x) if result is None else result.distance()
-        kept = result or Sums(n=distance.n_values)
+        kept = result or DistanceSums(n=distance.n_values)
         figures.append(TensorFigures(name, form_of(x), form_of(y), bits_of(x), bits_of(y), distance, kept))
         if distance.n_different:
             differences.append(_difference(name, x, y, "values", distance))
@@ -301,18 +301,18 @@ def same_files(a: Model, b: Model) -> bool:
     return all(map(is_same_content, a.sources, b.sources))
 
 
-def _metadata_differences(a: Model, b: Model) -> Iterator[Difference]:
+def _metadata_differences(a: Model, b: Model) -> Iterator[ModelDifference]:
     if a.label != b.label:
-        yield Difference("format", "container", a.label, b.label)
+        yield ModelDifference("format", "container", a.label, b.label)
     elif a.version != b.version:
-        yield Difference("format", "container", f"{a.label} {a.version}", f"{b.label} {b.version}")
+        yield ModelDifference("format", "container", f"{a.label} {a.version}", f"{b.label} {b.version}")
     left: Mapping[str, object]
     right: Mapping[str, object]
     if a.format == b.format:
         left, right = dict(a.metadata), dict(b.metadata)
         if a.flags != b.flags:
             flags = [sorted(name for name, value in model.flags.items() if value) for model in (a, b)]
-            yield Difference("format", "flags", flags[0], flags[1])
+            yield ModelDifference("format", "flags", flags[0], flags[1])
     else:
         left, right = (
             {key: value for key, value in typed_metadata(model).items() if key not in _APR_ONLY} for model in (a, b)
@@ -326,17 +326,17 @@ def _metadata_differences(a: Model, b: Model) -> Iterator[Difference]:
         yield from _file_differences(left_files, right_files)
 
 
-def _file_differences(a: HfNative, b: HfNative) -> Iterator[Difference]:
+def _file_differences(a: HfNative, b: HfNative) -> Iterator[ModelDifference]:
     """The other files of two folders; JSON by its data, config.json was compared as metadata."""
     left, right = ({p.as_posix(): m.folder / p for p in m.other_files} for m in (a, b))
     for name in sorted({*left, *right} - {"config.json"}):
         x, y = left.get(name), right.get(name)
         if x is None or y is None:
-            yield Difference("metadata", name, _presence(x), _presence(y))
+            yield ModelDifference("metadata", name, _presence(x), _presence(y))
             continue
         p, q = read_whole(x), read_whole(y)
         if p != q and not (x.suffix == ".json" and _same_json(p, q)):
-            yield Difference("metadata", name, f"{len(p)} bytes", f"{len(q)} bytes", what="content")
+            yield ModelDifference("metadata", name, f"{len(p)} bytes", f"{len(q)} bytes", what="content")
 
 
 def _presence(thing: object) -> str:
@@ -374,22 +374,22 @@ def _short(value: object) -> object:
     return value
 
 
-def _metadata_difference(name: str, x: object, y: object) -> Difference:
+def _metadata_difference(name: str, x: object, y: object) -> ModelDifference:
     first = None
     if _is_list(x) and _is_list(y):
         pairs = enumerate(zip(x, y, strict=False))
         first = next((i for i, (p, q) in pairs if not _equal(p, q)), min(len(x), len(y)))
-    return Difference("metadata", name, _short(x), _short(y), first_difference=first)
+    return ModelDifference("metadata", name, _short(x), _short(y), first_difference=first)
 
 
-def _tokenizer_differences(a: Model, b: Model) -> Iterator[Difference]:
+def _tokenizer_differences(a: Model, b: Model) -> Iterator[ModelDifference]:
     """Across containers the tokenizers are compared as data; inside one the metadata has shown it all."""
     if a.format == b.format and a.convention != "hf":
         return
     left, right = a.tokenizer, b.tokenizer
     if left is None or right is None:
         if left is not right:
-            yield Difference("metadata", "tokenizer", _presence(left), _presence(right))
+            yield ModelDifference("metadata", "tokenizer", _presence(left), _presence(right))
         return
     for name in ("model", "pre", "tokens", "merges", "types", "scores", "special", "chat_template"):
         x, y = getattr(left, name), getattr(right, name)
@@ -407,7 +407,7 @@ def _base(a: Model, b: Model, given: PathLike | None) -> Base | None:
     return next((found for model in both if (found := find_base(model, given)) is not None), None)
 
 
-def _adapters(a: Model, b: Model, base: Base | None) -> list[tuple[Adapter, dict[str, Pair]]]:
+def _adapters(a: Model, b: Model, base: Base | None) -> list[tuple[Adapter, dict[str, LoraPair]]]:
     """Both adapters with their pairs by Hugging Face names, where both have such; [] where one has none."""
     found = []
     try:
@@ -420,13 +420,13 @@ def _adapters(a: Model, b: Model, base: Base | None) -> list[tuple[Adapter, dict
     return found if len(found) == 2 else []
 
 
-def _scale_differences(a: Model, b: Model, base: Base | None) -> Iterator[Difference]:
+def _scale_differences(a: Model, b: Model, base: Base | None) -> Iterator[ModelDifference]:
     """Scales of two adapters, which are not tensors and yet part of what they add."""
     found = _adapters(a, b, base)
     for name in found[0][1] if found else ():
         x, y = (pairs.get(name) for _, pairs in found)
         if x is not None and y is not None and not math.isclose(x.scale, y.scale, rel_tol=1e-6):
-            yield Difference("metadata", f"{name} scale", x.scale, y.scale)
+            yield ModelDifference("metadata", f"{name} scale", x.scale, y.scale)
 
 
 def _pairs(
@@ -449,12 +449,12 @@ def _pairs(
 
 def _difference(
     name: str, x: CanonicalTensor | None, y: CanonicalTensor | None, what: str, distance: Distance | None = None
-) -> Difference:
+) -> ModelDifference:
     sides = [None if side is None else f"{side.dtype} {list(side.shape)}" for side in (x, y)]
-    return Difference("tensor", name, sides[0], sides[1], what, distance=distance)
+    return ModelDifference("tensor", name, sides[0], sides[1], what, distance=distance)
 
 
-def _tensor_differences(name: str, x: CanonicalTensor | None, y: CanonicalTensor | None) -> Iterator[Difference]:
+def _tensor_differences(name: str, x: CanonicalTensor | None, y: CanonicalTensor | None) -> Iterator[ModelDifference]:
     """What two tensors differ in as they are stored."""
     if x is None or y is None:
         yield _difference(name, x, y, "missing")

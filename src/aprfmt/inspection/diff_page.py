@@ -16,7 +16,7 @@ from aprfmt.inspection.layers import Layers, by_layer
 from aprfmt.text import format_bytes, plural
 
 if TYPE_CHECKING:
-    from aprfmt.inspection.diff import Comparison, Difference
+    from aprfmt.inspection.diff import Comparison, ModelDifference
 
 _SHOWN_ROWS = 500
 """Rows in the document, the worst ones: its search box finds the others too."""
@@ -131,7 +131,7 @@ def _plain(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "∞"
 
 
-def _others(rows: Sequence[Difference]) -> str:
+def _others(rows: Sequence[ModelDifference]) -> str:
     def words(value: object) -> str:
         return "–" if value is None else str(value)
 

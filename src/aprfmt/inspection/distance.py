@@ -65,7 +65,7 @@ class Distance:
 
 
 @dataclass(slots=True)
-class Sums:
+class DistanceSums:
     """What a Distance is computed from; the sums of several pairs of tensors add up."""
 
     n: int = 0
@@ -112,7 +112,7 @@ class Sums:
         self.n_different += n_different
         return p[~odd], q[~odd]
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: DistanceSums) -> None:
         """Adds those of another pair of tensors."""
         self.largest = max(self.largest, other.largest)
         for name in ("n", "n_different", "squares", "aa", "bb", "ab", "nonfinite_a", "nonfinite_b"):
@@ -165,7 +165,7 @@ class TensorFigures:
     bits_a: float
     bits_b: float
     distance: Distance
-    sums: Sums = field(repr=False, compare=False)
+    sums: DistanceSums = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, object]:
         """{name, a, b, bits_a, bits_b} and the figures."""
@@ -198,7 +198,7 @@ class TotalFigures:
 
 def together(rows: Iterable[TensorFigures]) -> Distance:
     """Of several tensors, as if they were one."""
-    sums = Sums()
+    sums = DistanceSums()
     for row in rows:
         sums.merge(row.sums)
     return sums.distance()
@@ -226,9 +226,9 @@ def _packed(tensor: CanonicalTensor) -> PackedTensor | None:
 
 def measure(
     name: str, x: CanonicalTensor, y: CanonicalTensor, tolerance: float, is_over: Callable[[], bool] = lambda: False
-) -> Sums:
+) -> DistanceSums:
     """The sums over both tensors, of one shape. Raises RunError once `is_over`: nobody waits for them."""
-    sums = Sums()
+    sums = DistanceSums()
     streams = (decoded_values(side.dtype, side.shape, side.chunks, name=name) for side in (x, y))
     for p, q in zip(*streams, strict=True):
         if is_over():
@@ -237,9 +237,9 @@ def measure(
     return sums
 
 
-def same_sums(name: str, x: CanonicalTensor, is_over: Callable[[], bool] = lambda: False) -> Sums:
+def same_sums(name: str, x: CanonicalTensor, is_over: Callable[[], bool] = lambda: False) -> DistanceSums:
     """The sums of a tensor and itself."""
-    sums = Sums()
+    sums = DistanceSums()
     for block in decoded_values(x.dtype, x.shape, x.chunks, name=name):
         if is_over():
             raise RunError("stopped", tensor=name)

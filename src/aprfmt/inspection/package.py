@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.io.links import links_out
-from aprfmt.io.names import Finding, findings
+from aprfmt.io.names import NameFinding, findings
 from aprfmt.model import Model
 
 
@@ -14,7 +14,7 @@ def folder_of(model: Model) -> HfNative | None:
     return native if native is not None and not native.alone else None
 
 
-def refused_names(folder: HfNative) -> list[Finding]:
+def refused_names(folder: HfNative) -> list[NameFinding]:
     """What io.names finds in the names of the folder's files."""
     return findings(folder.further_files(), folder.own_names())
 

@@ -18,7 +18,7 @@ _LONGEST_NUMBER = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """A tensor, or a module with what is in it.
 
     A module that holds one thing alone is one node with it: `self_attn.rotary`.
@@ -35,7 +35,7 @@ class Node:
     name: str
     path: str
     tensor: Tensor | None
-    children: tuple[Node, ...]
+    children: tuple[TreeNode, ...]
     tensor_count: int
     params: int
     n_bytes: int
@@ -52,7 +52,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TreeStep:
     """One node on the way through a drawn tree, parents before children.
 
     Attributes:
@@ -64,7 +64,7 @@ class Step:
         is_closed: whether it has children that are not drawn.
     """
 
-    node: Node
+    node: TreeNode
     label: str
     times: int
     parent: int
@@ -90,7 +90,7 @@ class Tree:
     tensor_count: int
     matched: int
     depth: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[TreeNode, ...]
 
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; nothing is folded."""
@@ -103,20 +103,20 @@ class Tree:
             "tree": [node.to_json(self.depth) for node in self.nodes],
         }
 
-    def steps(self, *, fold: bool = True) -> list[Step]:
+    def steps(self, *, fold: bool = True) -> list[TreeStep]:
         """All nodes to draw; with `fold`, numbered siblings that are built alike are one."""
-        found: list[Step] = []
+        found: list[TreeStep] = []
         self._walk(self.nodes, -1, 1, fold, found)
         return found
 
-    def _walk(self, nodes: Sequence[Node], parent: int, level: int, fold: bool, found: list[Step]) -> None:
+    def _walk(self, nodes: Sequence[TreeNode], parent: int, level: int, fold: bool, found: list[TreeStep]) -> None:
         views = list(_folded(nodes)) if fold else [(node.name, node, 1) for node in nodes]
         for i, (label, node, times) in enumerate(views):
             inner = list(_folded(node.children)) if fold else []
             if len(inner) == 1 and inner[0][2] > 1 and times == 1:  # `layers` with 32 equal ones is one line
                 label, node, times = f"{label}.{inner[0][0]}", inner[0][1], inner[0][2]
             is_closed = level == self.depth and bool(node.children)
-            found.append(Step(node, label, times, parent, i == len(views) - 1, is_closed))
+            found.append(TreeStep(node, label, times, parent, i == len(views) - 1, is_closed))
             if not is_closed:
                 self._walk(node.children, len(found) - 1, level + 1, fold, found)
 
@@ -141,7 +141,7 @@ def tree(path: PathLike, *, depth: int = 0, filter: str | None = None) -> Tree:
 _Kinds = dict[object, int]
 
 
-def _nodes(tensors: Sequence[Tensor], start: int, prefix: str, level: int, kinds: _Kinds) -> list[Node]:
+def _nodes(tensors: Sequence[Tensor], start: int, prefix: str, level: int, kinds: _Kinds) -> list[TreeNode]:
     """The nodes of `tensors`, whose names all begin with `prefix`, as long as `start`; `kinds` grows."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
@@ -153,7 +153,9 @@ def _nodes(tensors: Sequence[Tensor], start: int, prefix: str, level: int, kinds
     return [node for name in names for node in _of_name(name, groups[name], start, prefix, level, kinds)]
 
 
-def _of_name(name: str, tensors: list[Tensor], start: int, prefix: str, level: int, kinds: _Kinds) -> Iterator[Node]:
+def _of_name(
+    name: str, tensors: list[Tensor], start: int, prefix: str, level: int, kinds: _Kinds
+) -> Iterator[TreeNode]:
     end = start + len(name)
     leaves = [_leaf(name, tensor, kinds) for tensor in tensors if len(tensor.name) == end]
     below = [tensor for tensor in tensors if len(tensor.name) > end]
@@ -169,19 +171,19 @@ def _of_name(name: str, tensors: list[Tensor], start: int, prefix: str, level: i
     yield _node(name, path, None, tuple(children), kinds)
 
 
-def _leaf(name: str, tensor: Tensor, kinds: _Kinds) -> Node:
+def _leaf(name: str, tensor: Tensor, kinds: _Kinds) -> TreeNode:
     return _node(name, tensor.name, tensor, (), kinds)
 
 
-def _node(name: str, path: str, tensor: Tensor | None, children: tuple[Node, ...], kinds: _Kinds) -> Node:
+def _node(name: str, path: str, tensor: Tensor | None, children: tuple[TreeNode, ...], kinds: _Kinds) -> TreeNode:
     form = (_rest(name), tensor and (tensor.dtype, tensor.shape), tuple((c.name, c.kind) for c in children))
     kind = kinds.setdefault(form, len(kinds))
     if tensor is not None:
-        return Node(name, path, tensor, (), 1, n_elements(tensor.shape), tensor.n_bytes, kind)
+        return TreeNode(name, path, tensor, (), 1, n_elements(tensor.shape), tensor.n_bytes, kind)
     count, params, n_bytes = (
         sum(getattr(child, key) for child in children) for key in ("tensor_count", "params", "n_bytes")
     )
-    return Node(name, path, None, children, count, params, n_bytes, kind)
+    return TreeNode(name, path, None, children, count, params, n_bytes, kind)
 
 
 def _is_number(name: str) -> bool:
@@ -194,9 +196,9 @@ def _rest(name: str) -> str:
     return dot + rest if _is_number(number) else ""
 
 
-def _folded(nodes: Sequence[Node]) -> Iterator[tuple[str, Node, int]]:
+def _folded(nodes: Sequence[TreeNode]) -> Iterator[tuple[str, TreeNode, int]]:
     """(label, first node, how many) of `nodes`, the numbered ones that are built alike as one."""
-    groups: dict[object, list[Node]] = {}
+    groups: dict[object, list[TreeNode]] = {}
     for i, node in enumerate(nodes):
         groups.setdefault(node.kind if _is_number(node.name.partition(".")[0]) else ("alone", i), []).append(node)
     for found in groups.values():

@@ -63,7 +63,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ValidationRule:
     """One rule: id, weight in the score, what holds when it passes, and the function that looks.
 
     Of a rule of good practice (inspection.lint) `level` is what a failure of it counts as, `why` the reason for it and
@@ -384,23 +384,25 @@ def _require_adapter(model: Model) -> None:
 
 
 RULES = (
-    Rule("container.header", 5, "the header checksum matches", _header),
-    Rule("container.footer", 15, "the file checksum matches", _footer),
-    Rule("container.protection", 0, "what would tell that a byte changed is there", _protection),
-    Rule("record.names", 5, "no other program acts on the files that the package gives back", _file_names),
-    Rule("container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents),
-    Rule("tensors.unique", 5, "every tensor name is unique", _duplicates),
-    Rule("values.finite", 15, "no value is NaN or infinite", _finite),
-    Rule("values.zero", 10, "no weight is all zeros", _zeros),
-    Rule("values.dead-rows", 5, "no vocabulary row is all zeros", _dead_rows),
-    Rule("adapter.pairs", 0, "every factor of the adapter has its other half, of the same rank", _adapter),
-    Rule("names.complete", 10, "all tensors of the architecture are present, and no others", _names),
-    Rule("shapes.match", 5, "shapes agree with the dimensions in the metadata", _shapes),
-    Rule("repository.modules", 0, "what comes behind the network is there and fits", _modules),
-    Rule("tokenizer.size", 4, "the tokenizer fits the embedding", _vocabulary),
-    Rule("tokenizer.special", 3, "special tokens are in the vocabulary", _special_ids),
-    Rule("metadata.required", 3, "architecture and dimensions are stated", _required_keys),
-    Rule("metadata.runtime", 5, "llama.cpp finds every key that it insists on", _runtime_keys),
+    ValidationRule("container.header", 5, "the header checksum matches", _header),
+    ValidationRule("container.footer", 15, "the file checksum matches", _footer),
+    ValidationRule("container.protection", 0, "what would tell that a byte changed is there", _protection),
+    ValidationRule("record.names", 5, "no other program acts on the files that the package gives back", _file_names),
+    ValidationRule(
+        "container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents
+    ),
+    ValidationRule("tensors.unique", 5, "every tensor name is unique", _duplicates),
+    ValidationRule("values.finite", 15, "no value is NaN or infinite", _finite),
+    ValidationRule("values.zero", 10, "no weight is all zeros", _zeros),
+    ValidationRule("values.dead-rows", 5, "no vocabulary row is all zeros", _dead_rows),
+    ValidationRule("adapter.pairs", 0, "every factor of the adapter has its other half, of the same rank", _adapter),
+    ValidationRule("names.complete", 10, "all tensors of the architecture are present, and no others", _names),
+    ValidationRule("shapes.match", 5, "shapes agree with the dimensions in the metadata", _shapes),
+    ValidationRule("repository.modules", 0, "what comes behind the network is there and fits", _modules),
+    ValidationRule("tokenizer.size", 4, "the tokenizer fits the embedding", _vocabulary),
+    ValidationRule("tokenizer.special", 3, "special tokens are in the vocabulary", _special_ids),
+    ValidationRule("metadata.required", 3, "architecture and dimensions are stated", _required_keys),
+    ValidationRule("metadata.runtime", 5, "llama.cpp finds every key that it insists on", _runtime_keys),
 )
 
 
@@ -436,7 +438,7 @@ class Validation:
         }
 
 
-def apply(rules: Iterable[Rule], subject: Subject) -> Iterator[tuple[Rule, list[Check] | AprError]]:
+def apply(rules: Iterable[ValidationRule], subject: Subject) -> Iterator[tuple[ValidationRule, list[Check] | AprError]]:
     """What each rule finds, or the error that kept it from looking: unreadable metadata, a tokenizer without sense."""
     for rule in rules:
         try:
@@ -454,7 +456,7 @@ def validate(
     min_score: int = 0,
     base: PathLike | None = None,
     progress: StartProgress | None = None,
-    more: Sequence[Rule] = (),
+    more: Sequence[ValidationRule] = (),
 ) -> Validation:
     """Applies every rule to the model at `path`, and those of `more`; every value is decoded.
 

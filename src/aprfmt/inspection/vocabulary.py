@@ -64,7 +64,7 @@ class TokenizerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TokenizerDifference:
     """One thing in which two tokenizers differ: what, how often, and the first case of it."""
 
     what: str
@@ -92,7 +92,7 @@ class Vocabulary:
     against: str | None = None
     other: TokenizerFacts | None = None
     compared: int = 0
-    differences: Sequence[Difference] = ()
+    differences: Sequence[TokenizerDifference] = ()
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -251,13 +251,13 @@ def _compare(result: Vocabulary, a: Tokenizer, against: str, texts: Sequence[str
         result.compared = len(wanted)
         (start,), (other_start,) = first.ids([""]), second.ids([""])
         if special and start != other_start:
-            found.append(Difference("tokens around a text", 1, f"{start}, not {other_start}"))
+            found.append(TokenizerDifference("tokens around a text", 1, f"{start}, not {other_start}"))
         both = zip(wanted, first.ids(wanted, special=False), second.ids(wanted, special=False), strict=True)
         changed = [(text, x, y) for text, x, y in both if x != y]
         if changed:
             text, x, y = changed[0]
             what = f"ids of {plural(len(wanted), 'text')}"
-            found.append(Difference(what, len(changed), f"{text!r:.60}: {_short(x)}, not {_short(y)}"))
+            found.append(TokenizerDifference(what, len(changed), f"{text!r:.60}: {_short(x)}, not {_short(y)}"))
     result.differences = found
 
 
@@ -270,19 +270,19 @@ def _special_texts(tok: Tokenizer) -> list[str]:
     return [text for text, kind in zip(tok.tokens, tok.types, strict=False) if kind in kinds]
 
 
-def _in_lists(a: Tokenizer, b: Tokenizer) -> Iterator[Difference]:
+def _in_lists(a: Tokenizer, b: Tokenizer) -> Iterator[TokenizerDifference]:
     """What the two differ in as data."""
     if a.model != b.model:
-        yield Difference("algorithm", 1, f"{a.model}, not {b.model}")
+        yield TokenizerDifference("algorithm", 1, f"{a.model}, not {b.model}")
     if a.pre != b.pre and a.pre is not None and b.pre is not None:
-        yield Difference("pre-tokenizer", 1, f"{a.pre}, not {b.pre}")
+        yield TokenizerDifference("pre-tokenizer", 1, f"{a.pre}, not {b.pre}")
     mine, other = without_padding(a), without_padding(b)
     if len(mine) != len(other):
-        yield Difference("number of tokens", abs(len(mine) - len(other)), f"{len(mine)}, not {len(other)}")
+        yield TokenizerDifference("number of tokens", abs(len(mine) - len(other)), f"{len(mine)}, not {len(other)}")
     changed = [i for i, (x, y) in enumerate(zip(mine, other, strict=False)) if x != y]
     if changed:
         i = changed[0]
-        yield Difference("vocabulary", len(changed), f"id {i} is {mine[i]!r:.60}, not {other[i]!r:.60}")
+        yield TokenizerDifference("vocabulary", len(changed), f"id {i} is {mine[i]!r:.60}, not {other[i]!r:.60}")
     kinds = [
         i
         for i, (x, y) in enumerate(zip(a.types, b.types, strict=False))
@@ -291,17 +291,17 @@ def _in_lists(a: Tokenizer, b: Tokenizer) -> Iterator[Difference]:
     if kinds:
         i, own = kinds[0], a.types[kinds[0]] == TokenType.CONTROL
         word = "is a control token, and not in the other" if own else "is not a control token, and is one in the other"
-        yield Difference("control tokens", len(kinds), f"id {i} ({mine[i]!r:.60}) {word}")
+        yield TokenizerDifference("control tokens", len(kinds), f"id {i} ({mine[i]!r:.60}) {word}")
     if a.model == b.model == "gpt2" and a.merges != b.merges:
         pairs = zip(a.merges, b.merges, strict=False)
         rank = next((n for n, (x, y) in enumerate(pairs) if x != y), min(len(a.merges), len(b.merges)))
         count = sum(x != y for x, y in zip(a.merges, b.merges, strict=False)) + abs(len(a.merges) - len(b.merges))
         here, there = (repr(t.merges[rank]) if rank < len(t.merges) else "nothing" for t in (a, b))
-        yield Difference("merges", count, f"merge {rank} is {here}, not {there}")
+        yield TokenizerDifference("merges", count, f"merge {rank} is {here}, not {there}")
     roles = [role for role in {**a.special, **b.special} if a.special.get(role) != b.special.get(role)]
     if roles:
         role = roles[0]
-        yield Difference("special tokens", len(roles), f"{role} is {_role(a, role)}, not {_role(b, role)}")
+        yield TokenizerDifference("special tokens", len(roles), f"{role} is {_role(a, role)}, not {_role(b, role)}")
 
 
 def _role(tok: Tokenizer, role: str) -> str:

@@ -88,15 +88,15 @@ def own_folder(path: Path) -> None:
         raise StorageError("other users can write to the cache", path=path, hint=hint)
 
 
-_in_use: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
+_in_use: weakref.WeakValueDictionary[str, CacheEntry] = weakref.WeakValueDictionary()
 
 
-def in_use(paths: Iterable[PathLike]) -> list[Entry]:
+def in_use(paths: Iterable[PathLike]) -> list[CacheEntry]:
     """The entries of the cache among the files at `paths`; whoever keeps one keeps the file."""
     return [entry for path in paths if (entry := _in_use.get(os.path.abspath(path))) is not None]
 
 
-class Entry:
+class CacheEntry:
     """A file of the cache that nobody removes while this object lives.
 
     Attributes:
@@ -152,7 +152,7 @@ class CacheFolder:
     def __init__(self, kind: str) -> None:
         self.path = cache_home() / kind
 
-    def entry(self, name: str, make: Callable[[Path], None]) -> Entry:
+    def entry(self, name: str, make: Callable[[Path], None]) -> CacheEntry:
         """The file `name`, which `make` writes at the path that it gets where there is none; only one process does.
 
         A file that is there becomes the one that was used last. Raises StorageError, and what `make` raises.
@@ -172,7 +172,7 @@ class CacheFolder:
             if time.monotonic() - begun > _PATIENCE_S and not target.exists():
                 _lock_of(target).unlink(missing_ok=True)
 
-    def _take(self, target: Path, lock: int, make: Callable[[Path], None]) -> Entry | None:
+    def _take(self, target: Path, lock: int, make: Callable[[Path], None]) -> CacheEntry | None:
         """The entry, which owns the `lock` then; None where others are in the way."""
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -190,7 +190,7 @@ class CacheFolder:
             return None
         with suppress(OSError):
             os.utime(target)
-        return Entry(target, lock, crc, made=made)
+        return CacheEntry(target, lock, crc, made=made)
 
     def trim(self, max_bytes: int) -> list[Path]:
         """Removes the files that were not used for longest until the rest has at most `max_bytes`; those removed.

@@ -1,7 +1,7 @@
 """CRC-32 (IEEE 802.3, the one of zlib): isal when it is installed, else zlib; equal values.
 
-A file that is read anyway is not read once more for its checksum: a `Record` takes the CRC of each piece while it is in
-the cache, and `crc32_of_range` reads only what is missing between the pieces.
+A file that is read anyway is not read once more for its checksum: a `ReadChecksum` takes the CRC of each piece while it
+is in the cache, and `crc32_of_range` reads only what is missing between the pieces.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def crc32_after(value: int, data: Buffer) -> int:
     return combine(value, _last.crc, len(data))
 
 
-class Piece(NamedTuple):
+class CrcRange(NamedTuple):
     """The CRC-32 of the bytes [start, end) of a file."""
 
     start: int
@@ -65,14 +65,14 @@ class Piece(NamedTuple):
     crc: int
 
 
-class Record:
+class ReadChecksum:
     """The CRC-32 of what was read of a file, by place. Several threads may add to it.
 
     Reads under _LEAST_BYTES are not worth their place, and of overlapping ones only the first counts.
     """
 
     def __init__(self) -> None:
-        self._pieces: list[Piece] = []
+        self._pieces: list[CrcRange] = []
         self._most = _MOST_PIECES
         self._lock = threading.Lock()
 
@@ -80,7 +80,7 @@ class Record:
         """Notes that `data` stands at `start`."""
         if len(data) < _LEAST_BYTES:
             return
-        piece = Piece(start, start + len(data), crc32_after(0, data))
+        piece = CrcRange(start, start + len(data), crc32_after(0, data))
         with self._lock:
             self._pieces.append(piece)
             if len(self._pieces) >= self._most:
@@ -90,21 +90,21 @@ class Record:
     def close(self) -> None:
         """Keeps what it has."""
 
-    def inside(self, start: int, end: int) -> list[Piece]:
+    def inside(self, start: int, end: int) -> list[CrcRange]:
         """The pieces inside [start, end), in order and apart from each other."""
         with self._lock:
             return [p for p in _joined(self._pieces, 0) if start <= p.start and p.end <= end]
 
 
-def _joined(pieces: list[Piece], most_bytes: float = math.inf) -> list[Piece]:
+def _joined(pieces: list[CrcRange], most_bytes: float = math.inf) -> list[CrcRange]:
     """The same in order, neighbours as one of up to `most_bytes`; what overlaps an earlier piece is left out."""
-    out: list[Piece] = []
+    out: list[CrcRange] = []
     for piece in sorted(pieces):
         last = out[-1] if out else None
         if last is not None and piece.start < last.end:
             continue
         if last is not None and piece.start == last.end and piece.end - last.start <= most_bytes:
-            piece = Piece(last.start, piece.end, combine(last.crc, piece.crc, piece.end - piece.start))
+            piece = CrcRange(last.start, piece.end, combine(last.crc, piece.crc, piece.end - piece.start))
             out.pop()
         out.append(piece)
     return out
@@ -116,8 +116,8 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
     What the source has a record of is not read again. The rest is read through small buffers instead of mapping the
     file: resident memory stays small, and a file that is cut short meanwhile is an error and no signal.
     """
-    known = source.record.inside(start, end) if isinstance(source.record, Record) else []
-    bounds = [Piece(start, start, 0), *known, Piece(end, end, 0)]
+    known = source.record.inside(start, end) if isinstance(source.record, ReadChecksum) else []
+    bounds = [CrcRange(start, start, 0), *known, CrcRange(end, end, 0)]
     parts = [
         range(at, min(at + _PART_BYTES, after.start))
         for before, after in pairwise(bounds)
@@ -149,7 +149,7 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
         thread.join()
     if errors:
         raise errors[0]
-    read = [Piece(part.start, part.stop, crc) for part, crc in zip(parts, values, strict=True)]
+    read = [CrcRange(part.start, part.stop, crc) for part, crc in zip(parts, values, strict=True)]
     whole = _joined([*known, *read])
     return whole[0].crc if whole else 0
 

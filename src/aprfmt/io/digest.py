@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
-from aprfmt.io.crc import Record, crc32, crc32_of_range
+from aprfmt.io.crc import ReadChecksum, crc32, crc32_of_range
 from aprfmt.io.source import Buffer, Source
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def follow(kind: str, sources: Sequence[Source]) -> list[PendingDigest]:
     return [PendingCrc(source) for source in sources]
 
 
-class PendingCrc(Record):
+class PendingCrc(ReadChecksum):
     """The CRC-32 of what was read of a file, and in the end of all of it."""
 
     kind: ClassVar[str] = CRC32

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from aprfmt.errors import ChangedError, RefusedError, storage_errors
-from aprfmt.io.source import Identity, Source
+from aprfmt.io.source import FileIdentity, Source
 from aprfmt.text import first_few
 from aprfmt.types import PathLike
 
@@ -42,7 +42,7 @@ def check_opened(folder: PathLike, paths: Iterable[PathLike], opened: Iterable[S
     check_links(folder, sources)
     for place, source in sources.items():
         with storage_errors(place):
-            now = Identity.of(os.lstat(os.path.realpath(place)))
+            now = FileIdentity.of(os.lstat(os.path.realpath(place)))
         if source.identity is not None and now != source.identity:
             raise ChangedError("the file changed while it was read: it was replaced by another file", path=place)
 

@@ -46,7 +46,7 @@ _TEMPORARY = re.compile(r"\..*\.tmp|\.switch|\.replaced", re.DOTALL)
 _CONTROLS = re.compile(f"[{CONTROLS}]")
 
 
-class Finding(NamedTuple):
+class NameFinding(NamedTuple):
     """What is wrong with a name; `is_final` where no option allows it."""
 
     name: str
@@ -62,7 +62,7 @@ def is_plain(name: str) -> bool:
     return not any(part in ("", ".", "..") for part in name.split("/")) and not set(name) & set("\\\0")
 
 
-def findings(names: Iterable[str], kept: Iterable[str] = ()) -> list[Finding]:
+def findings(names: Iterable[str], kept: Iterable[str] = ()) -> list[NameFinding]:
     """What is wrong with the relative paths `names`, which are to lie in one folder together.
 
     Each name has one finding at most. Of names that collide the first is right; `kept` come before all others, and are
@@ -75,11 +75,11 @@ def findings(names: Iterable[str], kept: Iterable[str] = ()) -> list[Finding]:
         place = folded(name)
         other = places.get(place) or folders.get(place) or next(filter(None, map(places.get, _folders(place))), None)
         if (reason := _unsafe(name)) is not None:
-            found.append(Finding(name, reason, is_final=True))
+            found.append(NameFinding(name, reason, is_final=True))
         elif (reason := _acted_on(name)) is not None:
-            found.append(Finding(name, reason, is_final=False))
+            found.append(NameFinding(name, reason, is_final=False))
         elif other is not None:
-            found.append(Finding(name, f"some file systems take it for {other!r}", is_final=False))
+            found.append(NameFinding(name, f"some file systems take it for {other!r}", is_final=False))
         else:
             places[place] = name
             folders |= dict.fromkeys(_folders(place), name)

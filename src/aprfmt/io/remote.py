@@ -19,7 +19,7 @@ from aprfmt.errors import UsageError, storage_errors
 from aprfmt.io import remote_file
 from aprfmt.io.chunks import LEAST_STORED_BYTES, Store, is_kept_file
 from aprfmt.io.remote_file import RemoteFile
-from aprfmt.io.source import Identity, Source, stand_for
+from aprfmt.io.source import FileIdentity, Source, stand_for
 
 _HEADS_AT_ONCE = 8
 _SHORT_BYTES = 1 << 20  # texts that are fetched before they are asked for
@@ -28,7 +28,7 @@ _SHORT_BYTES = 1 << 20  # texts that are fetched before they are asked for
 class RemoteSource(Source):
     """A file elsewhere, read as any other; `view` gives a copy."""
 
-    def __init__(self, path: str, file: RemoteFile, store: Store, identity: Identity) -> None:
+    def __init__(self, path: str, file: RemoteFile, store: Store, identity: FileIdentity) -> None:
         super().__init__(path, None, None, file.size, identity)
         self.file = file
         self.stated_digest = file.digest
@@ -113,18 +113,18 @@ _ODD_NAMES = (
 )
 
 
-def _stand_in(path: Path, size: int) -> Identity:
+def _stand_in(path: Path, size: int) -> FileIdentity:
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         if os.fstat(fd).st_size != size:
             os.ftruncate(fd, size)
-        return Identity.of(os.fstat(fd))
+        return FileIdentity.of(os.fstat(fd))
     finally:
         os.close(fd)
 
 
-def _maker(file: RemoteFile, store: Store, identity: Identity) -> Callable[[str], Source]:
+def _maker(file: RemoteFile, store: Store, identity: FileIdentity) -> Callable[[str], Source]:
     return lambda path: RemoteSource(path, file, store, identity)
 
 

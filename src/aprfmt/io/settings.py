@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SettingsNode:
     """A value of a YAML file, and the line that it stands in; 0 for what does not come from a file."""
 
     value: object
@@ -28,13 +28,13 @@ class Node:
         """What is wrong with it."""
         return UsageError(f"line {self.line}: {message}" if self.line else message, hint=hint)
 
-    def mapping(self, what: str) -> dict[str, Node]:
+    def mapping(self, what: str) -> dict[str, SettingsNode]:
         """Its entries. Raises UsageError for anything else."""
         if not isinstance(self.value, dict):
             raise self.error(f"{what} must be a mapping, not {shown(self.value)}")
         return self.value
 
-    def items(self, what: str) -> list[Node]:
+    def items(self, what: str) -> list[SettingsNode]:
         """Its items. Raises UsageError for anything else, and for none."""
         if not isinstance(self.value, list) or not self.value:
             raise self.error(f"{what} must be a list with items, not {shown(self.value)}")
@@ -100,7 +100,7 @@ def read_text(path: PathLike, what: str = "file") -> str:
         raise UsageError(f"it is not UTF-8 at byte {error.start}", path=path) from error
 
 
-def read_yaml(path: PathLike, what: str = "file") -> Node:
+def read_yaml(path: PathLike, what: str = "file") -> SettingsNode:
     """The YAML of a small file, None for an empty one. Raises as `read_text`, UsageError with the line."""
     import yaml
 
@@ -108,7 +108,7 @@ def read_yaml(path: PathLike, what: str = "file") -> Node:
     try:
         _check_events(text)
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        return Node(None) if tree is None else _node(tree)
+        return SettingsNode(None) if tree is None else _node(tree)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
@@ -132,24 +132,24 @@ def _check_events(text: str) -> None:
             raise UsageError(f"line {line}: nested deeper than {MAX_SETTINGS_DEPTH} levels")
 
 
-def _node(tree: yaml.Node) -> Node:
+def _node(tree: yaml.Node) -> SettingsNode:
     import yaml
 
     line = tree.start_mark.line + 1
     if isinstance(tree, yaml.MappingNode):
-        out: dict[str, Node] = {}
+        out: dict[str, SettingsNode] = {}
         for key, value in tree.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise UsageError(f"line {line}: a key must be a word")
             if key.value in out:
                 raise UsageError(f"line {key.start_mark.line + 1}: {key.value!r:.40} is there twice")
             out[key.value] = _node(value)
-        return Node(out, line)
+        return SettingsNode(out, line)
     if isinstance(tree, yaml.SequenceNode):
-        return Node([_node(item) for item in tree.value], line)
+        return SettingsNode([_node(item) for item in tree.value], line)
     loader = yaml.SafeLoader("")
     try:
-        return Node(loader.construct_object(tree), line)
+        return SettingsNode(loader.construct_object(tree), line)
     except ValueError as error:
         raise UsageError(f"line {line}: {error}") from error
     finally:

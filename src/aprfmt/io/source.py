@@ -29,7 +29,7 @@ from aprfmt.types import PathLike
 Buffer = bytes | bytearray | memoryview
 
 
-class Identity(NamedTuple):
+class FileIdentity(NamedTuple):
     """What tells a file from another one, and from itself before somebody wrote to it."""
 
     size: int
@@ -38,12 +38,12 @@ class Identity(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, info: os.stat_result) -> Identity:
+    def of(cls, info: os.stat_result) -> FileIdentity:
         """The same from what the operating system says."""
         return cls(info.st_size, info.st_mtime_ns, info.st_dev, info.st_ino)
 
 
-class Recorder(Protocol):
+class ReadRecorder(Protocol):
     """What looks on while a file is read."""
 
     def add(self, start: int, data: Buffer) -> None:
@@ -72,12 +72,12 @@ class Source:
     stated_digest: str | None = None
 
     def __init__(
-        self, path: str, fd: int | None, data: Buffer | None, size: int, identity: Identity | None = None
+        self, path: str, fd: int | None, data: Buffer | None, size: int, identity: FileIdentity | None = None
     ) -> None:
         self.path = path
         self.size = size
         self.identity = identity
-        self.record: Recorder | None = None
+        self.record: ReadRecorder | None = None
         self._place = absolute(path) if identity else path
         self._fd = fd
         self._view: memoryview | None = memoryview(data) if data is not None else None
@@ -107,7 +107,7 @@ class Source:
                 raise UnknownFormatError(
                     "not a plain file", path=name, hint="give a model file or a Hugging Face folder"
                 )
-            source = cls(name, fd, None, info.st_size, Identity.of(info))
+            source = cls(name, fd, None, info.st_size, FileIdentity.of(info))
             stack.pop_all()
         return source
 
@@ -144,8 +144,8 @@ class Source:
             except (FileNotFoundError, NotADirectoryError):
                 raise self._changed("no longer exists") from None
         for info in found:
-            if Identity.of(info) != self.identity:
-                raise self._changed(_difference(self.identity, Identity.of(info)))
+            if FileIdentity.of(info) != self.identity:
+                raise self._changed(_difference(self.identity, FileIdentity.of(info)))
 
     def _changed(self, how: str, offset: int | None = None) -> ChangedError:
         return ChangedError(f"the file changed while it was read: it {how}", path=self.path, offset=offset)
@@ -277,7 +277,7 @@ def watch_opened() -> Iterator[list[Source]]:
         _OPENED.reset(token)
 
 
-def _difference(then: Identity, now: Identity) -> str:
+def _difference(then: FileIdentity, now: FileIdentity) -> str:
     if (then.device, then.inode) != (now.device, now.inode):
         return "was replaced by another file"
     if then.size != now.size:

@@ -79,7 +79,7 @@ _KNOWN: dict[str, dict[str, object]] = {
 """Defaults that have not changed for long; another value says that a field lies elsewhere."""
 
 
-class Batch(Structure):
+class LlamaBatch(Structure):
     """llama_batch: with no positions and sequences given, the tokens follow those of sequence 0."""
 
     _fields_ = (
@@ -146,8 +146,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_get_memory": (Pointer, [Pointer]),
     "llama_memory_clear": (None, [Pointer, c_bool]),
     "llama_memory_seq_rm": (c_bool, [Pointer, c_int32, c_int32, c_int32]),
-    "llama_encode": (c_int32, [Pointer, Batch]),
-    "llama_decode": (c_int32, [Pointer, Batch]),
+    "llama_encode": (c_int32, [Pointer, LlamaBatch]),
+    "llama_decode": (c_int32, [Pointer, LlamaBatch]),
     "llama_get_logits_ith": (POINTER(c_float), [Pointer, c_int32]),
     "llama_get_embeddings_ith": (POINTER(c_float), [Pointer, c_int32]),
     "llama_get_embeddings_seq": (POINTER(c_float), [Pointer, c_int32]),
@@ -256,7 +256,7 @@ class Functions:
         raise LayoutError(f"this build of llama.cpp has another {default.removesuffix('_default_params')}_params")
 
 
-class Library(Functions):
+class LlamaLibrary(Functions):
     """The functions of llama.h.
 
     Args:

@@ -59,7 +59,7 @@ def require_llama() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LoadedModel:
     """What llama.cpp says of a model that it has loaded.
 
     Attributes:
@@ -140,7 +140,7 @@ class Llama:
         LlamaDiedError: it died twice, or took too long.
     """
 
-    facts: Facts
+    facts: LoadedModel
 
     def __init__(
         self,
@@ -349,7 +349,7 @@ class Llama:
             self.close()
             raise
         answer["engine"] += "" if self._request.extra_buffers else ", extra buffers off"
-        self.facts = Facts(**answer)
+        self.facts = LoadedModel(**answer)
 
     def _reply(self, call: str, arguments: JsonObject, on_part: Callable[[Any], None] | None = None) -> Any:
         assert self._worker is not None

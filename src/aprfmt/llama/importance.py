@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.llama.capi import EVAL_CALLBACK, Library
+from aprfmt.llama.capi import EVAL_CALLBACK, LlamaLibrary
 from aprfmt.llama.engine import EngineError, LayoutError
 
 _F32, _I32 = 0, 26
@@ -41,7 +41,7 @@ GgmlTensor._fields_ = [
 
 
 @dataclass(slots=True)
-class Sums:
+class ActivationSums:
     """What was seen of one weight: the sums of squares [matrices, columns] and how many rows each matrix met."""
 
     squares: np.ndarray[Any, np.dtype[np.float64]]
@@ -61,14 +61,14 @@ class Collector:
         failure: what went wrong in the callback, which cannot raise.
     """
 
-    def __init__(self, library: Library, output: bool) -> None:
+    def __init__(self, library: LlamaLibrary, output: bool) -> None:
         self._c, self._output = library, output
         library.declare("ggml_op_name", ctypes.c_char_p, [c_int32])
         library.declare("ggml_get_name", c_void_p, [POINTER(GgmlTensor)])
         library.declare("ggml_nbytes", c_size_t, [POINTER(GgmlTensor)])
         library.declare("ggml_backend_buffer_is_host", c_bool, [c_void_p])
         library.declare("ggml_backend_tensor_get", None, [POINTER(GgmlTensor), c_void_p, c_size_t, c_size_t])
-        self.sums: dict[str, Sums] = {}
+        self.sums: dict[str, ActivationSums] = {}
         self.failure: Exception | None = None
         self._kinds: dict[int, bytes] = {}
         self._last: tuple[int, np.ndarray[Any, Any]] | None = None
@@ -159,10 +159,10 @@ class Collector:
             found.squares[expert] += sums
             found.counts[expert] += end - start
 
-    def _entry(self, name: str, n_matrices: int, columns: int, n_counts: int) -> Sums:
+    def _entry(self, name: str, n_matrices: int, columns: int, n_counts: int) -> ActivationSums:
         found = self.sums.get(name)
         if found is None:
-            found = Sums(np.zeros((n_matrices, columns)), np.zeros(n_counts, np.int64))
+            found = ActivationSums(np.zeros((n_matrices, columns)), np.zeros(n_counts, np.int64))
             self.sums[name] = found
         if found.squares.shape != (n_matrices, columns):
             raise EngineError(f"{name} is multiplied with rows of {columns} and of {found.squares.shape[1]} values")

@@ -12,7 +12,7 @@ from aprfmt.llama.capi import Bitmap, InputText, MediaLibrary
 from aprfmt.llama.engine import MEDIA_MARKER, EngineError, RoomError
 
 
-class Tower:
+class MediaContext:
     """What sees or hears beside a language model.
 
     Args:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.llama.capi import Batch, ChatMessage, Library, Token
+from aprfmt.llama.capi import ChatMessage, LlamaBatch, LlamaLibrary, Token
 from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, RoomError, Sampling
-from aprfmt.llama.importance import Collector, Sums
-from aprfmt.llama.media import Tower
+from aprfmt.llama.importance import ActivationSums, Collector
+from aprfmt.llama.media import MediaContext
 from aprfmt.llama.watch import Watcher
 from aprfmt.types import JsonObject
 
@@ -55,7 +55,7 @@ class Session:
         stopped: asked between two tokens whether the client wants no more of them.
     """
 
-    def __init__(self, library: Library, request: LoadRequest, stopped: Callable[[], bool]) -> None:
+    def __init__(self, library: LlamaLibrary, request: LoadRequest, stopped: Callable[[], bool]) -> None:
         self._c, self._stopped = library, stopped
         started = time.perf_counter()
         params = library.model_params()
@@ -77,7 +77,7 @@ class Session:
             raise EngineError("llama.cpp makes no context for the model")
         self._apply(request.adapters)
         self._tower = (
-            Tower(library.package, request.tower, self._model, self._threads, use_gpu=request.gpu_layers > 0)
+            MediaContext(library.package, request.tower, self._model, self._threads, use_gpu=request.gpu_layers > 0)
             if request.tower
             else None
         )
@@ -181,7 +181,7 @@ class Session:
         """Computes ids that follow those of the context, with outputs for the last one or for every one."""
         memory = (Token * len(ids))(*ids)
         wanted = (ctypes.c_int8 * len(ids))(*([every] * (len(ids) - 1)), True)
-        code = self._c.decode(self._context, Batch(n_tokens=len(ids), token=memory, logits=wanted))
+        code = self._c.decode(self._context, LlamaBatch(n_tokens=len(ids), token=memory, logits=wanted))
         if code:
             raise EngineError(f"llama.cpp does not compute the model (code {code})")
         self._past += ids
@@ -224,7 +224,7 @@ class Session:
             self._forget()
             if len(ids) > (room := self._c.n_ctx(self._context)):
                 raise RoomError(f"the text has {len(ids):,} tokens, but the context has room for {room:,}")
-            code = self._c.encode(self._context, Batch(n_tokens=len(ids), token=(Token * len(ids))(*ids)))
+            code = self._c.encode(self._context, LlamaBatch(n_tokens=len(ids), token=(Token * len(ids))(*ids)))
             if code:
                 raise EngineError(f"llama.cpp does not compute the encoder (code {code})")
             start = self._c.model_decoder_start_token(self._model)
@@ -448,7 +448,7 @@ class Session:
         self._collector.sums.clear()
         with np.load(path) as arrays:
             for name in {key.rpartition(".")[0] for key in arrays}:
-                self._collector.sums[name] = Sums(arrays[f"{name}.squares"], arrays[f"{name}.counts"])
+                self._collector.sums[name] = ActivationSums(arrays[f"{name}.squares"], arrays[f"{name}.counts"])
         return len(self._collector.sums)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.llama.capi import EVAL_CALLBACK, Library
+from aprfmt.llama.capi import EVAL_CALLBACK, LlamaLibrary
 from aprfmt.llama.engine import EngineError, LayoutError
 from aprfmt.llama.importance import GgmlTensor, plain_name
 
@@ -28,7 +28,7 @@ class Watcher:
         failure: what went wrong in the callback, which cannot raise.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: LlamaLibrary) -> None:
         self._c = library
         library.declare("ggml_op_name", c_char_p, [c_int32])
         library.declare("ggml_get_name", c_void_p, [POINTER(GgmlTensor)])

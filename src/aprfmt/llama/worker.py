@@ -34,14 +34,14 @@ STOP = "stop"
 
 def _load(engines: list[str], request: dict[str, object], stopped: threading.Event) -> tuple[Session, Json]:
     """The model, loaded by the first engine that can be used. Raises EngineError, ImportError."""
-    from aprfmt.llama.capi import Library
+    from aprfmt.llama.capi import LlamaLibrary
     from aprfmt.llama.session import Session
 
     reasons = []
     for package in engines:
         name = ENGINES[package]
         try:
-            library = Library(package)
+            library = LlamaLibrary(package)
         except (ImportError, OSError, LayoutError) as error:
             reasons.append(f"{name}: {error}")
         else:

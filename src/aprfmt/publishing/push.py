@@ -24,7 +24,7 @@ from aprfmt.inspection.describe import inspect
 from aprfmt.io import names
 from aprfmt.io.links import check_links
 from aprfmt.io.pipe import StartProgress, sha256_of_range
-from aprfmt.io.source import Identity, Source, is_folder, read_whole
+from aprfmt.io.source import FileIdentity, Source, is_folder, read_whole
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD
@@ -272,7 +272,7 @@ def _files(source: str) -> dict[str, Path]:
     return found
 
 
-def _identity(path: Path) -> Identity:
+def _identity(path: Path) -> FileIdentity:
     with Source.open(path) as source:
         assert source.identity is not None
         return source.identity

@@ -58,7 +58,7 @@ class BenchedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class BenchGate:
     """A limit for one model; the value is met where it is not worse."""
 
     file: str
@@ -84,7 +84,7 @@ class BenchReport:
     tokens: int
     runs: int
     models: list[BenchedModel]
-    gates: list[Gate] = field(default_factory=list)
+    gates: list[BenchGate] = field(default_factory=list)
     passed: bool = True
     seconds: float = 0.0
 
@@ -200,7 +200,7 @@ def _samples(values: list[float], first: Samples | None) -> Samples:
     return Samples(middle, min(values), max(values), values, middle / first.median if first else 1.0)
 
 
-def _gate(model: BenchedModel, name: str, limit: float) -> Gate:
+def _gate(model: BenchedModel, name: str, limit: float) -> BenchGate:
     more_is_better, value_of = GATES[name]
     value = value_of(model)
-    return Gate(model.file, name, limit, value, value >= limit if more_is_better else 0 < value <= limit)
+    return BenchGate(model.file, name, limit, value, value >= limit if more_is_better else 0 < value <= limit)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from aprfmt.errors import AprError, MissingDependencyError
 from aprfmt.running.examined import Examined
-from aprfmt.running.findings import Finding, SkippedError
+from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.qa_text import ANSWER, FORMATS, USER
 from aprfmt.text import first_few
 from aprfmt.tokenizer.chat import ChatTemplate
@@ -26,7 +26,7 @@ class _Exchange(NamedTuple):
     end: float
 
 
-def chat_template(x: Examined) -> Finding:
+def chat_template(x: Examined) -> GateFinding:
     """Renders a conversation, looks for its markers in the vocabulary, and compares losses with other forms."""
     template = x.metadata("tokenizer.chat_template")
     if not isinstance(template, str) or not template.strip():
@@ -38,13 +38,13 @@ def chat_template(x: Examined) -> Finding:
     except MissingDependencyError as error:
         raise SkippedError(error.message) from error
     except AprError as error:
-        return Finding(False, error.message)
+        return GateFinding(False, error.message)
     head, found, tail = text.partition(ANSWER)
     if not found or USER not in head:
-        return Finding(False, "the template leaves out what was said")
+        return GateFinding(False, "the template leaves out what was said")
     foreign = [marker for marker in dict.fromkeys(_MARKER.findall(text)) if len(_ids(x, marker)) != 1]
     if foreign:
-        return Finding(
+        return GateFinding(
             False,
             f"it writes markers that are not tokens of this vocabulary: {first_few(foreign)}",
             value=len(foreign),
@@ -64,8 +64,8 @@ def chat_template(x: Examined) -> Finding:
     if best is not None:
         said += f"; {sum(others[best]):.1f} together in {best}'s form"
     if worse > BETTER:
-        return Finding(False, f"the model expects {best}'s form: {said}", value=worse, threshold=BETTER)
-    return Finding(than_plain <= BETTER, said, value=max(worse, than_plain), threshold=BETTER)
+        return GateFinding(False, f"the model expects {best}'s form: {said}", value=worse, threshold=BETTER)
+    return GateFinding(than_plain <= BETTER, said, value=max(worse, than_plain), threshold=BETTER)
 
 
 def _rendered(x: Examined, template: str) -> str:

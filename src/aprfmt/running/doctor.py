@@ -54,7 +54,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "nam
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -81,7 +81,7 @@ class Diagnosis:
     """
 
     version: str
-    findings: list[Finding]
+    findings: list[DoctorFinding]
 
     @property
     def passed(self) -> bool:
@@ -101,28 +101,28 @@ def doctor() -> Diagnosis:
     return Diagnosis(aprfmt.__version__, [finding for look in _CHECKS for finding in look()])
 
 
-def _python() -> Iterator[Finding]:
+def _python() -> Iterator[DoctorFinding]:
     text = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info < _LEAST_PYTHON or sys.maxsize < 1 << 32:
-        yield Finding("python", "fail", f"{text}; 64 bits and {'.'.join(map(str, _LEAST_PYTHON))} are needed")
+        yield DoctorFinding("python", "fail", f"{text}; 64 bits and {'.'.join(map(str, _LEAST_PYTHON))} are needed")
     else:
-        yield Finding("python", "ok", text)
+        yield DoctorFinding("python", "ok", text)
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[DoctorFinding]:
     """What the package itself needs, in the versions that it asks for."""
     try:
         found = _compare(_required())
     except PackageNotFoundError:
-        yield Finding("packages", "warn", "aprfmt runs from a folder that is not installed", "pip install .")
+        yield DoctorFinding("packages", "warn", "aprfmt runs from a folder that is not installed", "pip install .")
         return
     if found.wrong:
-        yield Finding("packages", "fail", "; ".join(found.wrong), _install(found.mend))
+        yield DoctorFinding("packages", "fail", "; ".join(found.wrong), _install(found.mend))
     else:
-        yield Finding("packages", "ok", first_few(found.right, len(found.right)))
+        yield DoctorFinding("packages", "ok", first_few(found.right, len(found.right)))
 
 
-def _pins() -> Iterator[Finding]:
+def _pins() -> Iterator[DoctorFinding]:
     """The kernels of a Hopper GPU, in the versions that were measured together."""
     with suppress(PackageNotFoundError):  # of aprfmt, which _packages tells
         pinned = _required(_PINNED)
@@ -130,12 +130,12 @@ def _pins() -> Iterator[Finding]:
         if not pinned:  # metadata of another version
             return
         if found.absent == len(pinned):
-            yield Finding(name, "absent", "not installed; speeds up training on a Hopper GPU", _install(pinned))
+            yield DoctorFinding(name, "absent", "not installed; speeds up training on a Hopper GPU", _install(pinned))
         elif found.wrong:
             text = f"{'; '.join(found.wrong)}: other versions than those that were measured together"
-            yield Finding(name, "warn", text, _install(pinned))
+            yield DoctorFinding(name, "warn", text, _install(pinned))
         else:
-            yield Finding(name, "ok", f"{', '.join(found.right)}: the versions that were measured together")
+            yield DoctorFinding(name, "ok", f"{', '.join(found.right)}: the versions that were measured together")
 
 
 def _required(extra: str = "") -> list[Requirement]:
@@ -181,12 +181,14 @@ def _install(requirements: Iterable[Requirement]) -> str:
     return shlex.join(["pip", "install", *(f"{r.name}{extras}{r.specifier}" for r, extras in named)])
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[DoctorFinding]:
     for extra, (package, commands) in EXTRAS.items():
         if find_spec(package) is not None:
-            yield Finding(f"extra {extra}", "ok", f"{package} {_version(package)}: {commands}")
+            yield DoctorFinding(f"extra {extra}", "ok", f"{package} {_version(package)}: {commands}")
         else:
-            yield Finding(f"extra {extra}", "absent", f"not installed; needed for {commands}", f"pip install {package}")
+            yield DoctorFinding(
+                f"extra {extra}", "absent", f"not installed; needed for {commands}", f"pip install {package}"
+            )
 
 
 def _version(package: str) -> str:
@@ -196,45 +198,45 @@ def _version(package: str) -> str:
         return "of unknown version"
 
 
-def _quantizers() -> Iterator[Finding]:
+def _quantizers() -> Iterator[DoctorFinding]:
     why = backend.absence()
     if not why:
-        yield Finding("libggml", "ok", "quantizes to every type that llama.cpp has")
+        yield DoctorFinding("libggml", "ok", "quantizes to every type that llama.cpp has")
     else:
-        yield Finding("libggml", "warn", f"{why}; some types cannot be written", "pip install libggml-python")
+        yield DoctorFinding("libggml", "warn", f"{why}; some types cannot be written", "pip install libggml-python")
 
 
-def _llama() -> Iterator[Finding]:
+def _llama() -> Iterator[DoctorFinding]:
     tiny = as_file(files("aprfmt.cli") / "demo-tiny.gguf")
     try:
         with tiny as path, Llama(path) as llama:
             llama.generate(PROMPT, 1)
             engine, system = llama.engine, llama.system()
     except MissingDependencyError as error:
-        yield Finding("llama.cpp", "absent", error.message, error.hint)
+        yield DoctorFinding("llama.cpp", "absent", error.message, error.hint)
     except AprError as error:
-        yield Finding("llama.cpp", "fail", error.message, error.hint)
+        yield DoctorFinding("llama.cpp", "fail", error.message, error.hint)
     else:
         off = engine.endswith("off")
         known = ", ".join(
             part.split(" = ")[0].rpartition(": ")[2] for part in system.split(" | ") if part.endswith("= 1")
         )
         amx = "; it dies with repacked weights (AMX that is reported and not granted?), so they are off" if off else ""
-        yield Finding("llama.cpp", "warn" if off else "ok", f"{engine} computes, built for {known}{amx}")
+        yield DoctorFinding("llama.cpp", "warn" if off else "ok", f"{engine} computes, built for {known}{amx}")
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[DoctorFinding]:
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     lines = _lines("/proc/cpuinfo")
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     flags = next(({*line.split()} for line in lines if line.startswith("flags")), set())
     known = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "avx_vnni", "amx_tile") if flag in flags]
     text = f"{processors} processors {name}".strip() + (f" ({', '.join(known)})" if known else "")
-    yield Finding("processor", "ok", text)
+    yield DoctorFinding("processor", "ok", text)
     memory = {line.partition(":")[0]: line.split()[1] for line in _lines("/proc/meminfo") if len(line.split()) > 1}
     if {"MemTotal", "MemAvailable"} <= memory.keys():
         total, free = (int(memory[key]) << 10 for key in ("MemTotal", "MemAvailable"))
-        yield Finding("memory", "ok", f"{format_bytes(total)}, {format_bytes(free)} of it available")
+        yield DoctorFinding("memory", "ok", f"{format_bytes(total)}, {format_bytes(free)} of it available")
 
 
 def _lines(path: str) -> list[str]:
@@ -244,7 +246,7 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _gpu() -> Iterator[Finding]:
+def _gpu() -> Iterator[DoctorFinding]:
     """torch is asked in a process of its own: to import it takes seconds, and a broken driver may end it."""
     if find_spec("torch") is None:
         return
@@ -254,16 +256,16 @@ def _gpu() -> Iterator[Finding]:
     except ValueError:
         found = None
     if found is None:
-        yield Finding("gpu", "fail", "torch cannot be imported", 'python -c "import torch" shows why')
+        yield DoctorFinding("gpu", "fail", "torch cannot be imported", 'python -c "import torch" shows why')
     elif found["names"]:
-        yield Finding("gpu", "ok", f"{', '.join(found['names'])}; torch {found['version']}, CUDA {found['cuda']}")
+        yield DoctorFinding("gpu", "ok", f"{', '.join(found['names'])}; torch {found['version']}, CUDA {found['cuda']}")
     elif shutil.which("nvidia-smi") is not None:
-        yield Finding("gpu", "warn", f"torch {found['version']} sees none of the GPUs that nvidia-smi may show")
+        yield DoctorFinding("gpu", "warn", f"torch {found['version']} sees none of the GPUs that nvidia-smi may show")
     else:
-        yield Finding("gpu", "absent", f"torch {found['version']} sees none: training takes the processor")
+        yield DoctorFinding("gpu", "absent", f"torch {found['version']} sees none: training takes the processor")
 
 
-def _features() -> Iterator[Finding]:
+def _features() -> Iterator[DoctorFinding]:
     """The trainer's optional packages are imported in a process of their own, since that runs any code of theirs."""
     if find_spec("torch") is None:
         return
@@ -273,27 +275,31 @@ def _features() -> Iterator[Finding]:
     except ValueError:
         rows = None
     if rows is None:
-        yield Finding("trainer", "fail", "its optional features end the process that looks for them", _LIST_FEATURES)
+        yield DoctorFinding(
+            "trainer", "fail", "its optional features end the process that looks for them", _LIST_FEATURES
+        )
         return
     for name, row in rows.items():
         label = " ".join(filter(None, (row["label"], row["version"])))
         if row["usable"]:
-            yield Finding(f"trainer: {name}", "ok", f"{label} speeds up {row['speeds_up']}")
+            yield DoctorFinding(f"trainer: {name}", "ok", f"{label} speeds up {row['speeds_up']}")
         else:
             status: Status = "absent" if row["version"] is None else "fail"
             text = f"{label} is not usable: {row['reason']}; it speeds up {row['speeds_up']}"
-            yield Finding(f"trainer: {name}", status, text, row["mend"])
+            yield DoctorFinding(f"trainer: {name}", status, text, row["mend"])
 
 
-def _disks() -> Iterator[Finding]:
+def _disks() -> Iterator[DoctorFinding]:
     for name, find in (("current folder", os.getcwd), ("temporary files", tempfile.gettempdir)):
         try:
             free = shutil.disk_usage(place := find()).free
         except OSError as error:
-            yield Finding(f"disk: {name}", "fail", f"there is none: {error.strerror}", "cd to a folder that exists")
+            yield DoctorFinding(
+                f"disk: {name}", "fail", f"there is none: {error.strerror}", "cd to a folder that exists"
+            )
             continue
         status: Status = "ok" if free >= _LITTLE_DISK else "warn"
-        yield Finding(f"disk: {name}", status, f"{format_bytes(free)} free at {place}")
+        yield DoctorFinding(f"disk: {name}", status, f"{format_bytes(free)} free at {place}")
     for name, folder, hint in (
         ("exports for llama.cpp", cache_home() / "exports", "APR_CACHE_SIZE=20GB limits it; it can be deleted"),
         ("importance matrices", cache_home() / "imatrix", "it can be deleted"),
@@ -301,7 +307,7 @@ def _disks() -> Iterator[Finding]:
     ):
         count, size = _size_of(folder)
         if count:
-            yield Finding(f"cache: {name}", "ok", f"{format_bytes(size)} in {count:,} files at {folder}", hint)
+            yield DoctorFinding(f"cache: {name}", "ok", f"{format_bytes(size)} in {count:,} files at {folder}", hint)
 
 
 def _size_of(folder: Path) -> tuple[int, int]:
@@ -317,7 +323,7 @@ def _size_of(folder: Path) -> tuple[int, int]:
     return count, size
 
 
-_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[], Iterator[DoctorFinding]], ...] = (
     _python,
     _packages,
     _extras,

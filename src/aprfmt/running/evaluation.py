@@ -14,8 +14,8 @@ from typing import Protocol
 
 from aprfmt.errors import CorruptError, RunError, UsageError
 from aprfmt.texts.encoding import Ids
-from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, Reader, ReadProgress, is_blank
-from aprfmt.texts.shards import Part, open_corpus, part_of
+from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, ReadProgress, RecordReader, is_blank
+from aprfmt.texts.shards import CorpusSplit, open_corpus, part_of
 from aprfmt.texts.sources import HEADER, check_text_field, list_files
 from aprfmt.texts.windows import check_length
 
@@ -147,7 +147,9 @@ def window_length(seq_len: int | None, limit: int | None, made_for: Mapping[str,
     return length
 
 
-def read_part(data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log, text_field: str = TEXT_FIELD) -> Part:
+def read_part(
+    data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log, text_field: str = TEXT_FIELD
+) -> CorpusSplit:
     """The documents to read; `skipped` counts what is left out, by reason. Raises UsageError: no `text_field` there."""
     is_shards = (data / HEADER).is_file()
     files = [] if is_shards else list_files([data], skipped)
@@ -155,7 +157,7 @@ def read_part(data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log,
         check_text_field(files, text_field)
     if is_shards:
         return open_corpus(data, encoder.digest).held_out
-    reader = Reader(
+    reader = RecordReader(
         separator=encoder.separator, render=encoder.render, text_field=text_field, skipped=skipped, log=log
     )  # fmt: skip
     progress = ReadProgress(sum(file.size for file in files), log)

@@ -29,7 +29,7 @@ from aprfmt.running.evaluation import (
     scoring,
     window_length,
 )
-from aprfmt.running.scoring import Reader
+from aprfmt.running.scoring import LogitsReader
 from aprfmt.texts.encoding import Encoder, Ids
 from aprfmt.texts.records import LOG_S, TEXT_FIELD, Chat, Document, Marked
 from aprfmt.texts.windows import Windows
@@ -142,7 +142,7 @@ def _totals(
     n_other = vocabulary.dropped_rows.stop if vocabulary is not None else None
     with scoring():
         other = loaded[1] if len(loaded) > 1 else None
-        reader = Reader(folder, loaded[0], other, n_shared=shared, n_other=n_other)
+        reader = LogitsReader(folder, loaded[0], other, n_shared=shared, n_other=n_other)
         sums = np.zeros(6)
         count, logged = 0, time.monotonic()
         for done, number in enumerate(numbers):

@@ -17,7 +17,7 @@ from aprfmt.llama.client import Llama
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.prepared import prepare
 from aprfmt.running.qa_text import TEXTS, Question
-from aprfmt.running.scoring import Reader, Scored
+from aprfmt.running.scoring import LogitsReader, Scored
 from aprfmt.tokenizer.model import Tokenizer
 
 if TYPE_CHECKING:
@@ -85,18 +85,18 @@ class Examined:
             self.watched.close()
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> LogitsReader:
         """Reads its logits."""
-        return Reader(self._folder, self.llama)
+        return LogitsReader(self._folder, self.llama)
 
     @cached_property
-    def original_reader(self) -> Reader:
+    def original_reader(self) -> LogitsReader:
         """Reads those of what it was made from."""
-        return Reader(self._folder, self.original)
+        return LogitsReader(self._folder, self.original)
 
-    def reader_of(self, llama: Llama) -> Reader:
+    def reader_of(self, llama: Llama) -> LogitsReader:
         """Reads the logits of one of its other forms."""
-        return Reader(self._folder, llama)
+        return LogitsReader(self._folder, llama)
 
     @cached_property
     def canonical(self) -> Canonical | None:
@@ -159,7 +159,7 @@ class Examined:
     @cached_property
     def compared(self) -> dict[str, float]:
         """Means over the bundled texts beside the original: kl, agreement, loss, other_loss."""
-        reader = Reader(self._folder, self.llama, self.original)
+        reader = LogitsReader(self._folder, self.llama, self.original)
         found = [reader.score(ids) for ids in self.texts]
         n = sum(len(each.loss) for each in found)
         names = {"kl": "kl", "agreement": "agree", "loss": "loss", "other_loss": "other_loss"}
@@ -175,7 +175,7 @@ class Examined:
         """A key of the GGUF, in which ARCH stands for the architecture."""
         return self.gguf.metadata.get(key.replace("ARCH", str(self.gguf.metadata.get("general.architecture"))))
 
-    def answer(self, question: Question, reader: Reader, llama: Llama) -> tuple[float, bool]:
+    def answer(self, question: Question, reader: LogitsReader, llama: Llama) -> tuple[float, bool]:
         """(ln of the right answer's probability among the answers, whether it is the first choice)."""
         import numpy as np
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GateFinding:
     """The outcome of one gate: a sentence with the evidence, the figure that decided, and its limit."""
 
     passed: bool

@@ -15,7 +15,7 @@ from aprfmt.inspection.validate import Check
 from aprfmt.llama.engine import Sampling
 from aprfmt.running.chat_gate import chat_template
 from aprfmt.running.examined import Examined
-from aprfmt.running.findings import Finding, SkippedError
+from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.qa_text import ARITHMETIC, COPY, PROMPTS, STORIES
 from aprfmt.text import first_few
 
@@ -33,60 +33,60 @@ class Gate:
 
     id: str
     shows: str
-    look: Callable[[Examined], Finding]
+    look: Callable[[Examined], GateFinding]
     needs: tuple[str, ...] = ()
 
 
 # --- the file ---
 
 
-def _of_checks(checks: Sequence[Check], said: str) -> Finding:
+def _of_checks(checks: Sequence[Check], said: str) -> GateFinding:
     failed = [check for check in checks if check.status == "fail"]
     text = first_few(f"{check.message}{f' ({check.tensor})' if check.tensor else ''}" for check in failed)
-    return Finding(not failed, text or said, value=len(failed), threshold=0)
+    return GateFinding(not failed, text or said, value=len(failed), threshold=0)
 
 
-def _structure(x: Examined) -> Finding:
+def _structure(x: Examined) -> GateFinding:
     checks = [check for check in x.validation.checks if not check.id.startswith("values.")]
     return _of_checks(checks, f"{len(checks)} rules of apr validate hold")
 
 
-def _weights(x: Examined) -> Finding:
+def _weights(x: Examined) -> GateFinding:
     checks = [check for check in x.validation.checks if check.id.startswith("values.")]
     if not checks:
         raise SkippedError("there are no weights to look at")
     return _of_checks(checks, f"{len(x.model.tensors.entries):,} tensors: no NaN, no infinity, none all zeros")
 
 
-def _loads(x: Examined) -> Finding:
+def _loads(x: Examined) -> GateFinding:
     try:
         facts = x.llama.facts
     except RunError as error:
-        return Finding(False, error.message)
-    return Finding(True, f"in {facts.load_seconds:.2g} s by {facts.engine}", value=facts.load_seconds)
+        return GateFinding(False, error.message)
+    return GateFinding(True, f"in {facts.load_seconds:.2g} s by {facts.engine}", value=facts.load_seconds)
 
 
-def _vocabulary(x: Examined) -> Finding:
+def _vocabulary(x: Examined) -> GateFinding:
     embedding = x.gguf.tensors.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None else embedding_rows(x.canonical) if x.canonical else None
     if rows is None:
         raise SkippedError("the model has no embedding of tokens")
     n = x.llama.n_vocab
     text = f"{n:,} tokens, {rows:,} rows of the embedding"
-    return Finding(n == rows, text, value=n, threshold=rows)
+    return GateFinding(n == rows, text, value=n, threshold=rows)
 
 
 # --- what it computes ---
 
 
-def _finite(x: Examined) -> Finding:
+def _finite(x: Examined) -> GateFinding:
     for number, prompt in enumerate(PROMPTS, 1):
         try:
             x.reader.score(x.llama.tokenize(prompt, parse_special=False))
         except RunError as error:
-            return Finding(False, f"prompt {number} of {len(PROMPTS)}: {error.message}", value=number - 1)
+            return GateFinding(False, f"prompt {number} of {len(PROMPTS)}: {error.message}", value=number - 1)
     n = len(PROMPTS)
-    return Finding(True, f"the logits of {n} prompts hold numbers", value=n, threshold=n)
+    return GateFinding(True, f"the logits of {n} prompts hold numbers", value=n, threshold=n)
 
 
 LEAST_EFFECT = 1e-3
@@ -94,7 +94,7 @@ LEAST_EFFECT = 1e-3
 more; one that does nothing, by 0."""
 
 
-def _layers(x: Examined) -> Finding:
+def _layers(x: Examined) -> GateFinding:
     effects, _ = x.watched.effects(x.texts[0][:96])
     known = {i: value for i, value in enumerate(effects) if value is not None}
     if not known:
@@ -106,7 +106,7 @@ def _layers(x: Examined) -> Finding:
         if idle
         else f"{len(known)} layers, the least active is {least}: it moves its input by {known[least]:.2g}"
     )
-    return Finding(not idle, text, value=known[least], threshold=LEAST_EFFECT)
+    return GateFinding(not idle, text, value=known[least], threshold=LEAST_EFFECT)
 
 
 ORDER_MARGIN = 0.25
@@ -115,7 +115,7 @@ ORDER_MARGIN = 0.25
 _PART = re.compile(r"blk\.(\d+)\.attn_(q|k|qkv)\.(weight|bias)")
 
 
-def _rope_order(x: Examined) -> Finding:
+def _rope_order(x: Examined) -> GateFinding:
     ids = x.texts[0][:192]
     _, names = x.watched.effects(ids[:16])
     heads = _heads(x, names)
@@ -135,7 +135,7 @@ def _rope_order(x: Examined) -> Finding:
     text = f"perplexity {math.exp(own):,.1f} with the rows of Q and K as they are; {others}"
     if not passed:
         text = f"the rows of Q and K stand in the wrong order, they must be {best}: {text}"
-    return Finding(passed, text, value=gain, threshold=ORDER_MARGIN)
+    return GateFinding(passed, text, value=gain, threshold=ORDER_MARGIN)
 
 
 def _heads(x: Examined, names: Sequence[str]) -> list[tuple[str, int, int, int]]:
@@ -176,7 +176,7 @@ FOREIGN_GAP = 0.4
 writes by itself. Of SmolLM2 0.98 and 0.03; with the tokenizer of Qwen 0.62 and 0.83."""
 
 
-def _tokenizer(x: Examined) -> Finding:
+def _tokenizer(x: Examined) -> GateFinding:
     """A model that is sure of its own tokens, but not of what the tokenizer makes of text, learned other ones."""
     begin = max(0, x.llama.facts.bos)
     same = total = 0
@@ -199,7 +199,7 @@ def _tokenizer(x: Examined) -> Finding:
         f"{share:.1%} of the tokens that the model writes come back from their text; loss {own:.2f} nats of its own "
         f"tokens, {x.loss:.2f} of text"
     )
-    return Finding(
+    return GateFinding(
         not foreign,
         f"another model's tokenizer, or weights that were not trained: {text}" if foreign else text,
         value=gap,
@@ -210,7 +210,7 @@ def _tokenizer(x: Examined) -> Finding:
 LONGEST_PERIOD, LEAST_DISTINCT = 4, 6
 
 
-def _text(x: Examined) -> Finding:
+def _text(x: Examined) -> GateFinding:
     """Greedy text: of several beginnings one at least must go on with more than a few tokens in a circle."""
     made = [x.llama.generate(prompt, 48) for prompt in STORIES]
     circling = []
@@ -224,7 +224,9 @@ def _text(x: Examined) -> Finding:
     sample = " ".join(made[circling.index(False) if False in circling else 0].text.split())[:60]
     distinct = max(len(set(each.ids)) for each in made)
     text = "the text goes round in a circle" if all(circling) else f"{distinct} different tokens"
-    return Finding(not all(circling), f"{text}: \u201c{sample}\u2026\u201d", value=distinct, threshold=LEAST_DISTINCT)
+    return GateFinding(
+        not all(circling), f"{text}: \u201c{sample}\u2026\u201d", value=distinct, threshold=LEAST_DISTINCT
+    )
 
 
 _MEASURED, _MEASURED_PARAMS, _FACTOR, _LEAST_PARAMS = 0.78, 134.5e6, 2.0, 10e6
@@ -242,14 +244,14 @@ def bits_limit(n_params: int) -> float:
     return limit
 
 
-def _perplexity(x: Examined) -> Finding:
+def _perplexity(x: Examined) -> GateFinding:
     bits, limit = x.bits_per_byte, bits_limit(x.n_params)
     parts = ", ".join(
         f"{name} {math.exp(float(found.loss.mean())):,.1f}"
         for name, found in zip(("prose", "code", "numbers"), x.scores, strict=True)
     )
     text = f"{bits:.2f} bits per byte of the bundled text, perplexity {math.exp(x.loss):,.1f} ({parts})"
-    return Finding(bits <= limit, text, value=bits, threshold=limit)
+    return GateFinding(bits <= limit, text, value=bits, threshold=limit)
 
 
 COPIED, REMEMBERED = 0.5, 0.25
@@ -259,27 +261,27 @@ _CHANCE = math.log(10)
 """Loss of an answer that is drawn among ten."""
 
 
-def _copy(x: Examined) -> Finding:
+def _copy(x: Examined) -> GateFinding:
     _, share = x.answers(COPY)
     limit, of = COPIED, "chance 12%"
     if x.against is not None:
         theirs = x.answers(COPY, original=True)[1]
         limit, of = theirs - REMEMBERED, f"the original {theirs:.0%}"
-    return Finding(share >= limit, f"{share:.0%} of {len(COPY)} words copied, {of}", value=share, threshold=limit)
+    return GateFinding(share >= limit, f"{share:.0%} of {len(COPY)} words copied, {of}", value=share, threshold=limit)
 
 
 LOST = 1.5
 """Nats by which the right sums may be less likely than to the original: Q2_K of SmolLM2 loses 0.7."""
 
 
-def _arithmetic(x: Examined) -> Finding:
+def _arithmetic(x: Examined) -> GateFinding:
     likely, share = x.answers(ARITHMETIC)
     limit, of = -_CHANCE, "chance 10%"
     if x.against is not None:
         theirs = x.answers(ARITHMETIC, original=True)
         limit, of = theirs[0] - LOST, f"the original {theirs[1]:.0%}"
     text = f"{share:.0%} of {len(ARITHMETIC)} sums right, {of}; ln probability {likely:.2f}"
-    return Finding(likely >= limit, text, value=likely, threshold=limit)
+    return GateFinding(likely >= limit, text, value=likely, threshold=limit)
 
 
 # --- beside the original ---
@@ -306,26 +308,26 @@ def _original(x: Examined) -> dict[str, float]:
     return x.compared
 
 
-def _kl(x: Examined) -> Finding:
+def _kl(x: Examined) -> GateFinding:
     kl, limit = _original(x)["kl"], kl_limit(x.bits_per_weight)
     text = f"{kl:.4f} nats per token from the original, at {x.bits_per_weight:.2f} bits per weight"
-    return Finding(kl <= limit, text, value=kl, threshold=limit)
+    return GateFinding(kl <= limit, text, value=kl, threshold=limit)
 
 
-def _agreement(x: Examined) -> Finding:
+def _agreement(x: Examined) -> GateFinding:
     share = _original(x)["agreement"]
     # A first choice changes where two are about as likely: its share falls with the root of the KL.
     limit = 1 - 0.62 * math.sqrt(kl_limit(x.bits_per_weight))
-    return Finding(
+    return GateFinding(
         share >= limit, f"{share:.1%} of the tokens have the same first choice", value=share, threshold=limit
     )
 
 
-def _ratio(x: Examined) -> Finding:
+def _ratio(x: Examined) -> GateFinding:
     found = _original(x)
     ratio, limit = math.exp(found["loss"] - found["other_loss"]), math.exp(kl_limit(x.bits_per_weight))
     text = f"perplexity {math.exp(found['loss']):,.2f}, {ratio:.3f} times the original's"
-    return Finding(ratio <= limit, text, value=ratio, threshold=limit)
+    return GateFinding(ratio <= limit, text, value=ratio, threshold=limit)
 
 
 _RUNS = ("loads", "finite")

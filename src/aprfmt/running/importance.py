@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError, UsageError
-from aprfmt.formats.imatrix import DEFAULT_CHUNK, OLD_SUFFIX, Entry, Sums, add_sums, file_of, read_sums
+from aprfmt.formats.imatrix import DEFAULT_CHUNK, OLD_SUFFIX, ImatrixEntry, ImatrixSums, add_sums, file_of, read_sums
 from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import exists
@@ -66,7 +66,7 @@ class ImatrixReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ImatrixRequest:
     """What decides over an importance matrix, beside the text.
 
     Attributes:
@@ -92,7 +92,7 @@ class Wanted:
 
 
 def compute(
-    wanted: Wanted,
+    wanted: ImatrixRequest,
     text: Iterable[str],
     datasets: Sequence[str],
     target: str,
@@ -149,7 +149,7 @@ def compute(
                 hint="give more text with --data (100,000 words are usual), or a smaller --chunk-size",
             )
         if plan:
-            return _report(Sums({}, tuple(datasets), len(chunks), wanted.chunk_size), target, [wanted.name])
+            return _report(ImatrixSums({}, tuple(datasets), len(chunks), wanted.chunk_size), target, [wanted.name])
         state = _State(target + STATE_SUFFIX, scratch, _identity(wanted, chunks))
         done = state.load(llama) if resume else 0
         if not done:
@@ -172,7 +172,7 @@ def compute(
             if time.monotonic() - saved >= SAVE_SECONDS and number < len(chunks):
                 state.save(llama, number)
                 saved = time.monotonic()
-        sums = Sums(state.entries(llama), tuple(datasets), len(chunks), wanted.chunk_size)
+        sums = ImatrixSums(state.entries(llama), tuple(datasets), len(chunks), wanted.chunk_size)
         engine = llama.engine
     write_file(target, file_of(sums, os.path.basename(target)), WriteOptions(force=force))
     state.remove()
@@ -197,7 +197,7 @@ def merge(files: Sequence[PathLike], target: str, *, plan: bool = False, force: 
     return report
 
 
-def _report(sums: Sums, target: str, sources: list[str]) -> ImatrixReport:
+def _report(sums: ImatrixSums, target: str, sources: list[str]) -> ImatrixReport:
     unused = {
         name: [int(i) for i in (entry.counts == 0).nonzero()[0]]
         for name, entry in sorted(sums.entries.items())
@@ -210,7 +210,7 @@ def _report(sums: Sums, target: str, sources: list[str]) -> ImatrixReport:
     return report
 
 
-def remarks(sums: Sums, target: str) -> list[str]:
+def remarks(sums: ImatrixSums, target: str) -> list[str]:
     """What a user should know of an importance matrix."""
     warnings = []
     names = [name for name, entry in sorted(sums.entries.items()) if (entry.counts == 0).any()]
@@ -236,7 +236,7 @@ _FEW_TOKENS = 10_000
 # --- text ---
 
 
-def _chunks(llama: Llama, text: Iterable[str], wanted: Wanted) -> Iterator[list[int]]:
+def _chunks(llama: Llama, text: Iterable[str], wanted: ImatrixRequest) -> Iterator[list[int]]:
     """Pieces of text of equal length, each with the token that begins a text in place of its first one."""
     limit = wanted.chunks * wanted.chunk_size if wanted.chunks is not None else None
     ids: list[int] = []
@@ -272,7 +272,7 @@ _CHARACTERS = 8
 # --- what a killed run leaves ---
 
 
-def _identity(wanted: Wanted, chunks: list[list[int]]) -> dict[str, object]:
+def _identity(wanted: ImatrixRequest, chunks: list[list[int]]) -> dict[str, object]:
     import hashlib
 
     return {
@@ -338,14 +338,14 @@ class _State:
         layout = FileLayout(os.path.basename(self._path), [Literal(memory.getvalue())])
         write_file(self._path, layout, WriteOptions(force=True))
 
-    def entries(self, llama: Llama) -> dict[str, Entry]:
+    def entries(self, llama: Llama) -> dict[str, ImatrixEntry]:
         """All that the worker has collected."""
         import numpy as np
 
         llama.collected(self._scratch)
         with np.load(self._scratch) as arrays:
             names = {name.rpartition(".")[0] for name in arrays}
-            return {name: Entry(arrays[f"{name}.squares"], arrays[f"{name}.counts"]) for name in names}
+            return {name: ImatrixEntry(arrays[f"{name}.squares"], arrays[f"{name}.counts"]) for name in names}
 
     def remove(self) -> None:
         """The target is complete."""

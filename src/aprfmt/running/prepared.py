@@ -13,7 +13,7 @@ import aprfmt
 from aprfmt import formats
 from aprfmt.errors import RefusedError, UsageError, storage_error
 from aprfmt.formats.local import on_this_disk
-from aprfmt.io.cache import CacheFolder, Entry
+from aprfmt.io.cache import CacheEntry, CacheFolder
 from aprfmt.io.source import is_folder, watch_opened
 from aprfmt.text import format_bytes
 from aprfmt.types import PathLike
@@ -45,7 +45,7 @@ class Prepared:
     key: str
     report: Report | None = None
     sources: tuple[str, ...] = ()
-    entry: Entry | None = field(default=None, repr=False, compare=False)
+    entry: CacheEntry | None = field(default=None, repr=False, compare=False)
 
     def __fspath__(self) -> str:
         return self.path

@@ -10,7 +10,7 @@ from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprfmt.llama.client import require_llama
 from aprfmt.running.examined import Examined
-from aprfmt.running.findings import Finding, SkippedError
+from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.gates import GATES, Gate
 
 
@@ -115,20 +115,20 @@ def _is_fine(gate: GateResult) -> bool:
 def _look(gate: Gate, x: Examined, before: dict[str, GateResult], allow_skip: Sequence[str]) -> GateResult:
     started = time.monotonic()
     required = gate.id not in allow_skip
-    finding, status = Finding(False, ""), "skip"
+    finding, status = GateFinding(False, ""), "skip"
     missing = [name for name in gate.needs if not _is_fine(before[name])]
     if missing:
-        finding = Finding(False, f"not looked at, as {missing[0]} did not pass")
+        finding = GateFinding(False, f"not looked at, as {missing[0]} did not pass")
     else:
         try:
             finding = gate.look(x)
             status = "pass" if finding.passed else "fail"
         except SkippedError as skip:
-            finding, required = Finding(False, str(skip)), required and skip.required
+            finding, required = GateFinding(False, str(skip)), required and skip.required
         except MissingDependencyError:
             raise
         except RunError as error:  # llama.cpp failed where the gate did not expect it
-            finding, status = Finding(False, error.message), "fail"
+            finding, status = GateFinding(False, error.message), "fail"
     return GateResult(
         gate.id,
         status,

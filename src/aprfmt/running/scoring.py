@@ -39,7 +39,7 @@ class Scored(NamedTuple):
     dropped: Floats | None = None
 
 
-class Reader:
+class LogitsReader:
     """Takes the logits of loaded models out of files that their workers write.
 
     Args:

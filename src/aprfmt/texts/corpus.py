@@ -20,15 +20,15 @@ from aprfmt.errors import ChecksumError, CorruptError, RefusedError, UsageError,
 from aprfmt.io.sink import AtomicFolder
 from aprfmt.text import plural
 from aprfmt.texts.encoding import Encoder, Ids
-from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress, is_blank
+from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, ReadProgress, RecordReader, is_blank
 from aprfmt.texts.shards import (
     FORMAT,
     PARTS,
     Corpus,
-    Header,
     PartHeader,
     PartWriter,
     SourceHeader,
+    TokenShardHeader,
     open_corpus,
     read_header,
     write_header,
@@ -91,7 +91,7 @@ def prepare(
         check_text_field([*files["train"], *files["held_out"]], text_field)
     mixed = tuple(zip(short_names(paths), weights, strict=True)) if weights else ()
     threshold = None if held_out_paths else int(held_out * _HASHES)
-    plan = _Plan(encoder, files, threshold, skipped, mixed, text_field, strict)
+    plan = _CorpusPlan(encoder, files, threshold, skipped, mixed, text_field, strict)
     if plan.n_bytes > _LONG:
         log(f"checking whether {plan.n_bytes / 1e9:.1f} GB of data are what an earlier run read")
     keys = plan.keys()
@@ -107,7 +107,7 @@ def prepare(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _CorpusPlan:
     """What goes where: files by part, and below which content hash a document is held out (None: by file)."""
 
     encoder: Encoder
@@ -170,7 +170,7 @@ def _reuse(folder: Path, keys: tuple[str, str], encoder: Encoder, log: Log) -> C
     return corpus
 
 
-def _write(plan: _Plan, folder: Path, keys: tuple[str, str], held_out: float, log: Log) -> None:
+def _write(plan: _CorpusPlan, folder: Path, keys: tuple[str, str], held_out: float, log: Log) -> None:
     n_bytes, n_files = plan.n_bytes, sum(map(len, plan.files.values()))
     log(f"reading {plural(n_files, 'file')}, {n_bytes / 1e6:,.1f} MB, as token ids")
     with AtomicFolder(folder, force=True, n_bytes=n_bytes, last=HEADER) as temporary:
@@ -189,7 +189,7 @@ def _write(plan: _Plan, folder: Path, keys: tuple[str, str], held_out: float, lo
                     hint="give more text: at least two different documents, since one is held out"
                     + ("; --text-field names where a record's text is" if found.skipped and not found.read else ""),
                 )
-        header: Header = {
+        header: TokenShardHeader = {
             "format": FORMAT,
             "key": keys[found.is_chat],
             "tokenizer": plan.encoder.digest,
@@ -224,10 +224,10 @@ class _Reading:
         is_chat: whether some documents are conversations.
     """
 
-    def __init__(self, plan: _Plan, threshold: int | None, log: Log) -> None:
+    def __init__(self, plan: _CorpusPlan, threshold: int | None, log: Log) -> None:
         self._plan = plan
         self._progress = ReadProgress(plan.n_bytes, log)
-        self._reader = Reader(
+        self._reader = RecordReader(
             separator=plan.encoder.separator, render=plan.encoder.render, text_field=plan.text_field,
             strict=plan.strict, skipped=Counter(plan.skipped), log=log,
         )  # fmt: skip
@@ -311,7 +311,7 @@ def content_hash(document: Document) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def _counts(header: Header) -> str:
+def _counts(header: TokenShardHeader) -> str:
     train, held_out = header["parts"]["train"], header["parts"]["held_out"]
     documents = header["documents"]
     left_out = "".join(f", {n} {what}" for what, n in header["files"]["skipped"].items())

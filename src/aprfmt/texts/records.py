@@ -1,8 +1,8 @@
 """Documents out of files: plain text, source code, JSON lines, Parquet, csv, token shards, compressed or not.
 
 A document is a string, or an array of token ids [n] (uint32) where the file holds tokens, or a conversation. What a
-record without one of these is worth is for `Reader` to say: it is left out and counted, or ends the reading. Memory
-stays within one document and one block of a file.
+record without one of these is worth is for `RecordReader` to say: it is left out and counted, or ends the reading.
+Memory stays within one document and one block of a file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Log = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Place:
+class ReadPosition:
     """How far a file is read: `bytes` gives how many of them, as they lie on the disk."""
 
     bytes: Callable[[], int] = lambda: 0
@@ -106,7 +106,7 @@ class _BadRecordError(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Reader:
+class RecordReader:
     """Reads the documents of files.
 
     Attributes:
@@ -126,7 +126,7 @@ class Reader:
     strict: bool = False
     skipped: Counter[str] = field(default_factory=Counter)
     log: Log = lambda line: None
-    place: Place = field(default_factory=Place)
+    place: ReadPosition = field(default_factory=ReadPosition)
     _rendered: int = 0
 
     def documents(self, file: SourceFile) -> Iterator[Document]:
@@ -224,8 +224,8 @@ class ReadProgress:
         self.done = 0
         self._began = self._logged = time.monotonic()
 
-    def documents(self, file: SourceFile, reader: Reader) -> Iterator[Document]:
-        """Those of a file, see `Reader.documents`."""
+    def documents(self, file: SourceFile, reader: RecordReader) -> Iterator[Document]:
+        """Those of a file, see `RecordReader.documents`."""
         before, size = self.done, file.size
         for document in reader.documents(file):
             self.done = before + reader.place.bytes()
@@ -315,7 +315,7 @@ _Records = Iterator[tuple[str, object]]
 """Where a record stands, and the record, or what is wrong with it."""
 
 
-def _jsonl(path: Path, text_field: str, place: Place) -> _Records:
+def _jsonl(path: Path, text_field: str, place: ReadPosition) -> _Records:
     with _open(path, place) as file:
         number = 0
         while line := file.readline(MAX_RECORD_BYTES + 1):
@@ -355,7 +355,7 @@ def _cut(text: str) -> Iterator[str]:
         start = end
 
 
-def _json(path: Path, text_field: str, place: Place) -> _Records:
+def _json(path: Path, text_field: str, place: ReadPosition) -> _Records:
     """A list of records, or a record a line."""
     with _open(path, place) as file:
         is_list = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
@@ -378,7 +378,7 @@ def _json(path: Path, text_field: str, place: Place) -> _Records:
         yield f"record {number}", record
 
 
-def _parquet(path: Path, text_field: str, place: Place) -> _Records:
+def _parquet(path: Path, text_field: str, place: ReadPosition) -> _Records:
     size = path.stat().st_size
     rows = ParquetRows(path, lambda names: _require(names, text_field, path))
     place.bytes = lambda: int(rows.part * size)
@@ -387,7 +387,7 @@ def _parquet(path: Path, text_field: str, place: Place) -> _Records:
         yield f"row {number}", too_long if row is None else _parse(row.encode("utf-8", "surrogatepass"))
 
 
-def _csv(path: Path, text_field: str, place: Place, delimiter: str = ",") -> _Records:
+def _csv(path: Path, text_field: str, place: ReadPosition, delimiter: str = ",") -> _Records:
     csv.field_size_limit(MAX_RECORD_BYTES)
     with _open(path, place) as plain, io.TextIOWrapper(plain, encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(_lines(file, path), delimiter=delimiter)
@@ -410,7 +410,7 @@ def _lines(file: io.TextIOWrapper, path: Path) -> Iterator[str]:
         yield line
 
 
-def _tsv(path: Path, text_field: str, place: Place) -> _Records:
+def _tsv(path: Path, text_field: str, place: ReadPosition) -> _Records:
     return _csv(path, text_field, place, "\t")
 
 
@@ -424,7 +424,7 @@ def _require(names: Sequence[str], text_field: str, path: Path) -> list[str]:
     return [*found, *({"tools"} & set(names))]
 
 
-_RECORDS: dict[str, Callable[[Path, str, Place], _Records]] = {
+_RECORDS: dict[str, Callable[[Path, str, ReadPosition], _Records]] = {
     "jsonl": _jsonl, "json": _json, "parquet": _parquet, "csv": _csv, "tsv": _tsv,
 }  # fmt: skip
 
@@ -433,7 +433,7 @@ _RECORDS: dict[str, Callable[[Path, str, Place], _Records]] = {
 
 
 @contextmanager
-def _open(path: Path, place: Place) -> Iterator[BinaryIO]:
+def _open(path: Path, place: ReadPosition) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed by its last suffix."""
     with open(path, "rb") as raw:
         size, place.bytes = os.fstat(raw.fileno()).st_size, raw.tell
@@ -445,7 +445,7 @@ def _open(path: Path, place: Place) -> Iterator[BinaryIO]:
             place.bytes = lambda: size
 
 
-def _source(path: Path, skipped: Counter[str], place: Place) -> Iterator[str]:
+def _source(path: Path, skipped: Counter[str], place: ReadPosition) -> Iterator[str]:
     size = path.stat().st_size
     place.bytes = lambda: size
     if not _is_text(path):
@@ -471,7 +471,7 @@ def _is_text(path: Path) -> bool:
     return True
 
 
-def _text(path: Path, place: Place) -> Iterator[str]:
+def _text(path: Path, place: ReadPosition) -> Iterator[str]:
     """Pieces that end at a blank line where there is one."""
     with _open(path, place) as plain, io.TextIOWrapper(plain, encoding="utf-8-sig", newline="") as file:
         piece: list[str] = []
@@ -488,7 +488,7 @@ def _text(path: Path, place: Place) -> Iterator[str]:
             yield "".join(piece)
 
 
-def _tokens(path: Path, separator: int, place: Place) -> Iterator[Document]:
+def _tokens(path: Path, separator: int, place: ReadPosition) -> Iterator[Document]:
     """Documents of a shard of little-endian uint32, without the separators between them."""
     size = path.stat().st_size
     if size % 4:

@@ -56,7 +56,7 @@ class StoredIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CorpusSplit:
     """The documents of one part.
 
     Attributes:
@@ -78,13 +78,15 @@ class Part:
         return int((self.masks[:, 1] - self.masks[:, 0]).sum())
 
 
-def part_of(documents: Sequence[Ids]) -> Part:
+def part_of(documents: Sequence[Ids]) -> CorpusSplit:
     """A part in memory, of what an Encoder made."""
     ends = np.cumsum([len(ids) for ids in documents], dtype=np.int64)
     starts = ends - [len(ids) for ids in documents]
     masks = [hidden_runs(ids) + start for ids, start in zip(documents, starts, strict=True)]
     tokens = np.concatenate([np.zeros(0, np.uint32), *documents]) & ~HIDDEN
-    return Part(tokens, ends, np.zeros(len(documents), np.uint64), np.concatenate([np.zeros((0, 2), np.int64), *masks]))
+    return CorpusSplit(
+        tokens, ends, np.zeros(len(documents), np.uint64), np.concatenate([np.zeros((0, 2), np.int64), *masks])
+    )
 
 
 class PartHeader(TypedDict):
@@ -105,7 +107,7 @@ class SourceHeader(TypedDict):
     tokens: int
 
 
-class Header(TypedDict):
+class TokenShardHeader(TypedDict):
     """The header of token shards; `key` is a hash of what they were made from, `crc32` one of the rest.
 
     `sources` are there where they have weights, `template` is the hash of the chat template where one was used.
@@ -125,7 +127,7 @@ class Header(TypedDict):
     crc32: NotRequired[str]
 
 
-_REQUIRED = Header.__annotations__.keys() - {"sources", "template", "crc32"}
+_REQUIRED = TokenShardHeader.__annotations__.keys() - {"sources", "template", "crc32"}
 
 
 class FilesHeader(TypedDict):
@@ -149,11 +151,11 @@ class Corpus:
         header: the whole header.
     """
 
-    train: Part
-    held_out: Part
+    train: CorpusSplit
+    held_out: CorpusSplit
     separator: int
     key: str
-    header: Header
+    header: TokenShardHeader
     folder: Path
 
     def files(self) -> list[str]:
@@ -208,7 +210,7 @@ class PartWriter:
             self._paths[-1].unlink()
 
 
-def read_header(folder: Path) -> Header | None:
+def read_header(folder: Path) -> TokenShardHeader | None:
     """The header of the shards in `folder`, None where there are none. Raises CorruptError."""
     path = folder / HEADER
     try:
@@ -223,10 +225,10 @@ def read_header(folder: Path) -> Header | None:
         raise CorruptError(f"not a header of token shards ({FORMAT})", path=path)
     if header.get("crc32") != _sum_of(header):
         raise ChecksumError("the header's checksum is wrong", path=path)
-    return cast(Header, header)
+    return cast(TokenShardHeader, header)
 
 
-def write_header(folder: Path, header: Header) -> None:
+def write_header(folder: Path, header: TokenShardHeader) -> None:
     """Writes the header of the shards in `folder`, with its checksum."""
     text = json.dumps(header | {"crc32": _sum_of(header)}, indent=2) + "\n"
     write_file(str(folder / HEADER), FileLayout(HEADER, [Literal(text.encode())]), WriteOptions())
@@ -274,7 +276,7 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, is_checked: bool = False
     return corpus
 
 
-def _open_part(folder: Path, part: str, summary: PartHeader, is_checked: bool) -> Part:
+def _open_part(folder: Path, part: str, summary: PartHeader, is_checked: bool) -> CorpusSplit:
     names = [f"{part}{suffix}" for suffix in _SUFFIXES][: 3 if summary.get("masked") else 2]
     if set(summary["sha256"]) != set(names):
         raise CorruptError(f"the header of token shards has no hashes of {part}", path=folder / HEADER)
@@ -292,7 +294,7 @@ def _open_part(folder: Path, part: str, summary: PartHeader, is_checked: bool) -
     steps = np.diff(ends, prepend=0)
     if len(tokens) != summary["tokens"] or (len(ends) and (steps.min() < 1 or ends[-1] != len(tokens))):
         raise CorruptError("the table of documents does not fit the tokens", path=folder / f"{part}.docs")
-    found = Part(tokens, ends, documents["hash"], np.frombuffer(runs, "<u8").astype(np.int64).reshape(-1, 2))
+    found = CorpusSplit(tokens, ends, documents["hash"], np.frombuffer(runs, "<u8").astype(np.int64).reshape(-1, 2))
     edges = np.concatenate([[0], found.masks.ravel(), [len(tokens)]])
     starts = np.searchsorted(found.masks[:, 0], ends - steps, "right") - 1
     inside = (starts >= 0) & (found.masks[starts, 1] > ends - steps) if len(found.masks) else np.zeros(1, bool)

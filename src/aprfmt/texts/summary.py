@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from aprfmt.texts.encoding import HIDDEN, Encoder
-from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, Reader, ReadProgress, is_blank
-from aprfmt.texts.shards import Header, read_header
+from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, ReadProgress, RecordReader, is_blank
+from aprfmt.texts.shards import TokenShardHeader, read_header
 from aprfmt.texts.sources import HEADER, check_text_field, list_files, short_names
 
 _COUNTS = ("documents", "tokens", "learned")
@@ -98,7 +98,7 @@ def summarise(
     files = list_files(paths, skipped, own)
     if text_field != TEXT_FIELD:
         check_text_field(files, text_field)
-    reader = Reader(
+    reader = RecordReader(
         separator=encoder.separator, render=encoder.render, text_field=text_field, strict=strict, skipped=skipped,
         log=log,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def summarise(
     return report
 
 
-def _of_shards(report: DataReport, header: Header) -> DataReport:
+def _of_shards(report: DataReport, header: TokenShardHeader) -> DataReport:
     for source in header.get("sources", []):
         counts = source["documents"], source["tokens"], source["tokens"]
         report.sources.append(DataSource(source["name"], float(Fraction(source["weight"])), 0, 0, *counts))

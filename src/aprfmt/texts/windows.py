@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from aprfmt.errors import RefusedError
 from aprfmt.texts.encoding import Int64
-from aprfmt.texts.shards import Part
+from aprfmt.texts.shards import CorpusSplit
 
 IGNORED = -100
 """The label of a position that does not count."""
@@ -35,7 +35,7 @@ _AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class WindowRows:
     """Some windows side by side.
 
     Attributes:
@@ -58,7 +58,7 @@ class Windows:
         documents_each: mean number of pieces of documents in a window.
     """
 
-    def __init__(self, part: Part, seq_len: int, filler: int) -> None:
+    def __init__(self, part: CorpusSplit, seq_len: int, filler: int) -> None:
         """`filler` is the id behind the end of the stream. Raises RefusedError (nothing to learn)."""
         if len(part.tokens) < 2:
             raise RefusedError("the data hold fewer than two tokens", hint="give more text")
@@ -86,7 +86,7 @@ class Windows:
         """How many labels of these windows count; negative ids are empty windows."""
         return int(self.label_counts(np.array([i for i in ids if i >= 0], np.int64)).sum())
 
-    def rows(self, ids: Sequence[int]) -> Rows:
+    def rows(self, ids: Sequence[int]) -> WindowRows:
         """The windows of these numbers; a negative one gives a row without labels."""
         t = self.seq_len
         both = np.full((len(ids), t + 1), self._filler, np.int64)
@@ -109,7 +109,7 @@ class Windows:
             for begin, end in (self._masks[first:last] - start - 1).clip(0, t):
                 labels[row, begin:end] = IGNORED
             lengths.append(np.diff(borders[borders < t], prepend=0, append=t).tolist())
-        return Rows(both[:, :t], labels, lengths)
+        return WindowRows(both[:, :t], labels, lengths)
 
     def tokens(self, ids: Int64) -> npt.NDArray[np.uint32]:
         """The T + 1 tokens of whole windows [N, T + 1]; of the last one, alone, what there is."""
@@ -133,7 +133,7 @@ class Windows:
         return found
 
 
-class Piece(NamedTuple):
+class DocumentSpan(NamedTuple):
     """A piece of a document in a window, as far as its labels go.
 
     Attributes:
@@ -154,14 +154,14 @@ class Piece(NamedTuple):
         return [*self.ids, int(self.labels_P[-1])]
 
 
-def pieces_of(rows: Rows, row: int) -> Iterator[Piece]:
+def pieces_of(rows: WindowRows, row: int) -> Iterator[DocumentSpan]:
     """The pieces of one window in which there is something to predict."""
     start = 0
     for length in rows.lengths[row]:
         labelled = np.flatnonzero(rows.labels_NT[row, start : start + length] >= 0)
         if len(labelled):
             ids = rows.tokens_NT[row, start : start + int(labelled[-1]) + 1].tolist()
-            yield Piece(labelled + start, rows.labels_NT[row, labelled + start], ids, start)
+            yield DocumentSpan(labelled + start, rows.labels_NT[row, labelled + start], ids, start)
         start += length
 
 

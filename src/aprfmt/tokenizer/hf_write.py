@@ -13,7 +13,7 @@ from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer import generation, rwkv
 from aprfmt.tokenizer.ggml import CHARSMAP
 from aprfmt.tokenizer.model import NAMED_TEMPLATES, UNDERLINE, Tokenizer, TokenType
-from aprfmt.tokenizer.rules import LINES, UNNAMED, Rule, rule
+from aprfmt.tokenizer.rules import LINES, UNNAMED, PreTokenizerRule, rule
 
 __all__ = ["from_phantom", "to_hf_files"]
 
@@ -177,7 +177,7 @@ def _known_merges(halves: Iterable[tuple[str, str]], vocab: Mapping[str, int]) -
     return [[a, b] for a, b in halves if a in vocab and b in vocab and a + b in vocab]
 
 
-def _byte_level_parts(tok: Tokenizer, known: Rule) -> Parts:
+def _byte_level_parts(tok: Tokenizer, known: PreTokenizerRule) -> Parts:
     # The first of equal texts keeps its id; pads that only fill the embedding are not tokens.
     entries = [(i, text) for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED]
     vocab = dict(sorted({text: i for i, text in reversed(entries)}.items(), key=lambda entry: entry[1]))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.errors import UsageError
 from aprfmt.tokenizer.growth import check_growth
-from aprfmt.tokenizer.rules import IGNORE_MERGES, RULES, SUFFIX, SUFFIX_BY_CLASSES, Rule, rule
+from aprfmt.tokenizer.rules import IGNORE_MERGES, RULES, SUFFIX, SUFFIX_BY_CLASSES, PreTokenizerRule, rule
 from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
     return f"its splitting rules are none that llama.cpp has; the nearest is {name}: {difference}"
 
 
-def _final(row: Rule) -> str:
+def _final(row: PreTokenizerRule) -> str:
     return "byte-level-regex" if row.gpt2_regex else "byte-level"
 
 

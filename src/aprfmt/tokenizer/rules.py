@@ -6,14 +6,24 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["IGNORE_MERGES", "LINES", "NAMES", "RULES", "SUFFIX", "SUFFIX_BY_CLASSES", "UNNAMED", "Rule", "rule"]
+__all__ = [
+    "IGNORE_MERGES",
+    "LINES",
+    "NAMES",
+    "RULES",
+    "SUFFIX",
+    "SUFFIX_BY_CLASSES",
+    "UNNAMED",
+    "PreTokenizerRule",
+    "rule",
+]
 
 UNNAMED = "default"
 """The rule that llama.cpp takes for a byte-level BPE that names none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PreTokenizerRule:
     """How one pre-tokenizer of llama.cpp works, in the terms of tokenizer.json.
 
     Attributes:
@@ -136,59 +146,63 @@ def _deepseek_llm(wide_symbols: str, cjk: str) -> tuple[str, ...]:
 LINES = r"[^\n]+|[\n]+"
 """Runs of line ends, and what stands between them."""
 
-RULES: dict[str, Rule] = {
-    "llama-bpe": Rule((_LLAMA3,), ignore_merges=True, add_bos=True),
-    "dbrx": Rule((_LLAMA3,)),
-    "smaug-bpe": Rule((_LLAMA3,)),
-    "glm4": Rule((_LLAMA3,), ignore_merges=True),
-    "qwen2": Rule((_QWEN2,), nfc=True),
-    "deepseek-r1-qwen": Rule((_QWEN2,), nfc=True),
-    "qwen35": Rule((_QWEN35,), nfc=True),
-    "gpt-2": Rule(gpt2_regex=True),
-    "phi-2": Rule(gpt2_regex=True),
-    "olmo": Rule(gpt2_regex=True),
-    "mpt": Rule(gpt2_regex=True),
-    "smollm": Rule(("digits",), gpt2_regex=True),
-    "starcoder": Rule(("digits",), gpt2_regex=True),
-    "refact": Rule(("digits",), gpt2_regex=True),
-    "command-r": Rule(("digits",), gpt2_regex=True),
-    "gpt-4o": Rule((_GPT4O,), llama=(_GPT4O_IN_LLAMA,)),
-    "llama4": Rule((_GPT4O,), llama=(_GPT4O_IN_LLAMA,)),
-    "granite-embed-multi-97m": Rule((_GPT4O,), ignore_merges=True, llama=(_MARKED_IN_LLAMA,)),
-    "tekken": Rule((_TEKKEN,), ignore_merges=True, add_bos=True, llama=(_TEKKEN_IN_LLAMA,)),
-    "deepseek-v3": Rule((r"\p{N}{1,3}", _KANA, _DEEPSEEK3)),
-    "deepseek-coder": Rule(
+RULES: dict[str, PreTokenizerRule] = {
+    "llama-bpe": PreTokenizerRule((_LLAMA3,), ignore_merges=True, add_bos=True),
+    "dbrx": PreTokenizerRule((_LLAMA3,)),
+    "smaug-bpe": PreTokenizerRule((_LLAMA3,)),
+    "glm4": PreTokenizerRule((_LLAMA3,), ignore_merges=True),
+    "qwen2": PreTokenizerRule((_QWEN2,), nfc=True),
+    "deepseek-r1-qwen": PreTokenizerRule((_QWEN2,), nfc=True),
+    "qwen35": PreTokenizerRule((_QWEN35,), nfc=True),
+    "gpt-2": PreTokenizerRule(gpt2_regex=True),
+    "phi-2": PreTokenizerRule(gpt2_regex=True),
+    "olmo": PreTokenizerRule(gpt2_regex=True),
+    "mpt": PreTokenizerRule(gpt2_regex=True),
+    "smollm": PreTokenizerRule(("digits",), gpt2_regex=True),
+    "starcoder": PreTokenizerRule(("digits",), gpt2_regex=True),
+    "refact": PreTokenizerRule(("digits",), gpt2_regex=True),
+    "command-r": PreTokenizerRule(("digits",), gpt2_regex=True),
+    "gpt-4o": PreTokenizerRule((_GPT4O,), llama=(_GPT4O_IN_LLAMA,)),
+    "llama4": PreTokenizerRule((_GPT4O,), llama=(_GPT4O_IN_LLAMA,)),
+    "granite-embed-multi-97m": PreTokenizerRule((_GPT4O,), ignore_merges=True, llama=(_MARKED_IN_LLAMA,)),
+    "tekken": PreTokenizerRule((_TEKKEN,), ignore_merges=True, add_bos=True, llama=(_TEKKEN_IN_LLAMA,)),
+    "deepseek-v3": PreTokenizerRule((r"\p{N}{1,3}", _KANA, _DEEPSEEK3)),
+    "deepseek-coder": PreTokenizerRule(
         (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, "digits"),
         llama=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_IN_LLAMA, "digits"),
     ),
-    "seed-coder": Rule((_SEED,)),
-    "bailingmoe": Rule((_BAILING,)),
-    "minicpm5": Rule((r"\p{N}{1,3}", _MINICPM), ignore_merges=True),
-    "ufakzeka": Rule((rf"{_WORD}|\p{{N}}|{_SYMBOLS}",)),
-    "default": Rule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", _THREE)),
-    "falcon": Rule((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE)),
-    "deepseek-llm": Rule(_deepseek_llm("\u3000-\u3002", _CJK), llama=_deepseek_llm("\u3001-\u3002", _CJK_IN_LLAMA)),
-    "spark2_5": Rule((r"\p{N}{1,3}", _KANA, rf"{_DEEPSEEK3_WORDS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{_SPACES}", "digits")),
-    "jais-2": Rule((_JAIS2,)),
-    "youtu": Rule(
+    "seed-coder": PreTokenizerRule((_SEED,)),
+    "bailingmoe": PreTokenizerRule((_BAILING,)),
+    "minicpm5": PreTokenizerRule((r"\p{N}{1,3}", _MINICPM), ignore_merges=True),
+    "ufakzeka": PreTokenizerRule((rf"{_WORD}|\p{{N}}|{_SYMBOLS}",)),
+    "default": PreTokenizerRule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", _THREE)),
+    "falcon": PreTokenizerRule((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE)),
+    "deepseek-llm": PreTokenizerRule(
+        _deepseek_llm("\u3000-\u3002", _CJK), llama=_deepseek_llm("\u3001-\u3002", _CJK_IN_LLAMA)
+    ),
+    "spark2_5": PreTokenizerRule(
+        (r"\p{N}{1,3}", _KANA, rf"{_DEEPSEEK3_WORDS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{_SPACES}", "digits")
+    ),
+    "jais-2": PreTokenizerRule((_JAIS2,)),
+    "youtu": PreTokenizerRule(
         (_YOUTU, _by_case(_UPPER, _LOWER, SUFFIX + "?", r"\p{N}")),
         ignore_merges=True,
         llama=(_YOUTU, _by_case(_ANY, _ANY, SUFFIX_BY_CLASSES + "?", r"\p{N}")),
     ),
-    "tiny_aya": Rule(
+    "tiny_aya": PreTokenizerRule(
         (_THREES, _GPT4O), llama=(_THREES_IN_LLAMA, _by_case(_ANY, _ANY, SUFFIX_BY_CLASSES + "?", r"\p{N}{1,3}"))
     ),
-    "afmoe": Rule((_THREES_IN_LLAMA, _ASIAN, _DEEPSEEK3)),
-    "bloom": Rule((_BLOOM,)),
-    "viking": Rule((_BLOOM, "digits")),
-    "chameleon": Rule(_CHAMELEON, gpt2_regex=True, add_bos=True),
-    "superbpe": Rule((r"\p{N}+", r"(?=(\d{3})+(?!\d))"), llama=(r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))")),
-    "exaone-moe": Rule((_EXAONE_MOE,)),
-    "laguna": Rule((LINES, _QWEN2)),
-    "kimi-k2": Rule((_KIMI,), llama=(_KIMI_IN_LLAMA,)),
-    "gemma4": Rule((LINES,), letters="pieces", always_bos=True),
-    "sarvam-moe": Rule((LINES,), letters="pieces"),
-    "whitespace": Rule((r"\S+",), letters="words"),
+    "afmoe": PreTokenizerRule((_THREES_IN_LLAMA, _ASIAN, _DEEPSEEK3)),
+    "bloom": PreTokenizerRule((_BLOOM,)),
+    "viking": PreTokenizerRule((_BLOOM, "digits")),
+    "chameleon": PreTokenizerRule(_CHAMELEON, gpt2_regex=True, add_bos=True),
+    "superbpe": PreTokenizerRule((r"\p{N}+", r"(?=(\d{3})+(?!\d))"), llama=(r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))")),
+    "exaone-moe": PreTokenizerRule((_EXAONE_MOE,)),
+    "laguna": PreTokenizerRule((LINES, _QWEN2)),
+    "kimi-k2": PreTokenizerRule((_KIMI,), llama=(_KIMI_IN_LLAMA,)),
+    "gemma4": PreTokenizerRule((LINES,), letters="pieces", always_bos=True),
+    "sarvam-moe": PreTokenizerRule((LINES,), letters="pieces"),
+    "whitespace": PreTokenizerRule((r"\S+",), letters="words"),
 }
 """By name; where several names share one rule list the structure is answered with the first."""
 
@@ -210,7 +224,7 @@ _SAME_AS = {
 _RULE_OF = {other: name for name, others in _SAME_AS.items() for other in others.split()}
 
 
-def rule(name: str | None) -> Rule | None:
+def rule(name: str | None) -> PreTokenizerRule | None:
     """The rule behind llama.cpp's name `name`, None for one that it does not know."""
     return RULES.get(_RULE_OF.get(name, name)) if name is not None else None
 

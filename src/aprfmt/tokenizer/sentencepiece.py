@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from aprfmt.errors import CorruptError, LimitError, TruncatedError
 from aprfmt.limits import MAX_TEXT_FILE_BYTES, MAX_TOKEN_ID
 
-__all__ = ["BPE", "UNIGRAM", "Piece", "SentencePiece", "read"]
+__all__ = ["BPE", "UNIGRAM", "SentencePiece", "VocabularyPiece", "read"]
 
 UNIGRAM = 1
 BPE = 2
@@ -33,7 +33,7 @@ Field = tuple[int, int, int | memoryview, int]
 
 
 @dataclass(slots=True, frozen=True)
-class Piece:
+class VocabularyPiece:
     """One piece; `type` numbers are those of TokenType."""
 
     text: str
@@ -45,7 +45,7 @@ class Piece:
 class SentencePiece:
     """A tokenizer.model, with the defaults of the format for what it does not say."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[VocabularyPiece] = field(default_factory=list)
     model_type: int = UNIGRAM
     byte_fallback: bool = False
     suffix: bool = False
@@ -80,7 +80,7 @@ def read(data: bytes, path: str) -> SentencePiece:
     return model
 
 
-def _piece(data: memoryview, start: int, path: str) -> Piece:
+def _piece(data: memoryview, start: int, path: str) -> VocabularyPiece:
     text, score, kind = "", 0.0, 1
     for number, _, value, offset in _fields(data, start, path):
         if number == 1 and isinstance(value, memoryview):
@@ -94,7 +94,7 @@ def _piece(data: memoryview, start: int, path: str) -> Piece:
             kind = value
     if not 1 <= kind <= 6 or not math.isfinite(score):
         raise CorruptError(f"piece {text!r} has type {kind} and score {score}", path=path, offset=start)
-    return Piece(text, score, kind)
+    return VocabularyPiece(text, score, kind)
 
 
 def _read_settings(model: SentencePiece, names: Mapping[int, str], data: memoryview, start: int, path: str) -> None:

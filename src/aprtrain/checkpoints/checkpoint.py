@@ -77,7 +77,7 @@ _PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ModelIdentity:
     """What a model is beside its weights."""
 
     hparams: Hyperparams
@@ -155,7 +155,7 @@ def copy_state(
     return Weights(_TORCH[dtype][0], in_order), state
 
 
-def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mapping[str, object]) -> None:
+def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: Mapping[str, object]) -> None:
     """Writes the `.apr` of `weights`, in the place of a file of that name.
 
     Before it appears it is opened again, and its tensors, dims and tokenizer are compared with what was to be saved.
@@ -179,7 +179,7 @@ def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mappin
     write_file(str(path), layout, WriteOptions(force=True), lambda file: _compare(file, weights, identity, sums))
 
 
-def _compare(file: str, weights: Weights, identity: Identity, sums: Mapping[str, int]) -> None:
+def _compare(file: str, weights: Weights, identity: ModelIdentity, sums: Mapping[str, int]) -> None:
     with open_model(file) as model:
         if model.checksum().get("footer") != "ok":
             raise RunError("the checkpoint's checksum is wrong as read back")
@@ -315,7 +315,7 @@ class Saver:
     """
 
     folder: Path
-    identity: Identity
+    identity: ModelIdentity
     keep: int
     tell: Callable[[str], None]
     record: Callable[[str, Mapping[str, object]], None] = lambda event, values: None

@@ -69,7 +69,7 @@ class Objective:
         return 1 - self.kd_weight, self.kd_weight * self.temperature**2
 
 
-class Rows(NamedTuple):
+class RowLosses(NamedTuple):
     """One value a row, 0 where the label is IGNORED; nats where not said otherwise."""
 
     ce_N: Tensor
@@ -126,7 +126,7 @@ DIVERGENCES: dict[Kind, _Divergence] = {"forward": forward_kl, "reverse": _rever
 """(log p [N, V], log q [N, R], beta) -> value [N], gradient [N, V] with respect to the logits that p comes from."""
 
 
-def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Tensor) -> tuple[Rows, Tensor]:
+def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Tensor) -> tuple[RowLosses, Tensor]:
     """The objective's terms for each row, and the gradient of each row's loss with respect to its student logits.
 
     Args:
@@ -145,7 +145,7 @@ def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Ten
     grad_NV = logp_NV.exp()
     grad_NV.scatter_add_(1, index_N1, -torch.ones_like(index_N1, dtype=s_NV.dtype))
     grad_NV *= ce_weight
-    rows = Rows(-logp_NV.gather(1, index_N1)[:, 0], zero_N, zero_N, zero_N, zero_N)
+    rows = RowLosses(-logp_NV.gather(1, index_N1)[:, 0], zero_N, zero_N, zero_N, zero_N)
     if t_NR is not None:
         shared, temperature = t_NR.shape[1], objective.temperature
         logq_NR = t_NR.log_softmax(1)
@@ -161,4 +161,4 @@ def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Ten
             agree_N=top_NR.any(1).to(s_NV.dtype),
             entropy_N=-times_log(logq_NR.exp(), logq_NR).sum(1),
         )
-    return Rows(*(value_N.where(valid_N, 0) for value_N in rows)), grad_NV.where(valid_N[:, None], 0)
+    return RowLosses(*(value_N.where(valid_N, 0) for value_N in rows)), grad_NV.where(valid_N[:, None], 0)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aprtrain.loss.objective import DIVERGENCES, Objective, Rows, forward_kl, times_log
+from aprtrain.loss.objective import DIVERGENCES, Objective, RowLosses, forward_kl, times_log
 
 CELLS = 1 << 27
 """Logits of a chunk: each of the float32 buffers takes half a GiB."""
@@ -64,7 +64,7 @@ def _fold(s_NV: Tensor, ids_NK: Tensor, temperature: float) -> _Folded:
     return _Folded(torch.cat([top_NK, sum_N1.log()], 1), others_NV, sum_N1)
 
 
-def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> tuple[Rows, Tensor]:
+def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> tuple[RowLosses, Tensor]:
     """As `objective.dense`, of outcomes: kl_N, kl1_N and entropy_N are those of Q and P.
 
     Takes two tensors of the size of s_NV beside it; the gradient is one of them.
@@ -91,14 +91,14 @@ def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> t
     grad_NV.scatter_add_(1, top.ids_NK, slope_NB[:, :-1])
 
     is_top_NK = (top.logprobs_NK == top.logprobs_NK[:, :1]) & (s_NV.gather(1, top.ids_NK) == highest_N1)
-    rows = Rows(
+    rows = RowLosses(
         ce_N=ce_N,
         kl_N=kl_N,
         kl1_N=forward_kl(logp_NB, logq1_NB, 0)[0],
         agree_N=is_top_NK.any(1).to(s_NV.dtype),
         entropy_N=-times_log(logq1_NB.exp(), logq1_NB).sum(1),
     )
-    return Rows(*(value_N.where(valid_N, 0) for value_N in rows)), grad_NV.mul_(valid_N[:, None])
+    return RowLosses(*(value_N.where(valid_N, 0) for value_N in rows)), grad_NV.mul_(valid_N[:, None])
 
 
 def know(t_NR: Tensor, k: int, temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:

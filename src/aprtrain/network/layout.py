@@ -12,7 +12,7 @@ from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.errors import RefusedError, UnsupportedError
 
 
-class Part(NamedTuple):
+class CheckpointRows(NamedTuple):
     """A tensor of a checkpoint that is a run of rows of a parameter.
 
     Attributes:
@@ -31,7 +31,7 @@ class Part(NamedTuple):
         return prod(self.size[:-1]) if len(self.size) > 1 else self.size[0]
 
 
-Layout = tuple[tuple[str, tuple[Part, ...]], ...]
+Layout = tuple[tuple[str, tuple[CheckpointRows, ...]], ...]
 """(parameter, its parts in the order of rows), in the order of the network."""
 
 # Name in a GGUF without layer and ending -> parameter; what is multiplied with the same input is one matrix.
@@ -62,7 +62,7 @@ def layout_of(h: Hyperparams, row: Architecture, layer: int | None, present: Col
     Where a family's checkpoints spell a tensor in several ways, the one that is among the names `present` counts, else
     the first. Raises UnsupportedError for a tensor that no decoder has, RefusedError for one of unknown size.
     """
-    sizes, found = sizes_of(h, layer), dict[str, list[tuple[int, Part]]]()
+    sizes, found = sizes_of(h, layer), dict[str, list[tuple[int, CheckpointRows]]]()
     for t in _rows(h, row, layer, present):
         stem, _, ending = t.gguf[0].removeprefix("blk.{n}.").rpartition(".")
         if stem not in _PARAMETERS:
@@ -73,7 +73,7 @@ def layout_of(h: Hyperparams, row: Architecture, layer: int | None, present: Col
             raise RefusedError(f"the model does not give its {axes[size.index(0)]}", tensor=t.hf[0])
         parts = found.setdefault(_PARAMETERS[stem] + ("_bias" if ending == "bias" else ""), [])
         for expert in _experts(t, sizes):
-            parts.append((expert, Part(t.hf[0].replace("{e}", str(expert)), size, axes)))
+            parts.append((expert, CheckpointRows(t.hf[0].replace("{e}", str(expert)), size, axes)))
     if "kv_a" in found and "qkv" in found:
         found["q_b"] = found.pop("qkv")
     if "attn_post_norm" in found and not {"mlp_norm", "mlp_post_norm"} & set(found):

@@ -33,7 +33,7 @@ from aprtrain.network.shape import Shape, shape_of
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSource:
     """What is known of a network besides its weights, and where those come from. Use it in `with`.
 
     Attributes:
@@ -78,7 +78,7 @@ class Network:
         self.close()
 
 
-def open_network(path: str | os.PathLike[str]) -> Network:
+def open_network(path: str | os.PathLike[str]) -> NetworkSource:
     """Opens an `.apr`, a GGUF, safetensors or a Hugging Face folder, and checks that its tensors are a network.
 
     No weight is read. Raises what `aprfmt.open` and `shape_of` raise; RefusedError for a file without tensors, with
@@ -96,7 +96,7 @@ def open_network(path: str | os.PathLike[str]) -> Network:
         raise
 
 
-def network_of(c: Canonical) -> Network:
+def network_of(c: Canonical) -> NetworkSource:
     """What `c` is as a network, without its file. Raises as `open_network`."""
     path, tensors = Path(c.model.path), {tensor.name: tensor for tensor in hf_side(c.arch, c.tensors)}
     shape = shape_of(c.hparams, c.arch, tensors)
@@ -112,7 +112,7 @@ def network_of(c: Canonical) -> Network:
         if any(m.layer is None or m.layer < shape.n_layers for m in matches(c.arch, name, "hf")):
             raise UnsupportedError("the network has a tensor that is not computed", path=path, tensor=name)
     _check_frequencies(c)
-    return Network(path, None, c.arch, shape, c.hparams, c.tokenizer, tensors)
+    return NetworkSource(path, None, c.arch, shape, c.hparams, c.tokenizer, tensors)
 
 
 def _check_frequencies(c: Canonical) -> None:
@@ -158,7 +158,9 @@ def _check_finite(part: Tensor, name: str, path: Path | None) -> None:
         raise CorruptError("the tensor holds NaN or infinite values", path=path, tensor=name, hint=DAMAGED)
 
 
-def load_decoder(network: Network, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
+def load_decoder(
+    network: NetworkSource, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Decoder:
     """The network with its weights, read piece by piece: no tensor is held in another dtype.
 
     Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros, ChangedError, ChecksumError.
@@ -171,7 +173,7 @@ def load_decoder(network: Network, dtype: torch.dtype = torch.float32, device: t
     return decoder
 
 
-def fill(network: Network, name: str, target: Tensor) -> None:
+def fill(network: NetworkSource, name: str, target: Tensor) -> None:
     """Writes a tensor of the network over `target`, a contiguous view of the same shape; raises as `load_decoder`.
 
     For bfloat16, blocks are decoded on the target's device: seconds for a large model on CUDA.
@@ -202,7 +204,7 @@ def upload_blocks(tensor: CanonicalTensor, device: torch.device) -> Blocks:
     return upload(tensor.dtype, (rows, cols), tensor.chunks(), device, tensor.name)
 
 
-def check_values(network: Network, name: str, pieces: Iterable[Tensor]) -> None:
+def check_values(network: NetworkSource, name: str, pieces: Iterable[Tensor]) -> None:
     """Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros."""
     seen = False
     for piece in pieces:
@@ -211,7 +213,7 @@ def check_values(network: Network, name: str, pieces: Iterable[Tensor]) -> None:
     check_not_zero(network, name, 2, seen)
 
 
-def refuse_zeros(network: Network) -> None:
+def refuse_zeros(network: NetworkSource) -> None:
     """Raises RefusedError for a matrix that is stored as zeros, before anything is done for it to be loaded.
 
     Of others only the beginning is read.
@@ -223,7 +225,7 @@ def refuse_zeros(network: Network) -> None:
         check_not_zero(network, tensor.name, len(tensor.shape), seen)
 
 
-def check_not_zero(network: Network, name: str, n_dims: int, seen: bool) -> None:
+def check_not_zero(network: NetworkSource, name: str, n_dims: int, seen: bool) -> None:
     """Raises RefusedError for a matrix in which no value but zero was seen."""
     if n_dims > 1 and not seen:
         raise RefusedError(
@@ -232,7 +234,7 @@ def check_not_zero(network: Network, name: str, n_dims: int, seen: bool) -> None
         )  # fmt: skip
 
 
-def fingerprint(network: Network) -> str:
+def fingerprint(network: NetworkSource) -> str:
     """SHA-256 of what a network computes with: names, shapes and values rounded to bfloat16, in the network's order.
 
     So it is the same in every container and unquantized dtype, and a quantized file has another one than what it was
@@ -251,12 +253,12 @@ def fingerprint(network: Network) -> str:
 _EDGE_BYTES = 1 << 16
 
 
-def edge_fingerprint(source: Network | Model) -> str:
+def edge_fingerprint(source: NetworkSource | Model) -> str:
     """SHA-256 over names, dtypes, shapes and both ends of every tensor of an opened file.
 
     Enough to tell two models apart, at the cost of a few reads a tensor. Raises RefusedError for a made network.
     """
-    model = source.model if isinstance(source, Network) else source
+    model = source.model if isinstance(source, NetworkSource) else source
     if model is None:
         raise RefusedError("a network without a file has no stored tensors")
     digest = hashlib.sha256()

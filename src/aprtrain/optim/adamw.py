@@ -34,7 +34,7 @@ from aprfmt.errors import CorruptError
 from aprtrain.features import current, importable
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape
-from aprtrain.world import Work, World
+from aprtrain.world import Communication, World
 
 KINDS = ("master", "mean", "square")
 """What an optimizer holds of a parameter, each float32 and in its shape."""
@@ -196,7 +196,7 @@ def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class BufferSlice:
     """Where a parameter lies in the flat buffers."""
 
     start: int
@@ -247,7 +247,7 @@ class FlatAdamW:
         is_one = self._world.size == 1 and first.dtype == torch.float32
         self.master = self._compute if is_one else self.grad.new_zeros(end // self._world.size)
         self._masters = list(torch.split(self.master, [(b.stop - b.start) // self._world.size for b in self._buckets]))
-        self._arriving: list[Work] = []
+        self._arriving: list[Communication] = []
         self.adam = Adam(self._masters, [b.decays for b in self._buckets], settings)
         self.load("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
         for name, slice in self.slices.items():
@@ -259,7 +259,7 @@ class FlatAdamW:
         self._formed = set[str]()  # what autograd forms gradients of, known after the first backward pass
         self._awaited: set[str] | None = None
         self._unsent: list[Bucket] = []
-        self._sending: list[Work] = []
+        self._sending: list[Communication] = []
         self.clear()
 
     # --- the gradient ---
@@ -327,9 +327,9 @@ class FlatAdamW:
         elif self._compute is not self.master:
             self._compute.copy_(self.master)
 
-    def _gathering(self, pieces: Sequence[Tensor], whole_P: Tensor) -> list[Work]:
+    def _gathering(self, pieces: Sequence[Tensor], whole_P: Tensor) -> list[Communication]:
         """Begins to bring together what each process owns."""
-        works = list[Work]()
+        works = list[Communication]()
         for bucket, piece in zip(self._buckets, pieces, strict=True):
             bucket.own(whole_P, self._world).copy_(piece)
             if self._world.size > 1:
@@ -356,7 +356,7 @@ class FlatAdamW:
             self._publish()
 
 
-def _wait(works: list[Work]) -> None:
+def _wait(works: list[Communication]) -> None:
     """Until all of what was begun is done, on a GPU without the host; then the list is empty."""
     while works:
         works.pop().wait()
@@ -369,14 +369,14 @@ def joint_norm(own: Tensor, world: World) -> Tensor:
     return square.sqrt()
 
 
-def _laid_out(shapes: Mapping[str, tuple[int, ...]], n: int) -> tuple[dict[str, Slice], list[Bucket]]:
+def _laid_out(shapes: Mapping[str, tuple[int, ...]], n: int) -> tuple[dict[str, BufferSlice], list[Bucket]]:
     """Slices and buckets for n processes; without others nothing is sent, and two buckets do."""
-    slices, buckets, end = dict[str, Slice](), list[Bucket](), 0
+    slices, buckets, end = dict[str, BufferSlice](), list[Bucket](), 0
     for decays in (True, False):
         start, names = end, list[str]()
         some = [name for name, shape in shapes.items() if (len(shape) > 1) is decays]
         for name in some:
-            slices[name] = Slice(end, shapes[name])
+            slices[name] = BufferSlice(end, shapes[name])
             names.append(name)
             end += _up(math.prod(shapes[name]), _ALIGNMENT)
             if name == some[-1] or (n > 1 and end - start >= _BUCKET):

@@ -30,7 +30,15 @@ from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, head_name, hf_parts, soft_cap
 from aprtrain.network.layout import FLOAT32
 from aprtrain.network.shape import Shape
-from aprtrain.network.weights import CHECKED, Network, check_values, fill, load_decoder, stays_blocks, upload_blocks
+from aprtrain.network.weights import (
+    CHECKED,
+    NetworkSource,
+    check_values,
+    fill,
+    load_decoder,
+    stays_blocks,
+    upload_blocks,
+)
 
 RESIDENCIES = ("bf16", "q4k", "fp8")
 
@@ -58,7 +66,7 @@ class BlocksDecoder(Decoder):
         notes: which matrices are bf16 all the time, and why.
     """
 
-    def __init__(self, network: Network, device: torch.device) -> None:
+    def __init__(self, network: NetworkSource, device: torch.device) -> None:
         """Loads it. Raises RefusedError where no matrix can stay, else as `fill`."""
         super().__init__(network.shape, torch.bfloat16, "meta")
         self.stored: dict[str, tuple[Blocks, ...]] = {}
@@ -153,7 +161,7 @@ COMPARED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Fp8Gate:
     """How a network in e4m3 compares with itself in bf16.
 
     Attributes:
@@ -175,7 +183,7 @@ class Gate:
 
 
 @torch.no_grad()
-def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
+def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Fp8Gate:
     """Turns the inner layers of a loaded network to e4m3, in place; returns how it compares.
 
     If all of them change too much, the parts that change least a multiply-add become e4m3, as many as pass.
@@ -209,7 +217,7 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
     size = {part: sum(bf16[part[0], name].numel() for name in part[1] if (part[0], name) in bf16) for part in parts}
     total = sum(p.numel() for block in decoder.blocks for p in block.parameters() if p.dim() > 1)
 
-    def gate_of(chosen: Sequence[Part], rows: int) -> Gate:
+    def gate_of(chosen: Sequence[Part], rows: int) -> Fp8Gate:
         names = {(n, name) for n, part in chosen for name in part}
         for place, weight in bf16.items():
             _put(decoder, place, e4m3[place] if place in names else weight)
@@ -235,7 +243,7 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
     return gate_of(parts[:passing], rows)
 
 
-def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, share: float) -> Gate:
+def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, share: float) -> Fp8Gate:
     """The Gate of two sets of hidden states under the decoder's head, a chunk of positions at a time."""
     # Logits in bf16 would tie and flip first choices, and add a difference of their own.
     head_VD = decoder.head_weight[:n_real].to(torch.float16 if before_SD.is_cuda else torch.float32)
@@ -247,7 +255,7 @@ def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, 
         kl += (p.exp() * (p - q)).sum(dtype=torch.float64)
         same += (p.argmax(-1) == q.argmax(-1)).sum()
     tokens = len(before_SD)
-    return Gate(float(kl) / tokens, float(same) / tokens, tokens, share)
+    return Fp8Gate(float(kl) / tokens, float(same) / tokens, tokens, share)
 
 
 def becomes_fp8(shape: Shape, parameter: str, rows: int, cols: int) -> bool:
@@ -281,7 +289,7 @@ class Teacher:
 
     def __init__(
         self,
-        network: Network,
+        network: NetworkSource,
         vocabulary: SharedVocabulary,
         residency: str,
         device: torch.device | str,
@@ -309,7 +317,7 @@ class Teacher:
         self.shape: Shape = network.shape
         self.vocabulary = vocabulary
         self.residency = residency
-        self.gate: Gate | None = None
+        self.gate: Fp8Gate | None = None
         self.notes: list[str] = []
         self.decoder: Decoder
         if residency == "q4k":
@@ -362,7 +370,7 @@ def _parts(value: object) -> tuple[Tensor, ...]:
     return tuple(value) if isinstance(value, Fp8Weight) else ()
 
 
-def residency_of(network: Network) -> str:
+def residency_of(network: NetworkSource) -> str:
     """What --teacher-residency auto stands for: "q4k" where most of the file's weights are blocks that can stay."""
     kept = sum(
         prod(t.shape) for _, tensors in network.by_parameter() if all(map(stays_blocks, tensors)) for t in tensors
@@ -370,7 +378,7 @@ def residency_of(network: Network) -> str:
     return "q4k" if 2 * kept > network.shape.n_params else "bf16"
 
 
-def note_decoded(network: Network, *, asked: bool = False) -> None:
+def note_decoded(network: NetworkSource, *, asked: bool = False) -> None:
     """Notes the quantized matrices of a teacher that become bf16: no kernel decodes their types, or it was `asked`."""
     tensors = [tensor for _, tensors in network.by_parameter() for tensor in tensors]
     packed = [t for t in tensors if DTYPES[t.dtype].block > 1 and (asked or not stays_blocks(t))]
@@ -406,13 +414,13 @@ def teacher_dtype(residency: str, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" and residency == "bf16" else torch.bfloat16
 
 
-def compared_bytes(network: Network) -> int:
+def compared_bytes(network: NetworkSource) -> int:
     """Bytes of the bf16 matrices that are held beside those in e4m3 while an fp8 teacher is compared."""
     sizes = ((name, sum(t.shape[0] for t in ts), sum(prod(t.shape) for t in ts)) for name, ts in network.by_parameter())
     return sum(2 * n for name, rows, n in sizes if becomes_fp8(network.shape, name, rows, n // rows))
 
 
-def estimate_bytes(network: Network, residency: str) -> int:
+def estimate_bytes(network: NetworkSource, residency: str) -> int:
     """Bytes that a Teacher holds between batches, from the file's index alone; fp8 as if all parts pass."""
     total, scratch = 0, dict[str, int]()
     for parameter, tensors in network.by_parameter():

@@ -25,19 +25,19 @@ from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE, Host, copy_state, save_model
 from aprtrain.checkpoints.state import out_tensor, save_state
 from aprtrain.network.decoder import Decoder
-from aprtrain.network.weights import Network, load_decoder, open_network
+from aprtrain.network.weights import NetworkSource, load_decoder, open_network
 from aprtrain.optim.adamw import FlatAdamW, Settings, load_states, states
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Network:
+def network(tmp_path_factory: pytest.TempPathFactory) -> NetworkSource:
     path = tmp_path_factory.mktemp("demo") / "demo.gguf"
     demo_model.build(path)
     return open_network(path)
 
 
 @pytest.fixture
-def decoder(network: Network) -> Decoder:
+def decoder(network: NetworkSource) -> Decoder:
     return load_decoder(network)
 
 
@@ -57,7 +57,7 @@ def train(decoder: Decoder, optimizer: FlatAdamW, steps: int, seed: int = 0) -> 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("f32", torch.float32), ("f16", torch.float16)])
 def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
-    tmp_path: Path, network: Network, decoder: Decoder, dtype: str, kind: torch.dtype
+    tmp_path: Path, network: NetworkSource, decoder: Decoder, dtype: str, kind: torch.dtype
 ) -> None:
     before = {name: tensor.clone() for name, tensor in decoder.hf_tensors().items()}
     optimizer = FlatAdamW(decoder)
@@ -85,7 +85,7 @@ def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
 
 @pytest.mark.llama
 def test_a_checkpoint_is_a_model_that_llama_cpp_runs_as_we_do(
-    tmp_path: Path, network: Network, decoder: Decoder, llama_cpp: LlamaPeer
+    tmp_path: Path, network: NetworkSource, decoder: Decoder, llama_cpp: LlamaPeer
 ) -> None:
     train(decoder, FlatAdamW(decoder), 8)
     save_model(train_runs.snapshot(decoder.hf_tensors(), "f32"), identity_of(network), tmp_path / "m.apr", {})
@@ -99,7 +99,7 @@ def test_a_checkpoint_is_a_model_that_llama_cpp_runs_as_we_do(
 
 
 def test_a_difference_between_file_and_live_weights_keeps_the_file_from_appearing(
-    tmp_path: Path, network: Network, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, network: NetworkSource, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = train_runs.snapshot(decoder.hf_tensors(), "bf16")
 
@@ -113,7 +113,7 @@ def test_a_difference_between_file_and_live_weights_keeps_the_file_from_appearin
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_or_broken_network_is_not_saved(tmp_path: Path, network: Network, decoder: Decoder) -> None:
+def test_an_empty_or_broken_network_is_not_saved(tmp_path: Path, network: NetworkSource, decoder: Decoder) -> None:
     with pytest.raises(RunError, match="no tensor"):
         save_model(train_runs.snapshot({}, "bf16"), identity_of(network), tmp_path / "m.apr", {})
     decoder.hf_tensors()["model.norm.weight"][3] = float("nan")
@@ -123,7 +123,7 @@ def test_an_empty_or_broken_network_is_not_saved(tmp_path: Path, network: Networ
 
 
 def test_a_tokenizer_or_dims_that_do_not_come_back_are_noticed(
-    tmp_path: Path, network: Network, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, network: NetworkSource, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = train_runs.snapshot(decoder.hf_tensors(), "bf16")
     honest = apr_metadata_with
@@ -137,7 +137,7 @@ def test_a_tokenizer_or_dims_that_do_not_come_back_are_noticed(
             save_model(weights, identity_of(network), tmp_path / "m.apr", {})
 
 
-def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: Network) -> None:
+def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: NetworkSource) -> None:
     whole = load_decoder(network)
     losses = train(whole, FlatAdamW(whole), 6)
     part = load_decoder(network)
@@ -204,7 +204,9 @@ def test_the_latest_and_the_best_are_kept_and_other_files_left_alone(tmp_path: P
     assert (tmp_path / "ckpt-step-x.apr").exists()
 
 
-def test_a_kill_at_any_moment_leaves_a_latest_that_opens(tmp_path: Path, network: Network, decoder: Decoder) -> None:
+def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
+    tmp_path: Path, network: NetworkSource, decoder: Decoder
+) -> None:
     weights, identity, rng = (train_runs.snapshot(decoder.hf_tensors(), "bf16"), identity_of(network), random.Random(1))
     state = {"master": torch.randn(50_000)}
 

@@ -28,7 +28,7 @@ from aprfmt.io.pipe import write_file
 from aprfmt.io.temporary import temporary_beside
 from aprfmt.provenance import provenance
 from aprtrain.checkpoints import checkpoint, state
-from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity, Saver, Snapshot, lock_folder
+from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, ModelIdentity, Saver, Snapshot, lock_folder
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import distill_head
 from aprtrain.models import make_student
@@ -170,7 +170,7 @@ def rehearsed(tiny: Maker, folder: Path, how: str) -> list[str]:
         student = make_student(teacher, how)
         decoder = load_decoder(student)
         assert teacher.model is not None
-        identity = Identity(student.hparams, student.tokenizer, provenance.read(teacher.model))
+        identity = ModelIdentity(student.hparams, student.tokenizer, provenance.read(teacher.model))
         saver = Saver(folder, identity, 3, told.append)
         saver.trial_save(
             Snapshot(0, train_runs.snapshot(decoder.hf_tensors(), "bf16"), {}, {"master": torch.zeros(9)}, {})
@@ -191,7 +191,7 @@ def test_a_student_that_no_gguf_can_hold_is_told_of_before_the_first_step(tmp_pa
 
 def test_a_disk_that_will_be_full_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    saver = Saver(tmp_path, Identity(Hyperparams(), None, provenance.Provenance({}, None)), 3, told.append)
+    saver = Saver(tmp_path, ModelIdentity(Hyperparams(), None, provenance.Provenance({}, None)), 3, told.append)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 30))
     saver._check_space(1 << 30)
     assert told == []

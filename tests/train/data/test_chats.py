@@ -27,7 +27,7 @@ from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError, Unsu
 from aprfmt.running.evaluation import read_part
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import HIDDEN, Encoder, _hide
-from aprfmt.texts.records import Chat, Reader
+from aprfmt.texts.records import Chat, RecordReader
 from aprfmt.texts.shards import Corpus, open_corpus, part_of
 from aprfmt.texts.sources import SourceFile
 from aprfmt.texts.windows import IGNORED, Windows, pieces_of
@@ -214,9 +214,11 @@ def test_a_conversation_has_one_end() -> None:
 # --- records ---
 
 
-def read(path: Path, records: Sequence[object], template: str = PLAIN, **options: Any) -> tuple[list[str], Reader]:
+def read(
+    path: Path, records: Sequence[object], template: str = PLAIN, **options: Any
+) -> tuple[list[str], RecordReader]:
     encoder = Encoder(tokenizer(template))
-    reader = Reader(separator=encoder.separator, render=encoder.render, **options)
+    reader = RecordReader(separator=encoder.separator, render=encoder.render, **options)
     file = SourceFile(write(path, records), "a.jsonl", "jsonl")
     texts = []
     for document in reader.documents(file):
@@ -300,7 +302,7 @@ def test_a_template_that_cannot_be_parsed_is_refused_at_the_first_conversation(t
         read(tmp_path / "a.jsonl", [talk] * 3, PLAIN + "{% if %}", log=told.append)
     assert not told
     assert "--raw" not in str(caught.value.hint)
-    reader = Reader(separator=0, render=Encoder(tokenizer("{% if %}")).render)
+    reader = RecordReader(separator=0, render=Encoder(tokenizer("{% if %}")).render)
     assert [*reader.documents(SourceFile(write(tmp_path / "b.jsonl", [text]), "b.jsonl", "jsonl"))] == ["plain"]
 
 

@@ -16,7 +16,7 @@ from aprfmt.errors import UsageError
 from aprfmt.texts.windows import IGNORED
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import Softcaps, distill_head, head_bytes, plain_bytes
-from aprtrain.loss.objective import Kind, Objective, Rows, dense
+from aprtrain.loss.objective import Kind, Objective, RowLosses, dense
 from aprtrain.loss.topk import TopK
 
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]
@@ -110,7 +110,7 @@ def test_every_position_contributes_and_no_position_touches_another() -> None:
 
 
 def test_a_loss_of_the_last_position_only_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def last_only(objective: Objective, s: Tensor, t: Tensor | None, labels: Tensor) -> tuple[Rows, Tensor]:
+    def last_only(objective: Objective, s: Tensor, t: Tensor | None, labels: Tensor) -> tuple[RowLosses, Tensor]:
         return dense(objective, s, t, torch.cat([torch.full_like(labels[:-1], IGNORED), labels[-1:]]))
 
     monkeypatch.setattr("aprtrain.loss.head.dense", last_only)

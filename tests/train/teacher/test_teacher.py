@@ -373,9 +373,9 @@ def test_e4m3_that_changes_too_much_is_refused(
 
 def test_nan_passes_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_AGREEMENT", 0.98)
-    assert module.Gate(0.001, 0.99, 1, 1.0).passed
+    assert module.Fp8Gate(0.001, 0.99, 1, 1.0).passed
     for kl, agreement in ((float("nan"), 1.0), (0.0, float("nan")), (0.02, 1.0), (0.0, 0.97)):
-        assert not module.Gate(kl, agreement, 1, 1.0).passed
+        assert not module.Fp8Gate(kl, agreement, 1, 1.0).passed
 
 
 def test_two_layers_have_nothing_that_could_be_e4m3(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from aprfmt.arch import names
 from aprfmt.arch.links import RowMap, find_link
 from aprfmt.canonical import lora as factors
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.pairs import GGUF_KEY, Adapter, Pair, is_embedding
+from aprfmt.canonical.pairs import GGUF_KEY, Adapter, LoraPair, is_embedding
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.files import say_left_behind
@@ -138,7 +138,7 @@ def _layer_order(name: str) -> tuple[int, int, str]:
     return (1, int(found[1]), name) if found else (0 if name.startswith("token_embd") else 2, 0, name)
 
 
-def _check_gguf(c: Canonical, pairs: Mapping[str, Pair]) -> None:
+def _check_gguf(c: Canonical, pairs: Mapping[str, LoraPair]) -> None:
     """Refuses what llama.cpp would load and compute otherwise, or not load."""
     assert c.adapter is not None
     base = c.adapter.of
@@ -168,7 +168,7 @@ def _check_gguf(c: Canonical, pairs: Mapping[str, Pair]) -> None:
             )
 
 
-def _common_alpha(pairs: Iterable[Pair], adapter: Adapter) -> float:
+def _common_alpha(pairs: Iterable[LoraPair], adapter: Adapter) -> float:
     """The alpha of a GGUF: the adapter's where it gives any of the scales, else what most pairs have."""
     found = Counter(pair.scale * pair.rank for pair in pairs)
     if not found or any(pair_alpha == adapter.alpha for pair_alpha in found):
@@ -273,7 +273,7 @@ def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, obje
     return named, _peft_config(adapter, pairs, parameters)
 
 
-def _as_told(adapter: Adapter, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+def _as_told(adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraPair]:
     """The pairs with the ranks and scales that the config of the folder they come from says, where they allow it."""
     if lora.is_mlx(adapter.config) or "r" not in adapter.config:
         return dict(pairs)
@@ -288,7 +288,7 @@ def _as_told(adapter: Adapter, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
     return out
 
 
-def _as_parameters(c: Canonical, adapter: Adapter, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+def _as_parameters(c: Canonical, adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraPair]:
     """The pairs with experts as the stacks of transformers' modules, where the config of the source names such ones.
 
     Checkpoints of some families have each expert alone, and so have the names of the table.
@@ -330,7 +330,7 @@ def _side_by_side(tensor: CanonicalTensor, is_a: bool) -> CanonicalTensor:
     return CanonicalTensor(tensor.name, (tensor.piece(),), row_map)
 
 
-def _peft_config(adapter: Adapter, pairs: Mapping[str, Pair], parameters: Sequence[str]) -> dict[str, object]:
+def _peft_config(adapter: Adapter, pairs: Mapping[str, LoraPair], parameters: Sequence[str]) -> dict[str, object]:
     """adapter_config.json: the one that the adapter was made from, where it still says the same."""
     own: dict[str, object] = {} if lora.is_mlx(adapter.config) else dict(adapter.config)
     if "r" in own and _says_so(own, pairs):
@@ -364,7 +364,7 @@ def _peft_config(adapter: Adapter, pairs: Mapping[str, Pair], parameters: Sequen
     return {**made, **own, **told}
 
 
-def _says_so(body: Mapping[str, object], pairs: Mapping[str, Pair]) -> bool:
+def _says_so(body: Mapping[str, object], pairs: Mapping[str, LoraPair]) -> bool:
     """Whether a config gives every pair its rank and scale."""
     config = lora.read_config(body, "")
     for name, pair in pairs.items():
@@ -440,7 +440,7 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
     return _folder(c, work, named, config, lora.MLX_WEIGHTS, "mlx")
 
 
-def mlx_pairs(c: Canonical, adapter: Adapter) -> dict[str, Pair]:
+def mlx_pairs(c: Canonical, adapter: Adapter) -> dict[str, LoraPair]:
     """The pairs by the names that mlx_lm has for the weights: stacks of experts are one projection each."""
     found = factors.to_hf(adapter, c.model.path)
     experts = {name: re.match(r"(.*)\.experts\.", name) for name in found}

@@ -294,7 +294,7 @@ class Target(Protocol):
         """The output for `c`. Raises AprError, before anything is written, for what the container cannot hold."""
 
 
-class _BuiltIn:
+class _BuiltInTarget:
     def __init__(
         self,
         name: str,
@@ -322,7 +322,7 @@ class _BuiltIn:
 _HF = PROVENANCE | {"dtype", "tokenizer", "shard_size", "no_mtp", "target_model"}
 
 TARGETS: tuple[Target, ...] = (
-    _BuiltIn(
+    _BuiltInTarget(
         "apr",
         "apr-v2",
         "APR v2",
@@ -330,8 +330,8 @@ TARGETS: tuple[Target, ...] = (
         MIX | PROVENANCE | {"dtype", "tokenizer", "hash", "no_mtp", "target_model", "mmproj"},
         ".apr",
     ),
-    _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size", "hash"}),
-    _BuiltIn(
+    _BuiltInTarget("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size", "hash"}),
+    _BuiltInTarget(
         "gguf",
         "gguf",
         "GGUF",
@@ -340,7 +340,7 @@ TARGETS: tuple[Target, ...] = (
         ".gguf",
         adapters="adapter:gguf_layouts",
     ),
-    _BuiltIn(
+    _BuiltInTarget(
         "safetensors",
         "safetensors",
         "SafeTensors",
@@ -349,8 +349,8 @@ TARGETS: tuple[Target, ...] = (
         ".safetensors",
         adapters="adapter:safetensors_layouts",
     ),
-    _BuiltIn("hf", "hf", "HF folder", "hf:layouts", _HF, adapters="adapter:peft_layouts"),
-    _BuiltIn(
+    _BuiltInTarget("hf", "hf", "HF folder", "hf:layouts", _HF, adapters="adapter:peft_layouts"),
+    _BuiltInTarget(
         "mlx",
         "mlx",
         "MLX folder",

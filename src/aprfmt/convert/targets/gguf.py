@@ -41,7 +41,7 @@ from aprfmt.convert.mixes import file_type_of, fitting
 from aprfmt.convert.modelfile import NAME as MODELFILE
 from aprfmt.convert.modelfile import modelfile
 from aprfmt.convert.quantization import Quantization, mix_of
-from aprfmt.convert.recipe import Recipe, overlay, restorable
+from aprfmt.convert.recipe import SourceManifest, overlay, restorable
 from aprfmt.convert.targets.base import Options, Output, Work
 from aprfmt.convert.towers import has_tower
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError, storage_errors
@@ -385,7 +385,7 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
     return target
 
 
-def _base_keys(c: Canonical, recipe: Recipe | None) -> KvMapping | None:
+def _base_keys(c: Canonical, recipe: SourceManifest | None) -> KvMapping | None:
     """The key-value pairs of the GGUF that `c` came from."""
     if (source := c.model.native_as(GgufNative)) is not None:
         return source.parts[0].kv

@@ -20,7 +20,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plai
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.files import say_left_behind
-from aprfmt.convert.recipe import Recipe, overlay, restorable, source_names
+from aprfmt.convert.recipe import SourceManifest, overlay, restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.convert.towers import PREPROCESSOR_FILE, further_files, whole_config
 from aprfmt.errors import RefusedError
@@ -53,7 +53,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     return folder(c, work, restorable(c, "hf"), "pt")
 
 
-def folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> Output:
+def folder(c: Canonical, work: Work, recipe: SourceManifest | None, framework: str) -> Output:
     """The folder; `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX)."""
     losses, shard_bytes = work.losses, work.options.shard_size
     source = source_texts(c, recipe)
@@ -112,7 +112,7 @@ def with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str
     return texts if card is None else texts | {CARD: card}
 
 
-def source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
+def source_texts(c: Canonical, recipe: SourceManifest | None) -> dict[str, bytes]:
     """The text files of the source's folder, by name."""
     if recipe is not None:
         texts = recipe.text_files()
@@ -161,7 +161,7 @@ def config_json(
     return (source or _json(config), True) if config == base else (_json(config), False)
 
 
-def _is_mistral(c: Canonical, texts: Mapping[str, bytes], recipe: Recipe | None) -> bool:
+def _is_mistral(c: Canonical, texts: Mapping[str, bytes], recipe: SourceManifest | None) -> bool:
     """Whether the source has Mistral's own layout, by the names of its weights as in formats.hfdir."""
     if (folder := c.model.native_as(HfNative)) is not None:
         return folder.params is not None
@@ -192,7 +192,7 @@ def _of_tensors(c: Canonical, tensors: list[OutTensor]) -> JsonObject | None:
     return {**told, VARIANT: variant} if told is not None and variant is not None else None
 
 
-def names_of_source(c: Canonical, recipe: Recipe | None) -> Mapping[str, str]:
+def names_of_source(c: Canonical, recipe: SourceManifest | None) -> Mapping[str, str]:
     """What the source calls the tensors that have other names here."""
     if c.model.convention == "hf":
         return source_names(c)

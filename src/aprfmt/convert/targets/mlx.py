@@ -68,7 +68,9 @@ def layouts(c: Canonical, work: Work) -> Output:
             path=c.model.path,
             hint="export it without --bits and quantize it there: mlx_lm.convert -q",
         )
-    return _quantized(c, work, network, _Plan(network, default, options.recipe, c.hparams.num_layers or 0, bool(asked)))
+    return _quantized(
+        c, work, network, _MlxPlan(network, default, options.recipe, c.hparams.num_layers or 0, bool(asked))
+    )
 
 
 def _group_size(c: Canonical, asked: Sequence[object]) -> int:
@@ -78,7 +80,7 @@ def _group_size(c: Canonical, asked: Sequence[object]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _MlxPlan:
     """Which modules are quantized, and how; not `asked` for, only blocks that are affine groups are."""
 
     network: MlxNetwork
@@ -115,7 +117,7 @@ class _Plan:
         return high if "lm_head" in module or (chosen and of_kind) else low
 
 
-def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _Plan) -> Output:
+def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) -> Output:
     losses, recipe = work.losses, restorable(c, "hf")
     wanted = plain_dtype(work.options.dtype)
     if wanted not in (None, *_FLOATS):
@@ -164,7 +166,7 @@ class _Planned:
 
 
 def _plan_tensor(
-    c: Canonical, tensor: CanonicalTensor, wanted: str | None, plan: _Plan, planned: _Planned, losses: Losses
+    c: Canonical, tensor: CanonicalTensor, wanted: str | None, plan: _MlxPlan, planned: _Planned, losses: Losses
 ) -> None:
     """Adds `tensor`, in floats or as the parts of a quantized module. Raises RefusedError."""
     stored = tensor.pieces[0].dtype  # of norms with 1 added, which are computed in F32
@@ -199,7 +201,7 @@ def _plan_tensor(
     planned.outs += _parts(module, tensor.shape, dtype, scheme, values.items)
 
 
-def _check_groups(c: Canonical, planned: _Planned, plan: _Plan, losses: Losses) -> None:
+def _check_groups(c: Canonical, planned: _Planned, plan: _MlxPlan, losses: Losses) -> None:
     """Warns of matrices that stay in floats. Raises RefusedError where all do."""
     uneven, size = planned.uneven, plan.default.group_size
     if not planned.schemes:
@@ -266,7 +268,7 @@ def _parts(
     return [replace(parts[0], held_bytes=parts[1].n_bytes + parts[2].n_bytes), *parts[1:]]
 
 
-def _settings(schemes: Mapping[str, Affine], plan: _Plan) -> dict[str, object]:
+def _settings(schemes: Mapping[str, Affine], plan: _MlxPlan) -> dict[str, object]:
     """What config.json says: one scheme for all, and the modules that have another, all of them under a recipe."""
     default = plan.default if plan.asked else Counter(schemes.values()).most_common(1)[0][0]
     settings: dict[str, object] = _entry(default)

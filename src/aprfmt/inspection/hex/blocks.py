@@ -17,7 +17,7 @@ from aprfmt.types import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class HexBlock:
     """Bytes of a tensor that are decoded together: a block of a quantized dtype, a line of a plain one.
 
     Attributes:
@@ -73,7 +73,7 @@ class TensorDump:
     block_bytes: int
     n_blocks: int
     formula: str
-    blocks: Sequence[Block]
+    blocks: Sequence[HexBlock]
 
     def to_json(self) -> dict[str, object]:
         """The tensor's object in the JSON of `apr hex --tensor`."""
@@ -116,14 +116,14 @@ def dump_tensor(tensor: Tensor, offset: int, limit: int, width: int) -> TensorDu
     )
 
 
-def _lines(tensor: Tensor, head: int, unit: int, first: int, last: int) -> Iterator[Block]:
+def _lines(tensor: Tensor, head: int, unit: int, first: int, last: int) -> Iterator[HexBlock]:
     """Plain values, and those of AprQ8, whose scale is the first four bytes of the tensor."""
     scale, item = 1.0, DTYPES[tensor.dtype].block_bytes
     if head:
         raw = tensor.source.read(tensor.offset, head)
         (scale,) = struct.unpack("<f", raw)
         part = BlockPart("scale", 0, raw, {"scale": [scale]})
-        yield Block(-1, tensor.offset, raw, 0, [part], None, [])
+        yield HexBlock(-1, tensor.offset, raw, 0, [part], None, [])
     for i in range(first, last):
         at = head + i * unit
         data = tensor.source.read(tensor.offset + at, min(unit, tensor.n_bytes - at))
@@ -133,10 +133,10 @@ def _lines(tensor: Tensor, head: int, unit: int, first: int, last: int) -> Itera
         else:
             values = decode(tensor.dtype, data, (len(data) // item,), tensor=tensor.name)
         kept = [str(v) for v in values] if values.dtype.kind == "c" else values.tolist()
-        yield Block(i, tensor.offset + at, data, i * unit // item, [], codes, kept)
+        yield HexBlock(i, tensor.offset + at, data, i * unit // item, [], codes, kept)
 
 
-def _blocks(tensor: Tensor, unit: int, first: int, last: int) -> Iterator[Block]:
+def _blocks(tensor: Tensor, unit: int, first: int, last: int) -> Iterator[HexBlock]:
     row, shape = DTYPES[tensor.dtype], tensor.shape
     is_filled = is_padded(row, shape) and tensor.n_bytes == stored_bytes(tensor.dtype, shape)
     per_row = -(-shape[-1] // row.block) if is_filled else 0
@@ -151,4 +151,4 @@ def _blocks(tensor: Tensor, unit: int, first: int, last: int) -> Iterator[Block]
         values = None
         with suppress(UnsupportedError):
             values = decode(tensor.dtype, data, (row.block,), tensor=tensor.name).tolist()[:n]
-        yield Block(i, tensor.offset + i * unit, data, at, parts, codes[:n] if codes is not None else None, values)
+        yield HexBlock(i, tensor.offset + i * unit, data, at, parts, codes[:n] if codes is not None else None, values)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from aprfmt import formats
 from aprfmt.errors import AprError, UsageError
-from aprfmt.inspection.validate import Check, Rule, Status, Subject, apply
+from aprfmt.inspection.validate import Check, Status, Subject, ValidationRule, apply
 from aprfmt.types import PathLike
 
 Level: TypeAlias = Literal["error", "warn", "info"]
@@ -24,7 +24,7 @@ READABLE = "metadata.readable"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """One thing that could be better.
 
     Attributes:
@@ -61,7 +61,7 @@ class Lint:
 
     file: str
     format: str
-    findings: Sequence[Finding]
+    findings: Sequence[LintFinding]
     rules: Sequence[str]
     skipped: Sequence[str]
     fail_at: Level
@@ -93,7 +93,7 @@ class Lint:
 def lint(
     path: PathLike,
     *,
-    rules: Sequence[Rule],
+    rules: Sequence[ValidationRule],
     fail_at: str = "warn",
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -106,7 +106,7 @@ def lint(
     if level is None:
         raise UsageError(f"unknown level {fail_at!r}", hint=f"one of: {', '.join(LEVELS.values())}")
     chosen = _chosen(rules, select, ignore)
-    findings: list[Finding] = []
+    findings: list[LintFinding] = []
     skipped: list[str] = []
     errors: set[str] = set()
     with formats.open_unchanged(path) as model:
@@ -115,7 +115,7 @@ def lint(
                 if found.message not in errors:
                     errors.add(found.message)
                     hint = "apr validate says what is wrong with it"
-                    findings.append(Finding(READABLE, "error", found.message, hint, found.tensor))
+                    findings.append(LintFinding(READABLE, "error", found.message, hint, found.tensor))
                 continue
             if any(check.status == "skip" for check in found):
                 skipped.append(rule.id)
@@ -126,12 +126,12 @@ def lint(
     return Lint(os.fspath(path), label, findings, [rule.id for rule in chosen], skipped, level)
 
 
-def _finding(rule: Rule, check: Check) -> Finding:
+def _finding(rule: ValidationRule, check: Check) -> LintFinding:
     check = replace(check, status=rule.level) if check.status == "fail" else check
-    return Finding(rule.id, LEVELS[check.status], check.message, check.suggestion, check.tensor)
+    return LintFinding(rule.id, LEVELS[check.status], check.message, check.suggestion, check.tensor)
 
 
-def _chosen(rules: Sequence[Rule], select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
+def _chosen(rules: Sequence[ValidationRule], select: Sequence[str], ignore: Sequence[str]) -> list[ValidationRule]:
     ids = [rule.id for rule in rules]
     for pattern in (*select, *ignore):
         if not any(fnmatchcase(id, pattern) for id in ids):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from aprfmt.inspection.lint import containers, network, origin, tokens
-from aprfmt.inspection.validate import Check, Rule, Status, Subject
+from aprfmt.inspection.validate import Check, Status, Subject, ValidationRule
 
 _GGUF_SPEC = "the GGUF specification (docs/gguf.md of ggml)"
 _HUB = "the documentation of the Hugging Face Hub"
@@ -18,8 +18,8 @@ _LLAMA = "llama.cpp"
 
 def _rule(
     level: Status, id: str, holds: str, look: Callable[[Subject], Iterator[Check]], why: str, source: str
-) -> Rule:
-    return Rule(id, 0, holds, look, level, why, source)
+) -> ValidationRule:
+    return ValidationRule(id, 0, holds, look, level, why, source)
 
 
 _RULES = (
@@ -135,7 +135,7 @@ _RULES = (
 )  # fmt: skip
 
 
-def rules(file_types: Mapping[int, str], mixes: Callable[[str], str | None]) -> tuple[Rule, ...]:
+def rules(file_types: Mapping[int, str], mixes: Callable[[str], str | None]) -> tuple[ValidationRule, ...]:
     """All rules. `file_types`: llama.cpp's numbers and the dtype of most matrices of such a file; `mixes` gives that
     dtype for the name of a mix, None for one that there is not.
     """
