@@ -23,6 +23,7 @@ from converter_peer import ConverterPeer
 from llama_peer import LlamaPeer
 from tiny_models import BYTES, build
 from tiny_models import CASES as TINY_CASES
+from turns import left_out, turn
 
 # Examples are judged, not the machine's load.
 hypothesis.settings.register_profile("here", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -60,7 +61,16 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is not in turn, but where files or tests are named; the others get their order."""
+    if not any(Path(word.partition("::")[0]).is_file() for word in config.args):
+        out = left_out(items, turn())
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
+    _order(items)
+
+
+def _order(items: list[pytest.Item]) -> None:
     """The longest files first, so that no worker is left alone with one; APR_TEST_ORDER=SEED draws an order instead.
 
     There the tests of a file run backwards where the seed is odd.
@@ -200,22 +210,20 @@ def carried_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 
 
 @pytest.fixture(scope="session")
-def carried_gguf(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Callable[[str], Path]]:
+def carried_gguf(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[[str], Path]:
     """Gives the file of a row of carried_models.GGUFS, or of CONVERTED, which llama.cpp's converter writes."""
     work = tmp_path_factory.mktemp("carried-gguf")
-    with ConverterPeer() as peer:
+    peer = ConverterPeer()
 
-        def get(name: str) -> Path:
-            path = work / f"{name}.gguf"
-            if not path.exists() and name in carried_models.CONVERTED:
-                request.getfixturevalue("llama_cpp_converter")
-                folder = request.getfixturevalue("carried_folder")(carried_models.CONVERTED[name][0])
-                carried_models.convert(folder, name, path, peer)
-            elif not path.exists():
-                pytest.importorskip("gguf")
-                carried_models.GGUFS[name](path)
-            return path
+    def get(name: str) -> Path:
+        path = work / f"{name}.gguf"
+        if not path.exists() and name in carried_models.CONVERTED:
+            request.getfixturevalue("llama_cpp_converter")
+            folder = request.getfixturevalue("carried_folder")(carried_models.CONVERTED[name][0])
+            carried_models.convert(folder, name, path, peer)
+        elif not path.exists():
+            pytest.importorskip("gguf")
+            carried_models.GGUFS[name](path)
+        return path
 
-        yield get
+    return get

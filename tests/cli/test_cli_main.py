@@ -316,6 +316,7 @@ def test_signals_leave_nothing_behind(tmp_path: Path, number: int, code: int) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
     ("line", "wanted", "never"),

@@ -148,6 +148,7 @@ def pieces(data: bytes, size: int) -> Iterator[bytes]:
         yield data[start : start + size]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("target", ENCODABLE)
 @pytest.mark.parametrize(
     "source", ["F32", "F64", "F16", "BF16", "I8", "BOOL", "F8_E4M3", "AprQ4", "AprQ8", "Q4_1", "Q6_K"]

@@ -44,6 +44,7 @@ def same_values(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert (array == b[name]).all(), name
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_gguf_has_the_tensors_of_llama_cpps_script_and_every_form_comes_back(family: str, tmp_path: Path) -> None:
     base, lora = tmp_path / "base", tmp_path / "lora"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +42,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 @pytest.fixture(scope="module")
-def converted(
-    folder: Folder, tmp_path_factory: pytest.TempPathFactory, llama_cpp_converter: Path
-) -> Iterator[Converted]:
+def converted(folder: Folder, tmp_path_factory: pytest.TempPathFactory, llama_cpp_converter: Path) -> Converted:
     """Gives what llama.cpp's converter makes of such a folder, with its options."""
     work = tmp_path_factory.mktemp("converted")
-    with ConverterPeer() as peer:
+    peer = ConverterPeer()
 
-        def get(name: str, *options: str) -> Path:
-            path = work / f"{name}{''.join(options)}.gguf"
-            if not path.exists():
-                source = folder(name)
-                if DRAFTED[name].raw:
-                    source = as_it_is(source, work / str([*DRAFTED].index(name)))
-                peer.convert_once(source, path, DRAFTED[name].out_type, options, plain_vocabulary=True)
-            return path
+    def get(name: str, *options: str) -> Path:
+        path = work / f"{name}{''.join(options)}.gguf"
+        if not path.exists():
+            source = folder(name)
+            if DRAFTED[name].raw:
+                source = as_it_is(source, work / str([*DRAFTED].index(name)))
+            peer.convert_once(source, path, DRAFTED[name].out_type, options, plain_vocabulary=True)
+        return path
 
-        yield get
+    return get
 
 
 def _stored(path: Path) -> Stored:

@@ -29,7 +29,7 @@ MODULES = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     if not arch_models.CACHE.joinpath("smollm2").exists():
         pytest.skip("run tools/fetch_material.py")
-    return arch_models.write_tokenizers(tmp_path_factory.mktemp("tokenizers"), ["smollm2"])
+    return arch_models.write_tokenizers(tmp_path_factory.mktemp("tokenizers"), ["smollm2"], 512)
 
 
 def _gguf(path: Path) -> dict[str, tuple[str, bytes]]:

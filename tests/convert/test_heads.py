@@ -112,6 +112,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.turns
 @by_case
 def test_every_file_comes_back_and_what_stays_is_named(case: Case, tmp_path: Path) -> None:
     source = write(case, tmp_path / "m")
@@ -124,6 +125,7 @@ def test_every_file_comes_back_and_what_stays_is_named(case: Case, tmp_path: Pat
         assert not [name for name in model.tensors if name.startswith("cls")]
 
 
+@pytest.mark.turns
 @by_case
 def test_validate_and_inspect_know_it(case: Case, tmp_path: Path) -> None:
     source = write(case, tmp_path / "m")

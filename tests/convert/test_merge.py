@@ -242,6 +242,7 @@ parameters: {{normalize: {normalize}}}
 """
 
 
+@pytest.mark.turns
 @pytest.mark.usefixtures("mergekit")
 @pytest.mark.parametrize("method", ["dare_ties", "dare_linear"])
 @pytest.mark.parametrize("normalize", ["true", "false"])
@@ -431,6 +432,7 @@ def test_a_model_merged_with_itself_is_itself(smollm2_gguf: Path, tmp_path: Path
 FAMILIES = ("llama", "llama/llama3", "gpt2", "mixtral", "falcon", "gemma2", "granite", "deepseek_v3")
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_result_is_the_same_whatever_forms_the_models_have(family: str, tmp_path: Path) -> None:
     case = find_case(family)

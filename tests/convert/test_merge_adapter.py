@@ -81,6 +81,7 @@ def distance(a: Path, b: Path) -> float:
     return max(float(np.abs(x[name].astype(np.float64) - y[name]).max()) for name in x)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_a_merged_base_is_what_peft_makes_of_it(case: str, tmp_path: Path, llama_cpp: LlamaPeer) -> None:
     built = Built(tmp_path, case, **dict(CASES[case]))

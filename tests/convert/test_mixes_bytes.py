@@ -104,6 +104,7 @@ def expected(llama_cpp: LlamaPeer) -> Expected:
     return run
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("name", "mix"),
     [
@@ -123,6 +124,7 @@ def test_a_folder_becomes_what_llama_cpp_makes_of_its_gguf(
         assert a.metadata["general.file_type"] == b.metadata["general.file_type"]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("name", "mix"),
     [

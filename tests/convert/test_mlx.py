@@ -127,6 +127,7 @@ def test_a_folder_of_mlx_becomes_one_of_transformers(name: str, made: Path, tmp_
         assert (decoded[key] - tensor.float()).abs().max() <= 0.2 * tensor.float().abs().max()
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("dtype", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
 def test_blocks_of_a_gguf_go_to_mlx_and_back(dtype: str, smollm2_gguf: Path, tmp_path: Path) -> None:
     source = smollm2_gguf

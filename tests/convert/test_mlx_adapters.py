@@ -44,6 +44,7 @@ def close(a: Path, b: Path, plain: Path) -> None:
     assert np.abs(x - y).max() <= 1e-3 * moved
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_mlx_lm_loads_what_a_peft_folder_becomes(case: str, tmp_path: Path) -> None:
     options = dict(CASES[case])
@@ -61,6 +62,7 @@ def test_mlx_lm_loads_what_a_peft_folder_becomes(case: str, tmp_path: Path) -> N
     close(*(Path(out[name]) for name in ("beside", "merged", "plain")))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("case", sorted(KEYS))
 def test_what_mlx_lm_trains_goes_into_every_form_and_comes_back(case: str, tmp_path: Path) -> None:
     base, mlx = tmp_path / "base", tmp_path / "mlx"

@@ -104,13 +104,13 @@ def test_the_gguf_alone_makes_the_modules_again(repository: Repository, tmp_path
         assert {n: bytes(t.raw()) for n, t in a.tensors.items()} == {n: bytes(t.raw()) for n, t in b.tensors.items()}
 
 
+@pytest.mark.turns
 @pytest.mark.skipif(not CONVERTER.is_dir(), reason="needs llama.cpp's converter")
 @pytest.mark.parametrize("repository", [r for r in REPOSITORIES if r.dense and not r.left], ids=str)
 def test_the_converter_writes_the_same_layers(repository: Repository, tmp_path: Path) -> None:
     """But for a bias, which it leaves out."""
     write(repository, tmp_path / "m", vocabulary=None)
-    with ConverterPeer() as peer:
-        peer.convert(tmp_path / "m", tmp_path / "theirs.gguf", "f32", ("--sentence-transformers-dense-modules",))
+    ConverterPeer().convert(tmp_path / "m", tmp_path / "theirs.gguf", "f32", ("--sentence-transformers-dense-modules",))
     aprfmt.export_model(tmp_path / "m", tmp_path / "ours.gguf", dtype="f32")
     ours, theirs = list_tensors(tmp_path / "ours.gguf"), list_tensors(tmp_path / "theirs.gguf")
     assert {name: ours[name] for name in ours if name != "dense_2.bias"} == theirs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory, llama_cpp_converter: Path)
 
 
 @pytest.fixture(scope="module")
-def converter() -> Iterator[ConverterPeer]:
+def converter() -> ConverterPeer:
     """llama.cpp's converter."""
-    with ConverterPeer() as peer:
-        yield peer
+    return ConverterPeer()
 
 
 def options_of(name: str, source: Path) -> list[str]:

@@ -61,8 +61,7 @@ def test_llama_cpp_gives_the_share_of_yes(reranker: Path, tmp_path: Path, by_apr
 
 @pytest.mark.skipif(not CONVERTER.is_dir(), reason="needs llama.cpp's converter")
 def test_it_is_what_the_converter_writes(reranker: Path, tmp_path: Path) -> None:
-    with ConverterPeer() as peer:
-        peer.convert(reranker, tmp_path / "theirs.gguf", "f32", ())
+    ConverterPeer().convert(reranker, tmp_path / "theirs.gguf", "f32", ())
     aprfmt.export_model(reranker, tmp_path / "ours.gguf", dtype="f32")
     assert list_tensors(tmp_path / "ours.gguf") == list_tensors(tmp_path / "theirs.gguf")
     with aprfmt.open(tmp_path / "ours.gguf") as ours, aprfmt.open(tmp_path / "theirs.gguf") as theirs:

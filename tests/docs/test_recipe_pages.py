@@ -123,7 +123,7 @@ ALWAYS = ("getting-started", "convert-a-fine-tune", "vision")
 
 
 def chosen() -> list[Path]:
-    return in_turn(PAGES, lambda page: page.stem in ALWAYS, turn(), of=3)
+    return in_turn(PAGES, lambda page: page.stem in ALWAYS, turn(), of=4)
 
 
 @pytest.mark.parametrize("page", chosen(), ids=lambda path: path.stem)

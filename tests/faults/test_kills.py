@@ -26,6 +26,7 @@ def kills(tmp_path_factory: pytest.TempPathFactory) -> Kills:
     return Kills(root)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_killed_writer_leaves_the_old_or_the_new(name: str, way: str, kills: Kills) -> None:

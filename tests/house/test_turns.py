@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from turns import in_turn, turn
+from turns import PARTS, in_turn, left_out, turn
 
 TURNS = 4
 
@@ -32,3 +34,32 @@ def test_commits_in_a_row_have_other_turns(monkeypatch: pytest.MonkeyPatch) -> N
     assert turn() is None
     turn.cache_clear()
     assert seen == [10, 11, 12, 13, 14]
+
+
+@dataclass(eq=False)
+class Item:
+    """What of a test decides whether it is in turn."""
+
+    name: str
+    marks: tuple[pytest.Mark, ...] = ()
+    path: Path = Path("test_one.py")
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+
+def test_marked_tests_take_turns_and_each_functions_first_case_always_runs() -> None:
+    half = pytest.mark.turns(of=2).mark
+    table = [Item(f"test_table[{n}]", (pytest.mark.turns.mark,)) for n in range(10)]
+    pair = [Item(f"test_pair[{n}]", (half,)) for n in range(3)]
+    loose = [Item(f"test_loose[{n}]", (pytest.mark.turns(first=False).mark,)) for n in range(3)]
+    plain = [Item(f"test_{n}", (pytest.mark.turns.mark,)) for n in "abcde"]
+    others = [Item(name, path=Path("test_two.py")) for name in ("test_a", "test_table[1]")]
+    items = [*others, *table, *pair, *plain, *loose]
+    ran = [set(items) - left_out(items, now) for now in range(20, 20 + PARTS)]  # type: ignore[arg-type]
+    assert set().union(*ran) == set(items)
+    assert all(part >= {*others, table[0], pair[0]} for part in ran)
+    assert [len(part & set(table)) for part in ran] == [4, 3, 3, 3]
+    assert [len(part & set(pair)) for part in ran] == [2, 2, 2, 2]
+    assert [len(part & {*plain, *loose}) for part in ran] == [2, 2, 2, 2]
+    assert left_out(items, None) == set()  # type: ignore[arg-type]

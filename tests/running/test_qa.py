@@ -15,7 +15,6 @@ import pytest
 from arch_models import build as build_case
 from arch_models import find_case, write_tokenizers
 from pages import Page
-from turns import in_turn, turn
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -70,6 +69,7 @@ def test_smollm2_passes(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) 
     assert values["layers"] > 0.1
 
 
+@pytest.mark.turns(first=False)
 def test_its_apr_passes_too(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
     aprfmt.convert_model(smollm2_gguf, tmp_path / "m.apr")
@@ -80,6 +80,7 @@ def test_its_apr_passes_too(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pyt
     assert report.parameters == 134_515_008
 
 
+@pytest.mark.turns(first=False)
 def test_a_layer_of_zeros(smollm2_gguf: Path, tmp_path: Path) -> None:
     report = aprfmt.qa(broken_models.zeroed(smollm2_gguf, tmp_path / "m.gguf", 12))
     assert by_status(report, "fail") == ["weights", "layers"]
@@ -105,7 +106,8 @@ ORDERS = [(True, "permuted once more"), (False, "permuted once less")]
 MIXES: list[tuple[str, list[str]]] = [("q4_k_m", []), ("q2_k", ["kl", "agreement", "ratio"])]
 
 
-@pytest.mark.parametrize(("halves", "must"), in_turn(ORDERS, lambda case: False, turn(), of=2))
+@pytest.mark.turns(first=False)
+@pytest.mark.parametrize(("halves", "must"), ORDERS)
 def test_swapped_rows_of_q_and_k(smollm2_gguf: Path, tmp_path: Path, halves: bool, must: str) -> None:
     path = broken_models.reordered(smollm2_gguf, tmp_path / "m.gguf", HEADS, halves=halves)
     report = aprfmt.qa(path)
@@ -128,7 +130,8 @@ OTHERS: list[tuple[Callable[[Path, Path], Path], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("made", "failed", "message"), in_turn(OTHERS, lambda case: False, turn(), of=2))
+@pytest.mark.turns(first=False)
+@pytest.mark.parametrize(("made", "failed", "message"), OTHERS)
 def test_what_another_model_has(
     smollm2_gguf: Path, tmp_path: Path, made: Callable[[Path, Path], Path], failed: str, message: str
 ) -> None:
@@ -158,7 +161,8 @@ def test_an_original_that_is_not_there_is_told_before_any_gate(smollm2_gguf: Pat
         aprfmt.qa(smollm2_gguf, against=tmp_path / "no.gguf", on_gate=lambda gate: pytest.fail("a gate looked"))
 
 
-@pytest.mark.parametrize(("mix", "failed"), in_turn(MIXES, lambda case: False, turn(), of=2))
+@pytest.mark.turns(first=False)
+@pytest.mark.parametrize(("mix", "failed"), MIXES)
 def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path, mix: str, failed: list[str]) -> None:
     """Of 576 columns most matrices of this model keep more bits than a mix says, so "Q2_K" is one of 5.1 bits."""
     path = tmp_path / f"{mix}.gguf"

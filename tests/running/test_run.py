@@ -318,6 +318,7 @@ def test_what_makes_no_sense(gguf: Path, capsys: Capture, words: tuple[str, ...]
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.turns(first=False)
 def test_a_context_that_no_memory_holds(smollm2_gguf: Path) -> None:
     """46 TB, which are refused at once."""
     with pytest.raises(RunError) as caught:
@@ -484,6 +485,7 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("case", ["qwen2_vl_vision", "gemma3_vision"])
 def test_pictures(towers: Callable[[str], Path], media: Path, tmp_path: Path, engine: str, case: str) -> None:
     folder = towers(case)

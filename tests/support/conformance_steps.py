@@ -73,7 +73,6 @@ class Bench:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.llama.__exit__()
-        self.converter.__exit__()
 
     def run(self, case: ArchCase, seed: int = 0) -> Steps:
         """Every step of the case: "build", then ours (SHOWN_OURS), then the converter's (SHOWN_PEER)."""

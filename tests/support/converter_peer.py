@@ -10,6 +10,7 @@ tokenizer is not always that of the family.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
@@ -19,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from arch_models import CACHE
@@ -35,6 +36,12 @@ ATTEMPTS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 
 Patch = tuple[str, str, str]
 """Module of the converter's package `conversion`, a text of it, and what stands there instead."""
+
+_IMPORTED = (
+    *("torch", "gguf", "safetensors", "conversion"),
+    *("transformers.models.llama.configuration_llama", "transformers.models.auto.tokenization_auto"),
+)
+"""What every conversion needs; the two of transformers import most of what the others do."""
 
 _TIMEOUT = 120
 
@@ -55,19 +62,20 @@ class ConverterError(Exception):
     """The converter does not convert a folder; the message is the last line that it said."""
 
 
+_running: dict[Path, subprocess.Popen[str]] = {}
+
+
+@atexit.register
+def _end() -> None:
+    for process in _running.values():
+        process.communicate()
+
+
 class ConverterPeer:
-    """A running converter. Use in `with`."""
+    """The converter, in a process that starts with the first question and is that of every other peer of a folder."""
 
     def __init__(self, folder: Path = CONVERTER) -> None:
         self._folder = folder
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> ConverterPeer:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self._process is not None:
-            self._process.communicate()
 
     @property
     def version(self) -> str:
@@ -105,7 +113,12 @@ class ConverterPeer:
         Raises ConverterError, also for a patch whose text its module does not have exactly once.
         """
         out.unlink(missing_ok=True)
-        question = {"source": str(source), "out": str(out), "type": out_type, "patches": list(patches)}
+        question = {
+            "source": str(source.absolute()),
+            "out": str(out.absolute()),
+            "type": out_type,
+            "patches": list(patches),
+        }
         answer = self._ask({**question, "options": list(options), "plain_vocabulary": plain_vocabulary})
         if answer["code"] or not out.exists():
             out.unlink(missing_ok=True)
@@ -114,21 +127,23 @@ class ConverterPeer:
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         if not (self._folder / "convert_hf_to_gguf.py").exists():
             raise ConverterError("not in the material cache: run tools/fetch_material.py llama.cpp-converter")
-        if self._process is None:
+        process = _running.get(self._folder)
+        if process is None or process.poll() is not None:
             environment = {**os.environ, "PYTHONPATH": str(self._folder / "gguf-py"), "HF_HUB_OFFLINE": "1"}
-            self._process = subprocess.Popen(
+            process = _running[self._folder] = subprocess.Popen(
                 [sys.executable, __file__, str(self._folder)],
                 text=True,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                cwd=self._folder,
                 env=environment,
             )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            print(json.dumps(question), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
+            print(json.dumps(question), file=process.stdin, flush=True)
+            line = process.stdout.readline()
         except BrokenPipeError:
             line = ""
         answer: dict[str, Any] = json.loads(line) if line else {"code": 1, "log": "the converter process died"}
@@ -142,8 +157,8 @@ def _reason(log: str) -> str:
 
 
 def _serve(folder: Path) -> None:
-    sys.path[:1] = [str(folder)]
-    for module in ("torch", "transformers", "gguf", "safetensors"):
+    sys.path[:1] = [str(folder), str(folder / "gguf-py")]
+    for module in _IMPORTED:
         __import__(module)
     _without_sentencepiece()
     reply = os.fdopen(os.dup(1), "w")

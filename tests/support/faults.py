@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from turns import in_turn, turn
+from turns import PARTS, in_turn, turn
 
 from aprfmt.io import sink
 
@@ -109,7 +109,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def points(self, *, every: bool, disk: bool) -> list[int]:
-        """Numbers of calls of the last run: the first of each site and, by turns, the last, or `every` one.
+        """Numbers of calls of the last run: by turns the first and the last of each site, or `every` one.
 
         `disk` leaves out all but those that read or write data.
         """
@@ -118,7 +118,8 @@ class Faults:
             return numbers
         first = {self.sites[i - 1]: i for i in reversed(numbers)}
         last = {self.sites[i - 1]: i for i in numbers}
-        return in_turn(sorted({*first.values(), *last.values()}), set(first.values()).__contains__, turn(), of=4)
+        ends = sorted({*first.values(), *last.values()})
+        return in_turn(ends, lambda number: number == ends[0], turn(), of=PARTS)
 
     @contextmanager
     def armed(self, number: int, *, stays: bool = False) -> Iterator[None]:

@@ -293,8 +293,8 @@ def tokenizer_folder(work: Path) -> Path:
 
 def run_one(case: TowerCase, *, peer: bool = True) -> dict[str, Found]:
     """Every step of one case, in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as place, ConverterPeer() as converter, LlamaPeer() as llama:
+    with tempfile.TemporaryDirectory() as place, LlamaPeer() as llama:
         work = Path(place)
-        bench = TowerBench(tokenizer_folder(work), converter if peer else None, llama)
+        bench = TowerBench(tokenizer_folder(work), ConverterPeer() if peer else None, llama)
         (work / "case").mkdir()
         return bench.run(case, work / "case")

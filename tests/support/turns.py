@@ -1,15 +1,27 @@
-"""Long tables, of which each commit runs a part in turn: as many commits in a row as there are parts run every case."""
+"""Long tables, of which each commit runs a part in turn: as many commits in a row as there are parts run every case.
+
+`in_turn` chooses among the cases of a table; `pytest.mark.turns` on a test, a class or a file has `left_out` choose
+among its tests when the whole suite runs: each function runs its first case and a quarter of the others. Of the marked
+functions of a file that take no cases, and of the cases of those that are marked `turns(first=False)`, a quarter runs.
+`turns(of=…)` names another number of parts.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 Case = TypeVar("Case")
+
+PARTS = 4
+"""Commits in a row that run every test that is marked."""
 
 
 @cache
@@ -32,4 +44,20 @@ def in_turn(cases: Iterable[Case], always: Callable[[Case], bool], now: int | No
         if now is None or other % of == now % of:
             found.append(case)
         other += 1
+    return found
+
+
+def left_out(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:
+    """The marked tests that the turn `now` does not run."""
+    tables: dict[tuple[Path, str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("turns")
+        if mark is not None:
+            name, bracket, _ = item.name.partition("[")
+            has_first = bracket and mark.kwargs.get("first", True)
+            tables[item.path, name if has_first else "", mark.kwargs.get("of", PARTS)].append(item)
+    found = set()
+    for (_, function, of), tests in tables.items():
+        always = {tests[0]} if function else set()
+        found |= set(tests).difference(in_turn(tests, always.__contains__, now, of=of))
     return found

@@ -245,6 +245,7 @@ def test_folders_come_back_and_ggufs_become_folders(tmp_path: Path, kind: str) -
         assert second.tokenizer.merges == first.tokenizer.merges
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("architecture", "file", "name", "assumed"),
     [
@@ -264,8 +265,7 @@ def test_tiktoken_keys_are_those_of_llama_cpps_converter(
     tok = read(data, {"vocab_size": size})
     specials = {text: i for i, text in enumerate(tok.tokens) if i >= len(known)}
     remote_folder(folder, name, file, specials, fast, size)
-    with ConverterPeer() as peer:
-        peer.convert_once(folder, tmp_path / "peer.gguf", "f16", ["--vocab-only"])
+    ConverterPeer().convert_once(folder, tmp_path / "peer.gguf", "f16", ["--vocab-only"])
     from aprfmt.tokenizer import ggml
 
     ours = {key: value for key, _, value in ggml.to_gguf(tok, vocab_size=size)}
@@ -288,8 +288,7 @@ def test_rwkv_keys_are_those_of_llama_cpps_converter(llama_cpp_converter: Path, 
         "rescale_every": 6,
     }
     folder = write_folder(tmp_path / "model", {rwkv.FILE_NAME: data}, 600, **config)
-    with ConverterPeer() as peer:
-        peer.convert_once(folder, tmp_path / "peer.gguf", "f16", ["--vocab-only"])
+    ConverterPeer().convert_once(folder, tmp_path / "peer.gguf", "f16", ["--vocab-only"])
     from aprfmt.tokenizer import ggml
 
     tok = read({rwkv.FILE_NAME: data}, {"vocab_size": 600})
@@ -299,6 +298,7 @@ def test_rwkv_keys_are_those_of_llama_cpps_converter(llama_cpp_converter: Path, 
     assert {key: list(v) if isinstance(v, list) else v for key, v in kv.items()} == ours
 
 
+@pytest.mark.turns
 @pytest.mark.llama
 @pytest.mark.parametrize(
     "kind",

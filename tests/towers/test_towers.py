@@ -24,8 +24,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, llama_cpp_converter: Path) -> 
     pytest.importorskip("transformers")
     work = tmp_path_factory.mktemp("towers")
     done: dict[str, dict[str, Found]] = {}
-    with ConverterPeer() as peer, LlamaPeer() as llama:
-        bench = TowerBench(tokenizer_folder(work), peer, llama if find_spec("llama_cpp") else None)
+    with LlamaPeer() as llama:
+        bench = TowerBench(tokenizer_folder(work), ConverterPeer(), llama if find_spec("llama_cpp") else None)
 
         def get(case_id: str) -> dict[str, Found]:
             if case_id not in done:
@@ -50,5 +50,5 @@ def test_case(run: Run, case_id: str, step: str) -> None:
 @pytest.mark.parametrize(("module", "text"), [("step3", "never written there"), ("step3", "class ")])
 def test_a_patch_needs_its_place(llama_cpp_converter: Path, tmp_path: Path, module: str, text: str) -> None:
     """One that another converter has not, or in several places, must not compare what nobody meant."""
-    with ConverterPeer() as peer, pytest.raises(ConverterError, match=r"step3\.py has \d+ times"):
-        peer.convert_once(tmp_path, tmp_path / "out.gguf", "f16", patches=((module, text, ""),))
+    with pytest.raises(ConverterError, match=r"step3\.py has \d+ times"):
+        ConverterPeer().convert_once(tmp_path, tmp_path / "out.gguf", "f16", patches=((module, text, ""),))

@@ -261,6 +261,7 @@ def test_divided_weights_compute_in_bf16_what_whole_ones_do(teacher_file: Path) 
     together(work)
 
 
+@pytest.mark.turns(first=False)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_recomputed_and_compiled_blocks_of_divided_weights(
     train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
