@@ -1,7 +1,7 @@
-"""Whether a run fits and how long it takes, from shapes alone: what --plan prints and the run is held against.
+"""Estimates memory and time of a run from shapes alone: printed by --plan, enforced during the run.
 
-FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 T Q forward for QK and PV together
-(T/2 positions on average, 2 products, 2 FLOPs) and twice that backward. Only useful work counts, nothing recomputed.
+FLOPs per token: 2 per matrix element forward and 4 backward; causal attention 2 T Q forward for QK and PV together
+(T/2 positions on average, 2 products, 2 FLOPs) and twice that backward. Recomputation does not count.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from aprtrain.teacher.teacher import estimate_bytes
 from aprtrain.world import local_world_size, world_size
 
 SLACK = 1.15
-"""Measured peak over planned bytes beyond which a run is stopped."""
+"""Maximum ratio of measured peak to planned bytes; a run beyond it is stopped."""
 
 _ASSUMED_FLOPS = 400e12
-"""What a plan's time goes by: half of an H200's published rate is rarely missed by far."""
+"""FLOP/s that a plan assumes: about 40 % of an H200's published rate, close to what runs reach."""
 
 _PASSES = (32768, 16384, 8192, 4096, 2048)
 _FILLED = 0.85
-"""Share of a device's memory that a plan may take where the tokens of a pass go by it."""
+"""Fraction of a device's memory to fill when choosing the micro-batch size."""
 
 
 def device_bytes(device: torch.device) -> int | None:
-    """Memory of a GPU, None without one."""
+    """Total memory of a GPU; None for a CPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_properties(device).total_memory
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """The most that tensors took on a GPU since `reset_peak`, None without one."""
+    """Peak memory of tensors on a GPU since `reset_peak`; None for a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def reset_peak(device: torch.device) -> None:
-    """From here on `peak_bytes` counts."""
+    """Resets the peak that `peak_bytes` reports."""
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # without it the reset raises
         torch.cuda.reset_peak_memory_stats(device)
@@ -72,9 +72,9 @@ def choose_pass(
     saved: int = 0,
     tried: bool = False,
 ) -> Config:
-    """`config` with the tokens of a pass: what was given or `saved`, else as many as fit `n_bytes` of each device.
+    """`config` with `micro_tokens` set: the given or `saved` value, else the largest that fits `n_bytes` per device.
 
-    An fp8 teacher counts as bf16: how many of its parts pass is not known yet. `tried` is as of `memory_plan`.
+    Counts an fp8 teacher as bf16, since the number of fp8 layers is not known yet. `tried`: see `memory_plan`.
     """
     worst = None
     if config.teacher_residency == "fp8" and pair.teacher is not None:
@@ -96,40 +96,40 @@ def _need(
 
 
 def check_fits(rows: list[MemoryRow], device_bytes: int | None) -> None:
-    """Refuses a run whose plan is larger than the device; None: nothing is known of it."""
+    """Refuses a run whose plan exceeds the device's memory (None: unknown, not checked)."""
     if device_bytes is not None and (need := total(rows)) > device_bytes:
         largest = max(rows, key=lambda row: row.n_bytes)
         raise RefusedError(
             f"the run needs {need / 2**30:.1f} GiB, the device has {device_bytes / 2**30:.1f} GiB",
-            hint=f"the largest part is {largest.name}; smaller --micro-tokens, --recompute block or another "
-            "--teacher-residency take less, so do several GPUs with --shard weights",
+            hint=f"the largest part is {largest.name}; use a smaller --micro-tokens, --recompute block, another "
+            "--teacher-residency, or several GPUs with --shard weights",
         )
 
 
 def check_peak(rows: list[MemoryRow], peak_bytes: int) -> None:
-    """Stops a run that takes more memory than planned: something is held that should not be."""
+    """Stops a run that uses more memory than planned, which indicates a bug."""
     if peak_bytes > SLACK * total(rows):
         raise RunError(
-            f"the run takes {peak_bytes / 2**30:.2f} GiB where {total(rows) / 2**30:.2f} GiB were planned",
-            hint="that is a defect: please report it with the table of --plan",
+            f"the run uses {peak_bytes / 2**30:.2f} GiB, but {total(rows) / 2**30:.2f} GiB were planned",
+            hint="this is a bug: please report it with the output of --plan",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Useful FLOPs of a token."""
+    """Useful FLOPs per token."""
 
     teacher: float
     student: float
 
     @property
     def total(self) -> float:
-        """Of both."""
+        """Sum of both."""
         return self.teacher + self.student
 
 
 def flops_of(config: Config, pair: TrainingPair) -> Flops:
-    """The arithmetic of a token of a run."""
+    """Useful FLOPs per token of a run."""
     teacher = _forward(pair.teacher.shape, config.seq_len) if pair.teacher is not None else 0.0
     return Flops(teacher, 3 * _forward(pair.student.shape, config.seq_len))
 
@@ -144,7 +144,7 @@ _PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200"
 
 
 def peak_flops(device_name: str) -> float | None:
-    """The published dense bf16 rate of a device, None where it is not known here."""
+    """The published dense bf16 FLOP/s of a device; None if unknown."""
     return next((rate for part, rate in _PEAKS.items() if part in device_name), None)
 
 
@@ -152,26 +152,26 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def check_means(config: Config, processes: int) -> None:
-    """Raises UsageError for what so many processes cannot do, MissingDependencyError for what options need."""
+    """Checks options that need several processes or packages. Raises UsageError, MissingDependencyError."""
     check_shared(config.windows_per_step, processes, config.seq_len)
     check_tracker(config.log_to)
     if config.qa:
         require_llama()
     if config.shard == "weights" and processes == 1:
         raise UsageError(
-            "--shard weights divides the student among processes, and there is one",
-            hint="start several: torchrun --nproc-per-node 2 -m aprfmt ..., or leave --shard out",
+            "--shard weights shards the student across processes, but only one is running",
+            hint="start several with torchrun --nproc-per-node 2 -m aprfmt ..., or leave --shard out",
         )
 
 
 class NodesPlan(TypedDict):
-    """What each of several nodes needs beside the models' files; bytes.
+    """Resources of a multi-node run besides the model files, in bytes.
 
     Attributes:
-        device_bytes_each: memory of a node's devices, together.
-        bytes_between_per_step: what each process sends and receives in an update.
-        first_memory_bytes: main memory of the first process for a checkpoint that is being written.
-        first_disk_bytes: of --keep, the best and the one being written; other nodes need room for the token shards.
+        device_bytes_each: device memory per node.
+        bytes_between_per_step: bytes that each process sends and receives per step.
+        first_memory_bytes: host memory of rank 0 for the checkpoint being written.
+        first_disk_bytes: --keep + 2 checkpoints; the other nodes need disk space for token shards only.
     """
 
     nodes: int
@@ -183,15 +183,15 @@ class NodesPlan(TypedDict):
 
 
 class Plan(TypedDict):
-    """What a run would take and do; JSON data. What depends on --steps is None without it.
+    """A plan of a run; JSON data. Values that depend on --steps are None without it.
 
     Attributes:
         memory: name and bytes of each part.
-        student, teacher: the numbers of their shapes, and `parameters`.
-        data: what `apr data --json` says, with the passes of the run over all and over each source, and whether it
-            lasts for the run.
-        kernels: `used` and `not_used`, expected from what is installed.
-        nodes: None for a single one.
+        student, teacher: dimensions and `parameters`.
+        data: as `apr data --json`, plus the number of passes over all data and each source, and whether the data
+            suffice (`lasts`).
+        kernels: `used` and `not_used`, as expected from the installed packages.
+        nodes: None on a single node.
     """
 
     command: str
@@ -215,7 +215,7 @@ class Plan(TypedDict):
 
 
 def plan(command: str, config: Config) -> Plan:
-    """What a run would take and do, without a device: memory, FLOPs, time, vocabulary, hashes. Raises AprError."""
+    """Plans a run without using a device: memory, FLOPs, time, vocabulary, hashes. Raises AprError."""
     device, processes = torch.device(config.device.split(":")[0]), world_size()
     check_means(config, processes)
     if config.output is not None and config.smoke is None:
@@ -226,7 +226,7 @@ def plan(command: str, config: Config) -> Plan:
     with recording() as record, open_pair(command, config) as pair:
         config = settle(config, pair)
         expect_kernels(config, pair, device)
-        if device.type == "cpu":  # which no memory decides
+        if device.type == "cpu":  # the micro-batch size does not depend on memory
             config = choose_pass(config, pair, device, None, processes=processes)
         rows = memory_plan(config, pair, device, processes=processes)
         work = flops_of(config, pair)
@@ -271,7 +271,7 @@ def _plan_nodes(config: Config, s: Shape, n_bytes: int, device: torch.device, pr
 
 
 def _plan_data(config: Config, pair: TrainingPair) -> dict[str, Any]:
-    """What the sources of the data hold, about where they are long, and how often the run reads each."""
+    """Size of each data source, estimated if it is long, and the number of passes over it."""
     paths, weights = split_weights(config.data)
     own = Path(config.output) if config.output is not None else None
     found = summarise(
@@ -291,7 +291,7 @@ def _plan_data(config: Config, pair: TrainingPair) -> dict[str, Any]:
         if found.documents < (2 if found.lengths and config.eval_data is None else 1):  # shards have no lengths
             raise RefusedError(
                 f"no training documents: {found.documents} read",
-                hint="give more text: at least two different documents",
+                hint="give more text, at least two different documents",
             )
         for each in found.sources:
             check_source(each.name, config.seq_len if each.weight is None else each.tokens, config.seq_len)
@@ -300,21 +300,21 @@ def _plan_data(config: Config, pair: TrainingPair) -> dict[str, Any]:
 
 
 def _check_lasts(config: Config, body: dict[str, Any], scarce: dict[str, Any]) -> None:
-    """Refuses what the run would, once it has counted: by twice as many tokens where they are estimated.
+    """Refuses data too small for the run; estimated data only if they fall short by a factor of 2.
 
-    `scarce` is the source of a mixture that is used up first, or all of the data.
+    `scarce` is the first source of a mixture to run out, or all of the data.
     """
     if body["lasts"] or config.steps is None:
         return
-    # Of the last update a part is enough; the run also takes the documents held out and copies off.
+    # A partial last step suffices. The run itself also excludes held-out documents and duplicates.
     passes = scarce["passes"] * (min(config.steps, config.smoke or config.steps) - 1) / config.steps
     if passes > (config.epochs or 1) * (2 if body["estimated"] else 1):
         about, whose = "about " if body["estimated"] else "", f" of {scarce['name']}" if "name" in scarce else ""
         needed = round(config.steps * config.tokens_per_step * scarce.get("weight", 1))
         raise RefusedError(
-            f"{config.steps} steps need {needed} tokens{whose}, the data hold {about}{scarce['tokens']}: "
+            f"{config.steps} steps need {needed} tokens{whose}, the data have {about}{scarce['tokens']}: "
             f"{about}{passes:.1f} epochs",
-            hint=f"give more data, fewer --steps, --epochs {math.ceil(passes)} or --repeat",
+            hint=f"add data, lower --steps, or use --epochs {math.ceil(passes)} or --repeat",
         )
 
 

@@ -1,10 +1,10 @@
-"""How well a model predicts held-out text, and how close it is to its teacher. A failure is an error, never a score.
+"""Evaluation: cross entropy on held-out text and KL from the teacher. A failure is an error, never a score.
 
-Logits are formed in float32 for some rows of the head at a time and reduced at once (running maxima, Milakov and
-Gimelshein, Online normalizer calculation for softmax, 2018), so those of a batch never exist. Nothing here is shared
-with the loss: a fault in one does not hide in the other.
+Logits are computed in float32 for a slice of the head at a time and reduced at once (online softmax, Milakov and
+Gimelshein, Online normalizer calculation for softmax, 2018), so the logits of a batch are never materialized. The code
+is independent of the training loss, so that a bug in one cannot hide in the other.
 
-Shape suffixes: N rows of a batch, T positions, P positions that count, D width, V rows of a head, R some of them.
+Shape suffixes: N rows of a batch, T positions, P positions with a label, D width, V rows of a head, R a slice of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HEAD_ROWS = 8192
 _POSITIONS = 2048
 _SUMS = 6
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
-_NO_MASS = 1e-7  # 1 minus a sum of float32 is no more exact
+_NO_MASS = 1e-7  # precision of 1 minus a float32 sum
 
 
 def evaluate(
@@ -54,31 +54,31 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, of: None,
     answers: Answers | None = None,
 ) -> Scores:
-    """Scores of a model on windows of held-out text.
+    """Scores a model on held-out sequences.
 
     Args:
         student: the model.
-        windows: what it reads.
-        rows: windows at a time.
-        device: where the models are.
-        teacher, vocabulary: what it is compared with, and the ids that both share.
-        max_windows: reads an even selection of so many.
-        progress: called with how many windows are read, and of how many.
-        answers: what files say, in place of a teacher; the KL is then that of the known ids and all others as one.
+        windows: the held-out sequences.
+        rows: batch size in sequences.
+        device: device of the models.
+        teacher, vocabulary: the teacher to compare with, and the ids that both share.
+        max_windows: maximum number of sequences, selected evenly.
+        progress: called with the number of sequences done and the total.
+        answers: saved teacher log-probabilities instead of a teacher; KL then treats all unsaved tokens as one.
 
     Raises:
-        RunError: anything that keeps the score from being one: an exception, hidden states that are missing, of a
-            wrong shape, or not finite, no label, an id without a row.
+        RunError: no valid score: an exception; hidden states that are missing, have the wrong shape or are not
+            finite; no labels; an id beyond the head.
     """
     if teacher is not None and vocabulary is None:
-        raise UsageError("a comparison with a teacher needs the vocabulary that both share")
-    # No inference mode: weights that are gathered here may be trained with later.
+        raise UsageError("comparing with a teacher needs the shared vocabulary")
+    # Not inference_mode: weights gathered here may be used for training later.
     with scoring(), torch.no_grad():
         ids = windows.select(max_windows)
         n = len(ids)
 
         def sums_of(batch: Batch) -> Tensor:
-            """Sums [6] over the labels of a batch; lets go of the heads, which a teacher may have decoded for it."""
+            """Sums [6] over the labels of a batch; frees the heads, which a teacher may have dequantized."""
             counts_NT, size = batch.labels_NT != IGNORED, batch.tokens_NT.shape
             labels_P = batch.labels_NT[counts_NT]
             hidden = _hidden(student(batch.tokens_NT, batch.documents), size, "model")
@@ -105,15 +105,15 @@ def evaluate(
 
 def _hidden(hidden: object, size: torch.Size, who: str) -> Tensor:
     if not isinstance(hidden, Tensor) or hidden.shape[:2] != size or hidden.ndim != 3 or not hidden.numel():
-        raise RunError(f"the {who} gave no hidden states for {size[0]} windows of {size[1]} tokens")
+        raise RunError(f"the {who} returned no valid hidden states for {size[0]} sequences of {size[1]} tokens")
     if not bool(torch.isfinite(hidden).all()):
-        raise RunError(f"the {who}'s hidden states are not finite", hint="its weights or its format are damaged")
+        raise RunError(f"the {who}'s hidden states are not finite", hint="its weights may be damaged")
     return hidden
 
 
 @dataclass(frozen=True, slots=True)
 class _ScoredSide:
-    """One model at some positions: hidden states [P, D], head [V, D] without padding, softcap."""
+    """Hidden states [P, D], head [V, D] without padding rows, and logit softcap of one model."""
 
     hidden_PD: Tensor
     head_VD: Tensor
@@ -126,7 +126,7 @@ class _ScoredSide:
 
 
 class _Running:
-    """Sum of exp over the logits seen so far, their largest and its id, the label's logit; each [P]."""
+    """Online softmax state, each [P]: sum of exp, maximum logit and its id, the label's logit."""
 
     def __init__(self, n: int, device: torch.device) -> None:
         self.top = torch.full((n,), -math.inf, device=device)
@@ -136,7 +136,7 @@ class _Running:
         self.label = torch.full((n,), math.nan, device=device)
 
     def add(self, logits_PR: Tensor, first: int, labels_P: Tensor, values_PR: Tensor | None = None) -> None:
-        """Takes the rows from `first` on; `values_PR` are averaged under the softmax."""
+        """Adds the logits of the ids from `first` on; `values_PR` are averaged under the softmax."""
         top, where = logits_PR.max(1)
         grown = top > self.top
         self.top_id = torch.where(grown, where + first, self.top_id)
@@ -155,7 +155,7 @@ class _Running:
 
 
 def _pick(logits_PR: Tensor, places_PK: Tensor, otherwise_PK: Tensor) -> Tensor:
-    """The logits at these places, where they are among these rows of the head."""
+    """The logits of these ids, if they are in this slice of the head, else `otherwise_PK`."""
     inside = (places_PK >= 0) & (places_PK < logits_PR.shape[1])
     return torch.where(inside, logits_PR.gather(1, places_PK.clamp(0, logits_PR.shape[1] - 1)), otherwise_PK)
 
@@ -163,7 +163,7 @@ def _pick(logits_PR: Tensor, places_PK: Tensor, otherwise_PK: Tensor) -> Tensor:
 def _sums(sides: list[_ScoredSide], labels_P: Tensor, given: Given | None = None) -> Tensor:
     """Sums [6] over positions: cross entropy, hits, KL, agreement, the teacher's cross entropy, dropped mass.
 
-    The sides are the model, the teacher, and the rows that only the teacher has; or the model alone.
+    The sides are the model, optionally the teacher, and optionally the teacher's tokens that the model lacks.
     """
     total = torch.zeros(_SUMS, dtype=torch.float64, device=labels_P.device)
     for start in range(0, len(labels_P), _POSITIONS):
@@ -214,10 +214,10 @@ def score(
     text_field: str = TEXT_FIELD,
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
-    """What `aprfmt.evaluate` does; float32 on the CPU, bfloat16 on a GPU.
+    """Implements `aprfmt.evaluate` with torch; float32 on the CPU, bfloat16 on a GPU.
 
-    Raises RunError for whatever keeps weights, tokenizer, data or computation from giving a score; before anything is
-    computed, what opening the models and reading the data raise.
+    Raises RunError if weights, tokenizer, data or computation do not give a valid score, and any error of opening the
+    models or reading the data.
     """
     begin, where = time.perf_counter(), device_of(device)
     with ExitStack() as stack:

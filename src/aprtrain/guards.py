@@ -1,4 +1,4 @@
-"""What stops a run that could only waste time: wrong pairs of models, a silent or idle device, a stall, a signal."""
+"""Guards that stop a run early: mismatched models, a hung or idle device, stalls, signals."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from aprfmt.types import Numbers
 from aprtrain.network.shape import Shape
 
 KL_FLOOR = 1e-3
-"""Nats to the teacher at step 0 below which there is nothing to learn."""
+"""KL to the teacher in nats at step 0 below which teacher and student count as the same model."""
 
 MOST_DROPPED = 1e-3
-"""Mean probability on held-out text that a teacher may give to tokens that its student lacks."""
+"""Maximum mean probability, on held-out text, of teacher tokens that the student lacks."""
 
 LEAST_GAIN = 1e-4
-"""Share of the best held-out score by which a lower one must differ to count as better."""
+"""Minimum relative improvement over the best held-out score."""
 
-_LEAST_GAIN_NATS = 1e-6  # near a score of 0, where that share is less than what rounding changes
+_LEAST_GAIN_NATS = 1e-6  # minimum absolute improvement: near a score of 0 the relative one is below rounding errors
 _STALL_FACTOR = 20
 _STALL_LEAST_S = 120.0  # a new shape may have to be compiled
 
 
 def is_better(score: float, best: float | None) -> bool:
-    """Whether a held-out score in nats, of which less is better, is lower than `best` by more than rounding changes."""
+    """Whether a held-out score in nats (lower is better) is below `best` by more than rounding errors."""
     return best is None or score < best - max(_LEAST_GAIN_NATS, LEAST_GAIN * abs(best))
 
 
 def since_best(scores: Iterable[float]) -> int:
-    """How many scores follow the last one that was better than those before it; 0 without scores."""
+    """Number of scores since the last improvement; 0 without scores."""
     best, since = None, 0
     for score in scores:
         best, since = (score, 0) if is_better(score, best) else (best, since + 1)
@@ -53,7 +53,7 @@ def since_best(scores: Iterable[float]) -> int:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """While the block runs, every kernel that has a deterministic form uses it, and the others fail."""
+    """Makes torch use deterministic algorithms inside the block; operations without one raise."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
@@ -69,51 +69,47 @@ def deterministic() -> Iterator[None]:
 def check_distinct(
     teacher: Shape, student: Shape, path: str, *, allow_same_arch: bool, same_weights: Callable[[], bool]
 ) -> None:
-    """Refuses a student that is its teacher, or might be: the same weights, or the same dims without consent.
+    """Refuses a student with the teacher's weights, or with its dimensions unless `allow_same_arch`.
 
-    Weights alone cannot tell a re-quantized copy from a fine-tune, so `same_weights` is asked only after consent.
+    Comparing weights cannot distinguish a requantized copy from a fine-tune, so equal dimensions need consent first.
     """
     if teacher != student:
         return
     if not allow_same_arch:
         raise RefusedError(
-            "teacher and student have the same dims; one may be a copy of the other, perhaps in another dtype",
+            "teacher and student have the same dimensions; one may be a copy of the other, perhaps in another dtype",
             path=path,
-            hint="add --allow-same-arch if the student is another model of that size",
+            hint="add --allow-same-arch if the student is a different model of that size",
         )
     if same_weights():
-        raise RefusedError(
-            "teacher and student hold the same weights",
-            path=path,
-            hint="there is nothing to learn; name another --student",
-        )
+        raise RefusedError("teacher and student have the same weights", path=path, hint="choose another --student")
 
 
 def check_scores(scores: Numbers, n_tokens: int, *, allow_weaker: bool) -> None:
-    """Stops a run whose teacher has nothing to teach, by the scores on held-out text before the first step, in nats.
+    """Checks the held-out scores before the first step: the teacher must be better than the student.
 
-    Raises RunError where the teacher gives more than MOST_DROPPED of its probability to tokens that the student lacks.
-    RefusedError where the student answers as its teacher does, and for a teacher that does not know the data, as a
-    damaged or random one does not: its cross entropy must be finite, below half of ln V and below the student's.
+    Raises RunError if the teacher gives more than MOST_DROPPED of its probability to tokens that the student lacks,
+    RefusedError if the student already matches the teacher, or if the teacher predicts the data badly (damaged or
+    random weights): its cross entropy must be finite, below ln(V) / 2 and below the student's.
     """
     dropped, kl, ce, own = (scores[name] or 0.0 for name in ("dropped_mass", "kl", "teacher_ce", "ce"))
     bound, is_checked = math.log(n_tokens) / 2, not allow_weaker
     faults: tuple[tuple[bool, type[AprError], str, str], ...] = (
         (not dropped <= MOST_DROPPED, RunError,
-            f"the teacher gives {dropped:.2%} of its probability to tokens that the student lacks; at most "
-            f"{MOST_DROPPED:.1%} can be left out",
-            "distil into a student that has the teacher's tokenizer, or train it on text that the teacher wrote"),
+            f"the teacher gives {dropped:.2%} of its probability to tokens that the student lacks; the limit is "
+            f"{MOST_DROPPED:.1%}",
+            "use a student with the teacher's tokenizer, or pretrain it on text generated by the teacher"),
         (not kl > KL_FLOOR, RefusedError,
-            f"the student's predictions equal the teacher's already: KL {kl:.2g} nats at step 0",
-            "they are the same model; name another --student"),
+            f"the student's predictions already equal the teacher's: KL {kl:.2g} nats at step 0",
+            "they are probably the same model; choose another --student"),
         (not math.isfinite(ce), RefusedError, "the teacher's loss on held-out data is not finite",
-            "its weights are damaged"),
+            "its weights may be damaged"),
         (is_checked and ce >= bound, RefusedError,
-            f"the teacher predicts the held-out data badly: {ce:.2f} nats where half of ln V is {bound:.2f}",
-            "check its weights, and that the data suits it; --allow-weaker-teacher continues anyway"),
+            f"the teacher predicts the held-out data badly: cross entropy {ce:.2f} nats, limit ln(V)/2 = {bound:.2f}",
+            "check its weights and the data, or add --allow-weaker-teacher"),
         (is_checked and ce >= own, RefusedError,
-            f"the teacher predicts the held-out data no better than the student: {ce:.3f} against {own:.3f} nats",
-            "were they swapped? --allow-weaker-teacher continues anyway"),
+            f"the teacher predicts the held-out data no better than the student: {ce:.3f} and {own:.3f} nats",
+            "check that teacher and student are not swapped, or add --allow-weaker-teacher"),
     )  # fmt: skip
     for is_fault, kind, message, hint in faults:
         if is_fault:
@@ -121,7 +117,7 @@ def check_scores(scores: Numbers, n_tokens: int, *, allow_weaker: bool) -> None:
 
 
 def check_resident(tensors: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-    """Raises RunError where a tensor lies on another device than the one that was asked for."""
+    """Raises RunError if a tensor is not on `device`."""
     for name, tensor in tensors:
         if tensor.device != device:
             raise RunError(f"the tensor is on {tensor.device}, not on {device}", tensor=name)
@@ -131,12 +127,12 @@ def check_resident(tensors: Iterable[tuple[str, Tensor]], device: torch.device) 
 
 
 def tell(error: RunError) -> None:
-    """The error on stderr."""
+    """Writes the error to stderr."""
     sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
 
 
 def abort(error: RunError, tell: Callable[[RunError], object] = tell) -> None:
-    """Ends the process with the error's exit code from any thread, while the main one may hang in a kernel."""
+    """Exits with the error's exit code from any thread, even if the main thread hangs in a kernel."""
     tell(error)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -145,7 +141,7 @@ def abort(error: RunError, tell: Callable[[RunError], object] = tell) -> None:
 
 
 class _Beside:
-    """Runs `watch` in a thread of its own while a `with` block runs, until `_over` is set."""
+    """Context manager that runs `watch` in a background thread; `_over` tells it to end."""
 
     def __init__(self, name: str, watch: Callable[[], None]) -> None:
         self._over = threading.Event()
@@ -161,9 +157,9 @@ class _Beside:
 
 
 class Watchdog(_Beside):
-    """Ends the process when a step takes longer than 20 times the median and 2 min, the first two than `first_s`.
+    """Calls `on_stall` if a step takes longer than 20 times the median and 2 min; limit of the first two: `first_s`.
 
-    Use in `with`; steps run in `with watchdog.step():`. What is outside of them may take any time.
+    Use it in `with`, and run each step in `with watchdog.step():`. Time between steps is not limited.
     """
 
     def __init__(self, first_s: float, on_stall: Callable[[RunError], None] = abort) -> None:
@@ -176,11 +172,11 @@ class Watchdog(_Beside):
 
     @property
     def limit_s(self) -> float:
-        """Seconds that the next step may take."""
+        """Time limit of the next step in seconds."""
         if not self._times:
             return self._first_s
         usual = max(_STALL_LEAST_S, _STALL_FACTOR * statistics.median(self._times))
-        # The second one waits for the first, which other processes may still be compiling.
+        # Other processes may still be compiling during the second step.
         return max(usual, self._first_s) if len(self._times) == 1 else usual
 
     @contextmanager
@@ -202,7 +198,7 @@ class Watchdog(_Beside):
                 self._on_stall(
                     RunError(
                         f"{what} takes more than {limit:.0f} s",
-                        hint="the stacks above show where it hangs; --deadline gives the first step more time",
+                        hint="the stack traces show where it hangs; increase --deadline if the first step needs longer",
                     )
                 )
                 return
@@ -212,7 +208,7 @@ class Watchdog(_Beside):
 
 
 def nvml_reader(device: torch.device) -> Callable[[], int] | None:
-    """A function that gives the GPU's utilisation in percent, by NVIDIA's management library; None without it."""
+    """A function that returns the GPU's utilisation in percent from NVML; None if NVML is unavailable."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -230,9 +226,9 @@ def nvml_reader(device: torch.device) -> Callable[[], int] | None:
 
 
 class Utilisation(_Beside):
-    """Samples once a second; below 50 % over a minute it warns once, below 5 % the run is stopped.
+    """Samples GPU utilisation once a second; warns once below 50 % over a minute, stops the run below 5 %.
 
-    `read` gives percent, negative where it cannot tell. `wanted` is cleared while the device has a right to rest.
+    `read` returns percent, or a negative number on failure. `wanted` is cleared while the GPU may be idle.
     """
 
     def __init__(
@@ -253,19 +249,19 @@ class Utilisation(_Beside):
         return round(sum(last) / len(last)) if last else None
 
     def check(self) -> None:
-        """Called once a step. Raises RunError for a device that idles."""
+        """Call once per step. Raises RunError if the device is idle."""
         samples = list(self._samples)
         if len(samples) < (self._samples.maxlen or 0):
             return
         mean = sum(samples) / len(samples)
         if mean < 5:
             raise RunError(
-                f"the GPU is at {mean:.0f} % over {len(samples)} s: the work waits, or is done elsewhere",
-                hint="check nvidia-smi: another process may hold the GPU",
+                f"the GPU is idle: {mean:.0f} % utilisation over {len(samples)} s",
+                hint="check nvidia-smi: another process may block the GPU",
             )
         if mean < 50 and not self._has_warned:
             self._has_warned = True
-            self._warn(f"the GPU is at {mean:.0f} % over {len(samples)} s; larger --micro-tokens may help")
+            self._warn(f"GPU utilisation is {mean:.0f} % over {len(samples)} s; a larger --micro-tokens may help")
 
     def _watch(self) -> None:
         while not self._over.wait(self._interval_s):
@@ -277,7 +273,7 @@ class Utilisation(_Beside):
 
 
 class Stop:
-    """Whether somebody asked the run to end: `number` is the signal's, 0 for none."""
+    """Whether a signal asked the run to stop; `number` is the signal's, else 0."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -288,10 +284,10 @@ class Stop:
 
 @contextmanager
 def catch_signals(tell: Callable[[str], None] = lambda words: None) -> Iterator[Stop]:
-    """A Stop that the signals set while the block runs; outside of the main thread none does.
+    """A Stop that SIGTERM and SIGINT set inside the block; only in the main thread.
 
-    SIGTERM and SIGINT ask a run to end after its step, which `tell` is told of at once, in another thread; a second
-    one ends it at once. SIGHUP, which says that the terminal is gone, ends no run.
+    The first signal stops the run after the current step and is reported through `tell` at once, from another thread;
+    a second one ends the process. SIGHUP is ignored: a run survives the loss of its terminal.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -305,7 +301,7 @@ def catch_signals(tell: Callable[[str], None] = lambda words: None) -> Iterator[
         for n, handler in before.items():
             signal.signal(n, handler)
 
-    # A handler runs when the interpreter comes to it, which a kernel may keep waiting; the byte comes at once.
+    # Python runs signal handlers between bytecodes, which a long kernel delays; the wakeup fd is written at once.
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -313,7 +309,7 @@ def catch_signals(tell: Callable[[str], None] = lambda words: None) -> Iterator[
     def hear() -> None:
         while number := os.read(reading, 1)[0]:
             if number in before:
-                tell(f"{signal.Signals(number).name}: ends after this step; a second one ends it at once")
+                tell(f"{signal.Signals(number).name}: stopping after this step; send it again to quit at once")
 
     hearing = threading.Thread(target=hear, name="apr-signals", daemon=True)
     hearing.start()

@@ -1,8 +1,8 @@
-"""The training loop: one update after the other, nothing on the way that waits for the device.
+"""The training loop. It never waits for the device within a step.
 
-What a step has to say (losses, norm, whether somebody asked to stop) is one vector of numbers on the device, added up
-over all processes and copied to the host while the next step runs; it is read then. So a run learns of a NaN one step
-late, but the update with the NaN was skipped on the device, and the weights are good.
+The results of a step (losses, gradient norm, stop requests) are one vector on the device, all-reduced over the
+processes and copied to the host while the next step runs. A NaN is therefore noticed one step late, but the optimizer
+skips that update on the device, so the weights stay finite.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
 _SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "save", "stop")
-_MOST_UNSAID = 10_000  # steps that a line stands for
-_PEAK_STEP = 2  # after which the peak of memory is looked at
+_MOST_UNSAID = 10_000  # steps averaged in a log line, at most
+_PEAK_STEP = 2  # after which peak memory is checked
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of, loaded and checked.
+    """The loaded and checked parts of a run.
 
     Attributes:
-        student, optimizer: what is trained.
+        student, optimizer: the model to train and its optimizer.
         teacher, vocabulary: None in pretraining.
-        batches: at their cursor.
-        objective: what is minimised.
-        evaluate: scores of the student on held-out data; its "best" is the number to be lowest.
-        saver: None where nothing is written, or another process writes.
-        recorder: takes metrics and lines.
-        plan: rows of memory that were planned.
-        flops: useful FLOPs of a token.
-        origin: where checkpoints come from.
+        batches: training batches, positioned at the cursor.
+        objective: the loss to minimise.
+        evaluate: scores the student on held-out data; "best" is the score that selects the best checkpoint.
+        saver: None in smoke runs and in processes that do not write.
+        recorder: writes metrics and log lines.
+        plan: rows of the memory plan.
+        flops: useful FLOPs per token.
+        origin: lineage for checkpoints.
         on_stall: called from another thread when a step takes too long; ends the process.
-        answers: what files say, in place of a teacher.
+        answers: saved teacher log-probabilities, with --teacher-logprobs.
     """
 
     student: Decoder
@@ -78,7 +78,7 @@ class Parts:
 
 @dataclass
 class Progress:
-    """Where a run is; JSON data, saved with every state."""
+    """Progress of a run; JSON data, saved with every checkpoint."""
 
     step: int = 0
     tokens: int = 0
@@ -88,7 +88,7 @@ class Progress:
 
 @dataclass
 class _Pending:
-    """A step that was launched and not yet looked at."""
+    """A step that was launched and whose results are not read yet."""
 
     step: int
     n_valid: int
@@ -103,14 +103,14 @@ class _NotFiniteError(Exception):
 
 
 class Trainer:
-    """Runs steps from `progress.step` to the end, a signal or a failure.
+    """Runs steps from `progress.step` until the last step, a signal or a failure.
 
     Attributes:
-        config, world, parts, stop: what it was made of.
-        progress: where it is.
-        latest: what the last step said that was looked at.
-        step_seconds: of each step that was looked at in this run.
-        early: why the run ended before its last step, None where it did not.
+        config, world, parts, stop: as passed to the constructor.
+        progress: current step, tokens and evaluations.
+        latest: metrics of the last step whose results were read.
+        step_seconds: duration of each such step in this process.
+        early: why the run stopped early, else None.
     """
 
     def __init__(self, config: Config, world: World, parts: Parts, progress: Progress, stop: Stop) -> None:
@@ -128,7 +128,7 @@ class Trainer:
         self._asked_to_save = False
         self._looked_at = time.monotonic()
         self._saved_at = time.monotonic()
-        self._ready_before: torch.cuda.Event | None = None  # of the step before, where no pause followed it
+        self._ready_before: torch.cuda.Event | None = None  # of the previous step, unless a pause followed it
         self._peak_checked = False
         self._host = Host()
         self._utilisation: Utilisation | None = None
@@ -141,28 +141,28 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing left to train."""
+        """Whether the run has reached its last step or stopped early."""
         return self.progress.step >= self.config.stop or self.early is not None
 
     @property
     def mean(self) -> StepValues | None:
-        """Of the steps since the last line about some, else what that line said."""
+        """Mean metrics of the steps since the last log line, or of that line if no step followed."""
         return mean_of(self._unsaid) if self._unsaid else self._said
 
     def run(self) -> None:
-        """All steps, evaluations and periodic checkpoints. Raises RunError (NaN, stall, idle GPU, memory)."""
+        """Runs all steps, evaluations and periodic saves. Raises RunError (NaN, idle GPU, memory)."""
         with ExitStack() as stack:
             watchdog = stack.enter_context(Watchdog(self.config.deadline, self.parts.on_stall))
             self._watch_device(stack)
             self._looked_at = self._saved_at = time.monotonic()
-            self.early = self._why_early() if self.progress.step else None  # a run that ended so may be resumed
+            self.early = self._why_early() if self.progress.step else None  # a run that stopped early may be resumed
             try:
                 while not self.is_done and not self._is_stopped():
                     with watchdog.step():
                         self._step()
                     self._after_step()
                 self._settle()
-            except _NotFiniteError as found:  # saved out here, where it may take its time
+            except _NotFiniteError as found:  # saves outside of the watchdog
                 self._stop_for_nan(*found.args)
         if self.parts.saver is not None:
             self.parts.saver.wait()
@@ -172,18 +172,16 @@ class Trainer:
         if read is not None:
             self._utilisation = stack.enter_context(Utilisation(read, self.parts.recorder.say))
         elif self._on_gpu:
-            self.parts.recorder.say(
-                "the GPU's utilisation is not watched: NVIDIA's management library is missing or does not know it"
-            )
+            self.parts.recorder.say("GPU utilisation is not monitored: NVML is missing or does not support this GPU")
 
     def _is_stopped(self) -> bool:
-        """In a world of several processes all must stop after the same step, so they go by what was added up."""
+        """With several processes all must stop after the same step, so the all-reduced request decides."""
         return self._asked_to_stop if self.world.size > 1 else bool(self.stop)
 
     # --- a step ---
 
     def _step(self) -> None:
-        if self._utilisation is not None and self.step_seconds:  # before, kernels are compiled
+        if self._utilisation is not None and self.step_seconds:  # the first step compiles kernels
             self._utilisation.wanted.set()
             self._utilisation.check()
         launched = self._launch(next(self.parts.batches))
@@ -206,7 +204,7 @@ class Trainer:
             if batch is micro_batches[-1]:
                 parts.optimizer.send_when_complete()
             sums[:-2] += self._pass(batch.to(self.world.device))
-        # By the first process's clock: the others save when it does.
+        # Rank 0's clock decides for all.
         is_due = 0 < config.save_minutes <= (time.monotonic() - self._saved_at) / 60
         sums[-2] += float(self.world.is_first and is_due)
         sums[-1] += float(bool(self.stop))
@@ -224,7 +222,7 @@ class Trainer:
         return _Pending(progress.step, n_valid, progress.tokens, lr, values, ready)
 
     def _pass(self, batch: Batch) -> Tensor:
-        """Forward and backward of a micro-batch; gives its share of the sums."""
+        """Forward and backward pass of a micro-batch; returns its part of the sums."""
         config, parts = self.config, self.parts
         hidden, head = None, None
         if parts.teacher is not None:
@@ -235,7 +233,7 @@ class Trainer:
         if parts.answers is not None:
             given = parts.answers(batch.windows).to(self.world.device)
             kept_P, top = given.index_P, given.top
-        if kept_P is not None:  # no logits of positions that do not count
+        if kept_P is not None:  # skip the logits of ignored positions
             x_ND, labels_N = x_ND.index_select(0, kept_P), labels_N[kept_P]
             hidden = None if hidden is None else hidden[kept_P]
         out = distill_head(
@@ -248,17 +246,17 @@ class Trainer:
         return torch.stack([value.detach().float() for value in out])
 
     def _head_of(self, teacher: Teacher) -> Tensor:
-        """The teacher's head as the loss takes it, kept where it is not decoded again by every use."""
+        """The teacher's head in the loss's dtype, cached unless it is dequantized for every use."""
         head = self._teacher_head
         if head is None:
             head = logit_weight(teacher.head_weight, "fp32" if self.config.logits == "fp32" else "fp16")
             self._teacher_head = head if teacher.residency != "q4k" else None
         return head
 
-    # --- what a step said ---
+    # --- results of a step ---
 
     def _settle(self) -> None:
-        """Looks at the step that was launched before."""
+        """Waits for the pending step and reads its results."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -281,9 +279,9 @@ class Trainer:
             raise _NotFiniteError(pending.step)
 
     def _seconds(self, ready: torch.cuda.Event | None) -> float:
-        """How long the step took that was looked at just now, from the end of the step or pause before it.
+        """Duration of the step just read, from the end of the previous step or pause.
 
-        By the device's clock where that is known: the host may look at two steps in a row that had long been done.
+        Prefers CUDA events to the host's clock: the host may read two steps in a row that finished long before.
         """
         now = time.monotonic()
         seconds, self._looked_at = now - self._looked_at, now
@@ -293,7 +291,7 @@ class Trainer:
         return seconds
 
     def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> StepValues:
-        config, parts, n = self.config, self.parts, max(1, pending.n_valid)  # a step of prompts alone has none
+        config, parts, n = self.config, self.parts, max(1, pending.n_valid)  # a step may have no labels
         rate = config.tokens_per_step / max(seconds, 1e-9)
         has_teacher = parts.teacher is not None or parts.answers is not None
         values: StepValues = {
@@ -325,11 +323,11 @@ class Trainer:
 
     def _stop_for_nan(self, step: int) -> None:
         self.save_now()
-        self.world.barrier()  # the first process that ends with an error takes the others with it
-        where = f"the weights without it are saved in {self.parts.saver.folder}" if self.parts.saver else ""
+        self.world.barrier()  # wait for the save: the first process that fails ends the others
+        where = f"the weights before this step are saved in {self.parts.saver.folder}" if self.parts.saver else ""
         raise RunError(
             f"the loss or the gradient of step {step} is not finite; {where or 'nothing was saved'}",
-            hint="continue with a lower --lr: --resume --allow-changed lr --lr ..., or try --logits fp32",
+            hint="resume with a lower --lr: --resume --allow-changed lr --lr ..., or try --logits fp32",
         )
 
     # --- between steps ---
@@ -341,7 +339,7 @@ class Trainer:
             if (peak := budget.peak_bytes(self.world.device)) is not None:
                 budget.check_peak(self.parts.plan, peak)
         if step >= config.stop:
-            return  # the end evaluates and saves
+            return  # `run._finish` evaluates and saves
         is_due = self._asked_to_save or (config.save_every and step % config.save_every == 0)
         is_due = is_due or self.parts.batches.ends_epochs(step, config.save_epochs)
         saves = bool(is_due) and config.smoke is None
@@ -351,31 +349,31 @@ class Trainer:
             if saves:
                 self._save(scores)
             self.early = self._why_early()
-            self.world.barrier()  # out here, where the others may wait as long as it takes
+            self.world.barrier()  # outside of the watchdog: the others may have to wait long
         self._looked_at = time.monotonic() if self._pending is None else self._looked_at
 
     def _why_early(self) -> str | None:
-        """What ends the run before its last step, by the evaluations so far; the same in every process."""
+        """Why the evaluations so far stop the run early, else None; the same in every process."""
         config, found = self.config, self.progress.evaluations
-        since = since_best(scores["best"] or 0.0 for scores in found)  # the first process alone has scores
+        since = since_best(scores["best"] or 0.0 for scores in found)  # only rank 0 has scores
         is_low = bool(found) and (found[-1]["ce"] or 0.0) <= (config.target_val_loss or 0.0)
         if self.world.any(is_low and config.target_val_loss is not None):
             return f"the held-out cross entropy is at most {config.target_val_loss:g}"
         if self.world.any(config.patience is not None and since >= config.patience):
             assert config.patience is not None
-            was = "evaluation was" if config.patience == 1 else f"{config.patience} evaluations in a row were"
-            return f"{was} no better than the best"
+            was = "1 evaluation" if config.patience == 1 else f"{config.patience} evaluations in a row"
+            return f"{was} without improvement"
         return None
 
     def _pause(self) -> None:
-        """Before work that takes time between two steps."""
+        """Reads the pending step and suspends timing, before longer work between two steps."""
         self._settle()
         self._ready_before = None
         if self._utilisation is not None:
             self._utilisation.wanted.clear()
 
     def evaluate(self) -> Numbers:
-        """Scores of now, recorded and said; {} where not needed. If it fails, all save the weights, then raise."""
+        """Evaluates, records and logs the scores; {} if this process has none. On failure all save, then raise."""
         scores: Numbers = {}
         error: AprError | None = None
         if (self.world.is_first or self.parts.optimizer.is_sharded) and self.config.smoke is None:
@@ -383,7 +381,7 @@ class Trainer:
                 scores = {"step": self.progress.step, **self.parts.evaluate()}
             except AprError as found:
                 if self.parts.optimizer.is_sharded and found.__cause__ is not None:
-                    raise  # perhaps in this process alone: the others are still busy with the divided network
+                    raise  # possibly in this process alone: with FSDP the others cannot take part in a save
                 error = found
         if (failure := self.world.first_error(error)) is not None:
             if self.progress.step:
@@ -399,7 +397,7 @@ class Trainer:
         return scores
 
     def _save(self, scores: Numbers) -> None:
-        """Begins to write a checkpoint of now."""
+        """Starts writing a checkpoint of the current state."""
         snapshot = self.snapshot(scores)
         if self.parts.saver is not None:
             self.parts.saver.begin(snapshot)
@@ -407,14 +405,14 @@ class Trainer:
         self._asked_to_save = False
 
     def save_now(self) -> None:
-        """A checkpoint of now, with the scores of this very step if there are any; waited for."""
+        """Saves a checkpoint with the scores of this step, if any, and waits for it."""
         known = self.progress.evaluations
         self._save(known[-1] if known and known[-1]["step"] == self.progress.step else {})
         if self.parts.saver is not None:
             self.parts.saver.wait()
 
     def snapshot(self, scores: Numbers) -> Snapshot:
-        """A copy of the live state, once the one before is written; all processes take part, the first keeps it."""
+        """A copy of the current state, after the previous save has finished; collective, kept by rank 0 only."""
         if self.parts.saver is not None:
             self.parts.saver.wait()
         score = scores.get("best")

@@ -1,14 +1,13 @@
-"""The models of a run: opened, paired, and put on the device, where the student's weights are float32 masters.
+"""The models of a run: opens and pairs teacher and student, and loads them onto the device.
 
-A student that is made is taken from a teacher by leaving out layers or width, as `apr prune` does, or new from a
-config.json.
+--student-init prunes the teacher by depth or width, as `apr prune` does, or initializes a new model from a config.json:
 
     layers:0,2,4-6     these layers of the teacher
-    layers:12          twelve of them, evenly spaced, the first and the last among them
-    width:hidden=512,ffn=1408,heads=8,kv_heads=2      what matters most of each width; what is not named stays
+    layers:12          twelve evenly spaced layers, including the first and the last
+    width:hidden=512,ffn=1408,heads=8,kv_heads=2      keep the largest weights of each width; others stay
     PATH               a config.json, or a folder with one: random weights
 
-`layers` and `width` are joined by `+`.
+`layers` and `width` can be joined with `+`.
 """
 
 from __future__ import annotations
@@ -65,19 +64,19 @@ from aprtrain.teacher.teacher import Teacher, note_decoded, residency_of, teache
 from aprtrain.world import World
 
 GATE_TOKENS = 4096
-"""Held-out tokens on which an fp8 teacher is compared with bf16."""
+"""Held-out tokens for comparing an fp8 teacher with bf16."""
 
 
 @dataclass(frozen=True)
 class TrainingPair:
-    """What is trained and what it learns from, opened.
+    """The opened models of a run.
 
     Attributes:
-        teacher: None in pretraining.
-        student: what is known of the student.
-        identity: what checkpoints say of the student beside its weights.
-        vocabulary: the ids that both share; None in pretraining.
-        files: what takes the teacher's place.
+        teacher: None in pretraining and with --teacher-logprobs.
+        student: the student, or the model to pretrain.
+        identity: hyper-parameters, tokenizer and provenance for the student's checkpoints.
+        vocabulary: the ids that teacher and student share; None in pretraining.
+        files: saved log-probabilities instead of a teacher.
     """
 
     teacher: NetworkSource | None
@@ -87,13 +86,13 @@ class TrainingPair:
     files: TeacherFiles | None = None
 
     def student_fingerprint(self) -> str:
-        """Tells the student's initial weights from others."""
+        """Fingerprint of the student's initial weights."""
         return (edge_fingerprint if self.student.model is not None else fingerprint)(self.student)
 
 
 @contextmanager
 def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
-    """The models that `config` names. Raises what opening and pairing them raises, each within seconds."""
+    """Opens and checks the models of `config`. Raises AprError within seconds."""
     with ExitStack() as stack:
         teacher = _open(config.teacher, stack) if config.teacher is not None else None
         files = TeacherFiles(Path(config.teacher_logprobs)) if config.teacher_logprobs is not None else None
@@ -119,7 +118,7 @@ def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
 
 
 def settle(config: Config, pair: TrainingPair) -> Config:
-    """`config` with what follows from the models."""
+    """`config` with --teacher-residency auto resolved for the teacher."""
     if config.teacher_residency != "auto":
         if pair.teacher is not None and config.teacher_residency == "bf16":
             note_decoded(pair.teacher, asked=True)
@@ -151,13 +150,13 @@ def _student(config: Config, teacher: NetworkSource | None, stack: ExitStack) ->
 def _check_student(shape: Shape) -> None:
     if shape.experts is not None:
         raise UnsupportedError(
-            f"a network of the kind {shape.architecture} can teach, but it cannot be trained",
-            hint="give a student without experts: --student FILE, or a config.json of such a network",
+            f"{shape.architecture} is supported as a teacher only: students with experts (MoE) cannot be trained",
+            hint="use a dense student: --student FILE, or a config.json of a dense model",
         )
 
 
 def _identity(student: NetworkSource, teacher: NetworkSource | None) -> ModelIdentity:
-    """The student's own provenance; one that was taken from a teacher falls under the teacher's licence."""
+    """Identity of the student; a student made from a teacher inherits the teacher's licence."""
     if student.model is not None:
         return ModelIdentity(student.hparams, student.tokenizer, provenance.read(student.model))
     origin = Provenance({}, None)
@@ -170,7 +169,7 @@ def _identity(student: NetworkSource, teacher: NetworkSource | None) -> ModelIde
 
 
 def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Decoder, Optimizer]:
-    """The student on the device and the owner of its weights; bfloat16 on a GPU, float32 on the CPU."""
+    """The student on the device and its optimizer; bfloat16 on a GPU, float32 on the CPU."""
     shape, dtype = pair.student.shape, torch.bfloat16 if world.device.type == "cuda" else torch.float32
     settings = Settings((config.beta1, config.beta2), config.eps, config.weight_decay, config.clip)
     decoder: Decoder
@@ -189,7 +188,7 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
 
     optimizer.load("master", write)
     pair.student.check_intact()
-    if pair.teacher is not None and pair.teacher.model is not None:  # a student may be made of its weights
+    if pair.teacher is not None and pair.teacher.model is not None:  # the student may be made from its weights
         pair.teacher.model.check_unchanged()
     if config.is_compiled(world.device.type):
         decoder.compile_blocks()
@@ -197,7 +196,7 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
 
 
 def load_teacher(config: Config, pair: TrainingPair, held_out: Windows, device: torch.device) -> Teacher | None:
-    """The teacher on `device`; bfloat16, but float32 for a bf16 one on the CPU."""
+    """The teacher on `device`; computes in bfloat16, or in float32 for bf16 residency on the CPU."""
     if pair.teacher is None or pair.vocabulary is None:
         return None
     sample = None
@@ -218,7 +217,7 @@ def load_teacher(config: Config, pair: TrainingPair, held_out: Windows, device: 
 def answers_of(
     config: Config, pair: TrainingPair, windows: Windows, held_out: Windows
 ) -> tuple[Answers | None, Answers | None]:
-    """What files say of the windows to train on and of those that are scored. Raises RefusedError (one is missing)."""
+    """Saved log-probabilities of the training and evaluation sequences. Raises RefusedError if any are missing."""
     files = pair.files
     if files is None or pair.vocabulary is None:
         return None, None
@@ -233,17 +232,17 @@ def answers_of(
 
 
 def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> NetworkSource:
-    """A student with the teacher's tokenizer; of `layers` and `width` the tensors are read when they are used.
+    """A student with the teacher's tokenizer; `layers` and `width` give lazy tensors.
 
-    `seed` is for random weights only. Raises UsageError for what `how` does not say, RefusedError
-    for a network that cannot be made from this teacher.
+    `seed` is for random weights only. Raises UsageError if `how` is malformed, RefusedError if this teacher cannot be
+    pruned that way.
     """
     if not _is_taken(how):
         return fresh_student(how, teacher.tokenizer, seed=seed)
     words = [word.partition(":")[::2] for word in how.split("+")]
     said = dict(words)
     if len(said) < len(words):
-        raise UsageError(f"{how!r} says the same thing twice")
+        raise UsageError(f"{how!r} gives layers or width twice")
     _check_student(teacher.shape)
     assert teacher.model is not None
     c = replace(canonical(teacher.model, decoding=AS_VALUES), outside={})
@@ -259,31 +258,31 @@ def _is_taken(how: str) -> bool:
 
 
 def without_folders(how: str | None) -> str | None:
-    """`how` a student is made, as a file that goes elsewhere may tell it: of a config.json its name."""
+    """`how` for published metadata: only the file name of a config.json."""
     return how if how is None or _is_taken(how) else Path(how).name
 
 
 def _layers(text: str, n_layers: int) -> list[int]:
-    """The layers of a list, or so many evenly spaced."""
+    """The listed layers, or N evenly spaced ones."""
     if not text.isdecimal():
         return parse_layers(text.removesuffix(","), n_layers)
     if not 1 <= int(text) <= n_layers:
-        raise UsageError(f"{int(text)} layers cannot be taken from {n_layers}")
+        raise UsageError(f"cannot select {int(text)} layers: the teacher has {n_layers}")
     step = (n_layers - 1) / max(1, int(text) - 1)
     return [round(i * step) for i in range(int(text))]
 
 
 def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42) -> NetworkSource:
-    """A network with random weights of the dimensions of a config.json (or of the folder that holds it).
+    """A randomly initialized model with the dimensions of a config.json (or the folder that contains it).
 
-    Raises NotFoundError without the file, UnsupportedError for what cannot be trained, RefusedError for a vocabulary
-    that is smaller than the tokenizer's.
+    Raises NotFoundError if the file is missing, UnsupportedError for models that cannot be trained, RefusedError if
+    the tokenizer has more tokens than vocab_size.
     """
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise NotFoundError(
-            "no such config.json", path=path, hint="a student is made by layers:N, width:hidden=N,... or a config"
+            "no such config.json", path=path, hint="give layers:N, width:hidden=N,... or the path of a config.json"
         )
     config = read_config(path)
     hparams = from_hf_config(config)
@@ -305,7 +304,7 @@ def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 
 
 
 def tensors_of(decoder: Decoder) -> dict[str, CanonicalTensor]:
-    """The tensors of a network in memory, as a file's are."""
+    """The tensors of an in-memory model as canonical tensors."""
 
     def stored(tensor: Tensor) -> list[bytes]:
         return [tensor.float().cpu().numpy().tobytes()]
@@ -316,10 +315,10 @@ def tensors_of(decoder: Decoder) -> dict[str, CanonicalTensor]:
 
 
 def initialise(decoder: Decoder, seed: int, spread: float = 0.02) -> None:
-    """Random weights, the same on every device.
+    """Initializes the weights at random, identically on every device.
 
-    Matrices are normal with deviation `spread`, those that write to the residual stream by sqrt(2 n_layers) smaller
-    (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3); norms scale by 1.
+    Matrices are normal with standard deviation `spread`, divided by sqrt(2 n_layers) for residual projections
+    (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3); norm weights are 1.
     """
     s, generator = decoder.shape, torch.Generator().manual_seed(seed)
     for hf, tensor in decoder.hf_tensors().items():
@@ -337,7 +336,7 @@ SCHEMA = "aprtrain.run/1"
 
 
 class ModelOrigin(TypedDict):
-    """What a checkpoint says of a model that it comes from; `print` is a fingerprint of its weights."""
+    """A model in a checkpoint's lineage; `print` is a fingerprint of its weights."""
 
     name: str
     print: str
@@ -347,7 +346,7 @@ class ModelOrigin(TypedDict):
 
 
 class Origin(TypedDict):
-    """Where a checkpoint comes from; JSON data."""
+    """Lineage of a checkpoint; JSON data."""
 
     schema: str
     command: str
@@ -361,7 +360,7 @@ class Origin(TypedDict):
 
 
 def origin_of(command: str, config: Config, pair: TrainingPair, data: str | None) -> Origin:
-    """Where a checkpoint of this run comes from; `data` is its corpus's key. It names no folders."""
+    """Lineage of this run's checkpoints; `data` is the key of the corpus. Contains no paths."""
     overrides = [name for name in ("allow_same_arch", "allow_weaker_teacher") if getattr(config, name)]
     overrides += [f"changed {name}" for name in config.allow_changed]
     made = without_folders(config.student_init)

@@ -1,7 +1,7 @@
-"""What a run goes on from: the checkpoint is chosen, every byte of it checked, and its facts held against each other.
+"""Resuming: chooses the checkpoint, verifies every byte of it and checks that its metadata is consistent.
 
-Each process checks a part of the tensors, and all of them come to the same answer. Where the checkpoint that `latest`
-names is damaged, the one before it takes its place.
+Each process verifies a part of the tensors, and all agree on the result. If the checkpoint named in `latest` is
+damaged, the run falls back to the one before it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from aprtrain.world import World
 
 @dataclass(frozen=True)
 class Damage:
-    """A checkpoint that a run could not go on from: its step and why."""
+    """A damaged checkpoint: its step and what is wrong with it."""
 
     step: int
     reason: str
@@ -49,15 +49,15 @@ class Damage:
 
 @dataclass(frozen=True)
 class Saved:
-    """The state that a run continues from; without a configuration the beginning, of which nothing is saved.
+    """The state to resume from; an empty `config` means a new run.
 
     Attributes:
-        step, cursor, progress: where the run was.
-        origin, config: what it was made of.
+        step, cursor, progress: progress of the run and its position in the data.
+        origin, config: lineage and configuration of the run.
         damaged: newer checkpoints that are damaged.
-        left: steps of the checkpoints after this one, which the run leaves behind.
-        fetched: files of checkpoints that this process fetched for its node, to be removed when they are read.
-        notes: what else is wrong in the folder, a line each.
+        left: steps of newer checkpoints, which the next save removes.
+        fetched: checkpoint files that this process fetched for its node, removed once they are loaded.
+        notes: other problems in the folder, one line each.
     """
 
     step: int = 0
@@ -74,30 +74,30 @@ class Saved:
         return bool(self.config)
 
     def lines(self) -> Iterator[str]:
-        """What a user is told of it."""
+        """Log lines about problems and discarded checkpoints."""
         yield from self.notes
         for damage in self.damaged:
-            yield f"checkpoint {damage.step} is damaged ({damage.reason}): going on from {self.step}"
+            yield f"checkpoint {damage.step} is damaged ({damage.reason}): resuming from {self.step}"
         if self.left:
             names = ", ".join(map(str, self.left))
-            yield f"checkpoints after step {self.step} ({names}) are left behind; the next save removes them"
+            yield f"checkpoints after step {self.step} ({names}) are discarded; the next save removes them"
 
 
 def state_file(folder: Path, step: int) -> Path:
-    """Where the state of a step is."""
+    """Path of the state of a step."""
     return folder / f"{step_name(step)}.state"
 
 
 def model_file(folder: Path, step: int) -> Path:
-    """Where the model of a step is."""
+    """Path of the model of a step."""
     return folder / f"{step_name(step)}.apr"
 
 
 def find_saved(folder: Path, wanted: bool | int, world: World) -> Saved:
-    """The checkpoint of step `wanted`, for True the latest that is whole. All processes take part.
+    """The checkpoint of step `wanted`, or for True the latest one that is not damaged. Collective.
 
-    Raises RefusedError where there is none, CorruptError where the one that is wanted, or every one, is damaged,
-    RunError for values that are not finite.
+    Raises RefusedError if there is no checkpoint, CorruptError if the requested one, or every one, is damaged,
+    RunError if a value is not finite.
     """
     notes: list[str] = []
     steps, latest, best = world.gather(_listed(folder, notes) if world.is_first else ([], None, None))[0]
@@ -107,12 +107,12 @@ def find_saved(folder: Path, wanted: bool | int, world: World) -> Saved:
     saved = _first_whole(folder, sorted(found, reverse=True), world)
     left = tuple(step for step in steps if step > saved.step)
     if best is None or best > saved.step:
-        saved.progress.best = None  # the next one that is scored is the best of those that stay
+        saved.progress.best = None  # the best checkpoint is discarded: the next evaluation sets it again
     return replace(saved, left=left, notes=tuple(notes))
 
 
 def _listed(folder: Path, notes: list[str]) -> tuple[list[int], int | None, int | None]:
-    """The steps in a run's folder, the latest, and the best."""
+    """All steps in a run's folder, and the steps that `latest` and `best` name."""
     latest, best = (_pointer(folder, which, notes) for which in (LATEST, BEST))
     return list(files_by_step(folder)), latest, best
 
@@ -121,7 +121,7 @@ def _pointer(folder: Path, which: str, notes: list[str]) -> int | None:
     try:
         return read_pointer(folder, which)
     except CorruptError as error:
-        notes.append(f"the file {which} is damaged ({error.message}); the next save writes it again")
+        notes.append(f"the file {which} is damaged ({error.message}); the next save rewrites it")
         return None
 
 
@@ -139,7 +139,7 @@ def _first_whole(folder: Path, candidates: list[int], world: World) -> Saved:
             damaged.append(Damage(step, reason_of(error)))
         except RunError as error:
             older = ", ".join(str(other) for other in candidates if other < step)
-            error.hint = f"--resume STEP goes on from an older one: {older}" if older else error.hint
+            error.hint = f"resume from an older checkpoint with --resume STEP: {older}" if older else error.hint
             raise
     assert first is not None
     if others := [str(damage.step) for damage in damaged[1:]]:
@@ -148,15 +148,15 @@ def _first_whole(folder: Path, candidates: list[int], world: World) -> Saved:
 
 
 def reason_of(error: AprError) -> str:
-    """An error about a checkpoint in a few words."""
+    """Short description of an error about a checkpoint."""
     name = Path(error.path).name if error.path else ""
     return " ".join(filter(None, (f"{error.message} in {name}" if name else error.message, error.tensor)))
 
 
 def _checked(folder: Path, step: int, world: World) -> Saved:
-    """The facts of a checkpoint, once all of it is checked. Raises CorruptError, or what keeps it from being read.
+    """Verifies a checkpoint and returns its state. Raises CorruptError, or the error that prevents reading it.
 
-    The first fault in the order of what is checked, whichever process finds it, is that of all.
+    All processes raise the same error: the first one in the order of the checks.
     """
     number, saved, fault = -1, None, None
     with ExitStack() as stack:
@@ -175,7 +175,7 @@ def _checked(folder: Path, step: int, world: World) -> Saved:
     faults = [found for found in world.gather(fault) if found is not None]
     if faults:
         _, is_damage, rank, found = min(faults, key=lambda each: each[:3])
-        if is_damage and not isinstance(found, CorruptError):  # a file that is missing, or of another kind
+        if is_damage and not isinstance(found, CorruptError):  # for example a missing file or an unknown format
             raise CorruptError(found.message, path=found.path, tensor=found.tensor)
         raise found if is_damage else world.told(found, rank)
     assert saved is not None
@@ -186,14 +186,14 @@ def _checked(folder: Path, step: int, world: World) -> Saved:
 
 
 def _check(state: State, name: str) -> None:
-    """Reads a tensor. Raises ChecksumError, RunError where a value is not finite."""
+    """Reads and verifies a tensor. Raises ChecksumError, or RunError if a value is not finite."""
     tensor = state[name]
     if tensor.is_floating_point() and tensor.numel() and not all(torch.isfinite(x) for x in torch.aminmax(tensor)):
-        raise RunError("a value of the saved state is not finite", path=state.path, tensor=name)
+        raise RunError("the saved state has a value that is not finite", path=state.path, tensor=name)
 
 
 def _check_model(path: Path, state: State) -> None:
-    """Compares a checkpoint's model with its checksum and with the state beside it. Raises AprError."""
+    """Checks a checkpoint's model against its checksum and its state file. Raises AprError."""
     with open_model(path) as model:
         if model.checksum().get("footer") != "ok":
             raise ChecksumError("the checksum is wrong", path=path)
@@ -201,11 +201,11 @@ def _check_model(path: Path, state: State) -> None:
         for name, fact in (("step", "progress.step"), ("tokens", "progress.tokens"), ("config_digest", "digest")):
             found, wanted = _fact(lineage, name), _fact(state.facts, fact)
             if found != wanted:
-                raise CorruptError(f"its {LINEAGE}.{name} is {found!r}, the state's {fact} {wanted!r}", path=path)
+                raise CorruptError(f"{LINEAGE}.{name} is {found!r}, but {fact} of the state is {wanted!r}", path=path)
 
 
 def is_finished(folder: Path, saved: Saved) -> bool:
-    """Whether `model.apr` is whole and of the step that the run continues from: writing it may have failed."""
+    """Whether `model.apr` is intact and belongs to the step to resume from; its last write may have failed."""
     try:
         with open_state(state_file(folder, saved.step)) as state:
             _check_model(folder / MODEL, state)
@@ -215,7 +215,7 @@ def is_finished(folder: Path, saved: Saved) -> bool:
 
 
 def _check_tensors(state: State, step: int) -> None:
-    """Raises CorruptError for tensors that are not masters, moments, "step" and "rng" as they belong together."""
+    """Checks that the tensors are matching masters and moments, "step" and "rng". Raises CorruptError."""
     random = torch.get_rng_state()
     wanted = {"rng": ("U8", tuple(random.shape)), "step": ("F32", ())}
     for name, (_, shape) in state.forms.items():
@@ -226,7 +226,7 @@ def _check_tensors(state: State, step: int) -> None:
         found = state.forms.get(name)
         if found != wanted.get(name):
             is_extra = name not in wanted
-            words = "does not belong to a state" if is_extra else f"is {_form(found)}, not {_form(wanted[name])}"
+            words = "is not part of a training state" if is_extra else f"is {_form(found)}, not {_form(wanted[name])}"
             raise CorruptError(f"the tensor {words}", path=state.path, tensor=name)
     count = float(state["step"])
     if not (count.is_integer() and 0 <= count <= step):
@@ -246,7 +246,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_scores(value: object) -> bool:
-    """Whether it is a list of what evaluations found."""
+    """Whether a value is a list of evaluation scores."""
     return isinstance(value, list) and all(
         isinstance(one, dict) and _is_count(one.get("step")) and all(map(_is_number, one.values())) for one in value
     )
@@ -256,7 +256,7 @@ def _is_print(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("print"), str)
 
 
-# Fact -> (what it must be, whether it is).
+# Metadata key -> (expected value in words, check).
 _FACTS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "config": ("options", lambda value: isinstance(value, dict)),
     "cursor": ("a number of windows", _is_count),
@@ -273,28 +273,28 @@ _FACTS: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def _saved_of(state: State, step: int) -> Saved:
-    """What a state says of the run. Raises CorruptError with the fact's name."""
+    """Parses and checks the metadata of a state. Raises CorruptError that names the key."""
 
     def fault(name: str, found: object, wanted: str) -> CorruptError:
         words = "is missing" if found is _MISSING else f"is {repr(found)[:80]}, not {wanted}"
-        return CorruptError(f"its fact {name} {words}", path=state.path)
+        return CorruptError(f"metadata {name} {words}", path=state.path)
 
     facts = {name: _fact(state.facts, name) for name in _FACTS}
     for name, (wanted, holds) in _FACTS.items():
         if not holds(facts[name]):
             raise fault(name, facts[name], wanted)
     if facts["progress.step"] != step:
-        raise fault("progress.step", facts["progress.step"], "the one of the file's name")
+        raise fault("progress.step", facts["progress.step"], "the step in the file name")
     config, origin, progress = (dict(_fact(state.facts, name)) for name in ("config", "origin", "progress"))
     for name in what_fields():
         if name not in config or not is_value(name, config[name]):
-            raise fault(f"config.{name}", config.get(name, _MISSING), "a value of that option")
+            raise fault(f"config.{name}", config.get(name, _MISSING), "a valid value of that option")
     digest = digest_of(config)
     for name in ("digest", "origin.config_digest"):
         if facts[name] != digest:
             raise fault(name, facts[name], f"the {digest} of its configuration")
     if extra := sorted(set(progress) - {f.name for f in fields(Progress)}):
-        raise fault(f"progress.{extra[0]}", progress[extra[0]], "known here")
+        raise fault(f"progress.{extra[0]}", progress[extra[0]], "a known key")
     return Saved(step, facts["cursor"], Progress(**progress), origin, config)
 
 
@@ -308,16 +308,16 @@ def _fact(facts: object, name: str) -> Any:
 
 
 def leave_behind(folder: Path, saved: Saved) -> None:
-    """Makes `latest` name the checkpoint that the run goes on from: later ones are of another line from now on."""
+    """Points `latest` at the checkpoint to resume from: newer ones no longer belong to this run."""
     if _pointer(folder, LATEST, []) != saved.step:
         write_pointer(folder, LATEST, saved.step)
 
 
 def check_student(folder: Path, saved: Saved, student: NetworkSource) -> None:
-    """Raises CorruptError where the checkpoint's model has other dims than the student that it is of."""
+    """Raises CorruptError if the dimensions of the checkpoint's model differ from the student's."""
     path = model_file(folder, saved.step)
     with open_model(path) as model:
         for name in SIZES:
             found, wanted = getattr(model.hparams, name), getattr(student.hparams, name)
             if found != wanted:
-                raise CorruptError(f"its {name} is {found!r}, the student's {wanted!r}", path=path)
+                raise CorruptError(f"{name} is {found!r}, but the student has {wanted!r}", path=path)

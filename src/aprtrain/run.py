@@ -1,4 +1,4 @@
-"""A whole run: models, data and guards put together, the loop, and the files that are left behind."""
+"""A training run: loads models and data, checks them, runs the loop and writes the run's folder."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ from aprtrain.world import World, join_world, world_size
 
 _TOKENS = "tokens"
 _LOST = ("gloo", "NCCL", "peer")
-"""Words of torch.distributed's errors when another process is gone."""
+"""Words in torch.distributed's errors when another process has died."""
 
 
 class Summary(TypedDict):
-    """What a run gives back; JSON data.
+    """Result of a run; JSON data.
 
     Attributes:
-        output, model: the folder of the run, None of a smoke run; the final model, None before the end.
-        steps, tokens: done since the beginning of the run.
-        seconds, tokens_per_s: of this process, the median of its steps.
+        output, model: the run's folder (None with --smoke) and the final model (None if the run is not finished).
+        steps, tokens: totals since step 0, resumed runs included.
+        seconds, tokens_per_s: wall time of this process; median throughput of its steps.
         first, last: scores of the first and the last evaluation.
-        loss: of the last step.
-        train: means over the last steps, as the last line of progress has them.
-        checkpoints, failed_saves: steps that were saved, number of saves that failed.
+        loss: loss of the last step.
+        train: mean training metrics, as in the last log line.
+        checkpoints, failed_saves: saved steps; number of failed saves.
         config, digest: the resolved configuration and its hash.
-        projected_steps, projected_seconds: of the whole run, estimated by a smoke run.
-        interrupted: the signal that ended the run.
-        early: why it ended before its last step.
-        qa: what `apr qa` says of the model, with --qa.
-        damaged: the newer checkpoints that a resumed run could not go on from: `step` and `reason`.
+        projected_steps, projected_seconds: length and estimated time of the whole run, with --smoke.
+        interrupted: number of the signal that stopped the run.
+        early: why the run stopped early.
+        qa: report of `apr qa`, with --qa.
+        damaged: newer checkpoints that were skipped on resume: `step` and `reason`.
     """
 
     command: str
@@ -103,11 +103,11 @@ def run(
     lines: Sequence[str] = (),
     on_stall: Callable[[RunError], None] = guards.abort,
 ) -> Summary:
-    """Trains as `config` says and gives the summary; `stream` takes progress, `lines` are written before it.
+    """Trains according to `config` and returns the summary; logs `lines`, then progress, to `stream`.
 
-    `on_stall` is called from another thread when a step takes too long, and ends the process.
+    If a step takes too long, `on_stall` is called from another thread and must end the process.
 
-    With "interrupted" in the summary a signal ended the run, after a checkpoint. Raises AprError.
+    If a signal stops the run, it saves a checkpoint and sets "interrupted" in the summary. Raises AprError.
     """
     try:
         with ExitStack() as stack:
@@ -132,20 +132,20 @@ def run(
         _clear_frames(error)
         if isinstance(error, torch.OutOfMemoryError):
             raise RunError(
-                "the GPU has no memory left",
-                hint="try a smaller --micro-tokens or --recompute block; --plan shows the parts",
+                "the GPU is out of memory",
+                hint="try a smaller --micro-tokens or --recompute block; --plan shows the memory of each part",
             ) from error
         if isinstance(error, RuntimeError) and world_size() > 1 and any(word in str(error) for word in _LOST):
             last = str(error).strip().splitlines()[-1]
             raise RunError(
-                "the connection to the other processes broke",
-                hint=f"if one of them ended, its own message says why; the message here was: {last}",
+                "lost the connection to the other processes",
+                hint=f"if one of them failed, see its own error message; torch.distributed reported: {last}",
             ) from error
         raise
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Frees what the frames of a failed run hold: a notebook keeps the last error, and with it the models."""
+    """Clears the frames of a failed run: a notebook keeps the last error, and its frames would keep the models."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -203,7 +203,7 @@ def _train(
         found = evaluate(
             student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
             max_windows=config.eval_windows, answers=scored,
-            progress=lambda done, of: recorder.doing(f"scoring held-out text: {done} of {of} windows"),
+            progress=lambda done, of: recorder.doing(f"evaluating: {done} of {of} sequences"),
         )  # fmt: skip
         recorder.doing("")
         return {**asdict(found), "best": found.ce if found.kl is None or not config.kd_weight else found.kl}
@@ -245,7 +245,7 @@ def _train(
     )
     _announce(command, config, world, recorder, origin, teacher)
     if saved:
-        recorder.say(f"continues after step {saved.step}, {saved.progress.tokens:,} tokens")
+        recorder.say(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
         return _run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
 
@@ -258,12 +258,12 @@ def _check_resident(student: Decoder, teacher: Teacher | None, device: torch.dev
 
 def _note_peak_rate(device: torch.device) -> None:
     if device.type == "cuda" and budget.peak_flops(name := torch.cuda.get_device_name(device)) is None:
-        features.current().miss("mfu", f"the peak rate of {name} is not known")
+        features.current().miss("mfu", f"the peak FLOP/s of {name} are unknown")
 
 
 @contextmanager
 def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved]]:
-    """The run's folder, of a smoke run one that is gone afterwards, and the state that the run continues from."""
+    """The run's folder, temporary for a smoke run, and the state to resume from."""
     if config.smoke is not None:
         with scratch_folder("smoke") as name:
             yield Path(name), Saved()
@@ -284,7 +284,7 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved]]:
 
 
 def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: TrainingPair, recorder: Recorder) -> Corpus:
-    """The token shards: the first process makes them, each other node fetches them, a process a node hashes them."""
+    """The token shards: rank 0 writes them, the other nodes fetch them, one process per node verifies the hashes."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
     paths, weights = split_weights(config.data)
     wanted = saved.origin.get("data")
@@ -307,13 +307,13 @@ def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Trai
 
 
 def _check_alike(world: World, origin: Origin) -> None:
-    """Refuses models or options that are others on another node."""
+    """Refuses a run whose processes have different models or options."""
     every = world.gather({"configuration": origin["config_digest"], **_prints(origin)})
     for rank, found in enumerate(every):
         for what, mine in found.items():
             if mine != every[0][what]:
                 words = f"the {what} of process {rank} differs from that of the first process"
-                hint = "every node needs the same command, and the same files behind it"
+                hint = "run the same command with the same files on every node"
                 raise world.told(RefusedError(words, hint=hint))
 
 
@@ -339,31 +339,30 @@ def _batches(
 
 
 def _check_resumed(config: Config, saved: Saved, origin: Origin) -> None:
-    """Refuses to continue with anything that would make it another run."""
+    """Refuses to resume with options, models or data that would change the results."""
     changed = [name for name in changed_fields(saved.config, config) if name not in config.allow_changed]
     if changed:
         was = ", ".join(f"{name} was {saved.config.get(name)!r}" for name in changed)
         raise RefusedError(
             f"the run to resume was configured differently: {was}",
-            hint=" ".join(f"--allow-changed {name}" for name in changed) + " continues all the same",
+            hint="to resume anyway, add " + " ".join(f"--allow-changed {name}" for name in changed),
         )
-    before, names = _prints(saved.origin), {"student": "student's first weights"}
+    before, names = _prints(saved.origin), {"student": "student's initial weights"}
     for what, fact in _prints(origin).items():
         if before[what] != fact:
             raise RefusedError(
-                f"the {names.get(what, what)} differs from that of the run to resume",
-                hint="start a new run with another -o",
+                f"the {names.get(what, what)} changed since the run to resume", hint="start a new run with another -o"
             )
 
 
 def _check_unfinished(config: Config, world: World, folder: Path, saved: Saved) -> None:
-    """Refuses to resume after the last step, but to write the model that could not be written then."""
+    """Refuses to resume after the last step, unless the final model is missing or damaged."""
     if saved.step >= config.stop and world.gather(world.is_first and is_finished(folder, saved))[0]:
-        raise UsageError(f"the run has done {saved.step} steps already", hint=f"--steps must be more than {saved.step}")
+        raise UsageError(f"the run has already done {saved.step} steps", hint=f"--steps must be more than {saved.step}")
 
 
 def _prints(origin: Mapping[str, object]) -> dict[str, object]:
-    """What tells the models and the data of a run from others."""
+    """Fingerprints of the models and the data of a run."""
     facts = {what: origin.get(what) for what in ("teacher", "student", "data")}
     return {what: fact.get("print") if isinstance(fact, Mapping) else fact for what, fact in facts.items()}
 
@@ -371,7 +370,7 @@ def _prints(origin: Mapping[str, object]) -> dict[str, object]:
 def _announce(
     command: str, config: Config, world: World, recorder: Recorder, origin: Origin, teacher: Teacher | None
 ) -> None:
-    """The resolved configuration, printed and recorded before the first step."""
+    """Logs and records the resolved configuration before the first step."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
     resolved = config.to_json()
     given = {row.name: resolved[row.name] for row in command_fields(command)}
@@ -391,7 +390,7 @@ def _announce(
 
 
 def _tell_miss(recorder: Recorder, miss: features.Miss) -> None:
-    """Says what turns out during the run: a compiler that fails, a batch that needs another kernel."""
+    """Logs a feature that turns out to be unusable during the run, for example because compilation fails."""
     recorder.record("not_used", asdict(miss))
     recorder.say(miss.text())
 
@@ -403,7 +402,7 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     began = time.monotonic()
     config, parts, world, progress = trainer.config, trainer.parts, trainer.world, trainer.progress
     if not saved:
-        parts.recorder.say("scoring held-out text before the first step")
+        parts.recorder.say("evaluating before the first step")
         scores = trainer.evaluate() if config.smoke is None else parts.evaluate()
         if parts.vocabulary is not None and scores:
             guards.check_scores(scores, parts.vocabulary.n_real, allow_weaker=config.allow_weaker_teacher)
@@ -417,7 +416,7 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
         trainer.run()
         is_done = trainer.is_done
         if trainer.early is not None:
-            parts.recorder.say(f"ends early, after step {progress.step}: {trainer.early}")
+            parts.recorder.say(f"early stop after step {progress.step}: {trainer.early}")
         model = _finish(trainer, saved, is_done=is_done)
     except Exception as error:
         if parts.saver is not None:
@@ -441,14 +440,14 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
 
 
 def _try_to_save(trainer: Trainer) -> None:
-    """Before the first step. The copy of the weights that is saved goes with this function."""
+    """Trial save before the first step; the copied weights are freed on return."""
     snapshot = trainer.snapshot({})
     if trainer.parts.saver is not None:
         trainer.parts.saver.trial_save(snapshot)
 
 
 def _tell_memory(trainer: Trainer, before: int | None) -> Numbers:
-    """Says what a GPU's memory was planned to hold and held at most, also `before` the first step; {} without one."""
+    """Logs planned and peak GPU memory; `before` is the peak before the first step. {} without a GPU."""
     after = budget.peak_bytes(trainer.world.device)
     if before is None or after is None:
         return {}
@@ -458,9 +457,9 @@ def _tell_memory(trainer: Trainer, before: int | None) -> Numbers:
 
 
 def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
-    """The last evaluation and checkpoint, unless it is the one resumed from.
+    """Runs the last evaluation and saves the last checkpoint, unless the run was resumed from it.
 
-    Gives the path of the final model, None where the run is to continue.
+    Returns the path of the final model, or None if the run is not finished.
     """
     saver = trainer.parts.saver
     if trainer.config.smoke is not None:
@@ -476,16 +475,16 @@ def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
         model = saver.finish(snapshot)
     elif saver is not None and trainer.progress.step not in saver.saved:
         raise StorageError(
-            "the run was asked to end, and its last checkpoint could not be saved", path=saver.folder,
-            hint="the one that `latest` names is intact",
+            "the run was stopped, but its last checkpoint could not be saved", path=saver.folder,
+            hint="the checkpoint named in `latest` is intact",
         )  # fmt: skip
     trainer.world.barrier()
     return model
 
 
 def _examine(model: Path, recorder: Recorder) -> dict[str, Any]:
-    """What the gates of `apr qa` say of the model, as llama.cpp runs it; an error is a gate that failed."""
-    recorder.say("examining the model in llama.cpp")
+    """Runs `apr qa` on the model in llama.cpp; an error counts as not passed."""
+    recorder.say("running apr qa on the model in llama.cpp")
     try:
         report = qa(model, log=recorder.say, on_gate=lambda gate: recorder.doing(f"{gate.id}: {gate.status}"))
     except AprError as error:
@@ -526,7 +525,7 @@ def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: floa
 
 
 def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> None:
-    """Writes what is known of the run into its folder, and of one that has ended the page about it."""
+    """Writes the run's metadata into its folder, and its HTML report once it has ended."""
     parts, progress = trainer.parts, trainer.progress
     if parts.saver is None:
         return
@@ -542,5 +541,5 @@ def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> No
     if status != "running":
         try:
             write_report(parts.saver.folder, parts.saver.folder / PAGE, force=True)
-        except Exception as error:  # whatever it is: the models are saved, and `apr report` can try again
+        except Exception as error:  # the models are saved, and `apr report` can retry
             parts.recorder.say(f"{PAGE} could not be written: {error}")

@@ -62,10 +62,10 @@ ROWS = {
     "a layer of zeros": Row({"": "zero.apr"}, 5, "zero", "again"),
     "a NaN": Row({"": "nan.apr"}, 4, "NaN", "again"),
     # A teacher that was the student, for 30 hours.
-    "the same file": Row(SAME, 5, "same dims", "--allow-same-arch"),
+    "the same file": Row(SAME, 5, "same dimensions", "--allow-same-arch"),
     "the same file with consent": Row(SAME | CONSENT, 5, "same weights", "--student"),
     "all layers of the teacher": Row({"--student-init": "layers:2"} | CONSENT, 5, "same weights", "--student"),
-    "a re-quantized copy": Row(other("f16.apr"), 5, "same dims", "--allow-same-arch"),
+    "a re-quantized copy": Row(other("f16.apr"), 5, "same dimensions", "--allow-same-arch"),
     "a re-quantized copy with consent": Row(other("f16.apr") | CONSENT, 5, "equal the teacher's", "--student"),
     "a random teacher": Row({"": "random.gguf"}, 5, "predicts the held-out data badly", "--allow-weaker-teacher"),
     "a damaged teacher": Row({"": "noise.apr"}, 5, "held-out data", "--allow-weaker-teacher"),
@@ -201,7 +201,7 @@ def test_what_the_rows_differ_from_works(bench: Bench, capsys: pytest.CaptureFix
     ("given", "code", "message", "hint"),
     [
         ({}, 5, "holds a run already", "--resume"),
-        ({"--resume": ""}, 2, "2 steps already", "--steps"),
+        ({"--resume": ""}, 2, "already done 2 steps", "--steps"),
         ({"--resume": "", "--steps": "3", "--lr": "1e-3"}, 5, "lr was", "--allow-changed lr"),
         ({"--resume": "", "--steps": "3", "--seed": "7"}, 5, "seed was", "--allow-changed seed"),
         ({"--resume": "", "--steps": "3", "--data": "other.jsonl"}, 5, "the data differ", "-o"),

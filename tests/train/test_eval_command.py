@@ -223,7 +223,7 @@ def crash(_: Tensor) -> Any:
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [(crash, "no such kernel"), (lambda x: x * math.nan, "not finite"), (lambda x: x[:, :0], "no hidden states")],
+    [(crash, "no such kernel"), (lambda x: x * math.nan, "not finite"), (lambda x: x[:, :0], "no valid hidden states")],
 )
 @pytest.mark.parametrize("with_teacher", [False, True])
 def test_a_crash_of_the_forward_is_exit_8_and_no_number(

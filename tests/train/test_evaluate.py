@@ -163,7 +163,7 @@ def test_the_logits_of_a_batch_never_exist(data: Windows) -> None:
 
 
 def test_a_teacher_is_not_passed_over(data: Windows) -> None:
-    with pytest.raises(UsageError, match="needs the vocabulary"):
+    with pytest.raises(UsageError, match="needs the shared vocabulary"):
         evaluate(tiny_decoder(1), data, rows=2, teacher=teacher())
 
 
@@ -209,10 +209,10 @@ def one_nan(hidden: Tensor) -> Tensor:
         (crash, "the evaluation failed, no score: no such kernel"),
         (one_nan, "hidden states are not finite"),
         (lambda x: x * math.inf, "hidden states are not finite"),
-        (lambda x: x[:, :0], "gave no hidden states"),
-        (lambda x: x[:1, :, :0], "gave no hidden states"),
-        (lambda x: x[0], "gave no hidden states"),
-        (lambda x: None, "gave no hidden states"),
+        (lambda x: x[:, :0], "returned no valid hidden states"),
+        (lambda x: x[:1, :, :0], "returned no valid hidden states"),
+        (lambda x: x[0], "returned no valid hidden states"),
+        (lambda x: None, "returned no valid hidden states"),
     ],
 )
 def test_a_failure_of_either_model_is_no_score(change: Callable[[Tensor], Any], message: str, data: Windows) -> None:

@@ -61,7 +61,7 @@ def test_windows_longer_than_the_models_were_made_for_are_refused(distil: Distil
 
 def test_the_teacher_as_its_own_student_is_refused(distil: Distil, teacher_file: Path, tmp_path: Path) -> None:
     begin = time.monotonic()
-    with pytest.raises(RefusedError, match="same dims"):
+    with pytest.raises(RefusedError, match="same dimensions"):
         distil(student=str(teacher_file), student_init=None)
     with pytest.raises(RefusedError, match="same weights"):
         distil("b", student=str(teacher_file), student_init=None, allow_same_arch=True)
@@ -74,9 +74,9 @@ def test_the_teacher_as_its_own_student_is_refused(distil: Distil, teacher_file:
 def test_a_requantized_copy_of_the_teacher_is_refused(distil: Distil, teacher_file: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.apr"
     aprfmt.import_model(teacher_file, copy, dtype="f16")
-    with pytest.raises(RefusedError, match="same dims"):
+    with pytest.raises(RefusedError, match="same dimensions"):
         distil(student=str(copy), student_init=None)
-    with pytest.raises(RefusedError, match="equal the teacher's already"):
+    with pytest.raises(RefusedError, match="already equal the teacher's"):
         distil("b", student=str(copy), student_init=None, allow_same_arch=True)
 
 
@@ -135,12 +135,12 @@ def test_swapped_models_are_noticed(distil: Distil, teacher_file: Path, tmp_path
     [
         ({}, False, None),
         ({"teacher_ce": 9.0}, True, None),
-        ({"teacher_ce": 3.5, "ce": 9.0}, False, "half of ln V is 3.45"),
+        ({"teacher_ce": 3.5, "ce": 9.0}, False, r"ln\(V\)/2 = 3.45"),
         ({"teacher_ce": 2.0}, False, "no better than the student"),
         ({"teacher_ce": math.nan}, False, "not finite"),
         ({"teacher_ce": math.inf}, True, "not finite"),
-        ({"kl": 5e-4}, True, "equal the teacher's already"),
-        ({"kl": math.nan}, False, "equal the teacher's already"),
+        ({"kl": 5e-4}, True, "already equal the teacher's"),
+        ({"kl": math.nan}, False, "already equal the teacher's"),
         ({"dropped_mass": 2e-3}, True, "gives 0.20% of its probability"),
     ],
 )
@@ -332,7 +332,7 @@ def test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once() -> None:
     slow.check()
     assert len(warnings) == 1
     assert slow.latest == 30
-    with pytest.raises(RunError, match="at 2 %") as caught:
+    with pytest.raises(RunError, match="idle: 2 %") as caught:
         watched(2, warnings).check()
     assert caught.value.exit_code == 8
 
@@ -367,7 +367,7 @@ def test_a_gpu_that_rests_while_kernels_are_compiled_is_not_idle(
 def test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors() -> None:
     rows = [MemoryRow("teacher", 3 << 30), MemoryRow("student", 1 << 30)]
     budget.check_peak(rows, int(4.5 * 2**30))
-    with pytest.raises(RunError, match="where 4"):
+    with pytest.raises(RunError, match="but 4"):
         budget.check_peak(rows, int(4.7 * 2**30))
     budget.check_fits(rows, 4 << 30)
     with pytest.raises(RefusedError) as caught:

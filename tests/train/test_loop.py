@@ -120,7 +120,7 @@ def test_positions_that_do_not_count_take_no_logits(distil: Distil, monkeypatch:
 def test_it_ends_when_nothing_gets_better(distil: Distil, tmp_path: Path) -> None:
     summary = distil(steps=40, eval_every=2, patience=2, lr=1e-12, save_every=0)
     assert summary["steps"] == 4
-    assert summary["early"] == "2 evaluations in a row were no better than the best"
+    assert summary["early"] == "2 evaluations in a row without improvement"
     assert "interrupted" not in summary
     assert summary["checkpoints"] == [4]
     assert json.loads((tmp_path / "run" / METADATA).read_text())["status"] == "done"
@@ -187,7 +187,7 @@ def test_to_end_early_takes_evaluations(distil: Distil) -> None:
         distil(steps=4, eval_every=0, save_every=0, patience=1)
     by_passes: dict[str, Any] = {"eval_every": 0, "save_every": 0, "save_epochs": 1, "repeat": False, "epochs": 3}
     ended = distil(steps=None, patience=1, lr=1e-12, **by_passes)
-    assert ended["early"] == "evaluation was no better than the best"
+    assert ended["early"] == "1 evaluation without improvement"
     assert [found < ended["config"]["steps"] for found in ended["checkpoints"]] == [True]
 
 
@@ -229,9 +229,9 @@ def test_another_teacher_student_or_corpus_does_not_resume(distil: Distil, tmp_p
         distil(**again, teacher=str(tmp_path / "bf16.apr"))
     with pytest.raises(RefusedError, match="student_init"):
         distil(**again, student_init="layers:1,")
-    with pytest.raises(RefusedError, match="first weights"):
+    with pytest.raises(RefusedError, match="initial weights"):
         distil(**again, student_init="layers:1,", allow_changed=("student_init",))
-    with pytest.raises(UsageError, match="2 steps already"):
+    with pytest.raises(UsageError, match="already done 2 steps"):
         distil(steps=2, total_steps=4, resume=True)
 
 
@@ -271,7 +271,7 @@ def test_a_full_gpu_is_told_with_what_takes_less(distil: Distil, monkeypatch: py
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(loop, "distill_head", full)
-    with pytest.raises(RunError, match="no memory left") as caught:
+    with pytest.raises(RunError, match="the GPU is out of memory") as caught:
         distil()
     assert "--micro-tokens" in str(caught.value.hint)
 
@@ -391,7 +391,7 @@ def test_a_model_that_could_not_be_written_at_the_end_is_written_by_resuming(
     assert weights(model) == weights(tmp_path / "run/ckpt-step-000004.apr")
     after = (tmp_path / "run/ckpt-step-000004.state").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    with pytest.raises(UsageError, match="4 steps already"):
+    with pytest.raises(UsageError, match="already done 4 steps"):
         distil(steps=4, resume=True, **given)
 
 
@@ -499,7 +499,7 @@ def test_a_run_that_is_stopped_says_what_it_reached(distil: Distil, tmp_path: Pa
     assert summary["interrupted"] == signal.SIGTERM
     unsaid = steps[1:] or steps
     assert summary["train"]["ce"] == pytest.approx(sum(line["ce"] for line in unsaid) / len(unsaid))
-    assert "SIGTERM: ends after this step" in said.getvalue()
+    assert "SIGTERM: stopping after this step" in said.getvalue()
     text = [*_summary_text(cast(Any, {"command": "distill"} | summary))]
     assert any("stopped at" in line and f"step {summary['steps']} of 50" in line for line in text)
     assert not any(line.startswith("after") for line in text), "what was scored before is not a result"

@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     said = io.StringIO()
     summary = distil(**MORE, resume=True, stream=said)
     assert "checkpoint 6 is damaged (the tensor's checksum is wrong in ckpt-step-000006.state" in said.getvalue()
-    assert "going on from 2" in said.getvalue()
+    assert "resuming from 2" in said.getvalue()
     assert [row["step"] for row in summary["damaged"]] == [6, 4]
     assert "checksum" in summary["damaged"][0]["reason"]
     assert weights(run_folder / "model.apr") == reference
@@ -175,7 +175,7 @@ def test_where_every_checkpoint_is_damaged_nothing_goes_on(run_folder: Path, dis
 def test_a_step_may_be_named(run_folder: Path, distil: Distil, reference: dict[str, bytes]) -> None:
     said = io.StringIO()
     assert distil(**{**MORE, "steps": 5}, resume=4, stream=said)["checkpoints"] == [5]
-    assert "checkpoints after step 4 (6) are left behind" in said.getvalue()
+    assert "checkpoints after step 4 (6) are discarded" in said.getvalue()
     assert {int(path.stem[-6:]) for path in run_folder.glob("ckpt-*")} == {2, 4, 5}
     assert (read_pointer(run_folder, LATEST), read_pointer(run_folder, BEST)) == (5, 5)
     distil(**MORE, resume=True)

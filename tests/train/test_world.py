@@ -68,7 +68,7 @@ def test_what_broke_between_processes_is_said(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("aprtrain.run.join_world", broken)
-    with pytest.raises(RunError, match="connection to the other processes broke") as caught:
+    with pytest.raises(RunError, match="lost the connection to the other processes") as caught:
         run("pretrain", Config())
     assert "Cuda failure 2 'out of memory'" in str(caught.value.hint)
 

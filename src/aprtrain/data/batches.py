@@ -138,7 +138,7 @@ class Batches:
             needed, available = int(needed * scarce.weight), scarce.n
             whose = f" of {scarce.name}" if scarce.name else ""
             raise RefusedError(
-                f"{n_steps} steps need {needed * t} tokens{whose}, the data hold {available * t} in {available} "
+                f"{n_steps} steps need {needed * t} tokens{whose}, the data have {available * t} in {available} "
                 f"windows: {needed / available:.1f} epochs",
                 hint=f"give more data, fewer --steps, --epochs {-(-needed // available)} or --repeat",
             )

@@ -160,7 +160,7 @@ def test_what_is_said_of_a_run_is_what_decides_it(distil: Distil, corpus_file: P
         assert not {"kd_weight", "student_init"} & opened.metadata[LINEAGE]["config"].keys()
     said = io.StringIO()
     distil(stream=said, warmup_steps=0, clip=0.0, steps=5, resume=True, allow_changed=("total_steps",))
-    assert "continues after step 4" in said.getvalue()
+    assert "resuming from step 4" in said.getvalue()
 
 
 def rehearsed(tiny: Maker, folder: Path, how: str) -> list[str]:

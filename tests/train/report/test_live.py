@@ -199,22 +199,22 @@ def test_a_terminal_without_unicode_gets_plain_characters(clock: Callable[[float
 
 def test_the_panel_says_what_goes_on_and_that_it_ends(clock: Callable[[float], None]) -> None:
     terminal, recorder = shown(100)
-    recorder.doing("scoring held-out text: 0 of 9 windows")
-    assert terminal.screen[0] == "scoring held-out text: 0 of 9 windows", "before there is a step"
+    recorder.doing("evaluating: 0 of 9 sequences")
+    assert terminal.screen[0] == "evaluating: 0 of 9 sequences", "before there is a step"
     clock(1)
-    recorder.doing("scoring held-out text: 5 of 9 windows")
-    assert terminal.screen[0] == "scoring held-out text: 5 of 9 windows"
+    recorder.doing("evaluating: 5 of 9 sequences")
+    assert terminal.screen[0] == "evaluating: 5 of 9 sequences"
     recorder.doing("")
     assert "".join(terminal.screen) == ""
     recorder.step(values(1), total=4)
-    recorder.notice("SIGINT: ends after this step")
-    recorder.doing("scoring held-out text: 1 of 9 windows")
-    assert terminal.screen[1] == "SIGINT: ends after this step", "at once, though the panel was drawn just now"
+    recorder.notice("SIGINT: stopping after this step")
+    recorder.doing("evaluating: 1 of 9 sequences")
+    assert terminal.screen[1] == "SIGINT: stopping after this step", "at once, though the panel was drawn just now"
     clock(1)
     recorder.step(values(2), total=4)
-    assert terminal.screen[1] == "SIGINT: ends after this step   scoring held-out text: 1 of 9 windows"
+    assert terminal.screen[1] == "SIGINT: stopping after this step   evaluating: 1 of 9 sequences"
     recorder.record("end", {"step": 2})
-    assert "ends after" not in "\n".join(terminal.screen)
+    assert "stopping after" not in "\n".join(terminal.screen)
 
 
 def test_elsewhere_what_takes_long_is_a_line_now_and_then(clock: Callable[[float], None]) -> None:
@@ -222,12 +222,12 @@ def test_elsewhere_what_takes_long_is_a_line_now_and_then(clock: Callable[[float
     recorder = Recorder(None, stream)
     for n in range(100):
         clock(1)
-        recorder.doing(f"{n} of 100 windows")
+        recorder.doing(f"{n} of 100 sequences")
     recorder.doing("")
-    recorder.notice("ends after this step")
+    recorder.notice("stopping after this step")
     assert stream.getvalue().splitlines() == [
-        *(f"{n} of 100 windows" for n in range(19, 100, 20)),
-        "ends after this step",
+        *(f"{n} of 100 sequences" for n in range(19, 100, 20)),
+        "stopping after this step",
     ]
 
 
@@ -296,7 +296,7 @@ def test_a_signal_is_told_of_while_a_kernel_keeps_the_handler_waiting() -> None:
         timer.join()
     ((when, words),) = told
     assert when < late
-    assert words == "SIGINT: ends after this step; a second one ends it at once"
+    assert words == "SIGINT: stopping after this step; send it again to quit at once"
 
 
 def test_a_run_on_a_terminal_shows_its_end(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_a_run_on_a_terminal_shows_its_end(distil: Distil, monkeypatch: pytest.M
     monkeypatch.setattr(Terminal, "_put", lambda self, part: None)
     stream = Terminal(120, 30)
     distil(steps=5, save_every=2, stream=stream)
-    assert "scoring held-out text: 0 of" in re.split(r"step \d/5", stream.raw)[0], "the first scores take long"
+    assert "evaluating: 0 of" in re.split(r"step \d/5", stream.raw)[0], "the first scores take long"
     last = stream.raw[stream.raw.rindex("step 5/5") :]
     assert "held-out at 5: kl" in last
     assert "checkpoint 5, 0:00:0" in last
