@@ -196,7 +196,7 @@ def test_a_split_says_which_files_it_wrote(model: Path, tmp_path: Path) -> None:
 
 def test_an_output_without_suffix_says_what_it_becomes(model: Path, tmp_path: Path) -> None:
     _, lines, _ = run_in_terminal(["export", str(model), "-o", str(tmp_path / "name"), "--plan"], 200)
-    assert "name has no suffix: a Hugging Face folder" in " ".join(map(visible, lines))
+    assert "name has no suffix: writing a Hugging Face folder" in " ".join(map(visible, lines))
     code, lines, _ = run_in_terminal(["quantize", str(model), "q8_0", "-o", str(tmp_path / "name")], 200)
     assert code == 2
     assert "no suffix" in " ".join(lines)

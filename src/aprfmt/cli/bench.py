@@ -1,4 +1,4 @@
-"""`apr bench`: how fast a model is in llama.cpp."""
+"""`apr bench`: speed and memory of models in llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Bench(Common, LlamaMachine):
-    """Measure the speed of models in llama.cpp: a prompt, text token by token, and the time to the first token.
+    """Benchmark models in llama.cpp: prompt processing, text generation, time to first token, memory.
 
-    Several models are computed in turns and compared with the first. Exit status 1: a --gate was missed.
+    Several models run alternately and are compared with the first. Exit status 1: a --gate was missed.
 
     \b
     apr bench model.gguf
@@ -30,17 +30,15 @@ class Bench(Common, LlamaMachine):
     apr bench model.gguf --gate tok_s=325 --gate memory=2GB --json
     """
 
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Models in any form that llama.cpp runs.")]
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", metavar="N", min=1, help="Length of the prompt.")] = (
-        512
-    )
-    tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", min=1, help="Length of the text.")] = 128
-    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs that count, after one to warm up.")] = 5
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Models that llama.cpp runs, in any format.")]
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", metavar="N", min=1, help="Prompt length.")] = 512
+    tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", min=1, help="Tokens to generate.")] = 128
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Timed runs, after one warm-up run.")] = 5
     gate: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A limit for every model, repeatable: tok_s, prompt_tok_s at least; ttft_ms, memory, load_s at most.",
+            help="Limit for each model: minimum tok_s, prompt_tok_s; maximum ttft_ms, memory, load_s; repeatable.",
         ),
     ] = None
 
@@ -48,7 +46,7 @@ class Bench(Common, LlamaMachine):
     force: ForceOption = False
 
     def __call__(self) -> int:
-        """Runs the command; 1 where a gate was missed."""
+        """Runs the command; returns 1 if a gate was missed."""
         with progress_bar("measuring", _tokens) as progress:
             report = aprfmt.bench(
                 self.files,
@@ -92,7 +90,7 @@ def _text(report: BenchReport) -> Iterator[str]:
         [
             (
                 "measured",
-                f"{report.prompt_tokens:,} tokens of prompt, {report.tokens:,} of text; "
+                f"{report.prompt_tokens:,} prompt tokens, {report.tokens:,} generated; "
                 f"median of {plural(report.runs, 'run')}, "
                 f"lowest to highest; {format_seconds(report.seconds)}",
             )

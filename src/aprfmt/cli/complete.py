@@ -1,4 +1,4 @@
-"""What the shell completes beside options: mixes, dtypes, formats, architectures, names of tensors."""
+"""Shell completion of values: quantization presets, dtypes, formats, architectures, tensor names."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def complete_mix(incomplete: str) -> list[str]:
-    """Names of quantization mixes."""
+    """Completes the names of quantization presets."""
     from aprfmt.convert.mixes import ALIASES, MIXES
 
     return _beginning((*MIXES, *ALIASES), incomplete)
 
 
 def complete_dtype(incomplete: str) -> list[str]:
-    """What --dtype takes: floats, aprq8, mixes."""
+    """Completes --dtype: float types, aprq8 and quantization presets."""
     return [*_beginning(("keep", "f32", "f16", "bf16", "f8_e4m3", "aprq8"), incomplete), *complete_mix(incomplete)]
 
 
 def complete_format(incomplete: str) -> list[str]:
-    """Names of the forms that can be written."""
+    """Completes the names of output formats."""
     from aprfmt.convert.targets.base import targets
 
     return _beginning((target.name for target in targets()), incomplete)
 
 
 def complete_architecture(incomplete: str) -> list[str]:
-    """Names of the rows of architectures."""
+    """Completes architecture names."""
     from aprfmt.arch.table import ARCHITECTURES
 
     return _beginning(ARCHITECTURES, incomplete)
@@ -48,9 +48,9 @@ fi"""
 
 
 def mend_zsh() -> None:
-    """Lets the script for zsh answer the first Tab, too.
+    """Makes the zsh script complete on the first Tab.
 
-    zsh runs a script of its function path when Tab is first pressed, in place of the function; typer's only defines it.
+    On the first Tab, zsh autoloads the script and runs it as the function; typer's script only defines the function.
     """
     from typer import _completion_shared as typers
 
@@ -59,21 +59,21 @@ def mend_zsh() -> None:
 
 
 SHELL_OPTIONS = {
-    "--install-completion": "Install completion for the current shell, or the one that is named: bash, zsh, fish.",
-    "--show-completion": "Print the script of completion instead, for the current shell or the one that is named.",
+    "--install-completion": "Install completion for the current shell, or for SHELL: bash, zsh, fish.",
+    "--show-completion": "Print the completion script for the current shell, or for SHELL.",
 }
 
 
 def serve_shell(option: str, shell: str | None) -> None:
-    """Does what one of SHELL_OPTIONS asks, for `shell` or, for None, the one that `apr` was started from.
+    """Runs one of SHELL_OPTIONS for `shell`, or for the parent shell if it is None.
 
-    Raises UsageError for a shell that there is no script for, or that cannot be told.
+    Raises UsageError if the shell is not supported or cannot be detected.
     """
     from typer import _completion_shared as typers
 
     known = ", ".join(typers._completion_scripts)
     if shell is None and (shell := typers._get_shell_name()) is None:
-        raise UsageError("cannot tell from which shell this was started", hint=f"apr {option} SHELL, one of: {known}")
+        raise UsageError("cannot detect the current shell", hint=f"apr {option} SHELL, one of: {known}")
     if shell not in typers._completion_scripts:
         raise UsageError(f"no completion for the shell {shell!r}", hint=f"apr {option} SHELL, one of: {known}")
     mend_zsh()
@@ -82,14 +82,14 @@ def serve_shell(option: str, shell: str | None) -> None:
         print(typers.get_completion_script(shell=shell, **names))  # noqa: T201
         return
     _, path = typers.install(shell=shell, **names)
-    print(f"completion for {shell} is installed in {path}; it begins with the next {shell}")  # noqa: T201
+    print(f"installed completion for {shell} in {path}; start a new {shell} to use it")  # noqa: T201
 
 
 def complete_tensor(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of the tensors of the FILE on the command line; none where it cannot be read, or is elsewhere."""
+    """Completes tensor names of the FILE on the command line; nothing if it is unreadable or remote."""
     import aprfmt
 
-    # While an option waits for its value the words before it are not assigned to arguments.
+    # While an option's value is completed, click has not assigned the preceding words to arguments.
     words = [word for word in (ctx.params.get("file"), *ctx.args) if isinstance(word, str)]
     file = next((word for word in words if not word.startswith("-") and "://" not in word), None)
     if file is None:

@@ -1,4 +1,4 @@
-"""`apr import`, `export`, `convert`, `quantize` and `shard`: one job under five names; `stamp` edits metadata."""
+"""`apr import`, `export`, `convert`, `quantize` and `shard` convert models; `stamp` edits metadata."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Import(
     DtypeOptions,
     FileOptions,
 ):
-    """Pack a model into one .apr file, with everything needed to restore the source byte for byte.
+    """Import a model into one .apr file that can restore the source byte for byte.
 
     \b
     apr import model.gguf -o model.apr
@@ -77,7 +77,7 @@ class Import(
 class Convert(
     Common, Machine, RunOptions, PresetOptions, SourceOptions, TargetOptions, OfAdapter, DtypeOptions, FileOptions
 ):
-    """Convert any readable form of a model to any writable one, in one step.
+    """Convert a model between any two supported formats in one step.
 
     \b
     apr convert model.gguf -o folder --format hf --dtype bf16
@@ -94,7 +94,7 @@ class Convert(
 
 
 class Export(Convert):
-    """Write a model for other programs: llama.cpp (gguf), transformers (hf, safetensors), MLX.
+    """Export a model for llama.cpp (gguf), transformers (hf, safetensors) or MLX.
 
     \b
     apr export model.apr -o model.gguf --verify
@@ -108,9 +108,9 @@ class Export(Convert):
 
 @dataclass(kw_only=True)
 class ShardCommand(Common, RunOptions, FileOptions):
-    """Split a model into .apr files of limited size, in a folder with a manifest of their SHA-256 sums.
+    """Split a model into .apr shards of limited size, in a folder with a manifest of their SHA-256 sums.
 
-    Every command reads the folder, its manifest or any shard as the whole model; convert joins it again.
+    Every command reads the folder, its manifest or any shard as the whole model; `apr convert` joins the shards.
 
     \b
     apr shard model.apr -o shards --shard-size 2GiB
@@ -125,13 +125,13 @@ class ShardCommand(Common, RunOptions, FileOptions):
         from aprfmt.convert.api import convert_model
         from aprfmt.convert.targets.base import parse_size
 
-        parse_size(self.shard_size, name="shard_size")  # 0 is no limit elsewhere
+        parse_size(self.shard_size, name="shard_size")  # other commands accept 0: no limit
         _run(self, "sharding", convert_model, self.file, self.output, format="apr-shards")
 
 
 @dataclass(kw_only=True)
 class Quantize(Common, Machine, RunOptions, PresetOptions):
-    """Store the weights of a model in fewer bits; types and bytes match llama.cpp's own quantize tool.
+    """Quantize a model to Q4_K_M, Q8_0, ..., with the same types and bytes as llama.cpp's quantize tool.
 
     \b
     apr quantize --list
@@ -146,23 +146,19 @@ class Quantize(Common, Machine, RunOptions, PresetOptions):
         str | None, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors or a folder.")
     ] = None
     mix: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MIX", help="q4_k_m, q8_0, ...; with --pure, a single type.", autocompletion=complete_mix
-        ),
+        str | None, typer.Argument(metavar="MIX", help="q4_k_m, q8_0, ... (see --list).", autocompletion=complete_mix)
     ] = None
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="PATH", help="The .gguf or .apr to write; default: NAME-MIX.gguf."),
+        typer.Option("--output", "-o", metavar="PATH", help="Output .gguf or .apr; default: NAME-MIX.gguf."),
     ] = None
-    list_mixes: Annotated[bool, typer.Option("--list", help="Show the mixes and when to use which.")] = False
+    list_mixes: Annotated[bool, typer.Option("--list", help="List the quantization types, with advice.")] = False
     arch: ArchOption = None
     tokenizer: TokenizerOption = None
     no_tokenizer: NoTokenizerOption = False
     verify: VerifyOption = False
     imatrix: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|auto", help="Importance matrix; auto computes one on the text of --data."),
+        str | None, typer.Option(metavar="FILE|auto", help="Importance matrix; auto: compute one from --data.")
     ] = None
     data: Annotated[
         list[Path] | None, typer.Option("--data", "-d", metavar="PATH", help="Text for --imatrix auto; repeatable.")
@@ -186,11 +182,11 @@ class Quantize(Common, Machine, RunOptions, PresetOptions):
         from aprfmt.convert.mixes import find_mix, quantized_name
 
         if find_mix(self.file) and not find_mix(self.mix) and not Path(self.file).exists():
-            raise UsageError("the model comes before the mix", hint=f"apr quantize {self.mix} {self.file}")
+            raise UsageError("FILE must come before MIX", hint=f"apr quantize {self.mix} {self.file}")
         output = self.output or Path(quantized_name(self.file, self.mix))
         if not output.suffix:
             hint = f"-o {output}.gguf, or {output}.apr"
-            raise UsageError("the output has no suffix that says what it is", path=output, hint=hint)
+            raise UsageError("the output needs a suffix: .gguf or .apr", path=output, hint=hint)
 
         if self.imatrix == AUTO and self.data and not self.plan:
             with progress_bar("computing", tokens) as progress:
@@ -210,7 +206,7 @@ class Quantize(Common, Machine, RunOptions, PresetOptions):
 
 @dataclass(kw_only=True)
 class Stamp(Common, IdentityOptions):
-    """Edit the metadata of an .apr file, or the keys of a GGUF. The bytes of the tensors stay untouched.
+    """Edit the metadata of an .apr file or the keys of a GGUF; tensor data is copied unchanged.
 
     \b
     apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext
@@ -222,24 +218,21 @@ class Stamp(Common, IdentityOptions):
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An .apr file or a GGUF.")]
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")] = None
     hf_architecture: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="Class as in config.json: LlamaForCausalLM.")
+        str | None, typer.Option(metavar="CLASS", help="Model class in config.json, such as LlamaForCausalLM.")
     ] = None
-    hf_model_type: Annotated[str | None, typer.Option(metavar="NAME", help="Model type as in config.json: llama.")] = (
-        None
-    )
-    architecture: Annotated[str | None, typer.Option(metavar="NAME", help="Family of the network, such as llama.")] = (
-        None
-    )
+    hf_model_type: Annotated[
+        str | None, typer.Option(metavar="NAME", help="model_type in config.json, such as llama.")
+    ] = None
+    architecture: Annotated[str | None, typer.Option(metavar="NAME", help="Architecture, such as llama.")] = None
     set: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE",
-            help="Set a key to a text or JSON, or to a file's text with @FILE; KEY:u32=7 says the type.",
+            metavar="KEY=VALUE", help="Set a key to text or JSON, or to the contents of @FILE; KEY:u32=7 sets the type."
         ),
     ] = None
     unset: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Remove a key; repeatable.")] = None
     in_place: Annotated[bool, typer.Option("--in-place", help="Replace FILE itself, atomically.")] = False
-    plan: Annotated[bool, typer.Option("--plan", help="Check, and show what would be set; write nothing.")] = False
+    plan: Annotated[bool, typer.Option("--plan", help="Check, and show the changes; write nothing.")] = False
     force: ForceOption = False
 
     def __call__(self) -> None:
@@ -283,9 +276,9 @@ class Stamp(Common, IdentityOptions):
 
 
 def parse_assignments(items: list[str]) -> tuple[dict[str, object], dict[str, str]]:
-    """`KEY=VALUE` and `KEY:TYPE=VALUE` texts as values by key, as they were typed, and types by key.
+    """Parses `KEY=VALUE` and `KEY:TYPE=VALUE` into (values by key, types by key); values stay unparsed text.
 
-    `@FILE` is the text of a file. Raises UsageError, StorageError.
+    `@FILE` is replaced by the file's text. Raises UsageError, StorageError.
     """
     from aprfmt.convert.gguf_edit import TYPES, Text
     from aprfmt.io.source import read_whole
@@ -300,7 +293,7 @@ def parse_assignments(items: list[str]) -> tuple[dict[str, object], dict[str, st
         if not key or not equals:
             raise UsageError(f"--set {item!r} is not KEY=VALUE", hint="--set author=me")
         if key in values:
-            raise UsageError(f"--set names {key!r} twice")
+            raise UsageError(f"--set given twice for {key!r}")
         if not text.startswith("@"):
             values[key] = Text(text)
             continue
@@ -321,7 +314,7 @@ def _list_mixes() -> None:
         row = {"name": mix.name, "aliases": aliases, "bits_per_weight": bits, "file_type": mix.file_type}
         body.append(row | {"dtype": mix.dtype, "advice": mix.advice})
         cells.append([" = ".join([mix.name, *aliases]), f"{bits:.2f}", mix.advice])
-    note = "Bits per weight of Llama-3.1-8B; models whose row lengths are not multiples of 256 need more."
+    note = "Bits per weight for Llama-3.1-8B; models with row lengths that are not multiples of 256 need more."
     lines = [*table(["mix", "bits", "when"], cells, right="bits", indent=0, wrap=24), "", *wrapped(note)]
     out.result({"count": len(body), "mixes": body}, lines)
 
@@ -332,20 +325,20 @@ _NOT_PASSED_ON = ("file", "output", "mix", "list_mixes", "as_json", "quiet")
 def _run(
     command: RunOptions, verb: str, function: Callable[..., Report], source: str, output: Path, **fixed: object
 ) -> None:
-    """Calls a function of `convert.api` with what was given on the command line; prints its report or plan."""
+    """Calls a function of `convert.api` with the command's options; prints its report or plan."""
     refuse_terminal(output)
     given = {f.name: getattr(command, f.name) for f in fields(command) if f.name not in _NOT_PASSED_ON}
     report_of(command.plan, verb, partial(function, source, output), given | fixed)
 
 
 def say_what_is_written(output: Path, format: str | None) -> None:
-    """A hint where neither a suffix nor --format says what becomes of `output`."""
+    """Prints a hint if neither a suffix nor --format determines the format of `output`."""
     if format is None and not output.suffix and not output.is_dir():
-        out.hint(f"{output} has no suffix: a Hugging Face folder; for a file {output}.gguf, or --format gguf")
+        out.hint(f"{output} has no suffix: writing a Hugging Face folder; for a GGUF use -o {output}.gguf")
 
 
 def report_of(plan: bool, verb: str, function: Callable[..., Report], given: Mapping[str, object]) -> None:
-    """Calls a function that converts with the options `given`; prints its report or plan."""
+    """Calls the conversion `function` with the options `given`; prints its report or plan."""
     with progress_bar(verb) as progress:
         report = function(progress=None if plan else progress, **given)
     for warning in report.warnings:
@@ -354,6 +347,6 @@ def report_of(plan: bool, verb: str, function: Callable[..., Report], given: Map
 
 
 def refuse_terminal(output: Path) -> None:
-    """Refuses `-`: models are written to files, whole or not at all."""
+    """Refuses `-` as output: models are written atomically, to files."""
     if str(output) == "-":
-        raise RefusedError("a model cannot be written to standard output", hint="name a file with -o")
+        raise RefusedError("a model cannot be written to standard output", hint="-o FILE")

@@ -1,4 +1,4 @@
-"""`apr imatrix`: which columns of the weights matter, for quantization."""
+"""`apr imatrix`: compute or merge importance matrices."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from aprfmt.running.importance import ImatrixReport
 
 _OF_MERGE = ("files", "output", "merge", "plan", "force", "as_json", "quiet")
-"""Options that --merge heeds."""
+"""Options that apply to --merge."""
 
 
 @dataclass(kw_only=True)
 class ImatrixCommand(Common, LlamaMachine):
-    """Compute an importance matrix of a model on text, or add several.
+    """Compute an importance matrix of a model on text, or merge several.
 
-    The inputs of every product with a weight are recorded while llama.cpp computes the text; `apr quantize --imatrix`
-    uses the result, and so does llama-quantize. An output named .dat is written in the old form.
+    Activation statistics of every weight matrix are collected while llama.cpp processes the text. `apr quantize
+    --imatrix` and llama-quantize read the result. An output named .dat is written in the legacy format.
 
     \b
     apr imatrix model.gguf --data text.txt -o model.imatrix.gguf
@@ -38,26 +38,22 @@ class ImatrixCommand(Common, LlamaMachine):
     """
 
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="A model in any form; with --merge, importance matrices.")
+        list[str], typer.Argument(metavar="FILE...", help="A model in any format; with --merge, importance matrices.")
     ]
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write the matrix.")]
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Output file.")]
     data: Annotated[
         list[Path] | None,
-        typer.Option("--data", "-d", metavar="PATH", help="Text, jsonl or parquet, or a folder of them; repeatable."),
+        typer.Option("--data", "-d", metavar="PATH", help="Text, jsonl or parquet, or a folder of these; repeatable."),
     ] = None
-    chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N chunks of text.")] = None
-    chunk_size: Annotated[int, typer.Option(metavar="N", min=32, help="Tokens of a chunk.")] = 512
+    chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N chunks.")] = None
+    chunk_size: Annotated[int, typer.Option(metavar="N", min=32, help="Tokens per chunk.")] = 512
     process_output: Annotated[
-        bool, typer.Option("--process-output", help="Give the output head an entry too; mixes seldom use it.")
+        bool, typer.Option("--process-output", help="Also collect statistics for the output head; rarely used.")
     ] = False
-    parse_special: Annotated[
-        bool, typer.Option("--parse-special", help="Names of special tokens in the text mean those tokens.")
-    ] = False
+    parse_special: Annotated[bool, typer.Option("--parse-special", help="Parse special tokens in the text.")] = False
     text_field: TextFieldOption = "text"
-    merge: Annotated[bool, typer.Option("--merge", help="Add importance matrices of one model.")] = False
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a run into the same output was interrupted.")
-    ] = False
+    merge: Annotated[bool, typer.Option("--merge", help="Merge importance matrices of one model.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run with the same output.")] = False
     plan: PlanOption = False
     force: ForceOption = False
 
@@ -71,7 +67,7 @@ class ImatrixCommand(Common, LlamaMachine):
             report = aprfmt.merge_imatrix(self.files, self.output, plan=self.plan, force=self.force)
         else:
             if len(self.files) != 1:
-                raise UsageError("give one model", hint="several importance matrices are added with --merge")
+                raise UsageError("give one model", hint="use --merge for several importance matrices")
             if not self.data:
                 raise UsageError(
                     "--data is missing", hint=f"apr imatrix {self.files[0]} --data text.txt -o {self.output}"

@@ -1,4 +1,4 @@
-"""`apr eval` and `apr report`: how well a model predicts text; a page about a training run or a model."""
+"""`apr eval` and `apr report`: loss on held-out text; an HTML report about a training run or a model."""
 
 from __future__ import annotations
 
@@ -28,41 +28,40 @@ def evaluate(
             "--data",
             "-d",
             metavar="PATH",
-            help="Text, jsonl or parquet, or a folder of them; for a run's token shards, the held-out part.",
+            help="Text, jsonl or parquet, or a folder of these; of a run's token shards, the held-out part is used.",
         ),
     ],
-    teacher: Annotated[str | None, typer.Option(metavar="FILE", help="The model to compare with.")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also compute KL and agreement with this model.")
+    ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU where both can, else llama.cpp]"),
+        typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU if supported, else llama]"),
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="For torch: cuda, cuda:N or cpu; nothing else is tried if it is missing."),
+        str | None, typer.Option(metavar="NAME", help="For torch: cuda, cuda:N or cpu; fails if it is not available.")
     ] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=2, help="Tokens of a window. [default: 2048, or the model's context if that is less]"
-        ),
+        typer.Option(metavar="N", min=2, help="Sequence length. [default: 2048, or the model's context if shorter]"),
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=2,
-            help="Score about N tokens, spread evenly; text is still tokenised in full. [default: all]",
+            help="Evaluate about N tokens, sampled evenly; the text is still tokenized in full. [default: all]",
         ),
     ] = None,
     text_field: TextFieldOption = "text",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure cross entropy and perplexity on text; with a teacher also KL(teacher, model) and agreement.
+    """Compute cross entropy and perplexity on text; with --teacher, also KL(teacher || model) and top-1 agreement.
 
-    If the evaluation fails, the exit status is 8 and no score is printed. With the original model as the teacher of
-    a quantized one, the KL shows what quantization cost. torch computes the families that can be trained, llama.cpp
-    every decoder that it runs, from any form; both read the same windows.
+    To measure quantization loss, use the original model as the teacher. Trainable architectures run in torch, any
+    other decoder in llama.cpp, on the same sequences. If the evaluation fails, the exit status is 8 and no score is
+    printed.
 
     \b
     apr eval run/model.apr --data held-out.jsonl --teacher big.gguf
@@ -80,13 +79,13 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
     yield f"{printable(found.file)}: {_model_kind(found)}"
     rows = [
         ("cross entropy", f"{found.ce:.4f} nats per token, perplexity {found.perplexity:,.3f}"),
-        ("first choice", f"correct for {found.accuracy:.2%} of the tokens"),
+        ("accuracy", f"{found.accuracy:.2%} of tokens predicted (top-1)"),
     ]
     if (teacher := found.teacher) is not None:
         rows += [
             ("teacher", f"{teacher.file}: {_model_kind(teacher)}, cross entropy {found.teacher_ce:.4f} nats"),
-            ("KL", f"{found.kl:.4g} nats per token from the teacher to the model"),
-            ("agreement", f"the same first choice at {found.agreement:.2%} of the tokens"),
+            ("KL", f"{found.kl:.4g} nats per token, KL(teacher || model)"),
+            ("agreement", f"same top-1 token at {found.agreement:.2%} of positions"),
         ]
     read = f"{plural(found.tokens, 'token')} in {plural(found.windows, 'window')} of {found.seq_len:,}"
     data = f"{plural(found.documents, 'document')} of {plural(found.data_tokens, 'token')}"
@@ -107,23 +106,23 @@ def _model_kind(model: EvaluatedModel) -> str:
 
 def report(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="The folder of a training run, even an unfinished one, or a model.")
+        str, typer.Argument(metavar="FILE", help="A training run's folder, even of an unfinished run, or a model.")
     ],
     *,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="PATH", help="page.html; for a run also curves.png. [default: a summary]"
+            "--output", "-o", metavar="PATH", help="page.html; for a run also curves.png. [default: print a summary]"
         ),
     ] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Write a self-contained HTML page.
+    """Write a self-contained HTML report about a training run or a model.
 
-    About a training run: result, curves, configuration, provenance; a .png has only the curves and needs matplotlib.
-    About a model: dimensions, dtypes, the values of every layer, tokenizer, provenance.
+    Training run: result, curves, configuration, provenance; a .png contains only the curves and needs matplotlib.
+    Model: dimensions, dtypes, the values of every layer, tokenizer, provenance.
 
     \b
     apr report run
@@ -140,8 +139,8 @@ def report(
         out.result(body, _run_report(cast("RunReport", body), output))
         return
     if output is None and out.mode != "json":
-        detect(file)  # a path that holds no model is the greater mistake
-        raise UsageError("the report on a model is an HTML page", hint="add -o page.html, or see apr inspect")
+        detect(file)  # report an unreadable model first
+        raise UsageError("the report about a model is an HTML page", hint="add -o page.html, or see apr inspect")
     with progress_bar("reading") as progress:
         body = aprfmt.report(file, output, force=force, progress=progress)
     count = cast("int", body["tensor_count"])

@@ -1,8 +1,8 @@
-"""Options that several commands share: single ones as Annotated types, groups of them as dataclasses.
+"""Shared command-line options: single options as Annotated types, groups of options as dataclasses.
 
-typer reads the signature of the callable that it is given. A dataclass is such a callable, its fields are the
-parameters, and inheritance puts a command together from groups. `--help` shows the command's own fields, then those of
-its last base class, and so on to the first.
+typer reads the signature of a callable. A dataclass is a callable whose fields are the parameters, so a command
+combines groups of options by inheritance. `--help` shows the command's own fields first, then those of its base
+classes from last to first.
 """
 
 # No `from __future__ import annotations` here: as strings, the types of fields could not be resolved from the module
@@ -26,16 +26,16 @@ ModelArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, even on failure.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
-PageOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write a page too: page.html.")]
-ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
-PlanOption = Annotated[
-    bool, typer.Option("--plan", help="Show what would be written, and what it takes; write nothing.")
+PageOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="PATH", help="Also write an HTML report: page.html.")
 ]
+ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
+PlanOption = Annotated[bool, typer.Option("--plan", help="Show what would be written; write nothing.")]
 ArchOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Architecture, if the source does not name it.",
+        help="Architecture, if the source does not specify it.",
         autocompletion=complete_architecture,
         rich_help_panel=sections.SOURCE,
     ),
@@ -44,7 +44,7 @@ FilterOption = Annotated[
     str | None,
     typer.Option(
         metavar="GLOB",
-        help="Only names that match; without wildcards: names that contain it.",
+        help="Show only matching names; without wildcards, names that contain GLOB.",
         autocompletion=complete_tensor,
     ),
 ]
@@ -52,7 +52,7 @@ BaseOption = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="Model that an adapter is for: a folder with its config.json, or a model file.",
+        help="Base model of an adapter: a folder with config.json, or a model file.",
         rich_help_panel=sections.BESIDE,
     ),
 ]
@@ -68,7 +68,7 @@ NoTokenizerOption = Annotated[
     bool,
     typer.Option(
         "--no-tokenizer",
-        help="Write a GGUF without a tokenizer: llama.cpp then takes token ids only.",
+        help="Write a GGUF without a tokenizer; llama.cpp then accepts only token ids.",
         rich_help_panel=sections.TOKENIZER,
     ),
 ]
@@ -79,26 +79,21 @@ PreOption = Annotated[
     ),
 ]
 NoMtpOption = Annotated[
-    bool,
-    typer.Option(
-        "--no-mtp",
-        help="Leave out the MTP (nextn) layers, which predict further tokens.",
-        rich_help_panel=sections.BESIDE,
-    ),
+    bool, typer.Option("--no-mtp", help="Drop the MTP (nextn) layers.", rich_help_panel=sections.BESIDE)
 ]
 ShardSizeOption = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file.")
+    str | None, typer.Option(metavar="SIZE", help="Maximum shard size, such as 5GB or 500MiB; 0: a single file.")
 ]
 TextFieldOption = Annotated[
-    str, typer.Option(metavar="NAME", help="The field of a record, or the column of a table, that holds its text.")
+    str, typer.Option(metavar="NAME", help="Field of a record, or column of a table, that contains the text.")
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="A record that is not a document is an error.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Fail on invalid records.")]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Load the result in llama.cpp and run it briefly.")]
 
 
 @dataclass(kw_only=True)
 class Common:
-    """Options of every command; `Output.configure` reads them from the raw command line."""
+    """Options of every command, also read from the raw command line by `Output.configure`."""
 
     as_json: JsonOption = False
     quiet: QuietOption = False
@@ -106,13 +101,11 @@ class Common:
 
 @dataclass(kw_only=True)
 class Machine:
-    """How much of the machine a conversion may use."""
+    """Resource limits of a conversion."""
 
     threads: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Worker threads; by default one per processor.", rich_help_panel=sections.MACHINE
-        ),
+        typer.Option(metavar="N", help="Worker threads; default: one per CPU.", rich_help_panel=sections.MACHINE),
     ] = None
     max_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 300MiB.", rich_help_panel=sections.MACHINE)
@@ -121,58 +114,40 @@ class Machine:
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Room for what is fetched from the hub, beside the output; by default, its largest file.",
+            help="Disk limit for downloads, not counting the output; default: the largest file.",
             rich_help_panel=sections.MACHINE,
         ),
     ] = None
     fsync: Annotated[
-        bool, typer.Option(help="Wait until the output is safely on disk.", rich_help_panel=sections.MACHINE)
+        bool, typer.Option(help="Flush the output to disk before exiting.", rich_help_panel=sections.MACHINE)
     ] = True
 
 
 @dataclass(kw_only=True)
 class LlamaMachine:
-    """How much of the machine llama.cpp may use."""
+    """Resource limits of llama.cpp."""
 
-    threads: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Threads of llama.cpp; 0: half of the processors.")
-    ] = 0
+    threads: Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")] = 0
     gpu_layers: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Layers to compute on a GPU, if this llama.cpp can.")
+        int, typer.Option(metavar="N", min=0, help="Layers to offload to the GPU, if llama.cpp supports one.")
     ] = 0
 
 
 @dataclass(kw_only=True)
 class Links:
-    """What may lie outside of a model's folder."""
-
-    follow_links: Annotated[
-        bool,
-        typer.Option(
-            "--follow-links",
-            help="Take files that symbolic links bring from outside of the folder.",
-            rich_help_panel=sections.SOURCE,
-        ),
-    ] = False
-
-
-@dataclass(kw_only=True)
-class RunOptions(Links):
-    """How a conversion is run."""
+    """Options of every conversion."""
 
     allow_unmapped: Annotated[
         bool,
         typer.Option(
-            "--allow-unmapped",
-            help="Keep tensors with unknown names under those names.",
-            rich_help_panel=sections.SOURCE,
+            "--allow-unmapped", help="Keep unmapped tensors under their source names.", rich_help_panel=sections.SOURCE
         ),
     ] = False
     allow_names: Annotated[
         bool,
         typer.Option(
             "--allow-names",
-            help="Carry and write files whose names other programs act on (.envrc, con).",
+            help="Allow file names that other programs execute or reserve (.envrc, con).",
             rich_help_panel=sections.SOURCE,
         ),
     ] = False
@@ -180,7 +155,7 @@ class RunOptions(Links):
         str,
         typer.Option(
             metavar="SIZE",
-            help="Carry a folder's other files (pictures, ...) up to this much together; 0: none.",
+            help="Include a folder's other files (images, ...) up to this total size; 0: none.",
             rich_help_panel=sections.SOURCE,
         ),
     ] = "64MB"
@@ -190,13 +165,13 @@ class RunOptions(Links):
 
 @dataclass(kw_only=True)
 class PresetOptions:
-    """Options of a quantization mix."""
+    """Quantization options."""
 
     imatrix: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Importance matrix, in the GGUF form or the old one.",
+            help="Importance matrix, as GGUF or in the legacy format.",
             rich_help_panel=sections.QUANTIZATION,
         ),
     ] = None
@@ -204,7 +179,7 @@ class PresetOptions:
         list[str] | None,
         typer.Option(
             metavar="REGEX=TYPE",
-            help="Type of the tensors whose GGUF name matches; repeatable, the first match wins.",
+            help="Type of tensors whose GGUF name matches; repeatable, first match wins.",
             rich_help_panel=sections.QUANTIZATION,
         ),
     ] = None
@@ -230,19 +205,19 @@ class PresetOptions:
         bool,
         typer.Option(
             "--pure",
-            help="Store every matrix in this type, without the mix's exceptions.",
+            help="Use this one type for every matrix, without the preset's exceptions.",
             rich_help_panel=sections.QUANTIZATION,
         ),
     ] = False
     leave_output: Annotated[
         bool,
-        typer.Option("--leave-output", help="Leave the output head as it is.", rich_help_panel=sections.QUANTIZATION),
+        typer.Option("--leave-output", help="Do not quantize the output head.", rich_help_panel=sections.QUANTIZATION),
     ] = False
     allow_requantize: Annotated[
         bool,
         typer.Option(
             "--allow-requantize",
-            help="Quantize tensors that already are quantized, at a further loss.",
+            help="Requantize quantized tensors, with additional loss.",
             rich_help_panel=sections.QUANTIZATION,
         ),
     ] = False
@@ -250,15 +225,14 @@ class PresetOptions:
 
 @dataclass(kw_only=True)
 class IdentityOptions:
-    """What the user says of the model, whatever its files say."""
+    """Tokenizer and provenance that override those in the model's files."""
 
     tokenizer: TokenizerOption = None
     license: Annotated[
         str | None, typer.Option(metavar="SPDX", help="Licence of the weights.", rich_help_panel=sections.PROVENANCE)
     ] = None
     data_source: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="What the model was trained on.", rich_help_panel=sections.PROVENANCE),
+        str | None, typer.Option(metavar="ID", help="Training data of the model.", rich_help_panel=sections.PROVENANCE)
     ] = None
     data_license: Annotated[
         str | None,
@@ -268,13 +242,13 @@ class IdentityOptions:
 
 @dataclass(kw_only=True)
 class SourceOptions(IdentityOptions):
-    """What the source leaves open or gets wrong."""
+    """Options for incomplete sources, and recorded hashes."""
 
     allow_no_config: Annotated[
         bool,
         typer.Option(
             "--allow-no-config",
-            help="Go on without config.json; infer dimensions from tensor shapes.",
+            help="Proceed without config.json; infer dimensions from tensor shapes.",
             rich_help_panel=sections.SOURCE,
         ),
     ] = False
@@ -282,7 +256,7 @@ class SourceOptions(IdentityOptions):
         bool,
         typer.Option(
             "--hash",
-            help="Record the BLAKE3 of each source file in an .apr; by default its CRC-32.",
+            help="Record the BLAKE3 hash of each source file in an .apr instead of its CRC-32.",
             rich_help_panel=sections.SOURCE,
         ),
     ] = False
@@ -290,13 +264,13 @@ class SourceOptions(IdentityOptions):
 
 @dataclass(kw_only=True)
 class Drafts:
-    """What becomes of layers that predict further tokens, and what draft models need."""
+    """Options for MTP layers and draft models."""
 
     target_model: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of the model that a draft model (EAGLE-3, DFlash, ...) drafts for.",
+            help="Folder of a draft model's target model (EAGLE-3, DFlash, ...).",
             rich_help_panel=sections.BESIDE,
         ),
     ] = None
@@ -306,28 +280,26 @@ class Drafts:
 
 @dataclass(kw_only=True)
 class OfAdapter:
-    """What adapters need."""
+    """Options for adapters."""
 
     base: BaseOption = None
 
 
 @dataclass(kw_only=True)
 class TowerOptions:
-    """What sees or hears beside a language model."""
+    """Options for vision and audio towers."""
 
     mmproj: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="GGUF of the towers (vision, audio) that belong to the model.",
-            rich_help_panel=sections.BESIDE,
+            metavar="FILE", help="GGUF with the model's towers (vision, audio).", rich_help_panel=sections.BESIDE
         ),
     ] = None
 
 
 @dataclass(kw_only=True)
 class DtypeOptions:
-    """What the weights become."""
+    """Architecture and target dtype of the weights."""
 
     arch: ArchOption = None
     dtype: Annotated[
@@ -337,14 +309,14 @@ class DtypeOptions:
             "--quantize",
             metavar="TYPE",
             autocompletion=complete_dtype,
-            help="keep, f32, f16, bf16, f8_e4m3, aprq8, ... or a mix such as q4_k_m (apr quantize --list).",
+            help="keep, f32, f16, bf16, f8_e4m3, aprq8, ... or a preset such as q4_k_m (apr quantize --list).",
         ),
     ] = "keep"
 
 
 @dataclass(kw_only=True)
 class MlxBits:
-    """In how many bits a folder for MLX holds its weights."""
+    """MLX quantization options."""
 
     bits: Annotated[
         int | None,
@@ -355,14 +327,14 @@ class MlxBits:
     group_size: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Values that share a scale: 32, 64 (default) or 128.", rich_help_panel=sections.MLX
+            metavar="N", help="Quantization group size: 32, 64 (default) or 128.", rich_help_panel=sections.MLX
         ),
     ] = None
     recipe: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Instead of --bits: mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6.",
+            help="Mixed-bit recipe instead of --bits: mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6.",
             rich_help_panel=sections.MLX,
         ),
     ] = None
@@ -370,14 +342,14 @@ class MlxBits:
 
 @dataclass(kw_only=True)
 class Derived(MlxBits, Links):
-    """How a model that is made of others is written."""
+    """Output options of commands that build a new model: merge, merge-adapter, prune."""
 
     format: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             autocompletion=complete_format,
-            help="apr, gguf, safetensors, hf or mlx; by default, the suffix of the output decides.",
+            help="apr, gguf, safetensors, hf or mlx; default: from the output's suffix.",
         ),
     ] = None
     tokenizer: TokenizerOption = None
@@ -391,13 +363,13 @@ class Derived(MlxBits, Links):
 
 @dataclass(kw_only=True)
 class TargetOptions(Drafts, MlxBits):
-    """What is written, and how."""
+    """Output options of a conversion."""
 
     mtp_only: Annotated[
         bool,
         typer.Option(
             "--mtp-only",
-            help="Write a GGUF of the MTP layers alone: a draft model for llama.cpp.",
+            help="Write only the MTP layers, as a draft model for llama.cpp (GGUF).",
             rich_help_panel=sections.BESIDE,
         ),
     ] = False
@@ -406,7 +378,7 @@ class TargetOptions(Drafts, MlxBits):
         bool | None,
         typer.Option(
             "--mmproj",
-            help="Write the GGUF of the towers (vision, audio) alone, for llama.cpp's mtmd.",
+            help="Write only the towers (vision, audio), as an mmproj GGUF for llama.cpp.",
             rich_help_panel=sections.BESIDE,
         ),
     ] = None
@@ -416,7 +388,7 @@ class TargetOptions(Drafts, MlxBits):
         typer.Option(
             metavar="NAME",
             autocompletion=complete_format,
-            help="apr, apr-shards, gguf, safetensors, hf or mlx; by default, the suffix of the output decides.",
+            help="apr, apr-shards, gguf, safetensors, hf or mlx; default: from the output's suffix.",
         ),
     ] = None
     no_tokenizer: NoTokenizerOption = False
@@ -425,20 +397,20 @@ class TargetOptions(Drafts, MlxBits):
         str,
         typer.Option(
             metavar="STYLE",
-            help="Names of padding tokens in a GGUF: llama.cpp or apr.",
+            help="Naming of padding tokens in a GGUF: llama.cpp or apr.",
             rich_help_panel=sections.TOKENIZER,
         ),
     ] = "llama.cpp"
     shard_size: ShardSizeOption = None
     verify: VerifyOption = False
     modelfile: Annotated[
-        bool, typer.Option("--modelfile", help="Write an Ollama Modelfile beside the GGUF: template, stops, context.")
+        bool, typer.Option("--modelfile", help="Also write an Ollama Modelfile: template, stop tokens, context.")
     ] = False
 
 
 @dataclass(kw_only=True)
 class FileOptions:
-    """From where to where."""
+    """Input and output."""
 
     file: ModelArgument
     output: OutputOption

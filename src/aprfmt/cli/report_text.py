@@ -1,4 +1,4 @@
-"""What a conversion did or would do, as text."""
+"""Reports and plans of conversions, as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
 
 
 def done_text(report: Report) -> Iterator[str]:
-    """What was written, in one line per fact."""
+    """The report of a conversion: one line per property."""
     rate = f", {format_bytes(report.output_bytes / report.seconds)}/s" if report.seconds > 0 else ""
     yield f"{out.style('wrote', 'green')} {out.style(printable(report.output), 'bold')}"
     rows = [*_facts(report), ("time", f"{format_seconds(report.seconds)}{rate}")]
@@ -45,16 +45,16 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "files", f"{len(report.written)}: {first_few(sizes, _SHOWN_FILES)}"
     yield "parameters", format_count(report.param_count or 0)
     if report.lossless:
-        proven = "yes, proven: every file has the digest that was recorded at import"
+        proven = "yes, proven: every file matches the digest recorded at import"
         yield "lossless", proven if report.proven else "yes: the source can be restored byte for byte"
     elif report.losses:
         yield "losses", "; ".join(report.losses)
     else:
-        yield "lossless", "all values are; the source files cannot be restored byte for byte"
+        yield "lossless", "values only; source files cannot be restored byte for byte"
 
 
 def plan_text(report: Report) -> Iterator[str]:
-    """The tensors to be written, those of all layers together; last, where the eye is then, the summary."""
+    """The tensors to be written, layers grouped; then the summary, last because that is what stays in view."""
     if report.tensors:
         header = ["tensor", "*", "dtype", "shape", "count", "size"]
         yield from (*table(header, _folded(report.tensors), right="count size", spare="count size shape"), "")
@@ -64,9 +64,9 @@ def plan_text(report: Report) -> Iterator[str]:
 
 
 def _folded(tensors: Sequence[PlannedTensor]) -> list[list[str]]:
-    """Rows of a plan: tensors whose names differ in numbers alone, of one dtype and shape, are one row.
+    """Rows of a plan: tensors whose names differ only in numbers, with equal dtype and shape, share a row.
 
-    A `*` stands where the numbers differ, and heads the column of what the first `*` stands for.
+    `*` replaces the numbers that differ; the column `*` lists the values of the first one.
     """
     from aprfmt.inspection.tree import ranges
 

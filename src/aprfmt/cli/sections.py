@@ -1,4 +1,4 @@
-"""`--help` with options under what they are for: each names its section as typer's `rich_help_panel`."""
+"""`--help` with options grouped into sections, named by typer's `rich_help_panel`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ MLX = "MLX"
 BESIDE = "Adapters, draft models and towers"
 TOKENIZER = "Tokenizer"
 PROVENANCE = "Provenance"
-SOURCE = "What the source leaves open"
+SOURCE = "Source"
 MACHINE = "Speed, memory and disk"
 _ORDER = (QUANTIZATION, MLX, TOKENIZER, PROVENANCE, BESIDE, SOURCE, MACHINE)
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose options without a section, under "Options", stand before the others, or behind them."""
+    """A command whose help groups options by section; `plain_first` puts those without one first or last."""
 
     plain_first: ClassVar[bool] = True
 
     def sections(self, ctx: Any) -> dict[str, list[Any]]:
-        """The parameters to show: "Arguments", then options, sections of _ORDER, others as their first options come."""
+        """The parameters by section: arguments, options, sections of _ORDER, then others in order of appearance."""
         arguments: list[Any] = []
         plain: list[Any] = []
         titled: dict[str, list[Any]] = {title: [] for title in _ORDER}
