@@ -183,7 +183,7 @@ PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAW
 
 
 def with_what_a_teacher_said(folder: Path) -> None:
-    aprfmt.teacher(folder / "big.gguf", folder / "c.jsonl", folder / "said", seq_len=64, engine="llama")
+    aprfmt.teacher(folder / "big.gguf", folder / "c.jsonl", folder / "probs", seq_len=64, engine="llama")
 
 
 def with_responses(folder: Path) -> None:

@@ -186,7 +186,7 @@ class Quantize(Common, Machine, RunOptions, PresetOptions):
         output = self.output or Path(quantized_name(self.file, self.mix))
         if not output.suffix:
             hint = f"-o {output}.gguf, or {output}.apr"
-            raise UsageError("the output needs a suffix: .gguf or .apr", path=output, hint=hint)
+            raise UsageError("the output has no suffix", path=output, hint=hint)
 
         if self.imatrix == AUTO and self.data and not self.plan:
             with progress_bar("computing", tokens) as progress:

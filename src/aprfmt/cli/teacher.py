@@ -24,11 +24,11 @@ class TeacherCommand(Common, LlamaMachine):
     the probabilities from a vLLM server instead.
 
     \b
-    apr teacher big.gguf --data c.jsonl -o said --top-k 64
-    apr teacher big.gguf --data c.jsonl -o said --student s.apr --plan
-    apr distill --teacher-logprobs said --student s.apr --config run.toml -o run
-    apr teacher --student s.apr --data c.jsonl -o said --prompts p.jsonl
-    apr teacher --student s.apr --data c.jsonl -o said --from-vllm r.jsonl
+    apr teacher big.gguf --data c.jsonl -o probs --top-k 64
+    apr teacher big.gguf --data c.jsonl -o probs --student s.apr --plan
+    apr distill --teacher-logprobs probs --student s.apr --config run.toml -o run
+    apr teacher --student s.apr --data c.jsonl -o probs --prompts p.jsonl
+    apr teacher --student s.apr --data c.jsonl -o probs --from-vllm r.jsonl
     """
 
     file: Annotated[str | None, typer.Argument(metavar="[TEACHER]", help="The teacher model, in any format.")] = None

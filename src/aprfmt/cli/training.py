@@ -131,7 +131,7 @@ apr distill big.gguf --student s.apr --data c.jsonl -o run --steps 5000
 apr distill big.apr --student-init layers:12 --data src/ -o run --epochs 1
 apr distill big.gguf --config run.toml -o run --resume
 apr distill big.gguf --config run.toml -o run --plan
-apr distill --teacher-logprobs logprobs --student s.apr --config run.toml -o run
+apr distill --teacher-logprobs probs --student s.apr --config run.toml -o run
 torchrun --nproc-per-node 2 -m aprfmt distill big.gguf --config run.toml
 """,
     ("model", _Teacher, None),
