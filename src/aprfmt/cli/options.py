@@ -135,6 +135,20 @@ class LlamaMachine:
 
 @dataclass(kw_only=True)
 class Links:
+    """Access to files outside the model's folder."""
+
+    follow_links: Annotated[
+        bool,
+        typer.Option(
+            "--follow-links",
+            help="Follow symbolic links that point outside the folder.",
+            rich_help_panel=sections.SOURCE,
+        ),
+    ] = False
+
+
+@dataclass(kw_only=True)
+class RunOptions(Links):
     """Options of every conversion."""
 
     allow_unmapped: Annotated[
