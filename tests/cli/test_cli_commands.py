@@ -354,7 +354,7 @@ def test_prune_says_what_it_leaves_out(apr: Apr, tiny_gguf: Path, tmp_path: Path
     wrong = apr("prune", tiny_gguf, "--keep-layers", "7", "-o", tmp_path / "x.gguf", "--json")
     assert wrong.code == 2
     assert wrong.json["error"]["code"] == "usage"
-    assert "there is no layer 7" in wrong.json["error"]["message"]
+    assert "unknown layer 7" in wrong.json["error"]["message"]
 
 
 def test_merge_takes_options_or_a_recipe(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:

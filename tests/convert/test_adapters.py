@@ -254,7 +254,7 @@ def test_a_kind_that_is_not_understood_is_carried_on_request(llama: tuple[Path, 
 
 def test_the_base_must_be_one_of_an_adapter(llama: tuple[Path, Path], tmp_path: Path) -> None:
     base, lora = llama
-    with pytest.raises(AprError, match="this is not an adapter"):
+    with pytest.raises(AprError, match="the input is not an adapter"):
         aprfmt.convert_model(base, tmp_path / "x.gguf", base=base)
     with pytest.raises(AprError, match="this is an adapter"):
         aprfmt.convert_model(lora, tmp_path / "x.gguf", base=lora)

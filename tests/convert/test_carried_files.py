@@ -123,7 +123,7 @@ def test_the_smallest_are_carried_up_to_the_size_and_the_rest_is_said(folder: Pa
             assert not report.lossless
             (loss,) = report.losses
             assert all(f"{name} (" in loss for name in left)
-            assert loss.endswith("together, --carry 26kB would carry them all")
+            assert loss.endswith("in total, --carry 26kB carries all of them")
         back = tmp_path / f"back-{options['carry']}"
         aprfmt.export_model(tmp_path / "m.apr", back, format="hf")
         assert files(folder).keys() - files(back).keys() == set(left)
@@ -136,12 +136,12 @@ def test_a_form_without_a_place_for_them_says_so(folder: Path, tmp_path: Path) -
     aprfmt.import_model(folder, tmp_path / "m.apr")
     for source in (folder, tmp_path / "m.apr"):
         for name, label in (
-            ("m.gguf", "a GGUF has no place for files"),
-            ("m.safetensors", "a safetensors file has no place for other files"),
+            ("m.gguf", "a GGUF cannot hold files"),
+            ("m.safetensors", "a safetensors file cannot hold other files"),
         ):
             losses = aprfmt.convert_model(source, tmp_path / name, force=True).losses
-            assert [loss for loss in losses if loss.startswith("4 files of the folder that belong to no model (")]
-            assert [loss for loss in losses if loss.endswith(f"stay behind: {label}")]
+            assert [loss for loss in losses if loss.startswith("4 unrelated files of the folder dropped (")]
+            assert [loss for loss in losses if loss.endswith(f"): {label}")]
 
 
 def test_hidden_folders_outputs_and_what_is_no_file_are_left(folder: Path, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_hidden_folders_outputs_and_what_is_no_file_are_left(folder: Path, tmp_p
     report = aprfmt.import_model(folder, tmp_path / "o.apr")
     assert not report.lossless
     (loss,) = report.losses
-    assert loss.startswith("not carried: back\\slash, gone.png, loop and 1 more; unreadable, no plain file")
+    assert loss.startswith("not carried: back\\slash, gone.png, loop and 1 more; unreadable, not a regular file")
 
 
 def test_a_folder_that_cannot_be_read_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,9 @@ def test_texts_with_names_that_cannot_be_stored_are_named(folder: Path, tmp_path
     for output, format in (("m.apr", None), ("out", "hf")):
         report = aprfmt.convert_model(folder, tmp_path / output, format=format)
         assert not report.lossless
-        assert report.losses == [f"not carried: {name}; unreadable, no plain file, or of a name that cannot be stored"]
+        assert report.losses == [
+            f"not carried: {name}; unreadable, not a regular file, or a name that cannot be stored"
+        ]
 
 
 @pytest.mark.parametrize("instead", ["nothing", "folder", "other"])
@@ -210,7 +212,7 @@ def test_files_whose_record_no_longer_fits_are_said_to_stay_behind(folder: Path,
         rest = {key: value for key, value in model.metadata.items() if key != SOURCE_KEY}
         aprfmt.rewrite_file(model, tmp_path / "edited.apr", metadata=apr_metadata.dump(rest))
     losses = aprfmt.export_model(tmp_path / "edited.apr", tmp_path / "out", format="hf").losses
-    assert [loss for loss in losses if loss.startswith("4 files") and "no longer fits the model" in loss]
+    assert [loss for loss in losses if loss.startswith("4 unrelated files") and "source record does not match" in loss]
 
 
 def test_an_edited_folder_in_shards_has_one_index(folder: Path, tmp_path: Path) -> None:

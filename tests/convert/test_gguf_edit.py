@@ -104,9 +104,9 @@ def test_provenance_has_keys(gguf: Path) -> None:
         ({"general.name": 7}, "STRING"),
         ({"general.tags": "one"}, "list"),
         ({"general.alignment": 64}, "cannot be edited"),
-        ({"general.architecture": "nothing"}, "not known"),
+        ({"general.architecture": "nothing"}, "unknown architecture"),
         ({"tokenizer.ggml.tokens": ["a"]}, "320 rows"),
-        ({"general.nome": None}, "no key"),
+        ({"general.nome": None}, "unknown key"),
         ({"data_license": "MIT"}, "no key"),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_tied_head_stays_what_it_was(tmp_path: Path) -> None:
     assert (merged["lm_head.weight"] == base["model.embed_tokens.weight"]).all()
     assert not (merged["model.embed_tokens.weight"] == base["model.embed_tokens.weight"]).all()
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["tie_word_embeddings"] is False
-    with pytest.raises(AprError, match=r"llama\.cpp cannot change one of them alone"):
+    with pytest.raises(AprError, match=r"llama\.cpp cannot adapt only one of them"):
         aprfmt.convert_model(built.lora, tmp_path / "x.gguf")
 
 
@@ -183,7 +183,7 @@ def test_modules_to_save_replace_those_of_the_base(tmp_path: Path) -> None:
     aprfmt.merge_adapter(tmp_path / "base.gguf", built.lora, tmp_path / "merged.gguf")
     aprfmt.convert_model(tmp_path / "merged.gguf", tmp_path / "back", format="hf")
     assert distance(tmp_path / "back", built.merged) <= 1e-6
-    with pytest.raises(AprError, match="holds this weight whole"):
+    with pytest.raises(AprError, match="replaces this weight"):
         aprfmt.convert_model(built.lora, tmp_path / "x.gguf")
     assert aprfmt.import_model(built.lora, tmp_path / "x.apr").lossless
     with pytest.raises(AprError, match=r"cannot count 0\.5 times"):
@@ -228,9 +228,9 @@ def _cases(llama: Built, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "this is not an adapter", lambda out: merge(llama.base, llama.base, out)
     yield "this is an adapter", lambda out: merge(llama.lora, llama.lora, out)
     yield "for another base model", lambda out: merge(folder / "wide", llama.lora, out)
-    yield "2 weights are given for 1 adapters", lambda out: merge(llama.base, llama.lora, out, weight=[1.0, 2.0])
+    yield "2 weights given for 1 adapters", lambda out: merge(llama.base, llama.lora, out, weight=[1.0, 2.0])
     yield "weight must be a number", lambda out: merge(llama.base, llama.lora, out, weight=float("nan"))
-    yield "no adapter is named", lambda out: merge(llama.base, [], out)
+    yield "no adapter given", lambda out: merge(llama.base, [], out)
     yield "no such file", lambda out: merge(llama.base, folder / "absent", out)
     extract: Any = aprfmt.extract_adapter
     yield "nothing to extract", lambda out: extract(llama.base, llama.base, out)

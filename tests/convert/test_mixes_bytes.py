@@ -272,7 +272,7 @@ def test_a_type_that_cannot_do_without_weights_is_refused_where_llama_cpp_would_
 ) -> None:
     entries = {n: v.tolist() for n, v in importance(models["mixtral"][1]).items()}
     (tmp_path / "i.dat").write_bytes(old_imatrix(entries, calls=1))
-    with pytest.raises(RefusedError, match="weights, and the matrix has none") as caught:
+    with pytest.raises(RefusedError, match="weights, and the importance matrix has none") as caught:
         aprfmt.convert_model(
             models["mixtral"][0], tmp_path / "m.gguf", dtype="iq2_xxs", pure=True, imatrix=tmp_path / "i.dat"
         )

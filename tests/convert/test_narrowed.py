@@ -146,8 +146,8 @@ def test_blocks_of_which_parts_are_kept_become_floats_and_that_is_told(base: Bas
         ("llama", {"heads": 0}, UsageError, "1 to that many"),
         ("llama", "depth=3", UsageError, "mistake at 'depth=3'"),
         ("llama", "", UsageError, "mistake at ''"),
-        ("llama", {"heads": True}, UsageError, "width must be a text"),
-        ("llama", 3, UsageError, "width must be a text"),
+        ("llama", {"heads": True}, UsageError, "width must be a string"),
+        ("llama", 3, UsageError, "width must be a string"),
     ],
 )
 def test_what_cannot_be_is_refused(

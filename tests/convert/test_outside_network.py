@@ -86,10 +86,10 @@ def test_a_gguf_leaves_them_behind_and_says_so(folder: Path, tmp_path: Path) -> 
     for each in (direct, report, aprfmt.export_model(tmp_path / "m.apr", tmp_path / "c.gguf", plan=True)):
         assert not each.lossless
         assert each.losses == [
-            "3 tensors of the vision tower (vision_tower.*, 452 B) stay behind: "
-            "a GGUF of the language model has no place for such tensors",
-            "1 tensor of the projector (multi_modal_projector.weight, 256 B) stays behind: "
-            "a GGUF of the language model has no place for such tensors",
+            "3 tensors of the vision tower (vision_tower.*, 452 B) dropped: "
+            "the GGUF of a language model cannot hold them",
+            "1 tensor of the projector (multi_modal_projector.weight, 256 B) dropped: "
+            "the GGUF of a language model cannot hold them",
         ]
     with aprfmt.open(tmp_path / "a.gguf") as a, aprfmt.open(tmp_path / "b.gguf") as b:
         assert list(a.tensors) == list(b.tensors)
@@ -111,7 +111,7 @@ def test_a_float_dtype_is_for_all_and_a_mix_for_the_network(source: str, folder:
 
     report = aprfmt.convert_model(tmp_path / source, tmp_path / "q.apr", dtype="q8_0")
     assert not report.lossless
-    assert any("vision tower (vision_tower.*, 452 B) stay as stored" in warning for warning in report.warnings)
+    assert any("vision tower (vision_tower.*, 452 B) not quantized" in warning for warning in report.warnings)
     with aprfmt.open(tmp_path / "q.apr") as model:
         assert all(model.tensors[name].torch().equal(tensor) for name, tensor in TOWER.items())
         assert model.tensors["model.layers.0.mlp.up_proj.weight"].dtype == "Q8_0"

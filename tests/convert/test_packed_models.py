@@ -183,7 +183,7 @@ def test_a_release_in_fp8_is_quantized_without_being_told_twice(target: str, thr
         aprfmt.import_model(source, tmp_path / "s.apr")
         source = tmp_path / "s.apr"
     report = aprfmt.convert_model(source, tmp_path / target, dtype="q8_0")
-    assert report.warnings.count("the model was released in FP8: its weights are decoded first") == 1
+    assert report.warnings.count("the model was released in FP8: its weights are decoded before quantizing") == 1
     aprfmt.convert_model(tmp_path / target, tmp_path / "end.gguf", force=True)
     with aprfmt.open(tmp_path / "end.gguf") as model:
         up = model.tensors["blk.0.ffn_up.weight"]

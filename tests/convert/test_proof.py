@@ -187,16 +187,16 @@ def test_validate_makes_what_would_be_restored(imported: tuple[list[Path], Path,
 
 
 def test_validate_of_what_has_no_record(folder: Path, tmp_path: Path) -> None:
-    assert restored(folder)[1] == ["the file holds no record of its source files"]
+    assert restored(folder)[1] == ["the file has no source record"]
     aprfmt.import_model(folder, tmp_path / "m.apr")
     value = record(tmp_path / "m.apr")
     for row in value["files"]:
         del row[CRC32]
     with_record(tmp_path / "m.apr", value)
-    assert restored(tmp_path / "m.apr")[1] == ["the record of the source files holds no digests"]
+    assert restored(tmp_path / "m.apr")[1] == ["the source record has no digests"]
     value["files"][-1]["segments"] = [["t", "gone", "F32", "F32"]]
     with_record(tmp_path / "m.apr", value)
-    assert "edited since its import" in restored(tmp_path / "m.apr")[1][0]
+    assert "edited after its import" in restored(tmp_path / "m.apr")[1][0]
 
 
 def test_a_new_checksum_over_a_file_without_one_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,7 @@ def test_no_digest_is_taken_of_files_that_are_not_there(folder: Path, tmp_path: 
     aprfmt.import_model(folder, tmp_path / "m.apr")
     for target in ("again.apr", "shards"):
         format = "apr-shards" if target == "shards" else None
-        with pytest.raises(UsageError, match="--hash is about the files"):
+        with pytest.raises(UsageError, match="--hash needs the source files"):
             aprfmt.convert_model(tmp_path / "m.apr", tmp_path / target, format=format, hash=True)
     with pytest.raises(UsageError, match="--hash does not apply to the format gguf"):
         aprfmt.convert_model(folder, tmp_path / "m.gguf", hash=True)

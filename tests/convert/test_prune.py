@@ -111,7 +111,7 @@ def test_logits_are_those_of_the_cut_list_of_layers(name: str, layer: int, base:
     n_layers = model.config.get_text_config().num_hidden_layers
     kept = [i for i in range(n_layers) if i != layer]
     report = aprfmt.prune_model(folder, tmp_path / "out", drop_layers=[layer], format="hf")
-    assert report.losses == [f"layer {layer} of {n_layers} is left out: the model needs training to make up for it"]
+    assert report.losses == [f"layer {layer} of {n_layers} is dropped: train the model to recover its quality"]
     wanted = logits(cut(model, kept), ids)
     assert np.abs(transformers_logits(tmp_path / "out", ids) - wanted).max() <= 1e-5 * max(1, np.abs(wanted).max())
     assert np.abs(logits(model, ids) - wanted).max() > 1e-2  # the layer had a say
@@ -210,13 +210,13 @@ def test_the_output_says_what_it_lacks(base: Base, tmp_path: Path) -> None:
     [
         ({}, "either --drop-layers or --keep-layers"),
         ({"drop_layers": "0", "keep_layers": "1"}, "either --drop-layers or --keep-layers"),
-        ({"drop_layers": "2"}, "there is no layer 2"),
-        ({"drop_layers": "0-1"}, "none of them would stay"),
-        ({"keep_layers": "0-1"}, "all of them would stay"),
+        ({"drop_layers": "2"}, "unknown layer 2"),
+        ({"drop_layers": "0-1"}, "none of them would be kept"),
+        ({"keep_layers": "0-1"}, "all of them would be kept"),
         ({"drop_layers": "1-0"}, "are not layers"),
         ({"drop_layers": "0-"}, "are not layers"),
         ({"drop_layers": "0-99999999"}, "are not layers"),
-        ({"drop_layers": "0-999999"}, "there is no layer 999999"),
+        ({"drop_layers": "0-999999"}, "unknown layer 999999"),
         ({"drop_layers": []}, "layers must be numbers"),
         ({"drop_layers": [True]}, "layers must be numbers"),
         ({"keep_layers": 1}, "layers must be numbers"),

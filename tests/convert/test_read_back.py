@@ -74,7 +74,7 @@ def test_what_cannot_be_read_is_refused_with_the_reason(name: str, kept: int, tm
     integrity.read_back(str(tmp_path / name))
     data = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(data[:kept])
-    with pytest.raises(RefusedError, match="could not be read again") as caught:
+    with pytest.raises(RefusedError, match="could not be read back") as caught:
         integrity.read_back(str(tmp_path / name))
     assert "apr validate" in str(caught.value.hint)
 

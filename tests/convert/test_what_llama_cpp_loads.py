@@ -80,7 +80,9 @@ def test_both_hints_work_at_the_command_line(tmp_path: Path, capsys: pytest.Capt
             with pytest.raises(SystemExit, match="0"):
                 main([*command, "-o", str(name), *options, "--json"])
             said = json.loads(capsys.readouterr().out)["warnings"]
-            assert said == (["no tokenizer, as asked: llama.cpp takes and gives token ids only"] if not number else [])
+            assert said == (
+                ["written without a tokenizer: llama.cpp accepts and returns token ids only"] if not number else []
+            )
 
 
 def test_a_tokenizer_and_none_at_once_is_a_usage_error(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_it_says_what_protects_the_file(write: Callable[..., Path], arrays: Any,
     for hash, label in ((False, "CRC-32"), (True, "BLAKE3")):
         again = tmp_path / f"{label}.apr"
         aprfmt.import_model(tmp_path / "m.safetensors", again, allow_no_config=True, arch="llama", hash=hash)
-        digests = f"the record of the source files has the {label} of 1 file"
+        digests = f"the source record has the {label} of 1 file"
         assert messages(validate(again), "container.protection") == [covered, digests]
 
 

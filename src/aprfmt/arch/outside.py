@@ -123,11 +123,6 @@ class ExtraTensors:
     n_tensors: int
     n_bytes: int
 
-    @property
-    def stay(self) -> str:
-        """The same with a verb: `27 tensors of the vision tower (vision_tower.*, 12.3 MiB) stay`."""
-        return f"{self} {'stays' if self.n_tensors == 1 else 'stay'}"
-
     def __str__(self) -> str:
         """`27 tensors of the vision tower (vision_tower.*, 12.3 MiB)`."""
         beginnings = first_few(self.prefixes)

@@ -207,9 +207,7 @@ def check_layer(c: Canonical, layer: int) -> None:
             path=c.model.path,
             hint="--no-mtp leaves all of them out",
         )
-    raise UsageError(
-        f"there is no layer {layer}", path=c.model.path, hint=f"its layers have the numbers 0 to {n_layers - 1}"
-    )
+    raise UsageError(f"unknown layer {layer}", path=c.model.path, hint=f"the model has layers 0 to {n_layers - 1}")
 
 
 # --- the config ---
@@ -513,7 +511,7 @@ def parse_layers(text: str, n_layers: int) -> list[int]:
         if last < first:
             raise UsageError(f"{text!r:.60} are not layers", hint="numbers from 0 and ranges with both ends: 10-15,20")
         if last - first >= MAX_LAYERS:
-            raise UsageError(f"there is no layer {last}", hint=f"its layers have the numbers 0 to {n_layers - 1}")
+            raise UsageError(f"unknown layer {last}", hint=f"the model has layers 0 to {n_layers - 1}")
         found |= set(range(first, last + 1))
     return sorted(found)
 

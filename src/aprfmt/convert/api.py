@@ -1,4 +1,4 @@
-"""Importing, exporting, converting and quantizing: one job under four names, checked, planned, then streamed."""
+"""Import, export, convert and quantize: one pipeline that checks, plans, then streams."""
 
 from __future__ import annotations
 
@@ -91,27 +91,27 @@ class PlannedTensor(TypedDict):
 
 @dataclass(slots=True, repr=False, kw_only=True)
 class Report:
-    """The result of what converts: import_model, export_model, ...; `to_json` is the CLI's object.
+    """The result of a conversion (import_model, export_model, ...); `to_json` is the CLI's object.
 
     Attributes:
         source, output: paths as given.
         format: id of the written container: "apr-v2", "gguf", "safetensors", "hf", "mlx", or a plugin's.
         label: the same as users know it: "APR v2", "HF folder".
-        architecture: row id of arch.table, or the source's own word.
+        architecture: id in arch.table, or the name in the source.
         tensor_count: tensors in the output.
         input_bytes, output_bytes: sizes of all files read and written.
         dtypes: of the output's tensors.
-        param_count: parameters of the model; packed weights count as what they stand for.
-        bits_per_weight: stored bits for each of them; None without any.
+        param_count: parameters of the model; quantized weights count by their decoded elements.
+        bits_per_weight: stored bits per parameter; None without parameters.
         lossless: whether the source can be restored byte for byte from the output.
-        losses: what the output does not hold exactly, one sentence each.
-        proven: whether that is known: the digest of each source file, in the record of an `.apr`, is that of the file
-            written.
-        verify: what llama.cpp made of the output, where that was asked for.
+        losses: what the output drops or rounds, one sentence each.
+        proven: whether `lossless` was verified: each written file matches the digest that the `.apr` records for its
+            source file.
+        verify: the result of loading the output in llama.cpp, if requested.
         memory_bytes: estimate of the peak working memory.
         tensors: of the output; filled for plans.
-        files: paths of an output in several files beside each other, of which `output` is the first.
-        written: of an output in several files, a folder or parts, each one's name and bytes.
+        files: paths of an output in several sibling files; `output` is the first.
+        written: name and bytes of each file of a folder or split output.
     """
 
     source: str
@@ -169,7 +169,7 @@ class Report:
         return body | rounded
 
 
-# The functions differ in their options alone. Each hands on its arguments by name, as they are: targets.base.Options
+# The functions differ in their options only. Each passes on its arguments by name, as they are: targets.base.Options
 # has the same names and defaults (a test compares them), and parse_options checks every value, because not every
 # caller has a type checker.
 
@@ -212,42 +212,42 @@ def import_model(
     """Converts safetensors, a Hugging Face folder, a GGUF or `hf://org/repo` to the `.apr` file `dst`.
 
     Args:
-        src: what to read.
-        dst: the file to write; it appears under its name when it is complete.
-        arch: architecture, where the source does not say it.
-        base: the model that an adapter is for: a folder, of which config.json is enough, or a model file; None: the one
-            that the adapter names, where that is on this machine.
+        src: the model to read.
+        dst: the file to write; it appears under its name only when complete.
+        arch: architecture, if the source does not name it.
+        base: base model of an adapter: a model file, or a folder with at least config.json; None: the one that the
+            adapter names, if it is on this machine.
         dtype: "keep", a float, AprQ4, AprQ8, or a mix such as "q4_k_m".
         imatrix: file of an importance matrix, for a mix.
-        tensor_type: "REGEX=TYPE" texts: types of the tensors whose GGUF names have the pattern, for a mix.
+        tensor_type: "REGEX=TYPE" strings: types of the tensors whose GGUF names match, for a mix.
         output_type, embedding_type: types of the output head and the token embedding, for a mix.
-        pure: every matrix in the one type, for a mix.
-        leave_output: the output head stays as it is, for a mix.
-        allow_requantize: quantize what is quantized already, which loses precision twice.
+        pure: quantize every matrix to the same type, for a mix.
+        leave_output: do not quantize the output head, for a mix.
+        allow_requantize: quantize weights that are already quantized, which loses precision twice.
         tokenizer: tokenizer files (a folder or a tokenizer.json) to use instead of the source's.
         license, data_license: SPDX ids.
         data_source: what the model was trained on.
-        no_mtp: leave out the layers that predict further tokens (MTP, nextn), where the model has any.
-        target_model: folder of the model that a draft model (EAGLE-3, DFlash, ...) drafts for: its tokenizer is taken,
-            and from its config.json what the draft's own does not say.
-        mmproj: the GGUF of the towers (vision, audio) that belong to the language model `src`.
-        allow_no_config: go on without config.json; dimensions are inferred from shapes.
-        allow_unmapped: keep tensors of unknown name under their own name.
+        no_mtp: drop the multi-token prediction layers (MTP, nextn), if any.
+        target_model: folder of the target model of a draft model (EAGLE-3, DFlash, ...): provides the tokenizer and
+            the config values that the draft model lacks.
+        mmproj: the GGUF of the towers (vision, audio) of the language model `src`.
+        allow_no_config: accept a model without config.json; infer dimensions from shapes.
+        allow_unmapped: keep tensors with unknown names as they are.
         allow_names: carry and write files whose names other programs act on (`.envrc`), or some systems confuse.
-        follow_links: take files of a folder that symbolic links bring from outside; the hub's cache needs no leave.
-        carry: most bytes that files of a folder which belong to no model may take together, or "64MB"; 0: none.
-        hash: record the BLAKE3 of each source file instead of its CRC-32; an export compares what is recorded.
-        plan: write nothing; the report says what would be written.
+        follow_links: follow symbolic links that point outside the folder; not needed for the hub's cache.
+        carry: limit for unrelated files of the folder, in total bytes or as "64MB"; 0: none.
+        hash: record the BLAKE3 of each source file instead of its CRC-32; an export verifies it.
+        plan: write nothing; report what would be written.
         force: replace an existing output.
-        progress: called with the total bytes; gives the function to call with each piece.
-        threads: worker threads; None: one a processor.
-        max_memory: most memory to take, in bytes or as "300MiB".
-        max_disk: most room on the disk, beside the output, for what is fetched of a repository of the hub; None: as
-            much as its largest file.
-        fsync: wait until the disk has the output.
+        progress: called with the total bytes; returns the function to call with the bytes of each step.
+        threads: worker threads; None: one per CPU.
+        max_memory: memory limit, in bytes or as "300MiB".
+        max_disk: disk limit for downloads from the hub, in addition to the output; None: the size of the largest file
+            of the repository.
+        fsync: wait until the output is on disk.
 
     Raises:
-        AprError: with code "usage" for a wrong value or option; nothing is left behind then.
+        AprError: code "usage" for a wrong value or option. No partial output remains.
     """
     given = locals()
     source = formats.path_text(src, "src")
@@ -301,41 +301,40 @@ def convert_model(
     max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
-    """Converts any readable model to any form that can be written, in one step.
+    """Converts any readable model to any output format in one step.
 
-    An option that the form does not take is a usage error. Those that import_model has too mean the same here.
+    An option that does not apply to the format is a usage error. Options of import_model mean the same here.
 
     Args:
-        src, dst: what to read and to write.
+        src, dst: the model to read, the file or folder to write.
         format: "apr", "apr-shards", "gguf", "safetensors", "hf", "mlx" or a plugin's; None: by the suffix of `dst`.
-        no_tokenizer: write a GGUF without a tokenizer; llama.cpp then takes and gives token ids only.
-        mtp_only: write a GGUF of the MTP layers, with the embedding, the last norm and the head alone: a draft model.
-        mmproj: True writes the GGUF of the model's towers (vision, audio) alone, which llama.cpp loads beside that of
-            the language model; for an `.apr` it means what it means to import_model.
-        pre: llama.cpp's name of the pre-tokenizer, where it cannot be detected.
+        no_tokenizer: write a GGUF without a tokenizer; llama.cpp then accepts and returns token ids only.
+        mtp_only: write a GGUF of the MTP layers with the embedding, final norm and output head: a draft model.
+        mmproj: True writes only the GGUF of the model's towers (vision, audio), which llama.cpp loads next to that of
+            the language model; for an `.apr`, see import_model.
+        pre: llama.cpp's name of the pre-tokenizer, if it cannot be detected.
         pad_style: names of padding tokens in a GGUF: "llama.cpp" or "apr".
-        shard_size: largest file, in bytes or as "5GB"; 0: one file.
-        bits, group_size: for MLX: bits of a quantized weight (2, 3, 4, 5, 6, 8), and how many of a row share a scale
-            (32, 64, 128).
-        recipe: for MLX, in place of `bits`: one of mlx_lm's mixes, "mixed_4_6".
+        shard_size: maximum file size, in bytes or as "5GB"; 0: one file.
+        bits, group_size: for MLX: bits per quantized weight (2, 3, 4, 5, 6, 8) and weights per scale (32, 64, 128).
+        recipe: for MLX, instead of `bits`: one of mlx_lm's recipes, such as "mixed_4_6".
         verify: load the GGUF in llama.cpp and generate a little.
-        modelfile: write an Ollama Modelfile beside the GGUF.
+        modelfile: write an Ollama Modelfile next to the GGUF.
     """
     return convert(locals())
 
 
 export_model = convert_model
-"""The same under the name of the command that writes for other programs."""
+"""Alias of convert_model, named after the command `apr export`."""
 
 
 Edit = Callable[[Canonical], tuple[Canonical, list[str]]]
-"""What changes a model on its way: gives another one, and a sentence for each thing that is lost by it."""
+"""Edits a model during a conversion: returns the new model and one sentence for each loss."""
 
 
 def convert(given: dict[str, object], edit: Edit | None = None, inputs: Sequence[PathLike] = ()) -> Report:
-    """Converts as the options `given` say, by their names; `edit` changes the model between reading and planning.
+    """Converts with the options `given` by name; `edit` changes the model between reading and planning.
 
-    `inputs`: files that decide over the output, beside those that are opened as a Source.
+    `inputs`: further files that the output depends on, besides those opened as a Source.
     """
     start = time.monotonic()
     src, dst = (formats.path_text(given.pop(name), name) for name in ("src", "dst"))
@@ -377,7 +376,7 @@ def convert(given: dict[str, object], edit: Edit | None = None, inputs: Sequence
 
 
 def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:
-    """Two checks of an output as one."""
+    """Combines two checks of an output."""
 
     def check(output: str) -> None:
         first(output)
@@ -388,7 +387,7 @@ def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callab
 
 @contextmanager
 def _opened(src: str, target: Target, options: Options) -> Iterator[tuple[Model, Callable[[str], None], Model | None]]:
-    """The source, the check to make at the end, and the GGUF of towers beside it, None without one."""
+    """The source, the check to run at the end, and the GGUF of towers, if any."""
     with open_checked(src, reopens=target in TARGETS) as (model, confirm):
         if options.mmproj is None or isinstance(options.mmproj, bool):
             yield model, confirm, None
@@ -398,9 +397,9 @@ def _opened(src: str, target: Target, options: Options) -> Iterator[tuple[Model,
 
 
 def _older_outputs(report: Report, sources: Sequence[str]) -> list[str]:
-    """Outputs of the same name, whole or in another number of parts, that new parts replace; told as a warning.
+    """Outputs of the same name, whole or split differently, that the new parts replace; adds a warning.
 
-    Whoever gave the name of one would go on to load the old model. Raises RefusedError where one is an input.
+    Left in place, they would load as the old model. Raises RefusedError if one of them is an input.
     """
     files = [Path(path) for path in report.files]
     if not files or not is_folder(files[0].parent):
@@ -419,7 +418,7 @@ def _older_outputs(report: Report, sources: Sequence[str]) -> list[str]:
 
 
 def _inputs(model: Model) -> Iterator[str]:
-    """The files and folders that the model is in, with those that an import carries."""
+    """The files and folders of the model, with those that an import carries."""
     yield str(model.path)
     yield from (source.path for source in model.sources)
     if (joined := model.native_as(JoinedNative)) is not None:
@@ -455,7 +454,7 @@ def _plan(
     )
     if options.no_mtp:
         c, drafts = without_drafts(c)
-        losses.others += [f"{part.stay} behind, as --no-mtp asks" for part in drafts]
+        losses.others += [f"{part} dropped (--no-mtp)" for part in drafts]
     c = with_tower(c, towers) if towers is not None else c
     c = with_files(c, options.carry, [dst], allow_names=options.allow_names)
     losses.others += [*c.packs.losses(), *c.left_out]
@@ -468,16 +467,16 @@ def _plan(
 
 
 def _base(model: Model, options: Options) -> Base | None:
-    """What the adapter `model` is for. Raises UsageError where --base is given for what is none."""
+    """The base model of the adapter `model`. Raises UsageError for --base without an adapter."""
     if is_adapter(model):
         return find_base(model, options.base)
     if options.base is not None:
-        raise UsageError("--base is the model that an adapter is for, and this is not an adapter", path=model.path)
+        raise UsageError("--base applies to adapters, and the input is not an adapter", path=model.path)
     return None
 
 
 def _copy(model: Model, target: Target, dst: Path, options: Options) -> Output | None:
-    """An `.apr` as it is, in one file or in shards, where nothing else is asked for; None otherwise."""
+    """A copy of an `.apr`, in one file or in shards, if no option changes it; else None."""
     if not options.changes_nothing():
         return None
     if target.name == "apr":
@@ -486,35 +485,35 @@ def _copy(model: Model, target: Target, dst: Path, options: Options) -> Output |
 
 
 def _decoding(options: Options, target: Target, *, edited: bool) -> Decoding:
-    """Packed weights are decoded for a GGUF, to be changed or quantized otherwise, and for every dtype but "keep"."""
+    """Quantized weights are decoded for a GGUF, for edits and requantization, and for every dtype except "keep"."""
     dtype, gguf = options.dtype, target.name == "gguf"
     if dtype == "keep":
         otherwise = any(value is not None for value in (options.bits, options.group_size, options.recipe))
         return Decoding(decode=gguf or otherwise or edited, keep_blocks=gguf)
-    # Blocks that a GGUF holds as they are stay so unless floats are asked for.
+    # Blocks that a GGUF can hold are kept unless floats are requested.
     return Decoding(decode=True, dtype="F32", keep_blocks=find_mix(dtype) is not None)
 
 
 def _with_target(c: Canonical, options: Options) -> Canonical:
-    """`c`, a draft model, with what it has of the model that it drafts for."""
+    """`c`, a draft model, with the config values and tokenizer of its target model."""
     if options.target_model is None:
         return c
     folder = Path(options.target_model)
     config = folder / "config.json"
     if not is_file(config):
-        raise NotFoundError("--target-model takes the folder of a model, and there is no config.json", path=folder)
+        raise NotFoundError("--target-model must be a model folder: no config.json found", path=folder)
     hparams = hp.with_target(c.hparams, c.arch, hf_files.read_config(config))
     if hparams is None:
         raise RefusedError(
             f"{c.hparams.hf_architecture or c.hparams.architecture} is not a draft model",
             path=c.model.path,
-            hint="--target-model is for models that draft for another one (EAGLE-3, DFlash, ...)",
+            hint="--target-model applies to draft models (EAGLE-3, DFlash, ...)",
         )
     return replace(c, hparams=hparams, tokenizer=read_tokenizer(folder))
 
 
 def _override(c: Canonical, options: Options) -> Canonical:
-    """`c` with what the user says of its provenance, and the user's tokenizer."""
+    """`c` with the provenance and tokenizer that the user gave."""
     stated = provenance.from_flags({name: getattr(options, name) for name in provenance.FLAGS})
     general = provenance.without_license(c.general) if "license" in stated else c.general
     tokenizer = c.tokenizer if options.tokenizer is None else read_tokenizer(Path(options.tokenizer))
@@ -524,7 +523,7 @@ def _override(c: Canonical, options: Options) -> Canonical:
 
 
 def _count(c: Canonical, output: Output) -> int | None:
-    """Parameters of what is written, where its tensors are not one for each of them; None where they are."""
+    """Parameters of the output; None if they are the elements of its tensors."""
     packed = c.packs.weights and not c.packs.decoded
     return c.n_params if packed and output.n_params is None else output.n_params
 
@@ -596,11 +595,11 @@ def _write(
 
 SMALLEST_WINDOW = 4 * CHUNK_BYTES
 LATER_BYTES = 48 << 20
-"""What loads only while writing: numpy, codecs, parts of the allocator that stay unused."""
+"""Memory that is needed only while writing: numpy, codecs, allocator overhead."""
 
 
 _MARGIN = 4
-"""Megabytes: a process started anew takes a little more or less."""
+"""Megabytes: memory differs a little from one process to the next."""
 
 
 def resident_bytes() -> int:
@@ -621,13 +620,13 @@ def peak_bytes(flow: Flow, tensors: Iterable[OutTensor]) -> int:
 
 
 def flow_for(threads: int | None, max_memory: int | None, tensors: Iterable[OutTensor]) -> Flow:
-    """The flow of a conversion of `tensors`: `threads` of them (None: one a processor), in `max_memory` bytes.
+    """The flow of a conversion of `tensors`: `threads` of them (None: one per CPU), in `max_memory` bytes.
 
-    Fewer threads and a smaller window are taken where memory asks for it. Raises UsageError for a number of
-    threads that cannot be, RefusedError where not even one thread fits.
+    Uses fewer threads and a smaller window to stay within the limit. Raises UsageError for an invalid number of
+    threads, RefusedError if not even one thread fits.
     """
     if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise UsageError(f"{threads} threads", hint=f"--threads takes 1 to {MOST_THREADS}")
+        raise UsageError(f"{threads} threads", hint=f"use --threads 1 to {MOST_THREADS}")
     flow = Flow(threads or 0)
     if max_memory is None:
         return flow
@@ -638,7 +637,7 @@ def flow_for(threads: int | None, max_memory: int | None, tensors: Iterable[OutT
         least = format_limit((-(-(max_memory - room + smallest) // unit) + _MARGIN) * unit)
         raise RefusedError(
             f"the conversion needs at least {least} of memory, but --max-memory allows {format_limit(max_memory)}",
-            hint=f"--max-memory {least.replace(' ', '')}, or leave it out",
+            hint=f"raise it to --max-memory {least.replace(' ', '')}, or leave it out",
         )
     per_thread = THREAD_BYTES + CHUNK_BYTES
     n = min(flow.n_workers, (room - SMALLEST_WINDOW) // per_thread)
@@ -646,5 +645,5 @@ def flow_for(threads: int | None, max_memory: int | None, tensors: Iterable[OutT
 
 
 def _fixed(tensors: Iterable[OutTensor]) -> int:
-    """What is held whatever the flow: the process as it is, and the largest tensor that has to be in memory whole."""
+    """Memory that does not depend on the flow: the process, and the largest tensor that must be held whole."""
     return resident_bytes() + LATER_BYTES + max((t.held_bytes for t in tensors), default=0)

@@ -1,4 +1,4 @@
-"""Several models into one: a conversion whose weights are computed from those of all of them."""
+"""Merge several models into one, as an edit during a conversion."""
 
 from __future__ import annotations
 
@@ -87,34 +87,34 @@ def merge_models(
     max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
-    """Writes one model merged from several as `dst`, in any form that can be written.
+    """Merges several models and writes `dst` in any output format.
 
-    The models may be of any forms that can be read, but of one architecture and vocabulary. Config, tokenizer, chat
-    template and dtype of each weight are those of the base, or of the first model. Everything is computed in float32
-    and rounded once. The options that are not listed are those of convert_model.
+    The models may be in any readable format, but must share architecture and vocabulary. Config, tokenizer, chat
+    template and dtype of each weight come from the base, or from the first model. Merging computes in float32 and
+    rounds once. Options that are not listed are those of convert_model.
 
     Args:
         models: the models; none with `config`.
         dst: what to write.
         method: "linear", "weighted" (linear, with a weight for each), "slerp", "ties", "dare_linear", "dare_ties",
             "task_arithmetic" or "passthrough".
-        base: the model that the others are fine-tunes of; for slerp the one with which it begins, by default the first.
-        config: a recipe as mergekit has it (YAML), in place of the models, of `method` and of its parameters.
-        weight: what each model counts, one number for all or one each; 1 by default.
-        density: the part of each delta that stays; 1 by default.
+        base: the model that the others were fine-tuned from; for slerp the model at t = 0, by default the first.
+        config: a mergekit recipe (YAML), instead of the models, `method` and its parameters.
+        weight: the weight of each model, one number for all or one each; 1 by default.
+        density: the fraction of each delta to keep; 1 by default.
         t: for slerp, from 0 (the base) to 1 (the other); several numbers are a gradient over the layers.
         normalize: divide by the sum of weights; by default for linear and ties.
-        rescale: what lost values is rescaled: "norm" (to its sum of magnitudes; by default for dare), "density"
+        rescale: how sparsified deltas are rescaled: "norm" (to its sum of magnitudes; by default for dare), "density"
             (by 1 / density), "none" (by default for ties).
-        lambda_: what the sum of deltas is multiplied by.
-        scale: for passthrough, what the weights of each model are multiplied by.
+        lambda_: factor for the sum of deltas.
+        scale: for passthrough, factor for the weights of each model.
         layers: for passthrough, the layers of each model, numbered from 0: "0-11"; all of them by default.
-        seed: of what dare drops.
-        pad_vocab: fill up an embedding that has fewer rows than the base's with the base's, and drop what it has more.
-        threads: worker threads; None: one a processor, of which arithmetic alone, without quantizing, takes eight.
+        seed: random seed of dare.
+        pad_vocab: pad an embedding with fewer rows than the base's from the base, and drop extra rows.
+        threads: worker threads; None: one per CPU; arithmetic without quantization uses at most eight.
 
     Raises:
-        AprError: for models of different networks or vocabularies, for a recipe that cannot be, and as convert_model.
+        AprError: for models of different architectures or vocabularies, an invalid recipe, and as convert_model.
     """
     given = locals()
     own = {name: given.pop(name) for name in _OWN}
@@ -172,15 +172,13 @@ def _slice(part: MergedLayers, paths: Sequence[str], found: Sequence[Canonical])
         if last > n:
             where = f"line {source.line}: " if source.line else ""
             raise UsageError(
-                f"{where}there is no layer {last - 1}",
-                path=paths[number],
-                hint=f"its layers have the numbers 0 to {n - 1}",
+                f"{where}unknown layer {last - 1}", path=paths[number], hint=f"the model has layers 0 to {n - 1}"
             )
         if last - first != n_layers:
             raise RefusedError(
-                f"this has {last - first} layers, and {paths[inputs[0]]} has {n_layers}",
+                f"the model has {last - first} layers, but {paths[inputs[0]]} has {n_layers}",
                 path=paths[number],
-                hint="slices with layer_range say which layers belong together",
+                hint="match the layers with slices and layer_range in a recipe",
             )
     return LayerSlice(inputs, tuple(first for first, _ in ranges), n_layers)
 
@@ -189,24 +187,29 @@ def _slice(part: MergedLayers, paths: Sequence[str], found: Sequence[Canonical])
 
 
 def _from_options(own: dict[str, object]) -> MergeRecipe:
-    """The recipe that options stand for. Raises UsageError for those that the method does not have."""
+    """The recipe for the options. Raises UsageError for options that the method lacks."""
     models = _paths(own["models"])
     if own["method"] is None:
-        raise UsageError("no method is named", hint="--method linear, slerp, ties, ...; or a recipe: --config FILE")
+        raise UsageError(
+            "no merge method given", hint="use --method linear, slerp, ties, ..., or a recipe with --config FILE"
+        )
     word = str(own["method"])
     method = find_method(word)
     if word == WEIGHTED and own["weight"] is None:
-        raise UsageError("weighted needs a weight for each model", hint="--weight 0.7 --weight 0.3, or --method linear")
+        raise UsageError(
+            "the method weighted needs a weight for each model",
+            hint="add --weight 0.7 --weight 0.3, or use --method linear",
+        )
     base = formats.path_text(own["base"], "base") if own["base"] is not None else None
     base = models[0] if base is None and method == SLERP else base
     if base is not None and method in (LINEAR, PASSTHROUGH):
-        raise UsageError(f"--base does not apply to {method}", hint="the first model gives config and tokenizer")
+        raise UsageError(f"--base does not apply to {method}", hint="config and tokenizer come from the first model")
     tuned = [*models]
     if base in tuned:  # once it is the base: a model can be merged with itself
         tuned.remove(base)
     ranges = list(own["layers"]) if isinstance(own["layers"], list | tuple) else []
     if ranges and method != PASSTHROUGH:
-        raise UsageError(f"--layers does not apply to {method}", hint="a recipe names layers: --config FILE")
+        raise UsageError(f"--layers does not apply to {method}", hint="set layers in a recipe: --config FILE")
     shared = {
         name: _node(own[key])
         for name, key in (("t", "t"), ("normalize", "normalize"), ("rescale", "rescale"), ("lambda", "lambda_"))
@@ -242,14 +245,14 @@ def _refuse_beside_config(own: dict[str, object]) -> None:
         if value is not None and value != defaults.get(name) and value not in ([], ()):
             what = "models" if name == "models" else f"--{name.rstrip('_').replace('_', '-')}"
             raise UsageError(
-                f"{what} and --config cannot be given together", hint="the recipe names models, method and numbers"
+                f"{what} and --config cannot be given together", hint="set models, method and parameters in the recipe"
             )
 
 
 def _paths(value: object) -> list[str]:
     found = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if not found:
-        raise UsageError("no model is named", hint="apr merge A B -o OUT --method linear")
+        raise UsageError("no model given", hint="apr merge A B -o OUT --method linear")
     return [formats.path_text(path, "models") for path in found]
 
 
@@ -258,7 +261,7 @@ def _node(value: object) -> SettingsNode:
 
 
 def _each(value: object, name: str, n: int) -> list[object]:
-    """One value for each of `n` models; none where none is given."""
+    """One value for each of `n` models; [] if none is given."""
     if value is None:
         return []
     found: list[object] = list(value) if isinstance(value, list | tuple) else [value]
@@ -266,7 +269,8 @@ def _each(value: object, name: str, n: int) -> list[object]:
         found *= n
     if len(found) != n:
         raise UsageError(
-            f"{len(found)} of --{name} are given for {n} models beside the base", hint="one for each, or one"
+            f"--{name} given {len(found)} times for {n} models (without the base)",
+            hint="give one for each, or one for all",
         )
     return found
 
@@ -275,10 +279,12 @@ def _layers(ranges: Sequence[object], i: int, n: int) -> tuple[int, int] | None:
     if not ranges:
         return None
     if len(ranges) != n:
-        raise UsageError(f"{len(ranges)} of --layers are given for {n} models", hint="one for each, or none at all")
+        raise UsageError(f"--layers given {len(ranges)} times for {n} models", hint="give one for each, or none")
     found = parse_layers(str(ranges[i]), MAX_LAYERS)
     if found != list(range(found[0], found[-1] + 1)):
-        raise UsageError(f"{ranges[i]!r:.40} is not a layer range", hint="name the model again for each range: 0-11")
+        raise UsageError(
+            f"{ranges[i]!r:.40} is not a layer range", hint="repeat the model for each range, such as 0-11"
+        )
     return found[0], found[-1] + 1
 
 
@@ -286,7 +292,7 @@ def _layers(ranges: Sequence[object], i: int, n: int) -> tuple[int, int] | None:
 
 
 def _check_vocabularies(found: Sequence[Canonical], *, pad_vocab: bool) -> None:
-    """Raises RefusedError for models whose tokens mean different things, with the first that does."""
+    """Raises RefusedError for models with different vocabularies, naming the first token that differs."""
     first = found[0]
     if first.tokenizer is None:
         return
@@ -298,21 +304,21 @@ def _check_vocabularies(found: Sequence[Canonical], *, pad_vocab: bool) -> None:
         changed = next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), None)
         if changed is not None:
             raise RefusedError(
-                f"token {changed} is {other[changed]!r:.60}, and in {first.model.path} {mine[changed]!r:.60}: rows of "
-                "the embeddings mean different things",
+                f"different vocabularies: token {changed} is {other[changed]!r:.60}, but {mine[changed]!r:.60} in "
+                f"{first.model.path}",
                 path=c.model.path,
-                hint="only models of one vocabulary can be merged; apr vocab A B shows all that differs",
+                hint="merge models that share a vocabulary; compare them with apr vocab A B",
             )
         if len(mine) != len(other) and not pad_vocab:
             raise RefusedError(
-                f"it has {len(other)} tokens, and {first.model.path} has {len(mine)}",
+                f"the vocabulary has {len(other)} tokens, but that of {first.model.path} has {len(mine)}",
                 path=c.model.path,
-                hint="--pad-vocab fills up what is missing with rows of the first model, and drops what it lacks",
+                hint="add --pad-vocab to fill missing rows from the first model and drop extra ones",
             )
 
 
 def _with_tokenizer(c: Canonical, recipe: MergeRecipe, paths: Sequence[str], found: Sequence[Canonical]) -> Canonical:
-    """`c` with the tokenizer that the recipe asks for."""
+    """`c` with the tokenizer of the recipe's tokenizer_source."""
     asked = recipe.tokenizer
     if asked in (None, "base"):
         return c
@@ -320,20 +326,22 @@ def _with_tokenizer(c: Canonical, recipe: MergeRecipe, paths: Sequence[str], fou
         counts = {len(without_padding(other.tokenizer)) for other in found if other.tokenizer is not None}
         if len(counts) > 1:
             raise UsageError(
-                "tokenizer_source: union is for models of one vocabulary",
+                "tokenizer_source: union needs models with the same vocabulary",
                 path=recipe.path,
-                hint="tokenizer_source: base",
+                hint="use tokenizer_source: base",
             )
         return c
     chosen = next((other for path, other in zip(paths, found, strict=True) if path == asked), None)
     if chosen is None:
         raise UsageError(
-            f"tokenizer_source {asked!r:.60} is none of the models", path=recipe.path, hint="base, or one of the models"
+            f"tokenizer_source {asked!r:.60} is not one of the models",
+            path=recipe.path,
+            hint="use base, or one of the models",
         )
     if chosen.tokenizer is None or chosen is found[0] or c.tokenizer is None:
         return c
     if len(without_padding(chosen.tokenizer)) != len(without_padding(c.tokenizer)):
-        raise UsageError("tokenizer_source has another vocabulary than the first model", path=recipe.path)
+        raise UsageError("the vocabulary of tokenizer_source differs from that of the first model", path=recipe.path)
     return replace(c, tokenizer=chosen.tokenizer)
 
 
@@ -357,6 +365,6 @@ def _with_provenance(c: Canonical, recipe: MergeRecipe, found: Sequence[Canonica
     warnings = c.warnings
     if len(licenses) > 1:
         said = ", ".join(sorted(licenses))
-        warnings = (*warnings, f"the models have different licenses ({said}): the output has the first model's")
+        warnings = (*warnings, f"the models have different licenses ({said}): the output gets that of the first model")
     info = c.info | {"description": f"{before} {note}" if before else note}
     return replace(c, general=general, info=info, warnings=warnings)

@@ -1,4 +1,4 @@
-"""Files of a folder that belong to no model (pictures, `original/`): which of them are carried, up to a size."""
+"""Files of a folder that are not part of the model (images, `original/`): which are carried, up to a size limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aprfmt.types import PathLike, Shape
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """A file as the bytes of a tensor; it is open only while they are read, as a folder may hold thousands."""
+    """A file as the bytes of a tensor; open only while it is read, as a folder may hold thousands."""
 
     name: str
     path: Path
@@ -56,10 +56,10 @@ class FilePiece:
 
 
 def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, allow_names: bool = False) -> Canonical:
-    """`c` with the files of its folder that belong to no model, the smallest first, `most_bytes` of them together.
+    """`c` with the unrelated files of its folder, smallest first, up to `most_bytes` in total.
 
-    What is not carried is said in `left_out`, with what has a name that io.names refuses; `allow_names` carries it.
-    `outputs` are not files of the folder, wherever they lie.
+    `left_out` lists what is not carried, including names that io.names refuses; `allow_names` carries those.
+    `outputs` never count as files of the folder.
     """
     folder = c.model.native_as(HfNative)
     if folder is None:
@@ -96,7 +96,7 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, al
         them = "it" if len(refused) == 1 else "them"
         reasons.append(f"not carried: {first_few(refused.values())}; {ALLOW} carries {them}")
     if len(names) > MAX_CARRIED_FILES:
-        reasons.append(f"not carried: what the folder holds beyond {MAX_CARRIED_FILES:,} files")
+        reasons.append(f"not carried: files beyond the limit of {MAX_CARRIED_FILES:,} a folder")
     return replace(c, files=dict(sorted(files.items())), left_out=reasons)
 
 
@@ -140,10 +140,10 @@ def _reasons(large: dict[str, int], odd: list[str], most_bytes: int, n_bytes: in
     out = []
     if large:
         shown = first_few([f"{name} ({format_bytes(size)})" for name, size in sorted(large.items())])
-        limit = f"files that belong to no model may take {format_limit(most_bytes)} together"
-        out.append(f"not carried: {shown}; {limit}, --carry {_option(n_bytes)} would carry them all")
+        limit = f"the limit for unrelated files is {format_limit(most_bytes)} in total"
+        out.append(f"not carried: {shown}; {limit}, --carry {_option(n_bytes)} carries all of them")
     if odd:
-        out.append(f"not carried: {first_few(odd)}; unreadable, no plain file, or of a name that cannot be stored")
+        out.append(f"not carried: {first_few(odd)}; unreadable, not a regular file, or a name that cannot be stored")
     return out
 
 
@@ -154,24 +154,22 @@ def _option(n_bytes: int) -> str:
 
 
 def say_left_behind(c: Canonical, reason: str) -> list[str]:
-    """A sentence about the files that are not written, for the `reason` given; [] without any."""
+    """The loss for carried files that are not written, with the `reason`; [] without any."""
     if not c.files:
         return []
-    verb, those = ("stays", "belongs") if len(c.files) == 1 else ("stay", "belong")
-    what = f"{plural(len(c.files), 'file')} of the folder that {those} to no model ({first_few(c.files)})"
-    return [f"{what} {verb} behind: {reason}"]
+    return [f"{plural(len(c.files), 'unrelated file')} of the folder dropped ({first_few(c.files)}): {reason}"]
 
 
 _TOLD = {
-    "config_sentence_transformers.json": "the prompts of an embedding and how two are compared",
-    "sentence_bert_config.json": "where texts are cut, and how they reach the network",
-    "preprocessor_config.json": "how images or sounds are prepared",
-    "processor_config.json": "how images or sounds are prepared",
+    "config_sentence_transformers.json": "the prompts of an embedding model and its similarity function",
+    "sentence_bert_config.json": "the maximum text length and input settings",
+    "preprocessor_config.json": "image and audio preprocessing",
+    "processor_config.json": "image and audio preprocessing",
 }
 
 
 def say_what_has_no_key(c: Canonical) -> list[str]:
-    """A sentence for each file of the model that says what no GGUF of a language model has a key for."""
+    """A loss for each file of the model whose settings have no key in the GGUF of a language model."""
     folder = c.model.native_as(HfNative)
     record = c.model.metadata.get(SOURCE_KEY) if c.model.convention == "apr" else None
     if folder is not None:
@@ -180,4 +178,4 @@ def say_what_has_no_key(c: Canonical) -> list[str]:
         listed = record.get("files") if isinstance(record, Mapping) else None
         files = listed if isinstance(listed, list) else []
         names = {str(row.get("name")) for row in files if isinstance(row, Mapping)}
-    return [f"a GGUF has no keys for {name}: {what}" for name, what in _TOLD.items() if name in names]
+    return [f"a GGUF has no keys for {name}: {what} dropped" for name, what in _TOLD.items() if name in names]

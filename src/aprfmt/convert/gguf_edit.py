@@ -82,9 +82,9 @@ def edit(
     assert native is not None
     if len(native.parts) > 1:
         raise RefusedError(
-            f"the model is in {len(native.parts)} files, and the keys stand in the first of them",
+            f"the model is split into {len(native.parts)} files",
             path=model.path,
-            hint="write one file of them first: apr convert FILE -o ONE.gguf",
+            hint="join them first: apr convert FILE -o ONE.gguf",
         )
     part = native.parts[0]
     head = _edited(model, part, patch, types)
@@ -114,12 +114,12 @@ def _edited(model: Model, part: GgufPart, patch: Mapping[str, object], types: Ma
             raise UsageError(f"{key!r} cannot be edited: it {_FIXED[key]}", path=model.path)
         if value is None:
             if entries.pop(key, None) is None:
-                raise UsageError(f"there is no key {key!r}", path=model.path, hint=_nearest(key, list(entries)))
+                raise UsageError(f"unknown key {key!r}", path=model.path, hint=_nearest(key, list(entries)))
             continue
         kind = _type_of(key, part.kv, row, types)
         entries[key] = encode_kv(key, kind, _read(key, kind, value))
     if not set(types) <= set(patch):
-        raise UsageError(f"a type is given for {min(set(types) - set(patch))!r}, which is not set")
+        raise UsageError(f"a type was given for {min(set(types) - set(patch))!r}, which is not set")
     infos = part.source.read(part.infos[0], part.infos[1] - part.infos[0])
     return b"".join(
         (b"GGUF", struct.pack("<IQQ", part.version, len(part.tensors), len(entries)), *entries.values(), infos)
@@ -138,7 +138,7 @@ def _type_of(key: str, kv: KvMapping, row: Architecture | None, types: Mapping[s
         if entry.elem_type is GgufType.ARRAY:
             raise UsageError(f"{key!r} is an array of arrays, which cannot be set")
         return entry.type if entry.elem_type is None else (GgufType.ARRAY, entry.elem_type)
-    return _type_by_name(key, row, f"if it is meant, say of which type: --set '{key}:str=...'", kv)
+    return _type_by_name(key, row, f"to set it anyway, give its type: --set '{key}:str=...'", kv)
 
 
 def _type_by_name(key: str, row: Architecture | None, hint: str, others: Collection[str] = ()) -> ValueType:
@@ -151,20 +151,20 @@ def _type_by_name(key: str, row: Architecture | None, hint: str, others: Collect
     if key.startswith("tokenizer.chat_template."):
         return GgufType.STRING
     raise UsageError(
-        f"{key!r} has no effect: llama.cpp reads no key of that name", hint=_nearest(key, [*known, *others]) or hint
+        f"{key!r} has no effect: llama.cpp does not read it", hint=_nearest(key, [*known, *others]) or hint
     )
 
 
 def read_value(key: str, value: object, row: Architecture | None) -> object:
     """`value` as a GGUF of the family has it under `key`. Raises UsageError."""
-    return _read(key, _type_by_name(key, row, "apr inspect --metadata of a GGUF shows what there is"), value)
+    return _read(key, _type_by_name(key, row, "list the keys with apr inspect --metadata"), value)
 
 
 def parse_type(word: str) -> ValueType:
     """The type of that name, as in TYPES. Raises UsageError."""
     kind = TYPES.get(word.removesuffix("[]"))
     if kind is None:
-        raise UsageError(f"there is no type {word!r}", hint=f"types: {', '.join(TYPES)}, and arrays such as u32[]")
+        raise UsageError(f"unknown type {word!r}", hint=f"types: {', '.join(TYPES)}, and arrays such as u32[]")
     return (GgufType.ARRAY, kind) if word.endswith("[]") else kind
 
 
@@ -205,7 +205,7 @@ def _read(key: str, kind: ValueType, value: object) -> object:
     else:
         fits = isinstance(value, bool if kind is GgufType.BOOL else str)
     if not fits:
-        hint = "give another type with KEY:TYPE="
+        hint = "set another type with KEY:TYPE="
         raise UsageError(f"{value!r:.40} is not of type {kind.name}, which {key!r} is", hint=hint)
     return value
 
@@ -222,7 +222,9 @@ def parse_text(text: str) -> object:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         if text[:1] in ('"', "{", "["):
-            raise UsageError(f"neither JSON nor plain text: {text!r:.60}", hint="a text needs no quotes") from None
+            raise UsageError(
+                f"neither JSON nor plain text: {text!r:.60}", hint="write a string without quotes"
+            ) from None
         return str(text)
 
 
@@ -248,7 +250,7 @@ def _check(model: Model, part: GgufPart, head: bytes, patch: Mapping[str, object
         found.append({*network, *(_vocabulary_problems(state) if of_vocabulary else ())})
     if appeared := found[1] - found[0]:
         raise RefusedError(
-            f"llama.cpp would not load the GGUF: {min(appeared)}", path=model.path, hint="the tensors say otherwise"
+            f"llama.cpp would not load the GGUF: {min(appeared)}", path=model.path, hint="the tensors contradict it"
         )
 
 
@@ -258,7 +260,7 @@ def _network_problems(model: Model, part: GgufPart) -> Iterator[str]:
     kv = part.kv.without(lambda key: key.startswith("tokenizer."))
     row = find_gguf(kv, list(shapes))
     if row is None:
-        yield "general.architecture names a network that is not known"
+        yield "general.architecture names an unknown architecture"
         return
     try:
         check_before_writing(canonical(model_of(model.path, [replace(part, kv=kv)])), False)

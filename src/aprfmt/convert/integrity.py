@@ -59,10 +59,10 @@ def read_back(output: str) -> None:
         raise
     except AprError as error:
         raise RefusedError(
-            f"the output could not be read again, so it is not written: {error.message}",
+            f"the output could not be read back, so it was not written: {error.message}",
             path=output,
             tensor=error.tensor,
-            hint="the source is damaged in a way that was not noticed: apr validate SOURCE may show it",
+            hint="the source may be damaged: check it with apr validate SOURCE",
         ) from error
 
 
@@ -76,11 +76,11 @@ def altered_files(c: Canonical) -> list[tuple[str, str]]:
     model = c.model
     value = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
     if value is None:
-        raise UnsupportedError("the file holds no record of its source files")
+        raise UnsupportedError("the file has no source record")
     recipe = read_recipe(value, c.stored, c.tokenizer, str(model.path))
     if recipe is None:
-        raise UnsupportedError("the model was edited since its import, so its source files are not restored from it")
+        raise UnsupportedError("the model was edited after its import, so its source files cannot be restored")
     known = [(layout, layout.digest) for layout in recipe.layouts() if layout.digest is not None]
     if not known:
-        raise UnsupportedError("the record of the source files holds no digests")
+        raise UnsupportedError("the source record has no digests")
     return [(layout.name, digest.kind) for layout, digest in known if layout_digest(layout) != digest]

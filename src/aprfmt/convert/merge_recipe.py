@@ -1,4 +1,4 @@
-"""What a merge is made of: the models, layer by layer, and the parameters of the method; from options or from YAML.
+"""Merge recipes: models, layer ranges and method parameters, from options or YAML.
 
 The YAML is that of mergekit: `merge_method`, `models` or `slices`, `base_model`, `parameters` at three levels, each a
 number, a list of numbers (a gradient over the layers), or a list of `filter` and `value`.
@@ -45,7 +45,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     TASK_ARITHMETIC: ("weight", "normalize", "lambda"),
     PASSTHROUGH: ("scale",),
 }
-"""Method -> the parameters that it has."""
+"""Method -> its parameters."""
 
 _OF_INPUT = ("weight", "density", "scale")
 _DEFAULTS: Mapping[str, Mapping[str, object]] = {
@@ -89,17 +89,17 @@ class MergedLayers:
 
 @dataclass(frozen=True, slots=True)
 class MergeRecipe:
-    """All that is said of a merge.
+    """A merge recipe.
 
     Attributes:
         method: one of METHODS.
-        parts: slices in their order; one of whole models where no layers are said.
+        parts: slices in order; a single one of whole models if no layers are given.
         base: the base model.
         parameters: of all slices.
         dtype: what `dtype` or `out_dtype` say, as --dtype takes it; None without them.
-        tokenizer: the model whose tokenizer is asked for; "base", "union", or None.
-        path: of the file; None for options.
-        notes: what is ignored.
+        tokenizer: the model whose tokenizer is used; "base", "union", or None.
+        path: the YAML file; None for options.
+        notes: warnings on ignored parameters.
     """
 
     method: str
@@ -155,7 +155,7 @@ class MergeRecipe:
             return _DEFAULTS[self.method][parameter]
         of = f" of {model}" if model is not None else ""
         raise UsageError(
-            f"{self.method} needs {parameter}, and nothing says it for {name}{of}",
+            f"{self.method} needs {parameter}, which is not set for {name}{of}",
             path=self.path,
             hint="the last of a list of filters may be a value without a filter, for all other weights",
         )
@@ -174,7 +174,7 @@ def _rule(method: str, found: Mapping[str, object], base: int | None, seed: int,
 
     weights = several("weight") or (1.0,) * n
     if method == LINEAR and found["normalize"] and abs(math.fsum(weights)) < 1e-12:
-        raise UsageError(f"the weights of {name} add up to 0", hint="other weights, or normalize: false")
+        raise UsageError(f"the weights of {name} add up to 0", hint="change the weights, or set normalize: false")
     scales = several("scale")
     return MergeRule(
         method=method,
@@ -193,10 +193,10 @@ def _rule(method: str, found: Mapping[str, object], base: int | None, seed: int,
 
 
 def evaluate(parameter: str, node: SettingsNode, name: str, place: float) -> object:
-    """What a setting says of the weight `name`, at `place` from 0 to 1 of its slice; None where no filter fits.
+    """The value of a parameter for the weight `name`, at `place` from 0 to 1 of its slice; None if no filter matches.
 
-    A list of numbers is a gradient: its items lie at equal distances over the layers, with straight lines between
-    them. Of filters, texts that are part of a weight's name, the first that fits counts.
+    A list of numbers is a gradient, interpolated linearly over the layers. Filters are substrings of a weight's name;
+    the first match counts.
     """
     value = node.value
     if isinstance(value, dict):
@@ -225,7 +225,7 @@ def _filtered(parameter: str, node: SettingsNode, name: str, place: float) -> ob
 
 
 def checked(parameter: str, node: SettingsNode) -> float | bool | str:
-    """One value of a parameter. Raises UsageError for one that it cannot have."""
+    """Checks one value of a parameter. Raises UsageError."""
     value = node.value
     if parameter == "normalize":
         if not isinstance(value, bool):
@@ -252,14 +252,14 @@ def checked(parameter: str, node: SettingsNode) -> float | bool | str:
 
 
 def check_parameters(method: str, parameters: Parameters) -> tuple[dict[str, SettingsNode], list[str]]:
-    """The parameters that count, every value of them checked, and words on those that are ignored.
+    """The parameters, all values checked, and warnings on ignored ones.
 
     Raises UsageError for a parameter that the method does not have.
     """
     out, notes = {}, []
     for name, node in parameters.items():
         if name == _IGNORED:
-            notes.append(f"{_IGNORED} is ignored: masks take no memory here")
+            notes.append(f"{_IGNORED} is ignored: masks are not stored")
             continue
         if name not in PARAMETERS[method]:
             what = f"{method} has no parameter {name}" if name in _KNOWN else f"unknown parameter {name!r}"
@@ -274,14 +274,14 @@ def _check_setting(parameter: str, node: SettingsNode, *, within: bool = False) 
         entries = node.value
         odd = next((key for key in entries if key not in ("filter", "value")), None)
         if odd is not None or "value" not in entries:
-            raise node.error(f"{parameter}: a filter has the keys filter and value, and no others")
+            raise node.error(f"{parameter}: a filter takes the keys filter and value only")
         if isinstance(entries.get("filter", SettingsNode(None)).value, dict | list):
             raise node.error(f"{parameter}: filter must be a part of a weight's name")
         _check_setting(parameter, entries["value"])
     elif isinstance(node.value, list):
         kinds = {isinstance(item.value, dict) for item in node.items(parameter)}
         if len(kinds) > 1 or within:
-            raise node.error(f"{parameter} must be a list of numbers or a list of filters, and not both")
+            raise node.error(f"{parameter} must be a list of numbers or a list of filters, not a mix of both")
         for item in node.value:
             _check_setting(parameter, item, within=True)
     else:
@@ -304,7 +304,7 @@ def find_method(name: str, node: SettingsNode | None = None) -> str:
 
 
 def check_recipe(recipe: MergeRecipe) -> MergeRecipe:
-    """`recipe`, with the base among the models of its only slice. Raises UsageError for what makes no merge."""
+    """`recipe`, with the base added to the models of its only slice. Raises UsageError if it is not a valid merge."""
     method = recipe.method
     parts = []
     for part in recipe.parts:
@@ -316,21 +316,23 @@ def check_recipe(recipe: MergeRecipe) -> MergeRecipe:
                 raise node.error(f"{method} needs a base model", "--base FILE, or base_model in the recipe")
             if base not in [source.path for source in sources]:
                 if sources[0].layers is not None:
-                    raise node.error(f"the base model {base} is not among the sources of the slice", "list it there")
+                    raise node.error(
+                        f"the base model {base} is not among the sources of the slice", "add it to the sources"
+                    )
                 sources = (MergeInput(base), *sources)
         elif recipe.base is not None and method == LINEAR and base not in [source.path for source in sources]:
             raise node.error(
-                "linear compares with no base, and this one is not among the models", "list it with a weight of its own"
+                "linear uses no base model, and this one is not among the models", "add it to the models with a weight"
             )
         if method == SLERP and len(sources) != 2:
-            raise node.error(f"slerp is for a base and one other model, and {len(sources)} are named")
+            raise node.error(f"slerp merges exactly two models, not {len(sources)}")
         if method == PASSTHROUGH and len(sources) != 1:
-            raise node.error("passthrough takes each layer from one model: a slice has one source")
+            raise node.error("passthrough takes exactly one source per slice")
         if method in _WITH_BASE and len(sources) < 2:
-            raise node.error(f"{method} needs a model beside the base")
+            raise node.error(f"{method} needs at least one model besides the base")
         lengths = {source.layers[1] - source.layers[0] for source in sources if source.layers is not None}
         if len(lengths) > 1:
-            raise node.error("the sources of a slice must have equally many layers")
+            raise node.error("the sources of a slice must have the same number of layers")
         parts.append(MergedLayers(sources, part.base, part.parameters, part.line))
     return MergeRecipe(
         method, tuple(parts), recipe.base, recipe.parameters, recipe.dtype, recipe.tokenizer, recipe.path, recipe.notes
@@ -341,7 +343,7 @@ def check_recipe(recipe: MergeRecipe) -> MergeRecipe:
 
 
 def read_recipe(path: PathLike) -> MergeRecipe:
-    """The recipe in a YAML file. Raises UsageError, with the line, for what it cannot mean."""
+    """The recipe in a YAML file. Raises UsageError with the line number."""
     tree = read_yaml(path, "recipe")
     if tree.value is None:
         raise UsageError("the recipe is empty", path=path)
@@ -358,7 +360,7 @@ _KEYS = (
 
 
 def _entries(node: SettingsNode, what: str, known: Sequence[str]) -> dict[str, SettingsNode]:
-    """The entries of a mapping, without those that say nothing. Raises UsageError for an unknown key, with its line."""
+    """The entries of a mapping without null values. Raises UsageError for an unknown key, with its line."""
     entries = node.mapping(what)
     for key, value in entries.items():
         if key not in known:
@@ -385,7 +387,8 @@ def _recipe(root: SettingsNode, path: PathLike) -> MergeRecipe:
     dtype = next((_dtype(entries[key], key) for key in ("out_dtype", "dtype") if key in entries), None)
     if "chat_template" in entries and entries["chat_template"].value != "auto":
         raise entries["chat_template"].error(
-            "the chat template is that of the first model", "apr stamp sets another one afterwards"
+            "chat_template is not supported: the output has that of the first model",
+            "set another one afterwards with apr stamp",
         )
     tokenizer = _tokenizer(entries)
     parameters = _parameters(entries, method, notes)
@@ -420,12 +423,12 @@ def _source(node: SettingsNode, method: str, notes: list[str], what: str, *, lay
     path = _text(entries["model"], "model")
     if "+" in path and not exists(path):
         raise entries["model"].error(
-            f"{path:.60} names an adapter", "merge it first: apr merge-adapter BASE ADAPTER -o OUT"
+            f"{path:.60} names an adapter", "merge it into its base first: apr merge-adapter BASE ADAPTER -o OUT"
         )
     given: tuple[int, int] | None = None
     if layers:
         if "layer_range" not in entries:
-            raise node.error("layer_range is missing: the first layer, and the one behind the last", "[0, 16]")
+            raise node.error("layer_range is missing: first layer and end layer (exclusive)", "[0, 16]")
         given = _range(entries["layer_range"])
     return MergeInput(path, given, _parameters(entries, method, notes), node.line)
 
@@ -436,7 +439,7 @@ def _range(node: SettingsNode) -> tuple[int, int]:
         first, last = (number for number in numbers if isinstance(number, int))
         if 0 <= first < last <= MAX_LAYERS:
             return first, last
-    raise node.error(f"layer_range must be the first layer and the one behind the last, not {numbers!r:.40}", "[0, 16]")
+    raise node.error(f"layer_range must be [first, end), not {numbers!r:.40}", "[0, 16]")
 
 
 def _parameters(entries: Mapping[str, SettingsNode], method: str, notes: list[str]) -> dict[str, SettingsNode]:
@@ -449,7 +452,7 @@ def _parameters(entries: Mapping[str, SettingsNode], method: str, notes: list[st
 
 def _text(node: SettingsNode, what: str) -> str:
     if not isinstance(node.value, str) or not node.value:
-        raise node.error(f"{what} must be a text, not {shown(node.value)}")
+        raise node.error(f"{what} must be a string, not {shown(node.value)}")
     return node.value
 
 

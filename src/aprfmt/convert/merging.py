@@ -1,4 +1,4 @@
-"""Adapters into their base, and out of two models again: a conversion with one step more."""
+"""Merge adapters into their base model, or extract one from two models, as an edit during a conversion."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def merge_adapter(
     max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
-    """Writes the model `base` with one adapter or several added to it as `dst`, in any form that can be written.
+    """Merges one or more adapters into the model `base` and writes `dst` in any output format.
 
-    Base and adapters may be of any form that can be read. A weight keeps its dtype; one of quantized blocks is decoded,
-    added to and encoded again, unless `dtype` says what the weights become. The options are those of convert_model.
+    Base and adapters may be in any readable format. Weights keep their dtype; quantized weights are decoded, merged and
+    quantized again, unless `dtype` sets another dtype. The other options are those of convert_model.
 
     Args:
         base: the model.
         adapter: the adapter, or several.
         dst: what to write.
-        weight: what each adapter counts; one number for all of them, or one each.
+        weight: the scale of each adapter; one number for all, or one each.
 
     Raises:
-        AprError: for an adapter that is for another base, and as convert_model.
+        AprError: for an adapter of another base model, and as convert_model.
     """
     given = locals()
     adapters = _paths(given.pop("adapter"))
@@ -108,18 +108,18 @@ def extract_adapter(
     max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
-    """Writes the adapter of `rank` that turns the model `base` into `tuned`, in any form that holds adapters.
+    """Extracts the LoRA adapter of `rank` that turns the model `base` into `tuned`, in any adapter format.
 
-    Of each matrix that changed it holds the best approximation of that rank (SVD); other weights that changed are held
-    whole. At full rank the merged result is `tuned`. The report says how much of the change the rank holds. The options
-    are those of convert_model.
+    Each changed matrix becomes its best approximation of that rank (SVD); other changed weights are stored whole. At
+    full rank the merged result equals `tuned`. The report says how much of the change the rank captures. The other
+    options are those of convert_model.
 
     Raises:
-        AprError: for models of different networks, and where nothing changed.
+        AprError: for models of different architectures, and if no weight changed.
     """
     given = locals()
     if type(rank) is not int or rank < 1:
-        raise UsageError(f"rank must be a number from 1 on, not {rank!r:.40}")
+        raise UsageError(f"rank must be a positive integer, not {rank!r:.40}")
     options = {name: value for name, value in given.items() if name not in ("base", "tuned", "rank")}
     found: list[Extraction] = []
     told: list[str] = []
@@ -135,13 +135,13 @@ def extract_adapter(
         report = convert({**options, "src": tuned}, edit)
     if found and found[0].total and not plan:
         share = found[0].kept / found[0].total
-        rest = [f"rank {rank} holds {share:.2%} of what changed (sum of squares)"] if share < _WHOLE else []
+        rest = [f"rank {rank} captures {share:.2%} of the change (sum of squares)"] if share < _WHOLE else []
         report.losses = [*(loss for loss in report.losses if loss not in told), *rest]
     return report
 
 
 _WHOLE = 1 - 1e-9
-"""Share of the squares from which nothing is missing but rounding."""
+"""Share of the squares above which only rounding is missing."""
 
 
 def open_input(stack: ExitStack, path: PathLike, dst: PathLike, *, follow_links: bool) -> Model:
@@ -179,19 +179,19 @@ def _adapter_for(model: Model, c: Canonical) -> Adapter:
 def _paths(value: object) -> list[PathLike]:
     found = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if not found:
-        raise UsageError("no adapter is named", hint="apr merge-adapter BASE ADAPTER... -o OUT")
+        raise UsageError("no adapter given", hint="apr merge-adapter BASE ADAPTER... -o OUT")
     return [formats.path_text(path, "adapter") for path in found]
 
 
 def _weights(value: object, n: int) -> list[float]:
-    """One number for each of `n` adapters."""
+    """One weight for each of `n` adapters. Raises UsageError."""
     several = isinstance(value, Sequence) and not isinstance(value, str)
     found: list[object] = list(value) if isinstance(value, Sequence) and several else [value] * n
     if len(found) == 1:
         found *= n
     if len(found) != n:
         raise UsageError(
-            f"{len(found)} weights are given for {n} adapters", hint="one --weight for each, or one for all"
+            f"{len(found)} weights given for {n} adapters", hint="give one --weight for each, or one for all"
         )
     out = []
     for number in found:

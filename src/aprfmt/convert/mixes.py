@@ -1,4 +1,4 @@
-"""The quantization mixes, what llama.cpp calls file types: as data, and what each tensor of a GGUF gets by one.
+"""The quantization mixes (llama.cpp: file types) as data, and the dtype that each tensor of a GGUF gets.
 
 The decisions are those of llama.cpp's llama_model_quantize.
 """
@@ -64,63 +64,63 @@ _NEEDS = "needs an importance matrix"
 _ROWS = (
     _mix("q8_0", 7, "Q8_0", "as good as 16-bit floats at half the size"),
     _mix("q6_k", 18, "Q6_K", "hardly any measurable loss"),
-    _mix("q5_k_m", 17, "Q5_K", "small loss; if memory allows more than q4_k_m",
+    _mix("q5_k_m", 17, "Q5_K", "small loss; if you have the memory for more than q4_k_m",
          attn_v="more:Q6_K", ffn_down="more:Q6_K"),
-    _mix("q5_k_s", 16, "Q5_K", "q5_k_m without its better layers"),
-    _mix("q5_1", 9, "Q5_1", "older form; q5_k_m is better and smaller"),
-    _mix("q5_0", 8, "Q5_0", "older form; q5_k_s is better at the same size", ffn_down="first/8&imatrix:Q5_1"),
-    _mix("q4_k_m", 15, "Q4_K", "the usual choice: a third of the size, small loss",
+    _mix("q5_k_s", 16, "Q5_K", "q5_k_m without its higher-precision layers"),
+    _mix("q5_1", 9, "Q5_1", "legacy; q5_k_m is better and smaller"),
+    _mix("q5_0", 8, "Q5_0", "legacy; q5_k_s is better at the same size", ffn_down="first/8&imatrix:Q5_1"),
+    _mix("q4_k_m", 15, "Q4_K", "recommended: a third of the size, small loss",
          attn_v="more:Q6_K 70b:Q5_K", attn_output=_EIGHT,
          ffn_down="falcon&first/16:Q6_K falcon&more:Q5_K falcon: more:Q6_K"),
     _mix("q4_k_s", 14, "Q4_K", "a little smaller than q4_k_m",
          attn_v="70b:Q5_K first4:Q5_K", attn_output=_EIGHT, ffn_down="falcon: first/8:Q5_K"),
-    _mix("iq4_nl", 25, "IQ4_NL", "like iq4_xs in blocks of 32, for rows that 256 does not divide",
+    _mix("iq4_nl", 25, "IQ4_NL", "like iq4_xs with blocks of 32, for row sizes that are not multiples of 256",
          attn_v="gqa4:Q5_K", attn_output=_EIGHT, ffn_down="imatrix: first/8:Q5_K"),
-    _mix("iq4_xs", 30, "IQ4_XS", "the smallest with four bits; best with an importance matrix",
+    _mix("iq4_xs", 30, "IQ4_XS", "the smallest 4-bit type; best with an importance matrix",
          attn_v="gqa4:Q5_K", attn_output=_EIGHT, ffn_down="imatrix: first/8:Q5_K"),
-    _mix("q4_1", 3, "Q4_1", "older form; q4_k_m is better and smaller"),
-    _mix("q4_0", 2, "Q4_0", "older form; fast on some processors", ffn_down="first/8&imatrix:Q4_1"),
+    _mix("q4_1", 3, "Q4_1", "legacy; q4_k_m is better and smaller"),
+    _mix("q4_0", 2, "Q4_0", "legacy; fast on some CPUs", ffn_down="first/8&imatrix:Q4_1"),
     QuantizationPreset(
-        "mxfp4_moe", 38, "MXFP4", "stacked experts as MXFP4, the rest as Q8_0; for models trained that way",
+        "mxfp4_moe", 38, "MXFP4", "experts as MXFP4, the rest as Q8_0; for models trained that way",
         {"*": "stacked:MXFP4 Q8_0", "output": "Q8_0"}),
-    _mix("q3_k_l", 13, "Q3_K", "the largest with three bits",
+    _mix("q3_k_l", 13, "Q3_K", "the largest 3-bit type",
          attn_v="Q5_K", attn_output="falcon:Q4_K experts8: Q5_K", ffn_down="falcon:Q4_K Q5_K"),
-    _mix("q3_k_m", 12, "Q3_K", "three bits; the loss is noticeable",
+    _mix("q3_k_m", 12, "Q3_K", "3 bits; noticeable loss",
          attn_v="70b:Q5_K first2:Q5_K Q4_K", attn_output=f"{_EIGHT} Q4_K",
          ffn_down="first/16:Q5_K falcon&!more: Q4_K"),
-    _mix("q3_k_s", 11, "Q3_K", "the smallest of its family with three bits",
+    _mix("q3_k_s", 11, "Q3_K", "the smallest 3-bit K-quant",
          attn_v="70b:Q5_K", attn_output=_EIGHT),
     _mix("iq3_m", 27, "IQ3_S", "better and smaller than q3_k_m; use an importance matrix",
          attn_v="70b:Q5_K Q4_K", attn_output=f"{_EIGHT} Q4_K", ffn_down="first/8:Q4_K experts8&more:Q4_K"),
-    _mix("iq3_s", 26, "IQ3_S", "iq3_m without its better layers; use an importance matrix",
+    _mix("iq3_s", 26, "IQ3_S", "iq3_m without its higher-precision layers; use an importance matrix",
          attn_v="70b&gqa4:Q5_K gqa4:Q4_K", attn_output=_EIGHT),
     _mix("iq3_xs", 22, "IQ3_S", f"between iq3_s and iq3_xxs; {_NEEDS}",
          attn_v="70b&gqa4:Q5_K gqa4:Q4_K", attn_k="IQ3_XXS", attn_q="IQ3_XXS", attn_output=_EIGHT,
          ffn_gate="middle:IQ3_XXS", ffn_up="middle:IQ3_XXS"),
-    _mix("iq3_xxs", 23, "IQ3_XXS", f"three bits at their smallest; {_NEEDS}",
+    _mix("iq3_xxs", 23, "IQ3_XXS", f"the smallest 3-bit type; {_NEEDS}",
          output="Q5_K", token_embd="IQ3_S", attn_v="70b&gqa4:Q5_K gqa4:Q4_K imatrix: IQ3_S",
          attn_k="IQ2_S", attn_q="IQ2_S", attn_output=f"{_EIGHT} IQ3_S",
          ffn_down="imatrix: first/8:Q4_K Q3_K"),
-    _mix("q2_k", 10, "Q2_K", "two to three bits; for models that do not fit otherwise",
+    _mix("q2_k", 10, "Q2_K", "2 to 3 bits; for models that do not fit otherwise",
          attn_v="70b:Q5_K gqa4:Q4_K Q3_K", attn_output=f"{_EIGHT} Q3_K", ffn_down="Q3_K"),
-    _mix("q2_k_s", 21, "Q2_K", f"two bits nearly everywhere; {_NEEDS}",
+    _mix("q2_k_s", 21, "Q2_K", f"nearly all weights in 2 bits; {_NEEDS}",
          attn_v="70b&gqa4:Q5_K gqa4:Q4_K", ffn_down="first/8:Q4_K"),
-    _two_bits("iq2_m", 29, "IQ2_S", f"the best with two bits; {_NEEDS}", "IQ3_S", "IQ3_S"),
+    _two_bits("iq2_m", 29, "IQ2_S", f"the best 2-bit type; {_NEEDS}", "IQ3_S", "IQ3_S"),
     _two_bits("iq2_s", 28, "IQ2_XS", f"two bits; {_NEEDS}", "IQ3_S", "IQ3_S"),
     _two_bits("iq2_xs", 20, "IQ2_XS", f"two bits; {_NEEDS}", "Q2_K", ""),
-    _two_bits("iq2_xxs", 19, "IQ2_XXS", f"two bits at their smallest; {_NEEDS}", "Q2_K", ""),
-    _two_bits("iq1_m", 31, "IQ1_M", f"for trials with very large models; {_NEEDS}", "Q2_K", "IQ2_XXS"),
-    _two_bits("iq1_s", 24, "IQ1_S", f"the smallest of all; {_NEEDS}", "Q2_K", "IQ2_XXS"),
-    _mix("tq2_0", 37, "TQ2_0", "for models trained with weights -1, 0, 1 only", token_embd="Q4_K"),
-    _mix("tq1_0", 36, "TQ1_0", "as tq2_0, smaller but slower", token_embd="Q4_K"),
-    _mix("q2_0", 41, "Q2_0", "for models trained with two-bit weights only", token_embd="Q4_K"),
-    _mix("q1_0", 40, "Q1_0", "for models trained with one-bit weights only"),
+    _two_bits("iq2_xxs", 19, "IQ2_XXS", f"the smallest 2-bit type; {_NEEDS}", "Q2_K", ""),
+    _two_bits("iq1_m", 31, "IQ1_M", f"experimental, for very large models; {_NEEDS}", "Q2_K", "IQ2_XXS"),
+    _two_bits("iq1_s", 24, "IQ1_S", f"the smallest type; {_NEEDS}", "Q2_K", "IQ2_XXS"),
+    _mix("tq2_0", 37, "TQ2_0", "only for models trained with ternary weights", token_embd="Q4_K"),
+    _mix("tq1_0", 36, "TQ1_0", "like tq2_0, smaller but slower", token_embd="Q4_K"),
+    _mix("q2_0", 41, "Q2_0", "only for models trained with 2-bit weights", token_embd="Q4_K"),
+    _mix("q1_0", 40, "Q1_0", "only for models trained with 1-bit weights"),
 )  # fmt: skip
 
 MIXES: dict[str, QuantizationPreset] = {mix.name: mix for mix in _ROWS}
 
 OTHER_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
-"""Dtypes that no mix is named after: the file type (`enum llama_ftype`) of a file that holds little else."""
+"""Dtypes without a mix of the same name: the file type (`enum llama_ftype`) of a file of mostly that dtype."""
 
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -133,7 +133,7 @@ _ELSEWHERE = {
     "2bit q2 int2": "q2_k",
     "fp8 float8 f8 e4m3": "f8_e4m3",
 }
-"""What names of other programs, which are not the same, come nearest to; as _key writes them."""
+"""Mixes that come closest to the names of other programs; spelled as _key does."""
 
 
 def _key(name: str) -> str:
@@ -150,19 +150,19 @@ def find_mix(name: str) -> QuantizationPreset | None:
 
 
 def file_type_of(dtype: str) -> int:
-    """llama.cpp's number for a file whose matrices are mostly `dtype`; where it has none, that of floats."""
+    """llama.cpp's file type for matrices of mostly `dtype`; if it has none, that of floats."""
     mix = find_mix(dtype)
     return mix.file_type if mix is not None else OTHER_FILE_TYPES.get(dtype, 0)
 
 
 def uniform_mix(dtype: str) -> QuantizationPreset | None:
-    """A mix of one block type that no mix is named after; None where llama.cpp has no file type for it."""
+    """A mix of one block type without a mix of its name; None if llama.cpp has no file type for it."""
     file_type = OTHER_FILE_TYPES.get(dtype)
     return None if file_type is None else QuantizationPreset(dtype.lower(), file_type, dtype, "")
 
 
 def require_quantized(name: str) -> None:
-    """Raises UsageError for a name that means floats, or nothing at all."""
+    """Raises UsageError for a float dtype or "keep"."""
     if _key(name) in ("keep", "f32", "f16", "bf16", "f64"):
         raise UsageError(f"{name} is not a quantized type", hint=f"apr convert FILE -o OUT --dtype {name}")
 
@@ -176,7 +176,7 @@ _NO_NAMES = ("model", "pytorch_model", "consolidated", "ggml-model")
 def quantized_name(source: str, mix: str) -> str:
     """The name that files of this mix get on the hub: "Qwen3-0.6B-Q4_K_M.gguf" of ./Qwen3-0.6B or Qwen3-0.6B-F16.gguf.
 
-    Raises UsageError for a mix that there is not, and for a source without a name.
+    Raises UsageError for an unknown mix, and for a source without a name.
     """
     require_quantized(mix)
     found = find_mix(mix)
@@ -191,17 +191,17 @@ def quantized_name(source: str, mix: str) -> str:
     name = _TYPE_OF_NAME.sub("", name)
     name = path.resolve().parent.name if name in _NO_NAMES else name
     if not name:
-        raise UsageError("the model has no name that the output could be called by", hint="name a file with -o")
+        raise UsageError("cannot derive an output name from the source", hint="set one with -o")
     return f"{name}-{word.upper()}.gguf"
 
 
 def unknown(name: str, *others: str) -> UsageError:
-    """The error for a name that is not a mix and none of `others`, with the nearest that is one."""
+    """The error for a name that is neither a mix nor one of `others`, with the closest match."""
     known = [*others, *MIXES, *ALIASES]
     means = [mix for words, mix in _ELSEWHERE.items() if _key(name) in words.split()]
     near = [mix for mix in means if mix in known] or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     if near:
-        hint = f"did you mean {near[0]}? apr quantize --list shows the mixes"
+        hint = f"did you mean {near[0]}? List the mixes with apr quantize --list"
     else:
         hint = f"known: {', '.join([*others, *MIXES])}"
     return UsageError(f"unknown dtype or mix {name!r}", hint=hint)
@@ -212,7 +212,7 @@ def unknown(name: str, *others: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class PresetContext:
-    """What the rules ask of a network.
+    """The facts of a network that the rules depend on.
 
     Attributes:
         architecture: `general.architecture`.
@@ -234,7 +234,7 @@ class PresetContext:
 
     @property
     def is_70b(self) -> bool:
-        """Whether llama.cpp takes the network for one of 70 billion parameters."""
+        """Whether llama.cpp treats the network as a 70B model."""
         if self.n_layers != _LAYERS_OF_70B.get(self.architecture):
             return False
         return self.architecture != "llama" or (self.n_heads != self.n_kv_heads and self.n_experts != 8)
@@ -245,15 +245,15 @@ _LAYERS_OF_70B = {"llama": 80, "llama-embed": 80, "qwen2": 80, "olmo": 80, "deci
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOverrides:
-    """What the user asked for beside the mix.
+    """Options of a mix.
 
     Attributes:
         pure: every quantizable tensor in the mix's own dtype, without its rules.
         output: dtype of the output head.
         embedding: dtype of the token embedding.
-        patterns: the first pattern that is found in a tensor's name gives its dtype.
-        leave_output: whether the output head stays as it is.
-        imatrix: whether there is an importance matrix.
+        patterns: the first pattern that matches a tensor's name sets its dtype.
+        leave_output: whether the output head is not quantized.
+        imatrix: whether an importance matrix was given.
         padded: block types whose rows may end in padding (those of an `.apr`).
     """
 
@@ -266,7 +266,7 @@ class QuantizeOverrides:
     padded: tuple[str, ...] = ()
 
     def override(self, name: str) -> str | None:
-        """The dtype that an override gives the tensor."""
+        """The dtype of the tensor by an override, if any."""
         return next((dtype for pattern, dtype in self.patterns if pattern.search(name)), None)
 
 
@@ -318,7 +318,7 @@ EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 
 
 def kind_of(name: str) -> str:
-    """The kind of a tensor; "other" for those that no rule names."""
+    """The kind of a tensor; "other" if no rule names it."""
     if name == OUTPUT:
         return "output"
     if name in EMBEDDINGS:
@@ -341,7 +341,7 @@ _LEFT_WHOLE = ("position_embd.weight", "token_types.weight")
 
 
 def is_quantizable(name: str, shape: Shape) -> bool:
-    """Whether a mix may change the GGUF tensor: a matrix, or a stack of them, that is none of the exceptions."""
+    """Whether a mix may quantize the GGUF tensor: a matrix or a stack of matrices, except those excluded."""
     n_dims = len(shape) - next((i for i, dim in enumerate(shape) if dim != 1), len(shape))
     if n_dims < 2 or not name.endswith("weight") or name in _LEFT_WHOLE:
         return False
@@ -357,7 +357,7 @@ _FALLBACK = {
 
 
 def fitting(target: str, shape: Shape) -> str:
-    """`target`, or the nearest dtype whose blocks divide a row of `shape`."""
+    """`target`, or the closest dtype whose blocks divide the rows of `shape`."""
     row = DTYPES[target]
     if row.kind != "ggml" or shape[-1] % row.block == 0:
         return target
@@ -370,7 +370,7 @@ _IMPOSSIBLE_WITHOUT = ("IQ2_XXS", "IQ2_XS", "IQ1_S")
 
 
 def needs_weights(name: str, dtype: str, mix: QuantizationPreset) -> bool:
-    """Whether the tensor must not become `dtype` without importance weights."""
+    """Whether quantizing the tensor to `dtype` needs importance weights."""
     if dtype in _IMPOSSIBLE_WITHOUT:
         return True
     poor = dtype in _POOR_WITHOUT or (dtype == "Q2_K" and mix.name == "q2_k_s")
@@ -383,7 +383,7 @@ def choose(
     network: PresetContext,
     overrides: QuantizeOverrides | None = None,
 ) -> dict[str, str]:
-    """The dtype of every tensor that `mix` quantizes; those that stay as they are do not appear.
+    """The dtype of every tensor that `mix` quantizes; unchanged tensors are absent.
 
     `tensors` are all tensors of the GGUF with their row-major shapes, in any order.
     Raises RefusedError for a name without the layer that a rule asks for.
@@ -414,7 +414,7 @@ class _Chooser:
         self.n_attn_v = sum(kind_of(name) == "attn_v" for name in self.tensors)
 
     def dtype(self, name: str) -> str | None:
-        """The dtype of the tensor, None where it stays as it is."""
+        """The dtype of the tensor; None to leave it unchanged."""
         shape, overrides = self.tensors[name], self.overrides
         if not is_quantizable(name, shape) or (overrides.leave_output and name == OUTPUT):
             return None

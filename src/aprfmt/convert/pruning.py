@@ -1,4 +1,4 @@
-"""Pruning: a model without some of its layers, or with smaller ones, as a conversion with one step more."""
+"""Depth and width pruning, as an edit during a conversion."""
 
 from __future__ import annotations
 
@@ -51,32 +51,31 @@ def prune_model(
     max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
-    """Writes the model `src` without some of its layers, or with smaller ones, as `dst`, in any form of a model.
+    """Drops layers of the model `src`, or narrows them, and writes `dst` in any output format.
 
-    The layers that stay are numbered anew, and config.json's number of layers and its lists with an item a layer are
-    corrected; weights that are kept stay as they are. The model needs training afterwards. The output's provenance says
-    what it lacks. Other options are those of convert_model.
+    The remaining layers are renumbered, and the number of layers and per-layer lists in config.json are updated; kept
+    weights are unchanged. The model needs training afterwards. The output's provenance records the pruning. Other
+    options are those of convert_model.
 
     Args:
         src: the model.
         dst: what to write.
-        drop_layers: the layers to leave out, numbered from 0: "10-15,20", or the numbers.
-        keep_layers: the layers to keep, in place of `drop_layers`.
-        width: how many channels, neurons and heads to keep of each layer, those with the largest weights:
-            "hidden=512,ffn=1408,heads=8,kv_heads=2", or such a mapping; what is not named stays.
+        drop_layers: the layers to drop, numbered from 0: "10-15,20", or a list of numbers.
+        keep_layers: the layers to keep, instead of `drop_layers`.
+        width: number of channels, neurons and heads to keep in each layer, chosen by the largest weights:
+            "hidden=512,ffn=1408,heads=8,kv_heads=2", or a mapping; other widths are unchanged.
 
     Raises:
-        AprError: with code "usage" where none is given or both of the first two, for layers that are not there, where
-            none or all would stay, and for widths that cannot be; with code "refused" for a layer whose role follows
-            from its number, such as one of a pattern with a period, for an MTP layer, which `no_mtp` leaves out, and
-            for widths of a network that is not one of plain attention and dense MLPs; and as convert_model.
+        AprError: code "usage" if none or both of the first two are given, for unknown layers, if none or all layers
+            would be kept, and for invalid widths; code "refused" for a layer whose role follows from its number
+            (periodic patterns), for an MTP layer (use `no_mtp`), and for widths of networks other than plain attention
+            with dense MLPs; and as convert_model.
     """
     given = locals()
     drop, keep, width = (given.pop(name) for name in ("drop_layers", "keep_layers", "width"))
     if (drop is not None and keep is not None) or (drop is None and keep is None and width is None):
         raise UsageError(
-            "name the layers with either --drop-layers or --keep-layers, or widths with --width",
-            hint="--drop-layers 10-15,20, or --width ffn=1408",
+            "give either --drop-layers or --keep-layers, or --width", hint="--drop-layers 10-15,20, or --width ffn=1408"
         )
     widths = parse_widths(width) if isinstance(width, str) else _checked(width or {})
 
@@ -89,20 +88,17 @@ def prune_model(
                 check_layer(c, layer)
             kept = [layer for layer in range(n_layers) if (layer in named) == (drop is None)]
             if not kept or len(kept) == n_layers:
-                what = "none of them would stay" if not kept else "all of them would stay"
+                what = "none of them would be kept" if not kept else "all of them would be kept"
                 raise UsageError(f"the network has {n_layers} layers, and {what}", path=c.model.path)
             made = relayered([c], [(0, layer) for layer in kept])
             gone = sorted(set(range(n_layers)) - set(kept))
-            told.append(
-                f"{_layers(gone, n_layers)} left out: the model needs training to make up for "
-                + ("it" if len(gone) == 1 else "them")
-            )
+            told.append(f"{_layers(gone, n_layers)} dropped: train the model to recover its quality")
         notes = [f"Of the base model, {_layers(gone, n_layers)} left out."] if gone else []
         if widths:
             made, more = narrowed(made, widths)
             sizes = sizes_of(c.hparams)
             words = ", ".join(f"{number} of {sizes[name]} {name}" for name, number in widths.items())
-            told += [f"{words} are kept: the model needs training to make up for the others", *more]
+            told += [f"{words} are kept: train the model to recover its quality", *more]
             notes.append(f"Of the base model's widths {words} are kept.")
         return _with_provenance(made, " ".join(notes)), told
 
@@ -114,18 +110,18 @@ def _numbers(value: object, n_layers: int) -> list[int]:
         return parse_layers(value, n_layers)
     items = list(value) if isinstance(value, Sequence) else [None]
     if not items or any(type(item) is not int for item in items):
-        raise UsageError(f"layers must be numbers or a text such as '10-15,20', not {value!r:.60}")
+        raise UsageError(f"layers must be numbers or a string such as '10-15,20', not {value!r:.60}")
     return sorted({item for item in items if type(item) is int})
 
 
 def _checked(widths: object) -> dict[str, int]:
     if not isinstance(widths, Mapping) or any(type(number) is not int for number in widths.values()):
-        raise UsageError(f"width must be a text such as 'hidden=512,heads=8' or a mapping, not {widths!r:.60}")
+        raise UsageError(f"width must be a string such as 'hidden=512,heads=8' or a mapping, not {widths!r:.60}")
     return parse_widths(",".join(f"{name}={number}" for name, number in widths.items())) if widths else {}
 
 
 def _with_provenance(c: Canonical, note: str) -> Canonical:
-    """`c` with the source as its base model, and a note of what it lacks."""
+    """`c` with the source as its base model, and a `note` on the pruning."""
     general = dict(c.general or {})
     base = {name: value for name in ("author", "version", "organization", "repo_url") if (value := general.get(name))}
     base = {**({"name": c.info["name"]} if c.info.get("name") else {}), **base}

@@ -1,4 +1,4 @@
-"""What `--dtype MIX` and the options beside it mean for the tensors of one model."""
+"""Resolve `--dtype MIX` and its options into a dtype for each tensor of a model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from aprfmt.types import Array, Shape
 if TYPE_CHECKING:
     from aprfmt.convert.targets.base import Target
 
-# Words of --dtype that are not mixes.
+# Values of --dtype that are not mixes.
 PLAIN = ("keep", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "aprq4", "aprq8")
 
 _ONLY_WITH_MIX = ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output")
@@ -48,7 +48,7 @@ _ONLY_WITH_MIX = ("imatrix", "tensor_type", "output_type", "embedding_type", "pu
 
 @dataclass(frozen=True, slots=True)
 class Recoding:
-    """What a tensor is recoded to; `weights` are float32 [matrices * columns], how much each column matters."""
+    """Target dtype of a tensor; `weights` are float32 [matrices * columns], the importance of each column."""
 
     dtype: str
     weights: Array | None = None
@@ -56,7 +56,7 @@ class Recoding:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A mix with everything that the user asked for beside it."""
+    """A mix with its options."""
 
     mix: QuantizationPreset
     overrides: QuantizeOverrides = field(default_factory=QuantizeOverrides)
@@ -64,10 +64,10 @@ class Quantization:
     imatrix: Imatrix | None = None
 
     def targets(self, c: Canonical, tensors: Sequence[CanonicalTensor], losses: Losses) -> dict[str, Recoding]:
-        """What the `tensors` of a GGUF for `c` become, by name; those that stay as they are do not appear.
+        """The target of each of the `tensors` of a GGUF for `c`, by name; unchanged tensors are absent.
 
-        Raises RefusedError (a quantized source, weights that are missing or of another model) and
-        MissingDependencyError (a dtype that only llama.cpp's library writes).
+        Raises RefusedError (a quantized source, importance weights missing or of another model) and
+        MissingDependencyError (a dtype that only llama.cpp's library can encode).
         """
         shapes = {tensor.name: tensor.shape for tensor in tensors}
         chosen = choose(shapes, self.mix, network_of(c), self.overrides)
@@ -83,7 +83,7 @@ class Quantization:
         return {t.name: Recoding(chosen[t.name], weights.get(t.name)) for t in quantizable}
 
     def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
-        """What the user may not expect: overrides without effect, rows that the blocks of the mix do not divide."""
+        """Warnings: overrides without effect, rows that the blocks of the mix do not divide."""
         for pattern, dtype in self.overrides.patterns:
             if not any(pattern.search(name) for name in chosen):
                 yield f"--tensor-type {pattern.pattern}={dtype.lower()} matches no tensor that the mix quantizes"
@@ -98,7 +98,7 @@ class Quantization:
     def _weights(
         self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str], losses: Losses
     ) -> dict[str, Array]:
-        """Importance weights by tensor; every tensor that must have them does."""
+        """Importance weights by tensor. Raises RefusedError if a tensor that needs them has none."""
         found: dict[str, Array] = {}
         missing = []
         entries, path = ({}, None) if self.imatrix is None else (self.imatrix.entries, self.imatrix.path)
@@ -113,9 +113,9 @@ class Quantization:
                     tensor=name,
                 )
             elif needs_weights(name, chosen[name], self.mix):
-                message, hint = ("needs an importance matrix", "give one with --imatrix, or choose a larger mix")
+                message, hint = ("needs an importance matrix", "add one with --imatrix, or choose a larger mix")
                 if self.imatrix is not None:
-                    message = "needs importance weights, and the matrix has none for this tensor"
+                    message = "needs importance weights, and the importance matrix has none for this tensor"
                     hint = f"choose another dtype: --tensor-type {name.replace('.', '[.]')}=q4_k"
                 raise RefusedError(f"{chosen[name]} {message}", path=c.model.path, tensor=name, hint=hint)
             elif name not in (*EMBEDDINGS, OUTPUT):
@@ -132,11 +132,11 @@ class Quantization:
 
 
 _RELEASED = ("FP8", "NVFP4", "MXFP4")
-"""Packings in which models are trained or released: there are no floats to start from."""
+"""Quantization methods in which models are trained or released, so that no float weights exist."""
 
 
 def _check_sources(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]) -> list[str]:
-    """What to know of packed sources. Raises RefusedError for weights that were quantized from others."""
+    """Warnings on quantized sources. Raises RefusedError for weights that were quantized from floats."""
     packed = {weight.name: weight.scheme for weight in c.packs.weights} if c.packs.decoded else {}
     released: set[str] = set()
     for tensor in changing:
@@ -153,18 +153,18 @@ def _check_sources(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Ma
                 f"{was} is already quantized; quantizing it again to {chosen[tensor.name]} loses precision twice",
                 path=c.model.path,
                 tensor=tensor.name,
-                hint="start from the floats, or add --allow-requantize",
+                hint="start from the unquantized model, or add --allow-requantize",
             )
-    return [f"the model was released in {name}: its weights are decoded first" for name in sorted(released)]
+    return [f"the model was released in {name}: its weights are decoded before quantizing" for name in sorted(released)]
 
 
 def n_matrices(shape: Shape) -> int:
-    """Matrices that are stacked in a tensor of the shape."""
+    """Number of matrices stacked in a tensor of the shape."""
     return shape[-3] if len(shape) > 2 else 1
 
 
 def network_of(c: Canonical) -> PresetContext:
-    """What the rules of a mix ask of the network."""
+    """The facts of the network that the rules of a mix depend on."""
     kv: Mapping[str, object] = {}
     if c.model.convention == "gguf":
         kv = c.model.metadata
@@ -188,13 +188,13 @@ def network_of(c: Canonical) -> PresetContext:
 
 
 def _first(value: object) -> int:
-    """A number, or that of the first layer."""
+    """The number, or the first of a per-layer list."""
     value = value[0] if isinstance(value, list | tuple) and value else value
     return value if type(value) is int else 0
 
 
 def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> QuantizationPreset | None:
-    """The first mix that gives the `tensors` of a GGUF just their types; None where none does."""
+    """The first mix that yields exactly the types of the `tensors` of a GGUF, or None."""
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     types = {tensor.name: tensor.dtype for tensor in tensors}
     network = network_of(c)
@@ -213,7 +213,7 @@ def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> QuantizationPreset | N
 
 
 def quantization_of(options: Options, target: Target) -> Quantization | None:
-    """The quantization that `options` ask for for `target`; None where they name no mix.
+    """The quantization that `options` request for `target`; None without a mix.
 
     Raises UsageError (unknown names, a broken pattern, options that only go with a mix) and what read_imatrix does.
     """
@@ -223,7 +223,7 @@ def quantization_of(options: Options, target: Target) -> Quantization | None:
         if given is not None:
             word = given.replace("_", "-")
             raise UsageError(
-                f"--{word} only applies to a mix, and the dtype is {options.dtype}",
+                f"--{word} only applies to a mix, not to dtype {options.dtype}",
                 hint="apr quantize --list shows the mixes",
             )
         return None
@@ -231,10 +231,10 @@ def quantization_of(options: Options, target: Target) -> Quantization | None:
         container = "safetensors" if target.name in ("hf", "mlx") else target.name
         raise RefusedError(
             f"{container} has no dtype {mix.dtype}: a mix can only be written to a .gguf or .apr file",
-            hint="name the output .gguf or .apr, or take --dtype f32, f16 or bf16",
+            hint="write a .gguf or .apr file, or use --dtype f32, f16 or bf16",
         )
     if options.leave_output and options.output_type:
-        raise UsageError("--leave-output and --output-type contradict each other", hint="give one of them")
+        raise UsageError("--leave-output and --output-type cannot be given together", hint="give one of them")
     imatrix = read_imatrix(options.imatrix) if options.imatrix is not None else None
     overrides = QuantizeOverrides(
         pure=options.pure,
@@ -262,7 +262,7 @@ def _mix(options: Options) -> QuantizationPreset | None:
     if uniform is None:
         raise unknown(options.dtype, *PLAIN)
     if not options.pure:
-        raise UsageError(f"{row.name} is not a mix", hint="--pure writes every matrix in this one dtype")
+        raise UsageError(f"{row.name} is not a mix", hint="add --pure to use it for every matrix")
     return uniform
 
 
@@ -280,7 +280,7 @@ def _pattern(text: str) -> tuple[re.Pattern[str], str]:
 
 
 def _dtype(name: str | None, option: str) -> str | None:
-    """The dtype that a single tensor may be given by its name."""
+    """Parses the dtype of a single tensor. Raises UsageError."""
     if name is None:
         return None
     blocks = [row.name for row in DTYPES.values() if row.kind == "ggml" and row.name not in ("Q8_1", "Q8_K")]
@@ -338,7 +338,7 @@ def with_apr_names(
 
 
 def _in_hf_order(link: Link, chosen: Mapping[str, Recoding]) -> dict[str, Recoding]:
-    """Targets of the Hugging Face tensors of a link; {} where its blocks cannot be brought into their order."""
+    """Targets of the Hugging Face tensors of a link; {} if its blocks cannot be reordered."""
     row_map = link.row_map
     found = [chosen.get(name) for name in link.gguf]
     first = found[0]
@@ -354,7 +354,7 @@ def _in_hf_order(link: Link, chosen: Mapping[str, Recoding]) -> dict[str, Recodi
 
 
 def _weighted(link: Link, target: Recoding) -> dict[str, Recoding]:
-    """The same where every matrix of the one GGUF tensor has weights of its own: each tensor gets its part."""
+    """The same if every matrix of the one GGUF tensor has its own weights: each tensor gets its part."""
     row_map, weights = link.row_map, target.weights
     after: Shape = row_map.after[0]
     cols, rows = after[-1], after[-2]

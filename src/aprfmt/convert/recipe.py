@@ -208,9 +208,7 @@ def read_recipe(
         error.path, error.hint = error.path or path, error.hint or _HINT
         raise
     except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error) as error:
-        raise CorruptError(
-            f"the record of the source files ({SOURCE_KEY}) is damaged: {error}", path=path, hint=_HINT
-        ) from error
+        raise CorruptError(f"the source record ({SOURCE_KEY}) is damaged: {error}", path=path, hint=_HINT) from error
 
 
 def _keeps_shapes(
@@ -285,16 +283,16 @@ class _Source:
         row_map = RowMap.from_json(_mapping(body), names[0])
         parts = [self._tensors[name] for name in names]
         if type(position) is not int or not 0 <= position < len(row_map.after):
-            raise CorruptError("the record of the source files names no tensor of a row map")
+            raise CorruptError("the source record names no tensor for a row map")
         if tuple(part.shape for part in parts) != row_map.before:
-            raise CorruptError("the record of the source files gives a tensor another shape", tensor=names[0])
+            raise CorruptError("the source record gives a tensor another shape", tensor=names[0])
         return _as_stored(CanonicalTensor(names[0], tuple(part.piece() for part in parts), row_map, position), dtype)
 
 
 def _as_stored(tensor: CanonicalTensor, dtype: str) -> Segment:
     """The bytes of `tensor` as the source has them: in the same dtype, or in a wider one."""
     if not is_exact(tensor.dtype, dtype):
-        raise CorruptError(f"the record of the source files turns {tensor.dtype} into {dtype}")
+        raise CorruptError(f"the source record turns {tensor.dtype} into {dtype}")
     return tensor.out(tensor.name, dtype).stream()
 
 
@@ -314,20 +312,20 @@ def _names(value: object) -> dict[str, str]:
     """What tensors are called in the source; two of one name could not stand in one file."""
     found = {key: str(name) for key, name in _mapping(value).items()}
     if len(set(found.values())) < len(found):
-        raise CorruptError("the record of the source files gives two tensors one name")
+        raise CorruptError("the source record gives two tensors the same name")
     return found
 
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise CorruptError(f"the record of the source files gives {value!r} as a length")
+        raise CorruptError(f"the source record gives {value!r} as a length")
     return value
 
 
 def _digest(kind: str, value: object) -> Digest:
     label, length = KINDS[kind]
     if not isinstance(value, str) or len(value) != length or not _HEX.fullmatch(value):
-        raise CorruptError(f"the record of the source files gives {value!r:.80} as a {label}")
+        raise CorruptError(f"the source record gives {value!r:.80} as a {label}")
     return Digest(kind, value)
 
 
@@ -336,25 +334,25 @@ def safe_name(name: object) -> str:
     text = str(name)
     if len(text) > MAX_PATH_CHARS or text.count("/") >= MAX_PATH_PARTS:
         raise LimitError(
-            f"the record of the source files names a path of {len(text)} characters and {text.count('/') + 1} parts; "
+            f"the source record names a path of {len(text)} characters and {text.count('/') + 1} parts; "
             f"the limits are {MAX_PATH_CHARS} and {MAX_PATH_PARTS}: {text[:40]!r}...",
-            hint="leave out what lies so deep in the folder",
+            hint="remove files that are nested so deeply",
         )
     if not is_plain(text):
-        raise CorruptError(f"the record of the source files names {name!r}, which is not a plain relative path")
+        raise CorruptError(f"the source record names {name!r}, which is not a plain relative path")
     return text
 
 
 def _check_names(files: Mapping[str, object]) -> None:
     """The names must be able to stand in one folder together."""
     if not files:
-        raise CorruptError("the record of the source files names no file")
+        raise CorruptError("the source record lists no file")
     for name in files:
         parts = name.split("/")
         if any("/".join(parts[:n]) in files for n in range(1, len(parts))):
-            raise CorruptError(f"the record of the source files uses a file as the folder of {name!r}")
+            raise CorruptError(f"the source record uses a file as the folder of {name!r}")
         if any(len(part.encode()) > _MAX_NAME_BYTES for part in parts):
-            raise CorruptError("the record of the source files holds a name that no file can have")
+            raise CorruptError("the source record holds an invalid file name")
 
 
 def _check_sizes(files: Iterable[Sequence[list[object]]], every: Iterable[list[object]]) -> None:
@@ -364,18 +362,18 @@ def _check_sizes(files: Iterable[Sequence[list[object]]], every: Iterable[list[o
         head = takewhile(lambda segment: segment[0] not in ("t", "l"), segments)
         n_zeros += sum(_count(segment[1]) for segment in head if segment[0] == "z")
     if n_zeros > MAX_TEXT_FILE_BYTES:
-        raise LimitError(f"the record of the source files asks for {n_zeros} zero bytes in memory")
+        raise LimitError(f"the source record asks for {n_zeros} zero bytes in memory")
     n_lists = sum(segment[0] in ("g", "j") for segment in every)
     if n_lists > MAX_RENDERED_LISTS:
-        raise LimitError(f"the record of the source files refers to the tokenizer's lists {n_lists} times")
+        raise LimitError(f"the source record refers to the tokenizer's lists {n_lists} times")
 
 
 def _inflate(text: str, n_bytes: int) -> bytes:
     if n_bytes > MAX_HEADER_BYTES:
-        raise LimitError(f"the record of the source files declares {n_bytes} literal bytes")
+        raise LimitError(f"the source record declares {n_bytes} literal bytes")
     data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
     if len(data) != n_bytes:
-        raise CorruptError(f"the record of the source files holds {len(data)} literal bytes instead of {n_bytes}")
+        raise CorruptError(f"the source record holds {len(data)} literal bytes instead of {n_bytes}")
     return data
 
 

@@ -43,9 +43,9 @@ class StampReport:
         source, output: paths.
         input_bytes, output_bytes: sizes of all files read and written.
         tensor_count: tensors, all unchanged.
-        stamped: what was set, None for what was removed.
-        warnings: what the user should know of the file that was read, and of the tokenizer.
-        plan: whether nothing was written.
+        stamped: keys that were set; None for removed ones.
+        warnings: about the file and the tokenizer.
+        plan: whether this is a plan, with nothing written.
     """
 
     source: str
@@ -58,7 +58,7 @@ class StampReport:
     plan: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """The object of `apr stamp --json`; that of a plan alone has `plan`."""
+        """The object of `apr stamp --json`; `plan` only for a plan."""
         body = asdict(self)
         return body if self.plan else {key: value for key, value in body.items() if key != "plan"}
 
@@ -82,18 +82,18 @@ def stamp(
 ) -> StampReport:
     """Writes `src` again as `dst` (or over itself with `in_place`) with edited metadata.
 
-    A GGUF whose header keeps its length, padding included, is edited where it is; else a copy takes its place.
+    A GGUF whose header keeps its padded length is edited in place; otherwise a copy replaces it.
 
     Args:
         src, dst: the files, both `.apr` or both GGUF.
         license, data_source, data_license, hf_architecture, hf_model_type, architecture: the typed fields of an `.apr`;
             a GGUF has keys for the first two.
         set: any metadata key; a value of None removes the key. The keys of a GGUF (`general.tags`,
-            `llama.context_length`) change an `.apr` too, as far as an export then writes them.
-        types: of keys that a GGUF has not got and llama.cpp does not know: "u32", "str", "f32[]", ...
+            `llama.context_length`) also work on an `.apr`, if an export writes them.
+        types: types of new GGUF keys that llama.cpp does not know: "u32", "str", "f32[]", ...
         tokenizer: tokenizer files (a folder or a tokenizer.json) to put in an `.apr`.
         in_place: replace `src` itself, in one step.
-        plan: check everything and say what would be written, and write nothing.
+        plan: check everything and report what would be written, without writing.
         force: replace an existing output.
 
     Raises:
@@ -119,10 +119,10 @@ def stamp(
     flags = {key: text for key in provenance.FLAGS if isinstance(text := patch.get(key), str)}
     patch |= provenance.from_flags({key: str(parse_text(t)) if isinstance(t, Text) else t for key, t in flags.items()})
     if not patch and tokenizer is None:
-        raise UsageError("nothing to stamp", hint="give --license, --data-source, --set KEY=JSON or --tokenizer DIR")
+        raise UsageError("nothing to stamp", hint="add --license, --data-source, --set KEY=JSON or --tokenizer DIR")
     own = next((key for key in patch if key.startswith("aprfmt.")), None)
     if own is not None:
-        raise UsageError(f"{own!r} records how the file was made and cannot be set by hand")
+        raise UsageError(f"{own!r} records how the file was made and cannot be edited")
     if dst is None and not in_place:
         raise UsageError("no output", hint="name one with -o, or edit the file itself with --in-place")
     with watch_opened() as opened, open_checked(src) as (model, confirm):
@@ -139,17 +139,17 @@ def stamp(
         native = apr2.native_of(model)
         if native is None:
             raise UnsupportedError(
-                f"stamp edits APR v2 files and GGUFs; this is another kind of file ({model.label})",
+                f"stamp edits APR v2 and GGUF files only, not {model.label}",
                 path=model.path,
                 hint=f"apr import {model.path} -o {model.path.name or 'model'}.apr, which takes --license and the like",
             )
         if types:
-            raise UsageError("types are for the keys of a GGUF; in an .apr a value says itself what it is")
+            raise UsageError("types apply to the keys of a GGUF; in an .apr the JSON value sets the type")
         if in_place and isinstance(native, JoinedNative):
             raise RefusedError(
-                "the model is in several files, which cannot be edited in place",
+                "a model in several files cannot be edited in place",
                 path=model.path,
-                hint="write one file with -o, then apr shard it again",
+                hint="write one file with -o, then split it with apr shard",
             )
         warnings = list(model.warnings)
         fields = _in_apr_words(model, patch)
@@ -172,17 +172,15 @@ def _report(
 
 # --- GGUF ---
 
-_NOT_IN_GGUF = "{} not edited in a GGUF"
-_CONVERT_HINT = "apr convert FILE -o OUT.gguf --tokenizer DIR writes it anew"
+_NOT_IN_GGUF = "{} not editable in a GGUF"
+_CONVERT_HINT = "write a new file: apr convert FILE -o OUT.gguf --tokenizer DIR"
 
 
 def _in_gguf_words(patch: Mapping[str, object]) -> dict[str, object]:
-    """The patch with provenance under the keys that a GGUF has for it. Raises UsageError for what it has none for."""
+    """The patch with provenance under GGUF keys. Raises UsageError for fields that have no GGUF key."""
     own = next((key for key in patch if key in TYPED_FIELDS and key not in ("license", "data_source")), None)
     if own is not None:
-        raise UsageError(
-            f"a GGUF has no key {own!r}", hint="name the key as it is called there: apr inspect --metadata"
-        )
+        raise UsageError(f"a GGUF has no key {own!r}", hint="use the GGUF key name, see apr inspect --metadata")
     info = {"license": patch["license"]} if patch.get("license") is not None else {}
     sources = patch.get("data_source")
     general = from_card({"datasets": str(sources).split(",")})[1] if sources is not None else None
@@ -215,9 +213,9 @@ def _in_apr_words(model: Model, patch: Mapping[str, object]) -> dict[str, object
         after = _imported(c, edited)
         if edited != keys and (after == before or key.endswith(".vocab_size")):
             raise UsageError(
-                f"{key!r} has no effect: an export writes what follows from the tensors and the other metadata",
+                f"{key!r} has no effect: an export derives it from the tensors and the other metadata",
                 path=model.path,
-                hint="apr stamp OUT.gguf --in-place edits the exported file itself",
+                hint="edit the exported file instead: apr stamp OUT.gguf --in-place",
             )
         for name in before.keys() | after.keys():
             if before.get(name) != after.get(name):
@@ -226,7 +224,7 @@ def _in_apr_words(model: Model, patch: Mapping[str, object]) -> dict[str, object
 
 
 def _plain(key: str, value: object, metadata: Mapping[str, object]) -> object:
-    """A typed text as the field has it."""
+    """A command-line text converted to the type of the field."""
     if not isinstance(value, Text):
         return value
     parsed = parse_text(value)
@@ -235,7 +233,7 @@ def _plain(key: str, value: object, metadata: Mapping[str, object]) -> object:
 
 
 def _gguf_pairs(c: Canonical) -> Iterator[tuple[str, object, object]]:
-    """The keys of a GGUF of `c`, as far as they are known."""
+    """The known keys of a GGUF of `c`."""
     yield from provenance.to_gguf(c.info, c.general)
     if c.arch is not None:
         yield "general.architecture", "STRING", c.arch.gguf
@@ -254,7 +252,7 @@ def _imported(c: Canonical, keys: Mapping[str, object]) -> dict[str, object]:
 
 
 def _merged(before: object, after: object, current: object) -> object:
-    """`current` with what differs between two objects; `after` where they are none."""
+    """`current` with the differences between two objects applied; `after` if they are not objects."""
     if not (isinstance(before, Mapping) and isinstance(after, Mapping) and isinstance(current, Mapping)):
         return after
     gone = {key for key in before if key not in after}
@@ -265,7 +263,7 @@ def _merged(before: object, after: object, current: object) -> object:
 def _segments(
     model: Model, flags: int, patch: Mapping[str, object], tokenizer: PathLike | None, warnings: list[str]
 ) -> list[Segment]:
-    """The edited file; `warnings` takes what is odd about the new tokenizer."""
+    """The edited file; problems of the new tokenizer go to `warnings`."""
     values = dict(model.metadata)
     if tokenizer is not None:
         values = _with_tokenizer(model, values, Path(tokenizer), warnings)
@@ -281,9 +279,9 @@ def _segments(
 
 
 def _outdates_record(values: Mapping[str, object], patch: Mapping[str, object]) -> bool:
-    """Whether the record of the source files would give the old tokenizer back.
+    """Whether the source record would restore the old tokenizer.
 
-    That of a GGUF refers to the lists only; its other keys follow the metadata on export.
+    The record of a GGUF refers to the token lists only; an export derives its other keys from the metadata.
     """
     record = values.get(SOURCE_KEY)
     of_gguf = isinstance(record, Mapping) and record.get("format") == "gguf"
@@ -291,7 +289,7 @@ def _outdates_record(values: Mapping[str, object], patch: Mapping[str, object]) 
 
 
 def _without_tokenizer_files(values: Mapping[str, object]) -> dict[str, object]:
-    """`values` with a record of the source files that has none of the weights and the tokenizer, or without any."""
+    """`values` with the source record reduced to files other than weights and tokenizer, or removed."""
     record = without_weights(values.get(SOURCE_KEY), lambda name: not holds_tokenizer(name))
     rest = {key: value for key, value in values.items() if key != SOURCE_KEY}
     return rest if record is None else rest | {SOURCE_KEY: record}

@@ -57,15 +57,15 @@ def tower_model(c: Canonical) -> Canonical:
         tensors[name] = replace(tensor, name=name, link=None) if tensor.link is None else tensor
     if not tensors:
         raise RefusedError(
-            "the model has no tensors of a tower",
+            "the model has no tower tensors",
             path=c.model.path,
-            hint="only the language model is in the file; import the whole folder, or --mmproj beside its GGUF",
+            hint="import the whole folder, or add the towers with --mmproj",
         )
     if missing := missing_keys(h, row):
         raise RefusedError(
             f"the tower lacks what its config says: {first_few(missing)}",
             path=c.model.path,
-            hint="put config.json and preprocessor_config.json of the model beside its weights",
+            hint="put the model's config.json and preprocessor_config.json next to its weights",
         )
     check_towers(row, h, tensors)
     general = c.general
@@ -112,7 +112,7 @@ def assumed(c: Canonical) -> list[str]:
     ]
     if not wanted:
         return []
-    return [f"there is no {PREPROCESSOR_FILE}: {', '.join(wanted)} are taken for what {row.hf_class} usually has"]
+    return [f"no {PREPROCESSOR_FILE} found: {', '.join(wanted)} are set to the defaults of {row.hf_class}"]
 
 
 def _of_config(c: Canonical) -> TowerPart:
@@ -122,21 +122,19 @@ def _of_config(c: Canonical) -> TowerPart:
         what = c.hparams.hf_architecture or c.hparams.architecture or "the model"
         if not c.outside:
             raise RefusedError(
-                f"{what} has no towers: it is a language model alone",
-                path=c.model.path,
-                hint="leave out --mmproj to write the language model",
+                f"{what} has no towers", path=c.model.path, hint="leave out --mmproj to write the language model"
             )
         raise RefusedError(
-            f"the towers of {what} have no row in the table of towers",
+            f"the towers of {what} are not supported",
             path=c.model.path,
-            hint="docs/towers.md says how one is written; an .apr or a folder carries them as they are",
+            hint="keep them in an .apr or a folder, or add them as docs/towers.md describes",
         )
     config |= _further_objects(c, row)
     if missing := _missing_parts(row, config):
         raise RefusedError(
-            f"config.json says nothing of {first_few(missing)}, so the towers' sizes are unknown",
+            f"config.json lacks {first_few(missing)}, so the towers' sizes are unknown",
             path=c.model.path,
-            hint="take the config.json that was published with the whole model, not that of its language model",
+            hint="use the config.json of the whole model, not that of its language model",
         )
     return TowerPart(row, from_config(config, row, c.hparams.hidden_size))
 
@@ -148,9 +146,9 @@ def _further_objects(c: Canonical, row: Tower) -> dict[str, object]:
     for key, name in row.files.items():
         if (raw := _text_file(c, recipe, name)) is None:
             raise RefusedError(
-                f"{name} is missing, and it says what sizes the towers have",
+                f"{name} is missing, and the towers' sizes are unknown without it",
                 path=c.model.path,
-                hint="take the whole folder as it was published, subfolders too",
+                hint="use the complete repository, including subfolders",
             )
         found[key] = parse_object(raw, str(c.model.path), name)
     return found
@@ -203,9 +201,9 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
     """
     if c.part or c.tower is not None or has_tower(c):
         raise RefusedError(
-            "the model has towers of its own" if not c.part else f"the file holds {c.part} and no language model",
+            "the model already has towers" if not c.part else f"the file holds {c.part}, not a language model",
             path=c.model.path,
-            hint="--mmproj goes with the GGUF of a language model alone",
+            hint="use --mmproj with the GGUF of a language model only",
         )
     found = read_towers(model, classes_of(c.arch) if c.arch is not None else ())
     part, row, h = found.part, found.part.row, found.part.hparams
@@ -214,7 +212,7 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
             f"the tower's projector gives {h.hidden_size} values a position, "
             f"the language model's embedding has {c.hparams.hidden_size}",
             path=model.path,
-            hint="it belongs to another model: give the mmproj that was published with this one",
+            hint="the mmproj belongs to another model: use the one published with this model",
         )
     found.check()
     spelled = {checkpoint_spelling(row, h, name): tensor for name, tensor in found.tensors.items()}

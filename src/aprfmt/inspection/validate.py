@@ -191,14 +191,14 @@ def _protection(subject: Subject) -> Iterator[Check]:
     rows = [row for row in files if isinstance(row, Mapping)] if isinstance(files, list) else []
     for kind, (label, _) in KINDS.items():
         if n := sum(kind in row for row in rows):
-            yield Check("pass", f"the record of the source files has the {label} of {plural(n, 'file')}")
+            yield Check("pass", f"the source record has the {label} of {plural(n, 'file')}")
 
 
 def _file_names(subject: Subject) -> Iterator[Check]:
     record = subject.model.metadata.get(SOURCE_KEY) if apr2.native_of(subject.model) is not None else None
     files = record.get("files") if isinstance(record, Mapping) else None
     if not isinstance(files, list):
-        yield Check("skip", "the file holds no record of source files")
+        yield Check("skip", "the file has no source record")
         return
     for finding in names.findings(str(row.get("name")) for row in files if isinstance(row, Mapping)):
         yield Check("fail", f"an export would write {finding}")
@@ -380,7 +380,7 @@ def _runtime_keys(subject: Subject) -> Iterator[Check]:
 
 def _require_adapter(model: Model) -> None:
     if not is_adapter(model):
-        raise UsageError("--base is the model that an adapter is for, and this is not an adapter", path=model.path)
+        raise UsageError("--base applies to adapters, and the input is not an adapter", path=model.path)
 
 
 RULES = (

@@ -1,7 +1,7 @@
-"""Adapters in the containers of others: a GGUF for llama.cpp, folders for PEFT and mlx_lm, one safetensors file.
+"""Write an adapter as GGUF for llama.cpp, as a folder for PEFT or mlx_lm, or as one safetensors file.
 
-The source's own bytes are written where nothing changed. Else the factors go under the container's names; a container
-with one scale for all (GGUF: alpha / rank, MLX: a number) has what differs from it multiplied into B.
+The source's own bytes are written if nothing changed. Else the factors are renamed; where the container has a single
+scale (GGUF: alpha / rank, MLX: a number), differing scales are folded into B.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few, plural
 
-_MERGE = "merge the adapter into its base instead: apr merge-adapter BASE ADAPTER -o OUT"
+_MERGE = "merge it into the base model instead: apr merge-adapter BASE ADAPTER -o OUT"
 
 Named = list[tuple[str, CanonicalTensor]]
 
@@ -43,15 +43,17 @@ Named = list[tuple[str, CanonicalTensor]]
 def _adapter(c: Canonical, work: Work) -> Adapter:
     assert c.adapter is not None
     if work.quantization is not None:
-        raise UsageError("the factors of an adapter are not quantized", hint="--dtype f32, f16 or bf16")
+        raise UsageError("adapters cannot be quantized", hint="use --dtype f32, f16 or bf16")
     return c.adapter
 
 
 def _outs(c: Canonical, named: Iterable[tuple[str, CanonicalTensor]], work: Work) -> list[OutTensor]:
-    """The tensors in the dtype that was asked for; blocks, which only GGUFs hold, as F32."""
+    """The tensors in the requested dtype; quantized blocks as F32."""
     wanted = plain_dtype(work.options.dtype)
     if wanted is not None and DTYPES[wanted].kind != "plain":
-        raise RefusedError(f"an adapter is not written as {wanted}", path=c.model.path, hint="--dtype f32, f16 or bf16")
+        raise RefusedError(
+            f"adapters cannot be written as {wanted}", path=c.model.path, hint="use --dtype f32, f16 or bf16"
+        )
     out = []
     for name, tensor in named:
         target = (wanted or tensor.dtype) if is_float(tensor.dtype) else tensor.dtype
@@ -62,7 +64,7 @@ def _outs(c: Canonical, named: Iterable[tuple[str, CanonicalTensor]], work: Work
 
 
 def _restored(c: Canonical, work: Work, format: str) -> Output | None:
-    """The source's own files, where it has the `format` and nothing was asked for."""
+    """The source's own files, if it has the `format` and no dtype was requested."""
     recipe = restorable(c, format) if work.options.dtype == "keep" else None
     if recipe is None or recipe.is_partial:
         return None
@@ -90,7 +92,7 @@ def _turned(tensor: CanonicalTensor, name: str) -> CanonicalTensor:
 
 
 def gguf_layouts(c: Canonical, work: Work) -> Output:
-    """The GGUF for llama.cpp's `--lora`. Raises RefusedError where it has no place for a part of the adapter."""
+    """The GGUF for llama.cpp's `--lora`. Raises RefusedError if it cannot hold a part of the adapter."""
     adapter = _adapter(c, work)
     if (output := _restored(c, work, "gguf")) is not None:
         return output
@@ -109,9 +111,9 @@ def gguf_layouts(c: Canonical, work: Work) -> Output:
         a, b = f"{name}{lora.A}", f"{name}{lora.B}"
         named += [(a, _turned(pair.a, a) if is_lookup else pair.a), (b, pair.b)]
     if rounded:
-        work.losses.add(f"the scales of {plural(rounded, 'weight')} were multiplied into lora_b, which rounds")
+        work.losses.add(f"the scales of {plural(rounded, 'weight')} were folded into lora_b, with rounding")
     whole = _gguf_norms(c, adapter, work)
-    work.losses.others += say_left_behind(c, "a GGUF has no place for files")
+    work.losses.others += say_left_behind(c, "a GGUF cannot hold files")
     tensors = _outs(c, (*named, *((tensor.name, tensor) for tensor in whole)), work)
     keys: list[KV] = [
         ("general.architecture", GgufType.STRING, base.row.gguf),
@@ -139,13 +141,13 @@ def _layer_order(name: str) -> tuple[int, int, str]:
 
 
 def _check_gguf(c: Canonical, pairs: Mapping[str, LoraPair]) -> None:
-    """Refuses what llama.cpp would load and compute otherwise, or not load."""
+    """Raises RefusedError for adapters that llama.cpp cannot load, or applies differently."""
     assert c.adapter is not None
     base = c.adapter.of
     zero = next((pair.weight for pair in pairs.values() if pair.scale == 0), None)
     if zero is not None:
         raise RefusedError(
-            "the adapter's alpha is 0, so it adds nothing; llama.cpp takes an alpha of 0 for a scale of 1",
+            "the adapter has alpha 0 and adds nothing, but llama.cpp reads alpha 0 as a scale of 1",
             path=c.model.path,
             tensor=zero,
         )
@@ -153,7 +155,7 @@ def _check_gguf(c: Canonical, pairs: Mapping[str, LoraPair]) -> None:
     shared = next((name for name in ("output.weight", "token_embd.weight") if tied and name in pairs), None)
     if shared is not None:
         raise RefusedError(
-            "the base's output head is its embedding, and llama.cpp cannot change one of them alone",
+            "the base ties its output head to the embedding, and llama.cpp cannot adapt only one of them",
             path=c.model.path,
             tensor=shared,
             hint=_MERGE,
@@ -161,7 +163,7 @@ def _check_gguf(c: Canonical, pairs: Mapping[str, LoraPair]) -> None:
     for pair in pairs.values():
         if len(pair.shape) == 3 and not pair.weight.endswith("_exps.weight"):
             raise RefusedError(
-                "llama.cpp takes no adapter for this weight, which it holds as one matrix a head",
+                "llama.cpp cannot adapt this weight, which it splits into one matrix per head",
                 path=c.model.path,
                 tensor=pair.weight,
                 hint=_MERGE,
@@ -177,12 +179,12 @@ def _common_alpha(pairs: Iterable[LoraPair], adapter: Adapter) -> float:
 
 
 def _gguf_norms(c: Canonical, adapter: Adapter, work: Work) -> list[CanonicalTensor]:
-    """The whole weights that a GGUF of an adapter may hold: norms, which llama.cpp passes over. Others are refused."""
+    """The replaced weights that an adapter GGUF may hold: norms, which llama.cpp ignores. Others are refused."""
     base = adapter.of
     out: list[CanonicalTensor] = []
     for name, tensor in adapter.whole.items():
         if ".base_layer." in name:
-            work.losses.add(f"the base's own weight {name} stays behind: a GGUF of an adapter has no place for it")
+            work.losses.add(f"base weight {name} dropped: an adapter GGUF cannot hold it")
             continue
         known = (names.canonical_name(base.row, name) if base is not None else None) or name
         link = find_link(base.row, base.hparams, known, {known: tensor.shape}, "hf") if base is not None else None
@@ -190,7 +192,7 @@ def _gguf_norms(c: Canonical, adapter: Adapter, work: Work) -> list[CanonicalTen
             out.append(tensor)
         elif link is None or len(link.gguf) != 1 or not link.gguf[0].endswith("_norm.weight"):
             raise RefusedError(
-                "the adapter holds this weight whole (modules_to_save), and such a GGUF has a place for norms only",
+                "the adapter replaces this weight (modules_to_save), and an adapter GGUF can hold norms only",
                 path=c.model.path,
                 tensor=name,
                 hint=_MERGE,
@@ -198,7 +200,7 @@ def _gguf_norms(c: Canonical, adapter: Adapter, work: Work) -> list[CanonicalTen
         else:
             out.append(CanonicalTensor(link.gguf[0], (tensor.piece(),), link.row_map))
     if out:
-        work.losses.add(f"llama.cpp passes over {plural(len(out), 'norm')} that the adapter replaces")
+        work.losses.add(f"llama.cpp ignores {plural(len(out), 'norm')} that the adapter replaces")
     return out
 
 
@@ -215,7 +217,7 @@ def peft_layouts(c: Canonical, work: Work) -> Output:
 
 
 _AS_STORED = ("llama4_text",)
-"""Rows whose modules hold stacks as [n, in, out] without saying so, which PEFT takes for [n, out, in]."""
+"""Architectures that store stacks as [n, in, out] without a flag, so that PEFT reads them as [n, out, in]."""
 
 
 def _folder(c: Canonical, work: Work, named: Named, config: dict[str, object], weights: str, framework: str) -> Output:
@@ -228,7 +230,7 @@ def _folder(c: Canonical, work: Work, named: Named, config: dict[str, object], w
 
 
 def _other_texts(c: Canonical) -> dict[str, bytes]:
-    """The text files of the source's folder but for its config; those of a model are none of an adapter's."""
+    """The text files of the source's folder without adapter_config.json."""
     if (folder := c.model.native_as(HfNative)) is not None:
         found = {path.as_posix(): read_text_file(folder.folder / path) for path in folder.other_files}
     else:
@@ -250,10 +252,10 @@ def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, obje
         if len(pair.shape) == 3:
             if last == "weight":
                 raise RefusedError(
-                    "PEFT has no name for this stack of matrices",
+                    "PEFT has no name for this stacked weight",
                     path=c.model.path,
                     tensor=name,
-                    hint="give the base with --base, so that its weights are known by their Hugging Face names",
+                    hint="give the base model with --base, which has the Hugging Face names",
                 )
             siblings = sorted(
                 (other for other in stacks if other.rpartition(".")[0] == module), key=lora.parameter_order
@@ -274,7 +276,7 @@ def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, obje
 
 
 def _as_told(adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraPair]:
-    """The pairs with the ranks and scales that the config of the folder they come from says, where they allow it."""
+    """The pairs with the ranks and scales of the source config, where the factors allow it."""
     if lora.is_mlx(adapter.config) or "r" not in adapter.config:
         return dict(pairs)
     config = lora.read_config(adapter.config, "")
@@ -289,9 +291,9 @@ def _as_told(adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraP
 
 
 def _as_parameters(c: Canonical, adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraPair]:
-    """The pairs with experts as the stacks of transformers' modules, where the config of the source names such ones.
+    """The pairs with experts stacked as in transformers' modules, if the source config names such `target_parameters`.
 
-    Checkpoints of some families have each expert alone, and so have the names of the table.
+    Checkpoints of some families, and the names of the table, have each expert separately.
     """
     told = adapter.config.get("target_parameters")
     ends = [end for end in told if isinstance(end, str)] if isinstance(told, list) else []
@@ -331,7 +333,7 @@ def _side_by_side(tensor: CanonicalTensor, is_a: bool) -> CanonicalTensor:
 
 
 def _peft_config(adapter: Adapter, pairs: Mapping[str, LoraPair], parameters: Sequence[str]) -> dict[str, object]:
-    """adapter_config.json: the one that the adapter was made from, where it still says the same."""
+    """adapter_config.json: that of the source, if it still matches."""
     own: dict[str, object] = {} if lora.is_mlx(adapter.config) else dict(adapter.config)
     if "r" in own and _says_so(own, pairs):
         return own
@@ -365,7 +367,7 @@ def _peft_config(adapter: Adapter, pairs: Mapping[str, LoraPair], parameters: Se
 
 
 def _says_so(body: Mapping[str, object], pairs: Mapping[str, LoraPair]) -> bool:
-    """Whether a config gives every pair its rank and scale."""
+    """Whether a config yields the rank and scale of every pair."""
     config = lora.read_config(body, "")
     for name, pair in pairs.items():
         module = name.rpartition(".")[0]
@@ -406,10 +408,10 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
         return output
     own = [name for name in adapter.whole if ".base_layer." in name]
     for name in own:
-        work.losses.add(f"the base's own weight {name} stays behind: mlx_lm has no place for it")
+        work.losses.add(f"base weight {name} dropped: mlx_lm does not support it")
     if len(own) < len(adapter.whole):
         raise RefusedError(
-            f"the adapter holds {first_few(adapter.whole)} whole (modules_to_save), and mlx_lm has no place for it",
+            f"the adapter replaces {first_few(adapter.whole)} (modules_to_save), which mlx_lm does not support",
             path=c.model.path,
             hint=_MERGE,
         )
@@ -429,7 +431,7 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
         else:
             named += [(a, one.a), (b, one.b)]
     if rounded:
-        work.losses.add(f"the scales of {plural(rounded, 'weight')} were multiplied into lora_b, which rounds")
+        work.losses.add(f"the scales of {plural(rounded, 'weight')} were folded into lora_b, with rounding")
     if lora.is_mlx(adapter.config):
         config = dict(adapter.config)
     else:
@@ -441,7 +443,7 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
 
 
 def mlx_pairs(c: Canonical, adapter: Adapter) -> dict[str, LoraPair]:
-    """The pairs by the names that mlx_lm has for the weights: stacks of experts are one projection each."""
+    """The pairs under mlx_lm's weight names: each projection has one stack of experts."""
     found = factors.to_hf(adapter, c.model.path)
     experts = {name: re.match(r"(.*)\.experts\.", name) for name in found}
     prefixes = {re.sub(r".*?layers\.(\d+)\..*", r"\1", name): m[1] for name, m in experts.items() if m is not None}
@@ -462,16 +464,16 @@ def mlx_pairs(c: Canonical, adapter: Adapter) -> dict[str, LoraPair]:
 
 
 _MLX_EXPERTS = ("gpt_oss", "llama4_text", "dots1", "afmoe")
-"""Rows whose stacks of experts mlx_lm calls "experts", and not "switch_mlp"."""
+"""Architectures whose stacked experts mlx_lm calls "experts" instead of "switch_mlp"."""
 
 
 def safetensors_layouts(c: Canonical, work: Work) -> Output:
-    """One safetensors file with PEFT's names, or the imported one; the config that goes beside it stays behind."""
+    """One safetensors file with PEFT's names, or the imported file itself; adapter_config.json is dropped."""
     adapter = _adapter(c, work)
     if (output := _restored(c, work, "safetensors")) is not None:
         return output
     named, config = peft_contents(c, adapter)
     scale = f"r {config.get('r')}, lora_alpha {config.get('lora_alpha')}"
-    work.losses.add(f"{CONFIG} ({scale}) stays behind: a safetensors file has no place for it; --format hf writes it")
+    work.losses.add(f"{CONFIG} ({scale}) dropped: a single safetensors file cannot hold it; use --format hf")
     tensors = _outs(c, named, work)
     return Output([FileLayout(work.name, safetensors.layout(tensors, {"format": "pt"}))], tensors)

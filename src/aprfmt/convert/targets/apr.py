@@ -50,15 +50,15 @@ _LARGEST_NARROWED = 16 << 20
 
 
 def layouts(c: Canonical, work: Work) -> Output:
-    """The `.apr` for `c`, with weights as the dtype that was asked for or by a mix; see apr_contents."""
+    """The `.apr` for `c`, with weights in the requested dtype or mix; see apr_contents."""
     targets: dict[str, Recoding] = {}
     dtype = work.options.dtype
     if work.quantization is not None:
         side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
         c, targets = with_apr_names(c, side, work.quantization.targets(c, side, work.losses))
         dtype = "keep"
-        stay = (f"{part.stay} as stored: a mix is for the language model" for part in c.outside_parts())
-        work.losses.warnings += stay
+        kept = (f"{part} not quantized: a mix applies to the language model only" for part in c.outside_parts())
+        work.losses.warnings += kept
     with_source = work.options.tokenizer is work.options.target_model is None
     kind = _digest_kind(c, work.options)
     metadata, tensors, flags = apr_contents(c, dtype, work.losses, targets, with_source=with_source, kind=kind)
@@ -73,12 +73,12 @@ def layouts(c: Canonical, work: Work) -> Output:
 
 
 def _digest_kind(c: Canonical, options: Options) -> str:
-    """Which digest of the source files is recorded. Raises UsageError where none can be taken any more."""
+    """The digest to record for the source files. Raises UsageError for --hash without source files."""
     if options.hash and c.model.convention == "apr":
         raise UsageError(
-            "--hash is about the files that an .apr is made from, which are not at hand",
+            "--hash needs the source files, and the input is an .apr",
             path=c.model.path,
-            hint="give it when they are imported: apr import SOURCE -o FILE.apr --hash",
+            hint="use it at import: apr import SOURCE -o FILE.apr --hash",
         )
     return BLAKE3 if options.hash else CRC32
 
@@ -91,23 +91,23 @@ def _with_digests(c: Canonical, layout: FileLayout) -> FileLayout:
 
 
 def check_metadata(metadata: Mapping[str, object]) -> None:
-    """Raises AprError for metadata that could not be read again.
+    """Raises AprError for metadata that could not be read back.
 
-    The vocabulary and the record of the source are left out: both are large, and were read or made a moment ago.
+    The vocabulary and the source record are skipped: both are large, and were just read or built.
     """
     rest = {k: v for k, v in metadata.items() if k != SOURCE_KEY and not k.startswith(("tokenizer.", "aprfmt.tok"))}
     hp.from_apr(apr_metadata.parse(apr_metadata.dump(rest)))
 
 
 def check_readable(model: Model) -> None:
-    """Raises AprError for an `.apr` that opens and still could not be used: a copy of it would be no better."""
+    """Raises AprError for an `.apr` that opens but cannot be used, so that it is not copied."""
     _ = model.hparams, model.tokenizer
     if apr2.native_of(model) is not None and model.metadata.get(SOURCE_KEY) is not None:
         source_recipe(canonical(model, allow_unmapped=True))
 
 
 def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
-    """Whether an `.apr` of this metadata gives every file of the source back, byte for byte."""
+    """Whether every source file can be restored byte for byte from an `.apr` with this metadata."""
     if not _is_whole(metadata.get(SOURCE_KEY)) or c.model.convention == "apr" or c.left_out:
         return False
     if c.model.native_as(SafetensorsNative) is not None or (c.outside and not c.tensors):
@@ -127,7 +127,7 @@ def _files(c: Canonical) -> list[OutTensor]:
 
 
 def copy(model: Model, name: str) -> Output | None:
-    """The same `.apr`, byte for byte, whatever its generation; shards become the file that they were cut from.
+    """The same `.apr`, byte for byte, of any generation; shards are joined.
 
     None where the source is something else.
     """
@@ -183,11 +183,11 @@ def apr_contents(
 
 
 def _check_lengths(c: Canonical, tensors: Sequence[OutTensor]) -> None:
-    """Raises RefusedError for a name that the container would hold without its end."""
+    """Raises RefusedError for a tensor name that the container would truncate."""
     most = apr2_write.MAX_WRITTEN_NAME_BYTES
     long = next((t.name for t in tensors if len(t.name.encode("utf-8", "surrogateescape")) > most), None)
     if long is not None:
-        raise RefusedError(f"an .apr holds tensor names of up to {most} bytes", path=c.model.path, tensor=long)
+        raise RefusedError(f"tensor name too long: an .apr holds up to {most} bytes", path=c.model.path, tensor=long)
 
 
 def _gguf_name(c: Canonical, name: str) -> str:
@@ -197,7 +197,7 @@ def _gguf_name(c: Canonical, name: str) -> str:
 def _with_envelope(
     c: Canonical, metadata: dict[str, object], facts: Mapping[str, object], losses: Losses
 ) -> dict[str, object]:
-    """`metadata` with what the envelope says; left aside where that contradicts the tensors or the tokenizer."""
+    """`metadata` with the sidecar metadata, which is ignored if it contradicts the tensors or the tokenizer."""
     merged = {key: value for key, value in {**metadata, **facts, **c.stated}.items() if value is not None}
     try:
         tokenizer = tokenizer_apr.from_metadata(merged)
@@ -208,7 +208,7 @@ def _with_envelope(
             return merged
     except AprError:
         pass
-    losses.warnings.append("what the file says of the .apr it was made from contradicts its tensors and is left aside")
+    losses.warnings.append("the sidecar metadata of the original .apr contradicts the tensors and is ignored")
     return metadata | {LEFT_ASIDE: True}
 
 
@@ -278,7 +278,7 @@ def copy_shards(model: Model, options: Options) -> Output | None:
         return None
     if model.flags["sharded"] and not isinstance(native, JoinedNative):
         raise RefusedError(
-            "the file is one shard of a larger model", path=model.path, hint="put its manifest beside it"
+            "the file is one shard of a larger model", path=model.path, hint="put its manifest in the same folder"
         )
     check_readable(model)
     metadata = native.metadata
@@ -395,7 +395,9 @@ def cut_shards(
     first, other = (len(apr_metadata.dump(values, generation)) + room for values in (whole, identity))
     groups = group_by_size(tensors, max_bytes, _cost, first, other)
     if len(groups) > MAX_SPLITS:
-        raise RefusedError(f"{len(groups)} shards are more than {MAX_SPLITS}", hint="choose a larger --shard-size")
+        raise RefusedError(
+            f"too many shards: {len(groups)}, the limit is {MAX_SPLITS}", hint="choose a larger --shard-size"
+        )
     shards = []
     for i, group in enumerate(groups):
         values = {**(identity if i else whole), "sharding": _sharding(len(groups), i, total)}
@@ -424,10 +426,10 @@ def _check_names(tensors: Sequence[OutTensor]) -> None:
     for tensor in tensors:
         name = tensor.name
         if name in seen:
-            raise RefusedError("two tensors have one name, which a manifest cannot tell apart", tensor=name)
+            raise RefusedError("duplicate tensor name: a manifest needs unique names", tensor=name)
         seen.add(name)
         if len(sort_key(name)) > apr2_write.MAX_WRITTEN_NAME_BYTES or not _is_text(name):
-            raise RefusedError("a manifest cannot name this tensor: too long, or no UTF-8", tensor=ascii(name))
+            raise RefusedError("a manifest cannot hold this tensor name: too long, or not UTF-8", tensor=ascii(name))
 
 
 def _is_text(name: str) -> bool:

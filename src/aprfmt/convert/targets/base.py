@@ -79,11 +79,11 @@ class Options:
     fsync: bool = True
 
     def non_defaults(self) -> list[str]:
-        """The options that are not left at their defaults."""
+        """The options that differ from their defaults."""
         return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
 
     def changes_nothing(self) -> bool:
-        """Whether the options leave the model itself alone."""
+        """Whether the options leave the model unchanged."""
         return not set(self.non_defaults()) - (COMMON - {"arch", "base"}) - {"shard_size", "verify", "allow_requantize"}
 
 
@@ -96,14 +96,14 @@ COMMON = frozenset(
 """Options about reading the source and running the conversion, which mean the same for every target."""
 
 MIX = frozenset(("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize"))
-"""What goes with a quantization mix."""
+"""Options that need a quantization mix."""
 
 PROVENANCE = frozenset(("license", "data_source", "data_license"))
-"""What the user says about the model."""
+"""Provenance options."""
 
 
 def parse_options(given: Mapping[str, object]) -> Options:
-    """The options named in `given`. Raises UsageError for an unknown one and for a value of the wrong kind."""
+    """The options in `given`. Raises UsageError for an unknown name or a value of the wrong type."""
     known = {f.name: f for f in fields(Options)}
     unknown = sorted(set(given) - set(known))
     if unknown:
@@ -120,7 +120,7 @@ def _wrong(name: str, expected: str, value: object) -> UsageError:
 
 
 def parse_flag(name: str, value: object) -> bool:
-    """`value` where it is True or False. Raises UsageError."""
+    """`value`, a bool. Raises UsageError for anything else."""
     if not isinstance(value, bool):
         raise _wrong(name, "True or False", value)
     return value
@@ -170,7 +170,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 _LEAST_TYPED_SHARD = 100
-"""Bytes: a smaller number that somebody types is one whose unit was forgotten."""
+"""Bytes: a smaller number without a unit is taken for a forgotten unit."""
 
 
 def parse_size(value: object, *, least: int = 1, name: str = "") -> int:
@@ -199,11 +199,11 @@ def _optional(parser: Parser) -> Parser:
 def _shard_size(name: str, value: object) -> int:
     size = parse_size(value, least=0, name=name)
     if isinstance(value, str) and value.strip().isdecimal() and 0 < size < _LEAST_TYPED_SHARD:
-        raise UsageError(f"--shard-size: no tensor fits into {plural(size, 'byte')}", hint=f"with a unit: {size}GB")
+        raise UsageError(f"--shard-size: {plural(size, 'byte')} is too small", hint=f"add a unit: {size}GB")
     return size
 
 
-# By name what a type does not tell, the others by the annotation of their field.
+# By name where the type is not enough, the others by the annotation of the field.
 _PARSERS: dict[str, Parser] = {
     "threads": _optional(_threads),
     "bits": _optional(_whole),
@@ -229,13 +229,13 @@ _PARSERS_BY_TYPE: dict[str, Parser] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a target is asked for.
+    """The request to a target.
 
     Attributes:
         name: of the output file or folder.
         options: those of its `takes` and the common ones may be set.
-        losses: takes what the output does not hold exactly, and warnings.
-        quantization: the mix that was asked for, read and checked; None without one.
+        losses: collects what the output cannot hold exactly, and warnings.
+        quantization: the requested mix, parsed and checked; None without one.
     """
 
     name: str
@@ -249,12 +249,12 @@ class Output:
     """The planned files, with every size and offset; nothing is written yet.
 
     Attributes:
-        layouts: the files. Several of a target that is not a folder stand beside each other.
+        layouts: the files; without a folder, several of them are siblings.
         tensors: all tensors, for the report.
         lossless: whether the source can be restored byte for byte from them.
-        ready: called before a byte is written; raises where the source is damaged, which a plan does not look for.
-        write: writes the layouts to a path, where that takes more than their bytes.
-        n_params: parameters of the model, where a tensor that is written stands for several.
+        ready: called before the first byte is written; raises if the source is damaged, which a plan does not check.
+        write: writes the layouts to a path, if that takes more than copying their bytes.
+        n_params: parameters of the model, if they are not the elements of the written tensors.
     """
 
     layouts: list[FileLayout]
@@ -266,21 +266,21 @@ class Output:
 
     @property
     def is_proven(self) -> bool:
-        """Whether every file is compared with the digest of the source file that it is, before it gets its name."""
+        """Whether every file is checked against the digest of its source file before it is published."""
         return self.lossless and all(layout.digest is not None for layout in self.layouts)
 
 
 @runtime_checkable
 class Target(Protocol):
-    """A form that a model can be written in.
+    """An output format.
 
     Attributes:
         name: what `--format` takes.
-        container: id of the container in reports, that of the reader that opens it again.
+        container: id of the container in reports, the same as that of its reader.
         label: the container as users know it.
         suffixes: of outputs that choose this target, in lower case; () for folders.
         folder: whether the output is a folder.
-        takes: the options that mean something here, beside those of COMMON.
+        takes: the options that apply here, in addition to COMMON.
     """
 
     name: str
@@ -291,7 +291,7 @@ class Target(Protocol):
     takes: frozenset[str]
 
     def layouts(self, c: Canonical, work: Work) -> Output:
-        """The output for `c`. Raises AprError, before anything is written, for what the container cannot hold."""
+        """The planned output for `c`. Raises AprError, before writing, for what the container cannot hold."""
 
 
 class _BuiltInTarget:
@@ -359,17 +359,17 @@ TARGETS: tuple[Target, ...] = (
         adapters="adapter:mlx_layouts",
     ),
 )
-"""The forms that we write."""
+"""The built-in output formats."""
 
 
 def targets() -> Iterator[Target]:
-    """Every target, ours before those of plugins, which are loaded only when it comes to them."""
+    """Every target: the built-in ones, then those of plugins, which are loaded lazily."""
     yield from TARGETS
     yield from (plugin for plugin in formats.plugins() if isinstance(plugin, Target))
 
 
 def find_target(dst: PathLike, name: str | None = None) -> Target:
-    """The target `name`, else the one that the suffix of `dst` chooses (a folder is "hf"). Raises UsageError."""
+    """The target called `name`, else the one for the suffix of `dst` (a folder is "hf"). Raises UsageError."""
     if name is not None:
         if (target := next((t for t in targets() if t.name == name.lower()), None)) is not None:
             return target
@@ -380,14 +380,14 @@ def find_target(dst: PathLike, name: str | None = None) -> Target:
     target = next((t for t in (targets() if is_suffix else TARGETS) if suffix and suffix in t.suffixes), None)
     if target is None and is_suffix:
         raise UsageError(
-            f"{suffix} is not the suffix of a format that can be written",
-            hint="name the format with --format: " + ", ".join(t.name for t in targets()),
+            f"cannot tell the output format from the suffix {suffix}",
+            hint="choose one with --format: " + ", ".join(t.name for t in targets()),
         )
     return target or next(t for t in TARGETS if t.name == "hf")
 
 
 def check_options(options: Options, target: Target) -> None:
-    """Raises UsageError for an option that was given and has no meaning for `target`, or beside another."""
+    """Raises UsageError for an option that does not apply to `target`, or conflicts with another."""
     for name in options.non_defaults():
         if name not in COMMON and name not in target.takes:
             fitting = ", ".join(t.name for t in TARGETS if name in t.takes)
@@ -399,14 +399,16 @@ def check_options(options: Options, target: Target) -> None:
         raise UsageError("--no-tokenizer and --tokenizer cannot be given together", hint="give one of them")
     if options.mmproj and isinstance(options.mmproj, bool) == (target.name == "apr"):
         raise UsageError(
-            "--mmproj names a GGUF of towers where an .apr is made, and stands alone where such a GGUF is written",
+            "--mmproj takes a GGUF of towers when writing an .apr, and no value when writing such a GGUF",
             hint="apr import text.gguf --mmproj mmproj.gguf -o model.apr; apr export model.apr -o mmproj.gguf --mmproj",
         )
     if options.mmproj is True and (options.mtp_only or options.verify or options.shard_size):
-        raise UsageError("--mmproj goes with none of --mtp-only, --verify and --shard-size", hint="leave these out")
+        raise UsageError(
+            "--mmproj cannot be combined with --mtp-only, --verify or --shard-size", hint="leave those out"
+        )
     if options.modelfile and (options.shard_size or options.mtp_only or options.mmproj is True):
         raise UsageError(
-            "--modelfile is for a whole model in one file", hint="leave out --shard-size, --mtp-only and --mmproj"
+            "--modelfile needs a whole model in one file", hint="leave out --shard-size, --mtp-only and --mmproj"
         )
     if options.no_mtp and options.mtp_only:
         raise UsageError("--no-mtp and --mtp-only cannot be given together", hint="give one of them")

@@ -1,4 +1,4 @@
-"""Canonical form -> GGUF: the source's own bytes when nothing changed, else keys and tensors for llama.cpp."""
+"""Write a model as GGUF: the source's own bytes if nothing changed, else new keys and tensors for llama.cpp."""
 
 from __future__ import annotations
 
@@ -60,26 +60,28 @@ from aprfmt.tokenizer.pre import age_note, check_name
 
 
 def layouts(c: Canonical, work: Work) -> Output:
-    """The GGUF for `c`, and an Ollama Modelfile beside it where that is asked for. Raises as model_layouts."""
+    """The GGUF for `c`, and an Ollama Modelfile next to it if requested. Raises as model_layouts."""
     output = model_layouts(c, work)
     if not work.options.modelfile:
         return output
     if len(output.layouts) > 1:
-        raise RefusedError("Ollama loads no GGUF in parts", path=c.model.path, hint="--shard-size 0 writes one file")
+        raise RefusedError(
+            "Ollama cannot load a split GGUF", path=c.model.path, hint="write one file with --shard-size 0"
+        )
     data, notes = modelfile(c, work.name)
     work.losses.warnings += notes
     return replace(output, layouts=[*output.layouts, FileLayout(MODELFILE, [Literal(data)])])
 
 
 def model_layouts(c: Canonical, work: Work) -> Output:
-    """The GGUF for `c`, in one file or in parts: the imported one itself where nothing changed.
+    """The GGUF for `c`, in one file or split: the imported GGUF itself if nothing changed.
 
     Raises RefusedError or UnmappedError where llama.cpp could not load the result.
     """
     options = work.options
     c = _with_layers_asked_for(c, work)
     c = _as_classifier(c, work.losses)
-    # The keys of a GGUF are at hand without a recipe.
+    # The keys of a GGUF do not need a recipe.
     recipe = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
     base = _base_keys(c, recipe)
     c = c if base is not None else with_drafts_counted(c)
@@ -99,9 +101,9 @@ def model_layouts(c: Canonical, work: Work) -> Output:
         c = replace(c, tokenizer=Tokenizer(NO_VOCABULARY, []))
     if c.tokenizer is None and _is_model(c, base):
         raise RefusedError(
-            "the model has no tokenizer, and llama.cpp loads no GGUF without one",
+            "the model has no tokenizer, and llama.cpp cannot load a GGUF without one",
             path=c.model.path,
-            hint="--tokenizer DIR takes the one in that folder; --no-tokenizer writes a GGUF for token ids only",
+            hint="add one with --tokenizer DIR, or write a GGUF for token ids only with --no-tokenizer",
         )
     _check_name_of_model(c)
     if c.arch is not None:
@@ -115,7 +117,7 @@ def model_layouts(c: Canonical, work: Work) -> Output:
         work.losses.warnings.append(note)
     tensors = _in_source_order(c, list(_tensors(c, work)))
     keys = _keys(c, work, base, tensors)
-    if c.model.convention != "gguf":  # what another program's GGUF says is for it to answer for
+    if c.model.convention != "gguf":  # keys of a source GGUF are kept unchecked
         keys = list(_checked(c, keys, tensors))
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
     if type(alignment) is not int:
@@ -126,36 +128,36 @@ def model_layouts(c: Canonical, work: Work) -> Output:
 
 
 def _with_layers_asked_for(c: Canonical, work: Work) -> Canonical:
-    """`c` with its draft layers alone, or without those that a GGUF has only by themselves."""
+    """`c` reduced to its MTP layers, or without those that need a GGUF of their own."""
     if work.options.mtp_only:
         c, n_left = drafts_alone(c)
-        work.losses.add(f"{plural(n_left, 'tensor')} of the network itself stay behind, as --mtp-only asks")
+        work.losses.add(f"{plural(n_left, 'tensor')} of the main model dropped (--mtp-only)")
     elif c.arch is not None and c.arch.drafts_apart and not from_gguf(c):
         c, left = without_drafts(c)
-        work.losses.others += [f"{part.stay} behind: --mtp-only writes a GGUF of them" for part in left]
+        work.losses.others += [f"{part} dropped: --mtp-only writes them to a GGUF of their own" for part in left]
     return c
 
 
 def _joins(c: Canonical, work: Work) -> bool:
-    """Whether the parts of a split model become one file: where that is asked for, or the output is named as one."""
+    """Whether the parts of a split model are joined: on request, or if the output name is not that of a part."""
     if work.options.shard_size is not None:
         return work.options.shard_size == 0
     return c.model.convention == "gguf" and gguf.PART_NAME.fullmatch(work.name) is None
 
 
 def _as_classifier(c: Canonical, losses: Losses) -> Canonical:
-    """`c` with the outputs that llama.cpp wants of a reranker, and says so; any other model as it is."""
+    """`c` with the outputs that llama.cpp expects of a reranker, and a warning; other models unchanged."""
     if (padded := with_two_outputs(c)) is not None:
-        losses.warnings.append("its score s becomes two outputs, of which llama.cpp gives 1 / (1 + exp(-s))")
+        losses.warnings.append("its score s is written as two outputs; llama.cpp returns 1 / (1 + exp(-s))")
         return padded
     reranker = as_reranker(c)
     if reranker is None:
         return c
     losses.warnings.append(
-        f"written as a reranker, which its name says it is: cls.output holds the rows of {' and '.join(ANSWERS)}"
+        f"written as a reranker, as its name suggests: cls.output holds the rows of {' and '.join(ANSWERS)}"
     )
     if c.head in c.tensors:
-        losses.add(f"{c.head} stays behind but for two rows: the GGUF of a reranker has no output head")
+        losses.add(f"{c.head} dropped except for two rows: the GGUF of a reranker has no output head")
     return reranker
 
 
@@ -163,15 +165,15 @@ def _check_name_of_model(c: Canonical) -> None:
     part, missing = ggml.missing_by_name(c.tokenizer, c.info.get("name", "")) if c.tokenizer is not None else ("", [])
     if missing:
         raise RefusedError(
-            f"llama.cpp loads no model with {part!r} in its name, {c.info['name']!r}, whose tokenizer lacks "
+            f"llama.cpp cannot load a model with {part!r} in its name ({c.info['name']!r}) whose tokenizer lacks "
             f"{first_few(missing)}",
             path=c.model.path,
-            hint="give another name: apr import SRC -o X.apr; apr stamp X.apr --in-place --set 'name=\"tiny\"'",
+            hint="change the name: apr import SRC -o X.apr; apr stamp X.apr --in-place --set 'name=\"tiny\"'",
         )
 
 
 def _outside(c: Canonical) -> dict[str, CanonicalTensor]:
-    """The tensors outside the network that a GGUF for `c` has: those of a GGUF, and draft layers that the row names."""
+    """The extra tensors in the GGUF of `c`: those of a source GGUF, and MTP layers that the architecture names."""
     if c.tower is not None:
         c = replace(c, outside={name: t for name, t in c.outside.items() if not c.tower.has(name)})
     if c.arch is None or from_gguf(c):
@@ -186,7 +188,7 @@ def _outside(c: Canonical) -> dict[str, CanonicalTensor]:
 
 
 def _without_key(c: Canonical) -> Canonical:
-    """`c` without a word on draft layers."""
+    """`c` without the config key that counts MTP layers."""
     extra = {name: value for name, value in c.hparams.extra.items() if name not in hp.drafts_key(c.arch).hf}
     return replace(c, hparams=replace(c.hparams, extra=extra))
 
@@ -197,14 +199,14 @@ def _is_model(c: Canonical, base: KvMapping | None) -> bool:
 
 
 def _tell_no_tokenizer(c: Canonical, losses: Losses) -> None:
-    losses.warnings.append("no tokenizer, as asked: llama.cpp takes and gives token ids only")
+    losses.warnings.append("written without a tokenizer: llama.cpp accepts and returns token ids only")
     known = c.model.tokenizer
     if known is not None and known.tokens:
-        losses.add(f"the tokenizer of {plural(len(known.tokens), 'token')} is left out")
+        losses.add(f"the tokenizer of {plural(len(known.tokens), 'token')} is dropped")
 
 
 def _checked(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> list[bytes]:
-    """The encoded keys, which llama.cpp can load, with what an `.apr` says beside them."""
+    """The encoded keys, checked for llama.cpp, with the sidecar metadata of an `.apr`."""
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
     is_apr = apr2.native_of(c.model) is not None
     pairs = _pairs(c, envelope.strip(entries) if is_apr else entries)
@@ -221,7 +223,7 @@ def _checked(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> 
 
 
 def _is_of_its_class(c: Canonical) -> bool:
-    """Whether the GGUF has the class and the outputs of the source, and is not a reranker that was made of it."""
+    """Whether the GGUF has the class and outputs of the source, rather than being a reranker derived from it."""
     own = c.model.hparams
     return c.hparams.hf_architecture == own.hf_architecture and c.hparams.extra.get("num_labels") == own.extra.get(
         "num_labels"
@@ -229,7 +231,7 @@ def _is_of_its_class(c: Canonical) -> bool:
 
 
 def _check_keys(c: Canonical, pairs: KvMapping, tensors: list[OutTensor]) -> None:
-    """Refuses keys without which llama.cpp loads no GGUF of the family: a config.json or an `.apr` may lack any."""
+    """Raises RefusedError for missing or wrong keys that llama.cpp needs to load the architecture."""
     if c.arch is None or not tensors or not _is_model(c, pairs):
         return
     shapes = {tensor.name: tensor.shape for tensor in tensors}
@@ -239,14 +241,14 @@ def _check_keys(c: Canonical, pairs: KvMapping, tensors: list[OutTensor]) -> Non
         raise RefusedError(
             f"llama.cpp would not load the GGUF: {key} {problem}",
             path=c.model.path,
-            hint="config.json and the tokenizer's files are where it comes from"
+            hint="correct config.json or the tokenizer files"
             if c.model.convention == "hf"
-            else "it comes from the metadata; apr stamp FILE --in-place --set KEY=JSON changes that",
+            else "correct the metadata: apr stamp FILE --in-place --set KEY=JSON",
         )
 
 
 def _envelope_holds(c: Canonical, base: KvMapping) -> bool:
-    """Whether what the GGUF says of its `.apr` beside its keys is still what the `.apr` says."""
+    """Whether the sidecar metadata in the GGUF still matches the `.apr`."""
     if apr2.native_of(c.model) is None:
         return True
     found, warning = envelope.read_envelope(base)
@@ -264,7 +266,7 @@ def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
 
 
 def _metadata_after_import(c: Canonical, pairs: KvMapping, outside: dict[str, CanonicalTensor]) -> dict[str, object]:
-    """The metadata that an import of a GGUF with these keys, the network of `c` and the tensors `outside` it gives."""
+    """The metadata of an import of a GGUF with these keys, the tensors of `c` and the extra tensors `outside`."""
     source = replace(_as_import(c, pairs), outside=outside)
     if c.arch is not None:
         identity = hp.hf_identity(source.hparams, c.arch)
@@ -276,7 +278,7 @@ def _metadata_after_import(c: Canonical, pairs: KvMapping, outside: dict[str, Ca
 
 
 def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
-    """Stored dtype, by Hugging Face name, of the tensors that the GGUF has in more bytes and with the same values."""
+    """Original dtype, by Hugging Face name, of tensors that the GGUF stores losslessly in a wider dtype."""
     out = {t.name: t.dtype for t in tensors}
     wide = {}
     for t in (c.tensors | _outside(c)).values():
@@ -287,7 +289,7 @@ def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
 
 
 def _in_source_order(c: Canonical, tensors: list[OutTensor]) -> list[OutTensor]:
-    """Those of a GGUF as it has them, behind them what it has not."""
+    """Tensors in the order of the source GGUF, new ones last."""
     if c.model.convention != "gguf":
         return tensors
     place = {tensor.name: i for i, tensor in enumerate(c.model.tensors.entries)}
@@ -299,20 +301,20 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     wanted = plain_dtype(work.options.dtype) if quantization is None else None
     if wanted is not None and DTYPES[wanted].ggml_id is None:
         raise RefusedError(
-            f"GGUF has no dtype {wanted}", path=c.model.path, hint="apr quantize --list shows what it has"
+            f"GGUF has no dtype {wanted}", path=c.model.path, hint="list its types with apr quantize --list"
         )
     row = c.arch
     if row is None and ((c.outside and not from_gguf(c)) or (c.part == ADAPTER and c.model.convention != "gguf")):
         raise RefusedError(
-            "the file holds an adapter and no model",
+            "the file holds an adapter, not a model",
             path=c.model.path,
             hint="write it as a folder with --format hf, or as -o adapter.safetensors",
         )
     if row is None and not (work.options.allow_unmapped or c.part):
         raise UnmappedError(
-            f"architecture {c.hparams.architecture!r} has no row in the architecture table, so no GGUF names",
+            f"architecture {c.hparams.architecture!r} is not supported: its GGUF tensor names are unknown",
             path=c.model.path,
-            hint="--allow-unmapped writes the tensors under their own names",
+            hint="add --allow-unmapped to keep the tensor names as they are",
         )
     if row is not None:
         for name, factors in (rope.factor_tensors(c.hparams, row) | all_flat_norms(c.hparams, row)).items():
@@ -325,13 +327,13 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         if row is not None and names.is_hf_only(row, name) and names.template_of(row, name) not in numbers
     ]
     _tell_left(c, placeless, losses)
-    losses.others += [*say_what_has_no_key(c), *say_left_behind(c, "a GGUF has no place for files")]
+    losses.others += [*say_what_has_no_key(c), *say_left_behind(c, "a GGUF cannot hold files")]
     carried = _outside(c)
     stay = replace(c, outside={name: tensor for name, tensor in c.outside.items() if name not in carried})
     for part in stay.outside_parts():
-        losses.add(f"{part.stay} behind: a GGUF of the language model has no place for such tensors")
+        losses.add(f"{part} dropped: the GGUF of a language model cannot hold them")
     if stay.outside and has_tower(c):
-        losses.add(f"the towers are a GGUF of their own: apr export {c.model.path} -o mmproj.gguf --mmproj")
+        losses.add(f"write the towers to a GGUF of their own: apr export {c.model.path} -o mmproj.gguf --mmproj")
     tensors = c.tensors | carried
     side = gguf_side(row, c.hparams, tensors) if row is not None else list(tensors.values())
     targets = quantization.targets(c, side, losses) if quantization is not None else {}
@@ -346,18 +348,20 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
 
 
 def _tell_left(c: Canonical, placeless: Sequence[str], losses: Losses) -> None:
-    """Says which tensors of the network, and which modules behind it, a GGUF has no place for."""
+    """Adds a loss for each tensor of the network and each module after it that a GGUF cannot hold."""
     for sentence in without_place(placeless, c.hparams.hf_architecture):
         losses.add(sentence)
     modules = c.hparams.extra.get("other_modules")
     for module in modules if isinstance(modules, list) else []:
-        losses.add(f"llama.cpp has no {module}: it gives the embedding as it is before that module")
+        losses.add(f"llama.cpp does not support {module}: it returns the embedding before that module")
 
 
 def _check_name(name: str, c: Canonical) -> None:
     if len(name.encode(errors="surrogateescape")) > gguf.LOADER_NAME_BYTES and c.model.convention != "gguf":
         raise RefusedError(
-            f"llama.cpp loads tensor names of up to {gguf.LOADER_NAME_BYTES} bytes", path=c.model.path, tensor=name
+            f"tensor name too long: llama.cpp loads up to {gguf.LOADER_NAME_BYTES} bytes",
+            path=c.model.path,
+            tensor=name,
         )
 
 
@@ -397,7 +401,7 @@ def _base_keys(c: Canonical, recipe: SourceManifest | None) -> KvMapping | None:
 def _keys(
     c: Canonical, work: Work, base: KvMapping | None, tensors: list[OutTensor], *, copied: bool = False
 ) -> list[KV | bytes]:
-    """The keys to write; those of `base` that no edit or option touches stay as their bytes.
+    """The keys to write; those of `base` that no edit or option changes keep their bytes.
 
     Raises RefusedError, CorruptError for a value that its key cannot hold; `copied` takes it as the source has it.
     """
@@ -417,7 +421,7 @@ def _keys(
 
 
 def _rounded(kv: KV) -> KV:
-    """`kv` with a float32 as an `.apr` has it: a source may hold the number in another type."""
+    """`kv` with a float32 where an `.apr` stores one: a source may hold the number in another type."""
     key, kind, value = kv
     return (key, kind, shorten(value)) if kind is GgufType.FLOAT32 and isinstance(value, float) else kv
 
@@ -473,7 +477,7 @@ def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid:
 
 
 def _file_type(c: Canonical, quantization: Quantization | None, tensors: list[OutTensor]) -> int:
-    """llama.cpp's number of the mix, asked for or found; else of the dtype with most bytes."""
+    """The `general.file_type` of the requested or detected mix, else of the dtype with the most bytes."""
     if quantization is not None:
         return quantization.mix.file_type
     mix = mix_of(c, tensors)
@@ -481,7 +485,7 @@ def _file_type(c: Canonical, quantization: Quantization | None, tensors: list[Ou
 
 
 def _imatrix_keys(quantization: Quantization | None) -> list[KV]:
-    """What llama.cpp's quantize program says of the importance matrix; it cuts texts at 127 bytes."""
+    """The keys that llama-quantize writes for the importance matrix; it truncates strings to 127 bytes."""
     imatrix = quantization.imatrix if quantization is not None else None
     if imatrix is None:
         return []
@@ -515,9 +519,9 @@ def _with_pre(c: Canonical, tokenizer: Tokenizer, pre: str | None, *, overlaid: 
         return replace(tokenizer, pre=pre)
     if tokenizer.pre is None and tokenizer.model == "gpt2" and not overlaid:
         raise RefusedError(
-            "the pre-tokenizer of this tokenizer is not known to llama.cpp",
+            "llama.cpp has no pre-tokenizer that matches this tokenizer",
             path=c.model.path,
-            hint=f"{tokenizer.pre_note or 'the file names none'}; choose one with --pre NAME",
+            hint=f"{tokenizer.pre_note or 'the file names none'}; set one with --pre NAME",
         )
     return tokenizer
 
@@ -535,7 +539,7 @@ def part_names(name: str, count: int) -> list[str]:
 
 
 def older_outputs(first: Path, new: Collection[str]) -> list[str]:
-    """Names of GGUFs beside the part `first` that are called as it is but for the numbers, and not among the `new`."""
+    """Names of GGUFs in the folder of `first` that differ from it in the part number only and are not in `new`."""
     stem = _PART.sub("", first.stem)
     with storage_errors(first.parent):
         found = [path for path in first.parent.iterdir() if path.suffix == ".gguf"]
@@ -545,10 +549,10 @@ def older_outputs(first: Path, new: Collection[str]) -> list[str]:
 def split_gguf(
     name: str, keys: Sequence[KV | bytes], tensors: Sequence[OutTensor], alignment: int, max_bytes: int
 ) -> list[FileLayout]:
-    """The parts of a GGUF, none larger than `max_bytes` but for the keys and a single larger tensor.
+    """The parts of a GGUF, none larger than `max_bytes` unless the keys or a single tensor are.
 
-    All keys stand in the first part; each has split.no, split.count and split.tensors.count, as gguf-split writes
-    them. What fits into one file is a plain one. Raises as gguf_write.layout, RefusedError for too many parts.
+    All keys go into the first part; each has split.no, split.count and split.tensors.count, as gguf-split writes
+    them. A model that fits into one file is not split. Raises as gguf_write.layout, RefusedError for too many parts.
     """
     whole = FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment))
     if whole.n_bytes <= max_bytes:
@@ -557,7 +561,9 @@ def split_gguf(
     first = FileLayout("", gguf_write.layout(keys, [], alignment=alignment)).n_bytes + room
     groups = group_by_size(tensors, max_bytes, lambda tensor: _gguf_cost(tensor, alignment), first, room)
     if len(groups) > MAX_SPLITS:
-        raise RefusedError(f"{len(groups)} parts are more than {MAX_SPLITS}", hint="choose a larger --shard-size")
+        raise RefusedError(
+            f"too many parts: {len(groups)}, the limit is {MAX_SPLITS}", hint="use a larger --shard-size"
+        )
     if len(groups) == 1:
         return [whole]
     layouts = []
@@ -588,6 +594,6 @@ def _gguf_cost(tensor: OutTensor, alignment: int) -> int:
 
 
 def rename_parts(layouts: Sequence[FileLayout], name: str) -> list[FileLayout]:
-    """The parts of an imported split GGUF under the name that the user gives them now."""
+    """The parts of an imported split GGUF, renamed after the output `name`."""
     names = part_names(name, len(layouts)) if len(layouts) > 1 else [name]
     return [replace(layout, name=new) for layout, new in zip(layouts, names, strict=True)]

@@ -1,4 +1,4 @@
-"""Canonical form -> safetensors: one file, or a folder with config, tokenizer and the source's other files."""
+"""Write safetensors: one file, or a folder with config, tokenizer and the source's other files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "
 
 
 def layouts(c: Canonical, work: Work) -> Output:
-    """Every file of a Hugging Face folder for `c`: the imported files themselves where nothing changed."""
+    """The files of a Hugging Face folder for `c`: the imported files themselves if nothing changed."""
     return folder(c, work, restorable(c, "hf"), "pt")
 
 
@@ -99,12 +99,12 @@ def folder(c: Canonical, work: Work, recipe: SourceManifest | None, framework: s
         shards = [replace(shard, name=shard.name.replace("model", "adapter_model", 1)) for shard in shards]
     others = recipe.other_layouts() if recipe is not None else []
     if recipe is None:
-        losses.others += say_left_behind(c, "the record of the source files no longer fits the model")
+        losses.others += say_left_behind(c, "the source record does not match the model")
     return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards], tensors)
 
 
 def with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str, bytes]:
-    """`texts` with a model card where the source has none and there is something to say."""
+    """`texts` with a model card if the source has none and provenance is known."""
     if CARD in texts:
         losses.warnings += provenance.contradictions(texts[CARD], c.info)
         return texts
@@ -129,9 +129,9 @@ def source_texts(c: Canonical, recipe: SourceManifest | None) -> dict[str, bytes
 def config_json(
     c: Canonical, texts: Mapping[str, bytes], params: bytes | None, tensors: list[OutTensor], kept: bool
 ) -> tuple[bytes | None, bool]:
-    """config.json, and whether it says what the source's own does; of Mistral's layout `params` counts.
+    """config.json, and whether it equals the source's; of Mistral's layout `params` is the source.
 
-    None for a network that is published without one, as its tensors say the same.
+    None for an architecture that is published without one, as it follows from the tensors.
     """
     source = texts.get(CONFIG) if params is None else None
     if c.arch is None and source is None:
@@ -172,7 +172,7 @@ def _is_mistral(c: Canonical, texts: Mapping[str, bytes], recipe: SourceManifest
 
 
 def _with_dtype(config: Mapping[str, object], word: str) -> dict[str, object]:
-    """`config` for weights of another dtype, also where it says so of the parts of the model."""
+    """`config` with another dtype, also in its sub-configs."""
     out = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": word}
     for key, value in config.items():
         if isinstance(value, dict) and key.endswith("_config") and value.keys() & {"dtype", "torch_dtype"}:
@@ -181,26 +181,26 @@ def _with_dtype(config: Mapping[str, object], word: str) -> dict[str, object]:
 
 
 def _is_adapter(c: Canonical) -> bool:
-    """Whether there is no network: an adapter's own config says what it adapts."""
+    """Whether the model has extra tensors only, as an adapter does."""
     return not c.tensors and bool(c.outside) and not from_gguf(c)
 
 
 def _of_tensors(c: Canonical, tensors: list[OutTensor]) -> JsonObject | None:
-    """What a config.json would say of a network that is published without one."""
+    """The config.json of an architecture that is published without one, inferred from the tensors."""
     told = config_of_tensors({tensor.name: tensor.shape for tensor in tensors})
     variant = as_text(c.hparams.extra.get(VARIANT))
     return {**told, VARIANT: variant} if told is not None and variant is not None else None
 
 
 def names_of_source(c: Canonical, recipe: SourceManifest | None) -> Mapping[str, str]:
-    """What the source calls the tensors that have other names here."""
+    """The source names of the tensors that are renamed in canonical form."""
     if c.model.convention == "hf":
         return source_names(c)
     return recipe.names if recipe is not None else {}
 
 
 def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
-    """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
+    """The hyper-parameters of an `.apr` imported from `source`: missing token ids come from the tokenizer."""
     # As canonical does: a head of its own unties it, and where nothing is said, the tensors tell.
     if source.tied and c.head in c.tensors and c.is_whole:
         source.tied = False
@@ -215,7 +215,7 @@ def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
 
 
 def with_edits(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
-    """The source's text files with another tokenizer or chat template, where the user gave one."""
+    """The source's text files with the tokenizer or chat template that the user gave, if any."""
     tokenizer = c.tokenizer
     if tokenizer is not c.model.tokenizer:
         own = {name for name in texts if is_tokenizer_file(name) and name != GENERATION}
@@ -253,7 +253,7 @@ def _torch_dtype(tensors: list[OutTensor]) -> str:
 
 
 def tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The tokenizer's files, made anew where `texts` hold none."""
+    """The tokenizer files, generated if `texts` hold none."""
     if c.tokenizer is None or c.tokenizer.model == NO_VOCABULARY:
         return {}
     if has_vocabulary(texts):
@@ -304,11 +304,11 @@ def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[
 
 
 def safetensors_layouts(c: Canonical, work: Work) -> Output:
-    """One safetensors file for `c`: the imported one itself where nothing changed."""
+    """One safetensors file for `c`: the imported file itself if nothing changed."""
     recipe = restorable(c, "safetensors")
     own_names = names_of_source(c, recipe)
     tensors = _hf_tensors(c, work.options.dtype, work.losses, own_names)
-    work.losses.others += say_left_behind(c, "a safetensors file has no place for other files")
+    work.losses.others += say_left_behind(c, "a safetensors file cannot hold other files")
     if recipe is not None and _keeps_all(c, tensors, own_names) and len(recipe.files) == 1:
         return Output([replace(recipe.layouts()[0], name=work.name)], tensors, lossless=True)
     own = c.model.native_as(SafetensorsNative)
@@ -320,8 +320,8 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
     """The tensors of a safetensors export: Hugging Face names (where a source had others, `own_names`), floats as
     `dtype`; quantized blocks become F16.
 
-    8-bit floats are for what has two dims and more; biases and norms keep their dtype. Raises RefusedError for
-    dtypes that safetensors does not have.
+    Only tensors of two or more dimensions become 8-bit floats; biases and norms keep their dtype. Raises RefusedError
+    for dtypes that safetensors lacks.
     """
     wanted = plain_dtype(dtype, EIGHT_BITS)
     if wanted is not None and DTYPES[wanted].safetensors is None:
@@ -336,7 +336,7 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
     others = others | of_towers
     stay = {name: t for name, t in c.outside.items() if name not in (*drafts, *others, *towers)}
     for part in replace(c, outside=stay).outside_parts():
-        losses.add(f"{part.stay} behind: a checkpoint has no names for such tensors")
+        losses.add(f"{part} dropped: they have no Hugging Face names")
     out = []
     for tensor in (*hf_side(c.arch, c.tensors | drafts), *others.values()):
         is_kept = tensor.name in others and tensor.name not in of_towers
@@ -347,7 +347,7 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
 
 
 def own_name(c: Canonical, name: str, own_names: Mapping[str, str]) -> str:
-    """What the tensor `name` is called in a checkpoint: as in the source, else as the family calls it."""
+    """The checkpoint name of the tensor `name`: that of the source, else that of the family."""
     if name in own_names or c.arch is None:
         return own_names.get(name, name)
     if c.tower is not None and not own_names:
@@ -364,6 +364,6 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
 
 
 def _keeps_all(c: Canonical, tensors: list[OutTensor], own_names: Mapping[str, str]) -> bool:
-    """Whether every tensor is there under its name and in its dtype."""
+    """Whether every tensor keeps its name and dtype."""
     own = {own_name(c, name, own_names): tensor.dtype for name, tensor in c.all_tensors.items()}
     return all(own.get(t.name) == t.dtype for t in tensors) and not c.packs.decoded

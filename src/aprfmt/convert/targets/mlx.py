@@ -1,6 +1,6 @@
-"""Canonical form -> a folder for MLX: mlx_lm's names, weights in affine groups, and a config.json that says so.
+"""Write a folder for MLX: mlx_lm's tensor names, affine-quantized weights, and the matching config.json.
 
-Weights whose GGML blocks are affine groups of 32 travel without a rounding; all others are quantized as mlx_lm does.
+GGML blocks that are affine groups of 32 are repacked without rounding; all others are quantized as mlx_lm does.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 def layouts(c: Canonical, work: Work) -> Output:
-    """Every file of an MLX folder for `c`: quantized where that is asked for or the source's blocks are affine groups.
+    """The files of an MLX folder for `c`, quantized on request or if the source's blocks are affine groups.
 
-    Raises UsageError for bits and group sizes that MLX does not have, RefusedError for a network whose tensors mlx_lm
-    calls otherwise than is known here, and where no weight can be quantized as asked.
+    Raises UsageError for bits and group sizes that MLX lacks, RefusedError for an architecture whose tensor names in
+    mlx_lm are unknown, and if no weight can be quantized as requested.
     """
     options = work.options
     asked = [value for value in (options.bits, options.group_size, options.recipe) if value is not None]
@@ -57,16 +57,14 @@ def layouts(c: Canonical, work: Work) -> Output:
     if options.recipe is not None and options.recipe not in RECIPES:
         raise UsageError(f"unknown recipe {options.recipe!r}", hint="one of: " + ", ".join(RECIPES))
     if options.recipe is not None and options.bits is not None:
-        raise UsageError(
-            "--recipe and --bits cannot be given together", hint="a recipe says itself how many bits weights get"
-        )
+        raise UsageError("--recipe and --bits cannot be given together", hint="a recipe sets the bits itself")
     default = check(4 if options.bits is None else options.bits, options.group_size or _group_size(c, asked))
     if network is None:
         name = c.hparams.hf_architecture or c.hparams.architecture or "this network"
         raise RefusedError(
-            f"what mlx_lm calls the tensors of {name} is not known here, so it cannot be quantized for MLX",
+            f"{name} cannot be quantized for MLX: its tensor names in mlx_lm are unknown",
             path=c.model.path,
-            hint="export it without --bits and quantize it there: mlx_lm.convert -q",
+            hint="export without --bits, then quantize with mlx_lm.convert -q",
         )
     return _quantized(
         c, work, network, _MlxPlan(network, default, options.recipe, c.hparams.num_layers or 0, bool(asked))
@@ -74,14 +72,14 @@ def layouts(c: Canonical, work: Work) -> Output:
 
 
 def _group_size(c: Canonical, asked: Sequence[object]) -> int:
-    """The default of mlx_lm; of a source that has such blocks theirs."""
+    """The default group size: that of the source's blocks if they are kept, else that of mlx_lm."""
     blocks = any(tensor.dtype in BITS_OF_BLOCKS for tensor in c.tensors.values())
     return BLOCK if blocks and not asked else 64
 
 
 @dataclass(frozen=True, slots=True)
 class _MlxPlan:
-    """Which modules are quantized, and how; not `asked` for, only blocks that are affine groups are."""
+    """Which modules are quantized, and how; unless `asked` for, only blocks that are affine groups."""
 
     network: MlxNetwork
     default: Affine
@@ -90,7 +88,7 @@ class _MlxPlan:
     asked: bool
 
     def of(self, tensor: CanonicalTensor) -> Affine | None:
-        """How the weight is to be quantized, None for one that stays in floats."""
+        """How to quantize the weight; None to keep it in floats."""
         module = tensor.name.removesuffix(".weight")
         is_weight = tensor.name.endswith(".weight") and len(tensor.shape) >= 2 and is_float(tensor.dtype)
         if not is_weight or not self.network.is_quantized(module):
@@ -122,12 +120,12 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
     wanted = plain_dtype(work.options.dtype)
     if wanted not in (None, *_FLOATS):
         raise UsageError(
-            f"MLX computes in f32, f16 or bf16, not in {wanted}", hint="--bits says how weights are stored"
+            f"MLX computes in f32, f16 or bf16, not in {wanted}", hint="set the bits of stored weights with --bits"
         )
     source = hf.source_texts(c, recipe)
     begin = _beginning(c, source.get(hf.CONFIG))
     for part in c.outside_parts():
-        losses.add(f"{part.stay} behind: mlx_lm has no place for such tensors")
+        losses.add(f"{part} dropped: mlx_lm does not support them")
     planned = _Planned()
     for tensor in _mlx_side(c, begin):
         _plan_tensor(c, tensor, wanted, plan, planned, losses)
@@ -143,14 +141,14 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
     shards = _shards(planned.outs, work.options.shard_size or DEFAULT_SHARD_BYTES, n_params)
     others = recipe.other_layouts() if recipe is not None else []
     if recipe is None:
-        losses.others += say_left_behind(c, "the record of the source files no longer fits the model")
+        losses.others += say_left_behind(c, "the source record does not match the model")
     layouts = [*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards]
     return Output(layouts, planned.outs, n_params=n_params)
 
 
 @dataclass(slots=True)
 class _Planned:
-    """What becomes of the tensors.
+    """The planned tensors.
 
     Attributes:
         plain: all of them, before any is quantized.
@@ -174,10 +172,10 @@ def _plan_tensor(
     dtype = dtype if is_float(tensor.dtype) else tensor.dtype
     if not is_float(tensor.dtype) and tensor.name.endswith(".weight"):
         raise RefusedError(
-            f"mlx_lm takes a weight of whole numbers for a packed one, and this is {tensor.dtype}",
+            f"mlx_lm would read this {tensor.dtype} weight as a quantized one",
             path=c.model.path,
             tensor=tensor.name,
-            hint="an .apr or a GGUF holds it as it is",
+            hint="export to .apr or GGUF, which keep it as it is",
         )
     module, scheme = tensor.name.removesuffix(".weight"), plan.of(tensor)
     out = tensor.out(tensor.name, dtype, overflow=losses.overflow)
@@ -189,8 +187,8 @@ def _plan_tensor(
             planned.uneven.append(tensor.name)
         return
     if tensor.shape[-1] % scheme.group_size:
-        what = f"mlx_lm gives it groups of {scheme.group_size}, which do not divide rows of {tensor.shape[-1]}"
-        raise RefusedError(what, path=c.model.path, tensor=tensor.name, hint="export it without --bits")
+        what = f"mlx_lm uses groups of {scheme.group_size} here, which do not divide rows of {tensor.shape[-1]}"
+        raise RefusedError(what, path=c.model.path, tensor=tensor.name, hint="export without --bits")
     planned.schemes[module] = scheme
     if BITS_OF_BLOCKS.get(tensor.dtype) == scheme.bits and scheme.group_size == BLOCK and wanted is None:
         blocks = Regrouped(tensor.name, tensor.dtype, tensor.items)
@@ -205,17 +203,17 @@ def _check_groups(c: Canonical, planned: _Planned, plan: _MlxPlan, losses: Losse
     """Warns of matrices that stay in floats. Raises RefusedError where all do."""
     uneven, size = planned.uneven, plan.default.group_size
     if not planned.schemes:
-        what, name = f"groups of {size} divide the rows of no weight", uneven[0] if uneven else None
-        raise RefusedError(what, path=c.model.path, tensor=name, hint="choose a smaller one with --group-size")
+        what, name = f"no weight has rows that groups of {size} divide", uneven[0] if uneven else None
+        raise RefusedError(what, path=c.model.path, tensor=name, hint="use a smaller --group-size")
     if uneven:
         losses.warnings.append(
-            f"{plural(len(uneven), 'weight')} stayed in floats, as groups of {size} do not divide the rows: "
+            f"{plural(len(uneven), 'weight')} not quantized, as groups of {size} do not divide the rows: "
             f"{first_few(uneven)}"
         )
 
 
 def _beginning(c: Canonical, config: bytes | None) -> str:
-    """What mlx_lm's names begin with: it has the language model of a network that also sees as a part of its own."""
+    """The prefix of mlx_lm's tensor names: "language_model." in vision-language models, else ""."""
     told = parse_config(config, c.model.path) if config is not None else {}
     if not language_part(told):
         return ""
@@ -223,9 +221,9 @@ def _beginning(c: Canonical, config: bytes | None) -> str:
         return "language_model."
     name = c.hparams.hf_architecture or str(told.get("model_type"))
     raise RefusedError(
-        f"what mlx_lm calls the language model inside {name} is not known here, so it cannot be quantized for MLX",
+        f"{name} cannot be quantized for MLX: the prefix of its language model in mlx_lm is unknown",
         path=c.model.path,
-        hint="export it without --bits and quantize it there: mlx_lm.convert -q",
+        hint="export without --bits, then quantize with mlx_lm.convert -q",
     )
 
 
@@ -269,7 +267,7 @@ def _parts(
 
 
 def _settings(schemes: Mapping[str, Affine], plan: _MlxPlan) -> dict[str, object]:
-    """What config.json says: one scheme for all, and the modules that have another, all of them under a recipe."""
+    """The `quantization` object of config.json: the default, and the modules that differ (under a recipe: all)."""
     default = plan.default if plan.asked else Counter(schemes.values()).most_common(1)[0][0]
     settings: dict[str, object] = _entry(default)
     finer = {m for m in schemes if plan.asked and plan.recipe is None and plan.network.is_finer(m)}
@@ -285,8 +283,7 @@ def _entry(scheme: Affine, *, with_mode: bool = True) -> dict[str, object]:
 def _config(c: Canonical, config: bytes, generation: bytes | None, settings: Mapping[str, object]) -> bytes:
     """config.json as mlx_lm writes it: sorted, with the end tokens of the generation config.
 
-    Most networks of mlx_lm read rope parameters and numbers of experts under the keys of transformers 4 alone, and take
-    others for absent.
+    Most networks of mlx_lm read rope parameters and expert counts only under the keys of transformers 4.
     """
     told = without_packing(parse_config(config, c.model.path))
     ends = parse_config(generation, c.model.path).get("eos_token_id") if generation is not None else None
@@ -299,7 +296,7 @@ def _config(c: Canonical, config: bytes, generation: bytes | None, settings: Map
 
 
 def older_keys(config: Mapping[str, object]) -> dict[str, object]:
-    """What config.json says under the keys of transformers 5, under those of transformers 4."""
+    """The values of transformers 5 keys in config.json, under the keys of transformers 4."""
     told = as_mapping(config.get("rope_parameters"))
     rope, local = (as_mapping(told.get(kind)) for kind in ("full_attention", "sliding_attention"))
     rope = rope or told

@@ -1,4 +1,4 @@
-"""Towers -> the `clip` GGUF that llama.cpp's mtmd loads beside a language model."""
+"""Write the towers as the `clip` GGUF (mmproj) that llama.cpp's mtmd loads next to a language model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     """
     if work.quantization is not None:
         raise UsageError(
-            f"--dtype {work.options.dtype}: towers are written as floats", hint="--dtype f16, bf16, f32 or keep"
+            f"--dtype {work.options.dtype}: towers are written as floats", hint="use --dtype f16, bf16, f32 or keep"
         )
     whole = len(c.tensors)
     tower = tower_model(c)
@@ -42,13 +42,13 @@ def layouts(c: Canonical, work: Work) -> Output:
     row = tower.arch
     assert isinstance(row, Tower)
     shared = sum(tensor.name in c.tensors for tensor in tower.tensors.values())
-    work.losses.add(f"{plural(whole - shared, 'tensor')} of the language model stay behind, as --mmproj asks")
+    work.losses.add(f"{plural(whole - shared, 'tensor')} of the language model dropped (--mmproj)")
     for part in tower.outside_parts():
-        work.losses.add(f"{part.stay} behind: the GGUF of the towers has no place for such tensors")
+        work.losses.add(f"{part} dropped: an mmproj GGUF cannot hold them")
     behind = [] if row.made else [name for name in tower.tensors if names.is_hf_only(row, name, tower.hparams)]
     if behind:
         work.losses.add(
-            f"{plural(len(behind), 'tensor')} of the towers stay behind, as llama.cpp does not read them: "
+            f"{plural(len(behind), 'tensor')} of the towers dropped, as llama.cpp does not read them: "
             f"{first_few(behind)}"
         )
     tensors = list(_tensors(tower, row, work, c))
@@ -63,7 +63,9 @@ def _tensors(c: Canonical, row: Tower, work: Work, whole: Canonical) -> Iterator
     """The tensors of the GGUF of `c`, the towers of `whole`."""
     wanted = plain_dtype(work.options.dtype)
     if wanted is not None and wanted not in ("F32", "F16", "BF16"):
-        raise UsageError(f"--dtype {work.options.dtype}: towers are written as floats", hint="--dtype f16, bf16 or f32")
+        raise UsageError(
+            f"--dtype {work.options.dtype}: towers are written as floats", hint="use --dtype f16, bf16 or f32"
+        )
     sources = Sources(c.tensors, c.hparams, whole.tensors.get(whole.embedding), whole.tokenizer)
     stored = gguf_side(row, c.hparams, c.tensors)
     known = {tensor.name: tensor.shape for tensor in stored}
@@ -86,15 +88,15 @@ def _is_named(name: str, texts: Iterable[str]) -> bool:
 
 
 def _is_fixed(row: Tower, name: str) -> bool:
-    """Whether the tensor has its dtype whatever is asked for."""
+    """Whether the tensor's dtype ignores the requested one."""
     return _is_named(name, (*row.f32, *row.f16))
 
 
 def _dtype(row: Tower, tensor: CanonicalTensor, wanted: str | None) -> str:
-    """What llama.cpp's converter stores the tensor as where the model is asked for as `wanted`."""
+    """The dtype that llama.cpp's converter stores the tensor in, for the requested dtype `wanted`."""
     if not is_float(tensor.dtype):
         raise RefusedError(
-            f"a tower's tensors are floats, and this is {tensor.dtype}",
+            f"tower tensors must be floats, not {tensor.dtype}",
             tensor=tensor.name,
             hint="decode it first: apr convert SRC -o FOLDER --dtype bf16",
         )
