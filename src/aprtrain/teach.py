@@ -1,4 +1,4 @@
-"""`apr teacher`: files of what a teacher says, computed by torch or llama.cpp, or taken from what vLLM computed."""
+"""`apr teacher`: saves a teacher's log-probabilities, computed by torch or llama.cpp, or read from vLLM responses."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ from aprtrain.teacher.teacher import Teacher, check_residency, residency_of, tea
 from aprtrain.world import device_of
 
 _SHARD_BYTES = 64 << 20
-_POSITIONS = 256  # whose logits are held at a time
+_POSITIONS = 256  # per chunk of logits
 _TOKENS = "tokens"
-_CHARS = 4  # bytes of text a token, about, where it is not tokenised yet
+_CHARS = 4  # bytes of text per token, to estimate tokens before tokenizing
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherRequest:
-    """What `apr teacher` was asked for; see `aprfmt.teacher`."""
+    """Arguments of `apr teacher`; see `aprfmt.teacher`."""
 
     file: str | None
     data: list[Path]
@@ -83,7 +83,7 @@ class TeacherRequest:
 
 
 _Answers = Callable[[Windows, int], Answer]
-"""Says what the teacher does of the window of a number."""
+"""Gives the teacher's saved log-probabilities of one sequence."""
 
 
 def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None, log: Log) -> TeacherReport:
@@ -93,7 +93,7 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
         model = stack.enter_context(aprfmt.open(wanted.file)) if wanted.file is not None else None
         reader = stack.enter_context(aprfmt.open(wanted.student)) if wanted.student is not None else model
         if reader is None:
-            raise UsageError("no model is named", hint="apr teacher F ..., or with --from-vllm FILE --student S")
+            raise UsageError("no model given", hint="use apr teacher F ..., or --from-vllm FILE --student S")
         encoder = Encoder(reader.tokenizer)
         made_for = {} if model is None else {"teacher": positions_of(model)}
         length = window_length(wanted.seq_len, None, {who: n for who, n in made_for.items() if n})
@@ -142,12 +142,12 @@ def _inputs(wanted: TeacherRequest, *models: Model | None) -> Iterator[str]:
 
 
 def _check_output(folder: Path) -> set[Path]:
-    """Makes the folder; gives the files of a teacher that it holds. Raises ExistsError for a folder of other things."""
+    """Creates the folder; returns the teacher files in it. Raises ExistsError if it contains other files."""
     with storage_errors(folder):
         os.makedirs(folder, exist_ok=True)
         old = {path for path in folder.iterdir() if path.name != _TOKENS and not path.name.startswith(".")}
     if others := sorted(path.name for path in old if "-of-" not in path.name):
-        raise ExistsError(f"the folder holds {others[0]}, not files of a teacher", path=folder)
+        raise ExistsError(f"the folder contains {others[0]}, which is not a teacher file", path=folder)
     return old
 
 
@@ -169,19 +169,19 @@ def _row_bytes(k: int, n_temperatures: int) -> int:
 
 
 _File = tuple[Path, Windows, range]
-"""A file to write, and the windows that go into it."""
+"""A file to write, and its sequences."""
 
 
 def _todo(
     folder: Path, old: set[Path], parts: dict[str, Windows], facts: TeacherHeader, report: TeacherReport
 ) -> list[_File]:
-    """What is not there yet. Raises RefusedError where what is there was made otherwise."""
+    """The files still to write. Raises RefusedError if existing files have other options or other text."""
     for path in sorted(old):
         was, now = TeacherShard(path).facts.to_metadata(), facts.to_metadata()
         if different := [f"{name} was {was[name]}, is {now[name]}" for name in now if was[name] != now[name]]:
             raise RefusedError(
-                f"the folder holds files of another run: {'; '.join(different)}", path=path,
-                hint="the same options go on with it; choose another -o for others",
+                f"the folder contains files of another run: {'; '.join(different)}", path=path,
+                hint="use the same options to resume, or choose another -o",
             )  # fmt: skip
     each = max(1, _SHARD_BYTES // (facts.seq_len * _row_bytes(facts.k, len(facts.temperatures))))
     todo, files = [], dict[Path, list[bytes]]()
@@ -193,7 +193,7 @@ def _todo(
             files[path] = hashes_of(windows, some) if path in old else []
             todo += [] if path in old else [(path, windows, some)]
     if odd := sorted(path for path in old if TeacherShard(path).hashes != files.get(path)):
-        raise RefusedError("the folder holds files of other text", path=odd[0], hint="choose another -o")
+        raise RefusedError("the folder contains files of other text", path=odd[0], hint="choose another -o")
     report.files, report.resumed = len(files), len(old)
     report.bytes = sum(path.stat().st_size for path in old)
     return todo
@@ -202,7 +202,7 @@ def _todo(
 def _compute(
     todo: list[_File], facts: TeacherHeader, answer: _Answers, report: TeacherReport, progress: StartProgress | None
 ) -> None:
-    """Writes file after file."""
+    """Computes and writes each file; adds the totals to `report`."""
     advance = progress(sum(facts.seq_len * len(some) for _, _, some in todo)) if progress is not None else None
     loss, rest = 0.0, np.zeros(len(facts.temperatures))
     for path, windows, some in todo:
@@ -210,7 +210,7 @@ def _compute(
         for i in some:
             answers.append(found := answer(windows, i))
             if fault := fault_of(found, facts):
-                raise RunError(f"window {i}: {fault}", path=path, hint="the teacher's weights may be damaged")
+                raise RunError(f"sequence {i}: {fault}", path=path, hint="the teacher's weights may be damaged")
             report.tokens += len(found.label_P)
             loss -= float(found.label_P.sum(dtype=np.float64))
             rest += found.rest_PR.sum(0, dtype=np.float64)
@@ -224,7 +224,7 @@ def _compute(
 
 
 def _write_prompts(path: Path, parts: dict[str, Windows], k: int) -> int:
-    """One JSON object a line: the ids of a prompt, and what is to be asked for. Gives their number."""
+    """Writes one vLLM request per line as JSON; returns their number."""
     count = 0
     with AtomicFile(str(path)) as sink:
         for windows in parts.values():
@@ -236,7 +236,7 @@ def _write_prompts(path: Path, parts: dict[str, Windows], k: int) -> int:
     return count
 
 
-# --- what answers ---
+# --- engines ---
 
 
 def _engine(
@@ -285,7 +285,7 @@ def _engine(
 
 def _check_k(k: int, n_tokens: int) -> None:
     if k > n_tokens:
-        raise UsageError(f"--top-k {k} is more than the {n_tokens} tokens there are")
+        raise UsageError(f"--top-k {k} is more than the {n_tokens} tokens of the vocabulary")
 
 
 def _shared(model: Model, reader: Model, rows: int) -> SharedVocabulary:
@@ -294,7 +294,7 @@ def _shared(model: Model, reader: Model, rows: int) -> SharedVocabulary:
 
 
 _Logits = Callable[[Windows, int], Iterator[tuple[Int64, Int64, Tensor]]]
-"""(places [P], labels [P], logits [P, V]) of some labelled positions of a window at a time, in order."""
+"""Yields (positions [P], labels [P], logits [P, V]) for chunks of the labelled positions of a sequence, in order."""
 
 
 def _of_torch(teacher: Teacher, device: torch.device) -> _Logits:
@@ -330,7 +330,7 @@ def _told(found: Iterator[tuple[Int64, Int64, Tensor]], n_real: int, facts: Teac
     for places, labels, logits_PV in found:
         t_PR = logits_PV[:, :n_real]
         if not bool(t_PR.isfinite().all()):
-            raise RunError("the teacher computes logits that are not numbers", hint="its weights may be damaged")
+            raise RunError("the teacher's logits are not finite", hint="its weights may be damaged")
         ids, logprobs, rest = know(t_PR, facts.k, facts.temperatures)
         own = t_PR.gather(1, torch.from_numpy(labels).to(t_PR.device)[:, None])[:, 0] - t_PR.logsumexp(1)
         answers.append((places, *(value.cpu().numpy() for value in (ids, logprobs, rest, own))))

@@ -453,7 +453,7 @@ def test_the_field_of_a_record_that_holds_its_text(
     assert "body" in capsys.readouterr().err
     assert run([*command, "--text-field", "body", "--plan", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["chunks"] == len(chunks_of(gguf, words))
-    with pytest.raises(UsageError, match="is for records"):
+    with pytest.raises(UsageError, match="needs jsonl, csv or parquet data"):
         aprfmt.imatrix(gguf, text, tmp_path / "m.gguf", text_field="body")
 
 

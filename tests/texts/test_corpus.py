@@ -114,7 +114,7 @@ def test_missing_and_empty_data_are_refused(tmp_path: Path) -> None:
         make(tmp_path, write_jsonl(tmp_path / "a.jsonl", ["", " \n", "\t"]))
     assert not (tmp_path / "data").exists()
     (tmp_path / "empty/a.so").touch()
-    with pytest.raises(RefusedError, match="left out 1 files that are not source code"):
+    with pytest.raises(RefusedError, match="skipped 1 files that are not source code"):
         make(tmp_path, tmp_path / "empty")
 
 
@@ -124,14 +124,14 @@ def test_a_long_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.
     paths = [write_jsonl(tmp_path / f"{i}.jsonl", functions(20, seed=i)) for i in range(2)]
     lines: list[str] = []
     make(tmp_path, *paths, held_out=0.3, log=lines.append)
-    assert lines[0].startswith("checking whether 0.0 GB")
+    assert lines[0].startswith("hashing 0.0 GB")
     told = [line for line in lines if " MB/s, about " in line]
     assert len(told) == 40
     assert told[0].startswith("read 0 of 0 MB")
 
 
 def test_one_document_alone_leaves_nothing_to_train_on(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="no training documents: 2 read, 0 empty, 1 copies"):
+    with pytest.raises(RefusedError, match="no training documents: 2 read, 0 empty, 1 duplicates"):
         make(tmp_path, write_jsonl(tmp_path / "a.jsonl", ["the fox"] * 2))
 
 
@@ -185,7 +185,7 @@ def test_copies_and_empty_documents_are_dropped_and_counted(tmp_path: Path) -> N
     corpus = make(tmp_path, path, log=lines.append)
     assert corpus.header["documents"] == {"read": 59, "empty": 2, "duplicate": 7}
     assert sorted(texts(corpus.train) + texts(corpus.held_out)) == sorted(wanted)
-    assert "7 copies, 2 empty documents" in lines[-1]
+    assert "7 duplicates, 2 empty documents" in lines[-1]
 
 
 # --- made once ---
@@ -259,7 +259,7 @@ def test_shards_of_an_earlier_run_are_opened_where_they_are(tmp_path: Path) -> N
         prepare([tmp_path / "data"], other, tmp_path / "other")
     options: list[dict[str, Any]] = [{"held_out": 0.5}, {"held_out_paths": [tmp_path / "a.jsonl"]}]
     for wish in options:  # no option is passed over in silence
-        with pytest.raises(UsageError, match=r"split already: a share of 0\.01 is held out"):
+        with pytest.raises(UsageError, match=r"split already: a fraction of 0\.01 is held out"):
             prepare([tmp_path / "data"], TOKENIZER, tmp_path / "other", **wish)
 
 

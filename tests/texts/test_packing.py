@@ -91,12 +91,12 @@ def refused(windows: Windows) -> AprError:
 
 def test_a_constant_stream_is_refused() -> None:
     error = refused(Windows(part([7] * 1000), 16, FILLER))
-    assert "0.00 bits a token, id 7 is 100% of them" in str(error)
+    assert "0.00 bits per token, id 7 is 100% of all tokens" in str(error)
 
 
 def test_two_labels_are_refused() -> None:
     error = refused(Windows(part(varied(1000, high=2)), 16, FILLER))
-    assert "bits a token" in str(error)
+    assert "bits per token" in str(error)
     check_windows(Windows(part(varied(4000, high=12)), 16, FILLER))  # 3.6 bits are enough
 
 
@@ -104,7 +104,7 @@ def test_windows_without_a_label_are_refused() -> None:
     tokens = varied(300)
     lonely = [[token] for token in tokens[10:]]
     error = refused(Windows(part(tokens[:10], *lonely), 8, FILLER))
-    assert "36 of 38 windows have nothing to predict, such as window 2" in str(error)
+    assert "36 of 38 sequences have nothing to predict, such as sequence 2" in str(error)
     lines: list[str] = []
     check_windows(Windows(part(tokens[:100], *lonely[90:130], tokens[140:]), 8, FILLER), lines.append)
     assert [line.split(":")[0] for line in lines] == ["10.5%"]
@@ -115,7 +115,7 @@ def test_repeated_windows_are_refused_with_the_first_pair() -> None:
     order = [*range(100), *range(40, 80), 99]  # with the block behind it, all of 40 to 78 are the same window again
     tokens = [token for block in order for token in blocks[block]]
     error = refused(Windows(part(tokens), 16, FILLER))
-    assert "39 of 140 windows are copies; the first is window 100, a copy of window 40" in str(error)
+    assert "39 of 140 sequences are duplicates; the first is sequence 100, a copy of sequence 40" in str(error)
 
 
 def test_some_repeats_are_normal_and_said() -> None:
@@ -126,14 +126,14 @@ def test_some_repeats_are_normal_and_said() -> None:
         tokens = [token for block in order for token in blocks[block]]
         check_windows(Windows(part(tokens), 16, FILLER), lines.append)
         assert len(lines) == told
-    assert lines[0].startswith("6.8%: 29 of 429 windows are copies")
+    assert lines[0].startswith("6.8%: 29 of 429 sequences are duplicates")
 
 
 def test_one_input_with_two_last_labels_is_refused() -> None:
     same = varied(16, seed=1)
     tokens = [token for i in range(60) for token in (*same, i, *varied(15, seed=i + 2))]
     error = refused(Windows(part(tokens), 16, FILLER))
-    assert "another one's input and a different last label, such as windows 0 and " in str(error)
+    assert "the same input as another one but a different last label, such as sequences 0 and " in str(error)
 
 
 def test_real_text_passes(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_folder_of_a_run_is_no_text(tmp_path: Path) -> None:
     prepare([tmp_path / "d.txt", tmp_path / "e.txt"], TOKENIZER, tmp_path / "run/tokens")
     with pytest.raises(UsageError) as caught:
         read_all(tmp_path / "run")
-    assert caught.value.hint == f"name its token shards: {tmp_path}/run/tokens"
+    assert caught.value.hint == f"use its token shards: {tmp_path}/run/tokens"
 
 
 def test_a_source_tree_is_read_in_order_without_what_is_no_source(
@@ -416,9 +416,9 @@ def test_an_archive_makes_no_data_folder(tmp_path: Path) -> None:
 
 def test_a_field_of_text_that_has_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(UsageError, match="--text-field body is for records"):
+    with pytest.raises(UsageError, match="--text-field body needs jsonl, csv or parquet data"):
         prepare([tmp_path / "a.txt"], TOKENIZER, tmp_path / "data", text_field="body")
-    with pytest.raises(UsageError, match="--text-field body is for records"):
+    with pytest.raises(UsageError, match="--text-field body needs jsonl, csv or parquet data"):
         summarise([tmp_path / "a.txt"], [], Encoder(TOKENIZER), text_field="body")
 
 
@@ -441,7 +441,7 @@ def test_another_field_makes_other_shards(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"text": a, "body": a[::-1]}) + "\n" for a in functions(9)))
     first = make(tmp_path, path)
     assert make(tmp_path, path, text_field="body").key != first.key
-    with pytest.raises(RefusedError, match=r"left out 9 records without 'code'") as caught:
+    with pytest.raises(RefusedError, match=r"skipped 9 records without 'code'") as caught:
         make(tmp_path, path, text_field="code")
     assert "--text-field" in str(caught.value.hint)
 

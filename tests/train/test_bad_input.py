@@ -83,11 +83,11 @@ ROWS = {
     "no data": Row({"--data": None}, 2, "--data is missing", "--data"),
     "no such data": Row({"--data": "absent.jsonl"}, 3, "no such file", "the path of the data"),
     "blank data": Row({"--data": "blank.jsonl"}, 5, "no training documents", "more text"),
-    "constant data": Row({"--data": "constant.jsonl"}, 5, "nearly constant", "look at"),
+    "constant data": Row({"--data": "constant.jsonl"}, 5, "nearly constant", "check the data"),
     "one input, many labels": Row({"--data": "clashing.jsonl"}, 5, "no model can learn both", "--seq-len"),
     "broken JSON": Row({"--data": "broken.jsonl", "--strict": ""}, 4, "line 2", "without --strict"),
     "another field": Row({"--text-field": "body"}, 5, "records without 'body'", "--text-field"),
-    "a weight that stands alone": Row({"--data": "other.jsonl:0.5"}, 2, "beside other --data", "leave it out"),
+    "a weight that stands alone": Row({"--data": "other.jsonl:0.5"}, 2, "needs several --data", "leave it out"),
     "no UTF-8": Row({"--data": "latin.txt"}, 4, "UTF-8", ".jsonl"),
     "data that end": Row({"--repeat": None, "--steps": "99999"}, 5, "epochs", "--repeat"),
     "evaluated on what is trained on": Row(
@@ -205,7 +205,7 @@ def test_what_the_rows_differ_from_works(bench: Bench, capsys: pytest.CaptureFix
         ({"--resume": "", "--steps": "3", "--lr": "1e-3"}, 5, "lr was", "--allow-changed lr"),
         ({"--resume": "", "--steps": "3", "--seed": "7"}, 5, "seed was", "--allow-changed seed"),
         ({"--resume": "", "--steps": "3", "--data": "other.jsonl"}, 5, "the data differ", "-o"),
-        ({"--resume": "", "--steps": "3", "": "f16.apr"}, 5, "the teacher differs", "-o"),
+        ({"--resume": "", "--steps": "3", "": "f16.apr"}, 5, "the teacher changed", "-o"),
     ],
 )
 def test_a_run_is_not_spoilt_by_another(

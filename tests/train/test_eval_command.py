@@ -99,7 +99,7 @@ def test_a_field_of_text_is_read_by_its_name(teacher_file: Path, tmp_path: Path,
     (tmp_path / "c.txt").write_text("text")
     code, body = told(teacher_file, tmp_path / "c.txt", "--text-field", "body")
     assert code == 2
-    assert "the data hold none" in body["error"]["message"]
+    assert "and there are none" in body["error"]["message"]
 
 
 def test_every_container_has_the_same_scores(teacher_file: Path, corpus_file: Path, tmp_path: Path, told: Told) -> None:
@@ -161,13 +161,13 @@ def test_windows_are_no_longer_than_either_model_was_made_for(
     teacher_file: Path, corpus_file: Path, tmp_path: Path, told: Told
 ) -> None:
     code, body = told(teacher_file, corpus_file, "--seq-len", "257")
-    assert (code, body["error"]["message"]) == (5, "windows of 257 tokens exceed the 256 that the model was made for")
+    assert (code, body["error"]["message"]) == (5, "sequence length 257 exceeds the context length 256 of the model")
     folder = tmp_path / "short"
     aprfmt.export_model(teacher_file, folder, format="hf")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
     code, body = told(teacher_file, corpus_file, "--seq-len", "65", "--teacher", str(folder))
-    assert (code, "64 that the teacher" in body["error"]["message"]) == (5, True)
+    assert (code, "context length 64 of the teacher" in body["error"]["message"]) == (5, True)
     assert score(str(teacher_file), corpus_file, teacher=str(folder), device="cpu", limit=64).seq_len == 64
 
 

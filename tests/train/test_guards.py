@@ -54,7 +54,7 @@ def copy_of(source: Path, target: Path, change: Callable[[str, Any], Any] = lamb
 
 def test_windows_longer_than_the_models_were_made_for_are_refused(distil: Distil) -> None:
     sizes = {"seq_len": 512, "tokens_per_step": 512, "micro_tokens": 512}
-    with pytest.raises(RefusedError, match="512 tokens exceed the 256 that the teacher") as caught:
+    with pytest.raises(RefusedError, match="512 exceeds the context length 256 of the teacher") as caught:
         distil(**sizes)
     assert "--seq-len 256" in str(caught.value.hint)
 

@@ -48,6 +48,10 @@ SHOWN: dict[str, list[str]] = {
         "test_guards.py::test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors",
         "test_training_table.py::test_a_plan_beyond_the_memory_of_the_gpu",
     ],
+    "a teacher in blocks or fp8 on a GPU": [
+        "test_features.py::test_a_packed_teacher_on_a_gpu_without_triton_is_refused",
+        "test_features.py::test_e4m3_on_a_gpu_without_it_is_refused",
+    ],
     "a first step beyond": ["test_distill_command.py::test_a_stall_is_a_json_error_with_exit_8"],
     "a GPU below 5 %": ["test_guards.py::test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once"],
     "a memory peak": ["test_guards.py::test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors"],
@@ -117,7 +121,7 @@ Refused = Callable[..., tuple[int, dict[str, Any]]]
 def test_windows_beyond_the_context(refused: Refused) -> None:
     code, error = refused("--seq-len", "512", "--tokens-per-step", "512", "--micro-tokens", "512")
     assert code == 5
-    assert "windows of 512 tokens exceed the 256" in error["message"]
+    assert "sequence length 512 exceeds the context length 256" in error["message"]
     assert "--seq-len 256" in error["hint"]
 
 
@@ -178,7 +182,7 @@ def test_conversations_whose_answers_are_too_rare(refused: Refused, tmp_path: Pa
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     code, error = refused(more=("--data", str(path), "--repeat"))
     assert code == 5
-    assert re.search(r"\d+ of \d+ windows have nothing to predict", error["message"])
+    assert re.search(r"\d+ of \d+ sequences have nothing to predict", error["message"])
     assert "--seq-len" in error["hint"]
 
 

@@ -1,4 +1,4 @@
-"""What `apr teacher` says of the files that it writes."""
+"""Report of `apr teacher`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(slots=True, kw_only=True)
 class TeacherReport:
-    """Files of what a teacher says.
+    """Report of `apr teacher` about the files it wrote, or would write.
 
     Attributes:
-        output: their folder.
-        teacher, engine: what says it, and what computed it.
-        top_k, temperatures, seq_len: ids known of a position, where the mass of all others is known, window's tokens.
-        windows: by part; in a plan of text that is not tokenised yet, about so many.
-        tokens: positions that were computed; in a plan, about what there is.
-        files, resumed: how many there are, and how many of them were there before.
-        bytes: of all files; in a plan, about.
-        prompts: how many were written, None where none were asked for.
-        teacher_ce: cross entropy in nats of the positions that were computed; None where none were.
-        rest: temperature -> mean mass of all others at those.
-        seconds: what it took.
+        output: output folder.
+        teacher, engine: the teacher, and the engine that ran it.
+        top_k, temperatures, seq_len: saved tokens per position, temperatures of the residual mass, sequence length.
+        windows: number of sequences by part; estimated in a plan.
+        tokens: number of computed positions; in a plan, the estimated total.
+        files, resumed: number of files in total, and of those that already existed.
+        bytes: size of all files; estimated in a plan.
+        prompts: number of prompts written with --prompts, else None.
+        teacher_ce: cross entropy of the computed positions in nats; None if none were computed.
+        rest: temperature -> mean residual mass of the computed positions.
+        seconds: wall time.
     """
 
     output: str

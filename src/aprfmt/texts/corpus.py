@@ -1,8 +1,7 @@
-"""A corpus as token shards: text in, duplicates out, held-out documents apart.
+"""Tokenizes a corpus into token shards, without duplicates, split into training and held-out documents.
 
-Which part a document belongs to is decided by the hash of its content alone, so no document can be in both, and the
-split stays the same when other documents come or go. Memory is one batch of text, and about 100 bytes a document for
-finding duplicates.
+The split depends only on the hash of a document's content, so no document is in both parts and the split is stable when
+documents are added or removed. Memory: one batch of text, plus about 100 bytes per document for deduplication.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from aprfmt.texts.sources import HEADER, SourceFile, check_text_field, list_file
 from aprfmt.tokenizer.model import Tokenizer
 
 HELD_OUT = 0.01
-"""Share of the documents that is held out."""
+"""Default fraction of the documents to hold out."""
 
 _BATCH_CHARS = 1 << 20
 _BATCH_DOCUMENTS = 4096
@@ -59,27 +58,27 @@ def prepare(
     text_field: str = TEXT_FIELD,
     strict: bool = False,
 ) -> Corpus:
-    """Token shards of the documents in `paths`, made in `folder`, or taken from there when nothing has changed.
+    """Tokenizes the documents in `paths` into shards in `folder`, or reuses the shards there if nothing has changed.
 
-    At least one document is held out. Shards that an earlier run made are opened where they are.
+    At least one document is held out. If `paths` is one folder of token shards, they are opened in place.
 
     Args:
         paths: files and folders, see `sources.list_files`, or one folder of shards.
-        tokenizer: the student's.
-        folder: where the shards go; its parent exists.
-        held_out: share of the documents to hold out, above 0 and below 1.
-        held_out_paths: files and folders to measure with instead of a share of `paths`.
-        log: takes lines for the user.
-        wanted: the key of the only data that will do; what is in `folder` stays when `paths` hold others.
-        own: a folder inside `paths` that is not data: that of the run.
-        weights: shares of the training tokens, one for each of `paths`; none: every token counts once.
-        text_field: where a record's text is.
-        strict: whether a bad record is an error; otherwise it is counted and left out.
+        tokenizer: the student's tokenizer.
+        folder: output folder of the shards; its parent must exist.
+        held_out: fraction of the documents to hold out, above 0 and below 1.
+        held_out_paths: evaluate on these files and folders instead of a fraction of `paths`.
+        log: called with log lines.
+        wanted: required key of the data; with other data, raises and leaves `folder` unchanged.
+        own: the run's folder, excluded if it is inside `paths`.
+        weights: sampling weights, one per path; empty: every token counts once.
+        text_field: field of a record's text.
+        strict: whether an invalid record is an error; otherwise it is skipped and counted.
 
     Raises:
-        UsageError: the data are the run's own folder, shards that were split otherwise, or no records for `text_field`.
+        UsageError: the data are the run's folder, shards with another split, or have no records for `text_field`.
         NotFoundError, CorruptError, MissingDependencyError: from reading, see `sources`.
-        RefusedError: no documents in a part, or the same document in both; not the data that are wanted.
+        RefusedError: a part without documents, or data whose key is not `wanted`.
         StorageError: the disk is full or read-only.
     """
     encoder = Encoder(tokenizer)
@@ -93,12 +92,12 @@ def prepare(
     threshold = None if held_out_paths else int(held_out * _HASHES)
     plan = _CorpusPlan(encoder, files, threshold, skipped, mixed, text_field, strict)
     if plan.n_bytes > _LONG:
-        log(f"checking whether {plan.n_bytes / 1e9:.1f} GB of data are what an earlier run read")
+        log(f"hashing {plan.n_bytes / 1e9:.1f} GB of data to compare them with existing token shards")
     keys = plan.keys()
     if wanted not in (None, *keys):
         raise RefusedError(
             "the data differ from those of the run to resume",
-            hint=f"--data {folder} continues with what it read; start a new run with another -o",
+            hint=f"use --data {folder} to resume with the original data, or start a new run with another -o",
         )
     if (corpus := _reuse(folder, keys, encoder, log)) is not None:
         return corpus
@@ -149,11 +148,11 @@ def _open_shards(folder: Path, encoder: Encoder, held_out: float, held_out_paths
     share = corpus.header.get("held_out_share")
     if held_out_paths or held_out not in (HELD_OUT, share):
         raise UsageError(
-            f"{folder} holds token shards, which are split already: a share of {share} is held out",
-            hint="give the text that they were made from, or drop the options about held-out data",
+            f"the token shards in {folder} are split already: a fraction of {share} is held out",
+            hint="use the original text, or leave out --held-out and --eval-data",
         )
     if corpus.header.get("template", encoder.template) != encoder.template:
-        log(f"the conversations in {folder} were written by another chat template than the model's own")
+        log(f"the conversations in {folder} were rendered with a different chat template than the model's")
     return corpus
 
 
@@ -172,7 +171,7 @@ def _reuse(folder: Path, keys: tuple[str, str], encoder: Encoder, log: Log) -> C
 
 def _write(plan: _CorpusPlan, folder: Path, keys: tuple[str, str], held_out: float, log: Log) -> None:
     n_bytes, n_files = plan.n_bytes, sum(map(len, plan.files.values()))
-    log(f"reading {plural(n_files, 'file')}, {n_bytes / 1e6:,.1f} MB, as token ids")
+    log(f"tokenizing {plural(n_files, 'file')}, {n_bytes / 1e6:,.1f} MB")
     with AtomicFolder(folder, force=True, n_bytes=n_bytes, last=HEADER) as temporary:
         found = _Reading(plan, plan.threshold, log)
         parts = found.write(temporary)
@@ -184,10 +183,14 @@ def _write(plan: _CorpusPlan, folder: Path, keys: tuple[str, str], held_out: flo
         for part, what in (("train", "training"), ("held_out", "held-out")):
             if not parts[part]["documents"]:
                 raise RefusedError(
-                    f"no {what} documents: {found.read} read, {found.empty} empty, {found.duplicate} copies"
-                    + (f"; left out{left_out[1:]}" if left_out else ""),
+                    f"no {what} documents: {found.read} read, {found.empty} empty, {found.duplicate} duplicates"
+                    + (f"; skipped{left_out[1:]}" if left_out else ""),
                     hint="give more text: at least two different documents, since one is held out"
-                    + ("; --text-field names where a record's text is" if found.skipped and not found.read else ""),
+                    + (
+                        "; set the field of a record's text with --text-field"
+                        if found.skipped and not found.read
+                        else ""
+                    ),
                 )
         header: TokenShardHeader = {
             "format": FORMAT,
@@ -318,7 +321,7 @@ def _counts(header: TokenShardHeader) -> str:
     masked = train.get("masked", 0)
     learned = f" ({1 - masked / train['tokens']:.0%} of them answers)" if masked else ""
     return (
-        f"{train['tokens']:,} tokens{learned} in {train['documents']:,} documents to train on, "
-        f"{held_out['tokens']:,} in {held_out['documents']:,} held out; left out: {documents['duplicate']} copies, "
-        f"{documents['empty']} empty documents{left_out}"
+        f"{train['tokens']:,} tokens{learned} in {train['documents']:,} training documents, "
+        f"{held_out['tokens']:,} in {held_out['documents']:,} held-out documents; "
+        f"skipped: {documents['duplicate']} duplicates, {documents['empty']} empty documents{left_out}"
     )

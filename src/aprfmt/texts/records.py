@@ -1,8 +1,7 @@
-"""Documents out of files: plain text, source code, JSON lines, Parquet, csv, token shards, compressed or not.
+"""Reads documents from plain text, source code, JSON lines, Parquet, csv and token shards, compressed or not.
 
-A document is a string, or an array of token ids [n] (uint32) where the file holds tokens, or a conversation. What a
-record without one of these is worth is for `RecordReader` to say: it is left out and counted, or ends the reading.
-Memory stays within one document and one block of a file.
+A document is a string, a conversation, or an array of token ids [n] (uint32) from token shards. `RecordReader` skips
+and counts invalid records, or raises with `strict`. Memory is bounded by one document plus one block of a file.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from aprfmt.texts.sources import MAX_SOURCE_BYTES, SourceFile
 from aprfmt.tokenizer.chat import PrefixError, TemplateSyntaxError
 
 TEXT_FIELD = "text"
-"""Where a record's text is, unless told otherwise."""
+"""Default field of a record's text."""
 
-LOG_S = 20.0  # between lines about how far the reading is
-_STEP_BYTES = 1 << 17  # unpacked at a time
-_PIECE = 1 << 16  # characters; text files are cut into documents of about this length
-_TRIES = 100  # conversations in which no answer was told, after which a template is refused
+LOG_S = 20.0  # between progress lines
+_STEP_BYTES = 1 << 17  # per read
+_PIECE = 1 << 16  # approximate length in characters of the documents that a text file is split into
+_TRIES = 100  # conversations without a recognizable answer before the template is refused
 _BLOCK = 1 << 20  # tokens read at a time, and the longest document of a token shard
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "function": "tool"}
-"""ShareGPT's names of who speaks."""
+"""Roles in ShareGPT files and their standard names."""
 
 Log = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class ReadPosition:
-    """How far a file is read: `bytes` gives how many of them, as they lie on the disk."""
+    """Read position in a file: `bytes` returns the number of bytes consumed on disk."""
 
     bytes: Callable[[], int] = lambda: 0
 
@@ -58,9 +57,9 @@ class Chat:
     """A conversation.
 
     Attributes:
-        messages: what was said, with "role" and "content".
-        first: the number of the first message whose text may be learned.
-        tools: what the template is told of tools.
+        messages: messages with "role" and "content".
+        first: index of the first message that may be trained on.
+        tools: tool definitions for the chat template.
     """
 
     messages: list[dict[str, object]]
@@ -70,7 +69,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A text of which only parts are learned: `learned` are the ranges of its characters, ascending."""
+    """A text with a loss mask: `learned` are the character ranges to train on, ascending."""
 
     text: str
     learned: Sequence[tuple[int, int]]
@@ -80,7 +79,7 @@ class Marked:
 
 
 def as_text(chat: Chat) -> Marked:
-    """The messages alone, for a reader that knows no chat template."""
+    """The messages joined as plain text, for readers without a chat template."""
     text = "\n\n".join(str(message["content"]) for message in chat.messages)
     return Marked(text, [(0, len(text))])
 
@@ -90,7 +89,7 @@ Record = str | Chat
 
 
 def is_blank(document: Document) -> bool:
-    """Whether there is nothing to read in it."""
+    """Whether a document is empty or only whitespace."""
     return not len(document) or (isinstance(document, str) and not document.strip())
 
 
@@ -98,7 +97,7 @@ _UNTOLD = "conversations whose answers cannot be told"
 
 
 class _BadRecordError(Exception):
-    """A record that is no document: what it has wrong, and the words for the count of all such."""
+    """An invalid record: its fault, and `kind`, the reason under which such records are counted."""
 
     def __init__(self, why: str, kind: str) -> None:
         super().__init__(why)
@@ -111,13 +110,13 @@ class RecordReader:
 
     Attributes:
         separator: the token id that ends documents in token shards.
-        render: the text of a conversation, and which of it is learned; raises RefusedError or UnsupportedError for one
-            that the chat template does not take.
-        text_field: where a record's text, or the list of its messages, is.
-        strict: whether a bad record ends the reading.
-        skipped: counts what is left out, by reason.
-        log: takes the first bad record of each kind.
-        place: where it is in the file that it reads.
+        render: renders a conversation and its loss mask; raises RefusedError or UnsupportedError if the chat template
+            rejects it.
+        text_field: field of a record's text or list of messages.
+        strict: whether an invalid record is an error.
+        skipped: number of skipped records by reason.
+        log: reports the first invalid record of each kind.
+        place: position in the current file.
     """
 
     separator: int
@@ -133,11 +132,11 @@ class RecordReader:
         """The documents of one file of `list_files`.
 
         Raises:
-            CorruptError: no UTF-8, a shard of broken length, damaged compression; of `strict`, a bad record.
-            RefusedError: a table without a column to read.
-            LimitError: a file that takes too much memory or time, or unpacks to far more than its size.
-            MissingDependencyError: a Parquet file without pyarrow.
-            PrefixError: a chat template that says of no conversation what an answer is, or there is none.
+            CorruptError: not UTF-8, a truncated shard, damaged compression; with `strict`, an invalid record.
+            RefusedError: a table without a text column.
+            LimitError: a file that needs too much memory or time, or decompresses to far more than its size.
+            MissingDependencyError: a Parquet file, but no pyarrow.
+            PrefixError: no chat template, or one that marks the answer in no conversation.
             TemplateSyntaxError: a chat template that cannot be parsed.
             StorageError: the file cannot be read.
         """
@@ -152,7 +151,9 @@ class RecordReader:
                 yield from self._records(file)
         except UnicodeDecodeError as error:
             raise CorruptError(
-                f"not UTF-8 text: {error.reason}", path=file.path, hint="give text, .jsonl, .parquet or .bin shards"
+                f"not UTF-8 text: {error.reason}",
+                path=file.path,
+                hint="use UTF-8 text, .jsonl, .parquet or .bin shards",
             ) from error
         except OSError as error:
             raise storage_error(error, file.path) from error
@@ -192,14 +193,14 @@ class RecordReader:
         except PrefixError as error:
             raise _BadRecordError(error.message, _UNTOLD) from error
         except TemplateSyntaxError as error:
-            error.hint = "give a model whose chat template Jinja can parse, or text instead of conversations"
+            error.hint = "use a model with a valid Jinja chat template, or plain text instead of conversations"
             raise
         except (RefusedError, UnsupportedError) as error:
             raise _BadRecordError(
-                f"is no conversation for the chat template: {error.message}", "conversations that it refuses"
+                f"is rejected by the chat template: {error.message}", "conversations that it refuses"
             ) from None
         except UnicodeEncodeError:
-            raise _BadRecordError("has half of a surrogate pair", "conversations that are no text") from None
+            raise _BadRecordError("has an unpaired surrogate", "conversations that are no text") from None
         if not marked.learned:
             raise _BadRecordError("has no answer in its rendered text", "conversations without an answer")
         self._rendered += 1
@@ -209,14 +210,16 @@ class RecordReader:
         if self.strict and isinstance(bad.__cause__, PrefixError):
             raise bad.__cause__
         if self.strict:
-            raise CorruptError(f"{where} {bad}", path=file.path, hint="without --strict it is left out and counted")
+            raise CorruptError(
+                f"{where} {bad}", path=file.path, hint="without --strict such records are skipped and counted"
+            )
         if not self.skipped[bad.kind]:
-            self.log(f"{file.name}: {where} {bad}; such records are left out and counted")
+            self.log(f"{file.name}: {where} {bad}; such records are skipped and counted")
         self.skipped[bad.kind] += 1
 
 
 class ReadProgress:
-    """Reads documents, and logs now and then how far the reading is: `done` bytes of the files."""
+    """Reads documents and logs progress from time to time; `done` is the number of bytes read."""
 
     def __init__(self, n_bytes: int, log: Log) -> None:
         self._n_bytes = max(1, n_bytes)
@@ -225,7 +228,7 @@ class ReadProgress:
         self._began = self._logged = time.monotonic()
 
     def documents(self, file: SourceFile, reader: RecordReader) -> Iterator[Document]:
-        """Those of a file, see `RecordReader.documents`."""
+        """The documents of a file, see `RecordReader.documents`."""
         before, size = self.done, file.size
         for document in reader.documents(file):
             self.done = before + reader.place.bytes()
@@ -247,7 +250,7 @@ class ReadProgress:
 def document_of(record: object, text_field: str) -> Record:
     """The text or conversation of a record, which is JSON data. Raises _BadRecordError."""
     if not isinstance(record, Mapping):
-        raise _BadRecordError(f"has no string under {text_field!r}: it is no object", "records that are no objects")
+        raise _BadRecordError(f"has no string under {text_field!r}: not a JSON object", "records that are no objects")
     columns = columns_of([name for name, value in record.items() if value is not None], text_field)
     if columns is None:
         names = ", ".join(map(str, list(record)[:8])) or "nothing"
@@ -264,14 +267,14 @@ def document_of(record: object, text_field: str) -> Record:
 
 
 def columns_of(names: Sequence[object], text_field: str) -> tuple[str, ...] | None:
-    """Which of these make a document: the text, or the first form of a conversation that there is."""
+    """The columns that form a document: the text, or the first known form of a conversation; None without one."""
     forms = ((text_field,), ("messages",), ("conversations",), ("prompt", "completion"))
     return next((form for form in forms if all(name in names for name in form)), None)
 
 
 def _chat(messages: list[dict[str, object]], record: Mapping[str, object], first: int) -> Chat:
     if not any(message["role"] == "assistant" for message in messages[first:]):
-        raise _BadRecordError("has no answer: no message of the assistant's", "conversations without an answer")
+        raise _BadRecordError("has no answer: no assistant message", "conversations without an answer")
     tools = record.get("tools")
     if isinstance(tools, str):
         try:
@@ -282,7 +285,7 @@ def _chat(messages: list[dict[str, object]], record: Mapping[str, object], first
 
 
 def _messages(value: object, role: str) -> list[dict[str, object]]:
-    """Messages as a template takes them; a text is one of `role`. Raises _BadRecordError."""
+    """Messages for a chat template; a string becomes one message of `role`. Raises _BadRecordError."""
     if isinstance(value, str) and role:
         return [{"role": role, "content": _without_halves(value)}]
     found = []
@@ -303,7 +306,7 @@ def _messages(value: object, role: str) -> list[dict[str, object]]:
 
 
 def _without_halves(text: str) -> str:
-    r"""JSON can spell half of a surrogate pair, as of an emoji that was cut: `\ud83d`. No tokenizer takes it."""
+    r"""Replaces unpaired surrogates such as `\ud83d` (from a truncated emoji), which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -312,7 +315,7 @@ def _without_halves(text: str) -> str:
 
 
 _Records = Iterator[tuple[str, object]]
-"""Where a record stands, and the record, or what is wrong with it."""
+"""(location, record), or (location, _BadRecordError) for an invalid one."""
 
 
 def _jsonl(path: Path, text_field: str, place: ReadPosition) -> _Records:
@@ -345,7 +348,7 @@ def _parse(line: bytes) -> object:
 
 
 def _cut(text: str) -> Iterator[str]:
-    """A text in documents of at most MAX_DOCUMENT_CHARS, which end behind a line where one ends in the second half."""
+    """Splits a text into documents of at most MAX_DOCUMENT_CHARS, after a line break in the second half if possible."""
     start = 0
     while start < len(text):
         end = start + MAX_DOCUMENT_CHARS
@@ -356,7 +359,7 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _json(path: Path, text_field: str, place: ReadPosition) -> _Records:
-    """A list of records, or a record a line."""
+    """Reads a JSON list of records, or JSON lines."""
     with _open(path, place) as file:
         is_list = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
     if not is_list:
@@ -365,15 +368,15 @@ def _json(path: Path, text_field: str, place: ReadPosition) -> _Records:
     with _open(path, place) as file:
         data = file.read(MAX_LIST_BYTES + 1)
     if len(data) > MAX_LIST_BYTES:
-        hint = "give .jsonl: a record a line"
+        hint = "use .jsonl with one record per line"
         raise LimitError(f"a list of more than {MAX_LIST_BYTES:,} bytes", path=path, hint=hint)
     try:
         check_size(data)
         records = json.loads(data.removeprefix(codecs.BOM_UTF8))
     except LimitError as error:
-        raise LimitError(error.message, path=path, hint="give .jsonl: a record a line") from None
+        raise LimitError(error.message, path=path, hint="use .jsonl with one record per line") from None
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"not JSON: {error}", path=path, hint="give .jsonl: a record a line") from None
+        raise CorruptError(f"not JSON: {error}", path=path, hint="use .jsonl with one record per line") from None
     for number, record in enumerate(records, 1):
         yield f"record {number}", record
 
@@ -415,11 +418,11 @@ def _tsv(path: Path, text_field: str, place: ReadPosition) -> _Records:
 
 
 def _require(names: Sequence[str], text_field: str, path: Path) -> list[str]:
-    """The columns of a table that make a document. Raises RefusedError."""
+    """The columns of a table that form a document. Raises RefusedError."""
     found = columns_of(names, text_field)
     if found is None:
         raise RefusedError(
-            f"no column {text_field!r} among {', '.join(names)}", path=path, hint="--text-field names the one to read"
+            f"no column {text_field!r} among {', '.join(names)}", path=path, hint="choose a column with --text-field"
         )
     return [*found, *({"tools"} & set(names))]
 
@@ -472,13 +475,13 @@ def _is_text(path: Path) -> bool:
 
 
 def _text(path: Path, place: ReadPosition) -> Iterator[str]:
-    """Pieces that end at a blank line where there is one."""
+    """Splits a text file into documents, at a blank line if possible."""
     with _open(path, place) as plain, io.TextIOWrapper(plain, encoding="utf-8-sig", newline="") as file:
         piece: list[str] = []
         size = 0
         while line := file.readline(_PIECE):
             if "\0" in line:
-                raise CorruptError("not a text file: it holds zero bytes", path=path)
+                raise CorruptError("not a text file: it contains NUL bytes", path=path)
             piece.append(line)
             size += len(line)
             if size >= _PIECE and (not line.strip() or size >= 4 * _PIECE):

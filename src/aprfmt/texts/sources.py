@@ -1,4 +1,4 @@
-"""The files behind `--data`: which of a folder are read, in which order, with which weight."""
+"""Resolves `--data`: which files of a folder to read, in which order, with which sampling weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER = "tokens.json"
 """A folder with it holds token shards."""
 
 MAX_SOURCE_BYTES = 1 << 20
-"""Longer files of a source tree are data or generated."""
+"""Skip larger files in a source tree: they are data or generated."""
 
 _LANGUAGES = (
     "adb ads asm bash bat c cc cfg cjs clj cmake coffee cpp cs css cu cuh cxx d dart el elm erl ex exs f "
@@ -26,28 +26,28 @@ _LANGUAGES = (
     "scm scss sh sol sql sv swift tcl tex tf toml ts tsx txt v vb vhd vim vue yaml yml zig zsh "
 )
 SOURCE_SUFFIXES = frozenset(f".{name}" for name in _LANGUAGES.split())
-"""What counts as source code or prose in a folder; other files are counted and left out."""
+"""Suffixes of source code and prose in a folder; other files are skipped and counted."""
 
 _KINDS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet", ".bin": "tokens",
     ".csv": "csv", ".tsv": "tsv",
 }  # fmt: skip
 COMPRESSED = (".gz", ".zst", ".xz")
-"""Suffixes behind that of a file of text or records."""
+"""Compression suffixes, appended to that of a text or record file."""
 
 _PROSE = re.compile(r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|dataset_infos?|\.)", re.I)
-"""Names of files that tell of the others."""
+"""Names of files that document the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that documents come from.
+    """A file to read documents from.
 
     Attributes:
-        path: where it is.
-        name: relative to the folder that was given, with forward slashes.
-        kind: text, source, tokens or a kind of records.
-        source: which of the paths it is of.
+        path: path of the file.
+        name: path relative to the given folder, with forward slashes.
+        kind: text, source, tokens or a record format.
+        source: index of the `--data` path that it belongs to.
     """
 
     path: Path
@@ -62,9 +62,9 @@ class SourceFile:
 
 
 def split_weights(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
-    """Paths and weights of `PATH` and `PATH:WEIGHT`, all of one form; no weights where none is given.
+    """Parses `PATH` or `PATH:WEIGHT`; all have a weight, or none.
 
-    What exists is a path, whatever it looks like. Raises UsageError.
+    If a file with the whole name exists, it is the path. Raises UsageError.
     """
     paths, weights = [], []
     for text in texts:
@@ -74,21 +74,21 @@ def split_weights(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
         weights += [Fraction(number)] if is_weight else []
     double = [str(path) for path, n in Counter(paths).items() if n > 1]
     if double:
-        raise UsageError(f"--data {double[0]} is given twice", hint="a weight above the others' does the same")
+        raise UsageError(f"--data {double[0]} is given twice", hint="to sample it more often, give it a larger weight")
     if weights and len(weights) < len(paths):
         raise UsageError(
-            "some --data have a weight and some have none",
+            "give all --data a weight, or none",
             hint=" ".join(f"--data {path}:{Fraction(1, len(paths)).__float__():.2g}" for path in paths),
         )
     if weights and (not all(weights) or len(weights) == 1):
         raise UsageError(
-            "a weight is a share beside other --data, and above 0", hint="leave it out, or leave the path out"
+            "a weight must be above 0 and needs several --data", hint="leave it out, or leave the path out"
         )
     return paths, [weight / sum(weights) for weight in weights]
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The ends of the paths, as short as they differ."""
+    """The shortest distinct suffixes of the paths."""
     parts = [path.absolute().parts for path in paths]
     n = next((n for n in range(1, 64) if len({each[-n:] for each in parts}) == len(parts)), 64)
     return ["/".join(each[-n:]) for each in parts]
@@ -117,14 +117,14 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
         if path.is_file():
             found.append(SourceFile(path, path.name, _kind_of(path) or "text", number))
         elif own is not None and path.is_dir() and own.is_dir() and path.samefile(own):
-            raise UsageError(f"{path} cannot be the data and the output", hint="name another folder with -o")
+            raise UsageError(f"{path} cannot be the data and the output", hint="choose another folder with -o")
         elif (path / "tokens" / HEADER).is_file():
             raise UsageError(
-                "the folder of a run is not text", path=path, hint=f"name its token shards: {path / 'tokens'}"
+                "this is the folder of a run, not data", path=path, hint=f"use its token shards: {path / 'tokens'}"
             )
         elif (path / HEADER).is_file():
             raise UsageError(
-                "token shards are data of their own", path=path, hint="name the text that they were made from"
+                "token shards cannot be combined with other data", path=path, hint="use the original text instead"
             )
         elif path.is_dir():
             found += _folder(path, number, skipped, own)
@@ -134,13 +134,15 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
 
 
 def check_text_field(files: Iterable[SourceFile], text_field: str) -> None:
-    """Raises UsageError where no file has records."""
+    """Raises UsageError if none of the files contains records."""
     if all(file.kind in ("text", "source", "tokens") for file in files):
-        raise UsageError(f"--text-field {text_field} is for records, and the data hold none", hint="leave it out")
+        raise UsageError(
+            f"--text-field {text_field} needs jsonl, csv or parquet data, and there are none", hint="leave it out"
+        )
 
 
 def _kind_of(path: Path) -> str | None:
-    """A kind of data by a file's name, None where it may be source code, prose or something else."""
+    """Data format by file name; None for source code, prose and other files."""
     *rest, last = ["", *(suffix.lower() for suffix in path.suffixes)]
     if last not in COMPRESSED:
         return _KINDS.get(last)
@@ -187,12 +189,12 @@ def _walk(folder: Path, skipped: Counter[str], own: Path | None) -> list[Path]:
 
 
 def _is_cached(path: Path) -> bool:
-    """Whether a link is how the hub's cache puts a file into a snapshot."""
+    """Whether a link points into the blobs of the Hugging Face cache."""
     return Path(os.path.realpath(path)).parent.name == "blobs"
 
 
 def _unreadable(error: OSError) -> NoReturn:
-    """A folder that cannot be listed is not passed over, as os.walk would."""
+    """Raises for a folder that cannot be listed; os.walk would skip it silently."""
     raise storage_error(error, error.filename) from error
 
 

@@ -1,9 +1,9 @@
-"""From a stream of tokens to windows.
+"""Packs a stream of tokens into sequences of fixed length ("windows").
 
-A window is T tokens and the T tokens behind each of them, with the borders of documents. Window k holds the tokens
-[k T, k T + T] of the stream, so each token is a label once and none is lost; the last window is filled up. A label
-that begins a new document is ignored: nothing before it tells what it will be. So is one that the data say is not to
-be learned, as of a conversation whatever the assistant does not say.
+A window has T input tokens and T labels (the next tokens), with document boundaries. Window k covers the tokens
+[k T, k T + T] of the stream, so each token is a label exactly once; the last window is padded. The first token of a
+document is ignored as a label, since nothing precedes it. So are masked tokens, for example everything in a
+conversation except the assistant's answers.
 
 Shape suffixes: N windows, T positions.
 """
@@ -22,26 +22,26 @@ from aprfmt.texts.encoding import Int64
 from aprfmt.texts.shards import CorpusSplit
 
 IGNORED = -100
-"""The label of a position that does not count."""
+"""Label of positions that the loss ignores."""
 
 MIN_ENTROPY = 3.0
-"""Bits of the histogram of tokens. English by letters has 4.1, four letters at random have 2."""
+"""Minimum entropy of the token histogram in bits. English letters have 4.1, four equally likely tokens 2."""
 
 SHOWN_SHARE, MAX_SHARE, MAX_EMPTY = 0.01, 0.25, 0.9
-"""Of windows: what is said, how many may repeat another one, how many may have nothing to learn."""
+"""Shares of windows: with faults, to warn about; copies, at most; without labels, at most."""
 
-_LOOK_AT = 50_000_000  # tokens that the check reads, spread evenly
+_LOOK_AT = 50_000_000  # tokens to check, sampled evenly
 _AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRows:
-    """Some windows side by side.
+    """A batch of windows.
 
     Attributes:
         tokens_NT: ids, int64.
-        labels_NT: the next ids, int64, IGNORED where there is none to learn.
-        lengths: of the documents' pieces in each row, in order; they add up to T.
+        labels_NT: the next ids, int64, or IGNORED.
+        lengths: lengths of the packed document pieces in each row, in order; they add up to T.
     """
 
     tokens_NT: Int64
@@ -54,14 +54,14 @@ class Windows:
 
     Attributes:
         seq_len: T.
-        is_packed: whether some window holds pieces of more than one document.
+        is_packed: whether any window contains more than one document.
         documents_each: mean number of pieces of documents in a window.
     """
 
     def __init__(self, part: CorpusSplit, seq_len: int, filler: int) -> None:
-        """`filler` is the id behind the end of the stream. Raises RefusedError (nothing to learn)."""
+        """`filler` is the id for padding. Raises RefusedError if there is nothing to learn."""
         if len(part.tokens) < 2:
-            raise RefusedError("the data hold fewer than two tokens", hint="give more text")
+            raise RefusedError("the data have fewer than two tokens", hint="give more text")
         self._tokens = part.tokens
         self._borders = part.ends
         self._masks = part.masks
@@ -77,17 +77,17 @@ class Windows:
         return self._n
 
     def select(self, count: int | None) -> list[int]:
-        """The windows that an evaluation reads: all, or an even selection of `count`."""
+        """Indices of the windows to evaluate: all, or `count` evenly spaced ones."""
         n = len(self) if count is None else min(count, len(self))
         ids: list[int] = np.linspace(0, len(self) - 1, n).astype(int).tolist()
         return ids
 
     def n_labels(self, ids: Sequence[int]) -> int:
-        """How many labels of these windows count; negative ids are empty windows."""
+        """Number of labels in these windows that are not ignored; negative ids are empty windows."""
         return int(self.label_counts(np.array([i for i in ids if i >= 0], np.int64)).sum())
 
     def rows(self, ids: Sequence[int]) -> WindowRows:
-        """The windows of these numbers; a negative one gives a row without labels."""
+        """The windows with these indices; a negative index gives a row without labels."""
         t = self.seq_len
         both = np.full((len(ids), t + 1), self._filler, np.int64)
         labels = np.full((len(ids), t), IGNORED, np.int64)
@@ -112,11 +112,11 @@ class Windows:
         return WindowRows(both[:, :t], labels, lengths)
 
     def tokens(self, ids: Int64) -> npt.NDArray[np.uint32]:
-        """The T + 1 tokens of whole windows [N, T + 1]; of the last one, alone, what there is."""
+        """The T + 1 tokens of full windows, [N, T + 1]; the last window, which may be shorter, must be read alone."""
         return np.stack([self._tokens[i * self.seq_len : (i + 1) * self.seq_len + 1] for i in ids.tolist()])
 
     def label_counts(self, ids: Int64) -> Int64:
-        """How many labels count, of each window."""
+        """Number of labels that are not ignored, per window."""
         starts = ids * self.seq_len
         ends = np.minimum(starts + self.seq_len, len(self._tokens) - 1)  # the last label's position
         borders = np.searchsorted(self._borders, ends, "right") - np.searchsorted(self._borders, starts, "right")
@@ -124,7 +124,7 @@ class Windows:
         return counts
 
     def _masked(self, places: Int64) -> Int64:
-        """How many tokens before each of these places are not to be learned."""
+        """Number of masked tokens before each of these positions."""
         if not len(self._masks):
             return np.zeros_like(places)
         n = np.searchsorted(self._masks[:, 0], places)
@@ -166,31 +166,31 @@ def pieces_of(rows: WindowRows, row: int) -> Iterator[DocumentSpan]:
 
 
 def check_length(seq_len: int, who: str, positions: int | None) -> None:
-    """Refuses windows longer than the contexts that a model was made for: its predictions are random there."""
+    """Refuses sequences longer than a model's context length: its predictions are random there."""
     if positions is not None and seq_len > positions:
         raise RefusedError(
-            f"windows of {seq_len} tokens exceed the {positions} that the {who} was made for",
-            hint=f"give --seq-len {positions} or less",
+            f"sequence length {seq_len} exceeds the context length {positions} of the {who}",
+            hint=f"use --seq-len {positions} or less",
         )
 
 
 def check_windows(windows: Windows, log: Callable[[str], None] = lambda line: None) -> None:
-    """Refuses data that nothing can be learned from, with the first example; says what little is wrong with others.
+    """Refuses data that cannot be learned from, naming the first example; warns about minor faults.
 
-    Looked at once, as every epoch has the same windows; of very large data at an even selection.
+    Checks the windows once, since every epoch has the same; very large data are sampled evenly.
 
     Raises:
-        RefusedError: more than MAX_SHARE of the windows repeat another one, or have the same input as another one and
-            a different last label; more than MAX_EMPTY have no label; a nearly constant stream.
+        RefusedError: more than MAX_SHARE of the windows are copies, or have the input of another one and a different
+            last label; more than MAX_EMPTY have no labels; the stream is nearly constant.
     """
     counts = windows.label_counts(np.arange(len(windows)))
     empty = int(np.count_nonzero(counts == 0))
     words = (
-        f"{empty} of {len(windows)} windows have nothing to predict, such as window {int(np.argmin(counts))}: no token "
-        "in it is learned behind another one of its document"
+        f"{empty} of {len(windows)} sequences have nothing to predict, such as sequence {int(np.argmin(counts))}: "
+        "every label in it is masked or begins a document"
     )
-    _judge(empty / len(windows), words, "give longer documents or answers, or a longer --seq-len", log, MAX_EMPTY)
-    n_full = len(windows) - 1  # the last one may be filled up
+    _judge(empty / len(windows), words, "use longer documents or answers, or a longer --seq-len", log, MAX_EMPTY)
+    n_full = len(windows) - 1  # the last one may be padded
     n_seen = max(1, min(n_full, _LOOK_AT // windows.seq_len))
     ids = np.unique(np.linspace(0, max(0, n_full - 1), n_seen).astype(np.int64))
     _check_entropy(windows, ids)
@@ -216,8 +216,8 @@ def _check_entropy(windows: Windows, ids: Int64) -> None:
     if bits < MIN_ENTROPY:
         most = int(np.argmax(histogram))
         raise RefusedError(
-            f"the data are nearly constant: {bits:.2f} bits a token, id {most} is {shares.max():.0%} of them",
-            hint=f"text has more than {MIN_ENTROPY:g}; look at what was read",
+            f"the data are nearly constant: {bits:.2f} bits per token, id {most} is {shares.max():.0%} of all tokens",
+            hint=f"normal text has more than {MIN_ENTROPY:g} bits; check the data",
         )
 
 
@@ -235,20 +235,20 @@ def _check_repeats(windows: Windows, ids: Int64, log: Callable[[str], None]) -> 
     if copies:
         late = int(np.flatnonzero(first[number] != np.arange(len(ids)))[0])
         words = (
-            f"{copies} of {len(ids)} windows are copies; the first is window {ids[late]}, a copy of window "
+            f"{copies} of {len(ids)} sequences are duplicates; the first is sequence {ids[late]}, a copy of sequence "
             f"{ids[first[number[late]]]}"
         )
-        _judge(copies / len(ids), words, "remove copies from the data, or give more of it", log)
+        _judge(copies / len(ids), words, "deduplicate the data, or add more", log)
     distinct = np.sort(np.concatenate(inputs)[first])
     clashes = int(np.count_nonzero(distinct[1:] == distinct[:-1]))
     if clashes:
         value = distinct[1:][distinct[1:] == distinct[:-1]][0]
         pair = ids[np.flatnonzero(np.concatenate(inputs) == value)]
         words = (
-            f"{clashes} of {len(ids)} windows have another one's input and a different last label, such as windows "
-            f"{pair[0]} and {pair[-1]}: no model can learn both"
+            f"{clashes} of {len(ids)} sequences have the same input as another one but a different last label, such as "
+            f"sequences {pair[0]} and {pair[-1]}: no model can learn both"
         )
-        _judge(clashes / len(ids), words, "use a longer --seq-len, or look at what was read", log)
+        _judge(clashes / len(ids), words, "use a longer --seq-len, or check the data", log)
 
 
 def _in_turns(windows: Windows, ids: Int64) -> list[Int64]:

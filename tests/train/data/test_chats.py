@@ -380,7 +380,7 @@ def test_masks_are_in_the_shards_and_checked(tmp_path: Path) -> None:
     make(tmp_path, log=told.append)
     assert "up to date" in told[0]
     make(tmp_path, MARKED, log=told.append)
-    assert "reading" in told[-2]  # another template: other texts
+    assert "tokenizing" in told[-2]  # another template: other texts
 
 
 def test_another_template_makes_other_data_of_conversations(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_another_template_makes_other_data_of_conversations(tmp_path: Path) -> N
     for template in (PLAIN, MARKED):
         prepare([tmp_path / "data"], tokenizer(template), tmp_path / "other", log=told.append)
     assert len(told) == 1
-    assert "another chat template" in told[0]
+    assert "a different chat template" in told[0]
     path = write(tmp_path / "text.jsonl", [{"text": text} for text in functions(10)])
     plain, marked = (
         prepare([path], tokenizer(template), tmp_path / name)

@@ -215,7 +215,7 @@ def test_writing_goes_on_where_it_was_interrupted(made: Made, tmp_path: Path, mo
 
 def test_more_ids_than_there_are_are_refused_before_anything_is_read(made: Made, tmp_path: Path) -> None:
     for planned in (True, False):
-        with pytest.raises(AprError, match="--top-k 301 is more than the 300 tokens there are"):
+        with pytest.raises(AprError, match="--top-k 301 is more than the 300 tokens of the vocabulary"):
             aprfmt.teacher(made.teacher, made.text, tmp_path / "out", top_k=301, device="cpu", plan=planned, **GIVEN)
         assert not (tmp_path / "out").exists()
 
@@ -558,9 +558,9 @@ def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest
         (["--student", "STUDENT", "--from-vllm", "r.jsonl", "--threads", "2"], 2, "threads is for a teacher"),
         (["TEACHER", "--top-k", "301", "--device", "cpu"], 2, "more than the 300 tokens"),
         (["TEACHER", "--temperature", "0", "--device", "cpu"], 2, "0.05 to 100"),
-        (["TEACHER", "--seq-len", "99999", "--device", "cpu"], 5, "was made for"),
+        (["TEACHER", "--seq-len", "99999", "--device", "cpu"], 5, "context length"),
         (["--student", "STUDENT", "--from-vllm", "absent.jsonl"], 3, "no such file of responses"),
-        (["--from-vllm", "absent.jsonl"], 2, "no model is named"),
+        (["--from-vllm", "absent.jsonl"], 2, "no model given"),
     ],
 )
 def test_what_the_command_refuses(
@@ -599,7 +599,7 @@ def test_a_teacher_that_computes_nothing_writes_nothing(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aprtrain.teach.soft_cap", lambda x, cap: torch.full_like(x, torch.nan))
-    with pytest.raises(AprError, match="not numbers") as caught:
+    with pytest.raises(AprError, match="not finite") as caught:
         aprfmt.teacher(made.teacher, made.text, tmp_path / "out", device="cpu", **GIVEN)
     assert caught.value.exit_code == 8
     assert not [*(tmp_path / "out").glob("*.safetensors")]
