@@ -102,19 +102,19 @@ def test_a_conversation(start: Start, smollm2_gguf: Path) -> None:
     second = int(re.search(r"(\d+) \+ \d+ tokens", talk.expect(READY))[1])  # type: ignore[index]
     assert second > before + 10  # what was said is in the prompt
     talk.type("/reset\n")
-    talk.expect("forgotten")
+    talk.expect("conversation cleared")
     talk.expect(READY)
     talk.type("My name is Bob. What is 2+2?\n")
     assert int(re.search(r"(\d+) \+ \d+ tokens", talk.expect(READY))[1]) == before  # type: ignore[index]
     talk.type("/system Answer in one word.\n")
-    talk.expect("told so")
+    talk.expect("system message set")
     talk.type("/nothing\n")
-    talk.expect("there is no command /nothing")
+    talk.expect("unknown command /nothing")
     talk.expect("/reset")
     talk.type("a line \\\n")
     talk.expect(r"\.\.\. ")
     talk.interrupt()
-    talk.expect("/exit leaves")
+    talk.expect("/exit to exit")
     talk.type("/exit\n")
     assert talk.wait() == 0
 
@@ -123,7 +123,7 @@ def test_interrupts_and_the_end(start: Start, smollm2_gguf: Path) -> None:
     talk = start("run", smollm2_gguf)
     talk.expect(READY)
     talk.interrupt()
-    talk.expect("Ctrl-D or /exit leaves")
+    talk.expect("Ctrl-D or /exit to exit")
     talk.type("Count from 1 to 1000, each number on a line.\n")
     talk.expect(r"each number on a line\.\n.")  # the answer has begun
     talk.interrupt()
@@ -141,7 +141,7 @@ def test_the_oldest_messages_are_forgotten(start: Start, smollm2_gguf: Path) -> 
     talk.expect(READY)
     for _ in range(6):
         talk.type("Name some animals that live in a forest and some that live in the sea.\n")
-        if "the oldest 2 messages forgotten" in talk.expect(READY):
+        if "dropped the oldest 2 messages" in talk.expect(READY):
             break
     else:
         pytest.fail("nothing was forgotten")

@@ -1,4 +1,4 @@
-"""A conversation with a model on the terminal."""
+"""Chat with a model on the terminal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _PROMPT = ">>> "
 _HELP = """\
-/reset          forget what was said
-/system [TEXT]  tell the model something before all, and forget what was said
-/exit           leave (Ctrl-D too)
-Ctrl-C ends an answer. A line that ends with \\ goes on."""
+/reset          clear the conversation
+/system [TEXT]  set the system message and clear the conversation
+/exit           exit (or Ctrl-D)
+Ctrl-C stops an answer. End a line with \\ to continue it."""
 
 
 def chat(options: RunCommand) -> None:
-    """Reads what the user says until the end, and prints what the model of `options` answers."""
+    """Reads messages until the end of input, and prints the answers of the model of `options`."""
     from aprfmt.running.conversation import Conversation
     from aprfmt.running.generate import Loading, Prompt, Runner, sampling_of
 
@@ -55,8 +55,8 @@ def chat(options: RunCommand) -> None:
         import readline  # noqa: F401  # input() then edits lines and remembers them
     with Runner(options.file, loading, out.progress_line) as runner:
         talk = Conversation(runner, options.system, options.max_tokens, sampling, options.stop or ())
-        runner.chat_text([{"role": "user", "content": "Hello"}])  # a model without a template is refused first
-        out.progress_line("/help names the commands, Ctrl-D leaves")
+        runner.chat_text([{"role": "user", "content": "Hello"}])  # fail early without a chat template
+        out.progress_line("/help lists commands, Ctrl-D exits")
         while (line := _read()) is not None:
             if line.startswith("/"):
                 if not _command(line, talk):
@@ -66,7 +66,7 @@ def chat(options: RunCommand) -> None:
 
 
 def _answer(talk: Conversation, line: str, media: list[str]) -> list[str]:
-    """Prints an answer; gives the files that the next message is about."""
+    """Prints an answer; returns the media files to attach to the next message."""
     try:
         with _ending_answers(talk):
             found = talk.ask(
@@ -74,12 +74,12 @@ def _answer(talk: Conversation, line: str, media: list[str]) -> list[str]:
                 media=media,
                 on_text=out.stream,
                 on_drop=lambda n: out.progress_line(
-                    f"the context is full: the oldest {plural(n, 'message')} forgotten (/reset, --ctx)"
+                    f"context full: dropped the oldest {plural(n, 'message')} (/reset, --ctx)"
                 ),
             )
     except LlamaDiedError:
         raise
-    except AprError as error:  # the conversation goes on without the message
+    except AprError as error:  # continue without the message
         out.failure(error)
         return media
     out.stream("\n")
@@ -89,7 +89,7 @@ def _answer(talk: Conversation, line: str, media: list[str]) -> list[str]:
 
 @contextmanager
 def _ending_answers(talk: Conversation) -> Iterator[None]:
-    """Ctrl-C ends the answer while the block runs."""
+    """Stops the answer on Ctrl-C while the block runs."""
     before = signal.signal(signal.SIGINT, lambda number, frame: talk.runner.llama.interrupt())
     try:
         yield
@@ -98,7 +98,7 @@ def _ending_answers(talk: Conversation) -> Iterator[None]:
 
 
 def _read() -> str | None:
-    """What the user says; None at the end."""
+    """The next message; None at the end of input."""
     lines: list[str] = []
     while True:
         try:
@@ -106,7 +106,7 @@ def _read() -> str | None:
         except KeyboardInterrupt:
             out.stream("\n")
             lines.clear()
-            out.progress_line("Ctrl-D or /exit leaves")
+            out.progress_line("Ctrl-D or /exit to exit")
             continue
         except EOFError:
             out.stream("\n")
@@ -117,20 +117,20 @@ def _read() -> str | None:
 
 
 def _command(line: str, talk: Conversation) -> bool:
-    """Does what a line with a / says; False where it ends the conversation."""
+    """Runs a /command; returns False if it ends the chat."""
     word, _, rest = line.partition(" ")
     if word in ("/exit", "/quit", "/bye"):
         return False
     if word == "/reset":
         talk.reset()
-        out.progress_line("forgotten")
+        out.progress_line("conversation cleared")
     elif word == "/system":
         talk.reset()
         talk.system = rest.strip() or None
-        out.progress_line("the model is told so" if talk.system else "the model is told nothing")
+        out.progress_line("system message set" if talk.system else "system message removed")
     else:
         if word != "/help":
-            out.progress_line(f"there is no command {printable(word)}")
+            out.progress_line(f"unknown command {printable(word)}")
         for text in _HELP.splitlines():
             out.progress_line(text)
     return True

@@ -1,4 +1,4 @@
-"""`apr diff`: what two models differ in; by value as a table, the worst tensor first."""
+"""`apr diff`: compare two models; by value as a table, the worst tensor first."""
 
 from __future__ import annotations
 
@@ -24,34 +24,33 @@ _HEADER = ["tensor", "RMSE", "SNR/dB", "cosine", "A/bit", "B/bit"]
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A model, in any readable form.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one; the container may differ.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A model, in any supported format.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other model; its format may differ.")],
     *,
     values: Annotated[
-        bool, typer.Option("--values", help="Compare only the tensors, by decoded value; the worst first.")
+        bool, typer.Option("--values", help="Compare only tensors, by decoded value; worst first.")
     ] = False,
     tolerance: Annotated[
-        float, typer.Option(metavar="X", min=0.0, help="With --values: largest difference to accept.")
+        float, typer.Option(metavar="X", min=0.0, help="With --values: maximum accepted difference.")
     ] = 0.0,
     top: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="With --values: show the N worst tensors; 0: all. [default: 20]"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="With --values: write a page, page.html.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="With --values: write an HTML report, page.html."),
     ] = None,
     force: ForceOption = False,
     metadata_only: Annotated[bool, typer.Option("--metadata-only", help="Compare only the metadata.")] = False,
     base: BaseOption = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Worker threads; by default one per processor.")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Worker threads; default: one per CPU.")] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Compare two models. Exit status: 0 same, 1 different, 2 trouble.
+    """Compare two models. Exit status: 0 same, 1 different, 2 error.
 
-    With --values the figures of each tensor of B are relative to A: relative RMSE, SNR in dB, cosine, bits per weight.
+    With --values, each tensor of B is compared with A: relative RMSE, SNR in dB, cosine, bits per weight.
 
     \b
     apr diff old.apr new.apr
@@ -113,7 +112,7 @@ def _figures_of(distance: Distance) -> list[str]:
 
 
 def _figures(found: Comparison, top: int) -> Iterator[str]:
-    """The worst tensors as a table, what the rest comes to, and the total."""
+    """A table of the worst tensors, the rest combined, and the total."""
     from aprfmt.inspection.distance import together
 
     rows = [row for row in found.tensors or () if not row.distance.is_zero]

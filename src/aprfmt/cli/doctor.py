@@ -1,4 +1,4 @@
-"""`apr doctor`: what is installed, what works, what is missing for which command."""
+"""`apr doctor`: check the installation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _STYLES = {"ok": "green", "absent": "dim", "warn": "yellow", "fail": "red"}
 
 
 def doctor(*, as_json: JsonOption = False, quiet: QuietOption = False) -> int:
-    """Show what is installed, what works, and what is missing for which command.
+    """Check the installation: what works, and what is missing for which command.
 
-    llama.cpp is tried on a tiny model. Exit status 1: something that is installed does not work.
+    Runs a tiny model in llama.cpp. Exit status 1: an installed component does not work.
 
     \b
     apr doctor

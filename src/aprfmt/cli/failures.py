@@ -1,12 +1,12 @@
-"""Every way a run can end badly: exit code, one clear sentence, what to try next.
+"""Maps every failure to an exit code, a one-line message and a hint.
 
 AprError                    its own exit code (errors.py); `apr diff`: 2
 a bad command line          2
 OSError                     7, or 3 for a missing file
-no memory                   7, also where a library says so in its own words
+out of memory               7, including errors raised by libraries
 closed pipe                 141, silent
 Ctrl-C, SIGTERM, SIGHUP     130, 143, 129
-anything else               70: a defect of this program; APR_DEBUG=1 shows where
+anything else               70: a bug in apr; APR_DEBUG=1 shows a traceback
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXIT_BROKEN_PIPE = 141
 _ALIKE = 0.7
 
 
-# Exception -> exit code (to which a signal's number is added), error code, sentence.
+# Exception, exit code (a signal's number is added), error code, message.
 _ENDINGS = (
     (KeyboardInterrupt, 130, "interrupted", "interrupted; no partial output is left"),
     (Terminated, 128, "terminated", "terminated; no partial output is left"),
@@ -41,12 +41,12 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def catch_signals() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into Terminated while the block runs (in the main thread only)."""
+    """Raises Terminated on SIGTERM and SIGHUP while the block runs (main thread only)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # A hang-up that somebody chose to ignore (nohup) stays ignored.
+    # SIGHUP stays ignored under nohup.
     before = {n: signal.signal(n, _terminate) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
     try:
         yield
@@ -100,12 +100,12 @@ def classify(error: BaseException) -> tuple[int, AprError]:
             line = place_extra(out.arguments, context.command.params) or ""
         return 2, _usage_error(message, line)
     message = f"internal error: {type(error).__name__}: {error}"
-    hint = "APR_DEBUG=1 shows where; please report it"
+    hint = "set APR_DEBUG=1 for a traceback; please report this bug"
     return EXIT_INTERNAL, AprError(message, code="internal", hint=hint)
 
 
 def _sibling(path: str) -> str | None:
-    """A hint at what a mistyped path comes nearest to in its folder; None for nothing."""
+    """A hint with the most similar name in the path's folder; None if no name is similar."""
     from difflib import get_close_matches
 
     folder, name = os.path.split(path)
@@ -118,7 +118,7 @@ def _sibling(path: str) -> str | None:
 
 
 def _alike(names: list[str], message: str) -> list[str]:
-    """Those of typer's suggestions, of any distance, that the word at the end of `message` may have been meant for."""
+    """Filters typer's suggestions: those similar to the word at the end of `message`."""
     from difflib import SequenceMatcher
 
     word = re.split(r"[\s'\"]+", message.rstrip("'\""))[-1].lstrip("-")
@@ -131,7 +131,7 @@ def _alike(names: list[str], message: str) -> list[str]:
 
 
 def _missing(error: Exception) -> tuple[list[Any], list[Any]]:
-    """The parameters of the command, and those that it needs and was not given; typer names the first."""
+    """(the command's parameters, the missing required ones); typer reports only the first."""
     context, first = getattr(error, "ctx", None), getattr(error, "param", None)
     if context is None or first is None or type(error).__name__ != "MissingParameter":
         return [], []
@@ -142,13 +142,13 @@ def _missing(error: Exception) -> tuple[list[Any], list[Any]]:
 
 
 def _all_missing(missing: list[Any]) -> str | None:
-    """What to say where more than one thing is missing."""
+    """The message if several parameters are missing, else None."""
     names = [p.human_readable_name if p.param_type_name == "argument" else max(p.opts, key=len) for p in missing]
     return f"Missing {' and '.join(names)}" if len(names) > 1 else None
 
 
 def _usage_error(message: str, line: str) -> UsageError:
-    """typer's message as one plain sentence; what it suggests, or else the command `line`, begins the hint."""
+    """typer's message as one sentence; its suggestion, or the command `line`, starts the hint."""
     from aprfmt.cli.group import COMMANDS
     from aprfmt.cli.habits import no_such_command, rephrase
 
@@ -157,7 +157,7 @@ def _usage_error(message: str, line: str) -> UsageError:
         if introduction in message:
             message, _, suggestion = message.partition(introduction)
     message = message.replace("valid int range", "whole number").replace("valid float range", "number")
-    # A suggestion may stand in parentheses; others belong to the message.
+    # Strip the parenthesis of a suggestion; keep those of the message.
     message = message.rstrip(" (." if suggestion else " .")
     if elsewhere := no_such_command(out.command):
         return UsageError(message[:1].lower() + message[1:], hint=elsewhere)
@@ -166,6 +166,6 @@ def _usage_error(message: str, line: str) -> UsageError:
     if line:
         hint = f"{line}; "
     if ours := rephrase(out.arguments):
-        hint = f"in the words of this program: {ours}; "
+        hint = f"apr equivalent: {ours}; "
     command = f"apr {out.command}" if out.command in COMMANDS else "apr"
     return UsageError(message[:1].lower() + message[1:], hint=f"{hint}{command} --help")

@@ -1,4 +1,4 @@
-"""`apr hex`: the bytes of a model file with their meaning."""
+"""`apr hex`: the annotated bytes of a model file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hex(
         ),
     ] = None,
     offset: Annotated[
-        str, typer.Option(metavar="N", help="Begin at this byte, of the tensor if there is one; 0x10 is 16.")
+        str, typer.Option(metavar="N", help="Start at this byte, of the tensor if given; 0x10 is 16.")
     ] = "0",
     limit: Annotated[
         int | None,
@@ -47,15 +47,17 @@ def hex(
     ] = None,
     columns: Annotated[
         int | None,
-        typer.Option("--width", metavar="N", min=1, max=64, help="Bytes in a line. [default: 16, as far as they fit]"),
+        typer.Option(
+            "--width", metavar="N", min=1, max=64, help="Bytes per line. [default: 16, or 8 in a narrow terminal]"
+        ),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Bytes and text alone, of any file.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Plain hex dump of any file.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Show what the bytes of a model file mean: header, metadata, index; or the blocks of a tensor.
+    """Annotate the bytes of a model file: header, metadata, index; or decode the blocks of a tensor.
 
-    A damaged file is shown as far as it can be read. Exit status: 0, or that of the damage.
+    A damaged file is shown up to the damage. Exit status: 0, or that of the error found.
 
     \b
     apr hex model.gguf

@@ -1,4 +1,4 @@
-"""`apr lint`: what a file could do better."""
+"""`apr lint`: check a file against best practices."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ def lint(
         ),
     ] = "warn",
     select: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Only these rules; repeatable, also a glob such as 'gguf.*'.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="Run only these rules; repeatable, globs such as 'gguf.*' work."),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="All rules but these; repeatable, also a glob.")
+        list[str] | None, typer.Option(metavar="ID", help="Skip these rules; repeatable, globs work.")
     ] = None,
-    list_rules: Annotated[bool, typer.Option("--list", help="Show all rules, with what they ask for and why.")] = False,
+    list_rules: Annotated[bool, typer.Option("--list", help="List all rules with what they require and why.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Say what a model file could do better: licence, tokenizer, keys, names, dtypes, shards.
+    """Check a model file against best practices: licence, tokenizer, keys, names, dtypes, shards.
 
-    Metadata, names and shapes are looked at, values are not: apr validate does that.
-    Exit status: 0 nothing found, 1 findings of the level --fail-at or above it.
+    Checks metadata, names and shapes; apr validate checks values.
+    Exit status: 0 no findings, 1 findings at or above the level of --fail-at.
 
     \b
     apr lint model.gguf

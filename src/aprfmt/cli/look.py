@@ -1,4 +1,4 @@
-"""The commands that look: `apr inspect`, `tensors`, `validate` and `architectures`."""
+"""`apr inspect`, `tensors`, `validate` and `architectures`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def inspect(
     *,
     vocab: Annotated[bool, typer.Option("--vocab", help="List the tokens with their ids.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="List the tensors.")] = False,
-    quality: Annotated[bool, typer.Option("--quality", help="Score how completely the file documents itself.")] = False,
-    metadata: Annotated[bool, typer.Option("--metadata", help="List every metadata key as the file has it.")] = False,
+    quality: Annotated[bool, typer.Option("--quality", help="Score the completeness of the file's metadata.")] = False,
+    metadata: Annotated[bool, typer.Option("--metadata", help="List every metadata key as stored.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show what a model file is: container, dimensions, dtypes, tokenizer, provenance.
+    """Show a model's container, architecture, dimensions, dtypes, tokenizer and provenance.
 
     \b
     apr inspect model.gguf
@@ -55,7 +55,7 @@ def tensors(
     file: ModelArgument,
     *,
     filter: FilterOption = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="At most N tensors; 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show at most N tensors; 0: all.")] = 0,
     stats: Annotated[
         bool, typer.Option("--stats", help="Add mean, deviation, range, NaN, infinity and zero counts.")
     ] = False,
@@ -74,7 +74,7 @@ def tensors(
         fits = name_filter(filter)
         chosen = [t for t in entries if fits(t.name)]
         shown = chosen[:limit] if limit else chosen
-        # An offset means nothing without its shard.
+        # Offsets are relative to a shard.
         sharded = len(model.sources) > 1
         with progress_bar("reading") as progress:
             reads = progress if stats or hash else None
@@ -123,7 +123,7 @@ def _tensor_row(tensor: Tensor, *, stats: bool, hash: bool, sharded: bool) -> _T
             figures = tensor_stats(tensor).to_json()
         except ChangedError:
             raise
-        except (CorruptError, UnsupportedError) as caught:  # one odd tensor does not hide the others
+        except (CorruptError, UnsupportedError) as caught:  # list the remaining tensors
             figures, error = dict.fromkeys(Stats().to_json()), caught.message
     if hash:
         from aprfmt.io.pipe import sha256_of_range
@@ -176,8 +176,7 @@ def validate(
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict",
-            help="Count warnings as failures; restore the files that an .apr was made from, and compare them.",
+            "--strict", help="Treat warnings as failures; restore an .apr's source files and compare their hashes."
         ),
     ] = False,
     min_score: Annotated[int, typer.Option(metavar="N", min=0, max=100, help="Fail below this score.")] = 0,
@@ -185,7 +184,7 @@ def validate(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Check checksums, extents, values, names, shapes and tokenizer; say what protects the file.
+    """Check checksums, offsets, values, names, shapes and tokenizer; report what protects the file.
 
     Exit status: 0 passed, 5 failed.
 
@@ -240,7 +239,7 @@ def architectures(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """List the supported architectures; with NAME, show the tensors and keys of one.
+    """List the supported architectures; with NAME, show the tensor and key mappings of one.
 
     \b
     apr architectures
@@ -306,7 +305,7 @@ def _key_mapping(key: Key, prefix: str) -> JsonObject:
 
 
 def _change(row: TensorRow) -> str:
-    """What happens to the values on the way to a GGUF, in a few words."""
+    """Summarizes how a tensor's values change when written to GGUF."""
     steps = [
         "transposed" if row.transposed else "",
         *(f"rows {order}" for order in row.order),

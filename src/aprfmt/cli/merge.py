@@ -1,4 +1,4 @@
-"""`apr merge-adapter`: adapters into their base, and out of two models again."""
+"""`apr merge-adapter`: merge LoRA adapters into a base model, or extract one from two models."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MERGE_ONLY = (
 
 @dataclass(kw_only=True)
 class MergeAdapter(Common, Machine, MixOptions, Derived, DtypeOptions):
-    """Add adapters (LoRA) to a model; with --unmerge, extract the adapter that turns one model into another.
+    """Merge LoRA adapters into a model; with --unmerge, extract an adapter from a base and its fine-tune.
 
-    A quantized base is decoded and quantized again, to the types it has or to those of --quantize.
+    A quantized base is dequantized and requantized, to its own types or to --quantize.
 
     \b
     apr merge-adapter ./Qwen2.5-0.5B ./my-lora -o merged --format hf
@@ -32,7 +32,7 @@ class MergeAdapter(Common, Machine, MixOptions, Derived, DtypeOptions):
     apr merge-adapter ./base ./fine-tune --unmerge --rank 64 -o lora --format hf
     """
 
-    file: Annotated[str, typer.Argument(metavar="BASE", help="The model, in any readable form.")]
+    file: Annotated[str, typer.Argument(metavar="BASE", help="The base model, in any supported format.")]
     adapters: Annotated[
         list[str],
         typer.Argument(metavar="ADAPTER...", help="One or more adapters; with --unmerge, the fine-tuned model."),
@@ -40,7 +40,7 @@ class MergeAdapter(Common, Machine, MixOptions, Derived, DtypeOptions):
     output: OutputOption
     weight: Annotated[
         list[float] | None,
-        typer.Option(metavar="X", help="How much an adapter counts: one number for all, or one each in their order."),
+        typer.Option(metavar="X", help="Scale of the adapters: one for all, or one for each, in order."),
     ] = None
     unmerge: Annotated[bool, typer.Option("--unmerge", help="Extract an adapter from BASE and a fine-tune of it.")] = (
         False
@@ -58,7 +58,7 @@ class MergeAdapter(Common, Machine, MixOptions, Derived, DtypeOptions):
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
         if not self.unmerge:
             if self.rank is not None:
-                raise UsageError("--rank is for --unmerge", hint="an adapter that is merged has its rank")
+                raise UsageError("--rank is for --unmerge", hint="leave --rank out: a merged adapter has its own rank")
             given["weight"] = self.weight or [1.0]
             report_of(self.plan, "merging", partial(merge_adapter, self.file, self.adapters, self.output), given)
             return

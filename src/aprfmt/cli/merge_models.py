@@ -1,4 +1,4 @@
-"""`apr merge`: several models into one."""
+"""`apr merge`: merge several models into one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aprfmt.cli.options import PresetOptions as MixOptions
 class Merge(Common, Machine, MixOptions, Derived, DtypeOptions):
     """Merge models of one architecture: average, interpolate or add up their weights, or stack their layers.
 
-    Config, tokenizer and dtypes are those of the base, or of the first model.
+    Config, tokenizer and dtypes are taken from the base, or from the first model.
 
     \b
     apr merge A B -o OUT --method slerp --t 0.4
@@ -27,7 +27,7 @@ class Merge(Common, Machine, MixOptions, Derived, DtypeOptions):
     """
 
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", help="The models, in any readable forms.")
+        list[str] | None, typer.Argument(metavar="MODEL...", help="The models, in any supported formats.")
     ] = None
     output: OutputOption
     method: Annotated[
@@ -37,40 +37,46 @@ class Merge(Common, Machine, MixOptions, Derived, DtypeOptions):
             help="linear, weighted, slerp, ties, dare-linear, dare-ties, task-arithmetic or passthrough.",
         ),
     ] = None
-    base: Annotated[str | None, typer.Option(metavar="FILE", help="The model that the others are fine-tunes of.")] = (
-        None
-    )
+    base: Annotated[str | None, typer.Option(metavar="FILE", help="The base model of the fine-tunes.")] = None
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A recipe in mergekit's YAML, instead of models and method.")
+        str | None, typer.Option(metavar="FILE", help="mergekit YAML config, instead of models and method.")
     ] = None
     weight: Annotated[
         list[float] | None, typer.Option(metavar="X", help="Weight of each model: one for all, or one each.")
     ] = None
     density: Annotated[
         list[float] | None,
-        typer.Option(metavar="X", help="Part of a model's changes that stays, for ties and dare: for all, or each."),
+        typer.Option(
+            metavar="X", help="Fraction of the task vector to keep, for ties and dare: one for all, or one each."
+        ),
     ] = None
     t: Annotated[
         list[float] | None,
-        typer.Option("--t", metavar="X", help="For slerp: 0 is the base, 1 the other; several: a gradient (0.5)."),
+        typer.Option(
+            "--t", metavar="X", help="For slerp: 0 is the base, 1 the other; several values: a gradient. [default: 0.5]"
+        ),
     ] = None
     normalize: Annotated[
-        bool | None, typer.Option("--normalize/--no-normalize", help="Divide by the sum of weights.")
+        bool | None, typer.Option("--normalize/--no-normalize", help="Normalize the weights by their sum.")
     ] = None
     rescale: Annotated[
         str | None,
-        typer.Option(metavar="HOW", help="Rescale what is left after dropping: norm (dare), density, none (ties)."),
+        typer.Option(
+            metavar="HOW", help="Rescale after dropping: norm (default for dare), density, none (default for ties)."
+        ),
     ] = None
-    lambda_: Annotated[float | None, typer.Option("--lambda", metavar="X", help="Factor of the sum of changes.")] = None
-    scale: Annotated[list[float] | None, typer.Option(metavar="X", help="For passthrough: factor of the weights.")] = (
+    lambda_: Annotated[
+        float | None, typer.Option("--lambda", metavar="X", help="Factor of the merged task vector.")
+    ] = None
+    scale: Annotated[list[float] | None, typer.Option(metavar="X", help="For passthrough: scale of the weights.")] = (
         None
     )
     layers: Annotated[
         list[str] | None, typer.Option(metavar="A-B", help="For passthrough: layers of each model, numbered from 0.")
     ] = None
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of what dare drops.")] = 0
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed of dare.")] = 0
     pad_vocab: Annotated[
-        bool, typer.Option("--pad-vocab", help="Fill up or cut embeddings to the rows of the first model.")
+        bool, typer.Option("--pad-vocab", help="Pad or truncate embeddings to the first model's vocabulary.")
     ] = False
 
     def __call__(self) -> None:

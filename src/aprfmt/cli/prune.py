@@ -1,4 +1,4 @@
-"""`apr prune`: a model without some of its layers, or with smaller ones."""
+"""`apr prune`: drop layers of a model, or reduce their width."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from aprfmt.cli.options import PresetOptions as MixOptions
 
 @dataclass(kw_only=True)
 class Prune(Common, Machine, MixOptions, Derived, DtypeOptions):
-    """Leave out some layers of a model, or parts of all of them; weights that are kept stay as they are.
+    """Prune a model's layers (depth) or the width of each layer; remaining weights are unchanged.
 
-    With --width, the channels, neurons and heads with the largest weights are kept. The model needs training
-    afterwards: apr distill.
+    With --width, the channels, neurons and heads with the largest weights are kept. Train the pruned model
+    afterwards, for example with apr distill.
 
     \b
     apr prune ./Qwen2.5-0.5B --drop-layers 16-21 -o small --format hf
@@ -29,7 +29,7 @@ class Prune(Common, Machine, MixOptions, Derived, DtypeOptions):
     file: ModelArgument
     output: OutputOption
     drop_layers: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Layers to leave out, numbered from 0: 10-15,20.")
+        str | None, typer.Option(metavar="LIST", help="Layers to drop, numbered from 0: 10-15,20.")
     ] = None
     keep_layers: Annotated[
         str | None, typer.Option(metavar="LIST", help="Layers to keep, instead of --drop-layers.")

@@ -1,4 +1,4 @@
-"""`apr push`: a model on the hub, with a card."""
+"""`apr push`: upload a model to the hub, with a model card."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 
 def command(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, or a folder with all that is in it.")],
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="Where to: org/name.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, or a folder to upload completely.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="Target repository: org/name.")],
     *,
-    revision: Annotated[str, typer.Option(metavar="BRANCH", help="The branch; created if it does not exist.")] = "main",
+    revision: Annotated[str, typer.Option(metavar="BRANCH", help="Branch; created if it does not exist.")] = "main",
     message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Commit message.")] = None,
     private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Who sees a repository that is created.")
+        bool | None, typer.Option("--private/--public", help="Visibility of a newly created repository.")
     ] = None,
     create: Annotated[bool, typer.Option(help="Create the repository if it does not exist.")] = True,
     license: Annotated[
-        str | None, typer.Option(metavar="SPDX", help="Licence of the weights, where the card says none yet.")
+        str | None, typer.Option(metavar="SPDX", help="Licence of the weights, if the card has none.")
     ] = None,
-    no_license: Annotated[bool, typer.Option("--no-license", help="Publish even if no licence is stated.")] = False,
+    no_license: Annotated[bool, typer.Option("--no-license", help="Publish without a licence.")] = False,
     follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Publish files that links bring from outside of the folder.")
+        bool, typer.Option("--follow-links", help="Follow symbolic links that point outside the folder.")
     ] = False,
     card: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Publish this card in place of the repository's own.")
+        Path | None, typer.Option(metavar="FILE", help="Publish this model card instead of the repository's.")
     ] = None,
     plan: PlanOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Publish a model on the hub, in one commit: its files, and a card with origin, bits per weight and checksums.
+    """Upload a model to the hub in one commit, with a model card of origin, bits per weight and checksums.
 
-    A card that is there stays as it is, but for one section. The token is that of hf auth login, or HF_TOKEN.
+    In an existing card only apr's own section is replaced. Uses the token of `hf auth login`, or HF_TOKEN.
 
     \b
     apr push model-Q4_K_M.gguf org/model-GGUF --plan

@@ -1,4 +1,4 @@
-"""`apr qa`: whether a model is what it should be, by gates that it can fail."""
+"""`apr qa`: sanity-check a model in llama.cpp."""
 
 from __future__ import annotations
 
@@ -21,24 +21,21 @@ _STYLES = {"pass": "green", "fail": "red", "skip": "yellow"}
 def qa(
     file: ModelArgument,
     *,
-    against: Annotated[
-        str | None, typer.Option(metavar="FILE", help="What the model was made from, to compare with.")
-    ] = None,
+    against: Annotated[str | None, typer.Option(metavar="FILE", help="The original model to compare with.")] = None,
     allow_skip: Annotated[
-        list[str] | None, typer.Option("--allow-skip", metavar="GATE", help="A gate that may be skipped; repeatable.")
+        list[str] | None,
+        typer.Option("--allow-skip", metavar="GATE", help="Allow this gate to be skipped; repeatable."),
     ] = None,
-    threads: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Threads of llama.cpp; 0: half of the processors.")
-    ] = 0,
+    threads: Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")] = 0,
     output: PageOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Examine a model in llama.cpp: does it load, compute numbers, write text, know its tokens and its chat template?
+    """Sanity-check a model in llama.cpp: loading, finite outputs, generated text, tokenizer, chat template.
 
-    A gate that was skipped has not passed, unless the model has nothing that it looks at. Exit status 1: the model did
-    not pass. docs/qa.md says what each gate shows and what it cannot.
+    A skipped gate does not count as passed, unless it does not apply to the model. Exit status 1: a gate failed or was
+    skipped. docs/qa.md describes what each gate detects and what it cannot.
 
     \b
     apr qa model.gguf
@@ -61,7 +58,7 @@ def qa(
 
 
 def _tell(gate: GateResult) -> None:
-    """A line as soon as a gate has looked: some take seconds."""
+    """Prints a gate's result as soon as it is known: some gates take seconds."""
     value = "" if gate.value is None else format_figure(gate.value)
     limit = "" if gate.threshold is None else format_figure(gate.threshold)
     # No-break spaces, which lines are not wrapped at.

@@ -1,4 +1,4 @@
-"""`apr run`: what a model answers."""
+"""`apr run`: generate text, chat or compute embeddings."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 _SCALE = ":"
 _OF_VECTORS = ("file", "embed", "lora", "ctx", "threads", "gpu_layers", "dtype", "as_json", "quiet")
-"""Options that --embed heeds."""
+"""Options that apply to --embed."""
 
 
 @dataclass(kw_only=True)
 class RunCommand(Common, LlamaMachine):
-    """Ask a model something, talk with it, or embed texts, in llama.cpp; what is not a GGUF is exported once.
+    """Generate text, chat or compute embeddings with llama.cpp; other formats are exported to GGUF once and cached.
 
-    Without a prompt, on a terminal, it is a conversation: /help names its commands, Ctrl-C ends an answer, Ctrl-D the
-    conversation. Otherwise the prompt is read from standard input. The text of the answer goes to standard output, all
-    else to standard error.
+    Without a prompt, `apr run` chats on a terminal (/help lists commands, Ctrl-C stops an answer, Ctrl-D exits);
+    otherwise it reads the prompt from standard input. Generated text goes to standard output, everything else to
+    standard error.
 
     \b
     apr run model.apr "What is the capital of France?"
@@ -44,59 +44,58 @@ class RunCommand(Common, LlamaMachine):
     file: ModelArgument
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROMPT]", help="What to ask; several are put together, - is standard input."),
+        typer.Argument(metavar="[PROMPT]", help="The prompt; several are joined by newlines, - is standard input."),
     ] = None
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="System message: what the model is told first.")
-    ] = None
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None
     raw: Annotated[
         bool | None,
-        typer.Option("--raw", help="Continue the text as it is; by default if the model has no chat template."),
+        typer.Option("--raw", help="Continue the prompt without a chat template; default if the model has none."),
     ] = None
     template: Annotated[
         str | None,
-        typer.Option(metavar="FILE|NAME", help="Another chat template: a Jinja file, or a name the model has."),
+        typer.Option(metavar="FILE|NAME", help="Chat template: a Jinja file, or a named template of the model."),
     ] = None
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", "-n", metavar="N", min=1, help="At most N tokens; with --raw 256 by default."),
+        typer.Option(
+            "--max-tokens", "-n", metavar="N", min=1, help="Generate at most N tokens; with --raw, default 256."
+        ),
     ] = None
     temperature: Annotated[
-        float, typer.Option(metavar="T", min=0, help="0: the most likely token each time; 0.8: one of the likely ones.")
+        float, typer.Option(metavar="T", min=0, help="Sampling temperature; 0: greedy decoding.")
     ] = 0.0
-    top_k: Annotated[int, typer.Option(metavar="K", min=0, help="Choose from the K most likely tokens; 0: all.")] = 40
+    top_k: Annotated[int, typer.Option(metavar="K", min=0, help="Sample from the K most likely tokens; 0: all.")] = 40
     top_p: Annotated[
-        float, typer.Option(metavar="P", min=0, max=1, help="Choose from the likely tokens that make up P.")
+        float,
+        typer.Option(metavar="P", min=0, max=1, help="Nucleus sampling: keep tokens up to cumulative probability P."),
     ] = 0.95
     min_p: Annotated[
-        float,
-        typer.Option(metavar="P", min=0, max=1, help="Choose from tokens P times as likely as the first, or more."),
+        float, typer.Option(metavar="P", min=0, max=1, help="Keep tokens with at least P times the top probability.")
     ] = 0.05
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The same seed chooses the same tokens.")] = 0
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End the answer before this text; repeatable.")
-    ] = None
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Random seed of sampling.")] = 0
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; repeatable.")] = None
     ctx: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Tokens of the context; 0: as trained. By default at most 4096 of them."),
+        typer.Option(metavar="N", min=0, help="Context size; 0: as trained. Default: as trained, at most 4096."),
     ] = None
     lora: Annotated[
-        list[str] | None, typer.Option(metavar="ADAPTER[:SCALE]", help="Apply an adapter of any form; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="ADAPTER[:SCALE]", help="Apply a LoRA adapter, in any format; repeatable."),
     ] = None
-    image: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A picture to ask about; repeatable.")] = None
-    audio: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Sound to ask about; repeatable.")] = None
+    image: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Image for the prompt; repeatable.")] = None
+    audio: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Audio for the prompt; repeatable.")] = None
     mmproj: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The GGUF that sees or hears, if the model's own file does not.")
+        str | None, typer.Option(metavar="FILE", help="The mmproj GGUF (towers), if not part of the model.")
     ] = None
     dtype: Annotated[
         str,
         typer.Option(
-            "--dtype", "--quantize", metavar="TYPE", help="Run it with its weights in TYPE, such as q8_0 or q4_k_m."
+            "--dtype", "--quantize", metavar="TYPE", help="Quantize to TYPE before running, such as q8_0 or q4_k_m."
         ),
     ] = "keep"
     embed: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Embed a text; repeatable. A reranker compares the first with the others."),
+        typer.Option(metavar="TEXT", help="Text to embed; repeatable. A reranker scores the others against the first."),
     ] = None
 
     def __call__(self) -> None:
@@ -145,13 +144,13 @@ class RunCommand(Common, LlamaMachine):
         """The prompt; None for a conversation."""
         words = self.prompt or []
         if words.count("-") > 1:
-            raise UsageError("standard input is read once: give one -")
+            raise UsageError("standard input is read once: give only one -")
         if words and "-" not in words:
             return "\n".join(words)
         if not words and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() and out.mode == "human":
             return None
         if sys.stdin is None or (not words and sys.stdin.isatty()):
-            raise UsageError("there is no prompt", hint=f'apr run {self.file} "Hello"')
+            raise UsageError("no prompt given", hint=f'apr run {self.file} "Hello"')
         given = sys.stdin.buffer.read().decode(errors="replace").rstrip("\n")
         text = "\n".join(given if word == "-" else word for word in words or ["-"])
         if not text.strip():

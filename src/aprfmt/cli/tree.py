@@ -1,4 +1,4 @@
-"""`apr tree`: the modules of a model, as text, as a picture for dot or Mermaid, as JSON."""
+"""`apr tree`: the module tree of a model, as text, dot, Mermaid or JSON."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def tree(
         str | None, typer.Option(metavar="NAME", help="ascii, dot, mermaid or json. [default: ascii]")
     ] = None,
     sizes: Annotated[
-        bool, typer.Option("--sizes", help="Add parameters and bytes; of folded layers all of them.")
+        bool, typer.Option("--sizes", help="Add parameters and bytes; a folded line shows the sum.")
     ] = False,
     depth: Annotated[int, typer.Option(metavar="N", min=0, help="Show N levels; 0: all.")] = 0,
     filter: FilterOption = None,
-    unfold: Annotated[bool, typer.Option("--all", help="Show every layer, also those that are built alike.")] = False,
+    unfold: Annotated[bool, typer.Option("--all", help="Show every layer instead of folding identical ones.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show the modules of a model, from the names of its tensors; layers that are built alike are one line.
+    """Show a model's module tree, built from tensor names; identical layers fold into one line.
 
     \b
     apr tree model.gguf
@@ -81,7 +81,7 @@ def _label(step: TreeStep) -> str:
 
 
 def _details(step: TreeStep, sizes: bool) -> list[str]:
-    """What a picture says of a node below its label."""
+    """The lines below a node's label in dot and Mermaid."""
     tensor = step.node.tensor
     lines = [f"{tensor.dtype} {format_shape(tensor.shape)}"] if tensor is not None else []
     if sizes:
@@ -90,7 +90,7 @@ def _details(step: TreeStep, sizes: bool) -> list[str]:
 
 
 def _dot(found: Tree, steps: list[TreeStep], sizes: bool) -> Iterator[str]:
-    """Graphviz: in a quoted string only the quote and the backslash mean something else."""
+    """Graphviz; in a quoted string only the quote and the backslash need escaping."""
 
     def quoted(lines: list[str]) -> str:
         texts = (printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
@@ -106,7 +106,7 @@ def _dot(found: Tree, steps: list[TreeStep], sizes: bool) -> Iterator[str]:
 
 
 def _mermaid(found: Tree, steps: list[TreeStep], sizes: bool) -> Iterator[str]:
-    """Mermaid: whatever is not a letter or digit could mean something, and is written as its code point."""
+    """Mermaid; characters that could be syntax are written as code points."""
 
     def quoted(lines: list[str]) -> str:
         texts = (

@@ -1,4 +1,4 @@
-"""`apr vocab`: what a tokenizer makes of text, and how two differ."""
+"""`apr vocab`: tokenize and decode text; compare two tokenizers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ def command(
     text: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to encode.")] = None,
     *,
     ids: Annotated[str | None, typer.Option(metavar="IDS", help="Decode these ids: '1 15043 3186'.")] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Encode standard input, as one text.")] = False,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Encode standard input as one text.")] = False,
     against: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Compare with this tokenizer; exit 1 where they differ.")
+        str | None, typer.Option(metavar="FILE", help="Compare with this tokenizer; exit 1 if they differ.")
     ] = None,
-    no_special: Annotated[
-        bool, typer.Option("--no-special", help="Leave out what the tokenizer puts around a text (a begin token).")
-    ] = False,
+    no_special: Annotated[bool, typer.Option("--no-special", help="Do not add special tokens (such as BOS).")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
     """Encode text with a model's own tokenizer, decode ids, or compare two tokenizers.
 
-    FILE may also be a folder with a tokenizer, or a tokenizer.json. Without a text, --against compares on a set of
-    hard ones.
+    FILE may also be a folder with a tokenizer, or a tokenizer.json. Without TEXT, --against compares on a built-in
+    set of hard texts.
 
     \b
     apr vocab m.gguf "Hello, world!"
