@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _INTERVAL_S = 0.1
 _BAR_COLUMNS, _LEAST_BAR_COLUMNS = 24, 4
 _LEAST_NAME = 32
-"""Columns that a name keeps before others of its table go: that of a tensor is cut to nothing that tells it apart."""
+"""Minimum columns for a name before other columns are dropped: shorter tensor names become ambiguous."""
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 def printable(text: str) -> str:
-    """`text` with what could drive a terminal (controls, direction marks, lone surrogates) escaped."""
+    """`text` with everything that could control a terminal escaped (controls, direction marks, lone surrogates)."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
@@ -53,9 +53,9 @@ _DRIVES = re.compile(
 
 
 def harmless(text: str, *, styled: bool = False) -> str:
-    """`text` of any lines with the characters escaped that drive a terminal; our own styles stay where it is `styled`.
+    """Multi-line `text` with terminal control characters escaped; keeps our own styles if `styled`.
 
-    Other invisible characters stay: scripts and emoji need them.
+    Keeps other invisible characters: scripts and emoji need them.
     """
     return _DRIVES.sub(lambda found: found[0] if styled and found[1] else _escaped(found[0]), text)
 
@@ -79,7 +79,7 @@ def as_text(value: object) -> str:
 
 
 class Console:
-    """What a command says: one object for the run; `configure` sets its mode before anything is parsed."""
+    """The output of a command: one object per process; `configure` sets its mode before parsing."""
 
     def __init__(self) -> None:
         self.mode = "human"
@@ -99,7 +99,7 @@ class Console:
         return sys.stderr
 
     def configure(self, arguments: Sequence[str]) -> None:
-        """Takes the mode from the raw command line, so that usage errors obey it too."""
+        """Sets the mode from the raw command line, so that it applies to usage errors, too."""
         self.arguments = arguments
         words = arguments[: arguments.index("--")] if "--" in arguments else arguments
         quiet = "--quiet" in words or ("-q" in words and not is_of_mlx(words))
@@ -121,13 +121,13 @@ class Console:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
 
     def style(self, text: str, style: str, stream: TextIO | None = None) -> str:
-        """`text` in a style of _STYLES where the stream (default: stdout) gets colour."""
+        """`text` in a style of _STYLES if the stream (default: stdout) gets colour."""
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour(stream or self.data_stream) else text
 
     def result(self, body: Mapping[str, object], lines: Iterable[str] = ()) -> None:
-        """A command's answer: the JSON object in json mode, `lines` in human mode, else nothing.
+        """Prints a command's result: the JSON object in json mode, `lines` in human mode.
 
-        Quiet mode has nothing to say about a run that worked; its exit code is the answer.
+        Quiet mode prints nothing on success; the exit code is the result.
         """
         if self.mode == "json":
             self.json_object(body)
@@ -138,7 +138,7 @@ class Console:
                 self.progress_line(self.style(hub.sentence(), "dim", self.error_stream))
 
     def json_object(self, body: Mapping[str, object]) -> None:
-        """The JSON object of a command that was asked for it by an option of its own, whatever the mode."""
+        """Prints the JSON object in any mode, for commands with their own option for JSON."""
         hub = _hub_traffic()
         more = {"hub": hub.to_json()} if hub is not None else {}
         self._json({"schema": f"apr.{self.command}/1", "ok": True, **body, **more})
@@ -149,9 +149,9 @@ class Console:
             self._put(harmless(f"{text}\n", styled=True), flush=True)
 
     def stream(self, text: str) -> None:
-        """A piece of text that was asked for, on stdout as it comes; nothing in it can drive a terminal.
+        """Streams requested text to stdout, with terminal control characters escaped.
 
-        Nor in a pipe, which `less -R`, a log or a file that is shown later may end in. The text itself is in `--json`.
+        Also in a pipe, since its reader may be `less -R` or a log. `--json` has the unescaped text.
         """
         self._put(harmless(text), flush=True)
 
@@ -161,7 +161,7 @@ class Console:
             self.error_stream.write(f"{self.style('warning:', 'yellow', self.error_stream)} {printable(text)}\n")
 
     def progress_line(self, text: str) -> None:
-        """A line on stderr about what is going on, unless --quiet."""
+        """A progress message on stderr, unless --quiet."""
         if self.mode != "quiet":
             print(printable(text), file=self.error_stream, flush=True)
 
@@ -171,7 +171,7 @@ class Console:
             self.error_stream.write(f"{self.style('hint:', 'cyan', self.error_stream)} {printable(text)}\n")
 
     def failure(self, error: AprError, body: Mapping[str, object] | None = None) -> None:
-        """The error envelope in json mode, with `body` beside it, else `error: path: message (where)` and a hint."""
+        """Prints the error envelope merged with `body` in json mode, else `error: path: message (where)` and a hint."""
         if self.mode == "json" and not self._answered:
             self._json({"schema": "apr.error/1", "ok": False, "error": error.to_json(), **(body or {})})
             return
@@ -199,7 +199,7 @@ class Console:
 
 
 def _hub_traffic() -> Traffic | None:
-    """What was fetched from the hub; None where no model was read there."""
+    """Traffic with the hub; None if no model was read from it."""
     module = sys.modules.get("aprfmt.io.remote_file")
     found: Traffic | None = module.traffic if module is not None else None
     return found if found is not None and found.origins else None
@@ -209,7 +209,7 @@ out = Console()
 
 
 def width(stream: TextIO | None = None) -> int:
-    """Columns of the terminal that `stream` (default: stdout) is; else what COLUMNS says, else 80."""
+    """Columns: $COLUMNS, else the width of the terminal `stream` (default: stdout), else 80; at least 40."""
     try:
         columns = os.get_terminal_size((stream or out.data_stream).fileno()).columns
     except (OSError, ValueError):  # no terminal, or no file at all
@@ -302,14 +302,14 @@ def pairs(rows: Iterable[tuple[str, str]], *, indent: int = 2, label: int = 15) 
 def with_page(
     body: dict[str, object], lines: Iterable[str], output: Path | None
 ) -> tuple[dict[str, object], Iterable[str]]:
-    """A command's answer with the page that it wrote, if it did."""
+    """A command's result with the path of the HTML report, if one was written."""
     if output is None:
         return body, lines
     return body | {"output": str(output)}, [*lines, *pairs([("wrote", str(output))], indent=0)]
 
 
 def wrapped(text: str, *, indent: int = 0) -> list[str]:
-    """A sentence in the lines of a terminal, words whole; what is piped stays one line."""
+    """A sentence wrapped to the terminal's width; one line if piped."""
     import textwrap
 
     if not out.data_stream.isatty():
@@ -320,11 +320,11 @@ def wrapped(text: str, *, indent: int = 0) -> list[str]:
 
 @contextmanager
 def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> Iterator[StartProgress | None]:
-    """What the functions of the package take as `progress`: a bar with rate and ETA, on stderr.
+    """A progress bar with rate and ETA on stderr, for the `progress` parameter of the package's functions.
 
-    `amount` writes how much is done: bytes, unless it counts something else.
+    `amount` formats the count; the default is bytes.
 
-    None where there is no bar: stderr is not a terminal, or one that cannot rub out, or --json or --quiet was given.
+    Yields None without a bar: stderr is not a terminal, or a dumb one, or with --json or --quiet.
     """
     if out.mode != "human" or not out.error_stream.isatty() or os.environ.get("TERM") == "dumb":
         yield None
@@ -367,7 +367,7 @@ def _bar(
     left = format_seconds((total - done) / rate) if rate and share < 1 else "0 s"
     numbers = f"{share:4.0%} {amount(done)}/{amount(total)} {amount(rate)}/s {left}"
     columns = width(out.error_stream) - 1
-    # In a narrow terminal the bar goes before the rate and the time that is left.
+    # In a narrow terminal, drop the bar first, then the rate and the remaining time.
     bar = min(_BAR_COLUMNS, columns - len(verb) - len(numbers) - 2)
     if bar < _LEAST_BAR_COLUMNS:
         return f"{verb} {numbers}" if len(verb) + len(numbers) < columns else numbers.strip()[:columns]
