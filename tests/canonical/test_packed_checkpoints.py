@@ -106,11 +106,11 @@ def test_a_warning_tells_of_weights_that_stay_packed(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, case)
     with aprfmt.open(tmp_path) as model:
         (warning,) = canonical(model, allow_unmapped=True).warnings
-    assert warning.startswith("1 weights are kept packed (GPTQ), as stored")
+    assert warning.startswith("1 weights are kept quantized (GPTQ), as stored")
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "hqq"}}))
     with aprfmt.open(tmp_path) as model:
         (warning,) = canonical(model, allow_unmapped=True).warnings
-        assert "weights packed by hqq cannot be decoded" in warning
+        assert "weights quantized with hqq cannot be decoded" in warning
         with pytest.raises(RefusedError, match="hqq"):
             canonical(model, arch="llama")
 

@@ -98,7 +98,7 @@ def test_a_gguf_adapter_without_its_base_keeps_what_depends_on_it(llama: tuple[P
     assert aprfmt.import_model(tmp_path / "lora.gguf", tmp_path / "x.apr").lossless
     aprfmt.convert_model(tmp_path / "x.apr", tmp_path / "again.gguf")
     assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "lora.gguf").read_bytes()
-    with pytest.raises(AprError, match="base model is not at hand") as refused:
+    with pytest.raises(AprError, match="base model was not found") as refused:
         aprfmt.convert_model(tmp_path / "lora.gguf", tmp_path / "folder", format="hf")
     assert "--base" in (refused.value.hint or "")
     aprfmt.convert_model(tmp_path / "x.apr", tmp_path / "folder", format="hf", base=base)

@@ -133,7 +133,7 @@ def test_nothing_stumbles_over_what_is_no_plain_decoder(name: str, carried_gguf:
         assert aprfmt.inspect(path).to_json()["tensor_count"]
     assert not any(d.kind == "tensor" for d in aprfmt.diff(source, tmp_path / "m.apr", values=True).differences)
     if name in GGUFS or "mmproj" in name or "only" in name:
-        why = "base model is not at hand" if name == "lora" else r"no config\.json mapping"
+        why = "base model was not found" if name == "lora" else r"no config\.json mapping"
         with pytest.raises(AprError, match=why) as caught:
             aprfmt.export_model(tmp_path / "m.apr", tmp_path / "folder", format="hf")
         assert "None" not in caught.value.message

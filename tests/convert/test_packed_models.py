@@ -67,7 +67,7 @@ def test_kept_pieces_come_back_as_the_same_files(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "f", FP8)
     report = aprfmt.import_model(folder, tmp_path / "m.apr")
     assert report.lossless
-    assert any("2 weights are kept packed (FP8)" in w for w in report.warnings)
+    assert any("2 weights are kept quantized (FP8)" in w for w in report.warnings)
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back")
     for file in folder.iterdir():
         assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes()

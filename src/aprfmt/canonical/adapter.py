@@ -52,16 +52,16 @@ def _check_pair(pair: LoraPair, model: Model) -> None:
     a, b = pair.a.shape, pair.b.shape
     if len(a) != len(b) or len(a) not in (2, 3) or 0 in (*a, *b) or a[:-2] != b[:-2]:
         raise RefusedError(
-            f"lora_a is {list(a)} and lora_b {list(b)}, which are not factors of one weight",
+            f"lora_a is {list(a)} and lora_b {list(b)}, which do not form one weight",
             path=model.path,
             tensor=pair.weight,
         )
     if a[-2] != b[-1]:
         raise RefusedError(
-            f"the ranks disagree: lora_a is {list(a)}, so of rank {a[-2]}, and lora_b {list(b)}, so of rank {b[-1]}",
+            f"the ranks disagree: lora_a is {list(a)}, rank {a[-2]}, but lora_b {list(b)}, rank {b[-1]}",
             path=model.path,
             tensor=pair.weight,
-            hint="the tensors are of two adapters; fetch it again",
+            hint="the tensors belong to two adapters; download it again",
         )
 
 
@@ -74,10 +74,10 @@ def _pairs(
         missing = [which for which in ("a", "b") if which not in factors]
         if missing:
             raise RefusedError(
-                f"lora_{missing[0]} of the weight is missing: half of a pair means nothing",
+                f"lora_{missing[0]} of the weight is missing",
                 path=model.path,
                 tensor=weight,
-                hint="fetch the adapter again",
+                hint="download the adapter again",
             )
         out[weight] = LoraPair(weight, factors["a"], factors["b"], scale_of[weight])
     return out
@@ -88,7 +88,7 @@ def _twice(model: Model, weight: str, first: str, second: str) -> RefusedError:
         f"two adapters change this weight, by {first} and by {second}",
         path=model.path,
         tensor=weight,
-        hint="an adapter has one pair of factors a weight; several adapters are merged by apr merge-adapter",
+        hint="an adapter has one pair of factors per weight; merge several adapters with apr merge-adapter",
     )
 
 
@@ -96,9 +96,9 @@ def _from_folder(model: Model, base: Base | None) -> Adapter:
     body = adapter_config(model)
     if body is None:
         raise RefusedError(
-            "there is no adapter_config.json beside the adapter, so its scale is unknown",
+            "no adapter_config.json found next to the adapter, so its scale is unknown",
             path=model.path,
-            hint="put the config that the training wrote into the folder",
+            hint="copy the config from the training output into the folder",
         )
     config = lora.read_config(body, model.path)
     is_mlx = lora.is_mlx(body)
@@ -140,10 +140,10 @@ def _check_ranks(model: Model, pairs: Mapping[str, LoraPair], config: LoraConfig
         ranks = {pair.a.shape[-2], pair.b.shape[-1]}
         if ranks != {config.rank_of(module)} and len(ranks) == 1:
             raise RefusedError(
-                f"the ranks disagree: the config says {config.rank_of(module)}, the tensors are of rank {ranks.pop()}",
+                f"the ranks disagree: the config says {config.rank_of(module)}, the tensors have rank {ranks.pop()}",
                 path=model.path,
                 tensor=pair.weight,
-                hint="r and rank_pattern of adapter_config.json must be those of the training",
+                hint="set r and rank_pattern in adapter_config.json to those of the training",
             )
 
 
@@ -261,9 +261,9 @@ def _from_gguf(model: Model, base: Base | None) -> Adapter:
     name = kv.get("general.architecture")
     if base is not None and base.row.gguf != name:
         raise RefusedError(
-            f"the adapter is for a base model of architecture {name!r}, and the one given is {base.row.gguf!r}",
+            f"the adapter is for a base model of architecture {name!r}, not {base.row.gguf!r}",
             path=model.path,
-            hint="give its own base with --base",
+            hint="set its base model with --base",
         )
     gguf = model.native_as(GgufNative)
     if gguf is not None:
@@ -392,7 +392,7 @@ def _check_names(adapter: Adapter, model: Model, row: Architecture) -> None:
                 f"the adapter changes a weight that networks of architecture {others} do not have",
                 path=model.path,
                 tensor=weight,
-                hint="it is for another base model: give its own with --base",
+                hint="it belongs to another base model: set that with --base",
             )
 
 

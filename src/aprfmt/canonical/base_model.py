@@ -42,7 +42,7 @@ def read_base(path: PathLike) -> Base:
         raise RefusedError(
             f"the base model's architecture {hparams.hf_architecture or hparams.architecture!r} is not known",
             path=place,
-            hint="apr architectures lists the names",
+            hint="list the supported names with apr architectures",
         )
     return Base(row, hparams)
 

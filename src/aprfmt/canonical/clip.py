@@ -48,16 +48,16 @@ def read_towers(model: Model, classes: Collection[str] = ()) -> ClipTowers:
     """
     if not is_clip(model):
         raise RefusedError(
-            "--mmproj takes a GGUF of towers, and this is not one",
+            "--mmproj needs a GGUF of towers",
             path=model.path,
-            hint="apr inspect tells what it is; its general.architecture should be clip",
+            hint="its general.architecture must be clip: check with apr inspect",
         )
     row = find_tower_gguf(model.metadata, model.tensors, classes)
     if row is None:
         raise RefusedError(
-            f"towers with the projector {projectors(model.metadata)} have no row in the table of towers",
+            f"towers with the projector {projectors(model.metadata)} are not supported",
             path=model.path,
-            hint="docs/towers.md says how one is written; apr import of the file alone carries it as it is",
+            hint="import the file alone to keep it as it is, or add them as docs/towers.md describes",
         )
     h = from_gguf(model.metadata, model.tensors, row)
     _take_sizes(row, h, {name: tensor.shape for name, tensor in model.tensors.items()})

@@ -250,7 +250,7 @@ class CombinedPiece:
 
     def _overflow(self, n: int) -> None:
         raise RefusedError(
-            f"merged values are too large for {self.dtype}", tensor=self.name, hint="write them as --dtype f32 or bf16"
+            f"merged values are too large for {self.dtype}", tensor=self.name, hint="use --dtype f32 or bf16"
         )
 
     def _read_rows(self, base: TensorSource, offset: int, buffer: memoryview) -> None:
@@ -335,9 +335,9 @@ def _check_architectures(models: Sequence[Canonical]) -> None:
     first = models[0]
     if first.arch is None or not first.tensors:
         raise RefusedError(
-            "the architecture is not known, so its weights cannot be found in other models",
+            "the architecture is unknown, so its weights cannot be matched to the other models",
             path=first.model.path,
-            hint="apr architectures lists the names; --arch NAME takes the models for one of them",
+            hint="set it with --arch NAME; list the names with apr architectures",
         )
     for c in models[1:]:
         if c.arch is not first.arch:
@@ -345,7 +345,7 @@ def _check_architectures(models: Sequence[Canonical]) -> None:
                 f"this is of the architecture {_architecture(c)}, and {first.model.path} of {_architecture(first)}: "
                 "their weights have nothing in common",
                 path=c.model.path,
-                hint="only models of one architecture, best of one base model, can be merged",
+                hint="merge models of one architecture, ideally fine-tuned from one base model",
             )
 
 
@@ -367,7 +367,7 @@ def _under_one_set_of_names(models: Sequence[Canonical]) -> tuple[Sequence[Canon
         assert c.arch is not None
         kept = {name: t for name, t in c.tensors.items() if is_gguf_only(c.arch, name)}
         changed.append(replace(c, tensors=kept | {t.name: t for t in hf_side(c.arch, c.tensors)}))
-    made = f"{plural(len(own[0]), 'quantized weight')} became F32: their blocks have no place in a checkpoint's order"
+    made = f"{plural(len(own[0]), 'quantized weight')} became F32: their blocks cannot be reordered for a checkpoint"
     return changed, [made] if own[0] else []
 
 
@@ -472,7 +472,7 @@ def _combine(
             f"what is decoded from {tensor.dtype} cannot be quantized back to it",
             path=c.model.path,
             tensor=tensor.name,
-            hint="say what the weights become: --quantize q4_k_m, or --dtype f16",
+            hint="choose another dtype: --quantize q4_k_m, or --dtype f16",
         )
     made = CombinedPiece(name, tensor.dtype, shape, combination, piece if blocks else None)
     return CanonicalTensor(tensor.name, (made,))
@@ -485,9 +485,9 @@ def _check_shape(
     rows_only = is_vocabulary and other.shape[1:] == tensor.shape[1:]
     if rows_only and merge.pad:
         return
-    hint = "only models of one base model have weights of the same shapes"
+    hint = "merge models fine-tuned from one base model"
     if rows_only:
-        hint = "--pad-vocab fills up what is missing with the rows of the first model, and drops what it does not have"
+        hint = "add --pad-vocab to fill missing rows from the first model and drop extra ones"
     raise RefusedError(
         f"the weight is {list(other.shape)}, and in {c.model.path} it is {list(tensor.shape)}",
         path=model.model.path,
@@ -505,7 +505,7 @@ def _equal(tensor: CanonicalTensor, inputs: Sequence[tuple[Canonical, CanonicalT
         streams = (regroup(side.chunks(), _COMPARED_BYTES, _COMPARED_BYTES) for side in (tensor, other))
         if not same or any(a != b for a, b in zip(*streams, strict=True)):
             raise RefusedError(
-                f"{tensor.dtype} cannot be merged, and the models do not have the same", path=c.model.path,
+                f"{tensor.dtype} cannot be merged, and the models differ in it", path=c.model.path,
                 tensor=tensor.name,
             )  # fmt: skip
     return tensor
@@ -551,7 +551,7 @@ def _outside(merge: _Merge, c: Canonical) -> tuple[dict[str, CanonicalTensor], l
                 for name, tensor in c.outside.items()
             }, []  # fmt: skip
     kept = plural(len(c.outside), "tensor")
-    return dict(c.outside), [f"{kept} outside the language model (towers, MTP layers) are those of the first model"]
+    return dict(c.outside), [f"{kept} outside the language model (towers, MTP layers) are taken from the first model"]
 
 
 _SAME = ("num_heads", "num_kv_heads", "head_dim", "num_experts_per_tok", "rope_type")
@@ -569,12 +569,12 @@ def _differences(models: Sequence[Canonical]) -> list[str]:
                 raise RefusedError(
                     f"{key} is {b}, and in {first.model.path} it is {a}",
                     path=c.model.path,
-                    hint="weights of the same shapes mean other things there",
+                    hint="the same weights mean something else there",
                 )
         pairs = [(key, getattr(first.hparams, key), getattr(c.hparams, key)) for key in _ALIKE]
         pairs += [(key, first.hparams.extra.get(key), c.hparams.extra.get(key)) for key in _ALIKE_EXTRA]
         notes += [
-            f"{key} is {a} in {first.model.path} and {b} in {c.model.path}: the merged model has the first"
+            f"{key} is {a} in {first.model.path} and {b} in {c.model.path}: the merged model gets the first"
             for key, a, b in pairs
             if a is not None and b is not None and a != b
         ]

@@ -114,7 +114,7 @@ def read_envelope(kv: KvMapping) -> tuple[Envelope | None, str | None]:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return None, f"{KEY} is damaged and ignored"
     if not fits:
-        return None, f"the GGUF's keys were edited after the export, so {KEY} is ignored"
+        return None, f"the GGUF's keys were edited after the export: {KEY} is ignored"
     return Envelope(metadata, dtypes, exact), None
 
 

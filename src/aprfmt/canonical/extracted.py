@@ -124,12 +124,10 @@ def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, 
     if missing is not None:
         raise RefusedError("the weight is in the base alone", path=tuned.model.path, tensor=missing)
     if not pairs and not whole:
-        raise RefusedError(
-            "the two models have the same weights, so there is nothing to extract", path=tuned.model.path
-        )
+        raise RefusedError("the two models have the same weights: nothing to extract", path=tuned.model.path)
     most = max((pair.rank for pair in pairs.values()), default=rank)
     adapter = Adapter(pairs, whole, most, float(most), str(base.model.path), of=Base(row, base.hparams))
-    notes = [f"of {plural(short, 'weight')} what is beyond rank {rank}, if anything, is left out"] if short else []
+    notes = [f"of {plural(short, 'weight')} any change beyond rank {rank} is dropped"] if short else []
     model = Model(
         path=tuned.model.path,
         format="extracted",

@@ -164,7 +164,7 @@ def _other_base(reason: str, weight: str, path: PathLike) -> RefusedError:
         f"the adapter is for another base model: {reason}",
         path=path,
         tensor=weight,
-        hint="give the model that it was trained on with --base",
+        hint="set the model that it was trained on with --base",
     )
 
 
@@ -222,9 +222,9 @@ def missing_base(adapter: Adapter, path: PathLike) -> RefusedError:
     """The error where the base model is needed and not at hand."""
     named = f" ({adapter.base})" if adapter.base else ""
     return RefusedError(
-        f"the adapter's base model{named} is not at hand, and names and order of rows depend on it",
+        f"the adapter's base model{named} was not found, and tensor names and row order depend on it",
         path=path,
-        hint="give it with --base: a folder with its config.json (weights are not needed), or a model file",
+        hint="set it with --base: a folder with config.json (weights are not needed), or a model file",
     )
 
 
@@ -234,7 +234,7 @@ def _link(
     link = find_link(row, h, name, shapes, "hf")
     if link is None or not link.gguf:
         raise RefusedError(
-            f"a GGUF of architecture {row.gguf!r} has no place for this weight",
+            f"a GGUF of architecture {row.gguf!r} cannot hold this weight",
             path=path,
             tensor=name,
             hint="merge the adapter into its base instead: apr merge-adapter BASE ADAPTER -o OUT",
@@ -364,7 +364,7 @@ def _transform(
     name, _, _ = m.value.partition(":")
     if m.pack or (m.flat and m.orders) or name not in ("", MIRROR, *(v for v in VALUES if v.startswith("plus_"))):
         raise RefusedError(
-            "a GGUF holds this weight in a form that a product of factors cannot be added to",
+            "a GGUF stores this weight in a form that low-rank factors cannot be applied to",
             path=path,
             tensor=link.hf[0],
             hint="merge the adapter into its base instead: apr merge-adapter BASE ADAPTER -o OUT",

@@ -57,7 +57,9 @@ class Sources:
         """The number that a size stands for. Raises RefusedError where it is unknown."""
         number = evaluate(text, sizes_of(self.h))
         if number is None:
-            raise RefusedError(f"{text} is unknown, so positions cannot be computed", hint="check the config.json")
+            raise RefusedError(
+                f"{text} is unknown, so position embeddings cannot be computed", hint="check the config.json"
+            )
         return number
 
 
@@ -198,7 +200,7 @@ def _padded_books(sources: Sources, arguments: Sequence[str]) -> Array | None:
             raise RefusedError(
                 f"the book has {len(book)} entries, config.json says {size}",
                 tensor=f"{name}.{i}._codebook.embed",
-                hint="the files belong to different models; fetch the repository again",
+                hint="the files belong to different models; download the repository again",
             )
     padded = np.zeros((n_books, max(told), known[0].shape[1]), np.float32)
     for i, book in enumerate(known):

@@ -170,9 +170,9 @@ def with_adapters(
     row = c.arch
     if row is None:
         raise RefusedError(
-            "the base model's architecture is not known, so an adapter's weights cannot be found in it",
+            "the base model's architecture is unknown, so the adapter's weights cannot be matched",
             path=c.model.path,
-            hint="apr architectures lists the names; --arch NAME takes it for one of them",
+            hint="set it with --arch NAME; list the names with apr architectures",
         )
     c, notes = _untied(c, row, [adapter for adapter, _ in adapters])
     plan, held = _AdapterPlan(), _Cache()
@@ -209,7 +209,7 @@ def _untied(c: Canonical, row: Architecture, adapters: Sequence[Adapter]) -> tup
         return c, []
     base = c.tensors[c.embedding]
     head = CanonicalTensor(c.head, (MergedPiece(c.head, base.piece(), base.dtype),))
-    note = "the head and the embedding were one weight, and are two now: the adapter changes one of them alone"
+    note = "the output head and the embedding are untied: the adapter changes only one of them"
     return replace(c, tensors={**c.tensors, c.head: head}, hparams=replace(c.hparams, tied=False)), [note]
 
 
@@ -218,7 +218,7 @@ def _add(plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, 
     _check_factors(c, row, adapter)
     if adapter.invocation:
         raise RefusedError(
-            "the adapter counts only after its invocation tokens (activated LoRA); merged, it would count everywhere",
+            "the adapter applies only after its invocation tokens (activated LoRA); merged, it would always apply",
             path=path,
         )
     for name, tensor in adapter.whole.items():
@@ -247,10 +247,10 @@ def _check_factors(c: Canonical, row: Architecture, adapter: Adapter) -> None:
         spelled = canonical_name(row, name)
         if spelled is not None and any(match.row.scale for match in matches(row, spelled)):
             raise RefusedError(
-                "the GGUF's weight was multiplied by numbers of the base's config.json, which is not at hand",
+                "the GGUF's weight is scaled by values of the base's config.json, which was not found",
                 path=c.model.path,
                 tensor=name,
-                hint="merge into the base's folder, or put the base where the adapter's config says it is",
+                hint="merge into the base model's folder, or put the base at the path in the adapter's config",
             )
 
 
@@ -315,10 +315,10 @@ def _replace(
         raise RefusedError("two adapters replace this weight", path=c.model.path, tensor=name)
     if weight != 1:
         raise RefusedError(
-            f"the adapter replaces this weight, which cannot count {weight:g} times",
+            f"the adapter replaces this weight, so its weight cannot be {weight:g}",
             path=c.model.path,
             tensor=name,
-            hint="--weight 1 for this adapter",
+            hint="use --weight 1 for this adapter",
         )
     own = c.tensors[known].shape
     resized = known in (c.embedding, c.head) and len(own) == 2 and tensor.shape[1:] == own[1:]
@@ -382,6 +382,6 @@ def merged_piece(piece: TensorSource, deltas: Sequence[Delta], keep: bool) -> Me
         raise RefusedError(
             f"what is decoded from {row.name} cannot be quantized back to it",
             tensor=piece.name,
-            hint="say what the weights become: --quantize q4_k_m, or --dtype f16",
+            hint="choose another dtype: --quantize q4_k_m, or --dtype f16",
         )
     return MergedPiece(piece.name, piece, piece.dtype if keep else "F32", deltas)

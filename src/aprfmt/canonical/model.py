@@ -406,23 +406,23 @@ def _unknown_architecture(model: Model) -> UnmappedError:
     word = hparams.hf_architecture or hparams.architecture or hparams.hf_model_type
     if word is None:
         return UnmappedError(
-            "the file does not say what architecture it is",
+            "the file does not name its architecture",
             path=model.path,
-            hint="name it with --arch; apr architectures lists the names",
+            hint="set it with --arch; list the names with apr architectures",
         )
     # Of some networks the file of llama.cpp holds products that nothing takes apart.
     known = model.convention == "gguf" and any(row.gguf == word for row in ARCHITECTURES.values())
     fitting = [row.id for row in fitting_rows(model)]
     if fitting:
         others = f" (and of {first_few(fitting[1:])})" if fitting[1:] else ""
-        hint = f"its tensors have the names and shapes of {fitting[0]}{others}: --arch {fitting[0]} takes it for that"
+        hint = f"its tensors match {fitting[0]}{others}: try --arch {fitting[0]}"
     else:
-        hint = "take the folder that it was made of" if known else _nearest(word)
+        hint = "use the original checkpoint" if known else _nearest(word)
     return UnmappedError(
-        f"architecture {word!r} has no row in the architecture table"
-        + (" for a GGUF with these keys and tensors: no checkpoint follows from it" if known else ""),
+        f"architecture {word!r} is not supported"
+        + (" for a GGUF with these keys and tensors: it cannot be converted back to a checkpoint" if known else ""),
         path=model.path,
-        hint=f"{hint}; --allow-unmapped keeps the tensors under their own names",
+        hint=f"{hint}; or add --allow-unmapped to keep the tensor names as they are",
     )
 
 
@@ -541,9 +541,9 @@ def drafts_alone(c: Canonical) -> tuple[Canonical, int]:
     drafts = named_drafts(c)
     if c.arch is None or not drafts:
         raise RefusedError(
-            "the model has no MTP layers that a GGUF has names for",
+            "the model has no MTP layers that a GGUF can hold",
             path=c.model.path,
-            hint="without --mtp-only the model itself is written",
+            hint="leave out --mtp-only to write the model itself",
         )
     shared = {names.special(c.arch, name) for name in _SHARED}
     kept = {name: t for name, t in c.tensors.items() if name in shared}
@@ -623,7 +623,7 @@ def require_config(model: Model, allow_no_config: bool, arch: str | None = None)
     if looks_like_adapter(model):
         return  # its config describes the base model's
     raise RefusedError(
-        "no config.json beside the weights: dimensions and architecture are unknown",
+        "no config.json found next to the weights: dimensions and architecture are unknown",
         path=model.path,
         hint="put the model's config.json there, or import with --allow-no-config --arch NAME",
     )
@@ -647,7 +647,7 @@ def with_dims_of_tensors(c: Canonical) -> Canonical:
     own = names.dimension_words(row) - {*FIELD_OF_SIZE, "q", "kv"}
     h.extra |= {word: sizes.get(word) for word in own}
     check_layers(h)
-    warning = "no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown"
+    warning = "no config.json: dimensions are inferred from tensor shapes, rope and norm constants are unknown"
     return replace(c, hparams=h, warnings=(*c.warnings, warning))
 
 
@@ -706,18 +706,18 @@ def check_vocabulary(c: Canonical) -> list[str]:
         return [missing] if needed else []
     warnings = list(c.tokenizer.notes)
     if c.tokenizer.model == "gpt2" and c.tokenizer.pre is None and c.tokenizer.pre_note:
-        warnings.append(f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF will need --pre NAME")
+        warnings.append(f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF needs --pre NAME")
     embedding, size = c.tensors.get(c.embedding), c.hparams.vocab_size
-    limit = f"config.json a vocab_size of {size}"
+    limit = f"but config.json a vocab_size of {size}"
     if embedding is not None:
         size = embedding.shape[0]
-        limit = f"the embedding {size} rows"
+        limit = f"but the embedding {size} rows"
     if size is not None and len(c.tokenizer.tokens) > size and not c.part:  # an adapter may come with new tokens
         raise RefusedError(
             f"the tokenizer has {len(c.tokenizer.tokens)} tokens, {limit}",
             path=c.model.path,
             tensor=c.embedding if embedding is not None else None,
-            hint="this tokenizer belongs to another model: give the right one with --tokenizer DIR",
+            hint="the tokenizer belongs to another model: set the right one with --tokenizer DIR",
         )
     return warnings
 
@@ -731,7 +731,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         tokenizer = tokenizer_hf.read_files({"tokenizer.json": hf_files.read_text_file(path)}, None)
     if tokenizer is None:
         raise RefusedError(
-            "no tokenizer in the folder",
+            "no tokenizer found in the folder",
             path=path,
             hint="it must hold tokenizer.json, tokenizer.model, tekken.json, a .tiktoken file, vocab.txt, "
             "or vocab.json with merges.txt",
@@ -830,10 +830,10 @@ def _named(
         else:
             nearest = names.nearest(row, tensor.name, "gguf" if model.convention == "gguf" else "hf")
             raise UnmappedError(
-                f"the tensor has no name in architecture {row.id!r}; the nearest is {nearest!r}",
+                f"unknown tensor for architecture {row.id!r}; the closest name is {nearest!r}",
                 path=model.path,
                 tensor=tensor.name,
-                hint="check --arch, or carry it under its own name with --allow-unmapped",
+                hint="check --arch, or keep the name with --allow-unmapped",
             )
 
 
@@ -971,7 +971,7 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
         first = found.setdefault(tensor.name, tensor)
         if first is not tensor:
             raise RefusedError(
-                f"the network would have it twice, from {first.pieces[0].name} and from {tensor.pieces[0].name}",
+                f"two source tensors map to it: {first.pieces[0].name} and {tensor.pieces[0].name}",
                 tensor=tensor.name,
                 hint="the checkpoint holds the same weights under two names; remove one of them",
             )

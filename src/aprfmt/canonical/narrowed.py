@@ -59,8 +59,8 @@ def parse_widths(text: str) -> dict[str, int]:
         name, _, number = word.partition("=")
         if name not in WIDTHS or not (number.isascii() and number.isdecimal()) or name in found:
             raise UsageError(
-                f"the widths {text!r:.80} have a mistake at {word!r:.40}",
-                hint=f"name some of {', '.join(WIDTHS)}: hidden=512,heads=8",
+                f"the widths {text!r:.80} are invalid at {word!r:.40}",
+                hint=f"choose from {', '.join(WIDTHS)}: hidden=512,heads=8",
             )
         found[name] = int(number)
     return found
@@ -96,14 +96,14 @@ def narrowed(c: Canonical, widths: Mapping[str, int]) -> tuple[Canonical, list[s
     for name, tensor in tensors.items():
         out[name] = chosen.narrow(tensor)
         decoded += out[name].dtype != tensor.dtype
-    blocks = [f"{plural(decoded, 'tensor')} of which parts of blocks are kept become F32"] if decoded else []
+    blocks = [f"{plural(decoded, 'tensor')} that would be cut inside quantized blocks become F32"] if decoded else []
     return replace(c, hparams=h, tensors=out, is_whole=False, envelope=None), blocks
 
 
 def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
     row, path = c.arch, c.model.path
     if row is None or not c.tensors:
-        raise RefusedError("the architecture is not known, so its widths are not either", path=path)
+        raise RefusedError("the architecture is unknown, so widths cannot be changed", path=path)
     sizes, lists = sizes_of(c.hparams), [name for key in row.keys for name in key.hf if key.field in _FIELDS]
     if not all(sizes.get(name) for name in (*WIDTHS, "head_dim")):
         raise RefusedError(f"a {row.id} has no such widths: {', '.join(WIDTHS)}", path=path)
@@ -122,10 +122,10 @@ def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
         )
     if c.outside:
         raise RefusedError(
-            "it has parts beside the network, which would not fit it any more",
+            "it has extra parts (towers, MTP layers) that would no longer fit",
             path=path,
             tensor=next(iter(c.outside)),
-            hint="--no-mtp leaves out layers that draft; towers cannot be kept",
+            hint="drop MTP layers with --no-mtp; towers cannot be kept",
         )
     if any(isinstance(c.hparams.extra.get(name), list) for name in lists):
         raise RefusedError("its layers have widths of their own", path=path, hint="layers can be left out of it")

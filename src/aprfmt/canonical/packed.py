@@ -28,8 +28,8 @@ from aprfmt.types import Shape
 
 HF_QUANT = "hf_quant_config.json"
 
-UNPACK_HINT = "unpack it with the tool that packed it and import the result, or keep it packed with --dtype keep"
-_CONFIG_HINT = "fetch config.json and the weights again, of one revision"
+UNPACK_HINT = "dequantize it with the tool that quantized it, or keep it quantized with --dtype keep"
+_CONFIG_HINT = "download config.json and the weights again, from the same revision"
 
 _CT_FORMATS = ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
                "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")  # fmt: skip
@@ -205,7 +205,7 @@ def packing(
     except RefusedError as error:
         if decoding.decode or not (allow_unmapped or model.convention == "apr"):
             raise
-        return Packing(warning=f"packed weights are kept as stored, and cannot be decoded here: {error}")
+        return Packing(warning=f"quantized weights are kept as stored; they cannot be decoded: {error}")
     if row is not None and decoding.keep_blocks and any(one.pack for one in row.tensors):
         weights = [weight for weight in weights if not _has_row(row, h, weight)]
     if decoding.decode and decoding.keep_blocks and decoding.dtype is None:
@@ -217,7 +217,7 @@ def packing(
     if not decoding.decode:
         schemes = ", ".join(sorted({weight.scheme for weight in weights}))
         warning = (
-            f"{len(weights)} weights are kept packed ({schemes}), as stored; "
+            f"{len(weights)} weights are kept quantized ({schemes}), as stored; "
             "--dtype bf16, f16 or f32 decodes them, and so does an export to GGUF, MXFP4 excepted"
         )
         return Packing(weights, parts, warning=warning)
@@ -289,7 +289,7 @@ def packed_weights(
         made = base + scheme.result
         weight = PackedTensor(made, form.dtype if dtype is None or name in elsewhere else dtype, form, pieces, values)
         if made in tensors and made not in weight.parts:
-            raise _refused(scheme, name, f"{made} is stored beside its packed form")
+            raise _refused(scheme, name, f"{made} is stored together with its quantized form")
         found.append(weight)
         used.update(weight.parts)
     _refuse_strays(tensors, used, settings)
@@ -344,7 +344,7 @@ def _check_size(tensor: Tensor) -> None:
     """Raises CorruptError unless the tensor holds as many bytes as its dtype and shape say."""
     row = DTYPES[tensor.dtype]
     if row.kind == "plain" and row.n_bytes(tensor.shape) != tensor.n_bytes:
-        what = f"{tensor.n_bytes} bytes are stored, {row.name} of shape {list(tensor.shape)} takes others"
+        what = f"{tensor.n_bytes} bytes do not match {row.name} of shape {list(tensor.shape)}"
         raise CorruptError(what, path=tensor.source.path, tensor=tensor.name)
 
 
@@ -357,7 +357,7 @@ def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapp
         module = name.removesuffix(".weight")
         codes = name.endswith(".weight") and len(tensor.shape) > 1 and tensor.dtype in _STORED_PACKED
         if name.endswith(_MARKS) or (codes and not left_alone(settings, module)):
-            what = f"{method}: the tensor belongs to a packed weight that is incomplete or of an unknown kind"
+            what = f"{method}: the tensor belongs to a quantized weight that is incomplete or of an unknown layout"
             raise RefusedError(what, tensor=name, hint=UNPACK_HINT)
 
 
@@ -385,7 +385,7 @@ def _refuse_undescribed(tensors: Mapping[str, Tensor]) -> None:
                 raise _refused(scheme, name, "the weights are packed, and no quantization_config describes them")
         if name.endswith("_scale_inv") or (name.endswith(".SCB") and name[:-3] + "weight" in tensors):
             what = "the weights are packed, and no quantization_config describes them"
-            raise RefusedError(what, tensor=name, hint="put the model's own config.json beside them")
+            raise RefusedError(what, tensor=name, hint="put the model's own config.json next to them")
 
 
 def _refused(scheme: Scheme, tensor: str, what: str) -> RefusedError:
@@ -412,14 +412,16 @@ def settings_of(config: Mapping[str, object]) -> dict[str, object] | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise RefusedError("quantization_config of config.json is not an object", hint=_CONFIG_HINT)
+        raise RefusedError("quantization_config of config.json is not a JSON object", hint=_CONFIG_HINT)
     method = _method(found)
     if method not in METHODS:
         known = ", ".join(METHODS)
-        raise RefusedError(f"weights packed by {method} cannot be decoded", hint=f"decoded are: {known}; {UNPACK_HINT}")
+        raise RefusedError(
+            f"weights quantized with {method} cannot be decoded", hint=f"supported: {known}; {UNPACK_HINT}"
+        )
     problem = _problem(method, found)
     if problem is not None:
-        raise RefusedError(f"{method}: {problem}, which is not decoded", hint=UNPACK_HINT)
+        raise RefusedError(f"{method}: {problem} is not supported", hint=UNPACK_HINT)
     return {**found, "quant_method": method}
 
 

@@ -117,7 +117,9 @@ class _Stack:
         return self.h(model).num_layers or 0
 
     def refuse(self, key: str, why: str) -> RefusedError:
-        return RefusedError(f"{key}: {why}", path=self.path, hint="choose layers that keep their place in the pattern")
+        return RefusedError(
+            f"{key}: {why}", path=self.path, hint="choose layers that keep their position in the pattern"
+        )
 
 
 def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Canonical:
@@ -136,9 +138,9 @@ def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Can
     row = first.arch
     if row is None or not first.tensors:
         raise RefusedError(
-            "the architecture is not known, so its layers are not either",
+            "the architecture is unknown, so layers cannot be dropped",
             path=first.model.path,
-            hint="apr architectures lists the names; --arch NAME takes the model for one of them",
+            hint="set it with --arch NAME; list the names with apr architectures",
         )
     stack = _Stack(models, layers, row)
     _check(stack)
@@ -168,7 +170,7 @@ def _check(stack: _Stack) -> None:
     if not stack.layers:
         raise UsageError("a network needs at least one layer", path=stack.path)
     if len(stack.layers) > MAX_LAYERS:
-        raise UsageError(f"{len(stack.layers)} layers are more than the {MAX_LAYERS} that a network may have")
+        raise UsageError(f"{len(stack.layers)} layers exceed the limit of {MAX_LAYERS}")
     for model, layer in stack.layers:
         check_layer(models[model], layer)
     depths = {r.depth for r in row.tensors if any("{n}" in name for name in (*r.hf, *r.gguf))}
@@ -203,9 +205,9 @@ def check_layer(c: Canonical, layer: int) -> None:
     drafts = {n for name in c.outside if (n := _layer_of(c, name)) is not None}
     if layer in drafts:
         raise RefusedError(
-            f"layer {layer} is an MTP layer, beside the {n_layers} of the network",
+            f"layer {layer} is an MTP layer, not one of the {n_layers} of the network",
             path=c.model.path,
-            hint="--no-mtp leaves all of them out",
+            hint="drop all MTP layers with --no-mtp",
         )
     raise UsageError(f"unknown layer {layer}", path=c.model.path, hint=f"the model has layers 0 to {n_layers - 1}")
 
@@ -509,7 +511,9 @@ def parse_layers(text: str, n_layers: int) -> list[int]:
         first = int(match[1]) if match is not None else 0
         last = int(match[2] or first) if match is not None else -1
         if last < first:
-            raise UsageError(f"{text!r:.60} are not layers", hint="numbers from 0 and ranges with both ends: 10-15,20")
+            raise UsageError(
+                f"{text!r:.60} is not a layer list", hint="use numbers from 0 and inclusive ranges: 10-15,20"
+            )
         if last - first >= MAX_LAYERS:
             raise UsageError(f"unknown layer {last}", hint=f"the model has layers 0 to {n_layers - 1}")
         found |= set(range(first, last + 1))

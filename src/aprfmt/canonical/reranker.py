@@ -100,9 +100,9 @@ def _token(c: Canonical, text: str) -> int:
     tokens = c.tokenizer.tokens if c.tokenizer is not None else []
     if text not in tokens:
         raise RefusedError(
-            f"the model is called a reranker, and its tokenizer has no token {text!r}",
+            f"the model is named a reranker, but its tokenizer has no token {text!r}",
             path=c.model.path,
-            hint="give the folder another name to convert it as a language model",
+            hint="rename the folder to convert it as a language model",
         )
     return tokens.index(text)
 
