@@ -29,13 +29,28 @@ ACTED_ON = (
     *(".git ", ".git.", ".git::$INDEX_ALLOCATION/config", "git~1/config", "GIT~1/config", "a/GI7EBA~1"),
     *(".gitmodules", ".hg/hgrc", ".svn/entries", ".envrc", ".env", ".vscode/tasks.json", ".idea/workspace.xml"),
     *(".github/workflows/x.yml", ".ssh/authorized_keys", ".bashrc", ".npmrc", ".pypirc", ".gitattributes/x"),
-    *("sitecustomize.py", "SiteCustomize.py", "src/conftest.py", "desktop.ini"),
+    *("sitecustomize.py", "SiteCustomize.py", "src/conftest.py", "desktop.ini", "pytest.ini", "a/tox.ini"),
+    *("sitecustomize/__init__.py", "usercustomize.so", "sitecustomize.cp312-win_amd64.pyd", "conftest.pyc"),
+    *("__pycache__/conftest.cpython-312.pyc", "sitecustomize"),
+    *("a.lnk", "a/b.SCF", "model.url", "x.desktop", "docs.library-ms"),
     *("con", "CON.json", "a/nul.txt", "com1", "COM¹.log", "lpt9.tar.gz", "aux .txt", "conin$"),
     *("config.json.", "config.json ", "config.json::$DATA", "a:b"),
 )
 FINE = (
     *(".gitattributes", ".gitignore", "assets/.gitkeep", "config.json", "modeling_x.py", "Makefile", "original/a.pth"),
     *("console.txt", "com10", "a.b.c", "~note", "README.md~", "caf\u00e9.png", "\u0645\u06cc\u200c\u062e.txt", "git~a"),
+    *(
+        "HEAD",
+        "objects/a",
+        "a/head/refs/b",
+        "a/head/objects/c",
+        "config",
+        "b/HEAD",
+        "b/refs/c",
+        "url",
+        "curl.urls",
+        "my_conftest.py",
+    ),
     *("x" * 255, "what is it?.wav", "com", "data/con-1.txt"),
 )
 
@@ -72,6 +87,18 @@ def test_what_other_programs_act_on_is_written_when_asked_for(name: str) -> None
 
 def test_ordinary_names_are_fine() -> None:
     assert names.findings(FINE) == []
+
+
+@pytest.mark.parametrize("around", ["", "a/", "A/b/"])
+@pytest.mark.parametrize("head", ["HEAD", "head", "Head.", "HE\u200cAD"])
+@pytest.mark.parametrize("others", [("objects/n.txt", "refs/n.txt"), ("Objects/x/y", "REFS/x"), ("commondir",)])
+def test_a_folder_that_git_takes_for_a_repository(around: str, head: str, others: tuple[str, ...]) -> None:
+    placed = [f"{around}{name}" for name in (head, "config", *others)]
+    for order in (placed, placed[::-1]):
+        (found,) = names.findings(order)
+        assert (found.name, found.is_final) == (around + head, False)
+    (found,) = names.findings(placed[:1], [name.lower() for name in placed[1:]])
+    assert found.name == around + head
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from aprfmt.errors import RefusedError
@@ -25,12 +25,22 @@ HARMLESS_HIDDEN = (".gitattributes", ".gitignore", ".gitkeep", ".keep")
 has to be defined in the user's own configuration."""
 
 _ACTED_ON = {
-    "sitecustomize.py": "Python runs it when it starts",
-    "usercustomize.py": "Python runs it when it starts",
-    "conftest.py": "pytest runs it",
+    "pytest.ini": "pytest takes options and plugins from it",
+    "tox.ini": "pytest and tox take options and commands from it",
     "desktop.ini": "Windows acts on it when the folder is opened",
     "autorun.inf": "Windows acts on it when the disk is opened",
 }
+_RUN = {
+    "sitecustomize": "Python runs it when it starts",
+    "usercustomize": "Python runs it when it starts",
+    "conftest": "pytest runs it",
+}
+"""Modules, whether they are a folder, source, bytecode or a library: conftest.cpython-312.pyc."""
+
+_ACTED_ON_ENDINGS = dict.fromkeys(
+    (".lnk", ".scf", ".url", ".desktop", ".library-ms", ".searchconnector-ms"),
+    "file managers act on it when they show or open it",
+)
 _DEVICES = frozenset(
     (
         *("con", "prn", "aux", "nul", "conin$", "conout$", "clock$"),
@@ -68,7 +78,9 @@ def findings(names: Iterable[str], kept: Iterable[str] = ()) -> list[NameFinding
     Each name has one finding at most. Of names that collide the first is right; `kept` come before all others, and are
     not judged.
     """
+    names = list(names)
     places = {folded(name): name for name in kept}
+    heads = _heads_of_repositories({*places, *map(folded, names)})
     folders = {folder: name for place, name in places.items() for folder in _folders(place)}
     found = []
     for name in names:
@@ -78,6 +90,8 @@ def findings(names: Iterable[str], kept: Iterable[str] = ()) -> list[NameFinding
             found.append(NameFinding(name, reason, is_final=True))
         elif (reason := _acted_on(name)) is not None:
             found.append(NameFinding(name, reason, is_final=False))
+        elif place in heads:
+            found.append(NameFinding(name, "git takes its folder for a repository", is_final=False))
         elif other is not None:
             found.append(NameFinding(name, f"some file systems take it for {other!r}", is_final=False))
         else:
@@ -117,6 +131,21 @@ def _folders(place: str) -> Iterator[str]:
     return ("/".join(parts[:n]) for n in range(1, len(parts)))
 
 
+def _heads_of_repositories(places: Collection[str]) -> set[str]:
+    """The `HEAD` of each folder that git takes for a repository, whose `config` names commands that it runs.
+
+    Git asks for `HEAD`, and for `objects` and `refs` beside it or where `commondir` says.
+    """
+    every = {*places, *(folder for place in places for folder in _folders(place))}
+    heads = (place for place in places if place.rpartition("/")[2] == "head")
+    return {
+        head
+        for head in heads
+        if (around := head.removesuffix("head")) + "commondir" in every
+        or {f"{around}objects", f"{around}refs"} <= every
+    }
+
+
 def _unsafe(name: str) -> str | None:
     """Why no file may ever get the name."""
     if not is_plain(name):
@@ -148,4 +177,6 @@ def _acted_on(name: str) -> str | None:
             return "Windows drops dots and spaces at the end"
         if _SHORT.fullmatch(part):
             return "Windows takes it for the short form of another name"
-    return _ACTED_ON.get(parts[-1])
+    modules = (_RUN.get(part.partition(".")[0]) for part in parts)
+    endings = (reason for ending, reason in _ACTED_ON_ENDINGS.items() if parts[-1].endswith(ending))
+    return _ACTED_ON.get(parts[-1]) or next(filter(None, (*modules, *endings)), None)
