@@ -22,7 +22,7 @@ def test_findings_and_exit_codes(apr: Any, tiny_gguf: Path, tmp_path: Path) -> N
     assert done.code == 1
     assert "provenance.no-license" in done.stdout
     assert f"→ apr stamp {path} --in-place --set general.license=apache-2.0" in done.stdout
-    assert done.stdout.rstrip().endswith("FAILED: 1 warning, 1 note by 43 rules")
+    assert done.stdout.rstrip().endswith("FAILED: 1 warning, 1 note by 45 rules")
     assert apr("lint", path, "--fail-at", "error").code == 0
     assert apr("lint", path, "--quiet").code == 1
 

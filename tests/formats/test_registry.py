@@ -223,6 +223,6 @@ def test_a_library_that_exits_is_an_error(monkeypatch: pytest.MonkeyPatch, capsy
     def leave(*_: object, **__: object) -> None:
         raise SystemExit(0)
 
-    monkeypatch.setattr("aprfmt.running.doctor.doctor", leave)
+    monkeypatch.setattr(aprfmt, "doctor", leave)
     assert run(["doctor", "--json"]) == 8
     assert "a library ended the command: exit(0)" in json.loads(capsys.readouterr().out)["error"]["message"]

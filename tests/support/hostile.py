@@ -23,6 +23,15 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 _BOTH = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
+def _peak() -> int:
+    """The largest memory of this process, in bytes; ru_maxrss would count what its parent had before the fork."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
+
+
 def _handle(kind: str, what: str) -> None:
     if kind == "template":
         chat.ChatTemplate(what, path="m.gguf").render([{"role": "user", "content": "Hi"}])
@@ -46,8 +55,8 @@ def main() -> None:
     for line in sys.stdin:
         request, row = json.loads(line), dict[str, Any](error=None, message="")
         if request == ["end"]:
-            sizes = (resource.getrusage(who).ru_maxrss * _UNIT for who in _BOTH)
-            print(json.dumps([*sizes]), flush=True)
+            children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _UNIT
+            print(json.dumps([_peak(), children]), flush=True)
             return
         before = _seconds()
         try:

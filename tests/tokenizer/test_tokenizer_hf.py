@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aprfmt import limits
 from aprfmt.errors import AprError, CorruptError, LimitError, UnsupportedError
 from aprfmt.tokenizer import hf
 from aprfmt.tokenizer.hf import adds_space_prefix, is_byte_level
@@ -198,7 +199,7 @@ def test_bad_entries_are_corrupt_and_named(parsed: Any, entry: str) -> None:
 
 def test_a_huge_id_is_refused_before_it_costs_memory() -> None:
     with pytest.raises(LimitError, match="ids reach"):
-        read(model(vocab={"a": 0, "b": 1, "ab": 2, "abb": 3, "z": 1 << 23}))
+        read(model(vocab={"a": 0, "b": 1, "ab": 2, "abb": 3, "z": limits.MAX_TOKEN_ID}))
 
 
 @pytest.mark.parametrize(

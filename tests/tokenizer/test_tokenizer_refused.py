@@ -11,6 +11,7 @@ import pytest
 from tokenizer_folders import write_folder
 
 import aprfmt
+from aprfmt import limits
 from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError, UsageError
 
 VOCAB = {"a": 0, "b": 1, "ab": 2, "c": 3, "<s>": 4, "</s>": 5}
@@ -64,7 +65,7 @@ def test_an_id_out_of_range(make: Make) -> None:
 
 
 def test_ids_with_holes_beyond_reason(make: Make) -> None:
-    refused(make(model={"vocab": {**VOCAB, "z": 1 << 23}}), LimitError, "ids reach")
+    refused(make(model={"vocab": {**VOCAB, "z": limits.MAX_TOKEN_ID}}), LimitError, "ids reach")
 
 
 def test_few_holes_become_unused_tokens(make: Make, tmp_path: Path) -> None:
