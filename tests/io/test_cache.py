@@ -30,11 +30,6 @@ def write(path: Path) -> None:
     path.write_bytes(DATA)
 
 
-def replace(path: Path) -> None:
-    path.unlink()
-    write(path)
-
-
 def refuse(path: Path) -> None:
     raise AssertionError("it is there already")
 
@@ -65,6 +60,17 @@ def test_an_open_folder_of_ours_is_closed(cache: CacheFolder) -> None:
     cache.path.chmod(0o777)
     cache.entry("a.gguf", write)
     assert mode(cache.path) == 0o700
+
+
+@pytest.mark.parametrize("bits", [0o777, 0o770, 0o702])
+def test_files_that_others_could_write_are_not_used(cache: CacheFolder, bits: int) -> None:
+    cache.entry("a.gguf", write).close()
+    cache.path.chmod(bits)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="other users could write to the cache") as caught:
+            cache.entry("a.gguf", refuse)
+    assert str(caught.value.hint).startswith(f"rm -r {cache.path}, or APR_CACHE=")
+    assert mode(cache.path) == bits
 
 
 def test_it_is_found_again(cache: CacheFolder) -> None:
@@ -128,9 +134,11 @@ def test_a_link_in_place_of_the_lock_is_refused(cache: CacheFolder, tmp_path: Pa
 def test_a_link_in_place_of_the_file_is_not_used(cache: CacheFolder, tmp_path: Path) -> None:
     cache.entry("a.gguf", write).close()
     (cache.path / "a.gguf").unlink()
-    write(tmp_path / "other")
+    (tmp_path / "other").write_bytes(b"mine")
     (cache.path / "a.gguf").symlink_to(tmp_path / "other")
-    assert cache.entry("a.gguf", replace).made
+    entry = cache.entry("a.gguf", write)
+    assert (entry.made, entry.path.is_symlink(), entry.path.read_bytes()) == (True, False, DATA)
+    assert (tmp_path / "other").read_bytes() == b"mine"
 
 
 def test_another_users_folder_is_refused(cache: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import threading
 import time
@@ -62,8 +63,12 @@ _MOST_RECORD_BYTES = 200
 
 
 def own_folder(path: Path) -> None:
-    """Makes the folder `path`, or takes it, for this user alone: owned by him, mode 0700. Raises StorageError."""
+    """Makes the folder `path`, or takes it, for this user alone: owned by him, mode 0700.
+
+    Raises StorageError, also for a folder with files to which others could write: any of them may be theirs.
+    """
     hint = f"{CACHE_VARIABLE}=FOLDER names another one"
+    is_foreign = False
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
@@ -76,6 +81,8 @@ def own_folder(path: Path) -> None:
             owners.add(info.st_uid)
             if owners == {os.geteuid()} and info.st_mode & 0o077:
                 os.fchmod(fd, 0o700)
+                if is_foreign := bool(info.st_mode & 0o022 and os.listdir(fd)):
+                    os.fchmod(fd, stat.S_IMODE(info.st_mode))
                 info = os.fstat(fd)
         finally:
             os.close(fd)
@@ -84,6 +91,12 @@ def own_folder(path: Path) -> None:
         raise StorageError(f"the cache cannot be written: {error.strerror}", path=path, hint=hint) from error
     if owners != {os.geteuid()}:
         raise StorageError("the cache belongs to another user", path=path, hint=hint)
+    if is_foreign:
+        what, hint = (
+            "other users could write to the cache: its files are not used",
+            f"rm -r {shlex.quote(str(path))}, or {hint}",
+        )
+        raise StorageError(what, path=path, hint=hint)
     if info.st_mode & 0o022 or (around & stat.S_IWOTH and not around & stat.S_ISVTX):
         raise StorageError("other users can write to the cache", path=path, hint=hint)
 
@@ -262,6 +275,8 @@ def _recorded(target: Path, lock: int) -> int | None:
 def _made(target: Path, lock: int, make: Callable[[Path], None]) -> int:
     """Has the file made, and records it; its CRC-32."""
     os.ftruncate(lock, 0)
+    with storage_errors(target):
+        target.unlink(missing_ok=True)  # a link would lead the writer elsewhere
     make(target)
     with storage_errors(target):
         os.chmod(target, 0o600)
