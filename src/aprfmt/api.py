@@ -358,7 +358,7 @@ def quantize_model(
         for name, is_given in {"data": texts, "chunks": limit is not None, "text-field": field != "text"}.items():
             if is_given:
                 raise UsageError(f"--{name} goes with --imatrix {AUTO}")
-    report = convert(given | {"dtype": dtype})
+    report = convert(given | {"dtype": dtype}, inputs=texts)
     report.warnings[:0] = warnings
     return report
 

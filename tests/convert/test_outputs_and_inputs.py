@@ -29,6 +29,11 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     aprfmt.convert_model(folder, root / "a.gguf")
     aprfmt.convert_model(folder, root / "a.apr")
     new_imatrix(root / "i.dat", {"w": [1.0, 2.0]}, {"w": [3.0]})
+    with aprfmt.open(root / "a.gguf") as model:
+        columns = {t.name: t.shape[-1] for t in model.tensors.values() if t.name.endswith(".weight")}
+    new_imatrix(root / "q.dat", {name: [1.0] * n for name, n in columns.items()}, {name: [1.0] for name in columns})
+    shutil.copy(root / "q.dat", root / "q.gguf")
+    (root / "text.md").write_text("mine")
     (root / "recipe.yaml").write_text(
         "merge_method: linear\nparameters: {weight: 1.0}\nmodels:\n- {model: a.gguf}\n- {model: d}\n"
     )
@@ -48,6 +53,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def gguf(source: str, target: str, **options: object) -> Callable[[], object]:
     return lambda: aprfmt.convert_model(source, target, format="gguf", dtype="f16", force=True, **options)  # type: ignore[arg-type]
+
+
+def stamp_text(model: str, output: str) -> None:
+    """`apr stamp` with a value of the file that it would replace."""
+    from aprfmt.cli.convert import Stamp
+
+    Stamp(file=Path(model), output=Path(output), set=[f"general.description=@{output}"], force=True)()
 
 
 CASES: dict[str, Callable[[], object]] = {
@@ -72,6 +84,14 @@ CASES: dict[str, Callable[[], object]] = {
     "a file in the output folder": lambda: aprfmt.convert_model(
         "d/model.safetensors", "d", format="hf", dtype="f16", force=True, allow_no_config=True
     ),
+    "an importance matrix": lambda: aprfmt.convert_model(
+        "a.gguf", "q.dat", format="gguf", dtype="q8_0", imatrix="q.dat", force=True
+    ),
+    "an importance matrix of quantize": lambda: aprfmt.quantize_model(
+        "a.gguf", "q.gguf", mix="q8_0", imatrix="q.gguf", force=True
+    ),
+    "a stamped text": lambda: stamp_text("a.gguf", "text.md"),
+    "a stamped text of an .apr": lambda: stamp_text("a.apr", "text.md"),
     "matrices": lambda: aprfmt.merge_imatrix(["i.dat", "i.dat"], "d/../i.dat", force=True),
 }
 

@@ -180,6 +180,7 @@ class Quantize(Common, Machine, RunOptions, PresetOptions):
         import aprfmt
         from aprfmt.api import AUTO, cached_imatrix
         from aprfmt.convert.mixes import find_mix, quantized_name
+        from aprfmt.io.sink import check_target
 
         if find_mix(self.file) and not find_mix(self.mix) and not Path(self.file).exists():
             raise UsageError("FILE must come before MIX", hint=f"apr quantize {self.mix} {self.file}")
@@ -189,6 +190,7 @@ class Quantize(Common, Machine, RunOptions, PresetOptions):
             raise UsageError("the output has no suffix", path=output, hint=hint)
 
         if self.imatrix == AUTO and self.data and not self.plan:
+            check_target(output, map(str, self.data), self.force)
             with progress_bar("computing", tokens) as progress:
                 path, warnings = cached_imatrix(
                     self.file,
@@ -237,13 +239,19 @@ class Stamp(Common, IdentityOptions):
 
     def __call__(self) -> None:
         """Runs the command."""
-        from aprfmt.convert.stamp import stamp
+        from aprfmt.io.source import watch_opened
 
         if (self.output is None) != self.in_place:
             hint = f"apr stamp {self.file} -o stamped{self.file.suffix} --license MIT"
             raise UsageError("give either -o PATH or --in-place", hint=hint)
         if self.output is not None:
             refuse_terminal(self.output)
+        with watch_opened():
+            self._stamp()
+
+    def _stamp(self) -> None:
+        from aprfmt.convert.stamp import stamp
+
         values, types = parse_assignments(self.set or [])
         for key in self.unset or ():
             if key in values:

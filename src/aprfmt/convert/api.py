@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypedDict
@@ -343,8 +343,10 @@ def convert(given: dict[str, object], edit: Edit | None = None, inputs: Sequence
     check_options(options, target)
     if options.verify and not options.plan:
         require_llama()
-    quantization = quantization_of(options, target)
-    with watch_opened() as opened, _opened(src, target, options) as (model, confirm, towers):
+    with ExitStack() as stack:
+        opened = stack.enter_context(watch_opened())
+        quantization = quantization_of(options, target)
+        model, confirm, towers = stack.enter_context(_opened(src, target, options))
         stores = limit_stores(model.sources, options.max_disk)
         if not options.plan:
             check_target(dst, _inputs(model), options.force, folder=target.folder)

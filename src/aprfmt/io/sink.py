@@ -19,7 +19,7 @@ from typing import Self
 
 from aprfmt.errors import AprError, RefusedError, StorageError, storage_errors
 from aprfmt.io.publish import appear, bring_over, copy_attributes, exists_error, files_below, remove, sync_folder
-from aprfmt.io.source import Buffer, absolute, exists, is_file, is_folder, is_same
+from aprfmt.io.source import Buffer, absolute, exists, is_file, is_folder, is_same, watched_paths
 from aprfmt.io.switch import Switch
 from aprfmt.io.system import exchange, is_mounted, link_unnamed, open_unnamed, path_of_unnamed, start_writeback
 from aprfmt.io.temporary import sweep, temporary_beside
@@ -37,7 +37,8 @@ _SHARED_PLACE = stat.S_ISVTX | stat.S_IWOTH
 def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folder: bool = False) -> None:
     """Refuses an output that is an input, exists (without `force`), is of another kind, or has no folder to lie in.
 
-    `folder` says that the output is one; a device or a pipe is never replaced.
+    Inputs are the `sources` and every file opened in a `watch_opened` block around the call. `folder` says that the
+    output is one; a device or a pipe is never replaced.
     """
     name = os.fspath(target)
     parent = os.path.dirname(absolute(name))
@@ -47,7 +48,7 @@ def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folde
             raise RefusedError(
                 f"the output exists and is not {wanted}", path=name, hint="choose another output with -o"
             )
-        if any(exists(source) and is_same(name, source) for source in sources):
+        if any(exists(source) and is_same(name, source) for source in (*sources, *watched_paths())):
             raise RefusedError("the output is the input", path=name, hint="choose another output with -o")
     if not force and exists(name, follow=False):
         raise exists_error(name)

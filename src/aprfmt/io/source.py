@@ -277,6 +277,11 @@ def watch_opened() -> Iterator[list[Source]]:
         _OPENED.reset(token)
 
 
+def watched_paths() -> Iterator[str]:
+    """The paths that were opened in any `watch_opened` block around the call."""
+    return (source.path for opened in _OPENED.get() for source in opened)
+
+
 def _difference(then: FileIdentity, now: FileIdentity) -> str:
     if (then.device, then.inode) != (now.device, now.inode):
         return "was replaced by another file"
