@@ -32,6 +32,9 @@ from typing import ClassVar, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+EXIT_CODES = range(2, 9)
+"""The exit codes of the table above."""
+
 _LONGEST_TEXT = 800
 """A message quotes what a file says, and a name or key in a file may be as long as it likes."""
 

@@ -12,9 +12,10 @@ import pytest
 
 import aprfmt
 from aprfmt import formats
+from aprfmt.cli import failures
 from aprfmt.cli.main import run
 from aprfmt.convert.targets.base import TARGETS, Target, find_target, targets
-from aprfmt.errors import MissingDependencyError, RefusedError, Terminated, UnknownFormatError, UsageError
+from aprfmt.errors import AprError, MissingDependencyError, RefusedError, Terminated, UnknownFormatError, UsageError
 from aprfmt.formats import READERS, Reader, entry_points
 
 PLUGIN = """
@@ -169,6 +170,20 @@ FAULTS = {
     "no model": ({"detect": "return True", "open": "return 1"}, "failed in open: it gave a int, not a Model"),
     "neither": ({"after": "rude = 1"}, "is no reader, which has detect and open, and no target, which has layouts"),
     "odd suffixes": ({"after": "rude.suffixes = None"}, "needs a name, a text, and suffixes"),
+    "a truth that exits": (
+        {"detect": "return Odd()", "after": "class Odd:\n    def __bool__(self): sys.exit(0)"},
+        "failed in detect: SystemExit: 0"),
+    "a folder that exits": (
+        {"after": "class Odd:\n    def __bool__(self): sys.exit(0)\nRude.folder = Odd()"},
+        "cannot be loaded: SystemExit: 0"),
+    "a label that is no text": ({"after": "rude.label = 1"}, "needs a container and a label that are texts"),
+    **{
+        f"an error with exit code {code}": (
+            {"detect": "raise Odd('x')",
+             "after": f"import aprfmt\nclass Odd(aprfmt.AprError): exit_code = {code}"},
+            "failed in detect: Odd: x")
+        for code in ("0", "256", "-1", "'0'", "1")
+    },
     "a name that fails": ({"after": "Rude.name = property(lambda self: 1 / 0)"}, "cannot be loaded: ZeroDivisionError"),
 }  # fmt: skip
 
@@ -189,6 +204,30 @@ def test_a_faulty_plugin_is_an_error_that_names_its_package(
     assert "at import" in captured.err
     assert "by a library" in captured.err
     assert not (tmp_path / "x.apr").exists()
+
+
+@pytest.mark.parametrize("metadata", [b"Name: odd\nVersion: 1\n", b"Name: \xff\n", None])
+@pytest.mark.parametrize("entries", [b"[aprfmt.formats]\nx = \xff\n", b"[aprfmt.formats]\nx = : : (\n"])
+def test_entry_points_that_cannot_be_read_are_an_error(
+    metadata: bytes | None, entries: bytes, site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = site / "odd-1.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_bytes(entries)
+    if metadata is not None:
+        (info / "METADATA").write_bytes(metadata)
+    (tmp_path / "odd").write_bytes(b"what is this")
+    assert run(["convert", str(tmp_path / "odd"), "-o", str(tmp_path / "x.apr"), "--json"]) == 6
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert "odd" in message or str(site) in message or "cannot be loaded" in message
+    assert not (tmp_path / "x.apr").exists()
+
+
+@pytest.mark.parametrize("code", [0, 256, -1])
+def test_no_error_ends_a_command_with_exit_0(code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = type("Odd", (AprError,), {"exit_code": code})
+    assert failures.report(odd("x")) == 70
+    assert failures.report(Terminated(code - 128)) == 70
 
 
 def test_a_target_that_exits_is_an_error(site: Path, tiny_gguf: Path, tmp_path: Path) -> None:

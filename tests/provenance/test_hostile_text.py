@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 
 from aprfmt.convert.modelfile import go_template, modelfile
 from aprfmt.html.page import page, paragraph, table
-from aprfmt.provenance.model_card import front_matter, to_card
+from aprfmt.provenance.model_card import front_matter, markdown, to_card
 from aprfmt.publishing.card import _SECTION, BEGIN, END, ModelRow, license_of, renewed
 from aprfmt.tokenizer.chat_format import ChatFormat
 from aprfmt.tokenizer.model import Tokenizer
@@ -94,6 +95,13 @@ def test_the_section_of_a_push_says_it_as_text(value: str, old: bytes) -> None:
     assert kinds(renewed(card, [ROW], {}, info, None).decode()) <= {*kinds(text)}
     lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|-")]
     assert len(lines) == 6  # two tables, two rows each
+
+
+@pytest.mark.parametrize("value", ["see https://a.example/?b=c", "WWW.a.example", "x (www.a.example) ftp://b"])
+def test_a_bare_address_is_no_link(value: str) -> None:
+    written = markdown(value)
+    assert html.unescape(written) == value
+    assert not re.search(r"://|www\.", written, re.IGNORECASE)
 
 
 def commands(text: str) -> list[str]:

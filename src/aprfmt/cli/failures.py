@@ -69,6 +69,7 @@ def report(error: BaseException) -> int:
     code, described = classify(error)
     with suppress(BrokenPipeError):
         out.failure(described)
+    code = code if 0 < code < 256 else EXIT_INTERNAL  # a plugin's class may say anything
     return out.failure_exit or code if code < 128 else code
 
 

@@ -14,44 +14,73 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.errors import AprError, MissingDependencyError, Terminated
+from aprfmt.errors import EXIT_CODES, AprError, MissingDependencyError, Terminated
 from aprfmt.model import Model
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution, EntryPoint
 
 GROUP = "aprfmt.formats"
 """The group under which packages register readers and targets."""
 
 _READS, _WRITES = ("detect", "open"), ("layouts",)
-_TEXTS, _OTHERS = ("name", "container", "label"), ("suffixes", "folder", "takes")
+_TEXTS = ("name", "container", "label")
+_PLAIN: dict[str, Callable[[Any], object]] = {
+    **dict.fromkeys(_TEXTS, str.__str__),
+    "suffixes": lambda values: tuple(map(str.__str__, values)),
+    "folder": bool,
+    "takes": lambda values: frozenset(map(str.__str__, values)),
+}
+"""Attributes, and how each becomes a value whose methods are not the plugin's."""
 _SLOW_SECONDS = 5.0
 
 
 def load_all() -> tuple[object, ...]:
     """Every plugin. Raises MissingDependencyError for one that cannot be loaded, or neither reads nor writes."""
-    from importlib.metadata import entry_points
+    from importlib.metadata import distributions, entry_points
 
-    return tuple(map(_Plugin, entry_points(group=GROUP)))
+    try:
+        points = entry_points(group=GROUP)
+    except Exception as error:  # of whatever a file of any package holds
+        broken = next(filter(None, map(_unreadable, distributions())), "an installed package")
+        what = f"the entry points of {broken} cannot be read: {type(error).__name__}: {error}"
+        raise MissingDependencyError(what, hint=f"reinstall or remove {broken}") from error
+    return tuple(map(_Plugin, points))
+
+
+def _unreadable(package: Distribution) -> str | None:
+    """The name of a package whose entry points cannot be read; None where they can."""
+    try:
+        _ = package.entry_points
+    except Exception:
+        return _name_of(package) or f"a package in {package.locate_file('')}"
+    return None
+
+
+def _name_of(package: Distribution | None) -> str | None:
+    try:
+        return package.name if package is not None else None
+    except Exception:  # its metadata may hold anything
+        return None
 
 
 class _Plugin:
     """A reader, a target or both: the same attributes, and methods that raise nothing but AprErrors."""
 
     def __init__(self, point: EntryPoint) -> None:
-        self._package = point.dist.name if point.dist is not None else point.value
+        self._package = _name_of(point.dist) or point.value
         self._entry = point.name
         with self._guarded("cannot be loaded"):
             plugin: Any = point.load()
-            names = (*_TEXTS, *_OTHERS, *_READS, *_WRITES)
+            names = (*_PLAIN, *_READS, *_WRITES)
             found: dict[str, Any] = {name: getattr(plugin, name, None) for name in names}
             self._check(found)
             for name in (*_READS, *_WRITES):
                 if callable(found[name]):
                     setattr(self, name, self._method(name, found[name]))
-            for name in (*_TEXTS, *_OTHERS):
+            for name, plain in _PLAIN.items():
                 if found[name] is not None:
-                    setattr(self, name, found[name])
+                    setattr(self, name, plain(found[name]))
 
     def _check(self, found: dict[str, Any]) -> None:
         """Raises MissingDependencyError."""
@@ -61,6 +90,8 @@ class _Plugin:
             raise self._error("is no reader, which has detect and open, and no target, which has layouts")
         if not isinstance(found["name"], str) or not isinstance(suffixes, tuple | list):
             raise self._error("needs a name, a text, and suffixes, a tuple of texts")
+        if not all(isinstance(found[name], str | None) for name in _TEXTS):
+            raise self._error("needs a container and a label that are texts")
         if not all(isinstance(suffix, str) for suffix in suffixes):
             raise self._error("needs suffixes that are texts")
 
@@ -69,6 +100,8 @@ class _Plugin:
             begin = time.monotonic()
             with self._guarded(f"failed in {name}"):
                 answer = method(*arguments)
+                if name == "detect":
+                    answer = bool(answer)
             if name == "open" and not isinstance(answer, Model):
                 raise self._error(f"failed in open: it gave a {type(answer).__name__}, not a Model")
             if name == "detect" and (seconds := time.monotonic() - begin) > _SLOW_SECONDS:
@@ -83,9 +116,11 @@ class _Plugin:
         with _stdout_as_stderr():
             try:
                 yield
-            except (AprError, KeyboardInterrupt, Terminated, MemoryError):
+            except (KeyboardInterrupt, Terminated, MemoryError):
                 raise
             except BaseException as error:  # code of others: whatever it raises, sys.exit too
+                if isinstance(error, AprError) and type(error).exit_code in EXIT_CODES:
+                    raise
                 reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 raise self._error(f"{what}: {reason}") from error
 

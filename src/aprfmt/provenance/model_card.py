@@ -68,8 +68,8 @@ _UNTOUCHED = re.compile(r"v\d+(\.\d+)*|\d.*")
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(f"[{CONTROLS}]")
-_MARKUP = re.compile(r"[\\`\[\]<>|]|&(?=#?\w+;)")
-_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+_MARKUP = re.compile(r"[\\`\[\]<>|]|&(?=#?\w+;)|:(?=//)|(?<=www)\.", re.IGNORECASE)
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;", ":": "&#58;", ".": "&#46;"}
 _FENCE = "---"
 _NULLS = ("", "~", "null", "Null", "NULL")
 
@@ -179,7 +179,10 @@ def yaml_line(key: str, value: str) -> str:
 
 
 def markdown(value: str) -> str:
-    """`value` as a line of plain text: no HTML, link, code, heading, list, rule or cell of a table begins in it."""
+    """`value` as a line of plain text: no HTML, code, heading, list, rule or cell of a table begins in it.
+
+    Nor does a link: renderers make one of a bare web address, unless an entity hides its `://` or `www.`.
+    """
     line = " ".join(_CONTROL.sub(" ", value).split())
     line = _MARKUP.sub(lambda found: _ENTITIES.get(found[0]) or f"\\{found[0]}", line)
     return f"\\{line}" if line.startswith(("#", "-", "+", "*", "=", "~~~")) else line
