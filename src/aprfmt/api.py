@@ -565,7 +565,12 @@ def validate(
 
 
 def report(
-    file: PathLike, output: PathLike | None = None, *, force: bool = False, progress: StartProgress | None = None
+    file: PathLike,
+    output: PathLike | None = None,
+    *,
+    force: bool = False,
+    follow_links: bool = False,
+    progress: StartProgress | None = None,
 ) -> dict[str, object]:
     """What there is to say of a model, or of a training run by its folder, and a page of it where `output` is named.
 
@@ -573,6 +578,7 @@ def report(
         file: the model or the folder.
         output: a .html; of a run also a .png of the curves, which needs matplotlib.
         force: replace an existing output.
+        follow_links: show files that links bring from outside the model's folder.
         progress: called with the bytes of a model that are read; gives the function to call with each piece.
 
     Returns:
@@ -580,6 +586,8 @@ def report(
 
     Raises:
         AprError: with code "usage" for another suffix.
+        ChecksumError: the model is damaged.
+        RefusedError: links lead out of the model's folder.
     """
     from aprfmt.html.file import check_page, write_page
     from aprfmt.inspection.run_report import is_run, summarise, write_report
@@ -589,13 +597,24 @@ def report(
     names = {"file": os.fspath(file), "output": str(target) if target is not None else None}
     if is_run(path):
         return {**(summarise(path) if target is None else write_report(path, target, force=force)), **names}
+    from aprfmt.convert.files import parts_of
     from aprfmt.inspection.model_page import html, survey
+    from aprfmt.io.links import check_links, check_opened
+    from aprfmt.io.source import watch_opened
 
     if target is not None:
         check_page(target)
-    with formats.open_unchanged(path) as model:
+    with watch_opened() as opened, formats.open_unchanged(path) as model:
+        folder, own = parts_of(model)
+        if not follow_links:
+            check_links(folder, own)
+        if model.convention == "apr":
+            model.record_reads()
         n_bytes = sum(t.n_bytes for t in model.tensors.entries)
         found = survey(model, progress(n_bytes) if progress is not None else None)
+        model.check_intact()
+        if not follow_links:
+            check_opened(folder, own, opened)
     if target is not None:
         write_page(target, html(found), force=force)
     return found.to_json() | names

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plain_models
 import pytest
 from demo_model import build
 from pages import Page
@@ -131,3 +132,23 @@ def test_the_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert apr(["report", str(tiny), "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["tensors"][0]["histogram"]["counts"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_no_page_of_a_damaged_file(tiny: Path, tmp_path: Path, damage: str) -> None:
+    aprfmt.import_model(tiny, tmp_path / "m.apr")
+    data = bytearray((tmp_path / "m.apr").read_bytes())
+    data[len(data) // 2] ^= 4
+    (tmp_path / "m.apr").write_bytes(data if damage == "flip" else data[:-4])
+    assert apr(["report", str(tmp_path / "m.apr"), "-o", str(tmp_path / "p.html")]) == 4
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_no_page_shows_what_a_link_leads_to(tmp_path: Path) -> None:
+    folder = plain_models.write_folder(tmp_path / "hf")
+    (tmp_path / "secret").write_text("the secret text")
+    (folder / "chat_template.jinja").symlink_to("../secret")
+    command = ["report", str(folder), "-o", str(tmp_path / "p.html")]
+    assert apr(command) == 5
+    assert not (tmp_path / "p.html").exists()
+    assert apr([*command, "--follow-links"]) == 0

@@ -116,6 +116,9 @@ def report(
         ),
     ] = None,
     force: ForceOption = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Follow symbolic links that point outside the folder.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -142,7 +145,7 @@ def report(
         detect(file)  # report an unreadable model first
         raise UsageError("the report about a model is an HTML page", hint="add -o page.html, or see apr inspect")
     with progress_bar("reading") as progress:
-        body = aprfmt.report(file, output, force=force, progress=progress)
+        body = aprfmt.report(file, output, force=force, follow_links=follow_links, progress=progress)
     count = cast("int", body["tensor_count"])
     name = out.style(printable(str(output)), "bold")
     out.result(body, [f"{out.style('wrote', 'green')} {name}", f"  {body['format']}, {plural(count, 'tensor')}"])
