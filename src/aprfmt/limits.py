@@ -23,6 +23,12 @@ MAX_PARSED_BYTES = 448 << 20
 MAX_STRING_BYTES = 1 << 20
 """A string of a GGUF's keys, but for those that hold a whole file. Licences are the longest, with 50 KB."""
 
+MAX_ELEMENT_BYTES = 64 << 10
+"""A string in an array of a GGUF; the longest tokens and merges have less than 2 KiB."""
+
+MAX_CONFIG_BYTES = 8 << 20
+"""A config.json, generation_config.json or preprocessor_config.json; the largest have 200 KB."""
+
 MAX_TEMPLATE_CHARS = 1 << 20
 """A chat template; the longest of real models have 100 KB."""
 

@@ -222,8 +222,19 @@ def test_numpy_floats_are_written_as_numbers() -> None:
         b'["' + b"x" * 1000 + b'"]',
         '["\U0001f600","'.encode() + b'x","x' * 130 + b'"]',
         '["\u4e00","'.encode() + b'x","x' * 190 + b'"]',
+        b'["\\ud83d\\ude00","' + b'x","x' * 130 + b'"]',
+        b'["\\u4e00","' + b'x","x' * 190 + b'"]',
     ],
-    ids=["commas", "lists", "objects", "a long string", "four bytes a character", "two bytes a character"],
+    ids=[
+        "commas",
+        "lists",
+        "objects",
+        "a long string",
+        "four bytes a character",
+        "two bytes a character",
+        "escaped pairs",
+        "escapes",
+    ],
 )
 def test_what_may_take_too_much_memory_is_refused(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonx, "_SURELY_SMALL", 0)

@@ -21,7 +21,16 @@ from types import FrameType
 from typing import Any
 
 from aprfmt.cli.output import out
-from aprfmt.errors import AprError, NotFoundError, Terminated, UsageError, out_of_memory, storage_error
+from aprfmt.errors import (
+    AprError,
+    CorruptError,
+    NotFoundError,
+    OutOfMemoryError,
+    Terminated,
+    UsageError,
+    out_of_memory,
+    storage_error,
+)
 
 EXIT_INTERNAL = 70
 EXIT_BROKEN_PIPE = 141
@@ -75,6 +84,10 @@ def report(error: BaseException) -> int:
 
 def classify(error: BaseException) -> tuple[int, AprError]:
     """The exit code of `error`, and its description as an AprError."""
+    return _panic(error) if is_panic(error) else _classify(error)
+
+
+def _classify(error: BaseException) -> tuple[int, AprError]:
     if isinstance(error, AprError):
         if isinstance(error, NotFoundError) and error.hint == error.usual_hint and error.path:
             error.hint = _sibling(error.path) or error.hint
@@ -103,6 +116,20 @@ def classify(error: BaseException) -> tuple[int, AprError]:
     message = f"internal error: {type(error).__name__}: {error}"
     hint = "set APR_DEBUG=1 for a traceback; please report this bug"
     return EXIT_INTERNAL, AprError(message, code="internal", hint=hint)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust panicked, which is no Exception."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
+def _panic(error: BaseException) -> tuple[int, AprError]:
+    text = " ".join(str(error).split())[:200]
+    if re.search(r"memory|alloc|ThreadPool|WouldBlock", text):
+        lacking = OutOfMemoryError(f"not enough memory or threads: {text}")
+        return lacking.exit_code, lacking
+    damaged = CorruptError(f"the tokenizer library failed: {text}", hint="apr validate FILE checks the tokenizer")
+    return damaged.exit_code, damaged
 
 
 def _sibling(path: str) -> str | None:

@@ -68,7 +68,7 @@ def _prepare_streams() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command line and returns its exit code; prints whatever went wrong, never a traceback."""
-    from aprfmt.cli.failures import catch_signals, report
+    from aprfmt.cli.failures import catch_signals, is_panic, report
     from aprfmt.cli.output import out
     from aprfmt.errors import Terminated
 
@@ -77,6 +77,10 @@ def run(arguments: list[str]) -> int:
         with catch_signals():
             return _dispatch(arguments)
     except (Exception, KeyboardInterrupt, Terminated) as error:
+        return report(error)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
         return report(error)
 
 

@@ -37,6 +37,7 @@ from aprfmt.errors import (
 from aprfmt.io.source import Buffer, Source, exists, padding
 from aprfmt.limits import (
     MAX_ARRAY_DEPTH,
+    MAX_ELEMENT_BYTES,
     MAX_HEADER_BYTES,
     MAX_KEY_BYTES,
     MAX_KEYS,
@@ -114,6 +115,9 @@ _LEAST_BYTES |= {GgufType.STRING: 8, GgufType.ARRAY: 12}
 # What an element of a list takes in memory: its place there, while it is made one in a tuple, and the object.
 _ELEMENT_BYTES = dict.fromkeys(GgufType, 48)
 _ELEMENT_BYTES |= {GgufType.UINT8: 16, GgufType.INT8: 16, GgufType.BOOL: 16, GgufType.STRING: 80, GgufType.ARRAY: 112}
+
+_CHARACTER_BYTES = 4
+"""Most memory for a character of a string, where one of them lies beyond U+FFFF."""
 
 FILE_KEYS = ("tokenizer.huggingface.json", "tokenizer.rwkv.world", "aprfmt.metadata")
 """Keys whose strings hold a whole file: they may have MAX_TEXT_FILE_BYTES."""
@@ -259,16 +263,11 @@ class Cursor:
         elem_type = self._kind(key)
         count = self.u64(f"the count of {key!r}")
         self.need(count * _LEAST_BYTES[elem_type], f"the array {key!r} of {count} elements")
-        self._parsed_bytes += count * _ELEMENT_BYTES[elem_type]
-        if self._parsed_bytes > MAX_PARSED_BYTES:
-            raise LimitError(
-                f"the arrays up to {key!r} may take {self._parsed_bytes:,} bytes of memory; the limit is "
-                f"{MAX_PARSED_BYTES:,}",
-                path=self.path,
-                offset=self.pos,
-            )
+        self._take_memory(count * _ELEMENT_BYTES[elem_type], key)
         if elem_type is GgufType.STRING:
+            start = self.pos
             self._skip_strings(key, count)
+            self._take_memory(_CHARACTER_BYTES * (self.pos - start - 8 * count), key)
         elif elem_type is GgufType.ARRAY:
             for _ in range(count):
                 self._skip_array(key, depth + 1)
@@ -276,23 +275,43 @@ class Cursor:
             self.pos += count * _LEAST_BYTES[elem_type]
         return elem_type, count
 
+    def _take_memory(self, n_bytes: int, key: str) -> None:
+        self._parsed_bytes += n_bytes
+        if self._parsed_bytes > MAX_PARSED_BYTES:
+            raise LimitError(
+                f"the arrays up to {key!r} may take {self._parsed_bytes:,} bytes of memory; the limit is "
+                f"{MAX_PARSED_BYTES:,}",
+                path=self.path,
+                offset=self.pos,
+            )
+
     def _skip_strings(self, key: str, count: int) -> None:
         # The hot loop of opening a file: vocabularies have 150,000 strings. A length behind what was read raises: then
         # more is read, and the loop goes on where it stopped.
         what, pos, unpack, left = f"the strings of {key!r}", self.pos, _U64.unpack_from, repeat(None, count)
-        is_done = False
+        longest, is_done = 0, False
         while not is_done:
             data = self.data
             try:
                 for _ in left:
                     (length,) = unpack(data, pos)
+                    if length > longest:  # noqa: PLR1730 - a call is too slow here
+                        longest = length
                     pos += length + 8
                 is_done = True
             except (struct.error, OverflowError):
                 self.need(pos + 8 - self.pos, what)
                 self.read_to(pos + 8)
-                pos += unpack(self.data, pos)[0] + 8
+                (length,) = unpack(self.data, pos)
+                longest = max(longest, length)
+                pos += length + 8
         self.need(pos - self.pos, what)
+        if longest > MAX_ELEMENT_BYTES:
+            raise LimitError(
+                f"a string of {key!r} has {longest:,} bytes; the limit is {MAX_ELEMENT_BYTES:,}",
+                path=self.path,
+                offset=self.pos,
+            )
         self.pos = pos
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aprfmt.errors import CorruptError, LimitError, RefusedError, storage_errors
 from aprfmt.io.jsonx import check_size
 from aprfmt.io.source import Source
-from aprfmt.limits import MAX_FILE_NAME_BYTES, MAX_TEXT_FILE_BYTES
+from aprfmt.limits import MAX_CONFIG_BYTES, MAX_FILE_NAME_BYTES, MAX_TEXT_FILE_BYTES
 from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -91,11 +91,15 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(name.count("/") == pattern.count("/") and fnmatchcase(name, pattern) for pattern in patterns)
 
 
+_CONFIGS = ("config.json", "generation_config.json", "preprocessor_config.json")
+
+
 def read_text_file(path: Path) -> bytes:
-    """All bytes of a JSON or text file. Raises LimitError beyond MAX_TEXT_FILE_BYTES, NotFoundError."""
+    """All bytes of a JSON or text file. Raises NotFoundError; LimitError for more than such a file may have."""
+    limit = MAX_CONFIG_BYTES if path.name in _CONFIGS else MAX_TEXT_FILE_BYTES
     with Source.open(path) as source:
-        if source.size > MAX_TEXT_FILE_BYTES:
-            raise LimitError(f"the file has {source.size} bytes; the limit is {MAX_TEXT_FILE_BYTES}", path=path)
+        if source.size > limit:
+            raise LimitError(f"the file has {source.size:,} bytes; the limit is {limit:,}", path=path)
         return source.read(0, source.size)
 
 

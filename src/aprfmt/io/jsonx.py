@@ -175,6 +175,8 @@ def check_size(raw: Buffer) -> None:
         return
     data = bytes(raw)
     width = 4 if data.translate(None, _BELOW_FOUR) else 2 if data.translate(None, _BELOW_TWO) else 1
+    if width < 4 and b"\\u" in data:
+        width = 4 if _MAYBE_SURROGATE_BYTES.search(data) else max(width, 2 if _WIDE_ESCAPE.search(data) else 1)
     copies = 1 + _has_long_string(data)
     n_bytes = len(data) * (1 + width * copies) + sum(data.count(sign) * size for sign, size in _OBJECT_BYTES.items())
     if n_bytes > MAX_PARSED_BYTES:
@@ -184,6 +186,7 @@ def check_size(raw: Buffer) -> None:
         )
 
 
+_WIDE_ESCAPE = re.compile(rb"\\u(?!00)")
 _SURELY_SMALL = 1 << 20
 _BELOW_TWO, _BELOW_FOUR = bytes(range(0xC4)), bytes(range(0xF0))
 """Bytes of UTF-8 with which Python stores a character of the text in one byte, or in at most two."""

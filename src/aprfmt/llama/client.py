@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any, NotRequired, TypedDict
 
 from aprfmt import formats
-from aprfmt.errors import MissingDependencyError, RunError, UsageError
+from aprfmt.errors import MissingDependencyError, OutOfMemoryError, RunError, UsageError, memory_limit
 from aprfmt.io.cache import in_use
 from aprfmt.io.child import Child, ChildDiedError
 from aprfmt.llama.engine import ENGINES, POOLINGS, LoadRequest, Sampling
@@ -32,7 +32,9 @@ _BUFFER = re.compile(r"(?:KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 _LAST_LINES, _LONGEST_LINE = 3, 300
 _INSTALL = "pip install xllamacpp, or where it has no wheel: pip install llama-cpp-python"
 _MAY_BE_WRONG = "apr validate FILE may show what is wrong with it"
-_NO_MEMORY = re.compile(r"failed to allocate|unable to allocate|out of memory|bad_alloc")
+_NO_MEMORY = re.compile(
+    r"failed to allocate|unable to allocate|out of memory|bad_alloc|mem_buffer != NULL|Memory allocation|MemoryError"
+)
 _MOST_THREADS = 512
 """That ggml knows."""
 
@@ -331,6 +333,7 @@ class Llama:
                 # What was given already cannot be taken back.
                 if death.late or given or arguments.get("follow") or not self._request.extra_buffers:
                     reason = reason_in(death.log)
+                    self._check_memory(death.log)
                     raise LlamaDiedError(
                         self._named(f"llama.cpp {death}: {reason}" if reason else f"llama.cpp {death}"),
                         path=self._name,
@@ -366,10 +369,21 @@ class Llama:
         if call == "load":
             reason = reason_in(self._worker.log())
             message = f"{message}: {reason}" if reason else message
+        self._check_memory(message)
         hint = "a longer context (--ctx) has room" if reply.get("room") else _MAY_BE_WRONG
         if _NO_MEMORY.search(message):
             hint = "a shorter context (--ctx) and weights of fewer bits (apr quantize) take less memory"
         raise RunError(self._named(message), path=self._name, hint=hint)
+
+    def _check_memory(self, text: str) -> None:
+        """Raises OutOfMemoryError where the worker lacked memory under a limit of this process."""
+        limit = memory_limit()
+        if limit is not None and _NO_MEMORY.search(text):
+            raise OutOfMemoryError(
+                f"llama.cpp lacks memory: this process may take {limit >> 20} MiB",
+                path=self._name,
+                hint="raise its limit: ulimit -v unlimited",
+            ) from None
 
     def _named(self, message: str) -> str:
         return message.replace(self._request.path, self._name)

@@ -16,7 +16,7 @@ from natives import gguf_parts
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError
 from aprfmt.formats import gguf
-from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_STRING_BYTES
+from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_ELEMENT_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_STRING_BYTES
 
 Put = Callable[[bytes], Path]
 
@@ -61,6 +61,11 @@ CASES: dict[str, tuple[bytes, type[AprError], str]] = {
         image([pair(b"general.name", STRING, string(b"x" * (MAX_STRING_BYTES + 1)))]),
         LimitError,
         "general.name",
+    ),
+    "long element": (
+        image([pair(b"k", ARRAY, array(STRING, 1, string(b"x" * (MAX_ELEMENT_BYTES + 1))))]),
+        LimitError,
+        "a string of 'k'",
     ),
     "empty strings": (
         image([pair(b"k", ARRAY, array(STRING, 6_000_000, bytes(48_000_000)))]),

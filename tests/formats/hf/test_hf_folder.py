@@ -241,7 +241,7 @@ def test_a_damaged_config_is_reported_when_it_is_needed(folder: Path, text: str)
 
 
 def test_a_huge_config_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_files, "MAX_TEXT_FILE_BYTES", 16)
+    monkeypatch.setattr(hf_files, "MAX_CONFIG_BYTES", 16)
     with pytest.raises(LimitError):
         aprfmt.open(folder)
 
