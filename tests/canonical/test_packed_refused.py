@@ -198,8 +198,8 @@ def test_rows_laid_out_for_a_gpu_are_refused() -> None:
         ({"quant_method": "compressed-tensors",
           "config_groups": {"a": {"weights": {"strategy": "attn_head"}}}}, "attn_head"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),
-        ([1], "not an object"),
-        ("fp8", "not an object"),
+        ([1], "not a JSON object"),
+        ("fp8", "not a JSON object"),
     ],
 )  # fmt: skip
 def test_ways_to_pack_that_are_not_decoded_are_named(method: Any, word: str) -> None:
@@ -239,7 +239,7 @@ def test_what_belongs_to_no_weight_is_refused(ending: str) -> None:
 def test_a_weight_beside_its_packed_form_is_refused() -> None:
     case = pm.gptq()
     twin = pm.tensor(f"{pm.BASE}.weight", "F32", np.zeros((32, 64)))
-    assert "beside" in refusal(case.tensors | {twin.name: twin}, case.quantization).message
+    assert "together with" in refusal(case.tensors | {twin.name: twin}, case.quantization).message
 
 
 def test_more_bytes_than_the_shape_takes_are_refused() -> None:

@@ -349,7 +349,7 @@ def test_prune_says_what_it_leaves_out(apr: Apr, tiny_gguf: Path, tmp_path: Path
     assert not out.exists()
     done = apr("prune", tiny_gguf, "--drop-layers", "0", "-o", out)
     assert done.code == 0
-    assert "layer 0 of 2 is left out" in done.stdout
+    assert "layer 0 of 2 is dropped" in done.stdout
     assert apr("inspect", out, "--json").json["metadata"]["num_layers"] == 1
     wrong = apr("prune", tiny_gguf, "--keep-layers", "7", "-o", tmp_path / "x.gguf", "--json")
     assert wrong.code == 2

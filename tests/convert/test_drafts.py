@@ -111,7 +111,7 @@ def test_each_option_writes_what_the_converter_writes(
         asked: dict[str, Any] = {"dtype": DRAFTED[name].out_type, "pre": "smollm", "force": True, option: True}
         report = aprfmt.export_model(source, tmp_path / "m.gguf", **asked)
         _same_gguf(name, tmp_path / "m.gguf", peer)
-        said = "--no-mtp asks" if option == "no_mtp" else "--mtp-only asks"
+        said = "dropped (--no-mtp)" if option == "no_mtp" else "dropped (--mtp-only)"
         assert any(loss.endswith(said) for loss in report.losses)
 
 
@@ -171,7 +171,7 @@ def test_a_folder_comes_back_whole_or_without_its_draft_layers(name: str, folder
     assert _stored(tmp_path / "f16").keys() == wanted.keys()
     for i, path in enumerate((source, tmp_path / "m.apr")):
         report = aprfmt.export_model(path, tmp_path / f"{i}", format="hf", no_mtp=True)
-        assert any("MTP layers" in loss and loss.endswith("--no-mtp asks") for loss in report.losses)
+        assert any("MTP layers" in loss and loss.endswith("dropped (--no-mtp)") for loss in report.losses)
         left = _stored(tmp_path / f"{i}")
         assert left == {tensor: wanted[tensor] for tensor in left}
         config = json.loads((tmp_path / f"{i}" / "config.json").read_text())

@@ -120,7 +120,7 @@ def test_a_draft_is_taken_out_of_the_folder_that_holds_its_model_too(
     assert any("embed.weight" in loss for loss in report.losses)
     # Its model goes without it.
     report = aprfmt.export_model(whole, tmp_path / "model.gguf", pre="smollm")
-    assert any("behind: --mtp-only" in loss for loss in report.losses)
+    assert any("dropped: --mtp-only" in loss for loss in report.losses)
     aprfmt.export_model(model, tmp_path / "alone.gguf", pre="smollm")
     with aprfmt.open(tmp_path / "model.gguf") as a, aprfmt.open(tmp_path / "alone.gguf") as b:
         assert {n: bytes(t.raw()) for n, t in a.tensors.items()} == {n: bytes(t.raw()) for n, t in b.tensors.items()}

@@ -89,7 +89,7 @@ def test_a_tokenizer_without_the_answers_is_refused(reranker: Path, tmp_path: Pa
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(RefusedError, match="no token 'yes'") as caught:
         aprfmt.export_model(folder, tmp_path / "m.gguf")
-    assert "another name" in str(caught.value.hint)
+    assert "rename the folder" in str(caught.value.hint)
     assert not (tmp_path / "m.gguf").exists()
 
 

@@ -56,7 +56,7 @@ def test_a_suffix_of_no_format_is_a_slip(name: str, tmp_path: Path) -> None:
 
 def test_own_keys_cannot_be_stamped(tiny_gguf: Path, tmp_path: Path) -> None:
     aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
-    with pytest.raises(UsageError, match="by hand"):
+    with pytest.raises(UsageError, match="cannot be edited"):
         aprfmt.stamp(tmp_path / "m.apr", tmp_path / "s.apr", set={"aprfmt.tensors": {}})
 
 

@@ -95,7 +95,7 @@ def test_llama_cpp_loads_what_has_none_by_wish_and_not_what_says_nothing(tmp_pat
     folder = plain_models.write_folder(tmp_path / "model")
     aprfmt.export_model(folder, tmp_path / "with.gguf")
     report = aprfmt.export_model(folder, tmp_path / "none.gguf", no_tokenizer=True)
-    assert report.losses == ["the tokenizer of 320 tokens is left out"]
+    assert report.losses == ["the tokenizer of 320 tokens is dropped"]
     expected = llama_cpp.logits(tmp_path / "with.gguf", IDS)
     assert np.array_equal(llama_cpp.logits(tmp_path / "none.gguf", IDS), expected)
     bare = rewritten(tmp_path / "none.gguf", tmp_path / "bare.gguf", lambda key: not key.startswith("tokenizer."))
