@@ -139,4 +139,4 @@ def test_a_tensor_too_many_is_refused(case_id: str, models: Any, tmp_path: Path)
 
     error = refused(with_tensors(models(case_id), tmp_path, change), tmp_path)
     assert extra in str(error)
-    assert "nearest" in str(error)
+    assert "closest" in str(error)

@@ -62,7 +62,7 @@ def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path) -> Non
             allow_unmapped=True,
         )
     assert not (tmp_path / "o.safetensors").exists()
-    assert re.fullmatch(r"--max-memory \d+MiB, or leave it out", caught.value.hint or "")
+    assert re.fullmatch(r"raise it to --max-memory \d+MiB, or leave it out", caught.value.hint or "")
 
 
 def test_the_memory_that_the_refusal_names_is_enough(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_memory_that_the_refusal_names_is_enough(tmp_path: Path) -> None:
 def test_a_limit_is_told_in_its_unit(typed: int, unit: str) -> None:
     with pytest.raises(RefusedError, match=rf"needs at least \d+ {unit} of memory") as refused:
         flow_for(None, typed, [])
-    assert re.fullmatch(rf"--max-memory \d+{unit}, or leave it out", refused.value.hint or "")
+    assert re.fullmatch(rf"raise it to --max-memory \d+{unit}, or leave it out", refused.value.hint or "")
     assert typed == 5_000_001 or refused.value.message.endswith(f"allows 10 {unit}")
 
 

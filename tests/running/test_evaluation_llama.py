@@ -132,7 +132,7 @@ def test_refusals(tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPat
         aprfmt.evaluate(gguf, documents, engine="onnx")
     with pytest.raises(UsageError, match="device"):
         aprfmt.evaluate(gguf, documents, engine="llama", device="cpu")
-    with pytest.raises(RefusedError, match="windows of 99999"):
+    with pytest.raises(RefusedError, match="sequence length 99999"):
         aprfmt.evaluate(gguf, documents, engine="llama", seq_len=99999)
     monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"llama\.cpp"):

@@ -381,7 +381,7 @@ class Decoder(nn.Module):
 
         What hooks of a block do is not compiled. Blocks that cannot be compiled run as they are, which is noted.
         """
-        if torch._dynamo.config.disable:
+        if getattr(torch._dynamo.config, "disable", False):
             current().miss("compile", "the environment disables it")
             return
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
