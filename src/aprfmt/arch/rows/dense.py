@@ -117,7 +117,7 @@ ROWS: tuple[Architecture, ...] = (
             norm_bias=REQUIRED, norm_value="plus_one",
         ),
         keys=(
-            *DIMS, GROUPED, ROPE, replace(RMS_EPS, hf=("norm_eps",)), HEAD_DIM, VOCAB, _layer_eps("norm_eps"), ROPE_DIM,
+            *DIMS, GROUPED, ROPE, _layer_eps("norm_eps"), replace(RMS_EPS, hf=("norm_eps",)), HEAD_DIM, VOCAB, ROPE_DIM,
             _UNSCALED, WHOLE_HEADS, flag("attention_bias"), flag("mlp_bias"), must_be("hidden_act", "relu2"),
         ),
         defaults={"": {
