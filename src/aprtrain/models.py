@@ -27,9 +27,9 @@ from torch import Tensor
 import aprfmt
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.canonical.model import canonical
 from aprfmt.canonical.narrowed import narrowed, parse_widths
 from aprfmt.canonical.packed import AS_VALUES
+from aprfmt.canonical.read import canonical
 from aprfmt.canonical.relayered import parse_layers, relayered
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor

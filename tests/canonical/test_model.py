@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt import formats
-from aprfmt.canonical.model import canonical
 from aprfmt.canonical.packed import AS_VALUES
+from aprfmt.canonical.read import canonical
 from aprfmt.model import Model
 
 

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.canonical import packed
-from aprfmt.canonical.model import canonical
 from aprfmt.canonical.packed import Packing
+from aprfmt.canonical.read import canonical
 from aprfmt.codecs.stream import read_whole
 from aprfmt.errors import RefusedError
 from aprfmt.model import Tensor

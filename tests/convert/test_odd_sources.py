@@ -16,7 +16,7 @@ from odd_models import DAMAGES, Odd
 from tiny_models import BYTES, write_byte_tokenizer
 
 import aprfmt
-from aprfmt.canonical.model import canonical
+from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError
 from aprfmt.formats.gguf import GgufType
 

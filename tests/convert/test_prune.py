@@ -19,7 +19,7 @@ from draft_models import write_drafted
 import aprfmt
 from aprfmt.arch.row import Key
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.canonical.model import canonical
+from aprfmt.canonical.read import canonical
 from aprfmt.canonical.relayered import (
     BY_NUMBER,
     LAST,

@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import aprfmt
-from aprfmt.canonical.model import canonical, gguf_side
+from aprfmt.canonical.read import canonical
+from aprfmt.canonical.sides import gguf_side
 from aprfmt.errors import CorruptError
 
 CONFIG = {

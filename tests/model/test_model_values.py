@@ -12,7 +12,7 @@ import plain_models
 import pytest
 
 import aprfmt
-from aprfmt.canonical.model import canonical
+from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError, UnknownTensorError, UsageError
 
 EVIL = '<script>"&\n\x1b[31m\udcff'

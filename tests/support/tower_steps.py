@@ -247,7 +247,7 @@ def _other_values(case: TowerCase, saved: Path, back: Path) -> list[str]:
     import aprfmt
     from aprfmt.arch import names
     from aprfmt.arch.towers import TOWERS
-    from aprfmt.canonical.model import canonical
+    from aprfmt.canonical.read import canonical
 
     row = next(row for row in TOWERS if row.id == case.row)
     wrong = []

@@ -11,8 +11,8 @@ from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical.adapter import stored_config
 from aprfmt.canonical.kinds import adapter_config, is_adapter
-from aprfmt.canonical.model import canonical
 from aprfmt.canonical.pairs import Base
+from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.formats import hf_files, hub
 from aprfmt.io.source import is_file, is_folder

@@ -17,9 +17,10 @@ from aprfmt.arch.names import is_gguf_only, matches
 from aprfmt.arch.outside import layer_of
 from aprfmt.canonical.merge_methods import PASSTHROUGH, SCRATCH, Combination, MergeRule, Values
 from aprfmt.canonical.merged import encodes_alone
-from aprfmt.canonical.model import Canonical, hf_side
+from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.relayered import SourceLayer, check_layer, relayered, renumbered
 from aprfmt.canonical.rowmap import Produced
+from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from threading import Lock
 
+from aprfmt.canonical.kinds import ADAPTER
 from aprfmt.canonical.lora import is_turned, made
-from aprfmt.canonical.model import ADAPTER, Canonical
+from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import regroup

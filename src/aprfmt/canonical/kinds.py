@@ -62,3 +62,6 @@ def adapter_config(model: Model) -> Mapping[str, object] | None:
     else:
         return None
     return None if raw is None else parse_object(raw, str(lora.config_path(at)), lora.CONFIG)
+
+
+ADAPTER = "an adapter"

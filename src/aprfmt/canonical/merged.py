@@ -17,9 +17,10 @@ from threading import Lock
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical import lora as factors
-from aprfmt.canonical.model import Canonical, links
+from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import can_encode, decode, encode, is_padded, recode

@@ -15,8 +15,9 @@ from functools import cache, partial
 from aprfmt.arch.grammar import FIELD_OF_SIZE, dims_of, evaluate, sizes_of
 from aprfmt.arch.names import is_gguf_only, matches
 from aprfmt.arch.row import Architecture
-from aprfmt.canonical.model import Canonical, hf_side
+from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import recode_jobs

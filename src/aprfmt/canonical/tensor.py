@@ -230,3 +230,13 @@ def outside_dtype(tensor: CanonicalTensor, dtype: str) -> str:
 def is_float(dtype: str) -> bool:
     """Whether tensors of the dtype are floats, or blocks that decode to floats; 8-bit floats do not count."""
     return dtype in _FLOATS or DTYPES[dtype].kind != "plain"
+
+
+def is_copy(a: CanonicalTensor, b: CanonicalTensor) -> bool:
+    """Whether two tensors hold the same bytes."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    x, y = a.source, b.source
+    if x is not None and y is not None and x.source is y.source and x.offset == y.offset:
+        return True
+    return all(p == q for p, q in zip(a.chunks(), b.chunks(), strict=True))

@@ -15,19 +15,13 @@ from typing import TypedDict
 from aprfmt import formats
 from aprfmt.arch import hparams as hp
 from aprfmt.canonical.base_model import find_base
+from aprfmt.canonical.checks import check_before_writing, require_config, with_dims_of_tensors
+from aprfmt.canonical.drafts import without_drafts
 from aprfmt.canonical.kinds import is_adapter
-from aprfmt.canonical.model import (
-    Canonical,
-    canonical,
-    check_before_writing,
-    embedding_rows,
-    read_tokenizer,
-    require_config,
-    with_dims_of_tensors,
-    without_drafts,
-)
+from aprfmt.canonical.model import Canonical, embedding_rows
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Base
+from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
 from aprfmt.convert.files import carried_files, parts_of, with_files
@@ -51,6 +45,7 @@ from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.formats import hf_files
 from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
+from aprfmt.formats.hf_files import read_tokenizer
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.io import names
@@ -524,7 +519,7 @@ def _override(c: Canonical, options: Options) -> Canonical:
     return replace(c, stated=stated, info=c.info | stated, general=general, tokenizer=tokenizer)
 
 
-def _count(c: Canonical, output: Output) -> int | None:
+def count_elements(c: Canonical, output: Output) -> int | None:
     """Parameters of the output; None if they are the elements of its tensors."""
     packed = c.packs.weights and not c.packs.decoded
     return c.n_params if packed and output.n_params is None else output.n_params
@@ -543,7 +538,7 @@ def _report(
         input_bytes=c.model.size_bytes,
         output_bytes=sum(layout.n_bytes for layout in output.layouts),
         dtypes=dtype_totals(output.tensors),
-        param_count=_count(c, output),
+        param_count=count_elements(c, output),
         lossless=output.lossless,
         warnings=[*c.warnings, *losses.warnings],
         losses=losses.sentences(),

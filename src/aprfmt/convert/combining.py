@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from aprfmt import formats
+from aprfmt.canonical.checks import require_config, with_dims_of_tensors
 from aprfmt.canonical.combined import LayerSlice, combined
 from aprfmt.canonical.merge_methods import LINEAR, PASSTHROUGH, SLERP, MergeRule
-from aprfmt.canonical.model import Canonical, canonical, require_config, with_dims_of_tensors
+from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import Decoding
+from aprfmt.canonical.read import canonical
 from aprfmt.canonical.relayered import parse_layers
 from aprfmt.convert.api import Report, convert
 from aprfmt.convert.merge_recipe import (

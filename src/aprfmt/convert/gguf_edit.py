@@ -13,7 +13,8 @@ from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.hparams import full_key, keys_of
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import find_gguf
-from aprfmt.canonical.model import canonical, check_before_writing
+from aprfmt.canonical.checks import check_before_writing
+from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.gguf import GgufNative, GgufPart, GgufType, KvMapping, model_of, read_pairs
 from aprfmt.formats.gguf_write import ValueType, encode_kv
@@ -114,7 +115,7 @@ def _edited(model: Model, part: GgufPart, patch: Mapping[str, object], types: Ma
             raise UsageError(f"{key!r} cannot be edited: it {_FIXED[key]}", path=model.path)
         if value is None:
             if entries.pop(key, None) is None:
-                raise UsageError(f"unknown key {key!r}", path=model.path, hint=_nearest(key, list(entries)))
+                raise UsageError(f"unknown key {key!r}", path=model.path, hint=name_hint(key, list(entries)))
             continue
         kind = _type_of(key, part.kv, row, types)
         entries[key] = encode_kv(key, kind, _read(key, kind, value))
@@ -151,7 +152,7 @@ def _type_by_name(key: str, row: Architecture | None, hint: str, others: Collect
     if key.startswith("tokenizer.chat_template."):
         return GgufType.STRING
     raise UsageError(
-        f"{key!r} has no effect: llama.cpp does not read it", hint=_nearest(key, [*known, *others]) or hint
+        f"{key!r} has no effect: llama.cpp does not read it", hint=name_hint(key, [*known, *others]) or hint
     )
 
 
@@ -180,7 +181,7 @@ def _known(row: Architecture | None) -> Iterator[tuple[str, ValueType]]:
         yield from ((full_key(row, key.gguf), parse_type(key.kind)) for key in keys_of(row, {}) if key.gguf)
 
 
-def _nearest(key: str, known: list[str]) -> str | None:
+def name_hint(key: str, known: list[str]) -> str | None:
     """A hint with the key of the same kind that looks most like it."""
     kind, _, name = key.rpartition(".")
     names = {other.removeprefix(kind + "."): other for other in known if other.startswith(kind + ".")}

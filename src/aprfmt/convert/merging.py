@@ -12,9 +12,10 @@ from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.extracted import Extraction, extracted
 from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.merged import with_adapters
-from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Adapter, Base
+from aprfmt.canonical.read import canonical
 from aprfmt.convert.api import Report, convert
 from aprfmt.convert.files import parts_of
 from aprfmt.convert.mixes import find_mix

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.links import Link
-from aprfmt.canonical.model import Canonical, from_gguf, links
+from aprfmt.canonical.model import Canonical, from_gguf
+from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
 from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype

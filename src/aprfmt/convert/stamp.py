@@ -9,7 +9,9 @@ from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.arch.hparams import EXTRA_KEY, from_gguf, to_apr, to_gguf
-from aprfmt.canonical.model import Canonical, canonical, check_vocabulary, read_tokenizer
+from aprfmt.canonical.checks import check_vocabulary
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.read import canonical
 from aprfmt.convert import gguf_edit
 from aprfmt.convert.gguf_edit import Text, parse_text
 from aprfmt.convert.integrity import open_checked
@@ -21,6 +23,7 @@ from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr_metadata import SOURCE_KEY, TYPED_FIELDS
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.gguf import GgufNative
+from aprfmt.formats.hf_files import read_tokenizer
 from aprfmt.io.pipe import FileLayout, Segment, WriteOptions, write_file
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import watch_opened

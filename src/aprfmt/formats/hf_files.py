@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from aprfmt.errors import CorruptError, LimitError, RefusedError, storage_errors
 from aprfmt.io.jsonx import check_size
-from aprfmt.io.source import Source
+from aprfmt.io.source import Source, is_file, is_folder
 from aprfmt.limits import MAX_CONFIG_BYTES, MAX_FILE_NAME_BYTES, MAX_TEXT_FILE_BYTES
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -162,3 +163,22 @@ def load_tokenizer(folder: Path, config: JsonObject | None) -> Tokenizer | None:
 
     names = [name for name in list_names(folder, is_read) if is_read(name)]
     return read_files({name: read_text_file(folder / name) for name in names}, config)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a folder (or of one tokenizer.json). Raises NotFoundError, RefusedError, CorruptError."""
+    if is_folder(path):
+        config = path / "config.json"
+        tokenizer = load_tokenizer(path, read_config(config) if is_file(config) else None)
+    else:
+        from aprfmt.tokenizer.hf import read_files
+
+        tokenizer = read_files({"tokenizer.json": read_text_file(path)}, None)
+    if tokenizer is None:
+        raise RefusedError(
+            "no tokenizer found in the folder",
+            path=path,
+            hint="it must hold tokenizer.json, tokenizer.model, tekken.json, a .tiktoken file, vocab.txt, "
+            "or vocab.json with merges.txt",
+        )
+    return tokenizer

@@ -15,9 +15,9 @@ from aprfmt import formats
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.lora import to_hf
-from aprfmt.canonical.model import canonical
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
+from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError

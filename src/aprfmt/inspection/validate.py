@@ -14,9 +14,11 @@ from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, check_shapes, check_tensor
 from aprfmt.arch.table import ARCHITECTURES, find_gguf
 from aprfmt.arch.tower_table import find_tower_gguf
 from aprfmt.canonical.base_model import find_base
+from aprfmt.canonical.checks import network_shapes, shapes_after_links
 from aprfmt.canonical.clip import read_towers
-from aprfmt.canonical.kinds import is_adapter, is_clip
-from aprfmt.canonical.model import ADAPTER, Canonical, canonical, network_shapes, shapes_after_links
+from aprfmt.canonical.kinds import ADAPTER, is_adapter, is_clip
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.read import canonical
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.values import BLOCK_VALUES
 from aprfmt.errors import AprError, StorageError, UsageError

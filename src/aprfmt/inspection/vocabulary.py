@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from aprfmt import formats
-from aprfmt.canonical.model import read_tokenizer
 from aprfmt.errors import AprError, CorruptError, RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import path_text
+from aprfmt.formats.hf_files import read_tokenizer
 from aprfmt.io.source import is_folder
 from aprfmt.text import plural
 from aprfmt.tokenizer.encoding import TOKENIZER_JSON, hard_texts, load, tokenizer_json

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import aprfmt
-from aprfmt.canonical.model import canonical, find_row
+from aprfmt.canonical.detection import find_row
+from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError, RunError
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama

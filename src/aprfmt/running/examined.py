@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from aprfmt import formats
-from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError
 from aprfmt.inspection.validate import Validation, validate
 from aprfmt.io.temporary import scratch_folder

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.canonical.model import apr_metadata_with
+from aprfmt.canonical.metadata import apr_metadata_with
 from aprfmt.errors import (
     AprError,
     CorruptError,

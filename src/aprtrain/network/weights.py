@@ -19,8 +19,11 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import matches
 from aprfmt.arch.rope import FREQS, scaling_of
 from aprfmt.arch.row import Architecture
-from aprfmt.canonical.model import Canonical, canonical, check_before_writing, hf_side
+from aprfmt.canonical.checks import check_before_writing
+from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import AS_VALUES
+from aprfmt.canonical.read import canonical
+from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import recode_jobs
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError

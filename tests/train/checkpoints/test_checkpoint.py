@@ -18,7 +18,7 @@ from train_children import forked
 from train_runs import identity_of
 
 import aprfmt
-from aprfmt.canonical.model import apr_metadata_with
+from aprfmt.canonical.metadata import apr_metadata_with
 from aprfmt.errors import AprError, CorruptError, RunError, StorageError
 from aprfmt.llama.client import Llama
 from aprtrain.checkpoints import checkpoint

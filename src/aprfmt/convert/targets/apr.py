@@ -16,8 +16,12 @@ from pathlib import Path
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
+from aprfmt.canonical.detection import find_row
 from aprfmt.canonical.envelope import LEFT_ASIDE
-from aprfmt.canonical.model import Canonical, apr_metadata_of, canonical, find_row, gguf_side
+from aprfmt.canonical.metadata import apr_metadata_of
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.read import canonical
+from aprfmt.canonical.sides import gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype, outside_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode

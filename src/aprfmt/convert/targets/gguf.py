@@ -17,22 +17,14 @@ from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.outside import without_place
 from aprfmt.arch.row import OF_TENSOR
 from aprfmt.canonical import envelope
+from aprfmt.canonical.completion import complete_from_shapes
+from aprfmt.canonical.drafts import drafts_alone, named_drafts, with_drafts_counted, without_drafts
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.model import (
-    ADAPTER,
-    Canonical,
-    apr_metadata_of,
-    complete_from_shapes,
-    drafts_alone,
-    embedding_rows,
-    from_gguf,
-    gguf_side,
-    links,
-    named_drafts,
-    with_drafts_counted,
-    without_drafts,
-)
+from aprfmt.canonical.kinds import ADAPTER
+from aprfmt.canonical.metadata import apr_metadata_of
+from aprfmt.canonical.model import Canonical, embedding_rows, from_gguf
 from aprfmt.canonical.reranker import ANSWERS, as_reranker, with_two_outputs
+from aprfmt.canonical.sides import gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded

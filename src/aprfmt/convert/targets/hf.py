@@ -13,9 +13,11 @@ from aprfmt.arch.fields import as_text
 from aprfmt.arch.heads import MODULE
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
-from aprfmt.canonical.model import Canonical, from_gguf, hf_side, named_drafts, with_drafts_counted
+from aprfmt.canonical.drafts import named_drafts, with_drafts_counted
+from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.relayered import with_layers
+from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS

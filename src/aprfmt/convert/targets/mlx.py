@@ -16,8 +16,9 @@ from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.links import find_link
 from aprfmt.arch.mlx import WRAPPERS, MlxNetwork, mlx_row, network_of, turned
 from aprfmt.canonical import envelope
-from aprfmt.canonical.model import Canonical, hf_side, to_link
+from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT, without_packing
+from aprfmt.canonical.sides import hf_side, to_link
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float, plain_dtype
 from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, Quantized, Regrouped, check
 from aprfmt.codecs.dtypes import DTYPES, n_elements

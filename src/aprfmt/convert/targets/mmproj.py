@@ -9,7 +9,8 @@ from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.row import Tower
 from aprfmt.canonical.made import Sources, made_place, made_tensors
-from aprfmt.canonical.model import Canonical, gguf_side
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.sides import gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, is_matrix, plain_dtype
 from aprfmt.convert.mixes import file_type_of
 from aprfmt.convert.targets.base import Output, Work

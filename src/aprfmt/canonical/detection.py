@@ -1,0 +1,70 @@
+"""Detects the row of the architecture table that fits an opened model, or the part of a network that it holds."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+from aprfmt.arch import hparams as hp
+from aprfmt.arch.heads import MODULE_KEYS
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.outside import part_of
+from aprfmt.arch.row import Architecture
+from aprfmt.arch.table import lookup, nearest, row_of
+from aprfmt.canonical.kinds import ADAPTER, looks_like_adapter
+from aprfmt.errors import UsageError
+from aprfmt.formats import hfdir, safetensors
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.formats.safetensors import SafetensorsNative
+from aprfmt.model import Model
+
+
+def find_row(model: Model, arch: str | None = None) -> Architecture | None:
+    """The row of the architecture table that `arch` names, else the one that the model itself tells."""
+    if arch is not None and arch != "auto":
+        row = lookup(arch)
+        if row is None:
+            raise UsageError(f"unknown architecture {arch!r}", hint=name_hint(arch))
+        return row
+    if model.convention == "apr" and model.metadata.get(UNMAPPED_KEY) is True:
+        return None
+    kv = model.metadata if model.convention == "gguf" else None
+    return row_of(model.hparams, kv=kv, tensor_names=model.tensors)
+
+
+def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
+    """A copy of the model's hyper-parameters; those of a checkpoint read as the `row`, whatever its config names."""
+    told = deepcopy(model.hparams)
+    if row is None or model.convention != "hf" or told.architecture == row.id:
+        return told
+    folder, single = model.native_as(HfNative), model.native_as(SafetensorsNative)
+    config = hfdir.config_of(folder) if folder else safetensors.config_of(single) if single else None
+    if config is None:
+        return told
+    found = hp.from_hf_config(config, row)
+    found.extra |= {key: value for key, value in told.extra.items() if MODULE_KEYS.fullmatch(key)}
+    return found
+
+
+def find_part(model: Model, row: Architecture | None) -> str:
+    """What the source holds, where that is not a network: its tensors keep their names, whatever they are."""
+    if looks_like_adapter(model):
+        return ADAPTER
+    if model.convention == "gguf":
+        return part_of(row, model.metadata, model.hparams, model.tensors)
+    told = model.metadata.get(PART_KEY) if model.convention == "apr" else None
+    return told if isinstance(told, str) else ""
+
+
+def name_hint(word: str) -> str:
+    """What the user may have meant, and where all names stand."""
+    near = nearest(word)
+    return (f"the nearest is {near!r}; " if near else "") + "apr architectures lists all of them"
+
+
+PART_KEY = "aprfmt.part"
+"""APR metadata key that tells what a file holds which is not a network."""
+
+
+UNMAPPED_KEY = "aprfmt.unmapped"
+"""APR metadata key of a network without a row, though its architecture has the name of one: a GGUF may say "mixtral",
+which llama.cpp calls "llama"."""

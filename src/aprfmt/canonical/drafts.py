@@ -1,0 +1,67 @@
+"""MTP layers: count, drop or extract those of a canonical model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch import hparams as hp
+from aprfmt.arch import names
+from aprfmt.arch.outside import ExtraTensors, is_draft, names_drafts
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.errors import RefusedError
+
+
+def named_drafts(c: Canonical) -> dict[str, CanonicalTensor]:
+    """The tensors of draft layers whose names the row has on both sides."""
+    if c.arch is None or not names_drafts(c.arch):
+        return {}
+    return {n: t for n, t in c.outside.items() if t.link is not None or names.matches(c.arch, n)}
+
+
+def with_drafts_counted(c: Canonical) -> Canonical:
+    """`c` for a container made anew: with the number of draft layers that have names there."""
+    if c.arch is None:
+        return c
+    found = (names.matches(c.arch, n, side) for n in named_drafts(c) for side in ("hf", "gguf"))
+    n_drafts = len({match.layer for matches in found for match in matches})
+    known = hp.drafts_key(c.arch).hf
+    extra = {name: value for name, value in c.hparams.extra.items() if name not in known}
+    if (n_drafts and known) or (names_drafts(c.arch) and len(extra) < len(c.hparams.extra)):
+        extra[known[0]] = n_drafts
+    return replace(c, hparams=replace(c.hparams, extra=extra))
+
+
+def without_drafts(c: Canonical) -> tuple[Canonical, list[ExtraTensors]]:
+    """`c` without its draft layers, and what they were."""
+    drafts = {name: t for name, t in c.outside.items() if is_draft(c.arch, name)}
+    others = {name: t for name, t in c.outside.items() if name not in drafts}
+    known = hp.drafts_key(c.arch).hf
+    extra = {name: 0 if name in known else value for name, value in c.hparams.extra.items()}
+    left = replace(c, outside=others, hparams=replace(c.hparams, extra=extra), is_whole=not drafts)
+    return left, replace(c, outside=drafts).outside_parts()
+
+
+_SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
+"""What draft layers share with the network, by GGUF names."""
+
+
+def drafts_alone(c: Canonical) -> tuple[Canonical, int]:
+    """`c` with its draft layers and what they share with the network alone, and how many tensors of it are left out.
+
+    Raises RefusedError where there are no draft layers that the row names.
+    """
+    drafts = named_drafts(c)
+    if c.arch is None or not drafts:
+        raise RefusedError(
+            "the model has no MTP layers that a GGUF can hold",
+            path=c.model.path,
+            hint="leave out --mtp-only to write the model itself",
+        )
+    shared = {names.special(c.arch, name) for name in _SHARED}
+    kept = {name: t for name, t in c.tensors.items() if name in shared}
+    n_left = len(c.tensors) - len(kept)
+    for beginning, instead in c.arch.drafts_apart:
+        own = (t for name, t in c.outside.items() if name.startswith(beginning))
+        kept |= {name: replace(t, name=name) for t in own for name in (instead + t.name.removeprefix(beginning),)}
+    return replace(c, tensors=kept, outside=drafts, is_whole=False), n_left

@@ -1,0 +1,194 @@
+"""Names the tensors of an opened model as its Hugging Face checkpoint does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from aprfmt.arch import mlx, names
+from aprfmt.arch.grammar import has_layer, is_unwanted
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.links import Link, link_of
+from aprfmt.arch.names import Match
+from aprfmt.arch.outside import names_drafts
+from aprfmt.arch.row import Architecture
+from aprfmt.canonical.detection import find_part
+from aprfmt.canonical.kinds import ADAPTER
+from aprfmt.canonical.packed import PackedTensor, Packing
+from aprfmt.canonical.rowmap import keeps_dtype
+from aprfmt.canonical.tensor import CanonicalTensor, is_copy
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.stream import TensorSource
+from aprfmt.errors import RefusedError, UnmappedError
+from aprfmt.model import Model, Tensor
+
+
+def name_tensors(
+    model: Model,
+    row: Architecture | None,
+    h: Hyperparams,
+    allow_unmapped: bool,
+    packs: Packing,
+    elsewhere: Collection[str],
+) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor], dict[str, str]]:
+    """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the others,
+    those `elsewhere`; names of the source that hold the bytes of another one again, and that one's name.
+
+    Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
+    dimensions that contradict the tensors.
+    """
+    if row is None and find_part(model, row) == ADAPTER:
+        elsewhere = {*model.tensors}
+    elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.pieces[0].name in elsewhere)}
+    tensors: dict[str, CanonicalTensor] = {}
+    others: dict[str, CanonicalTensor] = {}
+    copies: dict[str, str] = {}
+    for tensor in _named(model, row, h, allow_unmapped, packs, elsewhere):
+        found = others if tensor.name in elsewhere or tensor.pieces[0].name in elsewhere else tensors
+        first = found.setdefault(tensor.name, tensor)
+        if first is tensor:
+            continue
+        if not is_copy(tensor, first):
+            raise RefusedError("two tensors have this name", path=model.path, tensor=tensor.name)
+        copies[tensor.pieces[0].name] = tensor.name
+    return tensors, others, copies
+
+
+def _named(
+    model: Model,
+    row: Architecture | None,
+    h: Hyperparams,
+    allow_unmapped: bool,
+    packs: Packing,
+    elsewhere: Collection[str],
+) -> Iterator[CanonicalTensor]:
+    def hf_name(name: str) -> str | None:
+        if row is None or model.convention == "gguf":
+            return None
+        if name in elsewhere:
+            return names.draft_name(row, h, name) if names_drafts(row) else None
+        return names.canonical_name(row, name)
+
+    def is_linked(name: str) -> bool:
+        if row is None or name in decoded or found[name] is not None or names.is_gguf_only(row, name):
+            return False
+        if not names.matches(row, name, "gguf"):
+            return False
+        return name not in elsewhere or (names_drafts(row) and not names.matches(row, name))
+
+    # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
+    entries = model.tensors.entries
+    decoded = packs.parts if packs.decoded else frozenset()
+    found = {t.name: hf_name(t.name) for t in entries if t.name not in decoded}
+    from_gguf = {t.name: t for t in entries if is_linked(t.name)}
+    shapes = {name: t.shape for name, t in from_gguf.items()}
+    done: set[str] = set()
+    for tensor in entries:
+        name = found.get(tensor.name)
+        if tensor.name in decoded:
+            # The weight comes in place of the first of its parts.
+            if (weight := packs.by_first_part.get(tensor.name)) is not None:
+                yield from _decoded(row, h, weight, hf_name(weight.name))
+        elif row is None or tensor.name in packs.parts:
+            yield CanonicalTensor(tensor.name, (tensor,))
+        elif name is not None:
+            yield CanonicalTensor(name, (tensor,))
+        elif tensor.name in elsewhere and tensor.name not in from_gguf:
+            yield CanonicalTensor(tensor.name, (tensor,))
+        elif tensor.name in from_gguf:
+            if tensor.name not in done:  # a link comes in place of the first of its tensors
+                match = _matching(row, names.in_stacks(names.matches(row, tensor.name, "gguf"), h), tensor, h, shapes)
+                link = link_of(h, match, shapes)
+                done |= set(link.gguf)
+                yield from _from_gguf(from_gguf, link)
+        elif (
+            allow_unmapped
+            or names.is_gguf_only(row, tensor.name)
+            or names.ignorable(row, tensor.name)
+            or mlx.link_from(row, h, tensor.name, {tensor.name: tensor.shape}) is not None
+        ):
+            yield CanonicalTensor(tensor.name, (tensor,))
+        else:
+            nearest = names.nearest(row, tensor.name, "gguf" if model.convention == "gguf" else "hf")
+            raise UnmappedError(
+                f"unknown tensor for architecture {row.id!r}; the closest name is {nearest!r}",
+                path=model.path,
+                tensor=tensor.name,
+                hint="check --arch, or keep the name with --allow-unmapped",
+            )
+
+
+def names_from_mlx(
+    row: Architecture | None, h: Hyperparams, tensors: dict[str, CanonicalTensor]
+) -> dict[str, CanonicalTensor]:
+    """The tensors under the names and in the shapes of a checkpoint, those that mlx_lm has otherwise among them."""
+    if row is None or mlx.network_of(row) is None:
+        return tensors
+    shapes = {name: t.shape for name, t in tensors.items()}
+    links = {name: mlx.link_from(row, h, name, shapes) for name in tensors}
+    turned = {name: mlx.turned(row, name, shape) if shape[-1:] == (1,) else None for name, shape in shapes.items()}
+    if not any(links.values()) and not any(turned.values()):
+        return tensors
+    out: dict[str, CanonicalTensor] = {}
+    for name, tensor in tensors.items():
+        link, row_map = links[name] or mlx.values_from(row, h, name, shapes), turned[name]
+        if link is not None and name == link.gguf[0]:
+            check_whole(link.gguf, tensors)
+            pieces = tuple(tensors[part].pieces[0] for part in link.gguf)
+            out |= {
+                made: CanonicalTensor(made, pieces, link.row_map, position, inverse=True)
+                for position, made in enumerate(link.hf)
+            }
+        elif row_map is not None:
+            out[name] = CanonicalTensor(name, tensor.pieces, row_map)
+        elif link is None:
+            out[name] = tensor
+    return out
+
+
+def _decoded(row: Architecture | None, h: Hyperparams, weight: PackedTensor, name: str | None) -> list[CanonicalTensor]:
+    """A decoded weight under its Hugging Face name, in whose row order it comes where it has that of a GGUF."""
+    found = names.matches(row, weight.name, "gguf") if row is not None and name is None else []
+    if not found:
+        return [CanonicalTensor(name or weight.name, (weight,))]
+    return to_hf(link_of(h, found[0], {weight.name: weight.shape}), (weight,))
+
+
+def check_whole(link_names: Sequence[str], there: Collection[str]) -> None:
+    """Raises RefusedError where some of the tensors of a link are there and others are not."""
+    absent = [name for name in link_names if name not in there]
+    if absent:
+        present = next(name for name in link_names if name in there)
+        raise RefusedError(f"{absent[0]} is missing, and this tensor needs it", tensor=present)
+
+
+def to_hf(link: Link, pieces: tuple[TensorSource, ...]) -> list[CanonicalTensor]:
+    """The Hugging Face tensors of a link, made of those of the GGUF."""
+    return [
+        CanonicalTensor(name, pieces, link.row_map, position, inverse=True, link=link)
+        for position, name in enumerate(link.hf)
+    ]
+
+
+def _from_gguf(tensors: Mapping[str, Tensor], link: Link) -> list[CanonicalTensor]:
+    """The Hugging Face tensors that the GGUF tensors of a link hold.
+
+    Blocks that cannot come into Hugging Face order without being decoded keep the GGUF name.
+    """
+    check_whole(link.gguf, tensors)
+    pieces = tuple(tensors[name] for name in link.gguf)
+    if not keeps_dtype(pieces, link.row_map) and any(DTYPES[p.dtype].kind != "plain" for p in pieces):
+        return [CanonicalTensor(p.name, (p,), link=link) for p in pieces]
+    return to_hf(link, pieces)
+
+
+def _matching(arch: Architecture, found: list[Match], tensor: Tensor, h: Hyperparams, there: Collection[str]) -> Match:
+    """The row for the tensor's layer, its dtype (packed rows take what they pack), what is beside it, the config."""
+    return min(
+        found,
+        key=lambda m: (
+            m.layer is not None and not has_layer(m.row.layers, h, m.layer),
+            bool(m.row.pack) != (tensor.dtype == "MXFP4"),
+            any(name not in there for name in names.gguf_names(m.row, m.layer, h)),
+            is_unwanted(arch, m.row.need, h),
+        ),
+    )

@@ -1,0 +1,187 @@
+"""Reads an opened model into canonical form."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+
+from aprfmt.arch import names
+from aprfmt.arch.outside import outside
+from aprfmt.arch.row import Architecture
+from aprfmt.arch.table import ARCHITECTURES, lookup, nearest
+from aprfmt.canonical import envelope
+from aprfmt.canonical.adapter import read_adapter
+from aprfmt.canonical.checks import check_network
+from aprfmt.canonical.completion import (
+    complete_from_apr,
+    complete_from_gguf,
+    complete_from_tensors,
+    drop_tied_head,
+    restore_bits,
+    take_factors,
+)
+from aprfmt.canonical.detection import find_part, find_row, hparams_as, name_hint
+from aprfmt.canonical.envelope import Envelope
+from aprfmt.canonical.kinds import ADAPTER, is_adapter
+from aprfmt.canonical.model import Canonical, count_elements
+from aprfmt.canonical.naming import name_tensors, names_from_mlx
+from aprfmt.canonical.packed import AS_STORED, Decoding, packing
+from aprfmt.canonical.pairs import Base
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tower import read_tower
+from aprfmt.errors import AprError, RefusedError, UnmappedError
+from aprfmt.formats.apr_metadata import FILES_PREFIX
+from aprfmt.formats.gguf import GgufNative
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.model import Model
+from aprfmt.provenance import provenance
+from aprfmt.text import first_few
+
+_NUMBER = re.compile(r"\d+")
+
+
+def canonical(
+    model: Model,
+    *,
+    arch: str | None = None,
+    allow_unmapped: bool = False,
+    decoding: Decoding = AS_STORED,
+    base: Base | None = None,
+) -> Canonical:
+    """Reads `model` into canonical form; `arch` names a row of the architecture table to use instead of detection.
+
+    `decoding` says what becomes of packed weights, `base` what an adapter is for.
+    Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one, and for adapters
+    what canonical.adapter.read_adapter raises.
+    """
+    if is_adapter(model) and (found := _adapter(model, base, allow_unmapped)) is not None:
+        return found
+    row = find_row(model, arch)
+    if part := find_part(model, row):
+        row = None
+    # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
+    elif row is None and not (allow_unmapped or model.convention == "apr" or not model.tensors):
+        raise _unknown_architecture(model)
+    hparams = hparams_as(model, row)
+    warnings = list(model.warnings)
+    if row is not None:
+        hparams.architecture = row.id
+        if model.convention == "gguf":
+            warnings += complete_from_gguf(model, row, hparams)
+        elif model.convention == "apr":
+            complete_from_apr(model, row, hparams)
+    kept: Envelope | None = None
+    if (gguf := model.native_as(GgufNative)) is not None:
+        kept, warning = envelope.read_envelope(gguf.parts[0].kv)
+        warnings += [warning] if warning else []
+        if kept is not None and row is not None:
+            take_factors(hparams, row, kept)
+    elsewhere = outside(row, hparams, model.tensors) if row is not None else set[str]()
+    packs = packing(model, row, hparams, decoding, elsewhere, allow_unmapped=allow_unmapped)
+    tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
+    tensors = names_from_mlx(row, hparams, tensors) if decoding.decode and model.convention != "gguf" else tensors
+    if row is not None:
+        complete_from_tensors(row, hparams, tensors, model.convention == "gguf")
+    dropped = copies | drop_tied_head(row, tensors, hparams, model.convention == "gguf")
+    known = provenance.read(model)
+    warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
+    if gguf is not None and kept is not None:
+        restore_bits(tensors, kept)
+    if (folder := model.native_as(HfNative)) is not None:
+        kept = envelope.read_folder(folder.folder)
+        facts = kept.metadata if kept is not None else {}
+        known.info |= {name: str(facts[name]) for name in provenance.INFO_FIELDS if name in facts}
+    n_params = count_elements(tensors.values(), packs)
+    if known.general is not None and model.convention == "hf" and n_params and not hparams.num_experts:
+        known.general.setdefault("size_label", provenance.size_label(n_params))
+    return Canonical(
+        model,
+        row,
+        hparams,
+        model.tokenizer,
+        known.info,
+        tensors,
+        dropped,
+        tuple(warnings),
+        known.general,
+        envelope=kept,
+        files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
+        outside=others,
+        part=part,
+        packs=packs,
+        tower=read_tower(model.metadata) if model.convention == "apr" else None,
+    )
+
+
+def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical | None:
+    """The adapter that `model` is; None for one of another kind that is to be carried as it is."""
+    try:
+        adapter = read_adapter(model, base)
+    except RefusedError:
+        if allow_unmapped:
+            return None
+        raise
+    known = provenance.read(model)
+    return Canonical(
+        model,
+        None,
+        deepcopy(adapter.of.hparams if adapter.of is not None else model.hparams),
+        model.tokenizer,
+        known.info,
+        {},
+        warnings=(*model.warnings, *known.warnings),
+        general=known.general,
+        files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
+        outside=adapter.tensors,
+        part=ADAPTER,
+        adapter=adapter,
+    )
+
+
+def _unknown_architecture(model: Model) -> UnmappedError:
+    hparams = model.hparams
+    word = hparams.hf_architecture or hparams.architecture or hparams.hf_model_type
+    if word is None:
+        return UnmappedError(
+            "the file does not name its architecture",
+            path=model.path,
+            hint="set it with --arch; list the names with apr architectures",
+        )
+    # Of some networks the file of llama.cpp holds products that nothing takes apart.
+    known = model.convention == "gguf" and any(row.gguf == word for row in ARCHITECTURES.values())
+    fitting = [row.id for row in fitting_rows(model)]
+    if fitting:
+        others = f" (and of {first_few(fitting[1:])})" if fitting[1:] else ""
+        hint = f"its tensors match {fitting[0]}{others}: try --arch {fitting[0]}"
+    else:
+        hint = "use the original checkpoint" if known else name_hint(word)
+    return UnmappedError(
+        f"architecture {word!r} is not supported"
+        + (" for a GGUF with these keys and tensors: it cannot be converted back to a checkpoint" if known else ""),
+        path=model.path,
+        hint=f"{hint}; or add --allow-unmapped to keep the tensor names as they are",
+    )
+
+
+def fitting_rows(model: Model) -> list[Architecture]:
+    """The rows whose networks have just the tensors of a checkpoint, by its config.json; [] where none has.
+
+    The rows of the class whose name looks most like the model's come first.
+    """
+    if model.convention != "hf" or not model.tensors:
+        return []
+    samples = list({_NUMBER.sub("0", name): name for name in model.tensors}.values())
+    near = nearest(model.hparams.hf_architecture or "")
+    first = lookup(near) if near else None
+    found = []
+    for row in sorted(ARCHITECTURES.values(), key=lambda row: row is not first):
+        if row.hf_when or not all(names.canonical_name(row, name) or names.ignorable(row, name) for name in samples):
+            continue
+        try:
+            c = canonical(model, arch=row.id)
+            check_network(c, row)
+        except AprError:
+            continue
+        if not c.outside:
+            found.append(row)
+    return found
