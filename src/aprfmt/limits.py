@@ -164,6 +164,10 @@ MAX_WINDOW_BYTES = 128 << 20
 MAX_UNPACKED_RATIO, MAX_UNPACKED_AHEAD = 200, 32 << 20
 """How many times its size a compressed text may unpack to, beyond the first 32 MiB; logs come to a hundredth."""
 
+MAX_UNPACKED_STREAMS, MIN_UNPACKED_STREAM_BYTES = 1 << 16, 64
+"""Streams (gzip members, zstd frames) of a compressed text, beyond one for every 64 bytes of content; each costs as
+much time as some hundred bytes of text."""
+
 MAX_DOCUMENT_CHARS = 1 << 20
 """Longest document of training data; a longer text is cut into several."""
 

@@ -132,9 +132,10 @@ def gguf_tensor_names_of_zeros(folder: Path) -> list[str]:
 
 @bomb(0, is_long=True)
 def gguf_strings_of_four_bytes(folder: Path) -> list[str]:
+    n = 4_800_000
     texts = struct.pack("<Q", 4) + "\U0001f600".encode()
-    data = texts * 5_200_000
-    return gguf(folder, key("tokenizer.ggml.tokens", ARRAY) + struct.pack("<IQ", STRING, 5_200_000) + data, 0)
+    data = texts * n
+    return gguf(folder, key("tokenizer.ggml.tokens", ARRAY) + struct.pack("<IQ", STRING, n) + data, 0)
 
 
 # --- safetensors, folders ---

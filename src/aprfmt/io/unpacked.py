@@ -6,11 +6,18 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import BinaryIO, NamedTuple, Protocol
 
 from aprfmt.errors import CorruptError, LimitError
 from aprfmt.io.source import Buffer
-from aprfmt.limits import MAX_UNPACKED_AHEAD, MAX_UNPACKED_RATIO, MAX_WINDOW_BYTES
+from aprfmt.limits import (
+    MAX_UNPACKED_AHEAD,
+    MAX_UNPACKED_RATIO,
+    MAX_UNPACKED_STREAMS,
+    MAX_WINDOW_BYTES,
+    MIN_UNPACKED_STREAM_BYTES,
+)
 
 
 class _Decompressor(Protocol):
@@ -23,26 +30,30 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
+_Begin = Callable[[], _Decompressor]
+
+
 class _Form(NamedTuple):
-    """How a format is read: what decompresses one stream of it, and how much it is given at once.
+    """How a format is read: what makes the decompressor of each stream of a file, and how much it is given at once.
 
     A step gives at most some 30 MB: 4 bytes of zstd can mean 128 KiB, 1 byte of xz 7 KB, 1 byte of gzip 1 KB.
     """
 
-    begin: Callable[[], _Decompressor]
+    open: Callable[[], _Begin]
     step_bytes: int
 
 
-def _zstd() -> _Decompressor:
+def _zstd() -> _Begin:
+    """One context for all frames: a new one takes 30 times as long as an empty frame."""
     import zstandard
 
-    found: _Decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
-    return found
+    begin: _Begin = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj
+    return begin
 
 
 _FORMS = {
-    ".gz": _Form(lambda: zlib.decompressobj(wbits=31), 4 << 10),
-    ".xz": _Form(lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES), 4 << 10),
+    ".gz": _Form(lambda: partial(zlib.decompressobj, wbits=31), 4 << 10),
+    ".xz": _Form(lambda: partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, MAX_WINDOW_BYTES), 4 << 10),
     ".zst": _Form(_zstd, 1 << 10),
 }
 
@@ -51,19 +62,21 @@ SUFFIXES = tuple(_FORMS)
 
 
 class Unpacked(io.RawIOBase):
-    """The content of a compressed file: streams laid end to end, zeros between them left out.
+    """The content of a compressed file: streams laid end to end, any number of zero bytes after each.
 
-    Reading raises CorruptError for damaged data and for a file that is cut short, LimitError for one that unpacks to
-    more than MAX_UNPACKED_RATIO times its size.
+    Reading raises CorruptError for damaged data, for anything else between or after the streams and for a file that is
+    cut short, even to nothing; LimitError for one that unpacks to more than MAX_UNPACKED_RATIO times its size, or has
+    more streams than its content needs.
     """
 
     def __init__(self, file: BinaryIO, suffix: str, path: str) -> None:
         self._form = _FORMS[suffix]
+        self._begin = self._form.open()
         self._file = file
         self._path = path
         self._stream: _Decompressor | None = None
         self._rest = self._plain = b""
-        self._used = self._read = self._given = 0
+        self._used = self._read = self._given = self._streams = 0
 
     def readable(self) -> bool:
         """Always."""
@@ -73,14 +86,7 @@ class Unpacked(io.RawIOBase):
         """As of any stream: fills a part of `buffer`; 0 at the end."""
         assert not isinstance(buffer, bytes)
         while self._used == len(self._plain):
-            self._rest = self._rest or self._file.read(self._form.step_bytes)
-            if self._stream is None:
-                self._rest = self._rest.lstrip(b"\0") or self._file.read(self._form.step_bytes).lstrip(b"\0")
-            if not self._rest:
-                if self._stream is not None:
-                    raise CorruptError(
-                        "cannot be decompressed: it ends too early", path=self._path, hint="fetch it again"
-                    )
+            if not self._fill():
                 return 0
             self._unpack()
         n = min(len(buffer), len(self._plain) - self._used)
@@ -88,25 +94,50 @@ class Unpacked(io.RawIOBase):
         self._used += n
         return n
 
+    def _fill(self) -> bool:
+        """Has `_rest` begin with what is unpacked next. Gives False at the end of the file."""
+        while True:
+            self._rest = self._rest or self._file.read(self._form.step_bytes)
+            is_between = self._stream is None and self._streams > 0
+            if not self._rest:
+                if not is_between:
+                    raise self._damaged("it ends too early")
+                return False
+            if is_between:
+                self._rest = self._rest.lstrip(b"\0")
+            if self._rest:
+                return True
+
     def _unpack(self) -> None:
         """Replaces `_plain`, which was used up, by what the next step gives."""
-        stream = self._stream = self._stream or self._form.begin()
+        if self._stream is None:
+            self._stream, self._streams = self._begin(), self._streams + 1
+        stream = self._stream
         try:
             self._plain, self._used = stream.decompress(self._rest), 0
         except MemoryError:
             raise
         except Exception as error:  # each library has a class of its own
-            raise CorruptError(f"cannot be decompressed: {error}", path=self._path, hint="fetch it again") from error
+            raise self._damaged(str(error)) from error
         self._read += len(self._rest)
         self._rest = b""
         if stream.eof:
             self._rest, self._stream = stream.unused_data, None
             self._read -= len(self._rest)
         self._given += len(self._plain)
+        self._check_limits()
+
+    def _check_limits(self) -> None:
         if self._given > MAX_UNPACKED_RATIO * self._read + MAX_UNPACKED_AHEAD:
-            raise LimitError(
+            what = (
                 f"{self._read:,} bytes unpack to {self._given:,} or more; text is compressed to a "
-                f"{MAX_UNPACKED_RATIO}th at most",
-                path=self._path,
-                hint="unpack the file if you trust it",
+                f"{MAX_UNPACKED_RATIO}th at most"
             )
+        elif self._streams > MAX_UNPACKED_STREAMS + self._given // MIN_UNPACKED_STREAM_BYTES:
+            what = f"{self._streams:,} compressed streams hold only {self._given:,} bytes"
+        else:
+            return
+        raise LimitError(what, path=self._path, hint="unpack the file if you trust it")
+
+    def _damaged(self, how: str) -> CorruptError:
+        return CorruptError(f"cannot be decompressed: {how}", path=self._path, hint="fetch it again")
