@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sized
 from typing import TypeAlias
 
-from aprfmt.arch.grammar import dims_of, holds, size_words
+from aprfmt.arch.grammar import dims_of, holds_of_gguf, size_words
 from aprfmt.arch.hparams import full_key
 from aprfmt.arch.names import matches
 from aprfmt.arch.row import SELDOM, Architecture, TensorRow
@@ -72,7 +72,7 @@ def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Sh
     recurrent = any(".ssm_" in name for name in shapes)
     epsilons = [key.gguf for key in row.keys if key.gguf in _EPS]
     usual = [*(key for key in _USUAL if key in own and recurrent), *epsilons[:1]]
-    family = [key for key, when in row.required.items() if not when or holds(when, lambda w: kv.get(full_key(row, w)))]
+    family = [key for key, when in row.required.items() if not when or holds_of_gguf(when, row, kv, shapes)]
     wanted = dict.fromkeys(full_key(row, key) for key in (*ALWAYS, *usual, *family))
     for name in shapes:
         for match in matches(row, name, "gguf")[:1]:
@@ -110,11 +110,15 @@ def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping
 
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None or not isinstance(kv.get(full_key(row, "attention.head_count_kv"), 1), int):
-        return  # what differs from layer to layer is said for each
+        return  # numbers of heads by layer
+    if full_key(row, "attention.key_length_swa") in kv:
+        return  # widths of heads by kind of layer
+    query = next((part.dims[0] for part in row.tensors if "blk.{n}.attn_q.weight" in part.gguf), "")
+    gated = dims_of(query)[:1] == ["2*q"]
     kv_heads = number("attention.head_count_kv") or heads
     key, value = (number(f"attention.{name}_length") or hidden // heads for name in ("key", "value"))
     sides = {
-        "attn_q": (("attention.key_length",), heads * key),
+        "attn_q": (("attention.key_length",), heads * key * (2 if gated else 1)),
         "attn_k": (("attention.head_count_kv", "attention.key_length"), kv_heads * key),
         "attn_v": (("attention.head_count_kv", "attention.value_length"), kv_heads * value),
         "attn_qkv": (("attention.head_count_kv", "attention.key_length"), heads * key + kv_heads * (key + value)),

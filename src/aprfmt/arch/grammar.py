@@ -453,10 +453,17 @@ def is_config_of(arch: Architecture | Listed, config: Mapping[str, object]) -> b
 
 def is_gguf_of(arch: Architecture | Listed, kv: Mapping[str, object], tensor_names: Collection[str] | None) -> bool:
     """Whether a GGUF with these keys and tensors fulfils the `when` of a row."""
+    return holds_of_gguf(arch.when, arch, kv, tensor_names)
+
+
+def holds_of_gguf(
+    condition: str, arch: Architecture | Listed, kv: Mapping[str, object], tensor_names: Collection[str] | None
+) -> bool:
+    """Whether a condition holds for a GGUF; `tensors=NAME` of a tensor, with or without its `blk.N.`."""
 
     def look_up(word: str) -> object:
         if word == "tensors":
             return {form for name in tensor_names or () for form in (name, _LAYER.sub("", name, count=1))}
         return kv.get(word if word.startswith(WHOLE_KEYS) else f"{arch.gguf}.{word}")
 
-    return holds(arch.when, look_up)
+    return holds(condition, look_up)

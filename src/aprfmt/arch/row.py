@@ -202,7 +202,7 @@ class Architecture:
         packed_config: `quantization_config` of a config.json whose weights came packed out of a GGUF (see pack).
         differs: what llama.cpp computes otherwise; an export to GGUF says so.
         required: GGUF keys after the prefix without which llama.cpp does not load a file of the family, beside those
-            of arch.gguf_keys, each with a condition over such keys, "" for always.
+            of arch.gguf_keys, each with a condition over such keys and `tensors=NAME`, "" for always.
         nested_rope: whether config.json spells rope parameters by layer type (full_attention, sliding_attention).
         flat_norms: norms of a layer that a GGUF has and a checkpoint does not, by name -> the config key that all their
             values are, "" for 1.

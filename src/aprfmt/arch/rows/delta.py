@@ -302,6 +302,14 @@ ROWS: tuple[Architecture, ...] = (
         required={
             "rope.dimension_sections": "", "hyper_connection.count": "", "hyper_connection.low_rank": "",
             **{f"attention.indexer.{name}": "" for name in ("head_count", "key_length", "top_k")},
+            "ple.layers": "ple.ngram_size", "embedding_length_per_layer_input": "ple.layers",
+            **{
+                f"ple.{name}": "ple.layers"
+                for name in (
+                    "ngram_size", "heads_per_ngram", "eos_token_id", "layer_multipliers", "head_offsets",
+                    "head_vocab_sizes",
+                )
+            },
         },
         tensors=(
             embedding(), _SHARDS,

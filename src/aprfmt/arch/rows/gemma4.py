@@ -376,7 +376,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         required={
             "attention.sliding_window": "", "attention.sliding_window_pattern": "", "attention.key_length_swa": "",
-            "attention.value_length_swa": "", "embedding_length_per_layer_input": "",
+            "attention.value_length_swa": "", "embedding_length_per_layer_input": "", "rope.dimension_count_swa": "",
         },
         nested_rope=True, freqs_always=True,
         defaults={

@@ -45,7 +45,7 @@ _DEFAULTS = {
 
 
 _REQUIRED_KEYS = {
-    **MLA_REQUIRED,
+    **MLA_REQUIRED, "expert_feed_forward_length": "",
     # The layer counts of the Lite models, whose Q has no low rank.
     "attention.q_lora_rank": "!block_count=26&!block_count=27&!block_count=48",
 }
@@ -101,7 +101,9 @@ ROWS: tuple[Architecture, ...] = (
         },
     ),
     Architecture(
-        id="mistral4", required=_REQUIRED_KEYS, gguf="mistral4", **hf_names("Mistral4", "mistral4"), rope_type=0,
+        id="mistral4",
+        required={**_REQUIRED_KEYS, "attention.temperature_length": "attention.temperature_scale"}, gguf="mistral4",
+        **hf_names("Mistral4", "mistral4"), rope_type=0,
         # All experts stand in two tensors; Mistral's own layout has each by itself.
         tensors=(
             *sorted(mla_decoder(), key=lambda row: "{e}" in row.hf[0]),

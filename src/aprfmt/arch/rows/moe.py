@@ -170,8 +170,9 @@ ROWS: tuple[Architecture, ...] = (
         }},
     ),
     Architecture(
-        id="granitemoe", required={"logit_scale": ""}, gguf="granitemoe", **hf_names("GraniteMoe", "granitemoe"),
-        rope_type=0,
+        id="granitemoe",
+        required={"logit_scale": "", "expert_shared_feed_forward_length": "tensors=ffn_up_shexp.weight"},
+        gguf="granitemoe", **hf_names("GraniteMoe", "granitemoe"), rope_type=0,
         tensors=moe_decoder(*attention("attention_bias", "attention_bias", permuted=True), *_granite_experts()),
         keys=moe_keys(VOCAB, ROPE_DIM, *SCALES, BIAS_FLAG, count="num_local_experts"),
         defaults={"": _GRANITE_DEFAULTS},

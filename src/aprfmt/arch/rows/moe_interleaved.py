@@ -206,8 +206,9 @@ ROWS: tuple[Architecture, ...] = (
         }},
     ),
     Architecture(
-        id="afmoe", required={"expert_shared_count": "", "expert_feed_forward_length": ""}, gguf="afmoe",
-        **hf_names("Afmoe", "afmoe"), gguf_only=(),
+        id="afmoe",
+        required={"expert_shared_count": "", "expert_feed_forward_length": "", "attention.sliding_window": ""},
+        gguf="afmoe", **hf_names("Afmoe", "afmoe"), gguf_only=(),
         tensors=network(
             *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
             *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
