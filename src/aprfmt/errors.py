@@ -241,9 +241,10 @@ ZERO_BYTE = "a path cannot contain a zero byte"
 _NO_MEMORY = (
     *("cannot allocate memory", "failed to map segment", "can't start new thread", "can't allocate memory"),
     *("can't allocate lock", "error return without exception set", "returned null without setting an exception"),
+    *("os.pathlike, not posixpath", "os.pathlike or integer, not posixpath"),
 )
-"""What libraries say that have no exception of their own for it, in lower case; the last two are CPython's, where an
-allocation failed on the way to an exception."""
+"""What libraries say that have no exception of their own for it, in lower case; the last four are CPython's, where an
+allocation failed on the way to an exception, or to the method of a path."""
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
@@ -251,7 +252,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     link: BaseException | None = error
     while link is not None and not isinstance(link, AprError):
         is_lacking = isinstance(link, MemoryError) or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
-        if not is_lacking and isinstance(link, ImportError | RuntimeError | SystemError):
+        if not is_lacking and isinstance(link, ImportError | RuntimeError | SystemError | TypeError):
             is_lacking = any(words in str(link).lower() for words in _NO_MEMORY)
         if is_lacking:
             return _not_enough()

@@ -59,11 +59,14 @@ MAX_UNCOMPRESSED_BYTES = 1 << 30
 MAX_IMAGE_RATIO, MAX_IMAGE_AHEAD = 32, 64 << 20
 """How many times its size it may unpack to, beyond the first 64 MiB; weights come to half their size at most."""
 
+MAX_IMAGE_IN_MEMORY = 64 << 20
+"""What of it is kept in memory; more goes to a scratch file."""
+
 MAX_COMPRESSED_BYTES = MAX_UNCOMPRESSED_BYTES + (16 << 20)
 """What such a payload or image takes in the file; what cannot be compressed grows by less than a 64th."""
 
 MAX_LZ4_BYTES = 416 << 20
-"""What an LZ4 block and its content may take together: the library takes and gives them in one piece."""
+"""What an LZ4 block and twice its content may take: the library takes one piece, gives one, and copies that."""
 
 MAX_TEXT_FILE_BYTES = 64 << 20
 """A JSON or text file of a Hugging Face folder; the largest tokenizer.json have 35 MB."""

@@ -80,6 +80,7 @@ def raising(error: BaseException, cause: BaseException | None = None) -> Callabl
         (RuntimeError("can't allocate lock"), None),
         (SystemError("error return without exception set"), None),
         (SystemError("<built-in function f> returned NULL without setting an exception"), None),
+        (TypeError("stat: path should be string, bytes, os.PathLike or integer, not PosixPath"), None),
     ],
 )
 def test_a_lack_of_memory_is_an_error_of_ours(
@@ -98,6 +99,7 @@ def test_other_errors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out_of_memory(ValueError("x")) is None
     assert out_of_memory(ImportError("no module named x")) is None
     assert out_of_memory(RuntimeError("x")) is None
+    assert out_of_memory(TypeError("stat: path should be string, bytes, os.PathLike or integer, not list")) is None
     assert out_of_memory(SystemError("bad argument to internal function")) is None
 
 

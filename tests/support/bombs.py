@@ -306,6 +306,39 @@ def apr_v1_of_lz4_with_a_hole(folder: Path) -> list[str]:
     return ["inspect", str(write(folder / "v.apr", head, size, struct.pack("<I", crc)))]
 
 
+def apr1_wrapper(folder: Path, algorithm: int, n_mib: int) -> list[str]:
+    """A legacy wrapper of an APR1 file whose only tensor has so many MiB, a 26th of it noise."""
+    import lz4.block
+    import zstandard
+
+    entry = {"name": "w", "dtype": "U8", "shape": [n_mib * MIB], "offset": 0, "size": n_mib * MIB}
+    index = json.dumps([entry]).encode()
+    head = b"APR1" + struct.pack("<I", 2) + b"{}" + struct.pack("<II", 1, len(index)) + index
+    piece = os.urandom(40 << 10) + bytes(MIB - (40 << 10))
+    crc = zlib.crc32(head)
+    for _ in range(n_mib):
+        crc = zlib.crc32(piece, crc)
+    parts = [head, *[piece] * n_mib, struct.pack("<I", crc)]
+    if algorithm == 1:
+        body = lz4.block.compress(b"".join(parts))
+    else:
+        packer = zstandard.ZstdCompressor(level=1).compressobj()
+        body = b"".join([*map(packer.compress, parts), packer.flush()])
+    size = struct.pack("<I", len(head) + n_mib * MIB + 4)
+    path = write(folder / "w.apr", b"APR2" + bytes([algorithm]) + size + body)
+    return ["convert", str(path), "-o", str(folder / "w.safetensors")]
+
+
+@bomb(0, is_long=True)
+def apr_of_zstd_with_a_large_tensor(folder: Path) -> list[str]:
+    return apr1_wrapper(folder, 2, 800)
+
+
+@bomb(0, is_long=True)
+def apr_of_lz4_with_a_large_tensor(folder: Path) -> list[str]:
+    return apr1_wrapper(folder, 1, 195)
+
+
 # --- data ---
 
 

@@ -110,8 +110,8 @@ _PACK: dict[int, Callable[[Buffer], bytes]] = {
     2: lambda data: zstd(data, 19),
     3: lz4,
 }
-_UNPACK: dict[int, Callable[[Packed, int], bytes]] = {
-    0: lambda data, cap: data.read(0, data.n_bytes),
+_UNPACK: dict[int, Callable[[Packed, int], Source]] = {
+    0: lambda data, cap: Source.from_bytes(data.read(0, data.n_bytes), data.source.path),
     1: unzstd,
     2: unzstd,
     3: unlz4,
@@ -268,12 +268,19 @@ class V1File:
         elif "stored_payload" in vars(self):  # read before the file was closed
             stored = packed(self.stored_payload, self.path)
         else:
-            self._check_size()
-            stored = Packed(self._source, self.payload_offset, self.header["payload_size"])
+            stored = self._packed()
+        with self._unpacked(stored) as plain:
+            return plain.read(0, plain.size)
+
+    def _packed(self) -> Packed:
+        self._check_size()
+        return Packed(self._source, self.payload_offset, self.header["payload_size"])
+
+    def _unpacked(self, stored: Packed) -> Source:
         # A wrong size is only warned about, but must not let a small file take a gigabyte.
         cap = max(self.header["uncompressed_size"], _UNANNOUNCED_BYTES)
         plain = _UNPACK[self.header["compression"]](stored, cap)
-        self._compare_size(len(plain))
+        self._compare_size(plain.size)
         return plain
 
     def _compare_size(self, n_bytes: int) -> None:
@@ -288,8 +295,9 @@ class V1File:
             return []
         offset, n_bytes = self.payload_offset, self.header["payload_size"]
         if self.header["compression"]:
-            offset, n_bytes = 0, len(self.payload)
-            source = Source.from_bytes(self.payload, self.path)
+            plain = self._unpacked(self._packed())
+            source.unpacked.append(plain)
+            offset, n_bytes, source = 0, plain.size, plain
         else:
             self._compare_size(n_bytes)
         return [Tensor("payload", "U8", (n_bytes,), offset, n_bytes, source)]

@@ -34,7 +34,7 @@ from aprfmt.errors import (
 from aprfmt.formats import apr2
 from aprfmt.io import jsonx
 from aprfmt.io.compress import Packed, unlz4, unzstd
-from aprfmt.io.crc import crc32_of, crc32_of_range
+from aprfmt.io.crc import combine, crc32_of, crc32_of_range
 from aprfmt.io.source import Source
 from aprfmt.limits import (
     MAX_COMPRESSED_BYTES,
@@ -90,8 +90,9 @@ def _open_v2(source: Source, path: Path, label: str) -> Model:
 
 
 def _open_compressed(source: Source, path: Path, method: str) -> Model:
-    plain = {"lz4": unlz4, "zstd": unzstd}[method](_compressed(source, apr2.HEADER_BYTES))
-    image = Source.from_bytes(source.read(0, apr2.HEADER_BYTES) + plain, path)
+    head = source.read(0, apr2.HEADER_BYTES)
+    image = {"lz4": unlz4, "zstd": unzstd}[method](_compressed(source, apr2.HEADER_BYTES), head=head)
+    source.unpacked.append(image)
     model = _open_v2(image, path, f"APR v2 ({method} body)")
     of_image = model.checksum
     model.sources = (source,)
@@ -115,8 +116,12 @@ def _plain_footer_fits(image: Source) -> bool:
     flags = int.from_bytes(head[6:8], "little") & ~(LZ4 | ZSTD)
     head[6:8] = flags.to_bytes(2, "little")
     head[40:44] = crc32_of(head[:40], head[44:]).to_bytes(4, "little")
-    body = image.view(apr2.HEADER_BYTES)
-    return len(body) >= _FOOTER and crc32_of(head, body[:-_FOOTER]) == int.from_bytes(body[-_FOOTER:], "little")
+    last = image.size - _FOOTER
+    if last < apr2.HEADER_BYTES:
+        return False
+    body = crc32_of_range(image, apr2.HEADER_BYTES, last)
+    computed = combine(crc32_of(head), body, last - apr2.HEADER_BYTES)
+    return computed == int.from_bytes(image.read(last, _FOOTER), "little")
 
 
 def _open_wrapper(source: Source, path: Path, algorithm: int) -> Model:
@@ -125,12 +130,13 @@ def _open_wrapper(source: Source, path: Path, algorithm: int) -> Model:
     if algorithm == 0:
         return _open_apr1(source, path, source, 9, label)
     cap = min(length, MAX_UNCOMPRESSED_BYTES)
-    plain = (unlz4 if algorithm == 1 else unzstd)(_compressed(source, _WRAPPER_HEAD), cap)
-    if len(plain) != length:
+    image = (unlz4 if algorithm == 1 else unzstd)(_compressed(source, _WRAPPER_HEAD), cap)
+    source.unpacked.append(image)
+    if image.size != length:
         raise CorruptError(
-            f"the wrapper declares {length} bytes, but its data unpacks to {len(plain)}", path=path, offset=5
+            f"the wrapper declares {length} bytes, but its data unpacks to {image.size}", path=path, offset=5
         )
-    return _open_apr1(Source.from_bytes(plain, path), path, source, 0, label)
+    return _open_apr1(image, path, source, 0, label)
 
 
 def _open_apr1(image: Source, path: Path, file: Source, base: int, label: str) -> Model:

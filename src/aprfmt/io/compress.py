@@ -1,14 +1,22 @@
-"""zstd and LZ4 with a cap on what comes out. The libraries are imported on first use."""
+"""zstd and LZ4 with a cap on what comes out. The libraries are imported on first use.
+
+What is unpacked stays in memory up to MAX_IMAGE_IN_MEMORY. Beyond that it goes to a file without a name among the
+system's temporary files, which is gone when it is closed, also by the death of the process.
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import tempfile
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import contextmanager
+from types import TracebackType
+from typing import IO, NamedTuple, Self
 
-from aprfmt.errors import CorruptError, LimitError, TruncatedError
+from aprfmt.errors import CorruptError, LimitError, StorageError, TruncatedError, storage_errors
 from aprfmt.io.source import Buffer, Source
-from aprfmt.limits import MAX_IMAGE_AHEAD, MAX_IMAGE_RATIO, MAX_LZ4_BYTES, MAX_UNCOMPRESSED_BYTES
+from aprfmt.limits import MAX_IMAGE_AHEAD, MAX_IMAGE_IN_MEMORY, MAX_IMAGE_RATIO, MAX_LZ4_BYTES, MAX_UNCOMPRESSED_BYTES
 
 # A block of a zstd frame takes at least 4 bytes and gives at most 128 KiB: 512 bytes of input give at most 16
 # MiB, which is how far the output can run past the cap before it is looked at.
@@ -48,37 +56,98 @@ def _check_cap(n_bytes: int, cap: int, path: str) -> None:
         raise LimitError(f"the data unpacks to {n_bytes} bytes or more; the limit is {cap}", path=path)
 
 
-def unzstd(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
-    """The content of one or more zstd frames laid end to end.
+class _Image:
+    """What is unpacked, behind `head`. `source` hands it over; else it is discarded at the end of the block."""
+
+    def __init__(self, path: str, head: bytes) -> None:
+        self._path = path
+        self._memory = io.BytesIO()  # whose value is no copy
+        self._memory.write(head)
+        self._file: IO[bytes] | None = None
+        self._n_head = len(head)
+        self.n_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, data: Buffer) -> None:
+        """Appends `data`. Raises StorageError."""
+        self.n_bytes += len(data)
+        if self._file is None:
+            if self.n_bytes <= MAX_IMAGE_IN_MEMORY:
+                self._memory.write(data)
+                return
+            with _scratch_errors():
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by __exit__
+            self._write(self._memory.getbuffer())
+            self._memory = io.BytesIO()
+        self._write(memoryview(data))
+
+    def _write(self, data: memoryview) -> None:
+        assert self._file is not None
+        with _scratch_errors():
+            while data:
+                data = data[self._file.write(data) :]
+
+    def source(self) -> Source:
+        """All of it, to be read. The caller closes it."""
+        if self._file is None:
+            return Source.from_bytes(self._memory.getvalue(), self._path)
+        with _scratch_errors():
+            fd = os.dup(self._file.fileno())
+        return Source(self._path, fd, None, self._n_head + self.n_bytes)
+
+
+@contextmanager
+def _scratch_errors() -> Iterator[None]:
+    """Raises StorageError that names the folder of temporary files."""
+    place = tempfile.gettempdir()
+    try:
+        with storage_errors(place):
+            yield
+    except StorageError as error:
+        error.hint = "the unpacked data are kept there while they are read: set TMPDIR to a folder with room"
+        raise
+
+
+def unzstd(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"") -> Source:
+    """The content of one or more zstd frames laid end to end, behind `head`. The caller closes it.
 
     Raises CorruptError for what is not zstd, TruncatedError where a frame ends early, LimitError beyond `cap`, for
-    much more than was read of `data` and for frames without end.
+    much more than was read of `data` and for frames without end; StorageError where the scratch file has no room.
     """
     import zstandard
 
     path = data.source.path
-    out = io.BytesIO()  # whose value is no copy
     if not data.n_bytes:
         raise CorruptError("there is no zstd data", path=path)
     decompressor, frame = zstandard.ZstdDecompressor(), None
     n_read = n_frames = 0
-    for step in _steps(data):
-        n_read += len(step)
-        while step:
-            if frame is None:
-                n_frames += 1
-                if n_frames > _MOST_FRAMES:
-                    raise LimitError(f"the zstd data has more than {_MOST_FRAMES} frames", path=path)
-                frame = decompressor.decompressobj()
-            try:
-                out.write(frame.decompress(step))
-            except zstandard.ZstdError as error:
-                raise CorruptError(f"damaged zstd data: {error}", path=path) from error
-            _check_cap(out.tell(), _cap_of(n_read, cap), path)
-            step, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame is not None:
-        raise TruncatedError("the zstd data ends in the middle of a frame", path=path)
-    return out.getvalue()
+    with _Image(path, head) as image:
+        for step in _steps(data):
+            n_read += len(step)
+            while step:
+                if frame is None:
+                    n_frames += 1
+                    if n_frames > _MOST_FRAMES:
+                        raise LimitError(f"the zstd data has more than {_MOST_FRAMES} frames", path=path)
+                    frame = decompressor.decompressobj()
+                try:
+                    plain = frame.decompress(step)
+                except zstandard.ZstdError as error:
+                    raise CorruptError(f"damaged zstd data: {error}", path=path) from error
+                _check_cap(image.n_bytes + len(plain), _cap_of(n_read, cap), path)
+                image.write(plain)
+                step, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        if frame is not None:
+            raise TruncatedError("the zstd data ends in the middle of a frame", path=path)
+        return image.source()
 
 
 def _steps(data: Packed) -> Iterator[bytes]:
@@ -88,12 +157,12 @@ def _steps(data: Packed) -> Iterator[bytes]:
             yield piece[at : at + _ZSTD_STEP]
 
 
-def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
-    """The content of a size-prepended LZ4 block: u32 length, then the block.
+def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"") -> Source:
+    """The content of a size-prepended LZ4 block (u32 length, then the block), behind `head`. The caller closes it.
 
-    Raises CorruptError where it does not unpack to exactly that length, LimitError beyond `cap` bytes and where block
-    and content together have more than MAX_LZ4_BYTES. Sizes that do not fit each other are refused before the block is
-    read.
+    Raises CorruptError where it does not unpack to exactly that length, LimitError beyond `cap` bytes and where it
+    takes more than MAX_LZ4_BYTES to unpack it; StorageError where the scratch file has no room. Sizes that do
+    not fit each other are refused before the block is read.
     """
     from lz4 import block
 
@@ -104,11 +173,12 @@ def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     _check_cap(n_bytes, _cap_of(data.n_bytes, cap), path)
     if n_bytes > _LZ4_MAX_RATIO * n_packed or n_packed > n_bytes + n_bytes // _LZ4_MAX_RATIO + _LZ4_SLACK:
         raise CorruptError(f"{n_packed} bytes of LZ4 cannot unpack to {n_bytes}", path=path)
-    if n_packed + n_bytes > MAX_LZ4_BYTES:
+    if (needed := n_packed + 2 * n_bytes) > MAX_LZ4_BYTES:  # the library copies what it has unpacked
         raise LimitError(
-            f"an LZ4 block of {n_packed} bytes and its content of {n_bytes}; the limit is {MAX_LZ4_BYTES} together",
+            f"an LZ4 block of {n_packed} bytes that holds {n_bytes} takes {needed} bytes of memory; the limit is "
+            f"{MAX_LZ4_BYTES}",
             path=path,
-            hint="save the model without compression by the program that wrote it",
+            hint="save the model with zstd or without compression by the program that wrote it",
         )
     try:
         out: bytes = block.decompress(data.read(4, n_packed), uncompressed_size=n_bytes)
@@ -116,7 +186,9 @@ def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
         raise CorruptError(f"damaged LZ4 data: {error}", path=path) from error
     if len(out) != n_bytes:
         raise CorruptError(f"the LZ4 data declares {n_bytes} bytes but holds {len(out)}", path=path)
-    return out
+    with _Image(path, head) as image:
+        image.write(out)
+        return image.source()
 
 
 def zstd(data: Buffer, level: int) -> bytes:

@@ -65,6 +65,7 @@ class Source:
         size: bytes of the file when it was opened; nothing behind them is read.
         identity: of the file when it was opened, None for bytes in memory.
         record: where given, is told all that is read without mapping, and closed with the source.
+        unpacked: sources of what was unpacked from this one, closed with it.
         stated_digest: what the place of a file that lies elsewhere says that its SHA-256 is, in hex (of a short one
             git's digest of a blob, of 40 digits); None for any other.
     """
@@ -78,6 +79,7 @@ class Source:
         self.size = size
         self.identity = identity
         self.record: ReadRecorder | None = None
+        self.unpacked: list[Source] = []
         self._place = absolute(path) if identity else path
         self._fd = fd
         self._view: memoryview | None = memoryview(data) if data is not None else None
@@ -222,6 +224,8 @@ class Source:
         """Closes the file. Views that were handed out keep their mapping until they are dropped."""
         if self.record is not None:
             self.record.close()
+        for source in self.unpacked:
+            source.close()
         if self._fd is not None:
             fd, self._fd = self._fd, None
             with suppress(OSError):  # nothing was written, so nothing can be lost

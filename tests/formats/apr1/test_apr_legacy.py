@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import hashlib
+import io
 import json
+import os
 import struct
+import sys
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +20,14 @@ import lz4.block
 import numpy as np
 import pytest
 import zstandard
-from apr1_images import apr1_bytes, v2_head, with_footer
+from apr1_images import apr1_bytes, v1_bytes, v2_head, with_footer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from natives import apr2_native
 
 import aprfmt
-from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError
+from aprfmt.errors import AprError, CorruptError, LimitError, StorageError, TruncatedError, UnsupportedError
+from aprfmt.io import compress
 
 Put = Callable[[bytes], Path]
 Vector = Callable[[str], Path]
@@ -185,6 +192,72 @@ def test_wrappers(put: Put, magic: bytes, algorithm: int) -> None:
             aprfmt.open(put(head + struct.pack("<I", 3) + zstandard.compress(b"xyz")))
         with pytest.raises(LimitError):  # no more memory than the wrapper announces
             aprfmt.open(put(head + struct.pack("<I", 1000) + zstandard.compress(bytes(1 << 20))))
+
+
+def images(vector: Vector) -> dict[str, bytes]:
+    """Compressed files of each form, by the tensor that they all end with."""
+    inner = apr1_bytes([ENTRY], np.arange(8, dtype="<f4").tobytes())
+    size = struct.pack("<I", len(inner))
+    payload = zstandard.compress(b"payload" * 20)
+    return {
+        "v2 lz4": vector("realizar_v2_lz4_payload").read_bytes(),
+        "v2 zstd": vector("realizar_v2_zstd_payload").read_bytes(),
+        "wrapper lz4": b"APR2\1" + size + lz4.block.compress(inner),
+        "wrapper zstd": b"APR2\2" + size + zstandard.compress(inner),
+        "v1": v1_bytes(payload=payload, compression=1, uncompressed_size=140),
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at open files as Linux does")
+@pytest.mark.parametrize("form", ["v2 lz4", "v2 zstd", "wrapper lz4", "wrapper zstd", "v1"])
+def test_large_images_are_unpacked_to_a_file_without_a_name(
+    form: str, vector: Vector, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    data = images(vector)[form]
+    path = put(data)
+    with aprfmt.open(path) as model:
+        wanted = {name: bytes(tensor.raw()) for name, tensor in model.tensors.items()}
+        checksum = model.checksum()
+    monkeypatch.setattr(compress, "MAX_IMAGE_IN_MEMORY", 16)
+    before = os.listdir("/proc/self/fd")
+    with aprfmt.open(path) as model:
+        assert len(os.listdir("/proc/self/fd")) == len(before) + 2
+        assert model.size_bytes == len(data)
+        assert model.checksum() == checksum
+        read = {}
+        for name, tensor in model.tensors.items():
+            read[name] = bytearray(tensor.n_bytes)
+            tensor.read_into(0, memoryview(read[name]))
+        assert read == wanted
+        kept = {name: tensor.raw() for name, tensor in model.tensors.items()}
+    assert {name: bytes(view) for name, view in kept.items()} == wanted
+    assert os.listdir(scratch) == []
+    cut = data[:-9]
+    if form == "v1":
+        cut = v1_bytes(payload=zstandard.compress(b"payload" * 20)[:-1], compression=1, uncompressed_size=140)
+    with pytest.raises(CorruptError):
+        aprfmt.open(put(cut))
+    del model, kept, tensor
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert os.listdir(scratch) == []
+
+
+def test_a_full_disk_while_an_image_is_unpacked(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(compress, "MAX_IMAGE_IN_MEMORY", 16)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Full())
+    inner = apr1_bytes([ENTRY], bytes(32))
+    with pytest.raises(StorageError, match="No space left") as caught:
+        aprfmt.open(put(b"APR2\2" + struct.pack("<I", len(inner)) + zstandard.compress(inner)))
+    assert caught.value.path == tempfile.gettempdir()
+    assert "TMPDIR" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("crc", ["good", "zero"])

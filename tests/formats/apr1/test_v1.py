@@ -217,7 +217,7 @@ def test_a_small_file_cannot_unpack_to_more_than_the_limit(put: Put, monkeypatch
 
     plain = bytes(40 << 20)
     for unpack, data in ((compress.unzstd, zstandard.compress(plain)), (compress.unlz4, lz4.block.compress(plain))):
-        assert len(unpack(packed(data, "x"), 40 << 20)) == 40 << 20
+        assert unpack(packed(data, "x"), 40 << 20).size == 40 << 20
         with pytest.raises(LimitError):
             unpack(packed(data, "x"), (40 << 20) - 1)
     with pytest.raises(CorruptError):  # says 512 MiB, cannot hold it
@@ -225,7 +225,7 @@ def test_a_small_file_cannot_unpack_to_more_than_the_limit(put: Put, monkeypatch
     with pytest.raises(CorruptError, match="cannot unpack to 5"):  # more than incompressible data take
         compress.unlz4(packed(struct.pack("<I", 5) + bytes(22), "x"))
     monkeypatch.setattr(compress, "MAX_LZ4_BYTES", 40 << 20)
-    with pytest.raises(LimitError, match="together"):
+    with pytest.raises(LimitError, match="bytes of memory; the limit"):
         compress.unlz4(packed(lz4.block.compress(plain), "x"))
 
 
@@ -242,7 +242,7 @@ def test_zstd_frames_are_read_to_their_end() -> None:
     import zstandard
 
     def unzstd(data: bytes) -> bytes:
-        return compress.unzstd(packed(data, "x"))
+        return bytes(compress.unzstd(packed(data, "x")).view())
 
     one = zstandard.compress(b"one" * 1000)
     assert unzstd(one + zstandard.compress(b"two")) == b"one" * 1000 + b"two"
