@@ -11,10 +11,10 @@ import pytest
 from arch_cases import DIMS, LINEAR, LLAMA3, LLAMA3_FACTORS, YARN
 
 from aprfmt.arch import rope
+from aprfmt.arch.blocks.decoder import DECODER, ROPE_DIM
 from aprfmt.arch.hparams import from_gguf, from_hf_config, to_gguf, to_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
-from aprfmt.arch.rows.parts import DECODER, ROPE_DIM
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import CorruptError, RefusedError
 

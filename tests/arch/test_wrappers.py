@@ -13,8 +13,8 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import find_link
 from aprfmt.arch.outside import outside
 from aprfmt.arch.row import Wrapper
-from aprfmt.arch.rows.wrappers import BEGINNINGS, WRAPPERS
 from aprfmt.arch.table import ARCHITECTURES, classes_of, find, lookup, nearest
+from aprfmt.arch.wrappers import BEGINNINGS, WRAPPERS
 
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
 _LAYER = "model.layers.1.mlp.up_proj.weight"

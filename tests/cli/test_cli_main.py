@@ -62,9 +62,9 @@ def test_one_model_is_inspected_with_the_modules_of_its_kind_alone(tiny_gguf: Pa
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = done.stderr.split(",")
-    others = ("typer", "aprfmt.canonical.read", "aprfmt.canonical.adapter", "aprfmt.arch.towers", "aprfmt.io.pipe")
-    assert not {*others} & {*modules}
-    assert len([name for name in modules if name.startswith("aprfmt.arch.rows.")]) <= 8
+    others = ("typer", "aprfmt.canonical.read", "aprfmt.canonical.adapter", "aprfmt.io.pipe")
+    assert not {*others, "aprfmt.arch.blocks.tower"} & {*modules}
+    assert len([name for name in modules if name.startswith("aprfmt.arch.families.")]) == 1
     assert len(modules) <= 80
 
 

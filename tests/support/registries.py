@@ -33,9 +33,9 @@ def tower_classes(folder: Path = CONVERTER) -> tuple[str, ...]:
 
 def towers_without_row(classes: tuple[str, ...]) -> list[str]:
     """Those of the classes that the table of towers does not know."""
-    from aprfmt.arch.towers import TOWERS
+    from aprfmt.arch.table import TOWERS
 
-    known = {name for row in TOWERS for name in row.hf_classes}
+    known = {name for row in TOWERS.values() for name in row.hf_classes}
     return [name for name in classes if name not in known]
 
 

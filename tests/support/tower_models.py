@@ -197,11 +197,11 @@ def _made(case: TowerCase, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     from arch_models import row_tensors
 
     from aprfmt.arch.hparams import from_hf_config
+    from aprfmt.arch.table import TOWERS
     from aprfmt.arch.tower_table import PREPROCESSOR, from_config
-    from aprfmt.arch.towers import TOWERS
     from aprfmt.canonical.tower import TowerPart, checkpoint_spelling
 
-    row = next(row for row in TOWERS if row.id == case.row)
+    row = TOWERS[case.row]
     told = {**case.preprocessor, **case.processor}
     text = from_hf_config(config)
     beside = {key: case.files[name] for key, name in row.files.items()}

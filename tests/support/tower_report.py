@@ -9,7 +9,7 @@ from textwrap import wrap
 from registries import tower_classes
 from tower_models import TowerCase, all_tower_cases
 
-from aprfmt.arch.towers import TOWERS
+from aprfmt.arch.table import TOWERS
 from aprfmt.text import plural
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/towers.md"
@@ -18,7 +18,7 @@ HEADING = "## How each class is verified\n"
 
 def cases_of(hf_class: str) -> tuple[TowerCase, ...]:
     """The cases that show a class: its own, or else those of the rows that have it."""
-    rows = {row.id for row in TOWERS if hf_class in row.hf_classes}
+    rows = {row.id for row in TOWERS.values() if hf_class in row.hf_classes}
     cases = tuple(case for case in all_tower_cases() if case.row in rows)
     return tuple(case for case in cases if case.model_class == hf_class) or cases
 

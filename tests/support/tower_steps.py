@@ -191,9 +191,9 @@ class TowerBench:
 
 
 def _row(case: TowerCase) -> Any:
-    from aprfmt.arch.towers import TOWERS
+    from aprfmt.arch.table import TOWERS
 
-    return next(row for row in TOWERS if row.id == case.row)
+    return TOWERS[case.row]
 
 
 def _contents(gguf: Path) -> dict[str, Any]:
@@ -246,10 +246,10 @@ def _other_values(case: TowerCase, saved: Path, back: Path) -> list[str]:
 
     import aprfmt
     from aprfmt.arch import names
-    from aprfmt.arch.towers import TOWERS
+    from aprfmt.arch.table import TOWERS
     from aprfmt.canonical.read import canonical
 
-    row = next(row for row in TOWERS if row.id == case.row)
+    row = TOWERS[case.row]
     wrong = []
     with aprfmt.open(saved) as a, aprfmt.open(back) as b:
         if canonical(a).arch is not canonical(b).arch:

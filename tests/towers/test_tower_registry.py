@@ -13,8 +13,8 @@ from tower_report import PAGE, cases_of, is_computed, is_equal, page_of
 
 from aprfmt.arch.grammar import dims_of, parse_condition, parse_order, size_words
 from aprfmt.arch.row import Tower
+from aprfmt.arch.table import TOWERS
 from aprfmt.arch.tower_table import missing_keys
-from aprfmt.arch.towers import TOWERS
 from aprfmt.canonical.made import MADE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,12 +47,12 @@ def test_a_class_that_nobody_knows_turns_up() -> None:
 
 
 def test_ids_and_cases_occur_once() -> None:
-    ids = [row.id for row in TOWERS]
+    ids = [row.id for row in TOWERS.values()]
     assert len({*ids}) == len(ids)
     assert {case.row for case in all_tower_cases()} == {*ids}
 
 
-@pytest.mark.parametrize("row", TOWERS, ids=lambda row: str(row.id))
+@pytest.mark.parametrize("row", TOWERS.values(), ids=lambda row: str(row.id))
 def test_what_a_row_names_exists(row: Tower) -> None:
     assert row.gguf == "clip"
     assert row.hf_class in row.hf_classes
@@ -72,14 +72,14 @@ def test_what_a_row_names_exists(row: Tower) -> None:
         assert recipe.partition(":")[0] in MADE
 
 
-@pytest.mark.parametrize("row", TOWERS, ids=lambda row: str(row.id))
+@pytest.mark.parametrize("row", TOWERS.values(), ids=lambda row: str(row.id))
 def test_no_two_rows_take_one_gguf(row: Tower) -> None:
     """Rows of one projector ask for different things, or stand beside different language models."""
-    for a, b in combinations([other for other in TOWERS if other.when == row.when], 2):
+    for a, b in combinations([other for other in TOWERS.values() if other.when == row.when], 2):
         assert not {*a.hf_classes} & {*b.hf_classes}, (a.id, b.id)
 
 
-@pytest.mark.parametrize("row", TOWERS, ids=lambda row: str(row.id))
+@pytest.mark.parametrize("row", TOWERS.values(), ids=lambda row: str(row.id))
 def test_names_are_of_a_gguf_of_towers(row: Tower) -> None:
     for name in (name for part in row.tensors for name in part.gguf):
         assert re.match(r"(v|a|mm|s|resampler|adapter)\.", name), name
@@ -89,5 +89,5 @@ def test_names_are_of_a_gguf_of_towers(row: Tower) -> None:
 def test_missing_keys_are_named() -> None:
     from aprfmt.arch.hyperparams import Hyperparams
 
-    row = next(row for row in TOWERS if row.id == "gemma3_vision")
+    row = TOWERS["gemma3_vision"]
     assert missing_keys(Hyperparams(), row)[0] == "vision_config.image_size"

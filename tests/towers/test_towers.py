@@ -12,7 +12,7 @@ from llama_peer import LlamaPeer
 from tower_models import all_tower_cases
 from tower_steps import STEPS, Found, TowerBench, tokenizer_folder
 
-from aprfmt.arch.towers import TOWERS
+from aprfmt.arch.table import TOWERS
 
 CASES = {case.id: case for case in all_tower_cases()}
 Run = Callable[[str], dict[str, Found]]
@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, llama_cpp_converter: Path) -> 
 
 
 def test_every_row_has_a_case() -> None:
-    assert sorted({case.row for case in CASES.values()}) == sorted(row.id for row in TOWERS)
+    assert sorted({case.row for case in CASES.values()}) == sorted(row.id for row in TOWERS.values())
 
 
 @pytest.mark.parametrize("step", STEPS)

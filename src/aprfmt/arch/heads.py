@@ -1,6 +1,6 @@
 """What stands on a network where its class is not one that predicts the next token: by the class's name. Data only.
 
-Where llama.cpp has a place for a head, a row of rows.classifiers names its tensors. All others are carried, and an
+Where llama.cpp has a place for a head, a row of families.classifiers names its tensors. All others are carried, and an
 export to GGUF says what stays behind.
 """
 

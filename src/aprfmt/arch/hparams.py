@@ -1,6 +1,6 @@
 """Hyper-parameters: one engine reads them from config.json, GGUF keys or APR metadata, and writes all three.
 
-A row's `keys` say which spellings mean the same number, `arch.values` how the two sides count where they differ.
+A row's `keys` say which spellings mean the same number, its converters how to convert values that differ.
 Every way in fills one Hyperparams, every way out reads it:
 
     config.json   each key by its spellings, else the row's default; `settle` (what needs all keys), then `fill`

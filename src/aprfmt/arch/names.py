@@ -12,8 +12,8 @@ from operator import attrgetter
 from aprfmt.arch.grammar import dims_of, evaluate, has_layer, is_needed, shape_of, size_words, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, TensorRow, Tower
-from aprfmt.arch.rows.wrappers import BEGINNINGS
 from aprfmt.arch.table import LISTED
+from aprfmt.arch.wrappers import BEGINNINGS
 from aprfmt.errors import RefusedError, UnmappedError
 from aprfmt.records import record
 from aprfmt.text import first_few

@@ -247,7 +247,8 @@ class Listed:
     """What an Architecture is found by, without importing it; fields that are not named here are as there.
 
     Attributes:
-        file: the module of `arch.rows` that has the row.
+        file: the module of `arch.families` that defines it.
+        tower: whether it is a Tower.
         embedding, head: Hugging Face names of `token_embd.weight` and `output.weight`, "" for a row without them.
     """
 
@@ -260,6 +261,7 @@ class Listed:
     hf_when: str = ""
     embedding: str = ""
     head: str = ""
+    tower: bool = False
 
 
 @record(frozen=True, slots=True, eq=False)

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
+from typing import Generic, TypeVar
 
+from aprfmt.arch.families import listed, rows_of, towers_of
 from aprfmt.arch.grammar import is_config_of, is_gguf_of
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Architecture, Listed, Wrapper
-from aprfmt.arch.rows import listed, rows_of
-from aprfmt.arch.rows.wrappers import WRAPPERS
+from aprfmt.arch.row import Architecture, Listed, Tower, Wrapper
+from aprfmt.arch.wrappers import WRAPPERS
 
-LISTED: Mapping[str, Listed] = {row.id: row for row in listed()}
+LISTED: Mapping[str, Listed] = listed()
 """Row id -> what the row is found by, in the order of the table."""
 
+_A = TypeVar("_A", bound=Architecture)
 
-class _Rows(Mapping[str, Architecture]):
+
+class _Rows(Mapping[str, _A], Generic[_A]):
     """The rows themselves; the file of one is imported when it is wanted."""
 
-    def __getitem__(self, name: str) -> Architecture:
-        return next(row for row in rows_of(LISTED[name].file) if row.id == name)
+    def __init__(self, known: Mapping[str, Listed], load: Callable[[str], tuple[_A, ...]]) -> None:
+        self._known, self._load = known, load
+
+    def __getitem__(self, name: str) -> _A:
+        return next(row for row in self._load(self._known[name].file) if row.id == name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(LISTED)
+        return iter(self._known)
 
     def __len__(self) -> int:
-        return len(LISTED)
+        return len(self._known)
 
     def __contains__(self, name: object) -> bool:
-        return name in LISTED
+        return name in self._known
 
 
-ARCHITECTURES: Mapping[str, Architecture] = _Rows()
+ARCHITECTURES: Mapping[str, Architecture] = _Rows(LISTED, rows_of)
+TOWERS: Mapping[str, Tower] = _Rows(listed(towers=True), towers_of)
 """Row id -> row."""
 
 
@@ -105,13 +112,14 @@ def _names() -> Iterator[str]:
 
 
 def find_gguf(kv: Mapping[str, object], tensor_names: Collection[str] | None = None) -> Architecture | None:
-    """The row of a GGUF with these key-value pairs; among rows that share a name, the one whose `when` holds."""
+    """The row of a GGUF with these key-value pairs; among rows that share a name, the one whose `when`
+    holds, and of several the one with most conditions."""
     name = kv.get("general.architecture")
     rows = [row for row in LISTED.values() if row.gguf == name]
-    special = (row.id for row in rows if row.when and is_gguf_of(row, kv, tensor_names))
-    plain = (row.id for row in rows if not row.when)
-    found = next(special, None) or next(plain, None)
-    return ARCHITECTURES[found] if found is not None else None
+    special = [row for row in rows if row.when and is_gguf_of(row, kv, tensor_names)]
+    plain = (row for row in rows if not row.when)
+    found = max(special, key=lambda row: row.when.count("&")) if special else next(plain, None)
+    return ARCHITECTURES[found.id] if found is not None else None
 
 
 @cache

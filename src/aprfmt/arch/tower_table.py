@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from aprfmt.arch.converter import DEFAULT, Scope, converter_of, look_up
+from aprfmt.arch.families import listed
 from aprfmt.arch.fields import as_text
 from aprfmt.arch.grammar import holds, is_gguf_of
 from aprfmt.arch.hparams import defaults_of, first_class, set_path
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import OF_TENSOR, Tower
-from aprfmt.arch.towers import TOWERS
+from aprfmt.arch.table import TOWERS
 
 PREPROCESSOR = "preprocessor_config"
 """The object under which a tower's keys find what preprocessor_config.json and processor_config.json say."""
@@ -20,10 +21,10 @@ def find_tower(config: Mapping[str, object]) -> Tower | None:
     """The tower of a config.json, by its class, else its model type; None for one that has none in the table."""
     hf_class, model_type = first_class(config), as_text(config.get("model_type"))
     for name, names in ((hf_class, "hf_classes"), (model_type, "model_types")):
-        found = [row for row in TOWERS if name is not None and name in getattr(row, names)]
+        found = [row for row in listed(towers=True).values() if name is not None and name in getattr(row, names)]
         for row in sorted(found, key=lambda row: not row.hf_when):
             if not row.hf_when or holds(row.hf_when, lambda word: look_up(config, (word,))[0]):
-                return row
+                return TOWERS[row.id]
     return None
 
 
@@ -31,8 +32,9 @@ def find_tower_gguf(
     kv: Mapping[str, object], tensor_names: Collection[str], classes: Collection[str] = ()
 ) -> Tower | None:
     """The tower of a `clip` GGUF with these keys and tensors; of several with one projector that of the `classes`."""
-    found = [row for row in TOWERS if is_gguf_of(row, kv, tensor_names)]
-    return next((row for row in found if any(name in classes for name in row.hf_classes)), next(iter(found), None))
+    found = [row for row in listed(towers=True).values() if is_gguf_of(row, kv, tensor_names)]
+    row = next((row for row in found if any(name in classes for name in row.hf_classes)), next(iter(found), None))
+    return TOWERS[row.id] if row is not None else None
 
 
 def from_config(config: Mapping[str, object], row: Tower, hidden_size: int | None) -> Hyperparams:

@@ -10,7 +10,7 @@ from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.projectors import NUMBERS
 from aprfmt.arch.row import Tower
-from aprfmt.arch.towers import TOWERS
+from aprfmt.arch.table import TOWERS
 from aprfmt.errors import CorruptError
 
 TOWER_KEY = "aprfmt.tower"
@@ -83,7 +83,7 @@ def read_tower(metadata: Mapping[str, object]) -> TowerPart | None:
     if (value := metadata.get(TOWER_KEY)) is None:
         return None
     told = as_mapping(value)
-    row = next((row for row in TOWERS if row.id == told.get("row")), None)
+    row = TOWERS.get(str(told.get("row")))
     if row is None:
         raise CorruptError(f"{TOWER_KEY} names no tower of the table")
     hidden = as_int(told.get("projection_dim"), f"{TOWER_KEY}.projection_dim")

@@ -20,27 +20,8 @@ from aprfmt.arch.converters.layers import (
 from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import scaling_of
-from aprfmt.arch.row import (
-    COMPRESSED_ROPE,
-    HAS_TENSORS,
-    HEAD_DIM,
-    OF_TENSOR,
-    ROPE,
-    ROTARY_DIM,
-    SELDOM,
-    SHARED_ROTARY_DIM,
-    WINDOW,
-)
+from aprfmt.arch.row import HEAD_DIM, OF_TENSOR, ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, WINDOW
 from aprfmt.errors import CorruptError, RefusedError
-
-
-def _odd_length_to(value: object, scope: Scope) -> object:
-    """The length of a value where it is not what llama.cpp takes it for when nothing is said."""
-    return None if value == scope.h.plain_head_dim else value
-
-
-def _plain_head(scope: Scope) -> int | None:
-    return scope.h.plain_head_dim
 
 
 def is_list(value: object) -> TypeGuard[Iterable[object]]:
@@ -48,11 +29,7 @@ def is_list(value: object) -> TypeGuard[Iterable[object]]:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes)
 
 
-odd_value_length = Converter(_odd_length_to, derive=_plain_head, role=SELDOM)
-
 of_tensor = Converter(role=OF_TENSOR)
-
-has_tensors = Converter(lambda value, scope: bool(value), lambda value, scope: bool(value), role=HAS_TENSORS)
 
 
 def numbers(value: object, name: str) -> list[int]:
@@ -60,15 +37,6 @@ def numbers(value: object, name: str) -> list[int]:
     if not isinstance(value, list) or not all(type(number) is int for number in value):
         raise RefusedError(f"{name} is {value!r:.40}, not a list of whole numbers")
     return list(value)
-
-
-def heads_from(value: object, scope: Scope) -> object:
-    """The number of heads: a GGUF of these says the size of one, and 0 for their number."""
-    size, hidden = as_int(scope.gguf("wkv.head_size"), "wkv.head_size"), scope.h.hidden_size
-    return hidden // size if size and hidden else DEFAULT
-
-
-compressed_rope = Converter(role=COMPRESSED_ROPE)
 
 
 def _rope_from(value: object, scope: Scope) -> object:
@@ -163,27 +131,6 @@ def over_hidden(width: int | None, scope: Scope) -> object:
 
 window = Converter(window_to, _window_from, role=WINDOW)
 
-yarn_log = yarn_log_of(1.0)
-
-_STEP = 4
-"""SmolLM3's runtime leaves every fourth layer unrotated, whatever a file says."""
-
-
-def _rotated(n_layers: int, step: int) -> list[int]:
-    return [int((i + 1) % step != 0) for i in range(n_layers)]
-
-
-def _rotated_derive(scope: Scope) -> list[int]:
-    step = scope.h.extra.get("no_rope_layer_interval")
-    return _rotated(scope.h.num_layers or 0, step if isinstance(step, int) and step > 0 else _STEP)
-
-
-def _rotated_to(value: object, scope: Scope) -> None:
-    if isinstance(value, list) and [int(bool(item)) for item in value] != _rotated(len(value), _STEP):
-        raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} leaves exactly every fourth layer without rotation"
-        )
-
 
 def _whole_heads_to(value: object, scope: Scope) -> None:
     """The runtime has no other size of the projections than hidden_size."""
@@ -214,21 +161,7 @@ def _sliding_from(value: object, scope: Scope) -> object:
     return layer_types_from(value, scope)
 
 
-BETA, _PADDING = "llama_4_scaling_beta", "tokenizer.ggml.padding_token_id"
-
-
-def _temperature_from(value: object, scope: Scope) -> object:
-    """transformers has no Ministral 3 without a temperature: 0 is what changes nothing."""
-    original = "original_max_position_embeddings"
-    scope.h.extra["rope_scaling"] = {
-        "rope_type": "default",
-        original: scope.h.max_position_embeddings,
-        **scaling_of(scope.h),
-        BETA: from_f32(value, scope.key.gguf) or 0.0,
-    }
-    return DEFAULT
-
-
+BETA, PADDING = "llama_4_scaling_beta", "tokenizer.ggml.padding_token_id"
 _NO_CAP = float(1 << 20)
 """A soft-cap so wide that it changes no float32 logit: the runtime has no way to switch it off."""
 
@@ -306,20 +239,15 @@ def _kinds(scope: Scope) -> list[object]:
     return kinds
 
 
-def _rank_derive(scope: Scope) -> int | None:
-    """A sixteenth of the hidden size, rounded up: what "auto" means."""
-    return -(-scope.h.hidden_size // 16) if scope.h.hidden_size else None
+def _heads(scope: Scope) -> int | None:
+    name = next((key.hf[0] for key in scope.row.keys if key.gguf == "ssm.time_step_rank"), "")
+    return as_int(scope.h.extra.get(name), name)
 
 
 def _inner_to(value: object, scope: Scope) -> int | None:
     """Values of a head -> values of all heads, whose number is the key `ssm.time_step_rank`."""
     size, heads = as_int(value, scope.name), _heads(scope)
     return None if size is None or heads is None else size * heads
-
-
-def _heads(scope: Scope) -> int | None:
-    name = next((key.hf[0] for key in scope.row.keys if key.gguf == "ssm.time_step_rank"), "")
-    return as_int(scope.h.extra.get(name), name)
 
 
 def _inner_from(value: object, scope: Scope) -> object:
@@ -329,12 +257,6 @@ def _inner_from(value: object, scope: Scope) -> object:
 
 def _recurrent_to(value: object, scope: Scope) -> list[bool] | None:
     return None if value is None else [kind not in ATTENTION for kind in _kinds(scope)]
-
-
-def _recurrent_from(value: object, scope: Scope) -> object:
-    if not isinstance(value, list):
-        return _every_fourth(scope, scope.gguf("full_attention_interval"))
-    return _linear([bool(flag) for flag in value])
 
 
 def _linear(flags: list[bool]) -> list[str]:
@@ -350,6 +272,12 @@ def _every_fourth(scope: Scope, interval: object = None) -> list[str] | None:
     return _linear(periodic(period, n_layers))
 
 
+def _recurrent_from(value: object, scope: Scope) -> object:
+    if not isinstance(value, list):
+        return _every_fourth(scope, scope.gguf("full_attention_interval"))
+    return _linear([bool(flag) for flag in value])
+
+
 def per_layer(value: object, scope: Scope, *kinds: str) -> list[int] | None:
     """A number in the layers of some kinds, 0 in the others."""
     number = as_int(value, scope.name)
@@ -362,86 +290,51 @@ def largest(value: object, scope: Scope) -> object:
     return max((n for n in heads if isinstance(n, int)), default=0) or DEFAULT
 
 
-equal = Converter()
-
 rope_keys = Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from, role=ROPE)
-
 rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from, role=ROTARY_DIM)
-
 shared_rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from, role=SHARED_ROTARY_DIM)
-
 head_dim = Converter(_head_dim_to, _head_dim_from, normalize=_head_dim_normalize, role=HEAD_DIM)
-
 gating = words({"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4})
-
 yarn_log_tenth = yarn_log_of(0.1)
-
-four_hidden = Converter(derive=lambda scope: times_hidden(4, scope))
-
-every_fourth = Converter(_rotated_to, lambda value, scope: _rotated_derive(scope), _rotated_derive)
-
 whole_heads = Converter(_whole_heads_to, default)
-
 sliding_layers = Converter(_sliding_to, _sliding_from, layer_types_derive)
-
-pad_token = Converter(nothing, lambda value, scope: as_id(scope.kv.get(_PADDING), _PADDING))
-
-llama_4_scaling = Converter(
-    lambda value, scope: as_float(scaling_of(scope.h).get(BETA), BETA) or None, _temperature_from
-)
-
+pad_token = Converter(nothing, lambda value, scope: as_id(scope.kv.get(PADDING), PADDING))
 any_window = Converter(_any_window_to, lambda value, scope: as_int(value, scope.key.gguf) or DEFAULT)
-
 softcap = Converter(lambda value, scope: as_float(value, scope.name) or _NO_CAP, _softcap_from)
-
 unscaled = Converter(_unscaled_to, default)
-
 no_rope_scaling = Converter(lambda value, scope: None if scope.h.extra.get("rope_scaling") else "none", default)
-
 absent_false = unless_named(False)
-
 absent_0 = unless_named(0)
-
 absent_1 = unless_named(1)
-
 absent_1_0 = unless_named(1.0)
-
 or_zero = Converter(lambda value, scope: value or 0, lambda value, scope: value or None)
-
 only_true = Converter(lambda value, scope: value or None, lambda value, scope: bool(value))
-
 mla_kv_heads = Converter(lambda value, scope: 1, lambda value, scope: scope.h.num_heads)
-
 mla_key_width = Converter(_sum_of("kv_lora_rank", "qk_rope_head_dim"))
-
 mla_value_width = Converter(_sum_of("kv_lora_rank"))
-
 mla_key_length = Converter(_sum_of("qk_nope_head_dim", "qk_rope_head_dim"), _mla_key_from)
-
 mla_value_length = Converter(from_gguf=_mla_value_from)
-
 shared_width = Converter(_shared_width)
-
 drafts = Converter(from_gguf=lambda value, scope: value or 0)
-
 some_drafts = Converter(lambda value, scope: value or None, lambda value, scope: value or DEFAULT)
-
 leading_dense = Converter(dense_first_to, default, normalize=dense_first)
-
 expand = Converter(times_hidden, lambda value, scope: over_hidden(as_int(value, scope.key.gguf), scope))
-
 if_given = Converter()
-
 equal_heads = Converter(_equal_heads_to, default)
-
-auto_rank = Converter(
-    derive=_rank_derive, normalize=lambda value, scope: _rank_derive(scope) if value == "auto" else DEFAULT
-)
-
 inner_size = Converter(_inner_to, _inner_from)
-
 recurrent_layers = Converter(_recurrent_to, _recurrent_from, _every_fourth)
-
 attention_layers = Converter(lambda value, scope: per_layer(value, scope, *ATTENTION), largest)
-
 attending_layers = with_plain_kinds(Converter(_recurrent_to, _recurrent_from, _every_fourth))
+
+
+def _nope_and_rope_to(value: object, scope: Scope) -> int | None:
+    parts = as_int(value, scope.name), scope.h.head_dim
+    return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
+
+
+def _nope_from(value: object, scope: Scope) -> object:
+    length, rotated = as_int(value, scope.key.gguf), scope.h.head_dim
+    return length - rotated if length and rotated and length >= rotated else DEFAULT
+
+
+nope_and_rope = Converter(_nope_and_rope_to, _nope_from)

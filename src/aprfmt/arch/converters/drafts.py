@@ -21,13 +21,13 @@ def _next(value: object, scope: Scope) -> object:
     return [layer + 1 for layer in layers if isinstance(layer, int)] if isinstance(layers, list) else layers
 
 
+def _previous(value: object, scope: Scope) -> object:
+    return [layer - 1 for layer in value if isinstance(layer, int)] if isinstance(value, list) else DEFAULT
+
+
 def _read_layers(value: object, scope: Scope) -> object:
     """The speculators library names the layers whose inputs are read."""
     return _previous(scope.h.extra.get("aux_hidden_state_layer_ids"), scope) if value is None else DEFAULT
-
-
-def _previous(value: object, scope: Scope) -> object:
-    return [layer - 1 for layer in value if isinstance(layer, int)] if isinstance(value, list) else DEFAULT
 
 
 next_layers = Converter(_next, _previous, normalize=_read_layers, from_target=lambda target, scope: None)

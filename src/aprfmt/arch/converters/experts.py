@@ -90,9 +90,6 @@ def _limits_from(value: object, scope: Scope) -> object:
 
 
 dense_by_tensors = Converter(nothing, _dense_from, normalize=_dense_normalize)
-
 one_for_all = Converter(_one_for_all_to, _one_for_all_from)
-
 limits = Converter(_limits_to, _limits_from)
-
 same_limit = Converter(_same_limit_to, default)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
-from aprfmt.arch.converters.layers import FULL, LINEAR
-from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.converters.layers import FULL, LINEAR, SLIDING
 from aprfmt.arch.grammar import layer_kinds
-from aprfmt.errors import RefusedError
+from aprfmt.errors import CorruptError, RefusedError
 
 
 def attending(scope: Scope) -> list[int] | None:
@@ -17,14 +16,7 @@ def attending(scope: Scope) -> list[int] | None:
     return [i for i, n in enumerate(heads) if n] if isinstance(heads, list) else None
 
 
-_KDA_CONFIG = {
-    "head_dim": "linear_head_dim",
-    "num_heads": "linear_num_heads",
-    "short_conv_kernel_size": "linear_conv_kernel_dim",
-}
-
-
-def kinds_of(full: Collection[int], n_layers: int) -> list[str]:
+def hybrid_kinds(full: Collection[int], n_layers: int) -> list[str]:
     """The layer types of `n_layers` layers, of which those of the numbers `full` have full attention."""
     return [FULL if i in full else LINEAR for i in range(n_layers)]
 
@@ -33,17 +25,6 @@ def _latent_layers_to(value: object, scope: Scope) -> list[int] | None:
     """Key-value heads by layer, as the runtime sees them: one in the layers of latent attention."""
     kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
     return None if kinds is None else [int(kind == FULL) for kind in kinds]
-
-
-def kda_config_from(value: object, scope: Scope) -> object:
-    """The object in which Kimi's own code, and llama.cpp's converter, look for what transformers has beside it."""
-    kinds = layer_kinds(scope.h.extra)
-    if kinds is None:
-        return DEFAULT
-    numbers = {name: scope.h.extra.get(key) for name, key in _KDA_CONFIG.items()}
-    full = [i + 1 for i, kind in enumerate(kinds) if kind == FULL]
-    kda = [i + 1 for i, kind in enumerate(kinds) if kind != FULL]
-    return {**as_mapping(value), **numbers, "full_attn_layers": full, "kda_layers": kda}
 
 
 def _kda_heads_to(value: object, scope: Scope) -> None:
@@ -55,7 +36,34 @@ def _kda_heads_to(value: object, scope: Scope) -> None:
 
 
 latent_layers = Converter(_latent_layers_to, lambda value, scope: scope.h.num_heads)
-
-kda_config = Converter(nothing, kda_config_from, normalize=kda_config_from)
-
 kda_heads = Converter(_kda_heads_to, lambda value, scope: scope.h.num_heads)
+
+
+def _other(scope: Scope) -> str:
+    return "conv" if any(row.layers == "conv" for row in scope.row.tensors) else LINEAR
+
+
+def _mixed_from(value: object, scope: Scope) -> object:
+    """Kinds of layers by their KV heads: a layer without any has what the family has beside attention."""
+    heads = scope.gguf("attention.head_count_kv")
+    if heads is None:
+        return DEFAULT
+    if not isinstance(heads, list):
+        heads = [heads] * (scope.h.num_layers or 0)
+    sees = SLIDING if scope.gguf("attention.sliding_window") else FULL
+    return [sees if n else _other(scope) for n in heads]
+
+
+def _mixed_derive(scope: Scope) -> list[str] | None:
+    """By the indices of the layers that have attention, as older configs list them; else all have it."""
+    n_layers, h = scope.h.num_layers, scope.h
+    if n_layers is None:
+        return None
+    listed = h.extra.get("full_attn_idxs")
+    indices = range(n_layers) if listed is None else listed
+    if not isinstance(indices, range | list):
+        raise CorruptError("full_attn_idxs is not a list")
+    return [FULL if i in indices else _other(scope) for i in range(n_layers)]
+
+
+mixed_layers = Converter(nothing, _mixed_from, _mixed_derive)

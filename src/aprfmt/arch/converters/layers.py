@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.fields import as_int
+from aprfmt.arch.grammar import sizes_of
 from aprfmt.errors import CorruptError, RefusedError
 
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
@@ -28,6 +29,23 @@ def flags_of(value: object, name: str) -> list[bool]:
     if not isinstance(value, list):
         raise CorruptError(f"{name} is not a list")
     return [bool(item) for item in value]
+
+
+def periodic(period: int, n_layers: int, first: int = 1) -> list[bool]:
+    """Which layers have a window: all but every `period`-th, where the first layer is number `first`."""
+    return [bool((i + first) % period) for i in range(n_layers)]
+
+
+def layer_types_derive(scope: Scope) -> list[str] | None:
+    """By `sliding_window_pattern`, of a config or of the row's defaults: a period, or letters (L sliding)."""
+    pattern = scope.h.extra.get("sliding_window_pattern", scope.defaults.get("sliding_window_pattern"))
+    n_layers = scope.h.num_layers
+    if n_layers is None or pattern is None:
+        return None
+    if isinstance(pattern, str) and pattern:
+        return kinds_of([pattern[i % len(pattern)] == "L" for i in range(n_layers)])
+    period = as_int(pattern, "sliding_window_pattern")
+    return kinds_of(periodic(period, n_layers)) if period else None
 
 
 def layer_types_to(value: object, scope: Scope) -> list[bool] | None:
@@ -53,27 +71,8 @@ def layer_types_from(value: object, scope: Scope) -> object:
     return DEFAULT if filled is None else filled
 
 
-def layer_types_derive(scope: Scope) -> list[str] | None:
-    """By `sliding_window_pattern`, of a config or of the row's defaults: a period, or letters (L sliding)."""
-    pattern = scope.h.extra.get("sliding_window_pattern", scope.defaults.get("sliding_window_pattern"))
-    n_layers = scope.h.num_layers
-    if n_layers is None or pattern is None:
-        return None
-    if isinstance(pattern, str) and pattern:
-        return kinds_of([pattern[i % len(pattern)] == "L" for i in range(n_layers)])
-    period = as_int(pattern, "sliding_window_pattern")
-    return kinds_of(periodic(period, n_layers)) if period else None
-
-
-def periodic(period: int, n_layers: int, first: int = 1) -> list[bool]:
-    """Which layers have a window: all but every `period`-th, where the first layer is number `first`."""
-    return [bool((i + first) % period) for i in range(n_layers)]
-
-
 layer_types = Converter(layer_types_to, layer_types_from, layer_types_derive)
-
 number_or_0 = Converter(lambda value, scope: value or 0, lambda value, scope: value or 0)
-
 positive = Converter(lambda value, scope: value or None, lambda value, scope: value or 0)
 
 
@@ -85,3 +84,29 @@ def with_plain_kinds(layers: Converter) -> Converter:
         return DEFAULT if kinds is None else [FULL if kind == "indexed_attention" else kind for kind in kinds]
 
     return replace(layers, normalize=settle)
+
+
+def own_layers_to(value: object, scope: Scope) -> list[bool] | None:
+    """Layer types that are not those that the runtime takes where a file names none."""
+    sliding = layer_types_to(value, scope)
+    period = as_int(scope.defaults.get("sliding_window_pattern"), "sliding_window_pattern")
+    if sliding is None or not period:
+        return sliding
+    return None if sliding == periodic(period, len(sliding)) else sliding
+
+
+def _some_layers_to(value: object, scope: Scope) -> list[bool] | None:
+    """The runtime asserts that some layer slides, and a file of this architecture cannot say that none does."""
+    sliding = layer_types_to(value, scope)
+    if sliding and not any(sliding):
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} needs at least one sliding layer")
+    return own_layers_to(value, scope)
+
+
+some_layer_types = replace(layer_types, to_gguf=_some_layers_to)
+own_layer_types = replace(layer_types, to_gguf=own_layers_to)
+
+
+def of_layers(scope: Scope, word: str) -> list[int]:
+    """A size in each layer."""
+    return [sizes_of(scope.h, layer).get(word, 0) for layer in range(scope.h.num_layers or 0)]

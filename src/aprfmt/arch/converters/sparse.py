@@ -7,10 +7,8 @@ from aprfmt.arch.fields import as_int
 from aprfmt.errors import CorruptError, RefusedError
 
 OWN, SHARED = "full", "shared"
-
 _LONG = 1 << 20
 """From so many positions on llama.cpp takes a GLM for 5.2, where few layers have an indexer, unless a key says more."""
-
 _TURN = 64
 """Rows of the smallest matrix by which the runtime turns an indexer's queries and keys."""
 

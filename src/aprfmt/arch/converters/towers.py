@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, nothing
+from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.errors import RefusedError
 
@@ -15,13 +15,6 @@ def book_sizes(value: object, n_books: int) -> list[int]:
     if not listed or not all(type(size) is int and size > 0 for size in listed):
         raise RefusedError(f"codebook_size is {value!r:.40}, not how many entries the books have")
     return [*listed, *[listed[-1]] * max(0, n_books - len(listed))][:n_books]
-
-
-def _text_width(value: object, scope: Scope) -> object:
-    return scope.h.hidden_size or DEFAULT
-
-
-text_width = Converter(nothing, _text_width)
 
 
 def _inverse_to(value: object, scope: Scope) -> object:
@@ -42,7 +35,6 @@ def _ratio_from(value: object, scope: Scope) -> object:
 
 
 inverse = Converter(_inverse_to, _inverse_from)
-
 ratio_of_ffn = Converter(from_gguf=_ratio_from)
 
 
@@ -88,8 +80,6 @@ def _pattern_from(value: object, scope: Scope) -> object:
     return list(range(step - 1, depth, step)) if step and depth else DEFAULT
 
 
-optional = Converter()
-
+optional_key = Converter()
 activation = Converter(_activation_to, _activation_from)
-
 window_pattern = Converter(_pattern_to, _pattern_from)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
-from aprfmt.arch.converters.layers import kinds_of, periodic
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
+from aprfmt.arch.converters.layers import flags_of, kinds_of, periodic, slides_of
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.grammar import layer_kinds
-from aprfmt.arch.row import HALF_ROTARY
 from aprfmt.errors import RefusedError
 
 FOURTH = 4
@@ -18,12 +17,6 @@ def full_every_fourth(scope: Scope) -> list[str] | None:
     return None if scope.h.num_layers is None else kinds_of(periodic(FOURTH, scope.h.num_layers, first=0))
 
 
-def heads_by_window_from(value: object, scope: Scope) -> object:
-    """What the layers without a window have."""
-    found = of_kind(value, scope, slides=False)
-    return found if found is not None else of_kind(value, scope, slides=True)
-
-
 def of_kind(value: object, scope: Scope, *, slides: bool) -> int | None:
     """The number of heads of the first layer that has a sliding window, or of the first that has none."""
     flags = scope.gguf("attention.sliding_window_pattern")
@@ -31,6 +24,12 @@ def of_kind(value: object, scope: Scope, *, slides: bool) -> int | None:
     if not isinstance(flags, list):
         return None
     return next((as_int(n, scope.name) for n, flag in zip(heads, flags, strict=False) if bool(flag) is slides), None)
+
+
+def heads_by_window_from(value: object, scope: Scope) -> object:
+    """What the layers without a window have."""
+    found = of_kind(value, scope, slides=False)
+    return found if found is not None else of_kind(value, scope, slides=True)
 
 
 _SLIDING_HEADS = ("num_sliding_attention_heads", "swa_num_attention_heads")
@@ -51,32 +50,51 @@ def _windowed_heads_from(value: object, scope: Scope) -> object:
     return DEFAULT if found is None else found
 
 
-_HALF = "partial_rotary_factor"
-
-
-def _rotated_parts(scope: Scope) -> list[float]:
-    """What is rotated of a head: all where there is a window, half where there is none."""
-    return [1.0 if kind == "sliding_attention" else 0.5 for kind in layer_kinds(scope.h.extra) or ()]
-
-
-def _rotary_parts_normalize(value: object, scope: Scope) -> object:
-    return DEFAULT if value is not None else _rotated_parts(scope) or DEFAULT
-
-
-def _half_rotary_to(value: object, scope: Scope) -> None:
-    if value is not None and value != _rotated_parts(scope):
-        raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates all of a head where there is a window, half elsewhere"
-        )
-
-
-def _half_rotary_from(value: object, scope: Scope) -> object:
-    scope.h.extra[_HALF] = 0.5
-    return _rotated_parts(scope) or DEFAULT
-
-
 step_heads = Converter(_step_heads_to, heads_by_window_from)
-
 windowed_heads = Converter(nothing, _windowed_heads_from, lambda scope: scope.h.num_heads)
 
-half_rotary = Converter(_half_rotary_to, _half_rotary_from, normalize=_rotary_parts_normalize, role=HALF_ROTARY)
+
+def fourth_full_to(value: object, scope: Scope) -> None:
+    """Writes no key. Raises RefusedError where other layers than each fourth see everything."""
+    kinds = value if isinstance(value, list) else []
+    if kinds and slides_of(kinds) != periodic(FOURTH, len(kinds)):
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} lets exactly every fourth layer see everything")
+
+
+def _fourth_full(scope: Scope) -> list[str] | None:
+    period = as_int(scope.config("global_attn_every_n_layers"), "global_attn_every_n_layers") or FOURTH
+    return None if scope.h.num_layers is None else kinds_of(periodic(period, scope.h.num_layers))
+
+
+every_fourth_full = Converter(fourth_full_to, lambda value, scope: _fourth_full(scope), _fourth_full)
+
+
+def _both_kinds(slides: list[bool], scope: Scope) -> object:
+    """Which layers have a window, in each spelling that the family's configs have for it."""
+    kinds = ["sliding_attention" if one else "full_attention" for one in slides]
+    if not any("hybrid_layer_pattern" in key.hf for key in scope.row.keys):
+        return kinds
+    return ConfigKeys(layer_types=kinds, hybrid_layer_pattern=[int(one) for one in slides])
+
+
+def _hybrid_normalize(value: object, scope: Scope) -> object:
+    """By words, else by flags; else every sixth layer, and the first, sees everything."""
+    flags, n_layers = scope.h.extra.get("hybrid_layer_pattern"), scope.h.num_layers
+    if isinstance(value, list):
+        return _both_kinds([kind == "sliding_attention" for kind in value], scope)
+    if flags is not None:
+        return _both_kinds(flags_of(flags, "hybrid_layer_pattern"), scope)
+    return DEFAULT if n_layers is None else _both_kinds([i > 0 and (i + 1) % 6 > 0 for i in range(n_layers)], scope)
+
+
+def _hybrid_to(value: object, scope: Scope) -> list[bool] | None:
+    return (
+        None if value is None else [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None
+    )
+
+
+def _hybrid_from(value: object, scope: Scope) -> object:
+    return DEFAULT if value is None else _both_kinds(flags_of(value, scope.key.gguf), scope)
+
+
+hybrid_layers = Converter(_hybrid_to, _hybrid_from, normalize=_hybrid_normalize)

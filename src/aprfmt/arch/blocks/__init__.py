@@ -1,0 +1,1 @@
+"""Building blocks of architectures: tensors and keys that several families share. Data only."""

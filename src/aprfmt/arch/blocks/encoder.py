@@ -1,0 +1,36 @@
+"""Building blocks of rows: encoders and their heads."""
+
+from __future__ import annotations
+
+from aprfmt.arch.converters.heads import pooling, pooling_of_modules
+from aprfmt.arch.row import OPTIONAL, Key, TensorRow
+
+
+ENCODER = (Key("attention.causal", kind="bool", constant=False), Key("pooling_type", ("pooling",), converter=pooling))
+"""Keys of every encoder; `pooling` is what a sentence-transformers folder says beside config.json."""
+POOLED = Key("pooling_type", ("pooling",), converter=pooling_of_modules)
+"""The same for all other families: llama.cpp pools the hidden states of any network, where it is asked for them."""
+TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",))
+"""Rows of the token type embedding, which the runtime wants to know of the tokenizer."""
+HEADS = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
+"""Endings of the class names of networks with something on top of the encoder that a GGUF has no place for."""
+
+
+def hf_only(dims: str, *names: str) -> tuple[TensorRow, ...]:
+    """What only checkpoints may have (poolers, heads, classifiers): weights of `dims`, and biases.
+
+    A name that ends in ".bias" stands for that tensor alone.
+    """
+    rows: list[TensorRow] = []
+    for name in names:
+        if name.endswith(".bias"):
+            rows.append(TensorRow((name,), (), (dims,), OPTIONAL))
+            continue
+        for kind, shape in (("weight", dims), ("bias", dims.partition(",")[0])):
+            rows.append(TensorRow((f"{name}.{kind}",), (), (shape,), OPTIONAL))
+    return tuple(rows)
+
+
+def classes(stem: str, *ends: str) -> tuple[str, ...]:
+    """The classes of a family, the bare network first."""
+    return tuple(stem + end for end in ("Model", *ends))

@@ -1,0 +1,83 @@
+"""Building blocks of rows: Whisper's encoder and what towers put behind it."""
+
+from __future__ import annotations
+
+from aprfmt.arch.blocks.decoder import norm, tensor
+from aprfmt.arch.blocks.tower import epsilon, layers, mlp, norms, sizes, tower_attention
+from aprfmt.arch.row import REQUIRED, Key, TensorRow
+
+
+D_MODEL = ("d_model", "encoder_ffn_dim", "encoder_layers")
+
+
+def own_sizes(config: str, *, own: bool = False) -> tuple[Key, ...]:
+    """Sizes of the encoder in the object `config`, under Whisper's names or those of most transformers."""
+    if own:
+        return sizes("audio", config)
+    return sizes(
+        "audio", config, embedding_length="d_model", feed_forward_length="encoder_ffn_dim",
+        block_count="encoder_layers", head_count="encoder_attention_heads",
+    )
+
+
+def keys_in(config: str, *keys: Key) -> tuple[Key, ...]:
+    """Keys of audio_config as keys of another object."""
+    return tuple(
+        Key(key.gguf, tuple(f"{config}.{path.partition('.')[2]}" for path in key.hf), key.kind, converter=key.converter)
+        for key in keys
+    )
+
+
+DEFAULTS = {
+    "audio_config.d_model": 1280, "audio_config.encoder_ffn_dim": 5120, "audio_config.encoder_layers": 32,
+    "audio_config.encoder_attention_heads": 20, "audio_config.num_mel_bins": 128,
+    "audio_config.max_source_positions": 1500, "audio_config.layer_norm_eps": 1e-5,
+}
+
+
+def defaults(config: str) -> dict[str, object]:
+    """Whisper's defaults, in the object `config` of a config.json."""
+    return {f"{config}.{path.partition('.')[2]}": value for path, value in DEFAULTS.items()}
+
+
+_AUDIO = "thinker_config.audio_config"
+MEL = Key("audio.num_mel_bins", ("audio_config.num_mel_bins",))
+HEARING_EPS = epsilon("audio", "audio_config.layer_norm_eps")
+QWEN3_KEYS = (*own_sizes(_AUDIO), *keys_in(_AUDIO, MEL, HEARING_EPS, Key("", ("audio_config.downsample_hidden_size",))))
+QWEN3_HEARING = {**defaults(_AUDIO), f"{_AUDIO}.downsample_hidden_size": 480}
+MM = "multi_modal_projector."
+PREFIXES = (("model.audio_tower.", "audio_tower."), (f"model.{MM}", MM))
+CONVOLUTIONS = (".conv1d.1.weight", ".conv1d.2.weight")
+
+
+def whisper(
+    hf: str,
+    width: str,
+    ffn: str,
+    depth: str,
+    *,
+    positions: bool = True,
+    last: str = "layer_norm",
+    mel: str = "num_mel_bins",
+) -> tuple[TensorRow, ...]:
+    """The encoder; `positions` tells whether a checkpoint holds them, though they follow from a formula."""
+    table = tensor(f"{hf}embed_positions.weight", "a.position_embd.weight", f"max_source_positions,{width}")
+
+    def convolution(n: int, n_in: str) -> tuple[TensorRow, ...]:
+        return (
+            tensor(f"{hf}conv{n}.weight", f"a.conv1d.{n}.weight", f"{width},{n_in},3"),
+            tensor(f"{hf}conv{n}.bias", f"a.conv1d.{n}.bias", width, gguf_dims=(f"{width},1",)),
+        )
+
+    return (
+        *convolution(1, mel), *convolution(2, width), *((table,) if positions else ()),
+        *layers(
+            *norms("self_attn_layer_norm", "final_layer_norm", width=width),
+            *tower_attention(k_bias=False, width=width), *mlp("fc1", "fc2", width=width, ffn=ffn),
+            hf=f"{hf}layers.{{n}}.", gguf="a.blk.{n}.", depth=depth,
+        ),
+        *norm(f"{hf}{last}", "a.post_ln", width, REQUIRED),
+    )
+
+
+POSITIONS = Key("", ("audio_config.max_source_positions",))

@@ -1,0 +1,121 @@
+"""Building blocks of rows: DeepSeek's multi-head latent attention, and the indexer that makes it sparse."""
+
+from __future__ import annotations
+
+from aprfmt.arch.blocks.decoder import (
+    DIMS, RMS_EPS, ROPE, SILU, VOCAB, gated_mlp, linear, must_be, norm, optional, rename, split,
+)
+from aprfmt.arch.blocks.moe import (
+    COUNT, DENSE_LAYERS, GROUPS, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, moe_decoder, router_and_experts,
+    shared_expert,
+)
+from aprfmt.arch.converters.common import (
+    gating, mla_key_length, mla_key_width, mla_kv_heads, mla_value_length, mla_value_width, only_true, or_zero,
+    yarn_log_tenth,
+)
+from aprfmt.arch.converters.sparse import turned_keys
+from aprfmt.arch.row import REQUIRED, Key, TensorRow
+
+
+_NOPE, _ROPE_PART, _LATENT = "qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"
+
+
+def latent_attention() -> tuple[TensorRow, ...]:
+    """Queries, whole or of low rank; keys and values of one latent vector, which GGUF keeps in two factors."""
+    bias, rank, q = "attention_bias", "q_lora_rank", f"heads*{_NOPE}+heads*{_ROPE_PART}"
+    return (
+        *linear("self_attn.q_proj", "attn_q", f"{q},hidden", need=f"!{rank}"),
+        *linear("self_attn.q_a_proj", "attn_q_a", f"{rank},hidden", bias, need=rank),
+        *norm("self_attn.q_a_layernorm", "attn_q_a_norm", rank, need=rank),
+        *linear("self_attn.q_b_proj", "attn_q_b", f"{q},{rank}", need=rank),
+        *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{_LATENT}+{_ROPE_PART},hidden", bias),
+        *norm("self_attn.kv_a_layernorm", "attn_kv_a_norm", _LATENT),
+        split(
+            "self_attn.kv_b_proj.weight", f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}",
+            {"attn_k_b.weight": f"heads,{_LATENT},{_NOPE}", "attn_v_b.weight": f"heads,v_head_dim,{_LATENT}"},
+            order=(f"deal:heads,{_NOPE},v_head_dim",), gguf_transposed=(True, False),
+        ),
+        # Files from before the two factors hold the matrix as Hugging Face does.
+        *optional(*linear("self_attn.kv_b_proj", "attn_kv_b", f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}")),
+        *linear("self_attn.o_proj", "attn_output", "hidden,heads*v_head_dim", bias),
+    )
+
+
+def mla_decoder(router: tuple[TensorRow, ...] = (), more: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
+    """Latent attention and routed experts beside shared ones, the first layers dense; `more` stands in each layer."""
+    return moe_decoder(
+        *latent_attention(), *router_and_experts("moe", router),
+        *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
+        *more,
+    )
+
+
+def mla_keys(*family: Key) -> tuple[Key, ...]:
+    """Sizes of a decoder with latent attention and routed experts, and the family's own keys."""
+    return (
+        *DIMS,
+        # The runtime sees one key-value head, the latent vector.
+        Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads", converter=mla_kv_heads), ROPE,
+        RMS_EPS, *rename((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")), *GROUPS,
+        Key("expert_gating_func", ("scoring_func",), converter=gating),
+        Key("attention.key_length", converter=mla_key_width),
+        Key("attention.value_length", converter=mla_value_width), DENSE_LAYERS, VOCAB,
+        Key("attention.q_lora_rank", ("q_lora_rank",), converter=or_zero),
+        Key("attention.kv_lora_rank", ("kv_lora_rank",)),
+        Key("attention.key_length_mla", ("qk_nope_head_dim",), converter=mla_key_length),
+        Key("attention.value_length_mla", ("v_head_dim",), converter=mla_value_length), WIDTH, SHARED_COUNT,
+        WEIGHTS_SCALE,
+        Key("expert_weights_norm", ("norm_topk_prob",), "bool", converter=only_true),
+        Key("rope.dimension_count", ("qk_rope_head_dim",)),
+        Key("rope.scaling.yarn_log_multiplier", kind="f32", converter=yarn_log_tenth), must_be("attention_bias", False),
+        SILU, *family,
+    )
+
+
+def indexer(layers: str = "") -> tuple[TensorRow, ...]:
+    """What scores the positions of which a query sees the best only: queries of the low rank, one key, head weights."""
+    hf, heads, size = "self_attn.indexer", "index_n_heads", "index_head_dim"
+    return (
+        *linear(f"{hf}.wq_b", "indexer.attn_q_b", f"{heads}*{size},q_lora_rank", layers=layers),
+        *linear(f"{hf}.wk", "indexer.attn_k", f"{size},hidden", layers=layers),
+        *norm(f"{hf}.k_norm", "indexer.k_norm", size, REQUIRED, layers=layers),
+        *linear(f"{hf}.weights_proj", "indexer.proj", f"{heads},hidden", layers=layers),
+    )
+
+
+INDEXER = (
+    Key("attention.indexer.head_count", ("index_n_heads",)),
+    Key("attention.indexer.key_length", ("index_head_dim",), converter=turned_keys),
+    Key("attention.indexer.top_k", ("index_topk",)),
+)
+"""Heads of the indexer, their length, and how many positions a query sees."""
+MLA_REQUIRED = {"expert_shared_count": "", "attention.head_count_kv": "", "attention.key_length": ""}
+MLA_LITE_REQUIRED = {
+    **MLA_REQUIRED, "expert_feed_forward_length": "",
+    # The layer counts of the Lite models, whose Q has no low rank.
+    "attention.q_lora_rank": "!block_count=26&!block_count=27&!block_count=48",
+}
+KEY, KV_LATENT = "qk_nope_head_dim+head_dim", "kv_lora_rank"
+
+
+def joint_latent_attention(*queries: TensorRow) -> tuple[TensorRow, ...]:
+    """Keys and values of one latent vector and a rotated part that all heads share."""
+    return (
+        *queries, *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{KV_LATENT}+head_dim,hidden"),
+        *norm("self_attn.kv_a_layernorm", "attn_kv_a_norm", KV_LATENT),
+        *linear("self_attn.kv_b_proj", "attn_kv_b", f"heads*qk_nope_head_dim+heads*v_head_dim,{KV_LATENT}"),
+        *linear("self_attn.o_proj", "attn_output", "hidden,heads*v_head_dim"),
+    )
+
+
+SPARSE_REQUIRED = {
+    **MLA_REQUIRED, "attention.q_lora_rank": "", "attention.indexer.head_count": "", "attention.indexer.key_length": "",
+    "attention.indexer.top_k": "",
+}
+SPARSE_DEFAULTS = {
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
+    "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
+    "n_shared_experts": 1, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "index_topk": 2048,
+    "index_head_dim": 128, "bos_token_id": 0, "eos_token_id": 1,
+}

@@ -1,0 +1,66 @@
+"""The families: a file holds the architectures of a family, its converters of hyper-parameters, and its towers.
+
+index.jsonl lists what each architecture is found by, so that only the file of the one that is wanted is imported;
+`python tools/row_index.py` writes it, and a test compares it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from aprfmt.arch.blocks.encoder import POOLED
+from aprfmt.arch.row import Architecture, Listed, Tower
+
+INDEX = Path(__file__).with_name("index.jsonl")
+
+
+@cache
+def listed(*, towers: bool = False) -> dict[str, Listed]:
+    """Id -> what an architecture, or a tower, is found by; imports no family."""
+    lines = INDEX.read_text("utf-8").splitlines()
+    found = (Listed(**line) for line in json.loads(f"[{','.join(lines)}]"))
+    return {row.id: row for row in found if row.tower == towers}
+
+
+def index_of_rows() -> str:
+    """The text of index.jsonl: a line for each architecture and tower, without empty fields."""
+    files = sorted(path.stem for path in INDEX.parent.glob("*.py") if path.stem != "__init__")
+    lines = [_line(file, row) for file in files for row in rows_of(file)]
+    lines += [_line(file, row) for file in files for row in towers_of(file)]
+    return "".join(json.dumps({name: value for name, value in line.items() if value}) + "\n" for line in lines)
+
+
+def _line(file: str, row: Architecture) -> dict[str, object]:
+    own: dict[str, object] = {
+        "file": file,
+        "embedding": _hf_name(row, "token_embd.weight"),
+        "head": _hf_name(row, "output.weight"),
+        "tower": isinstance(row, Tower),
+    }
+    return {field.name: own.get(field.name) or getattr(row, field.name, "") for field in fields(Listed)}
+
+
+def _hf_name(row: Architecture, gguf_name: str) -> str:
+    return next((tensor.hf[0] for tensor in row.tensors if gguf_name in tensor.gguf), "")
+
+
+@cache
+def rows_of(file: str) -> tuple[Architecture, ...]:
+    """The architectures in the file of a family."""
+    rows: tuple[Architecture, ...] = getattr(import_module(f"aprfmt.arch.families.{file}"), "ROWS", ())
+    return tuple(map(_pooled, rows))
+
+
+def towers_of(file: str) -> tuple[Tower, ...]:
+    """The towers in the file of a family."""
+    towers: tuple[Tower, ...] = getattr(import_module(f"aprfmt.arch.families.{file}"), "TOWERS", ())
+    return towers
+
+
+def _pooled(row: Architecture) -> Architecture:
+    """The row with a key for how a sentence-transformers folder pools its hidden states."""
+    return row if any(key.gguf == POOLED.gguf for key in row.keys) else replace(row, keys=(*row.keys, POOLED))

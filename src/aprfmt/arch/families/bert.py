@@ -1,0 +1,144 @@
+"""BERT and RoBERTa."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.blocks.decoder import (
+    DIMS, LAYER_EPS, block, convert, embedding, gelu, linear, must_be, norm, rename, tensor,
+)
+from aprfmt.arch.blocks.encoder import ENCODER, HEADS, TYPES, classes, hf_only
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.fields import as_int
+from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
+from aprfmt.errors import RefusedError
+
+
+def _offset_positions_to(value: object, scope: Scope) -> int | None:
+    """Positions that a text can have: RoBERTa counts from the id of the padding token on, plus one."""
+    positions, padding = as_int(value, scope.name), scope.size("pad_token_id")
+    if positions is None or padding is None:
+        return positions
+    if positions <= padding + 1:
+        raise RefusedError(f"{positions} positions leave none after the padding token, {padding}")
+    return positions - padding - 1
+
+
+def _offset_positions_from(value: object, scope: Scope) -> object:
+    key = "tokenizer.ggml.padding_token_id"
+    positions = as_int(value, scope.key.gguf)
+    padding = as_int(scope.kv.get(key, scope.defaults.get("pad_token_id")), key)
+    return DEFAULT if positions is None or padding is None else positions + padding + 1
+
+
+offset_positions = Converter(_offset_positions_to, _offset_positions_from)
+
+
+def _layer_norm(hf: str, gguf: str) -> tuple[TensorRow, ...]:
+    """A LayerNorm, by its names of today and of checkpoints that came from TensorFlow."""
+    return (
+        *norm(hf, gguf, bias=REQUIRED), tensor(f"{hf}.gamma", f"{gguf}.weight", "hidden"),
+        tensor(f"{hf}.beta", f"{gguf}.bias", "hidden"),
+    )
+
+
+def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
+    """BERT's network: norms behind attention and MLP, biases everywhere, token types."""
+    return (
+        embedding("embeddings.word_embeddings"), positions,
+        tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "type_vocab_size,hidden"),
+        *_layer_norm("embeddings.LayerNorm", "token_embd_norm"),
+        *block(
+            *linear("attention.self.query", "attn_q", "q,hidden", REQUIRED),
+            *linear("attention.self.key", "attn_k", "q,hidden", REQUIRED),
+            *linear("attention.self.value", "attn_v", "q,hidden", REQUIRED),
+            *linear("attention.output.dense", "attn_output", "hidden,q", REQUIRED),
+            *_layer_norm("attention.output.LayerNorm", "attn_output_norm"),
+            *linear("intermediate.dense", "ffn_up", "ffn,hidden", REQUIRED),
+            *linear("output.dense", "ffn_down", "hidden,ffn", REQUIRED),
+            *_layer_norm("output.LayerNorm", "layer_output_norm"),
+            hf="encoder.layer.{n}.",
+        ),
+    )
+
+
+_POSITIONS = tensor("embeddings.position_embeddings.weight", "position_embd.weight", "positions,hidden")
+_BERT_DEFAULTS = {
+    "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu",
+    "tie_word_embeddings": True,
+}
+_BERT = Architecture(
+    id="bert", required={"tokenizer.ggml.token_type_count": ""}, gguf="bert", hf_class="BertModel", model_type="bert",
+    hf_classes=classes("Bert", *HEADS, "ForPreTraining"), bare_classes=classes("Bert", *HEADS, "ForPreTraining"),
+    model_types=("bert",),
+    tensors=(
+        *_bert(_POSITIONS), *hf_only("hidden,hidden", "pooler.dense", "cls.predictions.transform.dense"),
+        *hf_only("hidden", "cls.predictions.transform.LayerNorm"), *hf_only("vocab,hidden", "cls.predictions.decoder"),
+        *hf_only("vocab", "cls.predictions.bias"),
+        *hf_only("num_labels,hidden", "cls.seq_relationship", "classifier", "qa_outputs"),
+    ),
+    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), must_be("is_decoder", False)), gguf_only=(),
+    ignored=("embeddings.position_ids",), prefixes=(("bert.", ""),),
+    defaults={"": {**_BERT_DEFAULTS, "pad_token_id": 0}},
+)
+
+
+def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Architecture:
+    """BERT whose positions count from the id of the padding token on; a GGUF is known by its vocabulary."""
+    names = tuple(name for s in (stem, *more) for name in classes(s, *HEADS))
+    return Architecture(
+        id=model_type, required={"tokenizer.ggml.token_type_count": ""}, gguf="bert", hf_class=f"{stem}Model",
+        model_type=model_type, hf_classes=names, bare_classes=names,
+        model_types=(model_type, *(name.lower() for name in more)), when=f"tokenizer.ggml.model={vocabulary}",
+        tensors=(
+            *_bert(replace(_POSITIONS, gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")),
+            *hf_only("hidden,hidden", "pooler.dense", "lm_head.dense"), *hf_only("hidden", "lm_head.layer_norm"),
+            *hf_only("vocab,hidden", "lm_head.decoder"), *hf_only("vocab", "lm_head.bias"),
+            *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
+        ),
+        keys=(
+            *convert(DIMS, max_position_embeddings=offset_positions), LAYER_EPS, *ENCODER, TYPES, gelu(),
+            must_be("is_decoder", False),
+        ),
+        gguf_only=(), ignored=("embeddings.position_ids",), prefixes=(("roberta.", ""),),
+        defaults={"": {**_BERT_DEFAULTS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}},
+    )
+
+
+_DISTILBERT = Architecture(
+    id="distilbert", required={"tokenizer.ggml.token_type_count": ""}, gguf="bert", hf_class="DistilBertModel",
+    model_type="distilbert", hf_classes=classes("DistilBert", *HEADS), bare_classes=classes("DistilBert", *HEADS),
+    model_types=("distilbert",), when="tensors&!tensors=token_types.weight",
+    tensors=(
+        embedding("embeddings.word_embeddings"), _POSITIONS, *_layer_norm("embeddings.LayerNorm", "token_embd_norm"),
+        *block(
+            *linear("attention.q_lin", "attn_q", "q,hidden", REQUIRED),
+            *linear("attention.k_lin", "attn_k", "q,hidden", REQUIRED),
+            *linear("attention.v_lin", "attn_v", "q,hidden", REQUIRED),
+            *linear("attention.out_lin", "attn_output", "hidden,q", REQUIRED),
+            *_layer_norm("sa_layer_norm", "attn_output_norm"), *linear("ffn.lin1", "ffn_up", "ffn,hidden", REQUIRED),
+            *linear("ffn.lin2", "ffn_down", "hidden,ffn", REQUIRED),
+            *_layer_norm("output_layer_norm", "layer_output_norm"),
+            hf="transformer.layer.{n}.",
+        ),
+        *hf_only("hidden,hidden", "vocab_transform", "pre_classifier"), *hf_only("hidden", "vocab_layer_norm"),
+        *hf_only("vocab,hidden", "vocab_projector"), *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
+    ),
+    keys=(
+        Key("attention.layer_norm_epsilon", kind="f32", field="rms_norm_eps", constant=1e-12),
+        *rename(DIMS, num_layers="n_layers", hidden_size="dim", intermediate_size="hidden_dim", num_heads="n_heads"),
+        *ENCODER, Key("tokenizer.ggml.token_type_count", constant=1), gelu("activation"),
+    ),
+    gguf_only=(), ignored=("embeddings.position_ids",), prefixes=(("distilbert.", ""),),
+    defaults={"": {
+        "max_position_embeddings": 512, "activation": "gelu", "tie_word_embeddings": True, "pad_token_id": 0,
+    }},
+)
+
+
+ROWS: tuple[Architecture, ...] = (
+    _BERT,
+    _roberta("Roberta", "roberta", "gpt2"),
+    _roberta("XLMRoberta", "xlm-roberta", "t5", "Camembert"),
+    _DISTILBERT,
+)

@@ -1,0 +1,146 @@
+"""DeepSeek up to V3.2, and other networks with its latent attention."""
+
+from __future__ import annotations
+
+from aprfmt.arch.blocks.decoder import (
+    DIMS, GROUPED, RMS_EPS, ROPE, ROPE_DIM, VOCAB, WHOLE_HEADS, attention, decoder, gated_mlp, hf_names, linear,
+    must_be, plain_mlp,
+)
+from aprfmt.arch.blocks.mla import (
+    INDEXER, KEY, MLA_LITE_REQUIRED, SPARSE_DEFAULTS, SPARSE_REQUIRED, indexer, joint_latent_attention, mla_decoder,
+    mla_keys,
+)
+from aprfmt.arch.blocks.moe import (
+    DENSE_LAYERS, EQUAL_HEADS, NO_BIAS, SHARED_COUNT, WIDTH, draft_layer, moe_decoder, moe_keys, router_and_experts,
+    selection_bias, shared_expert,
+)
+from aprfmt.arch.converter import Converter, Scope, nothing
+from aprfmt.arch.converters.common import drafts, gating, gguf_int, leading_dense, no_rope_scaling, nope_and_rope
+from aprfmt.arch.row import Architecture, Difference, Key
+
+
+def _lite_drafts_to(value: object, scope: Scope) -> object:
+    """llama.cpp's converter leaves the draft layers of DeepSeek-V3 itself aside, and writes those of GLM-4.7-Flash."""
+    return value or None if scope.h.hf_model_type == "glm4_moe_lite" else None
+
+
+def _lite_drafts_from(value: object, scope: Scope) -> object:
+    if value:  # only the GGUF of GLM-4.7-Flash has any
+        scope.h.hf_model_type = "glm4_moe_lite"
+    return value or 0
+
+
+def _group_choice_from(value: object, scope: Scope) -> str:
+    return "group_limited_greedy" if gguf_int(scope, "expert_group_count") > 1 else "greedy"
+
+
+lite_drafts = Converter(_lite_drafts_to, _lite_drafts_from)
+group_choice = Converter(nothing, _group_choice_from)
+_DEFAULTS = {
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
+    "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False,
+}
+_ROTATED = Key("rope.dimension_count", ("qk_rope_head_dim",), field="head_dim")
+"""What the rope parameters call a head is the part of it that is rotated."""
+_WHOLE_QUERY = f"heads*{KEY.replace('+', '+heads*')},"
+_DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts)
+_LAYERS = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="deepseek", required={"expert_shared_count": ""}, gguf="deepseek", **hf_names("Deepseek", "deepseek"),
+        rope_type=0,
+        tensors=moe_decoder(
+            *attention(permuted=True), *router_and_experts("moe"),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            ROPE_DIM, Key("rope.scaling.type", kind="str", converter=no_rope_scaling), VOCAB, WIDTH, DENSE_LAYERS,
+            SHARED_COUNT, Key("expert_weights_scale", kind="f32", constant=1.0), must_be("norm_topk_prob", False),
+            Key("expert_gating_func", ("scoring_func",), converter=gating, allowed=("softmax",)),
+            must_be("moe_layer_freq", 1), NO_BIAS, WHOLE_HEADS, count="n_routed_experts",
+        ),
+        defaults={"": {
+            "moe_intermediate_size": 1407, "moe_layer_freq": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
+            "scoring_func": "softmax", "attention_bias": False, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False, "bos_token_id": 100000, "eos_token_id": 100001,
+        }},
+    ),
+    Architecture(
+        id="deepseek_v2", required=MLA_LITE_REQUIRED, gguf="deepseek2", **hf_names("DeepseekV2", "deepseek_v2"),
+        rope_type=0,
+        tensors=mla_decoder(),
+        keys=mla_keys(Key("", ("topk_method",), "str", converter=group_choice), Key("", ("moe_layer_freq",))),
+        differs=(
+            Difference(
+                "llama.cpp chooses groups of experts by the sum of their two best scores, DeepSeek V2 by the best",
+                "topk_method=group_limited_greedy",
+            ),
+        ),
+        gguf_only=(),
+        defaults={"": {
+            **_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
+            "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "norm_topk_prob": False, "topk_method": "greedy",
+            "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
+        }},
+    ),
+    Architecture(
+        id="deepseek_v3", required=MLA_LITE_REQUIRED, gguf="deepseek2",
+        when="expert_gating_func=2|tensors=exp_probs_b.bias",
+        **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite", "kimi_k2")), rope_type=0,
+        tensors=mla_decoder((selection_bias(),), draft_layer()),
+        keys=mla_keys(
+            must_be("rope_interleave", True),
+            Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=lite_drafts),
+            Key("", ("moe_layer_freq",)),
+            Key("", ("mlp_layer_types",), "str[]", converter=leading_dense),
+        ),
+        gguf_only=(),
+        defaults={
+            "": {
+                **_DEFAULTS, "scoring_func": "sigmoid", "n_shared_experts": 1, "norm_topk_prob": True,
+                "bos_token_id": 0, "eos_token_id": 1,
+            },
+            "deepseek_v3": {
+                "n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+                "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5,
+                "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "max_position_embeddings": 4096,
+            },
+            "glm4_moe_lite": {
+                "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 768, "n_routed_experts": 64,
+                "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 1536,
+                "routed_scaling_factor": 1.8, "num_key_value_heads": 20, "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 202752,
+            },
+        },
+    ),
+    # As PLM-Team/PLM-1.8B-Base has it.
+    Architecture(
+        id="plm", gguf="plm", required={"attention.key_length": "", "attention.value_length": ""},
+        **hf_names("PLM", "plm"), rope_type=0, gguf_only=(), head_never=True,
+        tensors=decoder(
+            *joint_latent_attention(*linear("self_attn.q_proj", "attn_q", f"{_WHOLE_QUERY}hidden")),
+            mlp=plain_mlp(None, "mlp.up_proj", "mlp.down_proj"),
+        ),
+        keys=(
+            *DIMS, GROUPED, _ROTATED, ROPE, RMS_EPS, VOCAB, Key("attention.kv_lora_rank", ("kv_lora_rank",)),
+            Key("attention.key_length", ("qk_nope_head_dim",), converter=nope_and_rope),
+            Key("attention.value_length", ("v_head_dim",)), EQUAL_HEADS, must_be("attention_bias", False),
+            must_be("hidden_act", "relu2"),
+        ),
+        defaults={"": {
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": True,
+        }},
+    ),
+    Architecture(
+        id="deepseek_v32", required={**SPARSE_REQUIRED, "expert_gating_func": ""}, gguf="deepseek32",
+        **hf_names("DeepseekV32", "deepseek_v32"), rope_type=0,
+        tensors=mla_decoder((selection_bias(),), (*indexer(), *draft_layer())),
+        keys=mla_keys(*INDEXER, _DRAFTS, _LAYERS), gguf_only=(),
+        defaults={"": {
+            **SPARSE_DEFAULTS, "n_group": 8, "topk_group": 4, "num_key_value_heads": 128, "index_n_heads": 64,
+            "max_position_embeddings": 163840,
+        }},
+    ),
+)

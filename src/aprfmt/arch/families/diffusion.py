@@ -1,0 +1,98 @@
+"""Networks that fill in masked tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.blocks.decoder import (
+    DECODER, DIMS, GROUPED, PAIRS, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, attention, class_names, decoder,
+    hf_names, linear, must_be, network, norm, rename,
+)
+from aprfmt.arch.blocks.moe import NO_BIAS, WIDTH, moe_decoder, moe_keys, router_and_experts
+from aprfmt.arch.row import REQUIRED, Architecture, Key
+
+
+_MASKED = (
+    Key("attention.causal", kind="bool", constant=False), Key("tokenizer.ggml.mask_token_id", ("mask_token_id",)),
+)
+"""Every position sees every other; what is still to be found stands there as the mask token."""
+_NO_SHIFT = Key("diffusion.shift_logits", kind="bool", constant=False)
+"""The logits of a position are those of its own token, not of the next."""
+_UNTIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+_QKV_BIAS = "include_bias|include_qkv_bias"
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="llada", gguf="llada", **class_names("LLaDAModelLM", types=("llada",)), rope_type=0,
+        tensors=network(
+            *norm("attn_norm", "attn_norm"), *linear("q_proj", "attn_q", "q,hidden", _QKV_BIAS, order=PAIRS["q"]),
+            *linear("k_proj", "attn_k", "kv,hidden", _QKV_BIAS, order=PAIRS["kv"]),
+            *linear("v_proj", "attn_v", "kv,hidden", _QKV_BIAS),
+            *linear("attn_out", "attn_output", "hidden,q", "include_bias"), *norm("ff_norm", "ffn_norm"),
+            *linear("ff_proj", "ffn_gate", "ffn,hidden", "include_bias"),
+            *linear("up_proj", "ffn_up", "ffn,hidden", "include_bias"),
+            *linear("ff_out", "ffn_down", "hidden,ffn", "include_bias"),
+            hf="model.transformer.blocks.{n}.", embed="model.transformer.wte", last="model.transformer.ln_f",
+            out="model.transformer.ff_out",
+        ),
+        keys=(
+            *rename(
+                DIMS, num_layers="n_layers", max_position_embeddings="max_sequence_length", hidden_size="d_model",
+                intermediate_size="mlp_hidden_size", num_heads="n_heads",
+            ),
+            replace(GROUPED, hf=("n_kv_heads",)), ROPE, RMS_EPS, VOCAB, ROPE_DIM, *_MASKED, _NO_SHIFT,
+            must_be("layer_norm_type", "rms"), must_be("bias_for_layer_norm", False),
+            must_be("attention_layer_norm", False), must_be("block_type", "llama"), must_be("activation_type", "silu"),
+            must_be("rope", True), must_be("alibi", False), must_be("input_emb_norm", False),
+            must_be("scale_logits", False), must_be("weight_tying", False),
+        ),
+        defaults={"": {
+            **_UNTIED, "max_sequence_length": 4096, "rope_theta": 500000.0, "include_bias": False,
+            "include_qkv_bias": False, "bias_for_layer_norm": False, "layer_norm_type": "rms", "block_type": "llama",
+            "activation_type": "silu", "mask_token_id": 126336,
+        }},
+    ),
+    Architecture(
+        id="llada_moe", gguf="llada-moe", **hf_names("LLaDAMoE", "lladamoe", end="ModelLM"), gguf_only=(),
+        tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
+        keys=(
+            *rename(
+                moe_keys(
+                    replace(WIDTH, hf=("expert_intermediate_size",)), WHOLE_HEADS, *_MASKED, _NO_SHIFT, NO_BIAS,
+                    must_be("qk_layernorm", True), must_be("norm_topk_prob", False),
+                    must_be("shared_expert_intermediate_size", 0), must_be("moe_router_score_function", "softmax"),
+                    must_be("moe_router_enable_expert_bias", False),
+                ),
+                intermediate_size="dense_intermediate_size",
+            ),
+        ),
+        defaults={"": {
+            **_UNTIED, "max_position_embeddings": 4096, "rope_theta": 50000.0, "norm_topk_prob": False,
+            "qk_layernorm": True, "attention_bias": False, "mask_token_id": 156895,
+        }},
+    ),
+    Architecture(
+        id="dream", gguf="dream", **class_names("DreamModel", types=("Dream",)),
+        tensors=decoder(*attention(REQUIRED)),
+        keys=(*DECODER, WHOLE_HEADS, *_MASKED, SILU, must_be("use_sliding_window", False)),
+        defaults={"": {
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
+            "num_key_value_heads": 32, "use_sliding_window": False, "mask_token_id": 151666,
+        }},
+    ),
+    Architecture(
+        id="rnd1", gguf="rnd1", **class_names("RND1", "RND1LM", types=("rnd1",)), gguf_only=(),
+        tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
+        keys=moe_keys(
+            WIDTH, *_MASKED, NO_BIAS, must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1),
+            must_be("mlp_only_layers", []), must_be("use_sliding_window", False),
+        ),
+        defaults={"": {
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 40960,
+            "num_key_value_heads": 4, "head_dim": 128, "rope_theta": 1e6, "num_experts": 128, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "attention_bias": False,
+            "mask_token_id": 151669,
+        }},
+    ),
+)

@@ -1,0 +1,374 @@
+"""dots.llm1, dots.note, dots.ocr."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from aprfmt.arch.blocks.decoder import (
+    DIMS, NO_WINDOW, attention, gated_mlp, hf_names, linear, must_be, norm, split, tensor,
+)
+from aprfmt.arch.blocks.mla import INDEXER, SPARSE_DEFAULTS, SPARSE_REQUIRED, indexer, mla_keys
+from aprfmt.arch.blocks.moe import (
+    DENSE_LAYERS, EQUAL_HEADS, GROUPS, MTP, NO_BIAS, SHARED_COUNT, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH,
+    draft_layer, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
+)
+from aprfmt.arch.blocks.tower import (
+    IMAGE, USE_SILU, epsilon, hears, layers, norms, patches, projector, sees, sizes, vision,
+)
+from aprfmt.arch.converter import DEFAULT, Convert, Converter, Scope, default, nothing
+from aprfmt.arch.converters.common import leading_dense
+from aprfmt.arch.converters.windows import step_heads, windowed_heads
+from aprfmt.arch.fields import as_int
+from aprfmt.arch.grammar import layer_kinds
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow, Tower
+from aprfmt.errors import RefusedError
+
+
+def _text_width(value: object, scope: Scope) -> object:
+    return scope.h.hidden_size or DEFAULT
+
+
+text_width = Converter(nothing, _text_width)
+
+
+def _indexed_normalize(value: object, scope: Scope) -> object:
+    """transformers says in a word of its own that an indexer chooses."""
+    if not isinstance(value, list):
+        return DEFAULT
+    return ["full_attention" if kind == "indexed_attention" else kind for kind in value]
+
+
+def _indexed_to(value: object, scope: Scope) -> list[bool] | None:
+    return [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None
+
+
+def _indexed_from(value: object, scope: Scope) -> object:
+    if not isinstance(value, list):
+        return DEFAULT
+    return ["sliding_attention" if flag else "full_attention" for flag in value]
+
+
+def _without_window_to(value: object, scope: Scope) -> list[bool] | None:
+    kinds = layer_kinds(scope.h.extra)
+    return None if kinds is None else [kind != "sliding_attention" for kind in kinds]
+
+
+def _latent_scales(scope: Scope, applied: object) -> object:
+    """What the latent vectors are multiplied by behind their norms, which a GGUF has in the weights of these."""
+    ranks = {"q_lora_scale": "q_lora_rank", "kv_lora_scale": "kv_lora_rank", "swa_kv_lora_scale": "swa_kv_lora_rank"}
+    hidden, extra = scope.h.hidden_size or 0, scope.h.extra
+    for name, key in ranks.items():
+        rank = as_int(extra.get(key), key)
+        extra[name] = math.sqrt(hidden / rank) if applied and hidden and rank else 1.0
+    return bool(applied)
+
+
+def _swa_sum(*names: str) -> Convert:
+    def to_gguf(value: object, scope: Scope) -> int | None:
+        numbers = [as_int(scope.h.extra.get(name), name) for name in names]
+        return None if None in numbers else sum(n or 0 for n in numbers)
+
+    return to_gguf
+
+
+def _swa_nope_from(value: object, scope: Scope) -> object:
+    length, rotated = as_int(value, scope.key.gguf), as_int(scope.gguf("rope.dimension_count"), "rope.dimension_count")
+    return DEFAULT if length is None or rotated is None or rotated > length else length - rotated
+
+
+indexed_layers = Converter(_indexed_to, _indexed_from, normalize=_indexed_normalize)
+indexed_without_window = Converter(_without_window_to, default)
+latent_scales = Converter(
+        nothing,
+        lambda value, scope: _latent_scales(scope, True),
+        normalize=lambda value, scope: _latent_scales(scope, value),
+    )
+swa_key_width = Converter(_swa_sum("swa_kv_lora_rank", "qk_rope_head_dim"), default)
+swa_value_width = Converter(_swa_sum("swa_kv_lora_rank"), default)
+swa_key_length = Converter(_swa_sum("swa_qk_nope_head_dim", "qk_rope_head_dim"), _swa_nope_from)
+_LAYERS = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
+_WINDOW, _INDEXED = "sliding_attention|draft", "!sliding_attention&!draft"
+_ROTATED = "qk_rope_head_dim"
+
+
+def _two_geometries() -> tuple[TensorRow, ...]:
+    """Latent attention of one size where there is a window, of another where an indexer chooses; a gate a head."""
+    rows: list[TensorRow] = []
+    for kind, pre, heads in ((_INDEXED, "", "heads"), (_WINDOW, "swa_", "swa_num_attention_heads")):
+        latent, nope, value = f"{pre}kv_lora_rank", f"{pre}qk_nope_head_dim", f"{pre}v_head_dim"
+        rows += [
+            tensor(
+                "self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight", latent, layers=kind,
+                scale=(f":{pre}kv_lora_scale",),
+            ),
+            *linear("self_attn.q_b_proj", "attn_q_b", f"{heads}*{nope}+{heads}*{_ROTATED},q_lora_rank", layers=kind),
+            *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{latent}+{_ROTATED},hidden", layers=kind),
+            split(
+                "self_attn.kv_b_proj.weight", f"{heads}*{nope}+{heads}*{value},{latent}",
+                {"attn_k_b.weight": f"{heads},{latent},{nope}", "attn_v_b.weight": f"{heads},{value},{latent}"},
+                order=(f"deal:{heads},{nope},{value}",), gguf_transposed=(True, False), layers=kind,
+            ),
+            *linear("self_attn.o_proj", "attn_output", f"hidden,{heads}*{value}", layers=kind),
+            *linear("self_attn.g_proj", "attn_gate", f"{heads},hidden", layers=kind),
+        ]
+    return (
+        *linear("self_attn.q_a_proj", "attn_q_a", "q_lora_rank,hidden"),
+        tensor("self_attn.q_a_layernorm.weight", "attn_q_a_norm.weight", "q_lora_rank", scale=(":q_lora_scale",)),
+        *norm("self_attn.k_rope_only_layernorm", "attn_k_norm", _ROTATED), *rows, *indexer(_INDEXED),
+    )
+
+
+_HALVES = Difference(
+    "llama.cpp's dots3note rotates the halves of an indexer's queries and keys, transformers neighbours: in texts that "
+    "are longer than index_topk they choose other positions"
+)
+"""Not mended by another order of rows: serving programs know two, told by an index's `indexer_rope_layout`."""
+_DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", converter=step_heads, draft="swa_num_attention_heads")}
+
+
+def _counts_to(value: object, scope: Scope) -> object:
+    """Numbers of experts a layer; a config says -1 where there are none."""
+    if not isinstance(value, list) or not all(type(count) is int for count in value):
+        raise RefusedError(f"{scope.name} is {value!r:.40}, not a list of numbers of experts")
+    return [max(0, count) for count in value]
+
+
+counts = Converter(_counts_to)
+_NOTE_V = "vision_encoder."
+_A = "audio_encoder.dots_encoder.speech_encoder."
+_WHISPER = "audio_config.whisper_config"
+_EXPERTS = "vision_config.pyramid_num_routed"
+_MERGED = "spatial_merge_size*spatial_merge_size*embed_dim"
+
+
+def _of_image(gguf: str, name: str, kind: str = "u32") -> Key:
+    """A key of the preprocessor, which has those of images in an object of their own."""
+    return Key(gguf, (f"preprocessor_config.vision_config.{name}", f"preprocessor_config.{name}"), kind)
+
+
+def _stem() -> tuple[TensorRow, ...]:
+    """Three convolutions over time and frequency."""
+    many = "downsample_hidden_size"
+    return tuple(
+        row
+        for n, n_in in ((1, "1"), (2, many), (3, many))
+        for row in (
+            tensor(f"{_A}conv2d{n}.weight", f"a.conv2d.{n}.weight", f"{many},{n_in},3,3"),
+            tensor(f"{_A}conv2d{n}.bias", f"a.conv2d.{n}.bias", many),
+        )
+    )
+
+
+def _gate_and_up(end: str, dims: str) -> TensorRow:
+    """Gate over up in a checkpoint."""
+    return TensorRow((f"fc1.{end}",), (f"ffn_gate.{end}", f"ffn_up.{end}"), (f"2*{dims}",), gguf_dims=(dims, dims))
+
+
+_V = "vision_tower."
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="dots1", required={"expert_shared_count": "", "expert_gating_func": ""}, gguf="dots1",
+        **hf_names("Dots1", "dots1"), head_always=True,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *router_and_experts("moe", (selection_bias(),)),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            *GROUPS, WIDTH, DENSE_LAYERS, SHARED_COUNT, WEIGHTS_SCALE, WEIGHTS_NORM,
+            # llama.cpp aborts without it.
+            SIGMOID, NO_BIAS, EQUAL_HEADS, Key("", ("sliding_window",)), Key("", ("max_window_layers",)),
+            Key("", ("layer_types",), "str[]"), count="n_routed_experts",
+        ),
+        gguf_only=(),
+        differs=(NO_WINDOW,),
+        defaults={"": {
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
+            "routed_scaling_factor": 1.0, "attention_bias": False, "sliding_window": 4096, "max_window_layers": 62,
+            "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        }},
+    ),
+    Architecture(
+        id="dots3_note", required={**SPARSE_REQUIRED, "attention.sliding_window": "", "attention.kv_lora_rank_swa": ""},
+        gguf="dots3note", **hf_names("Dots3Note", "dots3_note", "Dots3NoteText", also=("dots3_note_text",)),
+        rope_type=0, nested_rope=True,
+        tensors=moe_decoder(
+            *_two_geometries(), *router_and_experts("moe&!draft", (selection_bias("moe&!draft"),)),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe&!draft"),
+            *gated_mlp(layers="dense|draft"), *draft_layer(),
+        ),
+        drafts=(("model.mtp.embed_tokens.", "model.layers.{n}.embed_tokens."),),
+        keys=(
+            *(_DOTS3_LISTS.get(key.field, key) for key in mla_keys()), *INDEXER,
+            Key("attention.indexer.types", kind="bool[]", converter=indexed_without_window),
+            Key("attention.sliding_window", ("sliding_window_size", "sliding_window")),
+            Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=indexed_layers),
+            Key("", ("swa_num_attention_heads",), converter=windowed_heads),
+            Key("attention.kv_lora_rank_swa", ("swa_kv_lora_rank",)),
+            Key("attention.key_length_swa", converter=swa_key_width),
+            Key("attention.value_length_swa", converter=swa_value_width),
+            Key("attention.key_length_mla_swa", ("swa_qk_nope_head_dim",), converter=swa_key_length),
+            Key("attention.value_length_mla_swa", ("swa_v_head_dim",)),
+            Key("", ("apply_mla_qkv_lora_rescale",), "bool", converter=latent_scales), must_be("use_dsa", True),
+            must_be("k_rope_only_layernorm", True), must_be("n_group", 1), must_be("attention_gate_type", "headwise"),
+            must_be("swa_attention_gate_type", "headwise"), _LAYERS, MTP,
+        ),
+        differs=(_HALVES,), gguf_only=(),
+        defaults={"": {
+            **SPARSE_DEFAULTS, "q_lora_rank": 1024, "num_key_value_heads": 128, "rms_norm_eps": 1e-5,
+            "moe_intermediate_size": 1536, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0,
+            "index_n_heads": 64, "n_group": 1, "topk_group": 1, "rope_theta": 80000000.0, "swa_rope_theta": 50000.0,
+            "max_position_embeddings": 524288, "swa_kv_lora_rank": 1024, "swa_qk_nope_head_dim": 192,
+            "swa_v_head_dim": 128, "swa_num_attention_heads": 64, "sliding_window_size": 512, "bos_token_id": 151643,
+            "eos_token_id": 151668,
+        }},
+    ),
+)
+
+
+TOWERS: tuple[Tower, ...] = (
+    Tower(
+        id="dots_ocr_vision", gguf="clip", hf_class="DotsOCRForCausalLM", model_type="dots_ocr",
+        hf_classes=("DotsOCRForCausalLM",), model_types=("dots_ocr",), when="projector_type=dots_ocr", text="",
+        tensors=(
+            *patches(f"{_V}patch_embed.patchifier.proj", width="embed_dim"),
+            *norm(f"{_V}patch_embed.patchifier.norm", "v.pre_ln", "embed_dim"),
+            *layers(
+                *norms("norm1", "norm2", bias=False, width="embed_dim"),
+                *linear("attn.qkv", "attn_qkv", "3*embed_dim,embed_dim", OPTIONAL),
+                *linear("attn.proj", "attn_out", "embed_dim,embed_dim", OPTIONAL),
+                *linear("mlp.fc1", "ffn_gate", "intermediate_size,embed_dim", OPTIONAL),
+                *linear("mlp.fc3", "ffn_up", "intermediate_size,embed_dim", OPTIONAL),
+                *linear("mlp.fc2", "ffn_down", "embed_dim,intermediate_size", OPTIONAL), hf=f"{_V}blocks.{{n}}.",
+            ),
+            *norm(f"{_V}post_trunk_norm", "mm.post_norm", "embed_dim"),
+            *norm(f"{_V}merger.ln_q", "mm.input_norm", "embed_dim", REQUIRED),
+            *linear(f"{_V}merger.mlp.0", "mm.0", "4*embed_dim,4*embed_dim", REQUIRED),
+            *linear(f"{_V}merger.mlp.2", "mm.2", "hidden,4*embed_dim", REQUIRED),
+        ),
+        keys=sees(
+            *sizes(image_size="", embedding_length=("embed_dim", "hidden_size")), Key("vision.image_size", constant=0),
+            Key("", ("vision_config.hidden_size",), converter=text_width), *IMAGE, projector("dots_ocr"),
+            Key("vision.image_min_pixels", ("preprocessor_config.min_pixels",)),
+            Key("vision.image_max_pixels", ("preprocessor_config.max_pixels",)),
+            epsilon("vision", "vision_config.rms_norm_eps"),
+            Key("vision.projector.scale_factor", ("vision_config.spatial_merge_size",)), USE_SILU,
+        ),
+        defaults={"": {
+            "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
+            "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
+            **vision(embed_dim=1536, intermediate_size=4224, num_hidden_layers=42, num_attention_heads=12),
+            **vision(patch_size=14, spatial_merge_size=2, rms_norm_eps=1e-5),
+        }},
+        config={"vision_config.model_type": "dots_vit", "vision_config.post_norm": True},
+    ),
+    Tower(
+        id="dots3_note_towers", gguf="clip", hf_class="Dots3NoteForConditionalGeneration", model_type="dots3_note",
+        hf_classes=("Dots3NoteForConditionalGeneration", "Dots3NoteForCausalLM"), model_types=("dots3_note",),
+        when="vision.projector_type=dots3note_v", text="",
+        prefixes=((f"model.{_NOTE_V}", _NOTE_V), ("model.audio_encoder.", "audio_encoder.")),
+        tensors=(
+            *patches(f"{_NOTE_V}patch_embed.proj", width="embed_dim"),
+            *norm(f"{_NOTE_V}patch_embed.norm", "v.pre_ln", "embed_dim"),
+            *layers(
+                *norms("norm_1", "norm_2", bias=False, width="embed_dim"),
+                *linear("attn.qkv", "attn_qkv", "3*embed_dim,embed_dim"),
+                *norm("attn.q_norm", "attn_q_norm", "embed_dim/num_attention_heads"),
+                *norm("attn.k_norm", "attn_k_norm", "embed_dim/num_attention_heads"),
+                *linear("attn.proj", "attn_out", "embed_dim,embed_dim"),
+                *(
+                    tensor(f"mlp.{hf}.weight", f"ffn_{name}.weight", dims, layers="!pyramid")
+                    for hf, name, dims in (
+                        ("fc1", "gate", "intermediate_size,embed_dim"), ("fc3", "up", "intermediate_size,embed_dim"),
+                        ("fc2", "down", "embed_dim,intermediate_size"),
+                    )
+                ),
+                tensor("mlp.gate_weight", "ffn_gate_inp.weight", f"{_EXPERTS},embed_dim", layers="pyramid"),
+                tensor("mlp.router_bias", "exp_probs_b.weight", _EXPERTS, layers="pyramid"),
+                *(
+                    TensorRow(
+                        (f"mlp.experts.{{e}}.{hf}.weight",), (f"ffn_{name}_exps.weight",), (dims,), layers="pyramid",
+                        count=_EXPERTS,
+                    )
+                    for hf, name, dims in (
+                        ("fc1", "gate", "moe_intermediate_size,embed_dim"),
+                        ("fc3", "up", "moe_intermediate_size,embed_dim"),
+                        ("fc2", "down", "embed_dim,moe_intermediate_size"),
+                    )
+                ),
+                hf=f"{_NOTE_V}blocks.{{n}}.",
+            ),
+            *norm(f"{_NOTE_V}post_trunk_norm", "mm.post_norm", "embed_dim"),
+            *norm(f"{_NOTE_V}adapter.ln_q", "mm.input_norm", "embed_dim", REQUIRED),
+            *linear(f"{_NOTE_V}adapter.mlp.0", "mm.0", f"{_MERGED},{_MERGED}", REQUIRED),
+            *linear(f"{_NOTE_V}adapter.mlp.2", "mm.2", f"hidden,{_MERGED}", REQUIRED), *_stem(),
+            *linear(f"{_A}conv_out", "a.conv_out", "d_model,num_mel_bins/8*downsample_hidden_size"),
+            *layers(
+                *norms("self_attn_layer_norm", "final_layer_norm", bias=False, width="d_model"),
+                *linear("self_attn.q_proj", "attn_q", "d_model,d_model", REQUIRED),
+                *linear("self_attn.k_proj", "attn_k", "d_model,d_model"),
+                *linear("self_attn.v_proj", "attn_v", "d_model,d_model", REQUIRED),
+                *linear("self_attn.out_proj", "attn_out", "d_model,d_model", REQUIRED),
+                _gate_and_up("weight", "encoder_ffn_dim,d_model"), _gate_and_up("bias", "encoder_ffn_dim"),
+                *linear("fc2", "ffn_down", "d_model,encoder_ffn_dim", REQUIRED), hf=f"{_A}layers.{{n}}.",
+                gguf="a.blk.{n}.", depth="encoder_layers",
+            ),
+            *norm(f"{_A}layer_norm", "a.post_ln", "d_model"),
+            *norm("audio_encoder.audio_adapter.proj.0", "mm.a.norm_pre", "d_model", REQUIRED),
+            *linear("audio_encoder.audio_adapter.proj.1", "mm.a.mlp.1", "hidden,d_model", REQUIRED),
+            *linear("audio_encoder.audio_adapter.proj.3", "mm.a.mlp.3", "hidden,hidden", REQUIRED),
+        ),
+        f32=(".ffn_gate_inp.", ".exp_probs_b.", ".conv2d.", "a.conv_out."),
+        keys=(
+            *sees(
+                *sizes(image_size="", embedding_length="embed_dim", head_count=("num_attention_heads", "num_heads")),
+                Key("vision.image_size", constant=0), Key("", ("vision_config.hidden_size",), converter=text_width),
+                _of_image("vision.image_mean", "image_mean", "f32[]"),
+                _of_image("vision.image_std", "image_std", "f32[]"), projector("dots3note_v", part="vision"), USE_SILU,
+                epsilon("vision", "vision_config.rms_norm_eps"),
+                Key("vision.spatial_merge_size", ("vision_config.spatial_merge_size",)),
+                _of_image("vision.image_min_pixels", "min_pixels"), _of_image("vision.image_max_pixels", "max_pixels"),
+                Key("vision.expert_count_per_layer", (_EXPERTS,), "i32[]", converter=counts),
+                Key("vision.expert_used_count", ("vision_config.capacity_factor",)),
+                Key("", ("vision_config.moe_intermediate_size",)),
+                must_be("vision_config.adapter_type", "patch_merger"), must_be("vision_config.pre_pixel_shuffle", True),
+                must_be("vision_config.use_qk_norm", True), must_be("vision_config.router_scoring_func", "sigmoid"),
+                must_be("vision_config.router_scale", 1.0),
+            ),
+            *hears(
+                Key("audio.embedding_length", (f"{_WHISPER}.d_model",)),
+                Key("audio.feed_forward_length", (f"{_WHISPER}.encoder_ffn_dim",)),
+                Key("audio.block_count", (f"{_WHISPER}.encoder_layers",)),
+                Key("audio.attention.head_count", (f"{_WHISPER}.encoder_attention_heads",)),
+                projector("dots3note_a", part="audio"), Key("audio.num_mel_bins", (f"{_WHISPER}.num_mel_bins",)),
+                Key("audio.attention.layer_norm_epsilon", kind="f32", constant=1e-6),
+                Key("", ("audio_config.downsample_hidden_size",)), must_be(f"{_WHISPER}.activation_function", "swiglu"),
+                must_be("audio_config.use_conv2d_stem", True), must_be("audio_config.use_rope", True),
+                must_be("audio_config.use_rms_norm", True), must_be("audio_config.merge_factor", 1),
+                must_be("audio_config.chunk_seconds", 60),
+                must_be("audio_config.rope_parameters.partial_rotary_factor", 0.5),
+                must_be("audio_config.rope_parameters.rope_theta", 10000.0),
+            ),
+        ),
+        defaults={"": {
+            **vision(embed_dim=1536, intermediate_size=4224, num_hidden_layers=42, num_attention_heads=24),
+            **vision(patch_size=14, spatial_merge_size=2, rms_norm_eps=1e-5, moe_intermediate_size=2112),
+            **vision(pyramid_num_routed=[-1] * 25 + [*range(4, 65, 4), 64], capacity_factor=2),
+            **vision(adapter_type="patch_merger", pre_pixel_shuffle=True, use_qk_norm=True),
+            **vision(router_scoring_func="sigmoid", router_scale=1.0),
+            **{f"{_WHISPER}.d_model": 1280, f"{_WHISPER}.encoder_ffn_dim": 5120, f"{_WHISPER}.encoder_layers": 32},
+            **{f"{_WHISPER}.encoder_attention_heads": 20, f"{_WHISPER}.num_mel_bins": 128},
+            **{f"{_WHISPER}.activation_function": "swiglu", "audio_config.downsample_hidden_size": 480},
+            **{f"audio_config.use_{name}": True for name in ("conv2d_stem", "rope", "rms_norm")},
+            **{"audio_config.merge_factor": 1, "audio_config.chunk_seconds": 60},
+            **{
+                f"audio_config.rope_parameters.{k}": v
+                for k, v in (("partial_rotary_factor", 0.5), ("rope_theta", 10000.0))
+            },
+        }},
+        config={"vision_config.temporal_patch_size": 1, "vision_config.use_bias": False},
+    ),
+)

@@ -1,0 +1,128 @@
+"""EXAONE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.blocks.decoder import (
+    DECODER, DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW,
+    attention, block, gated_mlp, hf_names, linear, must_be, network, norm, post_norm_decoder, rename,
+)
+from aprfmt.arch.blocks.moe import (
+    DENSE_LAYERS, GROUPS, MTP, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_decoder, moe_keys,
+    mtp_names, router_and_experts, selection_bias, shared_expert,
+)
+from aprfmt.arch.blocks.qwen_vision import QWEN_DEFAULTS, merger
+from aprfmt.arch.blocks.tower import (
+    IMAGE, TOWER_WIDTH, USE_SILU, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes,
+)
+from aprfmt.arch.converters.common import leading_dense, shared_width
+from aprfmt.arch.converters.layers import number_or_0
+from aprfmt.arch.converters.towers import optional_key, window_pattern
+from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, Tower
+
+
+_ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
+_SHARED = Key("expert_shared_count", ("num_shared_experts",))
+_SHARED_WIDTH = Key("expert_shared_feed_forward_length", converter=shared_width)
+_BY_TYPE = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
+_ONLY_64 = Difference(
+    "llama.cpp's exaone4 has a sliding window, and layers without rotation, in a network of 64 layers only",
+    "window&!layers=64",
+)
+_V = "visual."
+_PREFIXES = (("model.visual.", _V),)
+_KV = f"num_key_value_heads*{TOWER_WIDTH}/num_heads"
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="exaone4", gguf="exaone4", **hf_names("Exaone4", "exaone4", also=("exaone4_5_text",)),
+        tensors=(*post_norm_decoder(*attention(qk_norm="head_dim")), *block(*draft_layer())), drafts=mtp_names(),
+        keys=(*DECODER, VOCAB, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, MTP, SILU),
+        differs=(_ONLY_64,),
+        defaults={"": {
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048,
+            "num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4, "bos_token_id": 0,
+            "eos_token_id": 2,
+        }},
+    ),
+    Architecture(
+        id="exaone_moe",
+        required={"attention.sliding_window": "", "expert_gating_func": "", "expert_feed_forward_length": ""},
+        gguf="exaone-moe", **hf_names("ExaoneMoe", "exaone_moe", "ExaoneMoE"), head_always=True,
+        tensors=moe_decoder(
+            *attention(qk_norm="head_dim"),
+            *router_and_experts(
+                "moe&!draft",
+                (
+                    replace(selection_bias("moe&!draft"), hf=("mlp.e_score_correction_bias",)),
+                    selection_bias("moe&!draft"),
+                ),
+            ),
+            *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", layers="moe&!draft"),
+            *gated_mlp(layers="dense|draft"), *draft_layer(),
+        ),
+        drafts=mtp_names(),
+        keys=moe_keys(
+            VOCAB, *GROUPS, WIDTH, _SHARED, _SHARED_WIDTH, WEIGHTS_SCALE, WEIGHTS_NORM, SIGMOID, DENSE_LAYERS, _BY_TYPE,
+            _ALWAYS_WINDOW, SLIDING_LAYERS,
+            Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=number_or_0),
+            Key("rope.scaling.type", kind="str", constant="none"),
+        ),
+        defaults={"": {
+            "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096,
+            "sliding_window_pattern": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 1024, "num_experts": 64,
+            "num_experts_per_tok": 8, "num_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+            "n_group": 1, "topk_group": 1, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 53,
+            "pad_token_id": 0,
+        }},
+    ),
+    Architecture(
+        id="exaone", gguf="exaone", **hf_names("Exaone", "exaone"), gguf_only=("rope_freqs.weight",),
+        tensors=network(
+            *norm("ln_1", "attn_norm"), *attention(hf="attn.attention", o_proj="out_proj"), *norm("ln_2", "ffn_norm"),
+            *gated_mlp(names=("c_fc_0", "c_fc_1", "c_proj")),
+            hf="transformer.h.{n}.", embed="transformer.wte", last="transformer.ln_f",
+        ),
+        keys=(
+            *rename(DIMS, num_layers=("num_layers", "num_hidden_layers")), GROUPED, ROPE,
+            replace(RMS_EPS, hf=("layer_norm_epsilon",)), HEAD_DIM, ROPE_DIM, must_be("activation_function", "silu"),
+        ),
+        defaults={"": {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": False}},
+    ),
+)
+
+
+TOWERS: tuple[Tower, ...] = (
+    Tower(
+        id="exaone4_5_vision", gguf="clip", hf_class="Exaone4_5_ForConditionalGeneration", model_type="exaone4_5",
+        hf_classes=("Exaone4_5_ForConditionalGeneration",), model_types=("exaone4_5",), when="projector_type=exaone4_5",
+        text="model.language_model.", prefixes=_PREFIXES,
+        tensors=(
+            *patches_in_time(f"{_V}patch_embed.proj"),
+            *layers(
+                *norms("norm1", "norm2", bias=False),
+                *linear("attn.qkv", "attn_qkv", f"{TOWER_WIDTH}+2*{_KV},{TOWER_WIDTH}", REQUIRED),
+                *linear("attn.proj", "attn_out", f"{TOWER_WIDTH},{TOWER_WIDTH}", REQUIRED),
+                *mlp("mlp.up_proj", "mlp.down_proj", "mlp.gate_proj"), hf=f"{_V}blocks.{{n}}.", depth="depth",
+            ),
+            *merger(norm_bias=False),
+        ),
+        keys=sees(
+            *sizes(block_count="depth", head_count="num_heads"), *IMAGE, projector("exaone4_5"), USE_SILU,
+            preprocessor("vision.image_min_pixels", "min_pixels"),
+            preprocessor("vision.image_max_pixels", "max_pixels"),
+            Key("vision.attention.head_count_kv", ("vision_config.num_key_value_heads",)),
+            Key("vision.attention.layer_norm_epsilon", ("vision_config.rms_norm_eps", "rms_norm_eps"), "f32"),
+            Key("vision.window_size", ("vision_config.window_size",), converter=optional_key),
+            Key("vision.n_wa_pattern", ("vision_config.fullatt_block_indexes",), converter=window_pattern),
+        ),
+        defaults={"": {
+            **QWEN_DEFAULTS, "vision_config.depth": 32, "vision_config.hidden_size": 3584,
+            "vision_config.intermediate_size": 3420, "vision_config.num_heads": 16,
+            "vision_config.num_key_value_heads": 8, "vision_config.patch_size": 14, "vision_config.window_size": 112,
+            "vision_config.rms_norm_eps": 1e-6, "vision_config.fullatt_block_indexes": [7, 15, 23, 31],
+        }},
+    ),
+)

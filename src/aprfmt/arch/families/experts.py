@@ -1,0 +1,577 @@
+"""Decoders with experts of families with one network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch.blocks.decoder import (
+    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, attention,
+    class_names, convert, experts, fused_experts, gated_mlp, hf_names, linear, must_be, network, norm, rename, split,
+    tensor,
+)
+from aprfmt.arch.blocks.moe import (
+    COUNT, DENSE_LAYERS, GROUPS, NO_BIAS, SIGMOID, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys,
+    router_and_experts, selection_bias, shared_expert,
+)
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
+from aprfmt.arch.converters.common import (
+    absent_0, any_window, dense_first, dense_first_to, gating, gguf_int, if_given, leading_dense, softcap,
+)
+from aprfmt.arch.converters.layers import (
+    FULL, SLIDING, layer_types, layer_types_derive, layer_types_from, layer_types_to, periodic, slides_of,
+)
+from aprfmt.arch.converters.windows import FOURTH, every_fourth_full, full_every_fourth
+from aprfmt.arch.fields import as_float, as_int, as_mapping, shorten
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
+from aprfmt.errors import RefusedError
+from aprfmt.io.jsonx import to_f32
+
+
+same_theta = Converter(from_gguf=lambda value, scope: scope.h.rope_theta)
+
+
+def _all_sparse_to(value: object, scope: Scope) -> None:
+    if isinstance(value, list) and "dense" in value:
+        raise RefusedError(f"{scope.name} has dense layers: llama.cpp's {scope.row.gguf} gives every layer experts")
+
+
+all_sparse = Converter(_all_sparse_to)
+
+
+def _own_dense_first_to(value: object, scope: Scope) -> list[bool] | None:
+    """Which layers have a window, where they are not those that llama.cpp takes by itself."""
+    slides = slides_of(value) if value is not None else []
+    return None if not any(slides) or slides == periodic(FOURTH, len(slides), first=0) else slides
+
+
+def _own_dense_first_from(value: object, scope: Scope) -> object:
+    if value is None and scope.gguf("attention.sliding_window"):
+        return full_every_fourth(scope)
+    return layer_types_from(value, scope) if value is not None else [FULL] * (scope.h.num_layers or 0)
+
+
+def _heads_a_layer_to(value: object, scope: Scope) -> object:
+    return value or [scope.h.num_heads] * (scope.h.num_layers or 0)
+
+
+def _heads_a_layer_from(value: object, scope: Scope) -> object:
+    """Heads of each layer; the config's one number is that of the first."""
+    if not isinstance(value, list) or not value:
+        return DEFAULT if value is None else ConfigKeys(num_attention_heads=value)
+    return ConfigKeys(num_attention_heads=value[0], num_attention_heads_per_layer=value)
+
+
+def _window_rope(scope: Scope) -> Mapping[str, object]:
+    return as_mapping(as_mapping(scope.h.extra.get("rope_layers")).get(SLIDING))
+
+
+def _window_rotary_to(value: object, scope: Scope) -> int | None:
+    """Rotated values of a head in layers with a window."""
+    part = _window_rope(scope).get("partial_rotary_factor", 1.0)
+    number = as_float(part, "partial_rotary_factor")
+    return None if number is None or not scope.h.head_dim else int(scope.h.head_dim * number)
+
+
+def _window_rotary_from(value: object, scope: Scope) -> object:
+    count, size, rope = as_int(value, scope.key.gguf), scope.h.head_dim, _window_rope(scope)
+    if count and size and isinstance(rope, dict):
+        rope["partial_rotary_factor"] = shorten(count / size)
+    return DEFAULT
+
+
+full_unless_named = replace(
+        layer_types,
+        to_gguf=lambda value, scope: layer_types_to(value, scope) if scope.config("sliding_window") else None,
+        derive=lambda scope: [FULL] * (scope.h.num_layers or 0),
+    )
+own_dense_first = Converter(
+        _own_dense_first_to, _own_dense_first_from, lambda scope: [FULL] * (scope.h.num_layers or 0)
+    )
+heads_a_layer = Converter(_heads_a_layer_to, _heads_a_layer_from)
+window_rotary = Converter(_window_rotary_to, _window_rotary_from)
+
+
+def _dense_list_from(value: object, scope: Scope) -> object:
+    """The same of a config that knows no other key for it."""
+    n_layers, dense = scope.h.num_layers or 0, gguf_int(scope, "leading_dense_block_count")
+    return ["dense" if i < dense else "sparse" for i in range(n_layers)]
+
+
+leading_dense_list = Converter(dense_first_to, _dense_list_from, normalize=dense_first)
+_ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
+_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
+_FOURTH = Key("", ("layer_types",), "str[]", converter=every_fourth_full)
+_SHARED = Key("expert_shared_count", ("num_shared_experts",))
+_GATING = Key("expert_gating_func", ("score_func",), converter=gating)
+_BY_TYPE = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
+_ONE_THETA = Difference("llama.cpp's mellum rotates sliding and full layers with one base frequency", "two_thetas")
+
+
+def _odd_layer_types(value: object, scope: Scope) -> object:
+    """Layer types that are not the row's pattern, which the runtime knows by itself."""
+    return None if value == layer_types_derive(scope) else layer_types_to(value, scope)
+
+
+def _untruncated_from(value: object, scope: Scope) -> object:
+    """gpt-oss does not round the ends of yarn's ramp; a GGUF cannot say so."""
+    scaling = scope.h.extra.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("rope_type") == "yarn":
+        scaling.setdefault("truncate", False)
+    return DEFAULT
+
+
+odd_layer_types = replace(layer_types, to_gguf=_odd_layer_types)
+untruncated = Converter(nothing, _untruncated_from)
+
+
+def _gpt_oss_experts() -> tuple[TensorRow, ...]:
+    """Gate and up rows take turns. Weights stand as [experts, in, out] or as MXFP4 blocks of [experts, out, in]."""
+    hf, turns = "mlp.experts.", ("deal:experts*moe_ffn,1,1",)
+    halves = dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "experts,moe_ffn,hidden")
+    down = ("experts,hidden,moe_ffn",)
+
+    def pieces(name: str) -> tuple[str, ...]:
+        return (f"{hf}{name}_blocks", f"{hf}{name}_scales")
+
+    def blocks(rows: str, columns: str) -> tuple[str, ...]:
+        return (f"experts,{rows},{columns}/32,16", f"experts,{rows},{columns}/32")
+
+    return (
+        split(f"{hf}gate_up_proj", "experts,hidden,2*moe_ffn", halves, transposed=True, order=turns),
+        tensor(f"{hf}down_proj", "ffn_down_exps.weight", "experts,moe_ffn,hidden", transposed=True, gguf_dims=down),
+        TensorRow(
+            pieces("gate_up_proj"), tuple(halves), blocks("2*moe_ffn", "hidden"), gguf_dims=tuple(halves.values()),
+            order=turns, pack="mxfp4",
+        ),
+        TensorRow(
+            pieces("down_proj"), ("ffn_down_exps.weight",), blocks("hidden", "moe_ffn"), gguf_dims=down, pack="mxfp4"
+        ),
+        split(
+            f"{hf}gate_up_proj_bias", "experts,2*moe_ffn",
+            dict.fromkeys(("ffn_gate_exps.bias", "ffn_up_exps.bias"), "experts,moe_ffn"), order=turns, flat=True,
+        ),
+        tensor(f"{hf}down_proj_bias", "ffn_down_exps.bias", "experts,hidden"),
+    )
+
+
+def _root_to(value: object, scope: Scope) -> float | None:
+    """What attention scores are multiplied with; one over the root of a head where nothing is said."""
+    scale, size = as_float(value, scope.name), scope.h.head_dim
+    return scale if scale is not None or not size else size**-0.5
+
+
+def _root_from(value: object, scope: Scope) -> object:
+    scale, size = as_float(value, scope.key.gguf), scope.h.head_dim
+    return DEFAULT if scale is None or (size and to_f32(size**-0.5) == scale) else shorten(scale)
+
+
+_ORIGINAL = ("original", "yarn")
+"""How Grok 2 calls yarn."""
+
+
+def _yarn_to(value: object, scope: Scope) -> str | None:
+    return "yarn" if value in _ORIGINAL else None
+
+
+def _if_yarn_to(value: object, scope: Scope) -> object:
+    return value if scope.config("rope_type") in _ORIGINAL else None
+
+
+def _chunk_width_to(value: object, scope: Scope) -> int | None:
+    return scope.h.head_dim
+
+
+_EVERY = 4
+"""Of so many layers llama.cpp's smallthinker leaves the first without window and rotation, if it has windows."""
+
+
+def _layout(scope: Scope) -> list[int]:
+    return [int(layer % _EVERY != 0) for layer in range(scope.h.num_layers or 0)]
+
+
+def _as_layout(value: object, scope: Scope) -> list[int]:
+    return value if isinstance(value, list) else [0] * (scope.h.num_layers or 0)
+
+
+_WINDOW = 4096
+
+
+def _layout_window_to(value: object, scope: Scope) -> object:
+    """The window, if a layer has it; the runtime knows one length, in three of four layers."""
+    layout = _as_layout(scope.config("sliding_window_layout"), scope)
+    if not any(layout):
+        return None
+    if value != _WINDOW or layout != _layout(scope):
+        raise RefusedError(
+            f"llama.cpp's {scope.row.gguf} has windows of {_WINDOW} tokens in all but every {_EVERY}th layer from the "
+            f"first on; this model has {value} in layers {layout}"
+        )
+    return value
+
+
+def _window_layout_from(value: object, scope: Scope) -> object:
+    if not scope.kv:
+        return DEFAULT
+    return _layout(scope) if scope.gguf("attention.sliding_window") else [0] * (scope.h.num_layers or 0)
+
+
+def _rope_layout_to(value: object, scope: Scope) -> None:
+    windows = any(_as_layout(scope.config("sliding_window_layout"), scope))
+    expected = _layout(scope) if windows else [1] * (scope.h.num_layers or 0)
+    if isinstance(value, list) and value != expected:
+        raise RefusedError(f"llama.cpp's {scope.row.gguf} rotates the layers {expected}, not those of {scope.name}")
+
+
+def _rope_layout_from(value: object, scope: Scope) -> object:
+    if not scope.kv:
+        return DEFAULT
+    return _layout(scope) if scope.gguf("attention.sliding_window") else [1] * (scope.h.num_layers or 0)
+
+
+def _all_layers_to(value: object, scope: Scope) -> None:
+    if isinstance(value, list) and not all(value):
+        raise RefusedError(f"{scope.name} has layers without experts, which llama.cpp's {scope.row.gguf} does not know")
+
+
+def _all_layers_from(value: object, scope: Scope) -> object:
+    return [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT
+
+
+def _in_each_to(value: object, scope: Scope) -> list[float] | None:
+    number = as_float(value, scope.name)
+    return None if number is None else [number] * (scope.h.num_layers or 0)
+
+
+def _in_each_from(value: object, scope: Scope) -> object:
+    return value[0] if isinstance(value, list) and value else DEFAULT
+
+
+inverse_root = Converter(_root_to, _root_from)
+original_yarn = Converter(_yarn_to, lambda value, scope: _ORIGINAL[0] if value == "yarn" else None)
+if_yarn = Converter(_if_yarn_to)
+chunk_width = Converter(_chunk_width_to, default)
+softmax_switch = Converter(lambda value, scope: 1 if value else 2, lambda value, scope: value == 1)
+layout_window = Converter(_layout_window_to)
+window_layout = Converter(nothing, _window_layout_from)
+rope_layout = Converter(_rope_layout_to, _rope_layout_from)
+all_layers = Converter(_all_layers_to, _all_layers_from)
+in_each_layer = Converter(_in_each_to, _in_each_from)
+_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+_W123 = ("w1", "w3", "w2")
+_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
+_ROUTED = rename((COUNT, USED), num_experts=("num_local_experts", "num_experts"))
+
+
+def _grok_keys(*family: Key) -> tuple[Key, ...]:
+    """Caps and scales; the experts' activation has no name in a config."""
+    return (
+        *DIMS, GROUPED, *family, RMS_EPS, *_ROUTED, HEAD_DIM,
+        Key("router_logit_softcapping", ("router_logit_softcapping",), "f32"),
+        Key("attention.output_scale", ("attn_output_multiplier",), "f32", converter=inverse_root),
+        Key("embedding_scale", ("embedding_multiplier_scale",), "f32"),
+        Key("logit_scale", ("output_multiplier_scale",), "f32"), WHOLE_HEADS,
+    )
+
+
+_GROK_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "router_logit_softcapping": 30.0,
+}
+_YARN = {
+    "factor": "scaling_factor", "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attn_factor",
+    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
+}
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="dbrx", required={"attention.clamp_kqv": ""}, gguf="dbrx", **hf_names("Dbrx", "dbrx"), gguf_only=(),
+        head_always=True,
+        tensors=network(
+            *norm("norm_attn_norm.norm_1", "attn_norm"),
+            *linear("norm_attn_norm.attn.Wqkv", "attn_qkv", "q+2*kv,hidden"),
+            *linear("norm_attn_norm.attn.out_proj", "attn_output", "hidden,q"),
+            *norm("norm_attn_norm.norm_2", "attn_output_norm"),
+            *linear("ffn.router.layer", "ffn_gate_inp", "experts,hidden"),
+            *(
+                tensor(
+                    f"ffn.experts.mlp.{hf}", f"{gguf}.weight", "experts*ffn,hidden", gguf_dims=(dims,),
+                    gguf_transposed=(gguf == "ffn_down_exps",),
+                )
+                for hf, gguf, dims in (
+                    ("w1", "ffn_gate_exps", "experts,ffn,hidden"), ("v1", "ffn_up_exps", "experts,ffn,hidden"),
+                    ("w2", "ffn_down_exps", "experts,hidden,ffn"),
+                )
+            ),
+            hf="transformer.blocks.{n}.", embed="transformer.wte", last="transformer.norm_f",
+        ),
+        keys=(
+            *rename(
+                DIMS, num_layers="n_layers", max_position_embeddings="max_seq_len", hidden_size="d_model",
+                num_heads="n_heads", intermediate_size="ffn_config.ffn_hidden_size",
+            ),
+            replace(GROUPED, hf=("attn_config.kv_n_heads",)), ROPE,
+            Key("", ("attn_config.rope_theta",), "f32", converter=same_theta),
+            Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
+            Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32", converter=softcap),
+            *rename(
+                (COUNT, USED), num_experts="ffn_config.moe_num_experts", num_experts_per_tok="ffn_config.moe_top_k"
+            ),
+            must_be("ffn_config.moe_normalize_expert_weights", 1.0), WHOLE_HEADS,
+        ),
+        defaults={"": {
+            "max_seq_len": 2048, "attn_config.kv_n_heads": 1, "ffn_config.moe_num_experts": 4,
+            "ffn_config.moe_top_k": 1, "ffn_config.moe_normalize_expert_weights": 1.0, "tie_word_embeddings": False,
+        }},
+    ),
+    Architecture(
+        id="gpt_oss", required={"attention.sliding_window": ""},
+        packed_config={
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+            ],
+        },
+        gguf="gpt-oss", **hf_names("GptOss", "gpt_oss"), head_always=True,
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias"),
+            tensor("self_attn.sinks", "attn_sinks.weight", "heads"),
+            *norm("post_attention_layernorm", "post_attention_norm"),
+            *linear("mlp.router", "ffn_gate_inp", "experts,hidden", REQUIRED), *_gpt_oss_experts(),
+        ),
+        keys=moe_keys(
+            Key("attention.sliding_window", ("sliding_window",)),
+            Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=odd_layer_types),
+            Key("", converter=untruncated),
+            Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
+            must_be("swiglu_alpha", 1.702), must_be("swiglu_limit", 7.0), must_be("attention_bias", True),
+            count="num_local_experts",
+        ),
+        defaults={"": {
+            "num_local_experts": 128, "num_experts_per_tok": 4, "num_key_value_heads": 8, "head_dim": 64,
+            "sliding_window": 128, "sliding_window_pattern": 2, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0, "attention_bias": True, "tie_word_embeddings": False,
+        }},
+    ),
+    Architecture(
+        id="afmoe",
+        required={"expert_shared_count": "", "expert_feed_forward_length": "", "attention.sliding_window": ""},
+        gguf="afmoe", **hf_names("Afmoe", "afmoe"), gguf_only=(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
+            *norm("post_attention_layernorm", "post_attention_norm"), *norm("pre_mlp_layernorm", "ffn_norm"),
+            *norm("post_mlp_layernorm", "post_ffw_norm"),
+            *linear("mlp.router.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+            tensor("mlp.expert_bias", "exp_probs_b.bias", "experts", layers="moe"), *experts(layers="moe"),
+            *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers="moe"),
+            *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", "num_shared_experts", "moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            VOCAB, ROPE_DIM, *GROUPS, WIDTH, _SHARED,
+            Key("leading_dense_block_count", ("num_dense_layers",), converter=absent_0),
+            replace(WEIGHTS_SCALE, hf=("route_scale",)), replace(WEIGHTS_NORM, hf=("route_norm",)), _GATING, WINDOW,
+            _FOURTH, Key("", ("global_attn_every_n_layers",)), must_be("mup_enabled", True), NO_BIAS,
+        ),
+        defaults={"": {
+            "head_dim": 128, "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1408,
+            "num_dense_layers": 1, "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2,
+            "route_scale": 1.0, "route_norm": True, "score_func": "sigmoid", "global_attn_every_n_layers": 4,
+            "sliding_window": 1024, "mup_enabled": False, "attention_bias": False, "tie_word_embeddings": False,
+        }},
+    ),
+    Architecture(
+        id="mellum", required={"expert_feed_forward_length": ""}, gguf="mellum", **hf_names("Mellum", "mellum"),
+        gguf_only=(), head_always=True, nested_rope=True,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", qk_norm="head_dim"), *router_and_experts("moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            WIDTH, WINDOW, replace(SLIDING_LAYERS, converter=full_unless_named),
+            Key("", ("mlp_layer_types",), "str[]", converter=all_sparse), must_be("norm_topk_prob", True), NO_BIAS,
+        ),
+        differs=(_ONE_THETA,),
+        defaults={"": {
+            "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+            "sliding_window": 1024, "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 896,
+            "norm_topk_prob": True, "attention_bias": False, "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        }},
+    ),
+    Architecture(
+        id="laguna", required={"leading_dense_block_count": "", "expert_feed_forward_length": ""}, gguf="laguna",
+        **hf_names("Laguna", "laguna"), gguf_only=(), nested_rope=True,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *linear("self_attn.g_proj", "attn_gate", "heads,hidden", need="!gating=per-element"),
+            *linear("self_attn.g_proj", "attn_gate", "q,hidden", need="gating=per-element"),
+            *router_and_experts(
+                "moe", (replace(selection_bias(), hf=("mlp.experts.e_score_correction_bias",)), selection_bias()),
+            ),
+            *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size", layers="moe"),
+            *shared_expert("mlp.shared_experts", "shared_expert_intermediate_size", layers="moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=(
+            *(key for key in moe_keys(VOCAB, WIDTH) if key.field != "num_heads"),
+            Key("", ("num_attention_heads",), field="num_heads"),
+            Key("attention.head_count", ("num_attention_heads_per_layer",), "u32[]", converter=heads_a_layer), ROPE_DIM,
+            Key("rope.dimension_count_swa", converter=window_rotary), replace(_ALWAYS_WINDOW, converter=any_window),
+            replace(_LAYERS, converter=own_dense_first),
+            Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
+            Key("expert_weights_norm", kind="bool", constant=True),
+            replace(WEIGHTS_SCALE, hf=("moe_routed_scaling_factor",)), SIGMOID, DENSE_LAYERS,
+            replace(_BY_TYPE, converter=leading_dense_list), Key("", ("gating",), "str"),
+            must_be("moe_router_logit_softcapping", 0.0), NO_BIAS,
+        ),
+        defaults={"": {
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+            "sliding_window": 512, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+            "num_experts": 256, "num_experts_per_tok": 8, "attention_bias": False, "gating": True,
+            "moe_routed_scaling_factor": 1.0, "moe_router_logit_softcapping": 0.0, "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+            },
+        }},
+    ),
+    # As keyfan/grok-1-hf has it.
+    Architecture(
+        id="grok", gguf="grok", **hf_names("Grok", "grok-1"), gguf_only=(),
+        tensors=network(
+            *norm("rms_norm", "attn_norm"), *linear("multi_head_attention.query", "attn_q", "q,hidden"),
+            *linear("multi_head_attention.key", "attn_k", "kv,hidden"),
+            *linear("multi_head_attention.value", "attn_v", "kv,hidden"),
+            *linear("multi_head_attention.linear", "attn_output", "hidden,q"), *norm("rms_norm_1", "attn_output_norm"),
+            *norm("rms_norm_2", "ffn_norm"), *linear("router", "ffn_gate_inp", "experts,hidden"),
+            *experts("moe.{e}.", ("linear", "linear_v", "linear_1")), *norm("rms_norm_3", "layer_output_norm"),
+            hf="transformer.decoder_layer.{n}.", embed="transformer.in_out_embed", last="transformer.rms_norm",
+        ),
+        keys=_grok_keys(ROPE, Key("attn_logit_softcapping", ("max_attn_value",), "f32")),
+        defaults={"": {**_GROK_DEFAULTS, "max_attn_value": 30.0, "tie_word_embeddings": True}},
+    ),
+    # As xai-org/grok-2 has it.
+    Architecture(
+        id="grok2", gguf="grok", when="tensors=post_ffw_norm.weight", hf_class="Grok1ForCausalLM", model_type="git",
+        hf_classes=("Grok1ForCausalLM",), model_types=(), gguf_only=(),
+        tensors=network(
+            *norm("pre_attn_norm", "attn_norm"), *attention(), *norm("post_attn_norm", "attn_output_norm"),
+            *norm("pre_moe_norm", "ffn_norm"), *gated_mlp(),
+            *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
+            *experts("block_sparse_moe.experts.{e}.", _W123), *norm("post_moe_norm", "post_ffw_norm"),
+        ),
+        keys=_grok_keys(
+            Key("rope.freq_base", ("rope_theta",), "f32", field="rope_theta"),
+            Key("rope.scaling.type", ("rope_type",), "str", converter=original_yarn),
+            Key("rope.scaling.original_context_length", ("original_max_position_embeddings",), converter=if_yarn),
+            *(Key(f"rope.scaling.{gguf}", (hf,), "f32", converter=if_yarn) for gguf, hf in _YARN.items()), WIDTH,
+            Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32"),
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
+            Key("attention.temperature_length", ("attn_temperature_len",)), must_be("residual_moe", True),
+            must_be("sliding_window_size", -1), Key("", ("global_attn_every_n",)),
+        ),
+        defaults={"": {**_GROK_DEFAULTS, "attn_logit_softcapping": 30.0, "tie_word_embeddings": False}},
+    ),
+    # As Snowflake/snowflake-arctic-instruct has it.
+    Architecture(
+        id="arctic", gguf="arctic", **hf_names("Arctic", "arctic"), rope_type=0,
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention(permuted=True), *norm("residual_layernorm", "ffn_norm"),
+            *linear("residual_mlp.w1", "ffn_gate", "hidden,hidden"),
+            *linear("residual_mlp.w3", "ffn_up", "hidden,hidden"),
+            *linear("residual_mlp.w2", "ffn_down", "hidden,hidden"), *norm("post_attention_layernorm", "ffn_norm_exps"),
+            *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
+            *experts("block_sparse_moe.experts.{e}.", _W123),
+        ),
+        keys=moe_keys(
+            VOCAB, ROPE_DIM, WHOLE_HEADS, must_be("use_residual", True), must_be("parallel_attn_mlp_res", True),
+            must_be("moe_layer_frequency", 1), Key("", ("sliding_window",)), count="num_local_experts",
+        ),
+        defaults={"": {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096}},
+    ),
+    # As inclusionAI/GroveMoE-Inst has it.
+    Architecture(
+        id="grovemoe", gguf="grovemoe", required={"expert_group_scale": "", "experts_per_group": ""},
+        **class_names("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM", types=("grove_moe",)),
+        gguf_only=(),
+        tensors=moe_decoder(
+            *attention(qk_norm="head_dim"), *router_and_experts(),
+            *(
+                tensor(
+                    f"mlp.chunk_experts.{{e}}.{name}_proj.weight", f"ffn_{name}_chexps.weight",
+                    "hidden,head_dim" if name == "down" else "head_dim,hidden", count="experts/2",
+                )
+                for name in ("gate", "up", "down")
+            ),
+            TensorRow(("mlp.expert_bias",), (), ("experts",), OPTIONAL),
+        ),
+        keys=moe_keys(
+            WIDTH, Key("expert_chunk_feed_forward_length", converter=chunk_width), Key("experts_per_group", constant=2),
+            Key("expert_group_scale", kind="f32", constant=0.05), must_be("attention_bias", False),
+            must_be("norm_topk_prob", True), must_be("use_sliding_window", False), *_SPARSE,
+        ),
+        differs=(
+            Difference(
+                "llama.cpp gives GroveMoE's chunk experts what the routed experts have made of a token, not the token"
+            ),
+        ),
+        defaults={"": {**_UNTIED, "norm_topk_prob": True, "max_position_embeddings": 40960}},
+    ),
+    # As PowerInfer/SmallThinker-4BA0.6B-Instruct and SmallThinker-21BA3B-Instruct have it.
+    Architecture(
+        id="smallthinker", gguf="smallthinker", **hf_names("SmallThinker", "smallthinker", "Smallthinker"),
+        gguf_only=(),
+        tensors=moe_decoder(
+            *attention(), *linear("block_sparse_moe.primary_router", "ffn_gate_inp", "experts,hidden"),
+            *experts("block_sparse_moe.experts.{e}.", ("gate", "up", "down")),
+        ),
+        keys=(
+            *(key for key in DIMS if key.field != "intermediate_size"), GROUPED, ROPE, RMS_EPS,
+            *rename(
+                (COUNT, USED), num_experts=("moe_num_primary_experts",),
+                num_experts_per_tok=("moe_num_active_primary_experts",),
+            ),
+            HEAD_DIM, replace(WIDTH, hf=("moe_ffn_hidden_size",)),
+            replace(WIDTH, hf=("moe_ffn_hidden_size",), gguf="feed_forward_length"),
+            Key("expert_gating_func", ("moe_primary_router_apply_softmax",), "u32", converter=softmax_switch),
+            Key("attention.sliding_window", ("sliding_window_size",), converter=layout_window),
+            Key("", ("sliding_window_layout",), "i32[]", converter=window_layout),
+            Key("", ("rope_layout",), "i32[]", converter=rope_layout),
+            Key("", ("moe_layer_layout",), "i32[]", converter=all_layers), must_be("moe_enable_early_router", True),
+            must_be("moe_enable_secondary_experts", False), must_be("moe_shared_primary_experts", 0),
+            must_be("use_qk_norm", False),
+        ),
+        defaults={
+            "": {
+                **_UNTIED, "sliding_window_size": 4096, "moe_primary_router_apply_softmax": False,
+                "max_position_embeddings": 131072,
+            }
+        },
+    ),
+    # As deepgrove/maple-preview has it.
+    Architecture(
+        id="maple", gguf="maple",
+        required={"attention.sliding_window": "", "attention.sliding_window_pattern": "", "swiglu_clamp_exp": ""},
+        **hf_names("Maple", "maple"), gguf_only=(),
+        tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
+        keys=(
+            *convert(moe_keys(WIDTH, VOCAB, ROPE_DIM, WINDOW, SLIDING_LAYERS), intermediate_size=if_given),
+            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", converter=in_each_layer),
+            must_be("nope_on_global_attention", True), must_be("norm_topk_prob", True),
+            must_be("num_shared_experts", 0), must_be("use_bias", False), must_be("use_qk_norm", True),
+            must_be("moe_router_enable_expert_bias", False),
+        ),
+        defaults={
+            "": {
+                **_UNTIED, "max_position_embeddings": 131072, "partial_rotary_factor": 0.5, "sliding_window": 512,
+                "sliding_window_pattern": 4, "swiglu_limit": 7.0,
+            }
+        },
+    ),
+)

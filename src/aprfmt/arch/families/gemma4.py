@@ -1,0 +1,392 @@
+"""Gemma 3n and Gemma 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import replace
+
+from aprfmt.arch.blocks.decoder import (
+    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, block, class_names, embedding, final_norm, flag, gated_mlp, head, linear,
+    must_be, norm, number, rename, tensor,
+)
+from aprfmt.arch.blocks.moe import COUNT, USED, WIDTH
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope
+from aprfmt.arch.converters.layers import FULL, SLIDING, layer_types, layer_types_derive, number_or_0, slides_of
+from aprfmt.arch.fields import as_int, as_mapping
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.errors import CorruptError, RefusedError
+
+
+_GLOBAL_HEAD = 512
+"""What a Gemma 4 config that is silent means."""
+
+
+def _last_full(kinds: list[str] | None) -> list[str] | None:
+    """Gemma 4's last layer sees everything, whatever its config says."""
+    return [*kinds[:-1], FULL] if kinds else kinds
+
+
+def _last_full_normalize(value: object, scope: Scope) -> object:
+    return _last_full([str(kind) for kind in value] if isinstance(value, list) else layer_types_derive(scope))
+
+
+def _global_heads_normalize(value: object, scope: Scope) -> object:
+    """What is told of single layers, as the two numbers of the layers that see everything."""
+    extra, told = scope.h.extra, scope.h.extra.pop("per_layer_config", None)
+    kv_heads = extra.pop("num_global_key_value_heads", None) if scope.config("attention_k_eq_v") else None
+    if told is None:
+        return ConfigKeys(global_head_dim=value or _GLOBAL_HEAD, num_global_key_value_heads=kv_heads)
+    layers = {int(i): layer for i, layer in as_mapping(told).items() if str(i).isdigit()}
+    kinds = extra.get("layer_types")
+    full = [i for i, kind in enumerate(kinds) if kind == FULL] if isinstance(kinds, list) else []
+    own = [dict(as_mapping(layers.get(i))) for i in full]
+    if set(layers) - set(full) or any(one != own[0] for one in own) or not own:
+        raise RefusedError("per_layer_config tells apart more than the layers that see everything from the others")
+    more = set(own[0]) - {"head_dim", "num_key_value_heads"}
+    if more:
+        raise RefusedError(f"per_layer_config gives layers a {min(more)} of their own, which no such network has")
+    return ConfigKeys(
+        global_head_dim=own[0].get("head_dim", scope.h.head_dim),
+        num_global_key_value_heads=own[0].get("num_key_value_heads"),
+    )
+
+
+def _global_heads_to(value: object, scope: Scope) -> GgufKeys:
+    """All of such a head is rotated: pairs that are not have a frequency of 0."""
+    names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    return GgufKeys({name: ("u32", value) for name in names if value is not None})
+
+
+def _window_heads_to(value: object, scope: Scope) -> GgufKeys:
+    names = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
+    return GgufKeys({name: ("u32", value) for name in names if value is not None})
+
+
+def _window_kv_heads_to(value: object, scope: Scope) -> object:
+    """KV heads: one number, or one a layer where the layers that see everything have another."""
+    other = scope.size("num_global_key_value_heads")
+    if other is None or other == value:
+        return value
+    slides = slides_of(scope.h.extra.get("layer_types"))
+    return GgufKeys({scope.key.gguf: ("i32[]", [value if one else other for one in slides])})
+
+
+def _window_kv_heads_from(value: object, scope: Scope) -> object:
+    slides = scope.gguf("attention.sliding_window_pattern")
+    if not isinstance(value, list) or not isinstance(slides, list) or len(slides) != len(value):
+        return value[0] if isinstance(value, list) and value.count(value[0]) == len(value) else value
+    kinds = [{heads for heads, one in zip(value, slides, strict=True) if bool(one) is kind} for kind in (True, False)]
+    if any(len(kind) > 1 for kind in kinds):
+        raise CorruptError(f"{scope.key.gguf} differs between layers of one kind")
+    windowed, other = (next(iter(kind), None) for kind in kinds)
+    heads = other if windowed is None else windowed
+    return ConfigKeys(num_key_value_heads=heads, num_global_key_value_heads=heads if other is None else other)
+
+
+def _double_wide_to(value: object, scope: Scope) -> object:
+    """The width of the MLP: one number, or one a layer where those that share keys and values have twice as much."""
+    width, n_layers = as_int(value, scope.name), scope.h.num_layers
+    if width is None or n_layers is None or not scope.config("use_double_wide_mlp"):
+        return width
+    first = n_layers - (scope.size("num_kv_shared_layers") or 0)
+    return GgufKeys({scope.key.gguf: ("i32[]", [width if i < first else 2 * width for i in range(n_layers)])})
+
+
+def _double_wide_from(value: object, scope: Scope) -> object:
+    if not isinstance(value, list) or not value:
+        return value if value is not None else DEFAULT
+    shared = as_int(scope.gguf("attention.shared_kv_layers"), "attention.shared_kv_layers") or 0
+    first = len(value) - shared
+    wide = value[-1] != value[0]
+    if value != [value[0] * (2 if wide and i >= first else 1) for i in range(len(value))]:
+        raise CorruptError(f"{scope.key.gguf} differs between layers of one kind")
+    return ConfigKeys(intermediate_size=value[0], use_double_wide_mlp=wide)
+
+
+def _shared_kv_to(value: object, scope: Scope) -> object:
+    """llama.cpp takes keys and values of the last two layers that have some: the last sees everything."""
+    shared, n_layers = as_int(value, scope.name) or 0, scope.h.num_layers or 0
+    kinds = scope.h.extra.get("layer_types")
+    if not shared or not isinstance(kinds, list):
+        return shared
+    first = n_layers - shared
+    if first < 2 or [kinds[first - 2], kinds[first - 1]] != [SLIDING, FULL]:
+        raise RefusedError(
+            f"{scope.name} is {shared}: llama.cpp's {scope.row.gguf} takes the keys and values of layers {first - 2} "
+            f"and {first - 1}, which would have to be one with a window and one without"
+        )
+    return shared
+
+
+def _values_are_keys_from(value: object, scope: Scope) -> object:
+    """Whether the layers that see everything have no values of their own."""
+    slides = scope.gguf("attention.sliding_window_pattern")
+    if not scope.names or not isinstance(slides, list):
+        return DEFAULT
+    full = [i for i, one in enumerate(slides) if not one and f"blk.{i}.attn_k.weight" in scope.names]
+    return bool(full) and not any(f"blk.{i}.attn_v.weight" in scope.names for i in full)
+
+
+def _n_tokens_from(value: object, scope: Scope) -> object:
+    """As many rows as the vocabulary has."""
+    tokens = scope.kv.get("tokenizer.ggml.tokens")
+    return scope.h.vocab_size or (len(tokens) if isinstance(tokens, Sized) else DEFAULT)
+
+
+def _n_tokens_to(value: object, scope: Scope) -> None:
+    rows, vocab = as_int(value, scope.name), scope.h.vocab_size
+    if scope.config("hidden_size_per_layer_input") and rows is not None and vocab is not None and rows > vocab:
+        raise RefusedError(f"{scope.name} is {rows}: llama.cpp's {scope.row.gguf} has one for each of {vocab} tokens")
+
+
+_KV_LAYERS, _SPARSE_LAYERS, _SPARSITY = 20, 10, 0.95
+"""Gemma 3n in llama.cpp: so many layers have keys and values, so many at the beginning zero this part of their MLP."""
+
+
+def _sparsity(scope: Scope) -> list[float]:
+    return [_SPARSITY if i < _SPARSE_LAYERS else 0.0 for i in range(scope.h.num_layers or 0)]
+
+
+def _sparsity_to(value: object, scope: Scope) -> None:
+    if value is not None and value != _sparsity(scope):
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} has a sparsity of {_SPARSITY} in the first {_SPARSE_LAYERS} "
+            "layers, and of 0 in the others"
+        )
+
+
+def _sparsity_derive(scope: Scope) -> list[float]:
+    """What a silent config means: small networks are not sparse."""
+    found = _sparsity(scope)
+    return found if len(found) > _SPARSE_LAYERS else [0.0] * len(found)
+
+
+def _shared_from_20_to(value: object, scope: Scope) -> object:
+    shared, n_layers = as_int(value, scope.name) or 0, scope.h.num_layers or 0
+    if shared != max(0, n_layers - _KV_LAYERS):
+        raise RefusedError(
+            f"{scope.name} is {shared} of {n_layers} layers: llama.cpp's {scope.row.gguf} gives the first "
+            f"{_KV_LAYERS} keys and values of their own"
+        )
+    return _shared_kv_to(value, scope)
+
+
+def _width_a_layer_to(value: object, scope: Scope) -> list[object] | None:
+    widths = scope.h.extra.get(scope.name)
+    if isinstance(widths, list) and widths.count(widths[0]) != len(widths):
+        raise RefusedError(f"{scope.name} differs between layers: llama.cpp's {scope.row.gguf} has one for all")
+    return None if value is None else [value] * (scope.h.num_layers or 0)
+
+
+last_full_layer_types = replace(
+        layer_types, derive=lambda scope: _last_full(layer_types_derive(scope)), normalize=_last_full_normalize
+    )
+global_heads = Converter(_global_heads_to, normalize=_global_heads_normalize)
+global_kv_heads = Converter(derive=lambda scope: scope.h.num_kv_heads)
+window_heads = Converter(_window_heads_to)
+window_kv_heads = Converter(_window_kv_heads_to, _window_kv_heads_from)
+double_wide = Converter(_double_wide_to, _double_wide_from)
+shared_kv = Converter(_shared_kv_to, lambda value, scope: value or 0)
+values_are_keys = Converter(from_gguf=_values_are_keys_from)
+row_a_token = Converter(_n_tokens_to, _n_tokens_from)
+width_a_layer = Converter(_width_a_layer_to)
+shared_kv_from_20 = Converter(_shared_from_20_to, lambda value, scope: value or 0)
+ten_sparse_layers = Converter(_sparsity_to, lambda value, scope: _sparsity(scope), _sparsity_derive)
+_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
+_SHARED_KV = Key("attention.shared_kv_layers", ("num_kv_shared_layers",), converter=shared_kv)
+_GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
+_TOKENS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+
+
+def _attention(kind: str, head_dim: str, kv_heads: str, values: str = REQUIRED) -> tuple[TensorRow, ...]:
+    """Attention of one kind of layers; `values` says whether it has values that are not its keys.
+
+    Keys and values of a layer that shares those of another are in some checkpoints, unused.
+    """
+    kv, rows = f"{kv_heads}*{head_dim},hidden", list[TensorRow]()
+    for layers, need in ((f"{kind}&!shares_kv", REQUIRED), (f"{kind}&shares_kv", OPTIONAL)):
+        bias = "attention_bias" if need == REQUIRED else need
+        separate = values if need == REQUIRED else need
+        rows += linear("self_attn.k_proj", "attn_k", kv, bias, need, layers=layers)
+        rows += linear("self_attn.v_proj", "attn_v", kv, f"{bias}&{separate}", separate, layers=layers)
+        rows += norm("self_attn.k_norm", "attn_k_norm", head_dim, need=need, layers=layers)
+    return (
+        *linear("self_attn.q_proj", "attn_q", f"heads*{head_dim},hidden", "attention_bias", layers=kind), *rows,
+        *linear("self_attn.o_proj", "attn_output", f"hidden,heads*{head_dim}", "attention_bias", layers=kind),
+        *norm("self_attn.q_norm", "attn_q_norm", head_dim, layers=kind),
+    )
+
+
+def _double_wide() -> tuple[TensorRow, ...]:
+    rows = gated_mlp(layers="double_wide")
+    return tuple(replace(row, dims=tuple(dims.replace("ffn", "2*ffn") for dims in row.dims)) for row in rows)
+
+
+def _gemma4_experts() -> tuple[TensorRow, ...]:
+    need = "enable_moe_block"
+    return (
+        *linear("router.proj", "ffn_gate_inp", "experts,hidden", need=need),
+        tensor("router.scale", "ffn_gate_inp.scale", "hidden", need),
+        tensor("router.per_expert_scale", "ffn_down_exps.scale", "experts", need),
+        tensor("experts.gate_up_proj", "ffn_gate_up_exps.weight", "experts,2*moe_ffn,hidden", need),
+        tensor("experts.down_proj", "ffn_down_exps.weight", "experts,hidden,moe_ffn", need),
+        *norm("post_feedforward_layernorm_1", "post_ffw_norm_1", need=need),
+        *norm("post_feedforward_layernorm_2", "post_ffw_norm_2", need=need),
+        *norm("pre_feedforward_layernorm_2", "pre_ffw_norm_2", need=need),
+    )
+
+
+_PER_LAYER = "hidden_size_per_layer_input"
+
+
+def _per_layer_model(need: str = REQUIRED) -> tuple[TensorRow, ...]:
+    """Embeddings of a token for each layer, and what makes more of them out of its main embedding.
+
+    Where fewer tokens have some, a GGUF has zeros for the others, which stand for images and sounds.
+    """
+    rows, width = "vocab_size_per_layer_input", f"layers*{_PER_LAYER}"
+    table = tensor("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight", f"{rows},{width}", need)
+    return (
+        replace(table, gguf_dims=(f"vocab,{width}",), trail=f"vocab-{rows}"),
+        *linear("model.per_layer_model_projection", "per_layer_model_proj", f"layers*{_PER_LAYER},hidden", need=need),
+        *norm("model.per_layer_projection_norm", "per_layer_proj_norm", _PER_LAYER, need=need),
+    )
+
+
+def _per_layer_input(need: str = REQUIRED) -> tuple[TensorRow, ...]:
+    return (
+        *linear("per_layer_input_gate", "inp_gate", f"{_PER_LAYER},hidden", need=need),
+        *linear("per_layer_projection", "proj", f"hidden,{_PER_LAYER}", need=need),
+        *norm("post_per_layer_input_norm", "post_norm", need=need),
+    )
+
+
+_NORMS = (
+    *norm("input_layernorm", "attn_norm"), *norm("post_attention_layernorm", "post_attention_norm"),
+    *norm("pre_feedforward_layernorm", "ffn_norm"), *norm("post_feedforward_layernorm", "post_ffw_norm"),
+)
+
+
+def _gemma3n_layer() -> tuple[TensorRow, ...]:
+    """What a layer has for four streams of hidden states, of which it computes one, and a learned residual."""
+    n = "altup_num_inputs"
+    return (
+        tensor("altup.correct_output_scale", "altup_correct_scale.weight", "hidden"),
+        *linear("altup.correction_coefs", "altup_correct_coef", f"{n},{n}"),
+        *linear("altup.prediction_coefs", "altup_predict_coef", f"{n}*{n},{n}"),
+        *linear("altup.modality_router", "altup_router", f"{n},hidden"),
+        *norm("altup.router_norm", "altup_router_norm"),
+        *linear("laurel.linear_left", "laurel_l", "laurel_rank,hidden"),
+        *linear("laurel.linear_right", "laurel_r", "hidden,laurel_rank"),
+        *norm("laurel.post_laurel_norm", "laurel_post_norm"),
+    )
+
+
+def _streams(hf: str, gguf: str) -> TensorRow:
+    """A matrix for each stream but the first, which a GGUF stacks."""
+    names = tuple(f"model.{hf}.{i}.weight" for i in range(3))
+    return TensorRow(names, (f"{gguf}.weight",), ("hidden,hidden",), gguf_dims=("3,hidden,hidden",))
+
+
+_FFN = next(key for key in DIMS if key.field == "intermediate_size")
+
+
+def _widths(converter: Converter) -> tuple[Key, ...]:
+    listed = replace(_FFN, kind="u32[]", converter=converter)
+    return tuple(listed if key is _FFN else key for key in DIMS)
+
+
+_GEMMA4_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+_GEMMA4_DEFAULTS = {
+    **_TOKENS, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    "attention_bias": False, "sliding_window_pattern": 6, "attention_k_eq_v": False, "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False, "rope_parameters": _GEMMA4_ROPE,
+}
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="gemma3n_text", required={"attention.sliding_window": ""}, gguf="gemma3n",
+        **class_names("Gemma3nForCausalLM", "Gemma3nTextModel", types=("gemma3n_text",), bare=("Gemma3nTextModel",)),
+        gguf_only=(),
+        tensors=(
+            embedding(), *_per_layer_model(), _streams("altup_projections", "altup_proj"),
+            _streams("altup_unembed_projections", "altup_unembd_proj"),
+            *block(
+                *_NORMS, *_attention("sliding_attention", "head_dim", "kv_heads"),
+                *_attention("full_attention", "head_dim", "kv_heads"), *gated_mlp(), *_gemma3n_layer(),
+                *_per_layer_input(),
+            ),
+            *final_norm(), *head(),
+        ),
+        keys=(
+            *_widths(width_a_layer), GROUPED, ROPE, RMS_EPS, HEAD_DIM,
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", constant=30.0),
+            Key("attention.sliding_window", ("sliding_window",)), _LAYERS,
+            Key("embedding_length_per_layer_input", (_PER_LAYER,), constant=256),
+            Key("", ("vocab_size_per_layer_input",), converter=row_a_token),
+            replace(_SHARED_KV, converter=shared_kv_from_20),
+            Key("altup.active_idx", ("altup_active_idx",), constant=0),
+            Key("altup.num_inputs", ("altup_num_inputs",), constant=4), must_be("altup_correct_scale", True),
+            must_be("laurel_rank", 64), Key("", ("activation_sparsity_pattern",), "f32[]", converter=ten_sparse_layers),
+            must_be("attention_bias", False), _GELU,
+        ),
+        nested_rope=True,
+        defaults={"": {
+            **_TOKENS, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2,
+            "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+            "attention_bias": False, "sliding_window": 512, "sliding_window_pattern": 5,
+            "final_logit_softcapping": 30.0, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
+            "altup_active_idx": 0, "altup_correct_scale": True, "altup_num_inputs": 4, "num_kv_shared_layers": 15,
+            "laurel_rank": 64, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        }},
+    ),
+    Architecture(
+        id="gemma4_text", gguf="gemma4",
+        **class_names("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM", types=("gemma4_text", "gemma4_unified_text")),
+        tensors=(
+            embedding(), *_per_layer_model(_PER_LAYER),
+            *block(
+                *_NORMS, *_attention("sliding_attention", "head_dim", "kv_heads"),
+                *_attention("full_attention", "global_head_dim", "num_global_key_value_heads", "!attention_k_eq_v"),
+                *gated_mlp(layers="!double_wide"), *_double_wide(), *_gemma4_experts(), *_per_layer_input(_PER_LAYER),
+                tensor("layer_scalar", "layer_output_scale.weight", "1"),
+            ),
+            *final_norm(), *head(),
+        ),
+        keys=(
+            *_widths(double_wide), replace(GROUPED, kind="u32[]", converter=window_kv_heads), ROPE, RMS_EPS,
+            replace(_LAYERS, converter=last_full_layer_types),
+            replace(number("head_dim"), gguf="attention.key_length_swa", converter=window_heads),
+            Key("attention.key_length", ("global_head_dim",), converter=global_heads),
+            Key("", ("num_global_key_value_heads",), converter=global_kv_heads), Key("", ("per_layer_config",)),
+            Key("attention.sliding_window", ("sliding_window",)),
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
+            Key("embedding_length_per_layer_input", (_PER_LAYER,), converter=number_or_0),
+            Key("", ("vocab_size_per_layer_input",), converter=row_a_token), _SHARED_KV,
+            *rename((COUNT, USED, WIDTH), num_experts="num_experts", num_experts_per_tok="top_k_experts"),
+            flag("enable_moe_block"), Key("", ("attention_k_eq_v",), "bool", converter=values_are_keys),
+            flag("use_double_wide_mlp"), Key("", ("use_bidirectional_attention",), "str", allowed=("vision",)),
+            must_be("attention_bias", False), _GELU,
+        ),
+        required={
+            "attention.sliding_window": "", "attention.sliding_window_pattern": "", "attention.key_length_swa": "",
+            "attention.value_length_swa": "", "embedding_length_per_layer_input": "", "rope.dimension_count_swa": "",
+        },
+        nested_rope=True, freqs_always=True,
+        defaults={
+            "": _GEMMA4_DEFAULTS,
+            "gemma4_text": {
+                "max_position_embeddings": 131072, "sliding_window": 512, "vocab_size_per_layer_input": 262144,
+                "hidden_size_per_layer_input": 256, "enable_moe_block": False,
+            },
+            "gemma4_unified_text": {
+                "max_position_embeddings": 262144, "sliding_window": 1024, "use_bidirectional_attention": "vision",
+            },
+        },
+    ),
+)

@@ -1,0 +1,246 @@
+"""GLM, from ChatGLM to GLM 5."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.blocks.decoder import (
+    DECODER, DIMS, GROUPED, RMS_EPS, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, attention, block, class_names, embedding,
+    final_norm, flag, fused_mlp, fused_qkv, gated_mlp, head, hf_names, linear, must_be, network, norm, rename, tensor,
+)
+from aprfmt.arch.blocks.mla import INDEXER, SPARSE_DEFAULTS, SPARSE_REQUIRED, indexer, mla_decoder, mla_keys
+from aprfmt.arch.blocks.moe import (
+    BIAS_FLAG, DENSE_LAYERS, EQUAL_HEADS, GROUPS, MTP, SHARED_COUNT, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH,
+    draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
+)
+from aprfmt.arch.blocks.tower import (
+    CLIP_COLOURS, IMAGE, PATCHES, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, patches, projector, sees, sizes, vision,
+)
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.common import drafts, leading_dense
+from aprfmt.arch.converters.sparse import indexers_from, indexers_normalize, indexers_to
+from aprfmt.arch.fields import as_float, as_int
+from aprfmt.arch.rope import DEFAULT_THETA
+from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow, Tower
+
+
+def _glm(*norms: TensorRow) -> tuple[TensorRow, ...]:
+    """GLM's decoder, with gate and up in one tensor on both sides."""
+    return (
+        embedding(), *block(*norm("input_layernorm", "attn_norm"), *attention("attention_bias"), *norms, *fused_mlp()),
+        *final_norm(), *head(),
+    )
+
+
+_GLM4 = _glm(
+    *norm("post_self_attn_layernorm", "post_attention_norm"), *norm("post_attention_layernorm", "ffn_norm"),
+    *norm("post_mlp_layernorm", "post_ffw_norm"),
+)
+
+
+def _halved(row: TensorRow) -> TensorRow:
+    """Q and K whose rotated pairs are neighbours in a checkpoint and halves of the rotated part in a GGUF."""
+    heads = {"attn_q": "heads", "attn_k": "kv_heads"}.get(row.gguf[0].split(".")[-2])
+    return replace(row, order=(f"each:{heads},head_dim,rotary/2,2",)) if heads else row
+
+
+_GLM_KEYS = (*DECODER, ROPE_DIM, flag("attention_bias"), SILU)
+_GLM_DEFAULTS = {
+    "max_position_embeddings": 131072, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5, "attention_bias": True, "tie_word_embeddings": False,
+    "eos_token_id": [151329, 151336, 151338], "pad_token_id": 151329,
+}
+_GLM_OCR = {
+    "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+_GLM4V = {**_GLM_OCR, "max_position_embeddings": 32768, "num_key_value_heads": 2, "attention_bias": True}
+glm_indexers = Converter(indexers_to, indexers_from, normalize=indexers_normalize)
+_DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts)
+_LAYERS = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
+_GLM4_MOE_DEFAULTS = {
+    "n_routed_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 8, "moe_intermediate_size": 1408,
+    "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    "attention_bias": False, "use_qk_norm": False, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+_GLM4_MOE = {"num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1}
+_GLM4V_MOE = {
+    "attention_bias": True, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1, "max_position_embeddings": 65536,
+}
+
+
+def _half_to(value: object, scope: Scope) -> int | None:
+    """Rotated values of a head: half of them."""
+    return None if scope.h.head_dim is None else scope.h.head_dim // 2
+
+
+def _half_from(value: object, scope: Scope) -> object:
+    count = as_int(value, scope.key.gguf)
+    return DEFAULT if count is None else 2 * count
+
+
+def _ratio_from(value: object, scope: Scope) -> object:
+    theta = as_float(value, scope.key.gguf)
+    ratio = None if theta is None else theta / DEFAULT_THETA
+    return DEFAULT if ratio is None else int(ratio) if ratio.is_integer() else ratio
+
+
+def _ratio_to(value: object, scope: Scope) -> float | None:
+    """The base frequency: `rope_ratio` times the usual one."""
+    ratio = as_float(value, scope.name)
+    return None if ratio is None else ratio * DEFAULT_THETA
+
+
+half = Converter(_half_to, _half_from)
+rope_ratio = Converter(_ratio_to, _ratio_from)
+_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+
+
+def _expert(kind: str, gguf: str) -> tuple[TensorRow, ...]:
+    """CogVLM's projections for the tokens of texts or of pictures."""
+    attn, mlp = f"self_attn.{kind}_expert_", f"mlp.{kind}_mlp."
+    beside = "vis_" if gguf else ""
+    return (
+        *linear(f"{attn}query_key_value", f"{beside}attn_qkv", "3*q,hidden"),
+        *linear(f"{attn}dense", f"{beside}attn_output", "hidden,q"),
+        *linear(f"{mlp}gate_proj", f"{gguf or 'ffn_'}gate", "ffn,hidden"),
+        *linear(f"{mlp}up_proj", f"{gguf or 'ffn_'}up", "ffn,hidden"),
+        *linear(f"{mlp}down_proj", f"{gguf or 'ffn_'}down", "hidden,ffn"),
+    )
+
+
+_OF_VISION = f"vision_config.{TOWER_WIDTH}"
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="glm", gguf="chatglm", **hf_names("Glm", "glm"), rope_type=0, gguf_only=(),
+        tensors=_glm(*norm("post_attention_layernorm", "ffn_norm")), keys=(*_GLM_KEYS, WHOLE_HEADS),
+        defaults={"": _GLM_DEFAULTS},
+    ),
+    Architecture(
+        id="glm4", gguf="glm4", **hf_names("Glm4", "glm4"), rope_type=0, gguf_only=(),
+        tensors=(*_GLM4, *block(*draft_layer())), keys=(*_GLM_KEYS, MTP),
+        defaults={"": _GLM_DEFAULTS},
+    ),
+    Architecture(  # of GLM-4.1V and GLM-OCR: llama.cpp turns halves where positions are triples
+        id="glm4v", required={"rope.dimension_sections": ""}, gguf="glm4", when="rope.dimension_sections",
+        hf_class="Glm4ForCausalLM", model_type="glm4", hf_classes=(),
+        model_types=("glm4v", "glm4v_text", "glm_ocr", "glm_ocr_text"), rope_type=0, gguf_only=(),
+        tensors=(*(_halved(row) for row in _GLM4), *block(*draft_layer())), keys=(*_GLM_KEYS, MTP),
+        defaults={
+            "glm4v": _GLM4V, "glm4v_text": _GLM4V, "glm_ocr": _GLM_OCR, "glm_ocr_text": _GLM_OCR, "glm4": _GLM_DEFAULTS,
+        },
+    ),
+    Architecture(
+        id="glm4_moe", required={"expert_shared_count": ""}, gguf="glm4moe",
+        **hf_names("Glm4Moe", "glm4_moe", "SolarOpen", also=("glm4v_moe_text", "solar_open")),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention("attention_bias"),
+            *norm("self_attn.q_norm", "attn_q_norm", "head_dim", need="use_qk_norm"),
+            *norm("self_attn.k_norm", "attn_k_norm", "head_dim", need="use_qk_norm"),
+            *norm("post_attention_layernorm", "post_attention_norm"), *router_and_experts("moe", (selection_bias(),)),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", "n_shared_experts", "moe"),
+            *gated_mlp(layers="dense"), *draft_layer(),
+        ),
+        keys=moe_keys(
+            *GROUPS, ROPE_DIM, WIDTH, SHARED_COUNT, DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, WEIGHTS_NORM, BIAS_FLAG,
+            flag("use_qk_norm"), Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts),
+            count="n_routed_experts",
+        ),
+        gguf_only=(),
+        defaults={
+            "": _GLM4_MOE_DEFAULTS, "glm4_moe": _GLM4_MOE, "glm4v_moe_text": _GLM4V_MOE,
+            "solar_open": {"head_dim": 128, "rope_theta": 1e6, "moe_intermediate_size": 1280},
+        },
+    ),
+    Architecture(
+        id="glm_moe_dsa", required=SPARSE_REQUIRED, gguf="glm-dsa", **hf_names("GlmMoeDsa", "glm_moe_dsa"), rope_type=0,
+        tensors=mla_decoder((selection_bias(),), (*indexer("indexer"), *draft_layer())),
+        keys=mla_keys(
+            *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=glm_indexers), _DRAFTS,
+            _LAYERS
+        ),
+        gguf_only=(),
+        defaults={"": {
+            **SPARSE_DEFAULTS, "n_group": 1, "topk_group": 1, "num_key_value_heads": 64, "index_n_heads": 32,
+            "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 2048, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 202752,
+        }},
+    ),
+    # As zai-org/chatglm3-6b and glm-4-9b-chat have it.
+    Architecture(
+        id="chatglm", gguf="chatglm", when="tensors=attn_qkv.weight",
+        **class_names("ChatGLMModel", "ChatGLMForConditionalGeneration", types=("chatglm",)), rope_type=0, gguf_only=(),
+        ignored=(".rotary_pos_emb.inv_freq",),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"),
+            *fused_qkv("self_attention.query_key_value", "q+2*kv,hidden", "add_qkv_bias"),
+            *linear("self_attention.dense", "attn_output", "hidden,hidden"),
+            *norm("post_attention_layernorm", "ffn_norm"), *linear("mlp.dense_h_to_4h", "ffn_up", "2*ffn,hidden"),
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn"),
+            hf="transformer.encoder.layers.{n}.", embed="transformer.embedding.word_embeddings",
+            last="transformer.encoder.final_layernorm", out="transformer.output_layer",
+        ),
+        keys=(
+            *rename(
+                DIMS, max_position_embeddings="seq_length", num_layers=("num_layers", "num_hidden_layers"),
+                intermediate_size="ffn_hidden_size",
+            ),
+            replace(GROUPED, hf=("multi_query_group_num",)), replace(RMS_EPS, hf=("layernorm_epsilon",)),
+            Key("rope.dimension_count", ("kv_channels",), field="head_dim", converter=half),
+            Key("rope.freq_base", ("rope_ratio",), "f32", converter=rope_ratio),
+            Key("", ("padded_vocab_size", "vocab_size"), field="vocab_size"), WHOLE_HEADS, flag("add_qkv_bias"),
+            must_be("add_bias_linear", False), must_be("apply_residual_connection_post_layernorm", False),
+            must_be("multi_query_attention", True), must_be("post_layer_norm", True), must_be("rmsnorm", True),
+        ),
+        defaults={
+            "": {"layernorm_epsilon": 1e-5, "rope_ratio": 1, "add_qkv_bias": False, "tie_word_embeddings": False}
+        },
+    ),
+    # As zai-org/cogvlm-chat-hf has it. The tensors for pictures are the network's: llama.cpp insists on them.
+    Architecture(
+        id="cogvlm", gguf="cogvlm", **hf_names("CogVLM", "cogvlm"), gguf_only=(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *_expert("language", ""), *_expert("vision", "vis_"),
+            *norm("post_attention_layernorm", "ffn_norm"),
+        ),
+        keys=(*DECODER, VOCAB, ROPE_DIM, EQUAL_HEADS, SILU),
+        defaults={"": {**_UNTIED, "max_position_embeddings": 2048}},
+    ),
+)
+
+
+TOWERS: tuple[Tower, ...] = (
+    Tower(
+        id="cogvlm_vision", gguf="clip", hf_class="CogVLMForCausalLM", model_type="cogvlm",
+        hf_classes=("CogVLMForCausalLM",), model_types=("cogvlm",), when="projector_type=cogvlm", text="",
+        tensors=(
+            tensor("model.vision.patch_embedding.cls_embedding", "v.class_embd", f"1,{TOWER_WIDTH}"),
+            *patches("model.vision.patch_embedding.proj"),
+            tensor(
+                "model.vision.patch_embedding.position_embedding.weight", "v.position_embd.weight",
+                f"{PATCHES}+1,vision_config.{TOWER_WIDTH}",
+            ),
+            *layers(
+                *norms("input_layernorm", "post_attention_layernorm", width=_OF_VISION),
+                *linear("attention.query_key_value", "attn_qkv", f"3*{_OF_VISION},{_OF_VISION}", REQUIRED),
+                *linear("attention.dense", "attn_out", f"{_OF_VISION},{_OF_VISION}", REQUIRED),
+                *mlp(width=_OF_VISION, ffn="vision_config.intermediate_size"),
+                hf="model.vision.transformer.layers.{n}.", depth="vision_config.num_hidden_layers",
+            ),
+            *linear("model.vision.linear_proj.linear_proj", "mm.model.fc", f"hidden,{_OF_VISION}"),
+            *norm("model.vision.linear_proj.norm1", "mm.post_fc_norm", "hidden", REQUIRED),
+            *linear("model.vision.linear_proj.dense_h_to_4h", "mm.up", "intermediate_size,hidden"),
+            *linear("model.vision.linear_proj.gate_proj", "mm.gate", "intermediate_size,hidden"),
+            *linear("model.vision.linear_proj.dense_4h_to_h", "mm.down", "hidden,intermediate_size"),
+            tensor("model.vision.boi", "v.boi", "1,1,hidden"), tensor("model.vision.eoi", "v.eoi", "1,1,hidden"),
+        ),
+        keys=(
+            *sees(*sizes(head_count="num_heads"), *IMAGE, VISION_EPS, projector("cogvlm")),
+            Key("", ("intermediate_size",)),
+        ),
+        defaults={"": {**CLIP_COLOURS, **vision(layer_norm_eps=1e-6)}},
+    ),
+)

@@ -1,0 +1,142 @@
+"""Towers around a Llama: Llama 4, Idefics 3, Janus; InternVL."""
+
+from __future__ import annotations
+
+from aprfmt.arch.blocks.decoder import linear, norm, tensor
+from aprfmt.arch.blocks.tower import (
+    ACTIVATION, HALVES, IMAGE, PATCHES, TOWER_WIDTH, USE_GELU, VISION_EPS, epsilon, intern, layers, mlp, norms, patches,
+    projector, sees, siglip, sizes, tower_attention, vision,
+)
+from aprfmt.arch.converter import Converter, Scope
+from aprfmt.arch.converters.towers import inverse, optional_key, ratio_of_ffn
+from aprfmt.arch.fields import as_float
+from aprfmt.arch.row import REQUIRED, Key, Tower
+
+
+def _ffn_of_ratio(scope: Scope) -> object:
+    width, ratio = (
+        scope.size("vision_config.hidden_size"), as_float(scope.config("vision_config.mlp_ratio"), scope.name),
+    )
+    return round(width * ratio) if width and ratio else None
+
+
+ffn_of_ratio = Converter(derive=_ffn_of_ratio)
+IMAGENET_COLOURS = {
+    "preprocessor_config.image_mean": [0.485, 0.456, 0.406], "preprocessor_config.image_std": [0.229, 0.224, 0.225],
+}
+
+
+TOWERS: tuple[Tower, ...] = (
+    Tower(
+        id="idefics3_vision", gguf="clip", hf_class="Idefics3ForConditionalGeneration", model_type="idefics3",
+        hf_classes=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+        model_types=("idefics3", "smolvlm"), when="projector_type=idefics3", text="model.text_model.",
+        tensors=(
+            *siglip("model.vision_model."),
+            *linear(
+                "model.connector.modality_projection.proj", "mm.model.fc",
+                f"hidden,{TOWER_WIDTH}*scale_factor*scale_factor",
+            ),
+        ),
+        f32=(".position_embd.", ".patch_embd.weight"),
+        keys=sees(
+            *sizes(), *IMAGE, projector("idefics3"), VISION_EPS,
+            Key("vision.projector.scale_factor", ("scale_factor",)), USE_GELU,
+            Key("vision.preproc_image_size", ("preprocessor_config.size.longest_edge", "vision_config.image_size")),
+        ),
+        defaults={"": {
+            **HALVES, **vision(image_size=224, patch_size=32, hidden_size=1152, intermediate_size=3072),
+            **vision(num_hidden_layers=12, num_attention_heads=16, layer_norm_eps=1e-6), "scale_factor": 2,
+        }},
+    ),
+    Tower(
+        id="intern_vision", gguf="clip", hf_class="InternVLChatModel", model_type="internvl_chat",
+        hf_classes=("InternVLChatModel", "InternVisionModel"), model_types=("internvl_chat",),
+        when="projector_type=internvl",
+        tensors=(
+            *intern(None), *norm("mlp1.0", "mm.model.mlp.0", f"4*{TOWER_WIDTH}", REQUIRED),
+            *linear("mlp1.1", "mm.model.mlp.1", f"hidden,4*{TOWER_WIDTH}", REQUIRED),
+            *linear("mlp1.3", "mm.model.mlp.3", "hidden,hidden", REQUIRED),
+        ),
+        f32=(".position_embd.",),
+        keys=sees(
+            *sizes(), *IMAGE, projector("internvl"), VISION_EPS, ACTIVATION,
+            Key("vision.projector.scale_factor", ("downsample_ratio",), converter=inverse),
+            Key("vision.preproc_min_tiles", ("min_dynamic_patch",), converter=optional_key),
+            Key("vision.preproc_max_tiles", ("max_dynamic_patch",), converter=optional_key),
+        ),
+        defaults={"": {**IMAGENET_COLOURS, **vision(hidden_act="gelu", layer_norm_eps=1e-6)}},
+        config={"vision_config.architectures": ["InternVisionModel"], "vision_config.model_type": "intern_vit_6b"},
+    ),
+    Tower(
+        id="janus_vision", gguf="clip", hf_class="JanusForConditionalGeneration", model_type="janus",
+        hf_classes=("JanusForConditionalGeneration",), model_types=("janus",), when="projector_type=janus_pro",
+        text="model.language_model.",
+        tensors=(
+            *patches("model.vision_model.embeddings.patch_embedding"),
+            tensor(
+                "model.vision_model.embeddings.position_embedding.weight", "v.position_embd.weight",
+                f"{PATCHES},{TOWER_WIDTH}",
+            ),
+            *layers(
+                *norms("layer_norm1", "layer_norm2"),
+                *tower_attention(names=("q_proj", "k_proj", "v_proj", "projection_layer")), *mlp(),
+                hf="model.vision_model.encoder.layers.{n}.",
+            ),
+            *norm("model.vision_model.post_layernorm", "v.post_ln", TOWER_WIDTH, REQUIRED),
+            *linear("model.aligner.fc1", "mm.0", f"hidden,{TOWER_WIDTH}", REQUIRED),
+            *linear("model.aligner.hidden_layers.0", "mm.1", "hidden,hidden", REQUIRED),
+        ),
+        f32=(".position_embd.",), ignored=(),
+        keys=sees(
+            *sizes(feed_forward_length=""),
+            Key("vision.feed_forward_length", ("vision_config.intermediate_size",), converter=ffn_of_ratio),
+            Key("", ("vision_config.mlp_ratio",), "f32", converter=ratio_of_ffn), *IMAGE, projector("janus_pro"),
+            VISION_EPS, ACTIVATION,
+        ),
+        defaults={"": {
+            **HALVES, **vision(image_size=384, patch_size=16, hidden_size=1024, mlp_ratio=4.0, hidden_act="gelu"),
+            **vision(num_hidden_layers=24, num_attention_heads=16, layer_norm_eps=1e-6),
+        }},
+        config={"vision_config.model_type": "janus_vision_model"},
+    ),
+    Tower(
+        id="llama4_vision", gguf="clip", hf_class="Llama4ForConditionalGeneration", model_type="llama4",
+        hf_classes=("Llama4ForConditionalGeneration",), model_types=("llama4",), when="projector_type=llama4",
+        prefixes=(("model.vision_model.", "vision_model."), ("model.multi_modal_projector.", "multi_modal_projector.")),
+        tensors=(
+            tensor("vision_model.class_embedding", "v.class_embd", TOWER_WIDTH),
+            tensor("vision_model.positional_embedding_vlm", "v.position_embd.weight", f"{PATCHES}+1,{TOWER_WIDTH}"),
+            tensor(
+                "vision_model.patch_embedding.linear.weight", "v.patch_embd.weight",
+                f"{TOWER_WIDTH},3*patch_size*patch_size",
+            ),
+            *norm("vision_model.layernorm_pre", "v.pre_ln", TOWER_WIDTH, REQUIRED),
+            *norm("vision_model.layernorm_post", "v.post_ln", TOWER_WIDTH, REQUIRED),
+            *layers(
+                *norms("input_layernorm", "post_attention_layernorm"),
+                *tower_attention(names=("q_proj", "k_proj", "v_proj", "o_proj")), *mlp(),
+                hf="vision_model.model.layers.{n}.",
+            ),
+            *linear("vision_model.vision_adapter.mlp.fc1", "mm.model.mlp.1", "projector_input_dim,intermediate_size"),
+            *linear(
+                "vision_model.vision_adapter.mlp.fc2", "mm.model.mlp.2", "projector_output_dim,projector_output_dim",
+            ),
+            *linear("multi_modal_projector.linear_1", "mm.model.fc", "hidden,vision_output_dim"),
+        ),
+        keys=sees(
+            *sizes(), *IMAGE, projector("llama4"), epsilon("vision", "vision_config.norm_eps"),
+            Key("vision.projector.scale_factor", ("vision_config.pixel_shuffle_ratio",), converter=inverse), USE_GELU,
+            *(
+                Key("", (f"vision_config.{name}",))
+                for name in ("projector_input_dim", "projector_output_dim", "vision_output_dim")
+            ),
+        ),
+        defaults={"": {
+            **HALVES, **vision(image_size=448, patch_size=14, hidden_size=768, intermediate_size=5632, norm_eps=1e-5),
+            **vision(num_hidden_layers=34, num_attention_heads=16, pixel_shuffle_ratio=0.5),
+            **vision(projector_input_dim=4096, projector_output_dim=4096, vision_output_dim=7680),
+        }},
+        config={"vision_config.model_type": "llama4_vision_model"},
+    ),
+)

@@ -1,0 +1,145 @@
+"""Mistral, Ministral, Mixtral."""
+
+from __future__ import annotations
+
+from aprfmt.arch.blocks.decoder import (
+    LLAMA_KEYS, NO_WINDOW, PAD, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WINDOW, attention, block, decoder, hf_names,
+    must_be, tensor,
+)
+from aprfmt.arch.blocks.mla import MLA_LITE_REQUIRED, mla_decoder, mla_keys
+from aprfmt.arch.blocks.moe import mixtral_experts, moe_decoder, moe_keys
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.common import BETA, yarn_log_of
+from aprfmt.arch.fields import as_float, as_int, from_f32
+from aprfmt.arch.rope import scaling_of
+from aprfmt.arch.row import OPTIONAL, Architecture, Key
+
+
+yarn_log = yarn_log_of(1.0)
+
+
+def _temperature_from(value: object, scope: Scope) -> object:
+    """transformers has no Ministral 3 without a temperature: 0 is what changes nothing."""
+    original = "original_max_position_embeddings"
+    scope.h.extra["rope_scaling"] = {
+        "rope_type": "default",
+        original: scope.h.max_position_embeddings,
+        **scaling_of(scope.h),
+        BETA: from_f32(value, scope.key.gguf) or 0.0,
+    }
+    return DEFAULT
+
+
+llama_4_scaling = Converter(
+    lambda value, scope: as_float(scaling_of(scope.h).get(BETA), BETA) or None, _temperature_from
+)
+
+
+def _unit_mscale_from(value: object, scope: Scope) -> object:
+    """`mscale_all_dim` of a runtime that takes `mscale` for 1."""
+    scaling = scope.h.extra.get("rope_scaling")
+    if value is not None and isinstance(scaling, dict):
+        scaling.setdefault("mscale", 1.0)
+    return yarn_log.from_gguf(value, scope)
+
+
+unit_mscale = Converter(yarn_log.to_gguf, _unit_mscale_from)
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_PLAIN = decoder(*attention(permuted=True))
+_MISTRAL_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072, "num_key_value_heads": 8,
+    "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2,
+}
+
+
+def _temperature_length(value: object, scope: Scope) -> int | None:
+    """After how many positions queries grow, where they do."""
+    scaling = scaling_of(scope.h)
+    key = "original_max_position_embeddings"
+    return as_int(scaling.get(key), key) if scaling.get(BETA) else None
+
+
+llama_4_length = Converter(_temperature_length, lambda value, scope: DEFAULT)
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="ministral", gguf="llama", when="attention.sliding_window_pattern&!expert_count",
+        **hf_names("Ministral", "ministral"),
+        rope_type=0,
+        tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW, SLIDING_LAYERS),
+        differs=(NO_WINDOW,),
+        defaults={"": {
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072,
+            "num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": "L", "bos_token_id": 1,
+            "eos_token_id": 2,
+        }},
+    ),
+    Architecture(
+        id="mistral", gguf="llama", when="attention.sliding_window&!expert_count", **hf_names("Mistral", "mistral"),
+        rope_type=0,
+        gguf_only=_FACTORS,
+        tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW),
+        differs=(NO_WINDOW,), defaults={"": _MISTRAL_DEFAULTS},
+    ),
+    Architecture(  # Mistral inside Mistral3, the wrapper
+        id="mistral3", gguf="mistral3", hf_class="MistralForCausalLM", model_type="mistral", hf_classes=(),
+        model_types=(), rope_type=0,
+        tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW),
+        differs=(NO_WINDOW,), defaults={"": _MISTRAL_DEFAULTS},
+    ),
+    Architecture(
+        id="ministral3", gguf="mistral3", when="attention.temperature_scale|rope.scaling.yarn_log_multiplier",
+        **hf_names("Ministral3", "ministral3"), rope_type=0,
+        tensors=_PLAIN,
+        keys=(
+            *LLAMA_KEYS, Key("rope.scaling.yarn_log_multiplier", (), "f32", converter=unit_mscale),
+            Key("attention.temperature_scale", (), "f32", converter=llama_4_scaling), SILU, PAD, WINDOW,
+        ),
+        differs=(NO_WINDOW,),
+        defaults={"": {
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 262144,
+            "num_key_value_heads": 8, "head_dim": 128, "bos_token_id": 1, "pad_token_id": 11, "eos_token_id": 2,
+        }},
+    ),
+    Architecture(
+        id="mixtral", gguf="llama", when="expert_count", **hf_names("Mixtral", "mixtral"), rope_type=0,
+        tensors=moe_decoder(*attention(permuted=True), *mixtral_experts()),
+        keys=moe_keys(VOCAB, ROPE_DIM, WINDOW, count="num_local_experts"),
+        differs=(NO_WINDOW,),
+        defaults={"": {
+            "num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 8,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": False,
+            "bos_token_id": 1, "eos_token_id": 2,
+        }},
+    ),
+    Architecture(
+        id="mistral4",
+        required={**MLA_LITE_REQUIRED, "attention.temperature_length": "attention.temperature_scale"}, gguf="mistral4",
+        **hf_names("Mistral4", "mistral4"), rope_type=0,
+        # All experts stand in two tensors; Mistral's own layout has each by itself.
+        tensors=(
+            *sorted(mla_decoder(), key=lambda row: "{e}" in row.hf[0]),
+            *block(  # as other programs write it
+                tensor(
+                    "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight", "experts,2*moe_ffn,hidden", OPTIONAL,
+                    layers="moe",
+                )
+            ),
+        ),
+        keys=(
+            *(key for key in mla_keys() if key.gguf != "expert_gating_func"), Key("expert_gating_func", constant=1),
+            Key("attention.temperature_scale", (), "f32", converter=llama_4_scaling),
+            Key("attention.temperature_length", converter=llama_4_length), must_be("rope_interleave", True), PAD,
+        ),
+        gguf_only=(),
+        defaults={"": {
+            "moe_intermediate_size": 2048, "num_key_value_heads": 32, "n_shared_experts": 1, "n_routed_experts": 128,
+            "routed_scaling_factor": 1.0, "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
+            "v_head_dim": 128, "qk_nope_head_dim": 64, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4,
+            "first_k_dense_replace": 0, "norm_topk_prob": True, "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False, "rope_interleave": True,
+            "pad_token_id": 11, "bos_token_id": 1, "eos_token_id": 2,
+        }},
+    ),
+)

@@ -1,0 +1,62 @@
+"""OLMo."""
+
+from __future__ import annotations
+
+from aprfmt.arch.blocks.decoder import (
+    DECODER, DIMS, GROUPED, HEAD_DIM, PAD, ROPE, SILU, SLIDING_LAYERS, WHOLE_HEADS, WINDOW, attention, block, embedding,
+    gated_mlp, head, hf_names, must_be, post_norm_decoder,
+)
+from aprfmt.arch.blocks.moe import EQUAL_HEADS, NO_BIAS, moe_decoder, moe_keys, router_and_experts
+from aprfmt.arch.row import Architecture, Difference, Key
+
+
+_OLMO2 = post_norm_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"))
+_ONE_THETA = Difference("llama.cpp's olmo2 rotates sliding and full layers with one base frequency", "two_thetas")
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="olmo", gguf="olmo", **hf_names("Olmo", "olmo", "OLMo"), rope_type=0, gguf_only=(),
+        tensors=(
+            embedding(), *block(*attention("attention_bias", "attention_bias", permuted=True), *gated_mlp()), *head(),
+        ),
+        keys=(
+            *DIMS, GROUPED, ROPE, HEAD_DIM, Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
+            Key("attention.clamp_kqv", ("clip_qkv",), "f32"), SILU, PAD, must_be("attention_bias", False),
+        ),
+        defaults={"": {
+            "tie_word_embeddings": False, "max_position_embeddings": 2048, "pad_token_id": 1, "eos_token_id": 50279,
+        }},
+    ),
+    Architecture(
+        id="olmo3", gguf="olmo2", when="attention.sliding_window", **hf_names("Olmo3", "olmo3"), gguf_only=(),
+        head_always=True,
+        tensors=_OLMO2,
+        keys=(*DECODER, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, PAD, SILU, must_be("attention_bias", False)),
+        differs=(_ONE_THETA,), nested_rope=True,
+        defaults={"": {
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048, "sliding_window": 4096,
+            "sliding_window_pattern": 4, "rope_theta": 500000.0, "pad_token_id": 1, "eos_token_id": 50279,
+        }},
+    ),
+    Architecture(
+        id="olmo2", gguf="olmo2", **hf_names("Olmo2", "olmo2"), gguf_only=(), head_always=True,
+        tensors=_OLMO2, keys=(*DECODER, WHOLE_HEADS, PAD, SILU, must_be("attention_bias", False)),
+        defaults={"": {
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048, "pad_token_id": 1,
+            "eos_token_id": 50279,
+        }},
+    ),
+    Architecture(
+        id="olmoe", gguf="olmoe", **hf_names("Olmoe", "olmoe"), head_always=True,
+        tensors=moe_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()),
+        keys=moe_keys(
+            NO_BIAS, EQUAL_HEADS, WHOLE_HEADS, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False)
+        ),
+        differs=(Difference("llama.cpp's olmoe does not clip Q, K and V (clip_qkv)", "clip_qkv"),),
+        defaults={"": {
+            "num_experts": 64, "num_experts_per_tok": 8, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+            "norm_topk_prob": False, "attention_bias": False, "tie_word_embeddings": False, "eos_token_id": 50279,
+        }},
+    ),
+)

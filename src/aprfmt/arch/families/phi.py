@@ -1,0 +1,204 @@
+"""Phi."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isqrt
+
+from aprfmt.arch.blocks.decoder import (
+    DIMS, GROUPED, LAYER_EPS, NO_WINDOW, RMS_EPS, ROPE, ROPE_DIM, SILU, WINDOW, attention, fused_mlp, hf_names, linear,
+    must_be, network, norm, plain_mlp, tensor,
+)
+from aprfmt.arch.blocks.moe import mixtral_experts, moe_decoder, moe_keys
+from aprfmt.arch.blocks.tower import (
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, tower_attention, vision,
+)
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converters.common import or_zero
+from aprfmt.arch.fields import as_int
+from aprfmt.arch.rope import attention_factor
+from aprfmt.arch.row import OPTIONAL, OUTPUT, REQUIRED, Architecture, Difference, Key, TensorRow, Tower
+from aprfmt.errors import RefusedError
+
+
+def _mscales_from(value: object, scope: Scope) -> object:
+    """PhiMoE's longrope names its attention factor twice; a GGUF has one."""
+    scaling = scope.h.extra.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("rope_type") == "longrope":
+        factor = attention_factor(scope.h, "longrope", scaling)
+        for name in ("short_mscale", "long_mscale"):
+            scaling.setdefault(name, 1.0 if factor is None else factor)
+    return DEFAULT
+
+
+mscales = Converter(nothing, _mscales_from)
+_SPARSEMIXER = Difference(
+    "llama.cpp's phimoe norms without subtracting the mean and weighs both experts by one softmax (no sparsemixer)"
+)
+
+
+def _all_but_last_to(value: object, scope: Scope) -> object:
+    depth = as_int(value, scope.name)
+    return depth - 1 if depth else None
+
+
+def _all_but_last_from(value: object, scope: Scope) -> object:
+    depth = as_int(value, scope.name)
+    return depth + 1 if depth is not None else DEFAULT
+
+
+def _patch(scope: Scope) -> int:
+    """Pixels along one side of a patch, which only the preprocessor says."""
+    return scope.size("preprocessor_config.patch_size") or as_int(scope.gguf("vision.patch_size"), scope.name) or 0
+
+
+def _grid_to(value: object, scope: Scope) -> object:
+    """The side of the image whose patches have a learned position each."""
+    positions, patch = as_int(value, scope.name) or 0, _patch(scope)
+    if isqrt(positions) ** 2 != positions:
+        raise RefusedError(f"{scope.name} is {positions}; llama.cpp's positions are those of a square image")
+    return isqrt(positions) * patch or None
+
+
+def _grid_from(value: object, scope: Scope) -> object:
+    side, patch = as_int(value, scope.name) or 0, _patch(scope)
+    return (side // patch) ** 2 if side and patch else DEFAULT
+
+
+def _patches_to(value: object, scope: Scope) -> object:
+    return (as_int(value, scope.name) or 0) * _patch(scope) ** 2 or None
+
+
+def _patches_from(value: object, scope: Scope) -> object:
+    pixels, patch = as_int(value, scope.name) or 0, _patch(scope)
+    return pixels // patch**2 if pixels and patch else DEFAULT
+
+
+all_but_last = Converter(_all_but_last_to, _all_but_last_from)
+grid_of_patches = Converter(_grid_to, _grid_from)
+pixels_of_patches = Converter(_patches_to, _patches_from)
+_P = "model.vision_tower.vision_tower.vision_model."
+
+
+def _phi4_layer(where: str) -> tuple[TensorRow, ...]:
+    rows = (*norms("layer_norm1", "layer_norm2"), *tower_attention(), *mlp())
+    return tuple(replace(row, layers=where) for row in rows)
+
+
+def _behind(*rows: TensorRow) -> tuple[TensorRow, ...]:
+    """The rows of tensors for which a GGUF has no place and which a checkpoint may lack."""
+    return tuple(replace(row, gguf=(), gguf_dims=(), need=OPTIONAL) for row in rows)
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="phi", gguf="phi2", **hf_names("Phi", "phi"), gguf_only=(), head_always=True,
+        tensors=network(
+            *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention(REQUIRED, REQUIRED, o_proj="dense"),
+            *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
+            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
+            *plain_mlp(REQUIRED, "mlp.fc1", "mlp.fc2"),
+            last="model.final_layernorm", norm_bias=REQUIRED, head_bias=OUTPUT,
+        ),
+        keys=(
+            *DIMS, GROUPED, ROPE, LAYER_EPS, ROPE_DIM, must_be("qk_layernorm", False),
+            must_be("hidden_act", "gelu_new"),
+        ),
+        defaults={"": {
+            "max_position_embeddings": 2048, "intermediate_size": 8192, "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+        }},
+    ),
+    Architecture(
+        id="phi3", gguf="phi3", **hf_names("Phi3", "phi3"),
+        gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *linear("self_attn.qkv_proj", "attn_qkv", "q+2*kv,hidden"),
+            *linear("self_attn.o_proj", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
+            *fused_mlp(),
+        ),
+        keys=(
+            *DIMS, GROUPED, ROPE, Key("rope.scaling.original_context_length", ("original_max_position_embeddings",)),
+            RMS_EPS, ROPE_DIM, Key("attention.sliding_window", ("sliding_window",), converter=or_zero), SILU,
+        ),
+        differs=(NO_WINDOW,),
+        defaults={"": {
+            "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 32000, "pad_token_id": 32000,
+        }},
+    ),
+    Architecture(
+        id="phimoe", gguf="phimoe", **hf_names("Phimoe", "phimoe", "PhiMoE"), head_always=True,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias"), *mixtral_experts(),
+            norm_bias=REQUIRED, head_bias="lm_head_bias&output",
+        ),
+        keys=moe_keys(
+            ROPE_DIM, WINDOW, must_be("attention_bias", True), must_be("lm_head_bias", True),
+            Key("", converter=mscales),
+            Key("", ("router_jitter_noise",), "f32"), count="num_local_experts",
+        ),
+        gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
+        differs=(_SPARSEMIXER, NO_WINDOW),
+        defaults={"": {
+            "num_local_experts": 16, "num_experts_per_tok": 2, "num_key_value_heads": 8,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "attention_bias": False,
+            "lm_head_bias": False, "router_jitter_noise": 0.01, "tie_word_embeddings": False, "bos_token_id": 1,
+            "eos_token_id": 2,
+        }},
+    ),
+)
+
+
+TOWERS: tuple[Tower, ...] = (
+    Tower(
+        id="phi4_vision", gguf="clip", hf_class="Phi4ForCausalLMV", model_type="phi4-siglip",
+        hf_classes=("Phi4ForCausalLMV",), model_types=("phi4-siglip",), when="projector_type=phi4", text="",
+        prefixes=(("vision_tower.", "model.vision_tower.vision_tower."), ("mm_projector.", "model.mm_projector.")),
+        tensors=(
+            tensor(
+                f"{_P}embeddings.patch_embedding.weight", "v.patch_embd.weight",
+                f"{TOWER_WIDTH},3*patch_size*patch_size", gguf_dims=(f"{TOWER_WIDTH},3,patch_size,patch_size",),
+                columns=("swap:1,patch_size*patch_size,3",),
+            ),
+            tensor(f"{_P}embeddings.patch_embedding.bias", "v.patch_embd.bias", TOWER_WIDTH),
+            tensor(f"{_P}embeddings.position_embedding.weight", "v.position_embd.weight", f"num_patches,{TOWER_WIDTH}"),
+            *layers(*_phi4_layer("!unread"), hf=f"{_P}encoder.layers.{{n}}."),
+            *_behind(*layers(*_phi4_layer("unread"), hf=f"{_P}encoder.layers.{{n}}.")),
+            *_behind(
+                *norm(f"{_P}post_layernorm", "", TOWER_WIDTH, REQUIRED),
+                tensor(f"{_P}head.probe", "", f"1,1,{TOWER_WIDTH}"),
+                tensor(f"{_P}head.attention.in_proj_weight", "", f"3*{TOWER_WIDTH},{TOWER_WIDTH}"),
+                tensor(f"{_P}head.attention.in_proj_bias", "", f"3*{TOWER_WIDTH}"),
+                *linear(f"{_P}head.attention.out_proj", "", f"{TOWER_WIDTH},{TOWER_WIDTH}", REQUIRED),
+                *norm(f"{_P}head.layernorm", "", TOWER_WIDTH, REQUIRED),
+                *linear(f"{_P}head.mlp.fc1", "", f"intermediate_size,{TOWER_WIDTH}", REQUIRED),
+                *linear(f"{_P}head.mlp.fc2", "", f"{TOWER_WIDTH},intermediate_size", REQUIRED),
+            ),
+            *linear("model.mm_projector.0", "mm.0", f"hidden,{TOWER_WIDTH}", REQUIRED),
+            *linear("model.mm_projector.2", "mm.2", "hidden,hidden", REQUIRED),
+        ),
+        f32=(".position_embd.",),
+        keys=sees(
+            Key("vision.patch_size", ("preprocessor_config.patch_size",)),
+            *sizes(image_size="", patch_size="", block_count=""),
+            Key("vision.block_count", ("vision_config.num_hidden_layers",), converter=all_but_last),
+            Key("vision.image_size", ("vision_config.num_patches",), converter=grid_of_patches), *IMAGE,
+            projector("phi4"),
+            Key(
+                "vision.image_min_pixels", ("preprocessor_config.min_num_patches", "min_num_patches"),
+                converter=pixels_of_patches,
+            ),
+            Key(
+                "vision.image_max_pixels", ("preprocessor_config.max_num_patches", "max_num_patches"),
+                converter=pixels_of_patches,
+            ),
+            USE_GELU, epsilon("vision", "vision_config.layer_norm_eps"),
+        ),
+        defaults={"": {
+            **vision(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12),
+            **vision(num_patches=256, layer_norm_eps=1e-6),
+        }},
+        config={"vision_config.model_type": "siglip2_vision_model"},
+    ),
+)

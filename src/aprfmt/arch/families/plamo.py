@@ -1,0 +1,161 @@
+"""PLaMo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.blocks.decoder import (
+    DECODER, DIMS, GROUPED, HEAD_DIM, NO_WINDOW, RMS_EPS, ROPE, SILU, VOCAB, WINDOW, class_names, gated_mlp, hf_names,
+    linear, must_be, network, norm, rename, tensor,
+)
+from aprfmt.arch.blocks.ssm import mixer
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
+from aprfmt.arch.converters.common import attention_layers, largest
+from aprfmt.arch.converters.hybrid import attending, hybrid_kinds
+from aprfmt.arch.grammar import layer_kinds
+from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.errors import CorruptError
+from aprfmt.text import first_few
+
+
+def _period_of_window_to(value: object, scope: Scope) -> object:
+    return value if scope.config("window_size") else None
+
+
+def _mamba_step_from(value: object, scope: Scope) -> object:
+    """The shortest step by which the layers attend that do."""
+    found, n_layers = attending(scope), scope.h.num_layers
+    if found is None or not n_layers:
+        return DEFAULT
+    for step in range(2, 2 * n_layers + 1):
+        if layer_kinds({"mamba_step": step}, n_layers) == hybrid_kinds(found, n_layers):
+            return step
+    raise CorruptError(
+        f"{scope.row.gguf}.attention.head_count_kv has heads in the layers {first_few(found)}, which is not a step of "
+        "attention layers"
+    )
+
+
+def _heads_by_size_to(value: object, scope: Scope) -> int | None:
+    heads = scope.size("mamba_num_heads")
+    return heads * scope.h.head_dim if heads and scope.h.head_dim else None
+
+
+def _least_rank(scope: Scope) -> int | None:
+    """PLaMo 2's: a sixteenth of the hidden size, but at least 64."""
+    return max(64, scope.h.hidden_size // 16) if scope.h.hidden_size else None
+
+
+period_of_window = Converter(_period_of_window_to)
+mamba_step = Converter(nothing, _mamba_step_from)
+heads_by_size = Converter(_heads_by_size_to, default)
+least_rank = Converter(derive=_least_rank)
+most = Converter(from_gguf=largest)
+_BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
+_QKV = "q+2*kv,hidden"
+
+
+def _layers(*mixer: TensorRow) -> tuple[TensorRow, ...]:
+    """Norms before and behind the mixer and the MLP; what they are long by is added to them where they are used."""
+    return network(
+        *norm("pre_mixer_norm", "attn_norm", value="plus_one"), *mixer,
+        tensor("post_mixer_norm.weight", "post_attention_norm", "hidden", value="plus_fifth"),
+        *norm("pre_mlp_norm", "ffn_norm", value="plus_one"), *linear("mlp.gate_up_proj", "ffn_up", "2*ffn,hidden"),
+        *linear("mlp.down_proj", "ffn_down", "hidden,ffn"),
+        tensor("post_mlp_norm.weight", "post_ffw_norm", "hidden", value="plus_root_of_125th"),
+        hf="model.layers.layers.{n}.", norm_value="plus_one",
+    )
+
+
+_SSM, _ATTENTION = "linear_attention", "full_attention"
+_COUNT, _STATE, _RANK = "mamba_num_heads", "mamba_d_state", "mamba_dt_rank"
+_INNER = f"{_COUNT}*head_dim"
+_MAMBA = (
+    *linear("in_proj", "ssm_in", f"2*{_INNER},hidden"),
+    tensor("conv1d.weight", "ssm_conv1d.weight", f"{_INNER},1,mamba_d_conv", gguf_dims=(f"{_INNER},mamba_d_conv",)),
+    *linear("bcdt_proj", "ssm_x", f"{_RANK}+2*{_STATE},{_INNER}"), *linear("dt_proj", "ssm_dt", f"{_COUNT},{_RANK}"),
+    tensor("dt_bias", "ssm_dt.bias", _COUNT), tensor("A_log", "ssm_a", _COUNT, value="minus_exp"),
+    tensor("D", "ssm_d", _COUNT), tensor("dt_norm_weight", "ssm_dt_norm", _RANK),
+    tensor("B_norm_weight", "ssm_b_norm", _STATE), tensor("C_norm_weight", "ssm_c_norm", _STATE),
+    *linear("out_proj", "ssm_out", f"hidden,{_INNER}"),
+)
+
+
+def _unshared(value: object, scope: Scope) -> object:
+    """Key-value heads of which each serves `n_shared_head` heads."""
+    heads, shared = scope.h.num_heads, scope.size("n_shared_head")
+    return -(-heads // shared) if heads and shared else DEFAULT
+
+
+def _shared_from(value: object, scope: Scope) -> object:
+    heads, kv_heads = scope.h.num_heads, scope.h.num_kv_heads
+    return heads // kv_heads if scope.kv and heads and kv_heads else DEFAULT
+
+
+unshared_heads = Converter(normalize=_unshared)
+shared_heads = Converter(from_gguf=_shared_from)
+_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+# Each KV head serves every `heads/n_shared_head`-th head, in llama.cpp as many neighbours.
+_NEIGHBOURS = ("swap:1,n_shared_head,heads/n_shared_head",)
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="plamo2", gguf="plamo2", **class_names("Plamo2ForCausalLM", "PLaMo2ForCausalLM", types=("plamo2",)),
+        required={"attention.head_count_kv": ""},
+        tensors=_layers(
+            *mixer("mixer.", _MAMBA, _SSM), *linear("mixer.qkv_proj", "attn_qkv", _QKV, layers=_ATTENTION),
+            tensor("mixer.q_weight", "attn_q_norm.weight", "heads,head_dim", layers=_ATTENTION),
+            tensor("mixer.k_weight", "attn_k_norm.weight", "kv_heads,head_dim", layers=_ATTENTION),
+            *linear("mixer.o_proj", "attn_output", "hidden,q", layers=_ATTENTION),
+        ),
+        keys=(
+            VOCAB, _BLOCKS, replace(_HEADS, kind="u32[]", converter=most),
+            replace(GROUPED, kind="i32[]", converter=attention_layers), _CONTEXT, _WIDTH,
+            *rename((HEAD_DIM,), head_dim="hidden_size_per_head"), RMS_EPS, ROPE, Key("ssm.state_size", (_STATE,)),
+            Key("ssm.conv_kernel", ("mamba_d_conv",)), Key("ssm.time_step_rank", (_COUNT,)),
+            Key("ssm.inner_size", converter=heads_by_size), Key("ssm.group_count", constant=0), _FFN,
+            Key("", (_RANK,), converter=least_rank), Key("", ("mamba_step",), converter=mamba_step),
+            Key("", ("attention_window_size",)), Key("", ("full_attention_idx",), "i32[]"),
+            must_be("mamba_enabled", True),
+        ),
+        defaults={"": {
+            "num_key_value_heads": 4, "num_attention_heads": 32, "hidden_size": 4096, "hidden_size_per_head": 128,
+            "num_hidden_layers": 32, "intermediate_size": 13312, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+            "attention_window_size": 2048, "mamba_enabled": True, "mamba_step": 2, _STATE: 64, "mamba_d_conv": 4,
+            _COUNT: 64, "tie_word_embeddings": True,
+        }},
+        differs=(NO_WINDOW,),
+    ),
+    Architecture(
+        id="plamo3", gguf="plamo3", **class_names("Plamo3ForCausalLM", "PLaMo3ForCausalLM", types=("plamo3",)),
+        nested_rope=True,
+        tensors=_layers(
+            *linear("mixer.qkv_proj", "attn_qkv", _QKV),
+            *norm("mixer.q_norm", "attn_q_norm", "head_dim", value="plus_one"),
+            *norm("mixer.k_norm", "attn_k_norm", "head_dim", value="plus_one"),
+            *linear("mixer.o_proj", "attn_output", "hidden,q"),
+        ),
+        keys=(
+            *DECODER, VOCAB, replace(WINDOW, hf=("window_size", "sliding_window")),
+            Key("attention.sliding_window_pattern", ("sliding_window_pattern",), converter=period_of_window),
+            must_be("rope_scaling_factor", 1),
+        ),
+        defaults={"": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_local_theta": 10000.0}},
+    ),
+    # As pfnet/plamo-13b has it, whose config names no length.
+    Architecture(
+        id="plamo", gguf="plamo", **hf_names("Plamo", "plamo"), gguf_only=(),
+        tensors=network(
+            *norm("norm", "attn_norm"), *linear("self_attn.q_proj", "attn_q", "hidden,hidden", order=_NEIGHBOURS),
+            *linear("self_attn.k_proj", "attn_k", "kv,hidden"), *linear("self_attn.v_proj", "attn_v", "kv,hidden"),
+            *linear("self_attn.o_proj", "attn_output", "hidden,hidden", columns=_NEIGHBOURS), *gated_mlp(),
+            hf="model.layers.layers.{n}.",
+        ),
+        keys=(
+            *DIMS, Key("attention.head_count_kv", field="num_kv_heads", converter=unshared_heads),
+            Key("", ("n_shared_head",), converter=shared_heads), RMS_EPS, SILU,
+        ),
+        defaults={"": {**_UNTIED, "max_position_embeddings": 4096, "n_shared_head": 8}},
+    ),
+)

@@ -1,0 +1,232 @@
+"""Step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isqrt
+
+from aprfmt.arch.blocks.decoder import (
+    DIMS, GROUPED, WINDOW, gated_mlp, hf_names, linear, must_be, network, norm, rename, tensor,
+)
+from aprfmt.arch.blocks.moe import MTP, NO_BIAS, WIDTH, draft_layer, moe_keys, shared_expert
+from aprfmt.arch.blocks.tower import IMAGE, epsilon, layers, mlp, norms, projector, sees, vision
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.common import gating
+from aprfmt.arch.converters.experts import DENSE, SPARSE, after, counted_dense_from, counted_dense_to, limits
+from aprfmt.arch.converters.towers import ratio_of_ffn
+from aprfmt.arch.converters.windows import hybrid_layers, step_heads, windowed_heads
+from aprfmt.arch.fields import as_float, as_int
+from aprfmt.arch.grammar import layer_kinds
+from aprfmt.arch.row import HALF_ROTARY, MOST, OPTIONAL, OWN, REQUIRED, Architecture, Key, TensorRow, Tower
+from aprfmt.errors import CorruptError, RefusedError
+
+
+_HALF = "partial_rotary_factor"
+
+
+def _rotated_parts(scope: Scope) -> list[float]:
+    """What is rotated of a head: all where there is a window, half where there is none."""
+    return [1.0 if kind == "sliding_attention" else 0.5 for kind in layer_kinds(scope.h.extra) or ()]
+
+
+def _rotary_parts_normalize(value: object, scope: Scope) -> object:
+    return DEFAULT if value is not None else _rotated_parts(scope) or DEFAULT
+
+
+def _half_rotary_to(value: object, scope: Scope) -> None:
+    if value is not None and value != _rotated_parts(scope):
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates all of a head where there is a window, half elsewhere"
+        )
+
+
+def _half_rotary_from(value: object, scope: Scope) -> object:
+    scope.h.extra[_HALF] = 0.5
+    return _rotated_parts(scope) or DEFAULT
+
+
+half_rotary = Converter(_half_rotary_to, _half_rotary_from, normalize=_rotary_parts_normalize, role=HALF_ROTARY)
+
+
+def _enumerated_dense_normalize(value: object, scope: Scope) -> object:
+    """By the layers with experts, which a text lists; all but the first three unless something is said."""
+    listed, n_layers = scope.h.extra.pop("moe_layers_enum", None), scope.h.num_layers
+    if value is not None or n_layers is None:
+        return DEFAULT
+    if listed is None:
+        return after(3, n_layers)
+    if not isinstance(listed, str) or not all(part.strip().isdecimal() for part in listed.split(",") if part.strip()):
+        raise CorruptError("moe_layers_enum is not a list of layers, separated by commas")
+    routed = {int(part) for part in listed.split(",") if part.strip()}
+    return [SPARSE if i in routed else DENSE for i in range(n_layers)]
+
+
+enumerated_dense = Converter(counted_dense_to, counted_dense_from, normalize=_enumerated_dense_normalize)
+
+
+def _same_heads_to(value: object, scope: Scope) -> list[int] | None:
+    count, kinds = as_int(value, scope.name), layer_kinds(scope.h.extra)
+    return None if count is None or kinds is None else [count] * len(kinds)
+
+
+def _first_of(value: object, scope: Scope) -> object:
+    return as_int(value[0] if isinstance(value, list) and value else value, scope.key.gguf)
+
+
+same_heads = Converter(_same_heads_to, _first_of)
+_WINDOWED_HEADS = "num_sliding_attention_heads"
+
+
+def _step_attention() -> tuple[TensorRow, ...]:
+    """More heads where there is a window; a gate for each head."""
+    rows: list[TensorRow] = []
+    for kind, heads in (("full_attention", "heads"), ("sliding_attention", _WINDOWED_HEADS)):
+        rows += [
+            *linear("self_attn.q_proj", "attn_q", f"{heads}*head_dim,hidden", layers=kind),
+            *linear("self_attn.g_proj", "attn_gate", f"{heads},hidden", layers=kind),
+            *linear("self_attn.o_proj", "attn_output", f"hidden,{heads}*head_dim", layers=kind),
+        ]
+    return (
+        *rows, *linear("self_attn.k_proj", "attn_k", "kv,hidden"), *linear("self_attn.v_proj", "attn_v", "kv,hidden"),
+        *norm("self_attn.q_norm", "attn_q_norm", "head_dim", value="plus_one"),
+        *norm("self_attn.k_norm", "attn_k_norm", "head_dim", value="plus_one"),
+    )
+
+
+def _step_experts() -> tuple[TensorRow, ...]:
+    """All experts of a projection in one tensor, and one that is shared."""
+    layers = "moe&!draft"
+    return (
+        *linear("moe.gate", "ffn_gate_inp", "experts,hidden", layers=layers),
+        tensor("moe.router_bias", "exp_probs_b.bias", "experts", layers=layers),
+        *linear("moe.gate_proj", "ffn_gate_exps", "experts,moe_ffn,hidden", layers=layers),
+        *linear("moe.up_proj", "ffn_up_exps", "experts,moe_ffn,hidden", layers=layers),
+        *linear("moe.down_proj", "ffn_down_exps", "experts,hidden,moe_ffn", layers=layers),
+        *shared_expert("share_expert", "share_expert_dim", layers=layers),
+    )
+
+
+_STEP_LISTS = {
+    "num_heads": replace(DIMS[4], kind="i32[]", converter=step_heads, draft=MOST),
+    "num_kv_heads": replace(GROUPED, kind="i32[]", converter=same_heads, draft=MOST),
+}
+"""Numbers of heads, which a GGUF has for each layer."""
+
+
+def _square_to(value: object, scope: Scope) -> object:
+    stride = as_int(value, scope.name)
+    return stride**2 if stride else None
+
+
+def _square_from(value: object, scope: Scope) -> object:
+    return isqrt(as_int(value, scope.name) or 0) or DEFAULT
+
+
+def _ffn_of_width(scope: Scope) -> object:
+    width, ratio = scope.size("vision_config.width"), as_float(scope.config("vision_config.mlp_ratio"), scope.name)
+    return round(width * ratio) if width and ratio else None
+
+
+squared = Converter(_square_to, _square_from)
+ffn_of_width = Converter(derive=_ffn_of_width)
+_V = "vision_model."
+_W = "width"
+_TENSORS = (
+    tensor(f"{_V}conv1.weight", "v.patch_embd.weight", f"{_W},3,patch_size,patch_size"),
+    tensor(f"{_V}positional_embedding", "v.position_embd.weight", f"image_size/patch_size*image_size/patch_size,{_W}"),
+    *norm(f"{_V}ln_pre", "v.pre_ln", _W, REQUIRED),
+    *layers(
+        *norms("ln_1", "ln_2", width=_W), tensor("attn.in_proj_weight", "attn_qkv.weight", f"3*{_W},{_W}"),
+        tensor("attn.in_proj_bias", "attn_qkv.bias", f"3*{_W}"),
+        *linear("attn.out_proj", "attn_out", f"{_W},{_W}", REQUIRED), *mlp("mlp.c_fc", "mlp.c_proj", width=_W),
+        tensor("ls_1.gamma", "ls1.weight", _W), tensor("ls_2.gamma", "ls2.weight", _W),
+        hf=f"{_V}transformer.resblocks.{{n}}.", depth="vision_config.layers",
+    ),
+    tensor(f"{_V}vit_downsampler1.weight", "mm.0.weight", f"2*{_W},{_W},3,3"),
+    tensor(f"{_V}vit_downsampler1.bias", "mm.0.bias", f"2*{_W}", OPTIONAL),
+    tensor(f"{_V}vit_downsampler2.weight", "mm.1.weight", f"4*{_W},2*{_W},3,3"),
+    tensor(f"{_V}vit_downsampler2.bias", "mm.1.bias", f"4*{_W}", OPTIONAL),
+    tensor("vit_large_projector.weight", "mm.model.fc.weight", f"hidden,4*{_W}"),
+)
+
+
+def _step(id: str, hf_class: str, model_type: str) -> Tower:
+    return Tower(
+        id=id, gguf="clip", hf_class=hf_class, model_type=model_type, hf_classes=(hf_class,), model_types=(model_type,),
+        when="projector_type=step3vl", text="",
+        prefixes=(("model.vision_model.", _V), ("model.vit_large_projector.", "vit_large_projector.")),
+        tensors=_TENSORS, f32=(".position_embd.",), convolutions=("mm.0.weight", "mm.1.weight"),
+        keys=sees(
+            Key("vision.image_size", ("vision_config.image_size",)),
+            Key("vision.patch_size", ("vision_config.patch_size",)),
+            Key("vision.embedding_length", ("vision_config.width", "vision_config.hidden_size")),
+            Key("vision.feed_forward_length", ("vision_config.intermediate_size",), converter=ffn_of_width),
+            Key("", ("vision_config.mlp_ratio",), "f32", converter=ratio_of_ffn),
+            Key("vision.block_count", ("vision_config.layers", "vision_config.num_hidden_layers")),
+            Key("vision.attention.head_count", ("vision_config.heads", "vision_config.num_attention_heads")), *IMAGE,
+            projector("step3vl"), epsilon("vision", "vision_config.layer_norm_eps"),
+            Key("vision.projector.scale_factor", ("understand_projector_stride",), converter=squared),
+            Key("vision.preproc_image_size", constant=3024),
+        ),
+        defaults={"": {
+            "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
+            "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
+            **vision(image_size=728, patch_size=14, width=1536, layers=47, heads=16, mlp_ratio=8960 / 1536),
+            **vision(layer_norm_eps=1e-5), "understand_projector_stride": 2,
+        }},
+        config={"vision_config.model_type": "perception_encoder"},
+    )
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="step3p5", required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""}, gguf="step35",
+        **hf_names("Step3p5", "step3p5"), head_always=True, nested_rope=True,
+        tensors=network(
+            *norm("input_layernorm", "attn_norm", value="plus_one"), *_step_attention(),
+            *norm("post_attention_layernorm", "ffn_norm", value="plus_one"), *_step_experts(),
+            *gated_mlp(layers="dense|draft"), *draft_layer("plus_one", "transformer.shared_head.norm"),
+            *linear("transformer.shared_head.output", "nextn.shared_head_head", "vocab,hidden", layers="draft"),
+            norm_value="plus_one",
+        ),
+        keys=(
+            *rename(
+                tuple(_STEP_LISTS.get(key.field, key) for key in moe_keys(count="n_routed_experts")),
+                num_kv_heads=("num_key_value_heads", "num_attention_groups"),
+                num_experts=("n_routed_experts", "moe_num_experts"),
+                num_experts_per_tok=("num_experts_per_tok", "moe_top_k"),
+            ),
+            WIDTH,
+            Key(
+                "", ("num_sliding_attention_heads", "attention_other_setting.num_attention_heads"),
+                converter=windowed_heads
+            ),
+            Key("expert_shared_feed_forward_length", ("share_expert_dim", "share_expert_dims")),
+            Key("expert_weights_scale", ("moe_router_scaling_factor",), "f32"),
+            Key("expert_weights_norm", ("norm_expert_weight",), "bool"),
+            Key("expert_gating_func", ("moe_router_activation",), converter=gating),
+            Key("moe_every_n_layers", ("moe_every_n_layer",)), WINDOW,
+            Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=hybrid_layers, draft=OWN),
+            Key("", ("partial_rotary_factors",), "f32[]", converter=half_rotary),
+            Key("leading_dense_block_count", ("mlp_layer_types",), converter=enumerated_dense),
+            Key("", ("moe_layers_enum",), "str"),
+            Key("swiglu_clamp_exp", ("swiglu_limits",), "f32[]", converter=limits, draft=OWN),
+            Key("swiglu_clamp_shexp", ("swiglu_limits_shared",), "f32[]", converter=limits, draft=OWN), MTP, NO_BIAS,
+            must_be("mlp_bias", False),
+        ),
+        gguf_only=("rope_freqs.weight",),
+        defaults={"": {
+            "n_routed_experts": 288, "num_experts_per_tok": 8, "num_key_value_heads": 8, "moe_intermediate_size": 1280,
+            "share_expert_dim": 1280, "moe_router_scaling_factor": 1.0, "norm_expert_weight": True,
+            "moe_every_n_layer": 1, "moe_router_activation": "sigmoid", "head_dim": 128,
+            "max_position_embeddings": 128000, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+        }},
+    ),
+)
+
+
+TOWERS: tuple[Tower, ...] = (
+    _step("step_vl_vision", "StepVLForConditionalGeneration", "step_robotics"),
+    _step("step3p7_vision", "Step3p7ForConditionalGeneration", "step3p7"),
+)

@@ -1,0 +1,148 @@
+"""T5."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.blocks.decoder import (
+    DIMS, HEAD_DIM, RMS_EPS, block, class_names, head, linear, must_be, norm, rename, tensor,
+)
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.fields import as_int
+from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key, TensorRow
+from aprfmt.errors import RefusedError
+
+
+def _as_deep_to(value: object, scope: Scope) -> object:
+    """Layers of the decoder: the runtime keeps room for as many as the encoder has."""
+    depth, encoder = as_int(value, scope.name), scope.h.num_layers
+    if depth is not None and encoder is not None and depth > encoder:
+        raise RefusedError(
+            f"{scope.name} is {depth}, and the encoder has {encoder} layers: llama.cpp's {scope.row.gguf} loads no "
+            "decoder that is deeper than its encoder"
+        )
+    return depth
+
+
+def _gated_proj_from(value: object, scope: Scope) -> object:
+    """T5's two MLPs, by whether one has a gate."""
+    return DEFAULT if not scope.names else "gated-gelu" if "enc.blk.0.ffn_gate.weight" in scope.names else "relu"
+
+
+gated_proj = Converter(nothing, _gated_proj_from)
+as_deep = Converter(_as_deep_to, derive=lambda scope: scope.h.num_layers)
+_DEC = "num_decoder_layers"
+_ACTS = ("relu", "gelu", "gelu_new", "silu")
+_PLAIN = "|".join(f"feed_forward_proj={act}" for act in _ACTS)
+_GATED = "&".join(f"!feed_forward_proj={act}" for act in _ACTS)
+"""Whether the MLP has a gate: the config puts a word before the activation's name."""
+
+
+def _t5_attention(hf: str, gguf: str = "attn") -> tuple[TensorRow, ...]:
+    """Attention of the inner width, heads of a size of their own; the scores are not scaled."""
+    return (
+        *linear(f"{hf}.q", f"{gguf}_q", "q,hidden"), *linear(f"{hf}.k", f"{gguf}_k", "q,hidden"),
+        *linear(f"{hf}.v", f"{gguf}_v", "q,hidden"), *linear(f"{hf}.o", f"{gguf}_o", "hidden,q"),
+    )
+
+
+def _t5_mlp(layer: int) -> tuple[TensorRow, ...]:
+    """ReLU between two matrices, or GELU gated by a third."""
+    hf = f"layer.{layer}.DenseReluDense"
+    return (
+        *norm(f"layer.{layer}.layer_norm", "ffn_norm"), *linear(f"{hf}.wi", "ffn_up", "ffn,hidden", need=_PLAIN),
+        *linear(f"{hf}.wi_0", "ffn_gate", "ffn,hidden", need=_GATED),
+        *linear(f"{hf}.wi_1", "ffn_up", "ffn,hidden", need=_GATED), *linear(f"{hf}.wo", "ffn_down", "hidden,ffn"),
+    )
+
+
+def _t5_layer(layers: str) -> tuple[TensorRow, ...]:
+    """Self-attention with its bias of relative positions: in every layer, or in the first alone, for all of them."""
+    bias = ("layer.0.SelfAttention.relative_attention_bias.weight", "attn_rel_b.weight")
+    return (
+        *norm("layer.0.layer_norm", "attn_norm"), *_t5_attention("layer.0.SelfAttention"),
+        tensor(*bias, "relative_attention_num_buckets,heads", layers=layers),
+    )
+
+
+def _t5_encoder(layers: str) -> tuple[TensorRow, ...]:
+    return (
+        tensor("shared.weight", "token_embd.weight", "vocab,hidden"),
+        *block(*_t5_layer(layers), *_t5_mlp(1), hf="encoder.block.{n}.", gguf="enc.blk.{n}."),
+        *norm("encoder.final_layer_norm", "enc.output_norm"),
+    )
+
+
+def _t5(layers: str) -> tuple[TensorRow, ...]:
+    unused = "layer.1.EncDecAttention.relative_attention_bias.weight"
+    return (
+        *_t5_encoder(layers),
+        *block(
+            *_t5_layer(layers), *norm("layer.1.layer_norm", "cross_attn_norm"),
+            *_t5_attention("layer.1.EncDecAttention", "cross_attn"),
+            # Of the first T5; no program reads it.
+            tensor(unused, "cross_attn_rel_b.weight", "relative_attention_num_buckets,heads", OPTIONAL, layers="first"),
+            *_t5_mlp(2),
+            hf="decoder.block.{n}.", gguf="dec.blk.{n}.", depth=_DEC,
+        ),
+        *norm("decoder.final_layer_norm", "dec.output_norm"), *head(),
+    )
+
+
+_ENCODER_KEYS = (
+    *rename(
+        DIMS, num_layers="num_layers", max_position_embeddings="n_positions", hidden_size="d_model",
+        intermediate_size="d_ff", num_heads="num_heads",
+    ),
+    replace(HEAD_DIM, hf=("d_kv",)), replace(RMS_EPS, hf=("layer_norm_epsilon",)),
+    Key("attention.layer_norm_epsilon", ("layer_norm_epsilon",), "f32", "rms_norm_eps"),
+    Key("attention.relative_buckets_count", ("relative_attention_num_buckets",)),
+    Key("", ("feed_forward_proj",), "str", allowed=("relu", "gated-gelu"), converter=gated_proj),
+    must_be("relative_attention_max_distance", 128),
+)
+_KEYS = (
+    *_ENCODER_KEYS, Key("decoder_block_count", (_DEC,), converter=as_deep),
+    Key("decoder_start_token_id", ("decoder_start_token_id",)), must_be("is_encoder_decoder", True),
+)
+_SCALED = (
+    "llama.cpp does not divide the logits by the root of d_model, as transformers does: they come out that much "
+    "larger, in the same order"
+)
+_NAMED = "!bare&!model_type=mt5&"
+_IS_SCALED = f"{_NAMED}scale_decoder_outputs|{_NAMED}tied&!scale_decoder_outputs=False"
+_DEFAULTS: dict[str, object] = {
+    "n_positions": 512, "d_kv": 64, "layer_norm_epsilon": 1e-6, "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128, "tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": 1,
+    "is_encoder_decoder": True,
+}
+_RELU: dict[str, object] = {"feed_forward_proj": "relu"}
+_GELU: dict[str, object] = {"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}
+# Old checkpoints hold the embedding under the names of both stacks too.
+_COPIES = (("encoder.embed_tokens.", "shared."), ("decoder.embed_tokens.", "shared."))
+_T5 = Architecture(
+    id="t5", gguf="t5",
+    **class_names(
+        "T5ForConditionalGeneration", "T5WithLMHeadModel", "T5Model", "MT5ForConditionalGeneration", "MT5Model",
+        types=("t5", "mt5"), bare=("T5Model", "MT5Model"),
+    ),
+    gguf_only=(),
+    tensors=_t5("first"), keys=(*_KEYS, Key("", ("scale_decoder_outputs",), "bool")), prefixes=_COPIES,
+    defaults={"": _DEFAULTS, "t5": _RELU, "mt5": _GELU}, differs=(Difference(_SCALED, _IS_SCALED),),
+)
+
+
+ROWS: tuple[Architecture, ...] = (
+    _T5,
+    replace(
+        _T5, id="umt5",
+        **class_names("UMT5ForConditionalGeneration", "UMT5Model", types=("umt5",), bare=("UMT5Model",)),
+        when="tensors=enc.blk.1.attn_rel_b.weight", tensors=_t5(""), keys=_KEYS, defaults={"": _DEFAULTS | _GELU},
+        differs=(Difference(_SCALED, "!bare"),),
+    ),
+    replace(
+        _T5, id="t5encoder", gguf="t5encoder", hf_class="T5EncoderModel",
+        hf_classes=("T5EncoderModel", "T5ForTokenClassification"),
+        bare_classes=("T5EncoderModel", "T5ForTokenClassification"), model_types=(), tensors=_t5_encoder("first"),
+        keys=_ENCODER_KEYS, defaults={"": _DEFAULTS | _RELU}, differs=(),
+    ),
+)

@@ -1,0 +1,63 @@
+"""Youtu."""
+
+from __future__ import annotations
+
+from aprfmt.arch.blocks.decoder import decoder, hf_names, linear, must_be, norm
+from aprfmt.arch.blocks.mla import MLA_REQUIRED, latent_attention, mla_keys
+from aprfmt.arch.blocks.tower import (
+    ACTIVATION, HALVES, IMAGE, TOWER_WIDTH, VISION_EPS, projector, sees, siglip, sizes, vision,
+)
+from aprfmt.arch.converters.towers import optional_key
+from aprfmt.arch.row import REQUIRED, Architecture, Key, Tower
+
+
+_OF_EXPERTS = ("expert_", "leading_dense")
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(  # every layer is one of DeepSeek's leading dense ones
+        id="youtu", required=MLA_REQUIRED | {"attention.q_lora_rank": ""}, gguf="deepseek2",
+        when="expert_feed_forward_length&!expert_count", **hf_names("Youtu", "youtu"), rope_type=0, gguf_only=(),
+        tensors=decoder(*latent_attention()),
+        keys=(
+            *(key for key in mla_keys() if not key.gguf.startswith(_OF_EXPERTS)),
+            Key("leading_dense_block_count", ("num_hidden_layers",), field="num_layers"),
+            Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
+            Key("expert_shared_count", constant=0), must_be("rope_interleave", True),
+        ),
+        defaults={"": {
+            "max_position_embeddings": 131072, "num_key_value_heads": 16, "rms_norm_eps": 1e-6, "kv_lora_rank": 512,
+            "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+            "attention_bias": False, "tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128001,
+        }},
+    ),
+)
+
+
+TOWERS: tuple[Tower, ...] = (
+    Tower(
+        id="youtu_vl_vision", gguf="clip", hf_class="YoutuVLForConditionalGeneration", model_type="youtu_vl",
+        hf_classes=("YoutuVLForConditionalGeneration",), model_types=("youtu_vl",), when="projector_type=youtuvl",
+        text="",
+        tensors=(
+            *linear(
+                "siglip2.vision_model.embeddings.patch_embedding", "v.patch_embd",
+                f"{TOWER_WIDTH},3*patch_size*patch_size", REQUIRED,
+            ),
+            *siglip("siglip2.vision_model.")[3:], *norm("merger.ln_q", "mm.input_norm", TOWER_WIDTH),
+            *linear("merger.mlp.0", "mm.0", f"4*{TOWER_WIDTH},4*{TOWER_WIDTH}", REQUIRED),
+            *linear("merger.mlp.2", "mm.2", f"hidden,4*{TOWER_WIDTH}", REQUIRED),
+        ),
+        keys=sees(
+            *sizes(), *IMAGE, projector("youtuvl"), VISION_EPS, ACTIVATION,
+            Key("vision.spatial_merge_size", ("vision_config.spatial_merge_size",)),
+            Key("vision.window_size", ("vision_config.window_size",), converter=optional_key),
+            Key("vision.wa_layer_indexes", ("vision_config.fullatt_block_indexes",), "i32[]"),
+        ),
+        defaults={"": {
+            **HALVES,
+            **vision(image_size=560, spatial_merge_size=2, layer_norm_eps=1e-6, hidden_act="gelu_pytorch_tanh"),
+        }},
+        config={"vision_config.model_type": "siglip2_vision_model"},
+    ),
+)
