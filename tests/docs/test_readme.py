@@ -66,7 +66,7 @@ def test_the_picture_shows_what_the_commands_print(demo_output: Path) -> None:
 
 
 def test_the_figures_of_the_comparison_stand_in_the_performance_page() -> None:
-    section = README.read_text().partition("## Beside the field\n")[2].partition("\n## ")[0]
+    section = README.read_text().partition("## Comparison\n")[2].partition("\n## ")[0]
     measured = (ROOT / "docs/performance.md").read_text()
     figures = [
         figure
