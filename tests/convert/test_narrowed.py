@@ -138,7 +138,7 @@ def test_blocks_of_which_parts_are_kept_become_floats_and_that_is_told(base: Bas
         ("gpt2", "hidden=32", RefusedError, "what this tensor has of them is not known"),
         ("gpt_neox", "hidden=32", RefusedError, "what this tensor has of them is not known"),
         ("mixtral", "hidden=32", RefusedError, "what this tensor has of them is not known"),
-        ("mamba", "hidden=32", RefusedError, "no such widths"),
+        ("mamba", "hidden=32", RefusedError, "lacks some of these widths"),
         ("phi3", "heads=2,kv_heads=1", RefusedError, "hidden / heads"),
         ("llama", "hidden=40", UsageError, "not a multiple of 32"),
         ("llama", "ffn=128", UsageError, "the model has 96"),

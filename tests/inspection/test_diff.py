@@ -257,7 +257,7 @@ def test_a_page(write: Callable[..., Path], arrays: Any, tmp_path: Path) -> None
     assert {"layer", "SNR of B, dB"} <= set(page.words), "the axes have names and units"
     assert page.charts["self_attn.q_proj.weight"]["s"][0]["x"] == [0]
     assert page.words.count(Q) == 1
-    assert "In 1 place a NaN or an infinity stands against another value" in page.text
+    assert "In 1 place only one model has NaN or infinity" in page.text
     assert any("sortable" in (row.get("class") or "").split() for row in page.tags["table"])
     with pytest.raises(aprfmt.AprError, match="exists"):
         diff(a, b, values=True, output=target)

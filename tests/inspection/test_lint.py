@@ -309,8 +309,8 @@ def test_inspect_tells_names_and_links(tmp_path: Path) -> None:
     folder = with_file("notes.txt", "../outside.txt")(tmp_path)
     (folder / ".envrc").write_bytes(b"")
     told = " / ".join(aprfmt.inspect(folder).warnings)
-    assert "a conversion leaves out '.envrc'" in told
-    assert "links lead out of the folder: 'notes.txt'" in told
+    assert "files that a conversion would skip: '.envrc'" in told
+    assert "symlinks pointing outside the folder: 'notes.txt'" in told
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -141,20 +141,20 @@ def messages(found: Validation, rule: str) -> list[str]:
 
 def test_it_says_what_protects_the_file(write: Callable[..., Path], arrays: Any, tmp_path: Path) -> None:
     path = write(arrays)
-    covered = "the checksum at the end covers every byte (CRC-32)"
-    nothing = "no checksum in this container: only sizes and contents can be checked"
+    covered = "a CRC-32 at the end of the file covers every byte"
+    nothing = "the container stores no checksum: only sizes and contents can be checked"
     assert messages(validate(path), "container.protection") == [covered]
     aprfmt.convert_model(path, tmp_path / "shards", format="apr-shards", shard_size=4_000)
     n = len(list((tmp_path / "shards").glob("*.apr")))
     assert n > 1
-    sums = f"the manifest has the SHA-256 of {n} shards"
+    sums = f"the manifest stores the SHA-256 of {n} shards"
     assert messages(validate(tmp_path / "shards"), "container.protection") == [sums, covered]
     aprfmt.export_model(path, tmp_path / "m.safetensors")
     assert messages(validate(tmp_path / "m.safetensors", strict=True), "container.protection") == [nothing]
     for hash, label in ((False, "CRC-32"), (True, "BLAKE3")):
         again = tmp_path / f"{label}.apr"
         aprfmt.import_model(tmp_path / "m.safetensors", again, allow_no_config=True, arch="llama", hash=hash)
-        digests = f"the source record has the {label} of 1 file"
+        digests = f"the source manifest stores the {label} of 1 file"
         assert messages(validate(again), "container.protection") == [covered, digests]
 
 

@@ -73,7 +73,7 @@ def test_the_same_tokenizer_in_every_container(smollm2_gguf: Path, tmp_path: Pat
 @pytest.mark.turns(first=False)
 def test_a_folder_and_llama_cpps_vocabulary_of_it(real_tokenizers: dict[str, Path], llama_cpp_models: Path) -> None:
     found = aprfmt.vocab(real_tokenizers["llama3"], against=llama_cpp_models / "ggml-vocab-llama-bpe.gguf")
-    assert differences(found) == {"tokens around a text": (1, "[], not [128000]")}
+    assert differences(found) == {"tokens added around text": (1, "[], not [128000]")}
 
 
 @pytest.mark.turns(first=False)
@@ -155,9 +155,9 @@ def test_what_is_no_id(ids: Any, smollm2_gguf: Path) -> None:
 
 
 def test_ids_that_are_not_there(smollm2_gguf: Path) -> None:
-    with pytest.raises(UsageError, match="no token 49152"):
+    with pytest.raises(UsageError, match="unknown token id 49152"):
         aprfmt.vocab(smollm2_gguf, ids="49152")
-    with pytest.raises(UsageError, match="no token"):
+    with pytest.raises(UsageError, match="unknown token id"):
         aprfmt.vocab(smollm2_gguf, ids="9" * 5000)
 
 

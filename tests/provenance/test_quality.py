@@ -26,11 +26,11 @@ def parts(path: Path) -> dict[str, Any]:
 
 def test_what_is_missing_is_named(folder: Folder) -> None:
     found = parts(folder(card="---\nlicense: gemma\ndatasets: [a/b]\n---\n"))
-    assert found["physics"]["missing"] == ["the container has no checksum"]
+    assert found["physics"]["missing"] == ["the container stores no checksum"]
     assert found["provenance"]["points"] == 8
     assert found["provenance"]["found"] == {"license": "gemma", "data_source": "a/b"}
     assert found["provenance"]["missing"] == ["license 'gemma' is not an SPDX id", "data_license"]
-    assert found["tokenizer"]["missing"] == ["no tokens are embedded"]
+    assert found["tokenizer"]["missing"] == ["no tokens embedded"]
 
 
 def test_stated_dims_are_held_against_the_tensors(folder: Folder) -> None:
@@ -38,7 +38,7 @@ def test_stated_dims_are_held_against_the_tensors(folder: Folder) -> None:
     found = parts(folder("bad", hidden_size=16, num_hidden_layers=3))["structural"]
     assert found["points"] == 10
     assert found["missing"][0].startswith("hidden_size 16, but model.embed_tokens.weight is [10, 8]")
-    assert found["missing"][1] == "num_layers 3, but the tensors make 1"
+    assert found["missing"][1] == "num_layers 3, but the tensors have 1"
 
 
 def test_more_tokens_than_rows_earn_nothing(folder: Folder, tmp_path: Path) -> None:

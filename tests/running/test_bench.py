@@ -109,7 +109,7 @@ def test_a_page_of_it(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("gate", "message"),
     [
-        ("speed=3", "there is no such gate"),
+        ("speed=3", "unknown gate"),
         ("tok_s", "there is no value"),
         ("tok_s=fast", "not a number"),
         ("tok_s=-1", "not a number"),

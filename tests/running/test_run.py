@@ -119,7 +119,7 @@ def test_another_template(smollm2_gguf: Path, tmp_path: Path) -> None:
     assert named == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
     with pytest.raises(RunError, match="no chat template 'nobody'"):
         aprfmt.run(smollm2_gguf, "Hi", template="nobody")
-    with pytest.raises(NotFoundError, match="no such chat template"):
+    with pytest.raises(NotFoundError, match="unknown chat template"):
         aprfmt.run(smollm2_gguf, "Hi", template=str(tmp_path / "absent.jinja"))
 
 
@@ -294,7 +294,7 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
         (("Hi", "--seed", "3"), 2, "--temperature 0.8"),
         (("Hi", "--temperature", "nan"), 2, "temperature must be a number from 0 to 100"),
         (("Hi", "-n", "0"), 2, "max-tokens"),
-        (("Hi", "--image", "absent.png"), 3, "absent.png: there is no such file"),
+        (("Hi", "--image", "absent.png"), 3, "absent.png: no such file"),
         (("Hi", "--lora", "absent"), 3, "absent"),
         (("Hi", "--lora", "{gguf}"), 5, "this is not an adapter"),
         (("Hi", "--mmproj", "{gguf}"), 5, "nothing that sees or hears"),

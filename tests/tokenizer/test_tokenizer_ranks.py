@@ -187,7 +187,7 @@ def test_rwkv_vocabularies_are_read_and_written_again() -> None:
         ("2 'a' 1", "ids must count"),
         ("1 '' 0", "line 1"),
         ("1 f'a' 1", "line 1"),
-        ("1 'a' 1\n2 b'a' 1", "two lines"),
+        ("1 'a' 1\n2 b'a' 1", "duplicate token"),
         ("1 '\\ud800' 3", "line 1"),
         ("1 '" + "a" * 5000 + "' 5000", "line 1"),
     ],

@@ -153,10 +153,10 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     assert [line["step"] for line in lines(run_folder)] == list(range(1, 9))
     body = summarise(run_folder)
     assert [(row["checkpoint"], row["step"]) for row in body["damaged"]] == [(6, 2), (4, 2)]
-    assert "Checkpoint 6 was damaged (" in html(body)
+    assert "Checkpoint 6 is damaged (" in html(body)
     assert apr(["report", str(run_folder)]) == 0
     assert re.search(
-        r"damaged checkpoint 6 was damaged \([^)]*\): went on from 2", " ".join(capsys.readouterr().out.split())
+        r"damaged checkpoint 6 is damaged \([^)]*\): resumed from 2", " ".join(capsys.readouterr().out.split())
     )
 
 

@@ -322,7 +322,7 @@ class RowMap:
         n_before, n_after = sum(map(prod, self.before)), sum(map(prod, self.after))
         n_before -= (self.skip + self.cut - self.lead - self.trail) * self.row_elements
         if (self.lead or self.trail) and (len(self.after) != 1 or any(self.after_transposed) or self.pack):
-            raise RefusedError("rows of zeros stand in one tensor that is not transposed", tensor=tensor)
+            raise RefusedError("padding needs a single, untransposed tensor", tensor=tensor)
         if self.value == PRODUCT:
             if len(self.before) != 2 or prod(self.before[0]) != prod(self.before[1]):
                 raise RefusedError(f"{_shapes(self.before)} are not two tensors of as many values", tensor=tensor)

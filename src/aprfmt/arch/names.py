@@ -402,7 +402,7 @@ def _check_name(
         raise RefusedError(f"it belongs to layer {layer}, but the network has {depths[depth]} {what}", tensor=name)
     if layer is not None and not any(lies_in(row.layers, layer) for row, _ in rows):
         raise RefusedError(
-            f"layer {layer} has no such tensor by the config (only {first.layers} layers have one)",
+            f"unexpected tensor in layer {layer}: by the config only {first.layers} layers have one",
             tensor=name,
             hint="the config or metadata belongs to another model",
         )

@@ -312,8 +312,8 @@ def _package_warnings(model: Model) -> list[str]:
     if (folder := folder_of(model)) is None:
         return []
     odd, out = [*map(str, refused_names(folder))], outside_files(folder)
-    told = [f"a conversion leaves out {first_few(odd)}"] if odd else []
-    return told + ([f"links lead out of the folder: {first_few(out)}"] if out else [])
+    told = [f"files that a conversion would skip: {first_few(odd)}"] if odd else []
+    return told + ([f"symlinks pointing outside the folder: {first_few(out)}"] if out else [])
 
 
 def describe(model: Model, *, quality: bool = False) -> Inspection:
@@ -528,10 +528,10 @@ def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility
     if not _is_apr2(model):
         reasons.append(f"the runtime reads plain APR v2, not {model.label}")
     if not metadata.get("architecture"):
-        reasons.append("metadata has no architecture (C-01)")
+        reasons.append("metadata lacks the architecture (C-01)")
     missing = [name for name in REQUIRED_DIMS if metadata.get(name) is None]
     if missing:
-        reasons.append(f"metadata has no {', '.join(missing)} (C-03)")
+        reasons.append(f"metadata lacks {', '.join(missing)} (C-03)")
     for flag in ("encrypted", "lz4_compressed", "zstd_compressed", "sharded"):
         if model.flags.get(flag):
             reasons.append(f"flag {flag} is set")
@@ -542,7 +542,7 @@ def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility
     if len(dims) == 2:
         found = (model.tensors.get(name) for name in (*spellings(EMBEDDING), *spellings(OUTPUT_HEAD)))
         reasons += [
-            f"{t.name} is {list(t.shape)}, metadata says vocabulary {dims[0]} and width {dims[1]}"
+            f"{t.name} has shape {list(t.shape)}, the metadata has vocabulary {dims[0]} and width {dims[1]}"
             for t in found
             if t is not None and sorted(t.shape) != sorted(dims)
         ]
@@ -562,8 +562,8 @@ def quality_of(
     structure = dict.fromkeys(("architecture", "hidden_size", "num_layers", "num_heads"), 5)
     licences = {"license": 9, "data_source": 8, "data_license": 8}
     classes = {"hf_architecture": 12, "hf_model_type": 8}
-    what = "architecture and dimensions in the metadata, compared with the tensors' shapes and names"
-    stated = "whether license, data_source and data_license are stated, licences as SPDX ids; not whether they are true"
+    what = "checks architecture and dimensions in the metadata against tensor names and shapes"
+    stated = "checks that license, data_source and data_license are set, licences as SPDX ids; not that they are true"
     odd = {
         name: f"{name} {value!r} is not an SPDX id"
         for name in ("license", "data_license")
@@ -582,8 +582,8 @@ def quality_of(
 
 def _checksum_part(checksum: Mapping[str, str]) -> QualityPart:
     bad = [f"the {part} checksum is wrong" for part, state in checksum.items() if state == "bad"]
-    missing = bad or ([] if "ok" in checksum.values() else ["the container has no checksum"])
-    what = "the container's checksums over every byte they cover; tensor values are not decoded"
+    missing = bad or ([] if "ok" in checksum.values() else ["the container stores no checksum"])
+    what = "verifies the container's checksums; tensor values are not decoded"
     return QualityPart(0 if missing else 20, 20, what, dict(checksum), missing)
 
 
@@ -611,14 +611,14 @@ def _contradictions(model: Model, metadata: Mapping[str, object]) -> dict[str, s
         problems["hidden_size"] = f"hidden_size {width}, but {embedding.name} is {list(embedding.shape)}"
     seen = {int(m[1]) for tensor in model.tensors.entries if (m := _LAYER.search(tensor.name))}
     if seen and isinstance(layers, int) and len(seen) < layers:  # prediction heads may add some
-        problems["num_layers"] = f"num_layers {layers}, but the tensors make {len(seen)}"
+        problems["num_layers"] = f"num_layers {layers}, but the tensors have {len(seen)}"
     return problems
 
 
 def _tokenizer_part(model: Model, tokenizer: TokenizerInfo | None) -> QualityPart:
-    what = "the tokens themselves, and their number compared with the embedding's rows"
+    what = "checks that tokens are embedded, and their number against the embedding's rows"
     if tokenizer is None or not tokenizer.vocab_size:
-        return QualityPart(0, 15, what, {}, ["no tokens are embedded"])
+        return QualityPart(0, 15, what, {}, ["no tokens embedded"])
     found = {"tokens": tokenizer.vocab_size, "merges": tokenizer.merges}
     embedding = first_tensor(model, EMBEDDING)
     if embedding is not None and embedding.shape:

@@ -119,12 +119,12 @@ class Comparison:
         if self.total is not None and not self.identical:
             far = self.total.distance
             figures = f"relative RMSE {percent(far.relative_rmse)}, SNR {decibels(far.snr_db)} dB"
-            facts.append(("in all", f"{figures}, cosine {cosine(far.cosine)}"))
+            facts.append(("total", f"{figures}, cosine {cosine(far.cosine)}"))
         worst = [row for row in self.tensors or () if not row.distance.is_zero][:_NOTEBOOK_ROWS]
         rows: list[tuple[object, ...]] = [
             (r.name, r.a, r.b, percent(r.distance.relative_rmse), decibels(r.distance.snr_db)) for r in worst
         ]
-        header = ("tensor, the worst first", "A", "B", "relative RMSE", "SNR, dB")
+        header = ("tensor, worst first", "A", "B", "relative RMSE", "SNR, dB")
         if not worst:
             header = ("", "what", "name", "A", "B")
             rows = [(r.kind, r.what or "", r.name, r.a, r.b) for r in self.differences[:_NOTEBOOK_ROWS]]
@@ -180,7 +180,7 @@ def diff(
             inputs = [source.path for model in (left, right) for source in model.sources]
             check_target(output, [*inputs, *(() if base is None else [os.fspath(base)])], force)
         elif same_files(left, right):
-            same = ["the files are byte for byte the same"]
+            same = ["the files are byte-identical"]
             return Comparison(*names, notes=same, tensors=[] if values else None)
         differences: list[ModelDifference] = []
         notes: list[str] = []
@@ -218,13 +218,13 @@ def _check_options(
     if tolerance and not values:
         raise UsageError("--tolerance needs --values", hint="apr diff A B --values --tolerance 1e-3")
     if values and metadata_only:
-        raise UsageError("--values and --metadata-only cannot be given together")
+        raise UsageError("--values and --metadata-only exclude each other")
     if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise UsageError(f"{threads} threads", hint=f"--threads takes 1 to {MOST_THREADS}")
+        raise UsageError(f"{threads} threads", hint=f"--threads must be between 1 and {MOST_THREADS}")
     if output is None:
         return
     if not values:
-        raise UsageError("a page shows what --values compares", hint="apr diff A B --values -o page.html")
+        raise UsageError("a page needs --values", hint="apr diff A B --values -o page.html")
     from aprfmt.html.file import check_page
 
     check_page(output)
@@ -402,7 +402,7 @@ def _base(a: Model, b: Model, given: PathLike | None) -> Base | None:
     both = (a, b)
     if not all(map(is_adapter, both)):
         if given is not None:
-            raise UsageError("--base is the model that adapters are for, and these are not two of them")
+            raise UsageError("--base applies only when both inputs are adapters")
         return None
     return next((found for model in both if (found := find_base(model, given)) is not None), None)
 

@@ -34,24 +34,24 @@ def html(found: Comparison) -> str:
     if layers:
         parts += [heading("Layers"), _map(kinds, layers), grid(map(draw, _charts(kinds)))]
     if rows:
-        parts += [heading("Tensors, the worst first"), _table(rows)]
+        parts += [heading("Tensors, worst first"), _table(rows)]
     others = [row for row in found.differences if row.distance is None]
     if others:
-        parts += [heading("What could not be compared by value"), _others(others)]
+        parts += [heading("Not compared by value"), _others(others)]
     return page(f"{Path(found.a).name} and {Path(found.b).name}", parts)
 
 
 def _head(found: Comparison) -> Iterator[str]:
-    yield headline("How far two models are apart")
+    yield headline("Difference between two models")
     for side, name in (("A", found.a), ("B", found.b)):
         yield paragraph(f"{side}: {name}")
     words = "the values are the same" if found.identical else plural(len(found.differences), "difference")
-    compared = f"{plural(found.tensors_compared, 'tensor')} compared, {words}. All figures are relative to A."
+    compared = f"{plural(found.tensors_compared, 'tensor')} compared, {words}. All metrics are relative to A."
     yield paragraph(compared, "lead")
     odd = sum(row.distance.nonfinite_different for row in found.tensors or ())
     if odd:
-        where = "a NaN or an infinity stands against another value"
-        yield paragraph(f"In {plural(odd, 'place')} {where}; the figures are of the rest.", "bad")
+        where = "only one model has NaN or infinity"
+        yield paragraph(f"In {plural(odd, 'place')} {where}; metrics cover the other values.", "bad")
     for note in found.notes:
         yield paragraph(note)
 
@@ -61,8 +61,8 @@ def _tiles(found: Comparison) -> str:
     if total is None:
         return ""
     rows = [
-        ("relative RMSE", percent(total.distance.relative_rmse), "of A's root mean square", ""),
-        ("SNR", f"{decibels(total.distance.snr_db)} dB", "of A against the difference", ""),
+        ("relative RMSE", percent(total.distance.relative_rmse), "relative to A's RMS", ""),
+        ("SNR", f"{decibels(total.distance.snr_db)} dB", "signal: A, noise: A - B", ""),
         ("cosine", cosine(total.distance.cosine), "", ""),
     ]
     for side, size, bits in (("A", total.size_a, total.bits_a), ("B", total.size_b, total.bits_b)):
@@ -86,7 +86,7 @@ def _map(kinds: dict[str, Layers[TensorFigures]], layers: Sequence[int]) -> str:
         (kind, [cell(kind, layer, of[layer]) if layer in of else Cell(None) for layer in layers])
         for kind, of in kinds.items()
     ]
-    legend = Legend([("NaN", Cell(1.0, colour=1))], ("60 dB and more", "0 dB"))
+    legend = Legend([("NaN", Cell(1.0, colour=1))], ("60 dB or more", "0 dB"))
     return heat_map("SNR of B, in dB", squares, [str(layer) for layer in layers], legend, "layer")
 
 

@@ -113,12 +113,12 @@ def html(found: Survey) -> str:
         parts.append(heading("Dtypes") + table(header, rows, right="|".join(header[1:]), stack=True))
     if layers:
         parts += [heading("Layers"), _dtype_map(kinds, layers)]
-        for title, figure in (("Standard deviation of the values", _mean_std), ("Largest magnitude", _largest)):
+        for title, figure in (("Standard deviation of values", _mean_std), ("Largest magnitude", _largest)):
             parts += _figure_maps(title, figure, kinds, layers)
         pictures = [_histograms(kind, of_kind) for kind, of_kind in kinds.items()]
-        parts += [heading("Values of every layer, first layer on top"), grid(pictures)]
+        parts += [heading("Values by layer, first layer on top"), grid(pictures)]
     if rest:
-        parts += [heading("Values of the tensors outside the layers")]
+        parts += [heading("Values of tensors outside the layers")]
         parts.append(grid(_histograms(row.tensor.name, {0: [row]}) for row in rest))
     parts += [*_tensors(found.tensors), *_tokenizer(found), *_provenance(found)]
     return page(f"{found.inspection.file}: {found.inspection.format}", parts)

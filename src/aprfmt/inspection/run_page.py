@@ -98,11 +98,11 @@ def charts(body: RunReport) -> list[Chart]:
         over_tokens("Loss", loss, "nats per token"),
         over_tokens("Cross entropy", ce, "nats per token"),
         over_tokens("KL to the teacher", kl, "nats per token"),
-        over_tokens("Same first choice as the teacher", same, "share of tokens", "percent"),
+        over_tokens("Top-1 agreement with the teacher", same, "fraction of tokens", "percent"),
         over_tokens("Learning rate", [_curve(body, "lr", "lr", 0, look="exact")], "learning rate", zero=True),
         over_tokens("Gradient norm", [_curve(body, "norm", "grad_norm", 0)], "norm before clipping"),
         over_tokens("Speed", [_curve(body, "tokens/s", "tokens_per_s", 0)], "tokens/s", "count", zero=True),
-        over_tokens("Use of the GPU", use, "share of the time or peak", "percent", zero=True),
+        over_tokens("GPU utilization", use, "fraction of time or of peak", "percent", zero=True),
         over_tokens("Peak memory", [memory], "GiB", zero=True),
     ]
 
@@ -131,15 +131,15 @@ def _marks(body: RunReport) -> list[Mark]:
 def damage_text(row: Mapping[str, Any]) -> str:
     """A row of RunReport.damaged in words."""
     return (
-        f"checkpoint {row['checkpoint'] or 0:,.0f} was damaged ({row['reason']}): went on from {row['step'] or 0:,.0f}"
+        f"checkpoint {row['checkpoint'] or 0:,.0f} is damaged ({row['reason']}): resumed from {row['step'] or 0:,.0f}"
     )
 
 
 def html(body: RunReport) -> str:
     """The page of a run."""
     figures = [draw(chart) for chart in charts(body)]
-    parts = [*_head(body), _tiles(body), heading("Curves over tokens"), _notes(body), grid(figures)]
-    point = " Point at a curve, or move along it with the arrow keys, to read it." if any(figures) else ""
+    parts = [*_head(body), _tiles(body), heading("Metrics by tokens"), _notes(body), grid(figures)]
+    point = " Hover over a curve, or use the arrow keys, to read values." if any(figures) else ""
     said = f"Report of {body['folder']}{_heard(body)}.{point}"
     parts += [*_tables(body), *_origin(body), f"<footer>{paragraph(said)}</footer>"]
     return page(f"{title(body)}: {sentence(body)}", parts)
@@ -165,7 +165,7 @@ def sentence(body: RunReport) -> str:
                 return f"held-out {words} stayed at {a:.4g}"
             verb = "fell" if b < a else "rose"
             return f"held-out {words} {verb} from {a:.4g} to {b:.4g} ({_with_sign(moved)})"
-    return "no result yet: there are no two evaluations to compare"
+    return "no result yet: fewer than two evaluations"
 
 
 def _with_sign(share: float, unit: str = "%") -> str:
@@ -191,14 +191,14 @@ def _head(body: RunReport) -> Iterator[str]:
 
 
 def _heard(body: RunReport) -> str:
-    return f", last heard of on {_date(body['heard_at'])}" if body["heard_at"] is not None else ""
+    return f", last update on {_date(body['heard_at'])}" if body["heard_at"] is not None else ""
 
 
 def _date(seconds: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
     except (OverflowError, ValueError, OSError):
-        return "an unknown day"
+        return "an unknown date"
 
 
 def _tiles(body: RunReport) -> str:
@@ -238,14 +238,14 @@ def _results(body: RunReport) -> Iterator[tuple[str, str, str, str]]:
 def _notes(body: RunReport) -> str:
     words = []
     if body["resumed"]:
-        words.append("Grey vertical lines: the run was resumed.")
+        words.append("Grey vertical lines: run resumed.")
     if body["failed_saves"]:
-        words.append("Red vertical lines: a checkpoint that could not be saved.")
+        words.append("Red vertical lines: checkpoint not saved.")
     words += [damage_text(m)[0].upper() + damage_text(m)[1:] + "." for m in body["damaged"]]
     if body["skipped_lines"]:
         words.append(f"Damaged lines skipped: {body['skipped_lines']}.")
     if not body["curves"]:
-        words.append("No step has been logged yet.")
+        words.append("No steps logged yet.")
     return paragraph(" ".join(words))
 
 
@@ -257,7 +257,7 @@ def _tables(body: RunReport) -> Iterator[str]:
         ("CE", "ce", "{:.4f}".format),
         ("perplexity", "perplexity", "{:,.3f}".format),
         ("agreement", "agreement", "{:.1%}".format),
-        ("right first choice", "accuracy", "{:.1%}".format),
+        ("top-1 accuracy", "accuracy", "{:.1%}".format),
         ("teacher's CE", "teacher_ce", "{:.4f}".format),
     ]
     yield from _numbers_table("Held-out evaluations", columns, body["evaluations"])
@@ -275,7 +275,7 @@ def _tables(body: RunReport) -> Iterator[str]:
         ("", "note", str),
     ]
     rows = sorted([*kept, *gone], key=lambda row: row["step"] or 0)
-    yield from _numbers_table("Checkpoints saved, including those removed since", columns, rows)
+    yield from _numbers_table("Checkpoints saved, including deleted ones", columns, rows)
 
 
 def _numbers_table(

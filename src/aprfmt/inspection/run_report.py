@@ -55,8 +55,8 @@ def summarise(folder: Path) -> RunReport:
     if not folder.exists():
         raise NotFoundError("no such file or folder", path=folder)
     if not is_run(folder):
-        hint = f"name the -o of apr distill or apr pretrain: it holds {FILE}"
-        raise UnknownFormatError("not the folder of a run", path=folder, hint=hint)
+        hint = f"name the -o folder of apr distill or apr pretrain, which holds {FILE}"
+        raise UnknownFormatError("not the folder of a training run", path=folder, hint=hint)
     with storage_errors(folder):
         log, metadata = _read(folder / FILE), _object(_read(folder / METADATA))
     events: list[JsonObject] = []
@@ -75,7 +75,7 @@ def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         data = file.read(MAX_REPORTED_BYTES + 1)
     if len(data) > MAX_REPORTED_BYTES:
-        raise LimitError(f"the file has more than {MAX_REPORTED_BYTES:,} bytes", path=path)
+        raise LimitError(f"the file is over {MAX_REPORTED_BYTES:,} bytes", path=path)
     try:
         check_size(data)
     except LimitError as error:

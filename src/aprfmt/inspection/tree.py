@@ -129,7 +129,7 @@ def tree(path: PathLike, *, depth: int = 0, filter: str | None = None) -> Tree:
     Raises AprError for a file that cannot be opened, UsageError for a negative depth.
     """
     if type(depth) is not int or depth < 0:
-        raise UsageError(f"depth must be a number of levels from 0 on, not {depth!r}")
+        raise UsageError(f"depth must be a number of levels, 0 or more, not {depth!r}")
     fits = name_filter(filter)
     with formats.open_unchanged(path) as model:
         entries = model.tensors.entries

@@ -158,9 +158,9 @@ def _scan(tensor: Tensor, dead: list[int] | None) -> Stats:
 def _header(subject: Subject) -> Iterator[Check]:
     state = subject.model.checksum()["header"]
     if state == "bad":
-        yield Check("fail", "the header's checksum does not match its bytes")
+        yield Check("fail", "header checksum mismatch")
     elif state != "ok":
-        yield Check("skip", "the container has no header checksum")
+        yield Check("skip", "the container stores no header checksum")
 
 
 def _footer(subject: Subject) -> Iterator[Check]:
@@ -171,11 +171,11 @@ def _footer(subject: Subject) -> Iterator[Check]:
     elif subject.model.cut is not None:
         yield Check("fail", subject.model.cut)
     elif state == "bad":
-        yield Check("fail", "the file's checksum does not match its bytes: the file is damaged")
+        yield Check("fail", "file checksum mismatch: the file is damaged")
     elif state == "absent":
-        yield Check("warn", "the checksum at the end of the file is missing, so damage cannot be detected")
+        yield Check("warn", "the file has no checksum, so damage cannot be detected")
     elif state != "ok":
-        yield Check("skip", "the container has no checksum over the file")
+        yield Check("skip", "the container stores no file checksum")
 
 
 def _protection(subject: Subject) -> Iterator[Check]:
@@ -183,24 +183,24 @@ def _protection(subject: Subject) -> Iterator[Check]:
     model, state = subject.model, subject.model.checksum()["footer"]
     shards = model.native_as(JoinedNative)
     if shards is not None and any(info.sha256 is not None for info, _ in shards.shards):
-        yield Check("pass", f"the manifest has the SHA-256 of {plural(len(shards.shards), 'shard')}")
+        yield Check("pass", f"the manifest stores the SHA-256 of {plural(len(shards.shards), 'shard')}")
     if state in ("ok", "bad"):
-        yield Check("pass", "the checksum at the end covers every byte (CRC-32)")
+        yield Check("pass", "a CRC-32 at the end of the file covers every byte")
     else:
-        yield Check("pass", "no checksum in this container: only sizes and contents can be checked")
+        yield Check("pass", "the container stores no checksum: only sizes and contents can be checked")
     record = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
     files = record.get("files") if isinstance(record, Mapping) else None
     rows = [row for row in files if isinstance(row, Mapping)] if isinstance(files, list) else []
     for kind, (label, _) in KINDS.items():
         if n := sum(kind in row for row in rows):
-            yield Check("pass", f"the source record has the {label} of {plural(n, 'file')}")
+            yield Check("pass", f"the source manifest stores the {label} of {plural(n, 'file')}")
 
 
 def _file_names(subject: Subject) -> Iterator[Check]:
     record = subject.model.metadata.get(SOURCE_KEY) if apr2.native_of(subject.model) is not None else None
     files = record.get("files") if isinstance(record, Mapping) else None
     if not isinstance(files, list):
-        yield Check("skip", "the file has no source record")
+        yield Check("skip", "the file has no source manifest")
         return
     for finding in names.findings(str(row.get("name")) for row in files if isinstance(row, Mapping)):
         yield Check("fail", f"an export would write {finding}")
@@ -209,13 +209,13 @@ def _file_names(subject: Subject) -> Iterator[Check]:
 def _extents(subject: Subject) -> Iterator[Check]:
     for tensor in subject.model.tensors.entries:
         if tensor.offset + tensor.n_bytes > tensor.source.size:
-            yield Check("fail", "the data reaches beyond the end of the file", tensor.name)
+            yield Check("fail", "the data extends past the end of the file", tensor.name)
         try:
             need = DTYPES[tensor.dtype].n_bytes(tensor.shape)
         except AprError:
             continue  # rows padded to whole blocks; the reader has checked their size
         if need != tensor.n_bytes:
-            text = f"{tensor.dtype} {list(tensor.shape)} takes {need} bytes, {tensor.n_bytes} are stored"
+            text = f"{tensor.dtype} {list(tensor.shape)} needs {need} bytes, {tensor.n_bytes} are stored"
             yield Check("fail", text, tensor.name)
 
 
@@ -223,7 +223,7 @@ def _duplicates(subject: Subject) -> Iterator[Check]:
     seen: set[str] = set()
     for tensor in subject.model.tensors.entries:
         if tensor.name in seen:
-            yield Check("fail", "two tensors have this name", tensor.name)
+            yield Check("fail", "duplicate tensor name", tensor.name)
         seen.add(tensor.name)
     if not seen:
         yield Check("skip", subject.no_tensors)
@@ -247,7 +247,9 @@ def _zeros(subject: Subject) -> Iterator[Check]:
         if isinstance(stats, AprError) or not stats.n or stats.zero_count < stats.n:
             continue
         if len(tensor.shape) >= 2 and is_adapter(subject.model):
-            yield Check("warn", f"all {stats.n:,} values are zero, so nothing is added to the weight", tensor.name)
+            yield Check(
+                "warn", f"all {stats.n:,} values are zero: the adapter does not change this weight", tensor.name
+            )
         elif len(tensor.shape) >= 2:
             yield Check("fail", f"all {stats.n:,} values are zero", tensor.name)
         elif not tensor.name.endswith("bias"):
@@ -256,7 +258,7 @@ def _zeros(subject: Subject) -> Iterator[Check]:
 
 def _dead_rows(subject: Subject) -> Iterator[Check]:
     if not subject.vocabulary_tensors:
-        yield Check("skip", "no embedding was recognised")
+        yield Check("skip", "no embedding found")
     tokenizer = subject.model.tokenizer
     for tensor, stats, dead in subject.stats:
         if not dead or isinstance(stats, AprError) or stats.zero_count == stats.n:
@@ -267,7 +269,7 @@ def _dead_rows(subject: Subject) -> Iterator[Check]:
         rest = len(dead) - len(used)
         if used:
             status: Status = "fail" if len(used) > _MAX_DEAD_SHARE * n_tokens else "warn"
-            yield Check(status, f"{len(used):,} rows of real tokens are all zero, the first is {used[0]}", tensor.name)
+            yield Check(status, f"{len(used):,} rows of used tokens are all zero, first: row {used[0]}", tensor.name)
         if rest:
             yield Check("warn", f"{rest:,} rows of unused or padding tokens are all zero", tensor.name)
 
@@ -281,9 +283,7 @@ def _adapter(subject: Subject) -> Iterator[Check]:
     if isinstance(found, AprError):
         yield Check("fail", found.message, found.tensor)
     elif found.adapter is not None and found.adapter.of is None:
-        yield Check(
-            "pass", "every factor has its other half; the base is not at hand, so shapes are compared with none"
-        )
+        yield Check("pass", "every A has its B; shapes not compared, the base model is not given")
 
 
 def _names(subject: Subject) -> Iterator[Check]:
@@ -298,7 +298,7 @@ def _names(subject: Subject) -> Iterator[Check]:
         read_towers(subject.model).check()
         return
     if found.arch is None:
-        yield Check("skip", f"the file holds {found.part}" if found.part else "the architecture is unknown")
+        yield Check("skip", f"the file holds {found.part}" if found.part else "unknown architecture")
         return
     check_tensors(found.arch, found.hparams, network_shapes(found))
 
@@ -306,7 +306,7 @@ def _names(subject: Subject) -> Iterator[Check]:
 def _shapes(subject: Subject) -> Iterator[Check]:
     found = subject.canonical
     if isinstance(found, AprError) or found.arch is None:
-        yield Check("skip", "the architecture is unknown or its names do not fit")
+        yield Check("skip", "unknown architecture or tensor names")
         return
     shapes = network_shapes(found) | shapes_after_links(found.tensors)
     check_shapes(found.arch, found.hparams, shapes)
@@ -314,7 +314,7 @@ def _shapes(subject: Subject) -> Iterator[Check]:
 
 def _modules(subject: Subject) -> Iterator[Check]:
     if subject.model.native_as(HfNative) is None:
-        yield Check("skip", "the file is not a folder with modules")
+        yield Check("skip", "not a sentence-transformers folder")
     for file, problem, tensor in modules_problems(subject.model):
         yield Check("fail", f"{file} {problem}", tensor)
 
@@ -322,7 +322,7 @@ def _modules(subject: Subject) -> Iterator[Check]:
 def _vocabulary(subject: Subject) -> Iterator[Check]:
     tokenizer, embedding = subject.model.tokenizer, subject.embedding
     if tokenizer is None or embedding is None or len(embedding.shape) != 2:
-        yield Check("skip", "no tokenizer is embedded" if tokenizer is None else "no embedding was recognised")
+        yield Check("skip", "no tokenizer embedded" if tokenizer is None else "no embedding found")
         return
     n_tokens, rows = len(tokenizer.tokens), embedding.shape[0]
     if n_tokens > rows:
@@ -332,12 +332,12 @@ def _vocabulary(subject: Subject) -> Iterator[Check]:
 def _special_ids(subject: Subject) -> Iterator[Check]:
     tokenizer = subject.model.tokenizer
     if tokenizer is None:
-        yield Check("skip", "no tokenizer is embedded")
+        yield Check("skip", "no tokenizer embedded")
         return
     n_tokens = len(tokenizer.tokens)
     for role, token in sorted(tokenizer.special.items()):
         if not 0 <= token < n_tokens:
-            yield Check("fail", f"the {role} token is {token}, the vocabulary ends at {n_tokens - 1}")
+            yield Check("fail", f"the {role} token is {token}, but the last id is {n_tokens - 1}")
 
 
 def _required_keys(subject: Subject) -> Iterator[Check]:
@@ -355,18 +355,18 @@ def _required_keys(subject: Subject) -> Iterator[Check]:
         status: Status = (
             "fail" if subject.embedding is not None and apr2.native_of(subject.model) is not None else "warn"
         )
-        yield Check(status, f"the metadata does not say {', '.join(missing)}")
+        yield Check(status, f"the metadata lacks {', '.join(missing)}")
 
 
 def _runtime_keys(subject: Subject) -> Iterator[Check]:
     gguf = subject.model.native_as(GgufNative)
     if gguf is None:
-        yield Check("skip", "the container is not a GGUF")
+        yield Check("skip", "not a GGUF file")
         return
     kv, found = gguf.parts[0].kv, subject.canonical
     row = found.arch if isinstance(found, Canonical) else find_gguf(kv, subject.model.tensors)
     if row is None or not subject.model.tensors or kv.get("general.type", "model") != "model":
-        yield Check("skip", "the architecture is unknown" if row is None else "it is nothing that llama.cpp runs alone")
+        yield Check("skip", "unknown architecture" if row is None else "llama.cpp does not run this file on its own")
         return
     embedding = subject.model.tensors.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None and embedding.shape else None
@@ -375,7 +375,7 @@ def _runtime_keys(subject: Subject) -> Iterator[Check]:
     tokenizer = subject.model.tokenizer if not problems else None
     part, missing = ggml.missing_by_name(tokenizer, str(kv.get("general.name", ""))) if tokenizer else ("", [])
     if missing:
-        problems.append(("general.name", f"contains {part!r}, and the tokenizer lacks {first_few(missing)}"))
+        problems.append(("general.name", f"contains {part!r}, but the tokenizer lacks {first_few(missing)}"))
     for key, problem in problems:
         yield Check("fail", f"llama.cpp does not load the file: {key} {problem}")
 
@@ -388,8 +388,8 @@ def _require_adapter(model: Model) -> None:
 RULES = (
     ValidationRule("container.header", 5, "the header checksum matches", _header),
     ValidationRule("container.footer", 15, "the file checksum matches", _footer),
-    ValidationRule("container.protection", 0, "what would tell that a byte changed is there", _protection),
-    ValidationRule("record.names", 5, "no other program acts on the files that the package gives back", _file_names),
+    ValidationRule("container.protection", 0, "checksums protect the file", _protection),
+    ValidationRule("record.names", 5, "no restored file has a name that other programs act on", _file_names),
     ValidationRule(
         "container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents
     ),
@@ -397,14 +397,14 @@ RULES = (
     ValidationRule("values.finite", 15, "no value is NaN or infinite", _finite),
     ValidationRule("values.zero", 10, "no weight is all zeros", _zeros),
     ValidationRule("values.dead-rows", 5, "no vocabulary row is all zeros", _dead_rows),
-    ValidationRule("adapter.pairs", 0, "every factor of the adapter has its other half, of the same rank", _adapter),
+    ValidationRule("adapter.pairs", 0, "every LoRA A has its B of the same rank", _adapter),
     ValidationRule("names.complete", 10, "all tensors of the architecture are present, and no others", _names),
     ValidationRule("shapes.match", 5, "shapes agree with the dimensions in the metadata", _shapes),
-    ValidationRule("repository.modules", 0, "what comes behind the network is there and fits", _modules),
+    ValidationRule("repository.modules", 0, "sentence-transformers modules are complete and fit", _modules),
     ValidationRule("tokenizer.size", 4, "the tokenizer fits the embedding", _vocabulary),
     ValidationRule("tokenizer.special", 3, "special tokens are in the vocabulary", _special_ids),
-    ValidationRule("metadata.required", 3, "architecture and dimensions are stated", _required_keys),
-    ValidationRule("metadata.runtime", 5, "llama.cpp finds every key that it insists on", _runtime_keys),
+    ValidationRule("metadata.required", 3, "architecture and dimensions are set", _required_keys),
+    ValidationRule("metadata.runtime", 5, "every key that llama.cpp requires is present", _runtime_keys),
 )
 
 

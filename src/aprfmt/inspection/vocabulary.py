@@ -145,7 +145,7 @@ def vocab(
     tokenizer = _read(path)
     given = [texts] if isinstance(texts, str) else list(texts)
     if any(not isinstance(text, str) for text in given):
-        raise UsageError("a text must be a string")
+        raise UsageError("text must be a string")
     own = _Encoder(tokenizer, special, path) if given or ids is not None else None
     found = [own.encode(text) for text in given] if own is not None else []
     if ids is not None and own is not None:
@@ -166,7 +166,7 @@ def _read(path: str) -> Tokenizer:
     with formats.open(path) as model:
         tokenizer = model.tokenizer
     if tokenizer is None or tokenizer.model == NO_VOCABULARY:
-        raise RefusedError("the model has no tokenizer", path=path, hint="name a folder or file that has one")
+        raise RefusedError("the model has no tokenizer", path=path, hint="name a folder or file with a tokenizer")
     return tokenizer
 
 
@@ -217,7 +217,7 @@ class _Encoder:
         n_ids = len(self._tokenizer.tokens)
         wrong = next((i for i in ids if not 0 <= i < n_ids), None)
         if wrong is not None:
-            raise UsageError(f"there is no token {wrong}", path=self._path, hint=f"the ids are 0 to {n_ids - 1}")
+            raise UsageError(f"unknown token id {wrong}", path=self._path, hint=f"ids range from 0 to {n_ids - 1}")
         return Tokens(None, [Token(i, self._piece(i), self._decoded([i])) for i in ids], self._decoded(list(ids)))
 
     def _piece(self, i: int) -> str:
@@ -251,7 +251,7 @@ def _compare(result: Vocabulary, a: Tokenizer, against: str, texts: Sequence[str
         result.compared = len(wanted)
         (start,), (other_start,) = first.ids([""]), second.ids([""])
         if special and start != other_start:
-            found.append(TokenizerDifference("tokens around a text", 1, f"{start}, not {other_start}"))
+            found.append(TokenizerDifference("tokens added around text", 1, f"{start}, not {other_start}"))
         both = zip(wanted, first.ids(wanted, special=False), second.ids(wanted, special=False), strict=True)
         changed = [(text, x, y) for text, x, y in both if x != y]
         if changed:

@@ -91,7 +91,7 @@ def read_text(path: PathLike, what: str = "file") -> str:
             with open(path, "rb") as file:
                 data = file.read(MAX_SETTINGS_BYTES + 1)
         except FileNotFoundError:
-            raise NotFoundError(f"there is no such {what}", path=path) from None
+            raise NotFoundError(f"{what} not found", path=path) from None
     if len(data) > MAX_SETTINGS_BYTES:
         raise UsageError(f"a {what} may have {MAX_SETTINGS_BYTES} bytes", path=path)
     try:

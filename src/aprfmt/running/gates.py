@@ -134,7 +134,7 @@ def _rope_order(x: Examined) -> GateFinding:
     others = ", ".join(f"{name} {math.exp(loss):,.1f}" for name, loss in losses.items())
     text = f"perplexity {math.exp(own):,.1f} with the rows of Q and K as they are; {others}"
     if not passed:
-        text = f"the rows of Q and K stand in the wrong order, they must be {best}: {text}"
+        text = f"the rows of Q and K are in the wrong order, they must be {best}: {text}"
     return GateFinding(passed, text, value=gain, threshold=ORDER_MARGIN)
 
 

@@ -132,7 +132,7 @@ class Prompt:
             require_unicode(text or "")
         for path in self.media:
             if not is_file(path):
-                raise NotFoundError("there is no such file", path=path)
+                raise NotFoundError("no such file", path=path)
 
 
 def sampling_of(**values: float) -> Sampling:
@@ -229,7 +229,7 @@ class Runner:
             elif is_file(wanted):
                 return self._rendering(_template_file(wanted), "the chat template", wanted)
             elif os.sep in wanted or wanted.endswith(".jinja"):
-                raise NotFoundError("there is no such chat template", path=wanted)
+                raise NotFoundError("unknown chat template", path=wanted)
             else:
                 return wanted
         if not isinstance(source, str) or not source.strip():

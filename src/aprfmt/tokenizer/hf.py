@@ -68,8 +68,7 @@ _BERT_ROLES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "
 _BERT_LIKE = ("Bert", "Electra", "MPNet", "LayoutLM", "Funnel", "Lxmert", "DPR", "Splinter")
 _NOT_BERT = ("BertJapanese", "Bertweet", "CamemBert", "PhoBert", "Roberta", "BertGeneration")
 _GREEDY_NOTE = (
-    "a Unigram model with byte tokens: llama.cpp has no such algorithm, its SentencePiece merges are the nearest, "
-    "so ids can differ"
+    "a Unigram model with byte tokens: llama.cpp lacks this algorithm and uses SentencePiece merges, so ids can differ"
 )
 
 
@@ -213,7 +212,7 @@ def _read_document(document: Document) -> Tokenizer:
         raise UnsupportedError(
             f"a {kind} model is not supported, only BPE, Unigram and WordPiece",
             path=source,
-            hint="llama.cpp has no such tokenizer either",
+            hint="llama.cpp does not support this tokenizer either",
         )
     if kind == "Unigram":  # entries of another form are for read_unigram to refuse
         pieces = stored if isinstance(stored, list) else []

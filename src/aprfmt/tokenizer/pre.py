@@ -127,7 +127,7 @@ def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
     """Why no known rule fits: the nearest one and what differs."""
     own = _spell_steps(parsed.get("pre_tokenizer"))
     if not own:
-        return "it has no splitting rules, and llama.cpp has no such byte-level BPE"
+        return "it has no splitting rules, which llama.cpp requires of a byte-level BPE"
     known = {name: [*map(_normalize, row.splits), _final(row)] for name, row in RULES.items() if row.letters == "bytes"}
     mine = [part for step in own for part in _alternatives(step)]
     parts = {name: [part for step in steps for part in _alternatives(step)] for name, steps in known.items()}

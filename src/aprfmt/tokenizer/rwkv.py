@@ -43,7 +43,7 @@ def read_vocabulary(text: str, path: str) -> Tokenizer:
     for n, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         tokens.append(to_escaped(_token(line.removesuffix("\r"), n, path)))
     if len(set(tokens)) < len(tokens):
-        raise CorruptError("the same token stands in two lines", path=path)
+        raise CorruptError("duplicate token", path=path)
     end = to_escaped(_TURN_END)
     types = [int(TokenType.CONTROL)] + [int(TokenType.NORMAL)] * (len(tokens) - 1)
     special = {"bos": 0, "eos": 0, **({"eot": tokens.index(end)} if end in tokens else {})}

@@ -30,7 +30,7 @@ from aprtrain.run import run
 
 Distil = Callable[..., dict[str, Any]]
 
-TEACHER_PANELS = {"KL to the teacher", "Same first choice as the teacher", "Loss"}
+TEACHER_PANELS = {"KL to the teacher", "Top-1 agreement with the teacher", "Loss"}
 
 
 def page_of(path: Path) -> Page:
@@ -101,7 +101,7 @@ def test_the_page_shows_what_happened_and_when(resumed_run: Path) -> None:
     page = Page(html(summarise(resumed_run)))
     assert "Held-out KL to the teacher fell from 2 to 0.5 (\N{MINUS SIGN}75.0 %)" in page.text
     assert set(page.titles) > TEACHER_PANELS
-    for title in ("Use of the GPU", "Peak memory"):
+    for title in ("GPU utilization", "Peak memory"):
         assert title not in page.titles, "nothing was measured"
     assert page.text.count("resumed at step 6") == len(page.titles)
     assert "no checkpoint at step 4: no space left" in page.text
@@ -234,7 +234,7 @@ def test_odd_files_give_a_page_all_the_same(tmp_path: Path, metrics: str | None,
         (tmp_path / METADATA).write_text(metadata)
     page = Page(html(summarise(tmp_path)))
     assert "no result yet" in page.text.lower()
-    assert ("Point at a curve" in page.text) == bool(page.titles)
+    assert ("Hover over a curve" in page.text) == bool(page.titles)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_odd_files_give_a_page_all_the_same(tmp_path: Path, metrics: str | None,
     [
         ({"kl": 2.0}, "held-out KL to the teacher stayed at 2"),
         ({"kl": 3.0}, "held-out KL to the teacher rose from 2 to 3 (+50.0 %)"),
-        ({"kl": None, "ce": None}, "no result yet: there are no two evaluations to compare"),
+        ({"kl": None, "ce": None}, "no result yet: fewer than two evaluations"),
     ],
 )
 def test_the_result_in_words(tmp_path: Path, last: dict[str, Any], words: str) -> None:

@@ -63,8 +63,8 @@ def _fused_to(value: object, scope: Scope) -> None:
     packed = as_mapping(scope.h.extra.get("quantization_config"))
     if value == "fused_qkv" and packed.get("quant_method") == "fp8":
         raise RefusedError(
-            f"{scope.name} is {value!r} and the weights are FP8: the rows of qkv_proj stand in an order of devices "
-            "that no key tells",
+            f"{scope.name} is {value!r} and the weights are FP8: the rows of qkv_proj are ordered by device, and "
+            "no key has the number of devices",
             hint="an .apr or a folder can hold the model; for a GGUF take the BF16 release",
         )
 

@@ -18,8 +18,8 @@ from aprfmt.errors import RefusedError
 def _folded_to(value: object, scope: Scope) -> None:
     """A GGUF of these holds an embedding that is computed, of which the checkpoint cannot be made again."""
     raise RefusedError(
-        f"llama.cpp's {scope.row.gguf} wants the embedding with the projection behind it multiplied in, which no "
-        "checkpoint holds and nothing brings back",
+        f"llama.cpp's {scope.row.gguf} needs the product of embedding and projection, which no checkpoint stores and "
+        "which cannot be reversed",
         hint="an .apr or a folder holds the model as it is; for a GGUF take llama.cpp's convert_hf_to_gguf.py",
     )
 

@@ -35,7 +35,7 @@ def set_key(model: Model, key: str, value: str, option: str = "") -> str:
     if apr2.native_of(model) is not None:
         return f"apr stamp {quoted(model)} --in-place {option or f'--set {key}={value}'}"
     if model.convention == "hf":
-        return f"write `{key.removeprefix('general.')}: {value}` into the front matter of the folder's README.md"
+        return f"add `{key.removeprefix('general.')}: {value}` to the front matter of the folder's README.md"
     return (
         f"apr import {quoted(model)} -o NEW.apr, then apr stamp NEW.apr --in-place {option or f'--set {key}={value}'}"
     )
@@ -96,6 +96,6 @@ def skip(why: str) -> Check:
     return Check("skip", why)
 
 
-NO_GGUF = "the container is not a GGUF"
-NO_NETWORK = "it is not a language model of a known architecture"
-NO_TOKENIZER = "it has no tokenizer"
+NO_GGUF = "not a GGUF file"
+NO_NETWORK = "not a language model of a known architecture"
+NO_TOKENIZER = "no tokenizer"

@@ -51,7 +51,7 @@ def old_version(subject: Subject) -> Iterator[Check]:
         yield skip(NO_GGUF)
     elif found.parts[0].version < 3:
         fix = f"apr convert {quoted(subject.model)} -o NEW.gguf --dtype keep"
-        yield Check("fail", f"GGUF version {found.parts[0].version}; 3 is the current one", suggestion=fix)
+        yield Check("fail", f"GGUF version {found.parts[0].version}; the current version is 3", suggestion=fix)
 
 
 def alignment(subject: Subject) -> Iterator[Check]:
@@ -62,9 +62,7 @@ def alignment(subject: Subject) -> Iterator[Check]:
         return
     for part in found.parts:
         if part.alignment % 8 or part.alignment < DEFAULT_ALIGNMENT:
-            message = (
-                f"tensors are aligned to {part.alignment} bytes; the usual {DEFAULT_ALIGNMENT} is what kernels expect"
-            )
+            message = f"tensors are aligned to {part.alignment} bytes; kernels expect {DEFAULT_ALIGNMENT}"
             yield Check(
                 "fail", message, suggestion=f"apr stamp {quoted(subject.model)} -o NEW.gguf --unset general.alignment"
             )
@@ -90,7 +88,7 @@ def quantization_version(subject: Subject) -> Iterator[Check]:
     blocks = {t.dtype for t in subject.model.tensors.entries} & BLOCK_TYPES
     if blocks and "general.quantization_version" not in subject.model.metadata:
         fix = set_key(subject.model, "general.quantization_version:u32", "2")
-        message = f"it has {first_few(sorted(blocks))} and no general.quantization_version"
+        message = f"has {first_few(sorted(blocks))} but lacks general.quantization_version"
         yield Check("fail", message, suggestion=fix)
 
 
@@ -98,7 +96,7 @@ def file_type(file_types: Mapping[int, str], subject: Subject) -> Iterator[Check
     """`gguf.file-type-mismatch`: general.file_type says which type most of the weights have."""
     matrices = matrices_of(subject.model)
     if gguf_of(subject) is None or not is_main(subject) or not matrices:
-        yield skip("it is not a GGUF of a model")
+        yield skip("not a GGUF model")
         return
     number, main = subject.model.metadata.get("general.file_type"), main_dtype(matrices)
     known = next((n for n, dtype in file_types.items() if dtype == main), None)
@@ -124,7 +122,7 @@ def quant_suffix(mixes: Callable[[str], str | None], subject: Subject) -> Iterat
     stem, matrices = model.path.resolve().stem, matrices_of(model)
     named = _QUANT_IN_NAME.findall(stem)
     if not matrices or not named or not is_main(subject):
-        yield skip("the file's name states no quantization")
+        yield skip("the file name has no quantization type")
         return
     word = named[-1].upper().replace("FP", "F") if named[-1].upper() in ("FP16", "FP32") else named[-1].upper()
     dtype = word if word in _FLOATS else mixes(word)
@@ -133,7 +131,7 @@ def quant_suffix(mixes: Callable[[str], str | None], subject: Subject) -> Iterat
         new = model.path.resolve().name.replace(named[-1], str(main))
         yield Check(
             "fail",
-            f"the name says {named[-1]}, and most of the weights are {main}",
+            f"the file name says {named[-1]}, but most weights are {main}",
             suggestion=f"mv {quoted(model)} {shlex.quote(str(model.path.with_name(new)))}",
         )
 
@@ -146,9 +144,11 @@ def long_names(subject: Subject) -> Iterator[Check]:
     names = [t.name for t in subject.model.tensors.entries]
     long = [name for name in names if len(name.encode("utf-8", "surrogateescape")) > LOADER_NAME_BYTES]
     if long:
-        message = f"{plural(len(long), 'tensor')} with a name of more than {LOADER_NAME_BYTES} bytes: {first_few(long)}"
+        message = f"{plural(len(long), 'tensor')} with a name over {LOADER_NAME_BYTES} bytes: {first_few(long)}"
         yield Check(
-            "fail", message, suggestion="shorten the names where the file is written: llama.cpp does not load it"
+            "fail",
+            message,
+            suggestion="shorten the names in the program that writes the file: llama.cpp refuses longer ones",
         )
 
 
@@ -163,8 +163,8 @@ def no_imatrix(subject: Subject) -> Iterator[Check]:
     low = [t for t in low if t.dtype not in trained]
     keys = [key for key in subject.model.metadata if key.startswith("quantize.imatrix.")]
     if 2 * len(low) > len(matrices) and not keys:
-        fix = "apr quantize ORIGINAL MIX -o NEW.gguf --imatrix FILE"
-        message = f"{plural(len(low), 'tensor')} below four bits, and nothing says that an importance matrix was used"
+        fix = "apr quantize ORIGINAL TYPE -o NEW.gguf --imatrix FILE"
+        message = f"{plural(len(low), 'tensor')} below four bits without a recorded importance matrix"
         yield Check("fail", message, suggestion=fix)
 
 
@@ -179,13 +179,13 @@ def unbalanced(subject: Subject) -> Iterator[Check]:
     """`shards.unbalanced`: files of a split model have about one size."""
     sizes = _sizes(subject.model)
     if len(sizes) < 3:
-        yield skip("it has fewer than three files of weights")
+        yield skip("fewer than three weight files")
         return
     largest = max(size for _, size in sizes)
     small = [name for name, size in sizes[:-1] if size < largest / 4]
     if small:
         fix = f"apr convert {quoted(subject.model)} -o NEW --shard-size {max(1, largest // 10**6)}MB"
-        yield Check("fail", f"{first_few(small)}: less than a quarter of the largest file", suggestion=fix)
+        yield Check("fail", f"{first_few(small)}: less than a quarter of the largest file's size", suggestion=fix)
 
 
 def large(subject: Subject) -> Iterator[Check]:
@@ -193,7 +193,7 @@ def large(subject: Subject) -> Iterator[Check]:
     large = [name for name, size in _sizes(subject.model) if size > _LARGEST_FILE]
     if large:
         fix = f"apr convert {quoted(subject.model)} -o NEW --shard-size 40GB"
-        yield Check("fail", f"{first_few(large)}: more than 50 GB in one file", suggestion=fix)
+        yield Check("fail", f"{first_few(large)}: over 50 GB in one file", suggestion=fix)
 
 
 def pickle(subject: Subject) -> Iterator[Check]:
@@ -201,26 +201,26 @@ def pickle(subject: Subject) -> Iterator[Check]:
     pickles = [name for name, _ in _sizes(subject.model) if name.endswith((".bin", ".pt", ".pth"))]
     if pickles and subject.model.convention == "hf":
         fix = f"apr convert {quoted(subject.model)} -o NEW --format hf --dtype keep"
-        message = f"{first_few(pickles)}: a pickle can run code when it is loaded, and needs all its weights in memory"
+        message = f"{first_few(pickles)}: loading a pickle can run code, and needs all weights in memory"
         yield Check("fail", message, suggestion=fix)
 
 
 def odd_file_names(subject: Subject) -> Iterator[Check]:
     """`files.names`: names of files are safe on every system."""
     if (folder := folder_of(subject.model)) is None:
-        yield skip("it is not a folder of a model")
+        yield skip("not a model folder")
     elif found := refused_names(folder):
-        what = f"a conversion leaves out {first_few([*map(str, found)])}"
-        yield Check("fail", what, suggestion=f"rename or delete them; {ALLOW} carries what may be carried")
+        what = f"files that a conversion would skip: {first_few([*map(str, found)])}"
+        yield Check("fail", what, suggestion=f"rename or delete them; {ALLOW} carries the files that are safe")
 
 
 def outside_links(subject: Subject) -> Iterator[Check]:
     """`files.links`: no link leads out of the folder."""
     if (folder := folder_of(subject.model)) is None:
-        yield skip("it is not a folder of a model")
+        yield skip("not a model folder")
     elif found := outside_files(folder):
-        what = f"links lead out of the folder: {first_few(found)}"
-        yield Check("fail", what, suggestion=f"put the files in place of the links, or convert with {FOLLOW}")
+        what = f"symlinks pointing outside the folder: {first_few(found)}"
+        yield Check("fail", what, suggestion=f"replace the symlinks with the files, or convert with {FOLLOW}")
 
 
 def no_format(subject: Subject) -> Iterator[Check]:
@@ -230,13 +230,13 @@ def no_format(subject: Subject) -> Iterator[Check]:
     if folder is not None:
         headers = {name: s.metadata for name, s in folder.shards.items() if name.endswith(".safetensors")}
     if not headers:
-        yield skip("it is not a safetensors file")
+        yield skip("not a safetensors file")
         return
     bare = [name for name, metadata in headers.items() if "format" not in metadata]
     if bare:
         fix = f"apr convert {quoted(subject.model)} -o NEW --format hf --dtype keep"
         yield Check(
-            "fail", f"{first_few(bare)}: no format in __metadata__, which transformers asks for", suggestion=fix
+            "fail", f"{first_few(bare)}: __metadata__ lacks `format`, which transformers expects", suggestion=fix
         )
 
 
@@ -258,23 +258,23 @@ def config_dtype(subject: Subject) -> Iterator[Check]:
         or "quantization_config" in config
         or main not in names.values()
     ):
-        yield skip("config.json names no dtype of plain weights")
+        yield skip("config.json has no dtype of unquantized weights")
     elif names[stated] != main:
         dtype = names[stated].lower()
-        fix = f"apr convert {quoted(subject.model)} -o NEW --format hf --dtype {dtype}, or name {main} in config.json"
-        yield Check("fail", f"config.json says {stated}, and most of the weights are {main}", suggestion=fix)
+        fix = f"apr convert {quoted(subject.model)} -o NEW --format hf --dtype {dtype}, or set {main} in config.json"
+        yield Check("fail", f"config.json says {stated}, but most weights are {main}", suggestion=fix)
 
 
 def remote_code(subject: Subject) -> Iterator[Check]:
     """`config.remote-code`: no code of the repository is needed."""
     config = _config(subject)
     if config is None:
-        yield skip("it has no config.json")
+        yield skip("no config.json")
     elif config.get("auto_map"):
         message = (
-            "config.json asks for code of the repository (auto_map): it runs on every machine that loads the model"
+            "config.json loads code from the repository (auto_map), which runs on every machine that loads the model"
         )
-        yield Check("fail", message, suggestion="use a class of transformers where there is one, and remove auto_map")
+        yield Check("fail", message, suggestion="use a built-in transformers class if one exists, and remove auto_map")
 
 
 def no_generation_config(subject: Subject) -> Iterator[Check]:
@@ -282,11 +282,11 @@ def no_generation_config(subject: Subject) -> Iterator[Check]:
     native, name = subject.model.native_as(HfNative), subject.model.hparams.hf_architecture or ""
     is_folder = native is not None and not native.alone and not is_adapter(subject.model)
     if native is None or not is_folder or not name.endswith(("ForCausalLM", "ForConditionalGeneration")):
-        yield skip("it is not a folder of a model that generates")
+        yield skip("not a folder with a generative model")
     elif not is_file(native.folder / "generation_config.json"):
-        fix = "save the original's generation_config.json into the folder (GenerationConfig.save_pretrained)"
+        fix = "copy the original generation_config.json into the folder (GenerationConfig.save_pretrained)"
         yield Check(
-            "fail", "no generation_config.json: sampling and end tokens are left to each program", suggestion=fix
+            "fail", "no generation_config.json: each program picks its own sampling and end tokens", suggestion=fix
         )
 
 
@@ -294,11 +294,11 @@ def slow_tokenizer(subject: Subject) -> Iterator[Check]:
     """`tokenizer.no-fast-file`: a folder has a tokenizer.json."""
     native = subject.model.native_as(HfNative)
     if native is None or native.alone:
-        yield skip("it is not a folder of a model")
+        yield skip("not a model folder")
     elif is_file(native.folder / "tokenizer.model") and not is_file(native.folder / "tokenizer.json"):
-        fix = f"apr convert {quoted(subject.model)} -o NEW --format hf, which writes one"
+        fix = f"apr convert {quoted(subject.model)} -o NEW --format hf writes one"
         yield Check(
-            "fail", "tokenizer.model without a tokenizer.json: each program converts it by itself", suggestion=fix
+            "fail", "tokenizer.model without tokenizer.json: each program converts it in its own way", suggestion=fix
         )
 
 
@@ -306,21 +306,21 @@ def apr_footer(subject: Subject) -> Iterator[Check]:
     """`apr.no-checksum`: an .apr ends with its checksum."""
     native = apr2.native_of(subject.model)
     if native is None or len(subject.model.sources) > 1:
-        yield skip("it is not an .apr file")
+        yield skip("not an .apr file")
     elif native.source.size - native.index.data_end < 4:
         fix = f"apr convert {quoted(subject.model)} -o NEW.apr --dtype keep"
-        yield Check("fail", "no checksum ends the file, so that damage cannot be seen", suggestion=fix)
+        yield Check("fail", "the file has no checksum, so damage cannot be detected", suggestion=fix)
 
 
 def apr_alignment(subject: Subject) -> Iterator[Check]:
     """`apr.alignment`: tensors of an .apr begin at multiples of 64."""
     native = apr2.native_of(subject.model)
     if native is None:
-        yield skip("it is not an .apr file")
+        yield skip("not an .apr file")
     elif not native.index.is_aligned:
         fix = f"apr convert {quoted(subject.model)} -o NEW.apr --dtype keep"
         yield Check(
-            "fail", "tensors do not begin at multiples of 64 bytes: they cannot be used where they lie", suggestion=fix
+            "fail", "tensor offsets are not multiples of 64 bytes: tensors cannot be memory-mapped", suggestion=fix
         )
 
 
@@ -328,7 +328,7 @@ def apr_vocab_flag(subject: Subject) -> Iterator[Check]:
     """`apr.vocabulary-flag`: an .apr with a vocabulary says so in its header."""
     native = apr2.native_of(subject.model)
     if native is None:
-        yield skip("it is not an .apr file")
+        yield skip("not an .apr file")
     elif subject.model.metadata.get("tokenizer.vocabulary") and not subject.model.flags.get("has_vocab"):
         fix = f"apr convert {quoted(subject.model)} -o NEW.apr --dtype keep"
-        yield Check("fail", "the header's flag HAS_VOCAB is not set, though there is a vocabulary", suggestion=fix)
+        yield Check("fail", "the header flag HAS_VOCAB is not set, but the file has a vocabulary", suggestion=fix)

@@ -40,19 +40,19 @@ def no_context(subject: Subject) -> Iterator[Check]:
     known = {key.field for key in found.arch.keys}
     if "max_position_embeddings" in known and not subject.model.hparams.max_position_embeddings:
         fix = set_key(subject.model, f"{found.arch.gguf}.context_length:u32", "N", "--set max_position_embeddings=N")
-        yield Check("fail", "nothing says how long a text the model was trained for", suggestion=fix)
+        yield Check("fail", "the context length is missing", suggestion=fix)
 
 
 def no_rope_base(subject: Subject) -> Iterator[Check]:
     """`context.rope-missing`: the base of the rotary positions is stated."""
     found = network_of(subject)
     if found is None or found.arch is None or not {"rope", "rope.freq_base"} & {key.gguf for key in found.arch.keys}:
-        yield skip(NO_NETWORK if found is None else "its positions are not rotated")
+        yield skip(NO_NETWORK if found is None else "no rotary positions")
     elif gguf_of(subject) is not None and f"{found.arch.gguf}.rope.freq_base" not in subject.model.metadata:
         fix = set_key(subject.model, f"{found.arch.gguf}.rope.freq_base:f32", "10000")
         # Networks of short contexts mostly were trained with the default.
         is_short = (subject.model.hparams.max_position_embeddings or 0) <= _SHORT_CONTEXT
-        message = "the base of the rotation is missing: programs take 10,000, right or wrong"
+        message = "the RoPE base is missing: programs assume 10,000"
         yield Check("info" if is_short else "fail", message, suggestion=fix)
 
 
@@ -65,24 +65,21 @@ def no_original_context(subject: Subject) -> Iterator[Check]:
     scaling, key = rope.scaling_of(h), "original_max_position_embeddings"
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind in ("yarn", "longrope", "llama3", "su") and not (scaling.get(key) or h.extra.get(key)):
-        message = f"positions are stretched ({kind}), and nothing says for how many the model was trained before"
-        yield Check("fail", message, suggestion=f"add {key} to rope_scaling in the original's config.json")
+        message = f"RoPE scaling ({kind}) lacks the original context length"
+        yield Check("fail", message, suggestion=f"add {key} to rope_scaling in the original config.json")
 
 
 def head_shape(subject: Subject) -> Iterator[Check]:
     """`head.shape`: the output head is [vocabulary, width]."""
     embedding, head = subject.embedding, first_tensor(subject.model, OUTPUT_HEAD)
     if embedding is None or head is None:
-        yield skip("it has no output head of its own")
+        yield skip("no separate output head")
     elif len(embedding.shape) == len(head.shape) == 2 and head.shape != embedding.shape:
         h = subject.model.hparams
         if head.shape[0] not in (h.vocab_size, embedding.shape[0]) or head.shape[1] != (h.hidden_size or head.shape[1]):
-            message = f"the output head is {list(head.shape)}, the embedding {list(embedding.shape)}"
+            message = f"the output head has shape {list(head.shape)}, the embedding {list(embedding.shape)}"
             yield Check(
-                "fail",
-                message,
-                head.name,
-                suggestion="apr validate shows what does not fit; convert the original again",
+                "fail", message, head.name, suggestion="run apr validate for details; convert the original again"
             )
 
 
@@ -90,9 +87,9 @@ def head_twice(subject: Subject) -> Iterator[Check]:
     """`head.stored-twice`: a tied head is not stored."""
     embedding, head = subject.embedding, first_tensor(subject.model, OUTPUT_HEAD)
     if embedding is None or head is None:
-        yield skip("it has no output head of its own")
+        yield skip("no separate output head")
     elif subject.model.hparams.tied and head.shape == embedding.shape and head.dtype == embedding.dtype:
-        message = f"the head is the embedding, by the metadata, and stored once more ({format_bytes(head.n_bytes)})"
+        message = f"the metadata ties the head to the embedding, but it is stored too ({format_bytes(head.n_bytes)})"
         yield Check("fail", message, head.name, suggestion=anew(subject.model))
 
 
@@ -103,15 +100,18 @@ def odd_names(subject: Subject) -> Iterator[Check]:
         return
     odd = [t.name for t in subject.model.tensors.entries if _NAME.fullmatch(t.name) is None]
     if odd:
-        message = f"{plural(len(odd), 'name')} not made of letters, digits and single dots: {first_few(map(repr, odd))}"
-        yield Check("fail", message, suggestion="give the tensors plain names where the file is written")
+        message = (
+            f"{plural(len(odd), 'name')} with other characters than letters, digits and single dots: "
+            f"{first_few(map(repr, odd))}"
+        )
+        yield Check("fail", message, suggestion="rename the tensors in the program that writes the file")
 
 
 def unknown_names(subject: Subject) -> Iterator[Check]:
     """`names.unknown`: all tensors have names that the architecture knows."""
     found = subject.canonical
     if isinstance(found, UnmappedError) and found.tensor is not None:
-        yield Check("fail", found.message, found.tensor, suggestion=found.hint or "apr validate says more")
+        yield Check("fail", found.message, found.tensor, suggestion=found.hint or "run apr validate for details")
     elif isinstance(found, AprError):
         yield skip(found.message)
 
@@ -119,7 +119,7 @@ def unknown_names(subject: Subject) -> Iterator[Check]:
 def norms(subject: Subject) -> Iterator[Check]:
     """`tensors.norms-not-float32`: norms and biases of a GGUF are F32."""
     if gguf_of(subject) is None or not is_main(subject):
-        yield skip("it is not a GGUF of a model")
+        yield skip("not a GGUF model")
         return
     vectors = [t for t in subject.model.tensors.entries if len(t.shape) <= 1 and t.dtype != "F32"]
     odd = [t for t in vectors if not t.dtype.startswith("I")]
@@ -132,10 +132,10 @@ def float32(subject: Subject) -> Iterator[Check]:
     """`tensors.float32-weights`: matrices are stored in 16 bits or less."""
     matrices = matrices_of(subject.model)
     if not matrices or not is_main(subject):
-        yield skip("it has no matrices")
+        yield skip("no matrices")
     elif (main := main_dtype(matrices)) in ("F32", "F64"):
         size = sum(t.n_bytes for t in matrices)
-        message = f"most of the weights are {main} ({format_bytes(size)}); models are trained in BF16, half the size"
+        message = f"most weights are {main} ({format_bytes(size)}); models are trained in BF16, half the size"
         suffix = subject.model.path.suffix
         yield Check("fail", message, suggestion=f"apr convert {quoted(subject.model)} -o NEW{suffix} --dtype bf16")
 
@@ -154,9 +154,10 @@ def router(subject: Subject) -> Iterator[Check]:
                 quantized.append(tensor.name)
     if quantized:
         message = (
-            f"{plural(len(quantized), 'router')} quantized: {first_few(quantized)}; another expert is chosen by less"
+            f"{plural(len(quantized), 'router')} quantized: {first_few(quantized)}; small rounding errors "
+            "change the chosen expert"
         )
-        yield Check("fail", message, suggestion="apr quantize ORIGINAL MIX -o NEW.gguf, which keeps routers in F32")
+        yield Check("fail", message, suggestion="apr quantize ORIGINAL TYPE -o NEW.gguf keeps routers in F32")
 
 
 def low_head(subject: Subject) -> Iterator[Check]:
@@ -168,5 +169,5 @@ def low_head(subject: Subject) -> Iterator[Check]:
     row = DTYPES[head.dtype]
     if row.kind == "ggml" and 8 * row.block_bytes / row.block < 4:
         message = f"the output head is {head.dtype}, {8 * row.block_bytes / row.block:.2f} bits per weight"
-        fix = "apr quantize ORIGINAL MIX -o NEW.gguf --output-type q6_k"
-        yield Check("fail", f"{message}: no tensor loses more", head.name, suggestion=fix)
+        fix = "apr quantize ORIGINAL TYPE -o NEW.gguf --output-type q6_k"
+        yield Check("fail", f"{message}: no other tensor loses as much", head.name, suggestion=fix)

@@ -18,17 +18,17 @@ from aprfmt.provenance import provenance
 def no_license(subject: Subject) -> Iterator[Check]:
     """`provenance.no-license`: the licence of the weights is stated."""
     if not is_main(subject):
-        yield skip("it is not a model of its own")
+        yield skip("not a complete model")
     elif not typed_metadata(subject.model).get("license"):
         fix = set_key(subject.model, "general.license", "apache-2.0", "--license Apache-2.0")
-        yield Check("fail", "nothing states the licence of the weights", suggestion=fix)
+        yield Check("fail", "the licence of the weights is missing", suggestion=fix)
 
 
 def odd_license(subject: Subject) -> Iterator[Check]:
     """`provenance.license-not-spdx`: the licence is an SPDX id."""
     for warning in provenance.read(subject.model).warnings:
         if "SPDX" in warning:
-            fix = "name an SPDX id, or `license: other` with `license_name` (general.license.name) and a link"
+            fix = "use an SPDX id, or `license: other` with `license_name` (general.license.name) and a link"
             yield Check("fail", warning, suggestion=fix)
 
 
@@ -36,7 +36,7 @@ def no_name(subject: Subject) -> Iterator[Check]:
     """`provenance.no-name`: the model has a name."""
     if is_main(subject) and subject.model.convention != "hf" and not typed_metadata(subject.model).get("name"):
         fix = set_key(subject.model, "general.name", "'My Model 7B'", "--set name='My Model 7B'")
-        yield Check("fail", "the model has no name", suggestion=fix)
+        yield Check("fail", "the model name is missing", suggestion=fix)
 
 
 def no_base_model(subject: Subject) -> Iterator[Check]:
@@ -46,16 +46,19 @@ def no_base_model(subject: Subject) -> Iterator[Check]:
     base = found.adapter.base if isinstance(found, Canonical) and found.adapter is not None else None
     blocks = [t for t in matrices_of(subject.model) if t.dtype in BLOCK_TYPES]
     if (blocks or is_adapter(subject.model)) and not (base or general.get("base_models")):
-        fix = "say `base_model: ORG/MODEL` in the front matter of the original's README.md and convert again"
+        fix = "add `base_model: ORG/MODEL` to the front matter of the original README.md and convert again"
         what = "an adapter" if is_adapter(subject.model) else "a quantization"
-        yield Check("fail", f"it is {what}, and nothing names the model that it was made from", suggestion=fix)
+        yield Check("fail", f"{what} without the name of its base model", suggestion=fix)
 
 
 def no_card(subject: Subject) -> Iterator[Check]:
     """`card.missing`: a folder has a model card."""
     native = subject.model.native_as(HfNative)
     if native is None or native.alone:
-        yield skip("it is not a folder of a model")
+        yield skip("not a model folder")
     elif not is_file(native.folder / "README.md"):
-        fix = f"write {shlex.quote(str(native.folder / 'README.md'))}, with license, base_model and language on top"
+        fix = (
+            f"write {shlex.quote(str(native.folder / 'README.md'))} with license, base_model and language in "
+            "its front matter"
+        )
         yield Check("fail", "the folder has no model card (README.md)", suggestion=fix)

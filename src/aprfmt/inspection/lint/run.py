@@ -114,7 +114,7 @@ def lint(
             if isinstance(found, AprError):
                 if found.message not in errors:
                     errors.add(found.message)
-                    hint = "apr validate says what is wrong with it"
+                    hint = "run apr validate to see what is wrong"
                     findings.append(LintFinding(READABLE, "error", found.message, hint, found.tensor))
                 continue
             if any(check.status == "skip" for check in found):
@@ -137,7 +137,7 @@ def _chosen(rules: Sequence[ValidationRule], select: Sequence[str], ignore: Sequ
         if not any(fnmatchcase(id, pattern) for id in ids):
             near = get_close_matches(pattern, ids, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"no rule {pattern!r}", hint=f"{hint}apr lint --list shows all of them")
+            raise UsageError(f"unknown rule {pattern!r}", hint=f"{hint}run apr lint --list for all rules")
     return [
         rule
         for rule in rules

@@ -38,7 +38,7 @@ def tokenizer_missing(subject: Subject) -> Iterator[Check]:
         yield skip(NO_NETWORK)
     elif tokenizer_of(subject) is None and subject.embedding is not None:
         fix = f"apr convert {quoted(subject.model)} -o NEW{subject.model.path.suffix} --tokenizer DIR"
-        yield Check("fail", "the file has no tokenizer: nothing can turn text into its token ids", suggestion=fix)
+        yield Check("fail", "the file has no tokenizer: text cannot be turned into token ids", suggestion=fix)
 
 
 def chat_template(subject: Subject) -> Iterator[Check]:
@@ -54,11 +54,11 @@ def chat_template(subject: Subject) -> Iterator[Check]:
     is_named = _CHAT_NAME.search(name_of(subject)) is not None
     if not (markers or is_named):
         return
-    why = "its name says that it was trained for chats" if is_named else f"its vocabulary has {first_few(markers)}"
+    why = "its name is that of a chat model" if is_named else f"its vocabulary has {first_few(markers)}"
     fix = set_key(subject.model, "tokenizer.chat_template", "@chat_template.jinja")
     if subject.model.convention == "hf":
-        fix = "put the original's chat_template.jinja into the folder"
-    message = f"{why}, and it has no chat template: programs guess one, often the wrong one"
+        fix = "copy the original chat_template.jinja into the folder"
+    message = f"{why}, but it has no chat template: programs guess one, often wrongly"
     yield Check("fail" if is_named else "info", message, suggestion=fix)
 
 
@@ -69,40 +69,40 @@ def no_end(subject: Subject) -> Iterator[Check]:
         yield skip(NO_TOKENIZER if tokenizer is None else f"a {tokenizer.model} tokenizer needs none")
     elif not {"eos", "eot", "sep"} & tokenizer.special.keys():
         fix = set_key(subject.model, "tokenizer.ggml.eos_token_id", "ID", "--tokenizer DIR")
-        yield Check("fail", "no token ends a text, so that a generation never stops by itself", suggestion=fix)
+        yield Check("fail", "no end-of-text token is set: generation never stops by itself", suggestion=fix)
 
 
 def no_pre(subject: Subject) -> Iterator[Check]:
     """`tokenizer.pre-missing`: a byte-level BPE names its pre-tokenizer."""
     if gguf_of(subject) is None or subject.model.metadata.get("tokenizer.ggml.model") != "gpt2":
-        yield skip("it is not a GGUF with a byte-level BPE tokenizer")
+        yield skip("not a GGUF with a byte-level BPE tokenizer")
         return
     pre = subject.model.metadata.get("tokenizer.ggml.pre")
     if pre in (None, "", "default"):
         what = "is missing" if not pre else "is 'default'"
-        fix = "convert the original again, where the pre-tokenizer is found by its rules: apr export FOLDER -o NEW.gguf"
-        yield Check("fail", f"tokenizer.ggml.pre {what}: words are split by rules that may be wrong", suggestion=fix)
+        fix = "convert the original again, which detects the pre-tokenizer: apr export FOLDER -o NEW.gguf"
+        yield Check("fail", f"tokenizer.ggml.pre {what}: text may be split by wrong rules", suggestion=fix)
 
 
 def no_types(subject: Subject) -> Iterator[Check]:
     """`tokenizer.types-missing`: tokens have types."""
     if gguf_of(subject) is None or "tokenizer.ggml.tokens" not in subject.model.metadata:
-        yield skip("it is not a GGUF with tokens")
+        yield skip("not a GGUF with tokens")
     elif "tokenizer.ggml.token_type" not in subject.model.metadata:
         fix = "convert the original again: apr export FOLDER -o NEW.gguf"
-        yield Check("fail", "the types of the tokens are missing: control tokens count as plain text", suggestion=fix)
+        yield Check("fail", "token types are missing: control tokens count as plain text", suggestion=fix)
 
 
 def control_as_text(subject: Subject) -> Iterator[Check]:
     """`tokenizer.control-as-text`: tokens that begin and end a turn are control tokens."""
     tokenizer = tokenizer_of(subject)
     if tokenizer is None or not tokenizer.types:
-        yield skip("nothing says which types its tokens have")
+        yield skip("token types are missing")
         return
     ids = {token: i for i, token in enumerate(tokenizer.tokens) if token in _END_TOKENS or token in _CHAT_TOKENS}
     plain = [token for token, i in ids.items() if i < len(tokenizer.types) and tokenizer.types[i] == TokenType.NORMAL]
     if plain:
-        fix = "mark them as special in the original's tokenizer files and convert again"
+        fix = "mark them as special in the original tokenizer files and convert again"
         message = f"{first_few(plain)} {'is' if len(plain) == 1 else 'are'} stored as plain text, not as control tokens"
         yield Check("fail", message, suggestion=fix)
 
@@ -115,7 +115,7 @@ def doubled_tokens(subject: Subject) -> Iterator[Check]:
         return
     doubled = [token for token, n in Counter(tokenizer.tokens).items() if n > 1]
     if doubled:
-        fix = "mend the tokenizer files of the original and convert again"
+        fix = "fix the original tokenizer files and convert again"
         yield Check(
             "fail", f"{plural(len(doubled), 'token')} occur twice: {first_few(map(repr, doubled))}", suggestion=fix
         )
@@ -125,11 +125,11 @@ def unpadded(subject: Subject) -> Iterator[Check]:
     """`vocab.unpadded`: the rows of the embedding are a multiple of 64."""
     embedding = subject.embedding
     if embedding is None or len(embedding.shape) != 2 or network_of(subject) is None:
-        yield skip("it has no token embedding")
+        yield skip("no token embedding")
     elif embedding.shape[0] % 64:
         rows = embedding.shape[0]
-        fix = f"for training or a split over several devices, resize the embedding to {rows + -rows % 64} rows"
+        fix = f"for training or tensor parallelism, resize the embedding to {rows + -rows % 64} rows"
         message = (
-            f"the vocabulary has {rows:,} rows, no multiple of 64: slow on tensor cores, hard to split over devices"
+            f"the vocabulary has {rows:,} rows, not a multiple of 64: slow on tensor cores, hard to split over devices"
         )
         yield Check("fail", message, embedding.name, suggestion=fix)
