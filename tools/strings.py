@@ -38,12 +38,12 @@ def sentences(path: Path) -> Iterator[str]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[ast.Expr, bool]]:
-    """Each string that stands alone, and whether it is the docstring of a public function or class."""
+    """Each string that is a statement, and whether it is the docstring of a public function or class."""
     for node in ast.walk(tree):
+        first = node.body[0] if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_" else None
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
-                owner = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-                yield child, owner and child is node.body[0]
+                yield child, child is first
 
 
 def _strings(node: ast.AST) -> Iterator[ast.Constant | ast.JoinedStr]:
