@@ -27,6 +27,7 @@ def told(case: ArchCase) -> list[str]:
     return list(differences(row, h))
 
 
+@pytest.mark.turns(rows=True)
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
 def test_what_llama_cpp_cannot_compute_is_told_and_nothing_else(case: ArchCase) -> None:
     # A text as short as that of the case shows nothing of a stretched rotation.

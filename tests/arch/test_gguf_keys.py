@@ -24,6 +24,7 @@ def written(case: ArchCase) -> dict[str, Any]:
     return {"tokenizer.ggml.token_type_count": 2} | numbers | kv
 
 
+@pytest.mark.turns(rows=True)
 @pytest.mark.parametrize("case", BASE, ids=lambda case: case.id)
 def test_we_write_every_key(case: ArchCase) -> None:
     row = ARCHITECTURES[case.row]

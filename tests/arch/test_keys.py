@@ -123,6 +123,7 @@ def config_of(case: ArchCase) -> dict[str, Any]:
     return loaded
 
 
+@pytest.mark.turns(rows=True)
 @by_case
 def test_apr_metadata_holds_everything(case: ArchCase) -> None:
     h = from_hf_config(config_of(case))
@@ -132,6 +133,7 @@ def test_apr_metadata_holds_everything(case: ArchCase) -> None:
     assert from_apr(json.loads(json.dumps(to_apr(from_apr(metadata))))) == h
 
 
+@pytest.mark.turns(rows=True)
 @by_case
 def test_a_rebuilt_config_means_the_same(case: ArchCase) -> None:
     """As transformers reads it, or as we do where it cannot; keys that no class has may be added."""
@@ -186,6 +188,7 @@ def gguf_values(row: Architecture, pairs: list[Any]) -> dict[str, Any]:
     return kv
 
 
+@pytest.mark.turns(rows=True)
 @by_case
 def test_gguf_keys_come_back(case: ArchCase) -> None:
     """Whatever a GGUF has keys for is the same again, and gives the same keys."""

@@ -262,6 +262,7 @@ def test_the_command_takes_the_size(folder: Path, tmp_path: Path, capsys: pytest
     assert "assets/large.png" in report["losses"][0]
 
 
+@pytest.mark.turns(first=False)
 def test_a_large_file_takes_no_memory(folder: Path, tmp_path: Path) -> None:
     with open(folder / "film.mp4", "wb") as file:
         file.truncate(400 << 20)

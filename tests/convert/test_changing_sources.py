@@ -65,6 +65,7 @@ def convert(source: Path, target: Path, victim: Path, change: Change) -> None:
     aprfmt.convert_model(source, target, format=format, progress=start)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("kind", ["hf", "apr", "gguf"])
@@ -80,6 +81,7 @@ def test_nothing_is_published(kind: str, output: str, change: Change, sources: d
     assert not list(folder.iterdir())
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_text_files_of_a_folder(name: str, change: Change, sources: dict[str, Path], tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def refused(source: Path, tmp_path: Path, **config: Any) -> aprfmt.AprError:
     return info.value
 
 
+@pytest.mark.turns(by="case_id")
 @by_case
 def test_the_models_themselves_are_taken(case_id: str, models: Any, tmp_path: Path) -> None:
     """What the refusals below rest on: without a contradiction nothing is refused."""
@@ -89,6 +90,7 @@ def test_the_models_themselves_are_taken(case_id: str, models: Any, tmp_path: Pa
         aprfmt.convert_model(models(case_id), tmp_path / name)
 
 
+@pytest.mark.turns(by="case_id")
 @pytest.mark.parametrize(("case_id", "key"), [(case, key) for case, keys in CASES.items() for key in keys])
 @pytest.mark.parametrize("factor", [2, 0.5], ids=["twice", "half"])
 def test_wrong_dimensions_are_refused(case_id: str, key: str, factor: float, models: Any, tmp_path: Path) -> None:
@@ -96,6 +98,7 @@ def test_wrong_dimensions_are_refused(case_id: str, key: str, factor: float, mod
     refused(models(case_id), tmp_path, **{key: int(value * factor)})
 
 
+@pytest.mark.turns(by="case_id")
 @by_case
 @pytest.mark.parametrize("more", [1, -1])
 def test_wrong_layer_counts_are_refused(case_id: str, more: int, models: Any, tmp_path: Path) -> None:
@@ -104,6 +107,7 @@ def test_wrong_layer_counts_are_refused(case_id: str, more: int, models: Any, tm
     refused(models(case_id), tmp_path, **{key: config[key] + more})
 
 
+@pytest.mark.turns(by="case_id")
 @by_case
 def test_a_wrong_vocabulary_is_refused(case_id: str, models: Any, tmp_path: Path) -> None:
     size = json.loads((models(case_id) / "config.json").read_text())["vocab_size"]
@@ -119,6 +123,7 @@ def with_tensors(source: Path, tmp_path: Path, change: Any) -> Path:
     return folder
 
 
+@pytest.mark.turns(by="case_id")
 @by_case
 def test_each_missing_tensor_of_a_layer_is_refused(case_id: str, models: Any, tmp_path: Path) -> None:
     names = [n for n in load_file(models(case_id) / "model.safetensors") if ".0." in n and n.endswith("weight")]
@@ -129,6 +134,7 @@ def test_each_missing_tensor_of_a_layer_is_refused(case_id: str, models: Any, tm
         shutil.rmtree(folder)
 
 
+@pytest.mark.turns(by="case_id")
 @by_case
 def test_a_tensor_too_many_is_refused(case_id: str, models: Any, tmp_path: Path) -> None:
     name = next(n for n in load_file(models(case_id) / "model.safetensors") if ".0." in n and n.endswith("weight"))

@@ -92,6 +92,7 @@ def test_a_limit_is_told_in_its_unit(typed: int, unit: str) -> None:
     assert typed == 5_000_001 or refused.value.message.endswith(f"allows 10 {unit}")
 
 
+@pytest.mark.turns(first=False)
 @pytest.mark.parametrize("dtype", ["keep", "f16", "q8_0"])
 def test_a_big_model_stays_within_max_memory(tmp_path: Path, dtype: str) -> None:
     """A 320 MB matrix goes through a process that may take 200 MiB, decoded and encoded on the way."""

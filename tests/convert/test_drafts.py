@@ -24,6 +24,7 @@ Folder = Callable[[str], Path]
 Converted = Callable[..., Path]
 
 WRITTEN = [name for name, drafted in DRAFTED.items() if drafted.converter == "writes"]
+by_turns = pytest.mark.turns(by="name")
 OPTIONAL = [name for name, drafted in DRAFTED.items() if drafted.options]
 
 
@@ -87,6 +88,7 @@ def _rewritten(path: Path, out: Path, dtype: str) -> Stored:
     return _stored(out)
 
 
+@by_turns
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_gguf_is_the_converters(name: str, folder: Folder, converted: Converted, tmp_path: Path) -> None:
     peer = converted(name)
@@ -100,6 +102,7 @@ def test_a_gguf_is_the_converters(name: str, folder: Folder, converted: Converte
         assert not any("MTP" in loss for loss in report.losses)
 
 
+@by_turns
 @pytest.mark.parametrize("name", OPTIONAL)
 @pytest.mark.parametrize(("option", "theirs"), [("no_mtp", "--no-mtp"), ("mtp_only", "--mtp")])
 def test_each_option_writes_what_the_converter_writes(
@@ -115,6 +118,7 @@ def test_each_option_writes_what_the_converter_writes(
         assert any(loss.endswith(said) for loss in report.losses)
 
 
+@by_turns
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize(("option", "theirs"), [("no_mtp", "--no-mtp"), ("mtp_only", "--mtp")])
 def test_each_option_takes_a_gguf_apart(
@@ -130,6 +134,7 @@ def test_each_option_takes_a_gguf_apart(
         _same_gguf(name, tmp_path / "m.gguf", converted(name, theirs))
 
 
+@by_turns
 @pytest.mark.parametrize("name", WRITTEN)
 def test_the_converters_gguf_comes_back(name: str, folder: Folder, converted: Converted, tmp_path: Path) -> None:
     source = converted(name)
@@ -160,6 +165,7 @@ def test_the_converters_gguf_comes_back(name: str, folder: Folder, converted: Co
         _same_gguf(name, tmp_path / f"{i}.gguf", source)
 
 
+@by_turns
 @pytest.mark.parametrize("name", DRAFTED)
 def test_a_folder_comes_back_whole_or_without_its_draft_layers(name: str, folder: Folder, tmp_path: Path) -> None:
     source, wanted = folder(name), _stored(folder(name))
@@ -186,6 +192,7 @@ def _files(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
+@by_turns
 @pytest.mark.parametrize("name", [name for name, drafted in DRAFTED.items() if drafted.loads])
 def test_llama_cpp_computes_the_same_with_draft_layers_and_without(
     name: str, folder: Folder, llama_cpp: LlamaPeer, tmp_path: Path

@@ -102,6 +102,7 @@ PROMPTS = [
 ]
 
 
+@pytest.mark.turns(first=False)
 def test_smollm2_decoded_to_hf_agrees_with_llama_cpp(smollm2_gguf: Path, tmp_path: Path, llama_cpp: LlamaPeer) -> None:
     """F32: 5e-3. Against the Q4_1 file itself 3 %: llama.cpp quantizes activations there."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

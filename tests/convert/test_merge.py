@@ -242,7 +242,7 @@ parameters: {{normalize: {normalize}}}
 """
 
 
-@pytest.mark.turns
+@pytest.mark.turns(first=False)
 @pytest.mark.usefixtures("mergekit")
 @pytest.mark.parametrize("method", ["dare_ties", "dare_linear"])
 @pytest.mark.parametrize("normalize", ["true", "false"])
@@ -410,23 +410,29 @@ def test_a_source_that_cannot_be_read_is_an_error_in_every_thread() -> None:
 # --- forms ---
 
 
-def test_a_model_merged_with_itself_is_itself(smollm2_gguf: Path, tmp_path: Path) -> None:
-    for number, options in enumerate((
-        {"method": "linear"},
-        {"method": "slerp"},
-        {"method": "ties", "base": smollm2_gguf, "density": 0.5},
-        {"method": "dare_ties", "base": smollm2_gguf, "density": 0.5},
-        {"method": "task_arithmetic", "base": smollm2_gguf, "weight": 0.3},
-    )):  # fmt: skip
-        out = tmp_path / f"{number}.gguf"
-        aprfmt.merge_models([smollm2_gguf, smollm2_gguf], out, **options)  # type: ignore[arg-type]
-        with aprfmt.open(smollm2_gguf) as a, aprfmt.open(out) as b:
-            assert list(a.tensors) == list(b.tensors)
-            for name, tensor in a.tensors.items():
-                assert bytes(tensor.raw()) == bytes(b.tensors[name].raw()), (options, name)
-            assert b.tokenizer == a.tokenizer
-            assert b.metadata["general.tags"] == ["merge"]
-        out.unlink()
+@pytest.mark.turns
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("linear", {}),
+        ("slerp", {}),
+        ("ties", {"density": 0.5}),
+        ("dare_ties", {"density": 0.5}),
+        ("task_arithmetic", {"weight": 0.3}),
+    ],
+)
+def test_a_model_merged_with_itself_is_itself(
+    method: str, options: dict[str, Any], smollm2_gguf: Path, tmp_path: Path
+) -> None:
+    base = {"base": smollm2_gguf} if options else {}
+    out = tmp_path / "m.gguf"
+    aprfmt.merge_models([smollm2_gguf, smollm2_gguf], out, method=method, **base, **options)
+    with aprfmt.open(smollm2_gguf) as a, aprfmt.open(out) as b:
+        assert list(a.tensors) == list(b.tensors)
+        for name, tensor in a.tensors.items():
+            assert bytes(tensor.raw()) == bytes(b.tensors[name].raw()), name
+        assert b.tokenizer == a.tokenizer
+        assert b.metadata["general.tags"] == ["merge"]
 
 
 FAMILIES = ("llama", "llama/llama3", "gpt2", "mixtral", "falcon", "gemma2", "granite", "deepseek_v3")

@@ -153,6 +153,7 @@ def test_so_it_does_with_an_importance_matrix(
     }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
     ("mix", "weighted"), [("q4_k_m", False), ("q4_k_m", True), ("q3_k_m", False), ("q5_0", True), ("mxfp4_moe", False)]
@@ -201,6 +202,7 @@ FAMILIES = (
 )
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_family_comes_out_as_from_llama_cpp(family: str, tmp_path: Path, expected: Expected) -> None:
     pytest.importorskip("transformers")
@@ -228,6 +230,7 @@ WISHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("wish", WISHES)
 def test_wishes_give_the_bytes_of_llama_cpp(
     wish: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected

@@ -45,6 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
+@pytest.mark.turns(by="case")
 @pytest.mark.parametrize("case", CASES)
 def test_names_shapes_codes_and_config_are_those_of_mlx_lm(case: str, made: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", place(made, f"{case}-mlx")
@@ -54,6 +55,7 @@ def test_names_shapes_codes_and_config_are_those_of_mlx_lm(case: str, made: Path
     assert any("mlx_lm does not support them" in loss for loss in report.losses) == (case in WRAPPED)
 
 
+@pytest.mark.turns(by="case")
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_of_mlx_comes_back_and_decodes_to_the_checkpoint(case: str, made: Path, tmp_path: Path) -> None:
     source = place(made, f"{case}-mlx")

@@ -84,6 +84,7 @@ def test_llama_cpp_gives_the_embedding_of_the_modules(
     assert relative_error(got, wanted.numpy()) < 5e-3
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "repository", [r for r in REPOSITORIES if r.keys and not r.left], ids=str
 )  # fmt: skip
@@ -158,6 +159,7 @@ _BAD = (
 )
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("bad", _BAD, ids=lambda bad: bad.what)
 def test_what_is_missing_or_does_not_fit_is_refused(bad: Bad, tmp_path: Path) -> None:
     case = next(r for r in REPOSITORIES if r.case == bad.case and not r.left)

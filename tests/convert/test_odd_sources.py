@@ -68,6 +68,7 @@ def _refused(source: Path, folder: Path, **options: Any) -> AprError:
     return caught.value
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_matrix_is_refused_by_its_name(kind: str, damage: str, sound: Get, tmp_path: Path) -> None:
@@ -99,6 +100,7 @@ _WRONG: dict[str, list[tuple[str, str, Any]]] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("wrong", _WRONG)
 @pytest.mark.parametrize("kind", ["gguf", "hf"])
 def test_wrong_dimensions_are_refused(kind: str, wrong: str, sound: Get, tmp_path: Path) -> None:
@@ -116,6 +118,7 @@ def test_wrong_dimensions_are_refused(kind: str, wrong: str, sound: Get, tmp_pat
     assert error.exit_code in (4, 5)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_but_an_error_of_ours_comes_of_odd_models(kind: str, row: str, sound: Get, tmp_path: Path) -> None:

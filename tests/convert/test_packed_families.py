@@ -21,6 +21,7 @@ from aprfmt.codecs.recode import encode
 pytest.importorskip("torch")
 
 by_name = pytest.mark.parametrize("name", PACKED)
+by_turns = pytest.mark.turns(by="name")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,7 @@ def options_of(name: str, source: Path) -> list[str]:
     return [option.format(source=source) for option in PACKED[name].options]
 
 
+@by_turns
 @by_name
 def test_a_packed_folder_comes_back_byte_for_byte(name: str, folders: Any, tmp_path: Path) -> None:
     source, _ = folders(name)
@@ -57,6 +59,7 @@ def test_a_packed_folder_comes_back_byte_for_byte(name: str, folders: Any, tmp_p
         assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes()
 
 
+@by_turns
 @by_name
 def test_a_gguf_in_floats_is_that_of_the_floats(name: str, folders: Any, tmp_path: Path) -> None:
     for path, source in zip((tmp_path / "packed.gguf", tmp_path / "plain.gguf"), folders(name), strict=True):
@@ -64,6 +67,7 @@ def test_a_gguf_in_floats_is_that_of_the_floats(name: str, folders: Any, tmp_pat
     same_values("", tmp_path / "packed.gguf", tmp_path / "plain.gguf")
 
 
+@by_turns
 @pytest.mark.parametrize("name", [name for name, packed in PACKED.items() if packed.converter])
 def test_a_gguf_has_what_the_converters_has(name: str, folders: Any, converter: ConverterPeer, tmp_path: Path) -> None:
     """Where it rounds FP8 to Q8_0 ours has the values, and rounded they are the same bytes."""
@@ -80,6 +84,7 @@ def test_a_gguf_has_what_the_converters_has(name: str, folders: Any, converter: 
         assert [key for key in other if explain(PACKED[name].case, key) is None] == []
 
 
+@by_turns
 @pytest.mark.parametrize("name", [name for name, packed in PACKED.items() if packed.drafts])
 def test_draft_layers_stay_behind_or_stand_alone(
     name: str, folders: Any, converter: ConverterPeer, tmp_path: Path
@@ -144,6 +149,7 @@ def same_values(case: str, ours: Path, theirs: Path) -> None:
                 np.testing.assert_array_equal(found.numpy(), wanted.numpy(), name)
 
 
+@by_turns
 @by_name
 def test_llama_cpp_computes_the_network(name: str, folders: Any, tmp_path: Path) -> None:
     source, plain = folders(name)
@@ -163,6 +169,7 @@ def test_llama_cpp_computes_the_network(name: str, folders: Any, tmp_path: Path)
     assert top1_equal(found, wanted)
 
 
+@by_turns
 @by_name
 def test_a_gguf_comes_back_as_a_folder_of_the_same_values(name: str, folders: Any, tmp_path: Path) -> None:
     """What a GGUF holds packed comes back packed, the rest as floats; and the folder gives the GGUF again."""
@@ -186,6 +193,7 @@ def test_a_gguf_comes_back_as_a_folder_of_the_same_values(name: str, folders: An
             assert stored[tensor].view(back[tensor].dtype).equal(back[tensor]), tensor
 
 
+@by_turns
 @by_name
 def test_a_missing_scale_is_refused(name: str, folders: Any, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file

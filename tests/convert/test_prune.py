@@ -105,6 +105,7 @@ def logits(model: Any, ids: Sequence[int]) -> Any:
         return model(**inputs(ids, "causal")).logits[0].float().numpy()
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("name", "layer"), [(name, layer) for name, layers in CASES.items() for layer in layers])
 def test_logits_are_those_of_the_cut_list_of_layers(name: str, layer: int, base: Base, tmp_path: Path) -> None:
     folder, model, ids = base(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -10,19 +11,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aprfmt
+from aprfmt.cli.main import run
 from aprfmt.errors import AprError, RefusedError, UnmappedError
 
 
-def apr(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "aprfmt", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+def apr(*args: object) -> subprocess.CompletedProcess[str]:
+    """The command line in this process."""
+    words = [*map(str, args)]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        return subprocess.CompletedProcess(words, run(words), out.getvalue(), err.getvalue())
 
 
 def refused(exit_code: int, folder: Path, *args: object) -> dict[str, Any]:

@@ -59,6 +59,7 @@ def started(trap: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("start", ["script", "module"])
 @pytest.mark.parametrize("command", ["doctor", "inspect", "data", pytest.param("run", marks=pytest.mark.llama)])
 def test_nothing_of_it_is_imported(command: str, start: str, trap: Path) -> None:

@@ -32,6 +32,7 @@ def watched(name: str, root: Path, way: str, without: str = "") -> Order:
     return order
 
 
+@pytest.mark.turns(by="name")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", WRITERS)
 def test_nothing_appears_before_it_lasts(name: str, way: str, root: Path) -> None:
@@ -40,6 +41,7 @@ def test_nothing_appears_before_it_lasts(name: str, way: str, root: Path) -> Non
     assert order.faults == []
 
 
+@pytest.mark.turns(by="name")
 @pytest.mark.parametrize("kind", ["file", "folder"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", WRITERS)

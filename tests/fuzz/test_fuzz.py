@@ -37,6 +37,7 @@ def place(tmp_path: Path, seeds: dict[str, Seed]) -> Path:
     return tmp_path / "case"
 
 
+@pytest.mark.turns(first=False)
 def test_damaged_files_have_no_wrong_outcome() -> None:
     words = [sys.executable, str(ROOT / "tools" / "fuzz.py"), "--plain", "--seed", "1", "--cases", str(CASES)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -47,6 +48,7 @@ def test_damaged_files_have_no_wrong_outcome() -> None:
     assert found["outcomes"] > 300
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("path", sorted((ROOT / "fixtures" / "fuzz").glob("*.zip")), ids=lambda path: path.stem)
 def test_a_finding_stays_mended(path: Path, place: Path) -> None:
     run = run_case(path.stem, fuzz.unpack(path), place, sorted(TARGETS))

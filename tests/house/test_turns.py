@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from turns import PARTS, in_turn, left_out, turn
@@ -43,6 +44,11 @@ class Item:
     name: str
     marks: tuple[pytest.Mark, ...] = ()
     path: Path = Path("test_one.py")
+    given: str = ""
+
+    @property
+    def callspec(self) -> SimpleNamespace:
+        return SimpleNamespace(params={"model": self.given})
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
         return next((mark for mark in self.marks if mark.name == name), None)
@@ -54,12 +60,22 @@ def test_marked_tests_take_turns_and_each_functions_first_case_always_runs() -> 
     pair = [Item(f"test_pair[{n}]", (half,)) for n in range(3)]
     loose = [Item(f"test_loose[{n}]", (pytest.mark.turns(first=False).mark,)) for n in range(3)]
     plain = [Item(f"test_{n}", (pytest.mark.turns.mark,)) for n in "abcde"]
+    by_row = pytest.mark.turns(rows=True).mark
+    rows = [Item(f"test_rows[{n}]", (by_row,)) for n in ("a", "a/1", "a/2", "b/1", "b/2", "c", "a/3", "b/3")]
     others = [Item(name, path=Path("test_two.py")) for name in ("test_a", "test_table[1]")]
-    items = [*others, *table, *pair, *plain, *loose]
+    items = [*others, *table, *pair, *plain, *loose, *rows]
     ran = [set(items) - left_out(items, now) for now in range(20, 20 + PARTS)]  # type: ignore[arg-type]
     assert set().union(*ran) == set(items)
-    assert all(part >= {*others, table[0], pair[0]} for part in ran)
-    assert [len(part & set(table)) for part in ran] == [4, 3, 3, 3]
-    assert [len(part & set(pair)) for part in ran] == [2, 2, 2, 2]
-    assert [len(part & {*plain, *loose}) for part in ran] == [2, 2, 2, 2]
+    assert all(part >= {*others, table[0], pair[0], rows[0], rows[3], rows[5]} for part in ran)
+    assert sorted(len(part & set(table)) for part in ran) == [3, 3, 3, 4]
+    assert sorted(len(part & set(pair)) for part in ran) == [2, 2, 2, 2]
+    assert sorted(len(part & {*plain, *loose}) for part in ran) == [2, 2, 2, 2]
+    assert sorted(len(part & set(rows)) for part in ran) == [4, 4, 4, 5]
     assert left_out(items, None) == set()  # type: ignore[arg-type]
+
+
+def test_tests_of_one_value_run_together() -> None:
+    mark = pytest.mark.turns(by="model").mark
+    items = [Item(f"test_{test}[{n}]", (mark,), given=str(n)) for test in "ab" for n in range(9)]
+    ran = [sorted(item.name for item in set(items) - left_out(items, now)) for now in range(PARTS)]  # type: ignore[arg-type]
+    assert sorted(ran) == [[f"test_{test}[{n}]" for test in "ab" for n in (0, now, now + 4)] for now in range(1, 5)]

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -171,16 +172,23 @@ def tokenizer_files(name: str, limit: int | None = None) -> dict[str, bytes]:
     """
     if name in FOLDER_TOKENIZERS:
         return {path.name: path.read_bytes() for path in (CACHE / "tokenizers" / name).iterdir()}
+    return dict(_made_files(name, limit))
+
+
+@cache
+def _made_files(name: str, limit: int | None) -> dict[str, bytes]:
     if name == RWKV:
         return _rwkv_files(limit)
+    if limit is not None:
+        files = _made_files(name, None)
+        return {**files, "tokenizer.json": _cut(files["tokenizer.json"], limit)}
     import aprfmt
     from aprfmt.tokenizer.hf_write import to_hf_files
 
     with aprfmt.open(CACHE / GGUF_TOKENIZERS[name]) as model:
         tokenizer = model.tokenizer
         assert tokenizer is not None
-        files = to_hf_files(tokenizer)
-    return files if limit is None else {**files, "tokenizer.json": _cut(files["tokenizer.json"], limit)}
+        return to_hf_files(tokenizer)
 
 
 def _rwkv_files(limit: int | None) -> dict[str, bytes]:

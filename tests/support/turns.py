@@ -3,7 +3,9 @@
 `in_turn` chooses among the cases of a table; `pytest.mark.turns` on a test, a class or a file has `left_out` choose
 among its tests when the whole suite runs: each function runs its first case and a quarter of the others. Of the marked
 functions of a file that take no cases, and of the cases of those that are marked `turns(first=False)`, a quarter runs.
-`turns(of=…)` names another number of parts.
+With `turns(by="name")` all tests of a file that take the same value of the parameter `name` run together, so that what
+they share is built for the values in turn only. With `turns(rows=True)` the first case of each row always runs: what
+stands before the first `/` in a case's id is its row. `turns(of=…)` names another number of parts.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
+from zlib import crc32
 
 import pytest
 
@@ -49,15 +52,23 @@ def in_turn(cases: Iterable[Case], always: Callable[[Case], bool], now: int | No
 
 def left_out(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:
     """The marked tests that the turn `now` does not run."""
-    tables: dict[tuple[Path, str, int], list[pytest.Item]] = defaultdict(list)
+    tables: dict[tuple[Path, str, int, bool], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         mark = item.get_closest_marker("turns")
         if mark is not None:
+            how = {"of": PARTS, "rows": False, "by": "", "first": True, **mark.kwargs}
             name, bracket, _ = item.name.partition("[")
-            has_first = bracket and mark.kwargs.get("first", True)
-            tables[item.path, name if has_first else "", mark.kwargs.get("of", PARTS)].append(item)
+            values = item.callspec.params if bracket else {}  # type: ignore[attr-defined]
+            by = how["by"] if how["by"] in values else ""
+            table = by or (name if bracket and how["first"] else "")
+            tables[item.path, table, how["of"], how["rows"]][str(values[by]) if by else item.name].append(item)
     found = set()
-    for (_, function, of), tests in tables.items():
-        always = {tests[0]} if function else set()
-        found |= set(tests).difference(in_turn(tests, always.__contains__, now, of=of))
+    for (path, table, of, rows), cases in tables.items():
+        firsts = {case.partition("/")[0].removesuffix("]") if rows else "": case for case in reversed(cases)}
+        always = set(firsts.values()) if table else set()
+        start = crc32(
+            f"{path.name} {table}".encode()
+        )  # a table of one test costs another commit than that of the next file
+        running = in_turn(cases, always.__contains__, None if now is None else now + start, of=of)
+        found |= {item for case in cases.keys() - set(running) for item in cases[case]}
     return found

@@ -20,6 +20,7 @@ def whole(parsed: dict[str, Any]) -> list[int]:
     return list(tokenizer.encode(PROBE).ids)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3", "gpt4o"])
 def test_real_tokenizers(name: str, real_tokenizers: dict[str, Path]) -> None:
     parsed = json.loads((real_tokenizers[name] / "tokenizer.json").read_bytes())

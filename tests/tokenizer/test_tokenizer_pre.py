@@ -31,6 +31,7 @@ def test_data_is_whole() -> None:
     assert HASHES["b6dc8df998e1cfbdc4eac8243701a65afe638679230920b50d6f17d81c098166"] == "olmo"
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("name", "expected", "how"),
     [
@@ -184,6 +185,7 @@ def test_an_unknown_one_names_the_nearest(steps: Any, normalizer: Any, detail: s
     assert detail in pre.detect(json.dumps(data).encode()).detail
 
 
+@pytest.mark.turns(first=False)
 def test_the_committed_table_is_what_the_tool_gives(real_tokenizers: dict[str, Path]) -> None:
     lines = (Path(pre_table.TABLE)).read_text("utf-8").splitlines()
     for row in pre_table.real_rows():

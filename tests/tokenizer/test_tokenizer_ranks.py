@@ -35,6 +35,7 @@ def settings(**values: Any) -> dict[str, bytes]:
     return {"tokenizer_config.json": json.dumps(values).encode()}
 
 
+@pytest.mark.turns(first=False)
 def test_a_tiktoken_file_gives_the_lists_of_the_tokenizer_json(real_tokenizers: dict[str, Path]) -> None:
     from tokenizers import Tokenizer as Fast
 
@@ -302,7 +303,7 @@ def test_rwkv_keys_are_those_of_llama_cpps_converter(llama_cpp_converter: Path, 
 @pytest.mark.llama
 @pytest.mark.parametrize(
     "kind",
-    ["tekken.json", "rwkv", "deepseek-llm", "tiny_aya", "whitespace"]
+    ["rwkv", "tekken.json", "deepseek-llm", "tiny_aya", "whitespace"]
     + [pytest.param(kind, marks=pytest.mark.slow) for kind in ("tiktoken, Kimi", "bloom", "superbpe", "afmoe")],
 )
 def test_llama_cpp_gives_the_ids_of_the_written_tokenizer_json(

@@ -122,6 +122,7 @@ def test_any_vocabulary(vocab: dict[str, int]) -> None:
     assert pieces is None or splice.join(pieces, tok) == text
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("name", "most"), [("qwen2_5", 7000), ("qwen3", 8000), ("llama3", 60_000), ("gpt4o", 3000)])
 def test_real_tokenizers(real_tokenizers: dict[str, Path], name: str, most: int) -> None:
     text = (real_tokenizers[name] / "tokenizer.json").read_bytes()
@@ -133,6 +134,7 @@ def test_real_tokenizers(real_tokenizers: dict[str, Path], name: str, most: int)
     assert splice.join(pieces, tok) == text
 
 
+@pytest.mark.turns(first=False)
 @pytest.mark.slow
 def test_the_largest_real_tokenizer(real_tokenizers: dict[str, Path]) -> None:
     text = (real_tokenizers["gemma3"] / "tokenizer.json").read_bytes()

@@ -113,6 +113,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Field -> what is given before and after a change that a run must show."""
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", list(CHANGES))
 def test_a_field_changes_what_a_run_does(distil: Distil, tmp_path: Path, name: str) -> None:
     before, after = ({**given} for given in CHANGES[name])

@@ -314,6 +314,7 @@ RIGHT: dict[str, list[object]] = {"progress.best": [-1, 1.5], "origin.data": ["x
 WRONG: list[object] = ["x", -1, 1.5, True, [1], [{"step": "x"}], [{}], {"print": 1}, {"a": 1}]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fact_that_is_missing_or_of_a_wrong_type_is_named(run_folder: Path, name: str) -> None:
     path = state_file(run_folder, 6)

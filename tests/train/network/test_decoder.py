@@ -65,6 +65,7 @@ def random_decoder(shape: Shape, dtype: torch.dtype = torch.float32, device: str
     return decoder
 
 
+@pytest.mark.turns(rows=True)
 @pytest.mark.parametrize("case_id", CASES)
 def test_logits_equal_those_of_transformers(case_id: str, tiny: Maker) -> None:
     model = tiny(case_id)
@@ -152,6 +153,7 @@ def test_recomputed_blocks_give_the_same_gradients() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, gradients(), strict=True))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("case_id", ["llama/biases", "qwen3/untied", *STUDENTS, *TEACHERS])
 def test_tensors_come_back_as_they_were_loaded(case_id: str) -> None:
     shape = shape_of_case(case_id)
@@ -175,6 +177,7 @@ def test_the_head_is_the_embedding_only_where_it_is_tied() -> None:
     assert untied.head.shape == untied.embed.shape
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("case_id", ["gemma2", "smollm3", *STUDENTS, *TEACHERS])
 def test_blocks_compile_once_whatever_the_documents(case_id: str, fresh_dynamo: None) -> None:
     shape = shape_of_case(case_id)

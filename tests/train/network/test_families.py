@@ -57,6 +57,7 @@ def exported(model: Path, folder: Path) -> Path:
     return out
 
 
+@pytest.mark.turns(by="row")
 @pytest.mark.parametrize("row", STUDENTS)
 def test_a_student_is_trained_continued_and_exported(row: str, tiny: Maker, data: Path, tmp_path: Path) -> None:
     folder = tiny(row).folder
@@ -74,6 +75,7 @@ def test_a_student_is_trained_continued_and_exported(row: str, tiny: Maker, data
     assert error(our_logits(load(gguf), ids_NT), logits) < 1e-6
 
 
+@pytest.mark.turns(by="row")
 @pytest.mark.llama
 @pytest.mark.parametrize("row", [row for row in FAMILIES if not find_case(row).llama_cpp_cannot])
 def test_llama_cpp_gives_the_same_score(row: str, tiny: Maker, data: Path, tmp_path: Path) -> None:
@@ -83,6 +85,7 @@ def test_llama_cpp_gives_the_same_score(row: str, tiny: Maker, data: Path, tmp_p
     assert ours.ce == pytest.approx(theirs.ce, rel=1e-3)
 
 
+@pytest.mark.turns(by="row")
 @pytest.mark.parametrize("row", TEACHERS)
 def test_a_teacher_with_experts_teaches(row: str, tiny: Maker, data: Path, tmp_path: Path) -> None:
     student = tiny("llama").folder

@@ -447,6 +447,7 @@ def _restate(path: Path, **change: str) -> None:
     save_file(load_file(path), path, {**metadata, **change})
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", REFUSED)
 def test_files_that_do_not_fit_are_refused_by_name(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
