@@ -424,9 +424,9 @@ def test_a_source_that_cannot_be_read_is_an_error_in_every_thread() -> None:
 def test_a_model_merged_with_itself_is_itself(
     method: str, options: dict[str, Any], smollm2_gguf: Path, tmp_path: Path
 ) -> None:
-    base = {"base": smollm2_gguf} if options else {}
     out = tmp_path / "m.gguf"
-    aprfmt.merge_models([smollm2_gguf, smollm2_gguf], out, method=method, **base, **options)
+    base = smollm2_gguf if options else None
+    aprfmt.merge_models([smollm2_gguf, smollm2_gguf], out, method=method, base=base, **options)
     with aprfmt.open(smollm2_gguf) as a, aprfmt.open(out) as b:
         assert list(a.tensors) == list(b.tensors)
         for name, tensor in a.tensors.items():
