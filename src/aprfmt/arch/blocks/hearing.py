@@ -44,7 +44,6 @@ _AUDIO = "thinker_config.audio_config"
 MEL = Key("audio.num_mel_bins", ("audio_config.num_mel_bins",))
 HEARING_EPS = epsilon("audio", "audio_config.layer_norm_eps")
 QWEN3_KEYS = (*own_sizes(_AUDIO), *keys_in(_AUDIO, MEL, HEARING_EPS, Key("", ("audio_config.downsample_hidden_size",))))
-QWEN3_HEARING = {**defaults(_AUDIO), f"{_AUDIO}.downsample_hidden_size": 480}
 MM = "multi_modal_projector."
 PREFIXES = (("model.audio_tower.", "audio_tower."), (f"model.{MM}", MM))
 CONVOLUTIONS = (".conv1d.1.weight", ".conv1d.2.weight")

@@ -112,10 +112,3 @@ SPARSE_REQUIRED = {
     **MLA_REQUIRED, "attention.q_lora_rank": "", "attention.indexer.head_count": "", "attention.indexer.key_length": "",
     "attention.indexer.top_k": "",
 }
-SPARSE_DEFAULTS = {
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
-    "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
-    "n_shared_experts": 1, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-    "first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "index_topk": 2048,
-    "index_head_dim": 128, "bos_token_id": 0, "eos_token_id": 1,
-}

@@ -12,11 +12,6 @@ from aprfmt.arch.row import REQUIRED, Key, TensorRow
 
 _V = "visual."
 _SQUARE = "4*" + TOWER_WIDTH
-QWEN_DEFAULTS = {
-    "vision_config.image_size": 560, "rms_norm_eps": 1e-6,
-    "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
-}
 
 
 def merger(norm_bias: bool) -> tuple[TensorRow, ...]:
@@ -84,9 +79,3 @@ def qwen3_keys(config: str) -> tuple[Key, ...]:
     )
 
 
-QWEN3_VISION_DEFAULTS = {
-    "vision_config.depth": 27, "vision_config.hidden_size": 1152, "vision_config.intermediate_size": 4304,
-    "vision_config.num_heads": 16, "vision_config.patch_size": 16, "vision_config.spatial_merge_size": 2,
-    "vision_config.num_position_embeddings": 2304, "text_config.rms_norm_eps": 1e-6,
-    "preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5],
-}

@@ -163,14 +163,9 @@ def patches_in_time(hf: str, *, width: str = TOWER_WIDTH, size: str = "patch_siz
     )
 
 
-CLIP_COLOURS = {
-    "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
-}
 VISION_EPS = epsilon("vision", "vision_config.layer_norm_eps")
 ACTIVATION = Key("", ("vision_config.hidden_act",), "str", converter=activation)
 PATCHES = "image_size/patch_size*image_size/patch_size"
-HALVES = {"preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5]}
 
 
 def vision(**values: object) -> dict[str, object]:

@@ -13,9 +13,11 @@ from importlib import import_module
 from pathlib import Path
 
 from aprfmt.arch.blocks.encoder import POOLED
-from aprfmt.arch.row import Architecture, Listed, Tower
+from aprfmt.arch.row import Architecture, Key, Listed, Tower
 
 INDEX = Path(__file__).with_name("index.jsonl")
+DEFAULTS = Path(__file__).with_name("defaults.jsonl")
+"""What absent config.json keys mean: a line for each architecture and model type; see tools/defaults.py."""
 
 
 @cache
@@ -48,19 +50,32 @@ def _hf_name(row: Architecture, gguf_name: str) -> str:
     return next((tensor.hf[0] for tensor in row.tensors if gguf_name in tensor.gguf), "")
 
 
+def _defaults(row: str) -> dict[str, dict[str, object]]:
+    """What absent config.json keys of an architecture mean, by model type ("" for all of them)."""
+    beginning = f'{{"row": "{row}",'
+    found = [json.loads(line) for line in _default_lines() if line.startswith(beginning)]
+    return {line["model_type"]: line["values"] for line in found}
+
+
+@cache
+def _default_lines() -> list[str]:
+    return DEFAULTS.read_text("utf-8").splitlines()
+
+
 @cache
 def rows_of(file: str) -> tuple[Architecture, ...]:
     """The architectures in the file of a family."""
     rows: tuple[Architecture, ...] = getattr(import_module(f"aprfmt.arch.families.{file}"), "ROWS", ())
-    return tuple(map(_pooled, rows))
+    return tuple(replace(row, keys=_with_pooling(row.keys), defaults=_defaults(row.id)) for row in rows)
 
 
+@cache
 def towers_of(file: str) -> tuple[Tower, ...]:
     """The towers in the file of a family."""
     towers: tuple[Tower, ...] = getattr(import_module(f"aprfmt.arch.families.{file}"), "TOWERS", ())
-    return towers
+    return tuple(replace(tower, defaults=_defaults(tower.id)) for tower in towers)
 
 
-def _pooled(row: Architecture) -> Architecture:
-    """The row with a key for how a sentence-transformers folder pools its hidden states."""
-    return row if any(key.gguf == POOLED.gguf for key in row.keys) else replace(row, keys=(*row.keys, POOLED))
+def _with_pooling(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    """The keys, and one for how a sentence-transformers folder pools its hidden states."""
+    return keys if any(key.gguf == POOLED.gguf for key in keys) else (*keys, POOLED)

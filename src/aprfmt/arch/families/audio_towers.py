@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import linear, norm
 from aprfmt.arch.blocks.hearing import (
-    CONVOLUTIONS, DEFAULTS, D_MODEL, HEARING_EPS, MEL, POSITIONS, defaults, keys_in, own_sizes, whisper,
+    CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, keys_in, own_sizes, whisper,
 )
 from aprfmt.arch.blocks.tower import hears, projector
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, Tower
@@ -26,12 +26,6 @@ TOWERS: tuple[Tower, ...] = (
         ),
         f32=(".position_embd.", *CONVOLUTIONS),
         keys=hears(*own_sizes("audio_config", own=True), projector("musicflamingo"), MEL, HEARING_EPS, POSITIONS),
-        defaults={"": {
-            "audio_config.hidden_size": 1280, "audio_config.intermediate_size": 5120,
-            "audio_config.num_hidden_layers": 32, "audio_config.num_attention_heads": 20,
-            "audio_config.num_mel_bins": 128, "audio_config.max_source_positions": 1500,
-            "audio_config.layer_norm_eps": 1e-5,
-        }},
         config={"audio_config.model_type": "audioflamingo3_encoder"},
     ),
     Tower(
@@ -48,7 +42,6 @@ TOWERS: tuple[Tower, ...] = (
             *own_sizes("audio_config"), projector("ultravox"), MEL, HEARING_EPS,
             Key("audio.projector.stack_factor", ("stack_factor",)), Key("", ("hidden_size",)), POSITIONS,
         ),
-        defaults={"": {**DEFAULTS, "stack_factor": 8}},
         config={"audio_config.model_type": "whisper"},
     ),
     Tower(
@@ -72,7 +65,6 @@ TOWERS: tuple[Tower, ...] = (
             *own_sizes("speech_config"), projector("meralion"), *keys_in("speech_config", MEL, HEARING_EPS),
             Key("audio.projector.stack_factor", ("speech_mlp_scale_factor",)), *keys_in("speech_config", POSITIONS),
         ),
-        defaults={"": {**defaults("speech_config"), "speech_mlp_scale_factor": 15}},
         config={"speech_config.model_type": "whisper"},
     ),
 )

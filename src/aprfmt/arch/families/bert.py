@@ -63,10 +63,6 @@ def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
 
 
 _POSITIONS = tensor("embeddings.position_embeddings.weight", "position_embd.weight", "positions,hidden")
-_BERT_DEFAULTS = {
-    "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu",
-    "tie_word_embeddings": True,
-}
 _BERT = Architecture(
     id="bert", required={"tokenizer.ggml.token_type_count": ""}, gguf="bert", hf_class="BertModel", model_type="bert",
     hf_classes=classes("Bert", *HEADS, "ForPreTraining"), bare_classes=classes("Bert", *HEADS, "ForPreTraining"),
@@ -79,7 +75,6 @@ _BERT = Architecture(
     ),
     keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), must_be("is_decoder", False)), gguf_only=(),
     ignored=("embeddings.position_ids",), prefixes=(("bert.", ""),),
-    defaults={"": {**_BERT_DEFAULTS, "pad_token_id": 0}},
 )
 
 
@@ -101,7 +96,6 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
             must_be("is_decoder", False),
         ),
         gguf_only=(), ignored=("embeddings.position_ids",), prefixes=(("roberta.", ""),),
-        defaults={"": {**_BERT_DEFAULTS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}},
     )
 
 
@@ -130,9 +124,6 @@ _DISTILBERT = Architecture(
         *ENCODER, Key("tokenizer.ggml.token_type_count", constant=1), gelu("activation"),
     ),
     gguf_only=(), ignored=("embeddings.position_ids",), prefixes=(("distilbert.", ""),),
-    defaults={"": {
-        "max_position_embeddings": 512, "activation": "gelu", "tie_word_embeddings": True, "pad_token_id": 0,
-    }},
 )
 
 

@@ -53,10 +53,6 @@ def _parallel(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
 
 
 _COHERE = (*DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, _LOGIT_SCALE, _UNSCALED, _NO_BIAS, SILU)
-_COHERE_DEFAULTS = {
-    "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True,
-    "bos_token_id": 5, "eos_token_id": 255001, "pad_token_id": 0,
-}
 like_experts = Converter(derive=lambda scope: scope.h.moe_intermediate_size)
 norm_of_softmax = Converter(
         lambda value, scope: value or scope.config("expert_selection_fn") == "softmax", lambda value, scope: bool(value)
@@ -94,14 +90,12 @@ ROWS: tuple[Architecture, ...] = (
             *convert(_COHERE, max_position_embeddings=trained_length), Key("", ("model_max_length",)),
             Key("", ("use_qk_norm",), "bool", converter=large_qk_norm),
         ),
-        defaults={"": {**_COHERE_DEFAULTS, "rope_theta": 500000.0}},
     ),
     Architecture(
         id="cohere2", required={"attention.sliding_window": "", "logit_scale": ""}, gguf="cohere2",
         **hf_names("Cohere2", "cohere2"), rope_type=0, gguf_only=(), head_never=True,
         tensors=_parallel(*attention("attention_bias", "attention_bias")),
         keys=(*_COHERE, _WINDOW, _SOME_LAYERS, VOCAB, ROPE_DIM),
-        defaults={"": {**_COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4}},
     ),
     Architecture(
         id="cohere2_moe",
@@ -133,13 +127,5 @@ ROWS: tuple[Architecture, ...] = (
             must_be("shared_expert_combination_strategy", "average"),
             must_be("prefix_dense_sliding_window_pattern", 1), ROPE_DIM, MTP, _UNSCALED, NO_BIAS, SILU,
         ),
-        defaults={"": {
-            "head_dim": 128, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "logit_scale": 0.0625,
-            "sliding_window": 4096, "sliding_window_pattern": 4, "num_experts": 8, "num_experts_per_tok": 2,
-            "num_shared_experts": 0, "shared_expert_combination_strategy": "average", "expert_selection_fn": "softmax",
-            "prefix_dense_sliding_window_pattern": 1, "norm_topk_prob": True, "attention_bias": False,
-            "first_k_dense_replace": 0, "tie_word_embeddings": True, "bos_token_id": 5, "eos_token_id": 255001,
-            "pad_token_id": 0,
-        }},
     ),
 )

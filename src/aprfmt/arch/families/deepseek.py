@@ -7,7 +7,7 @@ from aprfmt.arch.blocks.decoder import (
     must_be, plain_mlp,
 )
 from aprfmt.arch.blocks.mla import (
-    INDEXER, KEY, MLA_LITE_REQUIRED, SPARSE_DEFAULTS, SPARSE_REQUIRED, indexer, joint_latent_attention, mla_decoder,
+    INDEXER, KEY, MLA_LITE_REQUIRED, SPARSE_REQUIRED, indexer, joint_latent_attention, mla_decoder,
     mla_keys,
 )
 from aprfmt.arch.blocks.moe import (
@@ -61,11 +61,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_gating_func", ("scoring_func",), converter=gating, allowed=("softmax",)),
             must_be("moe_layer_freq", 1), NO_BIAS, WHOLE_HEADS, count="n_routed_experts",
         ),
-        defaults={"": {
-            "moe_intermediate_size": 1407, "moe_layer_freq": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
-            "scoring_func": "softmax", "attention_bias": False, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False, "bos_token_id": 100000, "eos_token_id": 100001,
-        }},
     ),
     Architecture(
         id="deepseek_v2", required=MLA_LITE_REQUIRED, gguf="deepseek2", **hf_names("DeepseekV2", "deepseek_v2"),
@@ -79,11 +74,6 @@ ROWS: tuple[Architecture, ...] = (
             ),
         ),
         gguf_only=(),
-        defaults={"": {
-            **_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
-            "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "norm_topk_prob": False, "topk_method": "greedy",
-            "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="deepseek_v3", required=MLA_LITE_REQUIRED, gguf="deepseek2",
@@ -97,23 +87,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("mlp_layer_types",), "str[]", converter=leading_dense),
         ),
         gguf_only=(),
-        defaults={
-            "": {
-                **_DEFAULTS, "scoring_func": "sigmoid", "n_shared_experts": 1, "norm_topk_prob": True,
-                "bos_token_id": 0, "eos_token_id": 1,
-            },
-            "deepseek_v3": {
-                "n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
-                "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5,
-                "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "max_position_embeddings": 4096,
-            },
-            "glm4_moe_lite": {
-                "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 768, "n_routed_experts": 64,
-                "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 1536,
-                "routed_scaling_factor": 1.8, "num_key_value_heads": 20, "rms_norm_eps": 1e-5,
-                "max_position_embeddings": 202752,
-            },
-        },
     ),
     # As PLM-Team/PLM-1.8B-Base has it.
     Architecture(
@@ -129,18 +102,11 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.value_length", ("v_head_dim",)), EQUAL_HEADS, must_be("attention_bias", False),
             must_be("hidden_act", "relu2"),
         ),
-        defaults={"": {
-            "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": True,
-        }},
     ),
     Architecture(
         id="deepseek_v32", required={**SPARSE_REQUIRED, "expert_gating_func": ""}, gguf="deepseek32",
         **hf_names("DeepseekV32", "deepseek_v32"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer(), *draft_layer())),
         keys=mla_keys(*INDEXER, _DRAFTS, _LAYERS), gguf_only=(),
-        defaults={"": {
-            **SPARSE_DEFAULTS, "n_group": 8, "topk_group": 4, "num_key_value_heads": 128, "index_n_heads": 64,
-            "max_position_embeddings": 163840,
-        }},
     ),
 )

@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, EQUAL_HEADS, GROUPS, NO_BIAS, SHARED_COUNT, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys,
     router_and_experts, shared_expert,
 )
-from aprfmt.arch.blocks.tower import IMAGE, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, vision
+from aprfmt.arch.blocks.tower import IMAGE, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes
 from aprfmt.arch.converter import Converter, Scope, nothing
 from aprfmt.arch.converters.common import gating, only_true
 from aprfmt.arch.converters.towers import optional_key
@@ -97,10 +97,6 @@ def _sam_keys(max_tiles: int) -> tuple[Key, ...]:
     )
 
 
-_OCR_DEFAULTS = {
-    **_HALVES, **{f"{_SAM}.layers": 12, _SAM_WIDTH: 768, f"{_SAM}.heads": 12},
-    **vision(window_size=14, layer_norm_eps=1e-6),
-}
 _CLIP = "vision_config.width.clip-l-14-224"
 _CLIP_SIZES = _CLIP.replace("-", "_")
 _CLIP_WIDTH = f"{_CLIP_SIZES}.width"
@@ -141,10 +137,6 @@ def _ocr(id: str, hf_class: str, when: str, max_tiles: int) -> Tower:
             Key("", ("preprocessor_config.image_seq_length",), converter=optional_key),
             Key("vision.projector.scale_factor", converter=patches_a_token),
         ),
-        defaults={"": {
-            **_OCR_DEFAULTS, **{f"{_CLIP}.image_size": 224, f"{_CLIP}.patch_size": 14, f"{_CLIP}.width": 1024},
-            **{f"{_CLIP}.layers": 24, f"{_CLIP}.heads": 16},
-        }},
         config={"vision_config.model_type": "vision", "vision_config.model_name": "deeplip_b_l"},
     )
 
@@ -176,11 +168,6 @@ _OCR2 = Tower(
         Key("", ("preprocessor_config.image_seq_length",), converter=optional_key),
         Key("vision.projector.scale_factor", converter=patches_a_token),
     ),
-    defaults={"": {
-        **_OCR_DEFAULTS,
-        **vision(image_size=1024, patch_size=16, intermediate_size=4864, num_attention_heads=14, layers=24),
-        "vision_config.width.qwen2-0-5b.dim": 896,
-    }},
     config={"vision_config.model_type": "vision", "vision_config.model_name": "deepencoderv2"},
 )
 
@@ -200,7 +187,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.sliding_window", ("sliding_window_size", "sliding_window")), EQUAL_HEADS, WHOLE_HEADS,
             NO_BIAS, count="n_routed_experts",
         ),
-        defaults={"": {"rms_norm_eps": 1e-6, "first_k_dense_replace": 0, "n_shared_experts": 0}},
     ),
 )
 

@@ -241,7 +241,6 @@ ROWS: tuple[Architecture, ...] = (
             *final_norm("norm"), *head("head"),
         ),
         keys=_KEYS,
-        defaults={"": _DEFAULTS},
     ),
     Architecture(
         id="deepseek_v4_dspark",
@@ -276,7 +275,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("target_layers", ("dspark_target_layer_ids",), "i32[]", converter=next_layers),
             Key("tokenizer.ggml.mask_token_id", ("dspark_noise_token_id",)), Key("", ("dspark_markov_rank",)),
         ),
-        defaults={"": _DEFAULTS},
     ),
 )
 
@@ -321,6 +319,5 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.image_min_pixels", ("vision_min_pixels",)), must_be("vision_max_n_token", 384),
             must_be("vision_max_wh_ratio", 8), must_be("vision_rope_theta", 10000.0),
         ),
-        defaults={"": {**_HALVES, "vision_max_n_token": 384, "vision_max_wh_ratio": 8, "vision_rope_theta": 10000.0}},
     ),
 )

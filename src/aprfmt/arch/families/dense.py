@@ -132,14 +132,6 @@ ROWS: tuple[Architecture, ...] = (
             ),
             must_be("hidden_act", "xielu"), flag("attention_bias"),
         ),
-        defaults={"": {
-            "hidden_act": "xielu", "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "attention_bias": False,
-            "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
-            "rope_parameters": {
-                "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0,
-                "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            },
-        }},
     ),
     Architecture(
         id="seed_oss", gguf="seed_oss", **hf_names("SeedOss", "seed_oss"), gguf_only=(),
@@ -151,11 +143,6 @@ ROWS: tuple[Architecture, ...] = (
             *DECODER, PAD, SILU, flag("attention_bias"), must_be("attention_out_bias", False),
             must_be("mlp_bias", False),
         ),
-        defaults={"": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 524288,
-            "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "bos_token_id": 0, "eos_token_id": 2,
-            "pad_token_id": 1,
-        }},
     ),
     Architecture(
         id="stablelm", gguf="stablelm", **hf_names("StableLm", "stablelm", "StableLMEpoch"), gguf_only=(),
@@ -170,11 +157,6 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, GROUPED, ROPE, ROPE_DIM, Key("use_parallel_residual", ("use_parallel_residual",), "bool"),
             layer_eps("layer_norm_eps", "norm_eps"), flag("use_qkv_bias"), flag("qk_layernorm"), SILU,
         ),
-        defaults={"": {
-            "max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25,
-            "use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False, "tie_word_embeddings": False,
-            "bos_token_id": 0, "eos_token_id": 0,
-        }},
     ),
     Architecture(
         id="bitnet", gguf="bitnet",
@@ -197,11 +179,6 @@ ROWS: tuple[Architecture, ...] = (
                 "weight_bits|quantization_config.quantization_mode=online",
             ),
         ),
-        defaults={"": {
-            "max_position_embeddings": 2048, "num_key_value_heads": 5, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-            "hidden_act": "relu2", "attention_bias": False, "tie_word_embeddings": False, "bos_token_id": 128000,
-            "eos_token_id": 128001,
-        }},
     ),
     # As apple/OpenELM-270M has it.
     Architecture(
@@ -232,7 +209,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("normalization_layer_name", "rms_norm"), must_be("normalize_qk_projections", True),
             must_be("share_input_output_layers", True),
         ),
-        defaults={"": {"tie_word_embeddings": True, "ffn_dim_divisor": 256, "rope_freq_constant": 10000}},
     ),
     # What runs H_cycles times: L_cycles times the low stack, then the high one.
     Architecture(
@@ -250,11 +226,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("hrm.prefix_lm", ("prefix_lm",), "bool"),
             SILU, must_be("attention_bias", False), must_be("mlp_bias", False),
         ),
-        defaults={"": {
-            "num_attention_heads": 12, "hidden_act": "silu", "max_position_embeddings": 2048, "initializer_range": 0.02,
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
-            "head_dim": 128, "H_cycles": 2, "L_cycles": 3, "prefix_lm": True,
-        }},
         differs=(
             Difference(
                 "llama.cpp's tokens see only those before them: a prompt whose tokens all see each other (prefix_lm) "

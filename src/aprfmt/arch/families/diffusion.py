@@ -47,11 +47,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("rope", True), must_be("alibi", False), must_be("input_emb_norm", False),
             must_be("scale_logits", False), must_be("weight_tying", False),
         ),
-        defaults={"": {
-            **_UNTIED, "max_sequence_length": 4096, "rope_theta": 500000.0, "include_bias": False,
-            "include_qkv_bias": False, "bias_for_layer_norm": False, "layer_norm_type": "rms", "block_type": "llama",
-            "activation_type": "silu", "mask_token_id": 126336,
-        }},
     ),
     Architecture(
         id="llada_moe", gguf="llada-moe", **hf_names("LLaDAMoE", "lladamoe", end="ModelLM"), gguf_only=(),
@@ -67,19 +62,11 @@ ROWS: tuple[Architecture, ...] = (
                 intermediate_size="dense_intermediate_size",
             ),
         ),
-        defaults={"": {
-            **_UNTIED, "max_position_embeddings": 4096, "rope_theta": 50000.0, "norm_topk_prob": False,
-            "qk_layernorm": True, "attention_bias": False, "mask_token_id": 156895,
-        }},
     ),
     Architecture(
         id="dream", gguf="dream", **class_names("DreamModel", types=("Dream",)),
         tensors=decoder(*attention(REQUIRED)),
         keys=(*DECODER, WHOLE_HEADS, *_MASKED, SILU, must_be("use_sliding_window", False)),
-        defaults={"": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
-            "num_key_value_heads": 32, "use_sliding_window": False, "mask_token_id": 151666,
-        }},
     ),
     Architecture(
         id="rnd1", gguf="rnd1", **class_names("RND1", "RND1LM", types=("rnd1",)), gguf_only=(),
@@ -88,11 +75,5 @@ ROWS: tuple[Architecture, ...] = (
             WIDTH, *_MASKED, NO_BIAS, must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1),
             must_be("mlp_only_layers", []), must_be("use_sliding_window", False),
         ),
-        defaults={"": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 40960,
-            "num_key_value_heads": 4, "head_dim": 128, "rope_theta": 1e6, "num_experts": 128, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "attention_bias": False,
-            "mask_token_id": 151669,
-        }},
     ),
 )

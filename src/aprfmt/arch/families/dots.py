@@ -8,13 +8,13 @@ from dataclasses import replace
 from aprfmt.arch.blocks.decoder import (
     DIMS, NO_WINDOW, attention, gated_mlp, hf_names, linear, must_be, norm, split, tensor,
 )
-from aprfmt.arch.blocks.mla import INDEXER, SPARSE_DEFAULTS, SPARSE_REQUIRED, indexer, mla_keys
+from aprfmt.arch.blocks.mla import INDEXER, SPARSE_REQUIRED, indexer, mla_keys
 from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, EQUAL_HEADS, GROUPS, MTP, NO_BIAS, SHARED_COUNT, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH,
     draft_layer, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
-    IMAGE, USE_SILU, epsilon, hears, layers, norms, patches, projector, sees, sizes, vision,
+    IMAGE, USE_SILU, epsilon, hears, layers, norms, patches, projector, sees, sizes,
 )
 from aprfmt.arch.converter import DEFAULT, Convert, Converter, Scope, default, nothing
 from aprfmt.arch.converters.common import leading_dense
@@ -185,11 +185,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
         gguf_only=(),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
-            "routed_scaling_factor": 1.0, "attention_bias": False, "sliding_window": 4096, "max_window_layers": 62,
-            "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        }},
     ),
     Architecture(
         id="dots3_note", required={**SPARSE_REQUIRED, "attention.sliding_window": "", "attention.kv_lora_rank_swa": ""},
@@ -217,14 +212,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("swa_attention_gate_type", "headwise"), _LAYERS, MTP,
         ),
         differs=(_HALVES,), gguf_only=(),
-        defaults={"": {
-            **SPARSE_DEFAULTS, "q_lora_rank": 1024, "num_key_value_heads": 128, "rms_norm_eps": 1e-5,
-            "moe_intermediate_size": 1536, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0,
-            "index_n_heads": 64, "n_group": 1, "topk_group": 1, "rope_theta": 80000000.0, "swa_rope_theta": 50000.0,
-            "max_position_embeddings": 524288, "swa_kv_lora_rank": 1024, "swa_qk_nope_head_dim": 192,
-            "swa_v_head_dim": 128, "swa_num_attention_heads": 64, "sliding_window_size": 512, "bos_token_id": 151643,
-            "eos_token_id": 151668,
-        }},
     ),
 )
 
@@ -257,12 +244,6 @@ TOWERS: tuple[Tower, ...] = (
             epsilon("vision", "vision_config.rms_norm_eps"),
             Key("vision.projector.scale_factor", ("vision_config.spatial_merge_size",)), USE_SILU,
         ),
-        defaults={"": {
-            "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
-            "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
-            **vision(embed_dim=1536, intermediate_size=4224, num_hidden_layers=42, num_attention_heads=12),
-            **vision(patch_size=14, spatial_merge_size=2, rms_norm_eps=1e-5),
-        }},
         config={"vision_config.model_type": "dots_vit", "vision_config.post_norm": True},
     ),
     Tower(
@@ -353,22 +334,6 @@ TOWERS: tuple[Tower, ...] = (
                 must_be("audio_config.rope_parameters.rope_theta", 10000.0),
             ),
         ),
-        defaults={"": {
-            **vision(embed_dim=1536, intermediate_size=4224, num_hidden_layers=42, num_attention_heads=24),
-            **vision(patch_size=14, spatial_merge_size=2, rms_norm_eps=1e-5, moe_intermediate_size=2112),
-            **vision(pyramid_num_routed=[-1] * 25 + [*range(4, 65, 4), 64], capacity_factor=2),
-            **vision(adapter_type="patch_merger", pre_pixel_shuffle=True, use_qk_norm=True),
-            **vision(router_scoring_func="sigmoid", router_scale=1.0),
-            **{f"{_WHISPER}.d_model": 1280, f"{_WHISPER}.encoder_ffn_dim": 5120, f"{_WHISPER}.encoder_layers": 32},
-            **{f"{_WHISPER}.encoder_attention_heads": 20, f"{_WHISPER}.num_mel_bins": 128},
-            **{f"{_WHISPER}.activation_function": "swiglu", "audio_config.downsample_hidden_size": 480},
-            **{f"audio_config.use_{name}": True for name in ("conv2d_stem", "rope", "rms_norm")},
-            **{"audio_config.merge_factor": 1, "audio_config.chunk_seconds": 60},
-            **{
-                f"audio_config.rope_parameters.{k}": v
-                for k, v in (("partial_rotary_factor", 0.5), ("rope_theta", 10000.0))
-            },
-        }},
         config={"vision_config.temporal_patch_size": 1, "vision_config.use_bias": False},
     ),
 )

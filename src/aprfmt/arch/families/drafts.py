@@ -100,16 +100,6 @@ _OWN_VOCABULARY = (
     TensorRow(("t2d",), (), ("vocab",), OPTIONAL),
 )
 """Of a draft with fewer tokens: how far the other model's number of each is from its own, and which ones they are."""
-_DFLASH_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768, "use_sliding_window": False,
-    "block_size": 16,
-}
-_MUSE_GLIMMER_DEFAULTS = {
-    "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 5, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
-    "sliding_window": 2048, "use_sliding_window": True, "rope_theta": 500000.0, "bos_token_id": 200000,
-    "eos_token_id": 200001, "pad_token_id": 200018, "mask_token_id": 201818,
-}
 
 
 def _convolutions() -> tuple[TensorRow, ...]:
@@ -188,9 +178,6 @@ _MARKOV = (
     *linear("confidence_head.proj", "conf_proj", "1,hidden+markov_rank", "has_confidence_head", "has_confidence_head"),
 )
 _GEMMA4 = next(row for row in gemma4.ROWS if row.id == "gemma4_text")
-_ASSISTANT_DEFAULTS = {
-    **_GEMMA4.defaults["gemma4_text"], "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
-}
 _NOT_OF_ASSISTANTS = re.compile(r"attn_[kv]|_exps|_norm_[12]|ffn_gate_inp|per_layer|inp_gate|proj\.|post_norm")
 
 
@@ -224,10 +211,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("norm_before_fc", ("norm_before_fc",), "bool"), Key("", ("draft_vocab_size",)),
             Key("", ("attention_bias",), "bool", constant=False), SILU,
         ),
-        defaults={"": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
-            "norm_before_residual": False, "norm_before_fc": False, "attention_bias": False,
-        }},
     ),
     Architecture(
         id="dflash", required={"target_layers": ""}, gguf="dflash", hf_class="DFlashDraftModel", model_type="qwen3",
@@ -235,7 +218,6 @@ ROWS: tuple[Architecture, ...] = (
         other_names=("MuseGlimmerAssistantModel",), model_types=("muse_glimmer_assistant",), gguf_only=(),
         prefixes=(("model.", ""), ("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm.")),
         tensors=_dflash(*_SELECTOR), keys=_DFLASH_KEYS,
-        defaults={"": _DFLASH_DEFAULTS, "muse_glimmer_assistant": _MUSE_GLIMMER_DEFAULTS},
     ),
     Architecture(
         id="gemma4_dspark", required={"target_layers": ""}, gguf="dflash", when="tensors=layer_output_scale.weight",
@@ -252,10 +234,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("hidden_activation", ("hidden_activation",), "str", constant="gelu_pytorch_tanh"),
             must_be("attention_k_eq_v", True), must_be("attention_bias", False), must_be("enable_moe_block", False),
         ),
-        defaults={"": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 131072, "block_size": 16,
-            "rope_theta": 1e6,
-        }},
     ),
     Architecture(
         id="dspark", required={"target_layers": ""}, gguf="dflash", when="tensors=markov_w1.weight",
@@ -269,7 +247,6 @@ ROWS: tuple[Architecture, ...] = (
             *_DFLASH_KEYS, Key("", ("aux_hidden_state_layer_ids",), "i32[]"), *_MARKOV_KEYS,
             must_be("rope_is_neox_style", True),
         ),
-        defaults={"": _DFLASH_DEFAULTS},
     ),
     replace(
         _GEMMA4, id="gemma4_assistant", gguf="gemma4-assistant", hf_class="Gemma4AssistantForCausalLM",
@@ -295,6 +272,5 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("num_centroids",)),
         ),
         required={**_GEMMA4.required, "embedding_length_out": ""}, head_never=True,
-        defaults={**_GEMMA4.defaults, "gemma4_text": _ASSISTANT_DEFAULTS, "gemma4_assistant": _ASSISTANT_DEFAULTS},
     ),
 )

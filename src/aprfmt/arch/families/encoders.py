@@ -95,10 +95,6 @@ _NOMIC = Architecture(
         ROPE, LAYER_EPS, HEAD_DIM, *ENCODER, TYPES, must_be("hidden_act", "silu"),
     ),
     gguf_only=(), prefixes=(("nomic_bert.", ""),),
-    defaults={"": {
-        "layer_norm_eps": 1e-12, "max_position_embeddings": 2048, "type_vocab_size": 2, "rope_theta": 1000.0,
-        "hidden_act": "silu", "tie_word_embeddings": True, "pad_token_id": 0,
-    }},
 )
 _JINA3 = Architecture(
     id="jina_embeddings_v3", required={"tokenizer.ggml.token_type_count": ""}, gguf="jina-bert-v3",
@@ -119,10 +115,6 @@ _JINA3 = Architecture(
         *hf_only("num_labels,hidden", "classifier.out_proj", "classifier", "qa_outputs"),
     ),
     keys=(*DIMS, ROPE, LAYER_EPS, *ENCODER, TYPES, gelu()), gguf_only=(), prefixes=(("roberta.", ""),),
-    defaults={"": {
-        "layer_norm_eps": 1e-5, "max_position_embeddings": 8194, "type_vocab_size": 1, "rope_theta": 20000.0,
-        "hidden_act": "gelu", "tie_word_embeddings": True, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
-    }},
 )
 _NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias") + block(
     *hf_only("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}."
@@ -152,11 +144,6 @@ _MODERN = Architecture(
         must_be("attention_bias", False), must_be("mlp_bias", False),
     ),
     gguf_only=(), prefixes=(("model.", ""),),
-    defaults={"": {
-        "norm_eps": 1e-5, "max_position_embeddings": 8192, "local_attention": 128, "rope_theta": 160000.0,
-        "rope_local_base_freq": 10000.0, "hidden_activation": "gelu", "classifier_pooling": "cls",
-        "tie_word_embeddings": True,
-    }},
     nested_rope=True,
 )
 _EUROBERT = Architecture(
@@ -178,7 +165,6 @@ _EUROBERT = Architecture(
         must_be("mlp_bias", False), must_be("attention_bias", False),
     ),
     gguf_only=(), prefixes=(("model.", ""),),
-    defaults={"": {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": False}},
 )
 
 
@@ -254,13 +240,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("feed_forward_type", "geglu"), must_be("position_embedding_type", "alibi"), gelu(),
         ),
         gguf_only=(), prefixes=(("bert.", ""),),
-        defaults={
-            "": {
-                "layer_norm_eps": 1e-12, "max_position_embeddings": 8192, "type_vocab_size": 2, "hidden_act": "gelu",
-                "feed_forward_type": "geglu", "position_embedding_type": "alibi", "tie_word_embeddings": True,
-                "pad_token_id": 0,
-            }
-        },
     ),
     Architecture(
         id="neobert", gguf="neo-bert", hf_class=_NEO[0], model_type="neobert", hf_classes=_NEO, bare_classes=_NEO,
@@ -283,8 +262,5 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.qkv_by_head", (_BY_HEAD,), "bool", converter=by_head),
         ),
         gguf_only=(), ignored=("freqs_cis",), prefixes=(("model.", ""),),
-        defaults={
-            "": {"norm_eps": 1e-6, "max_length": 4096, "pooling": "cls", "tie_word_embeddings": True, "pad_token_id": 0}
-        },
     ),
 )

@@ -53,11 +53,6 @@ ROWS: tuple[Architecture, ...] = (
         prefixes=(("ernie.", "model."),),
         tensors=decoder(*attention("use_bias", "use_bias"), mlp=gated_mlp("use_bias")),
         keys=(*DECODER, PAD, SILU, must_be("use_bias", False)),
-        defaults={"": {
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "max_position_embeddings": 131072,
-            "num_key_value_heads": 2, "head_dim": 128, "rope_theta": 500000.0, "bos_token_id": 1, "eos_token_id": 2,
-            "pad_token_id": 0,
-        }},
     ),
     Architecture(
         id="ernie4_5_moe",
@@ -88,23 +83,12 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("moe_layer_end_index",), "i32", converter=last_layer), must_be("use_bias", False),
             count="moe_num_experts", used="moe_k",
         ),
-        defaults={"": {
-            "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2,
-            "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1, "num_key_value_heads": 4,
-            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "use_bias": False,
-            "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="paddleocr", required={"rope.dimension_sections": ""}, gguf="paddleocr", hf_class="LlamaForCausalLM",
         model_type="llama", hf_classes=(), model_types=("paddleocr_vl_text",), gguf_only=(),
         tensors=decoder(*attention("use_bias", "use_bias"), mlp=gated_mlp("use_bias")),
         keys=(*DECODER, SILU, must_be("use_bias", False)),
-        defaults={"": {
-            "max_position_embeddings": 131072, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-            "head_dim": 128, "use_bias": False, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
-            "pad_token_id": 0,
-        }},
     ),
 )
 
@@ -134,12 +118,5 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.attention.layer_norm_epsilon", ("vision_config.layer_norm_eps",), "f32"),
             Key("", ("vision_config.image_size",)), Key("", ("vision_config.spatial_merge_size",)),
         ),
-        defaults={"": {
-            "vision_config.hidden_size": 1152, "vision_config.intermediate_size": 4304,
-            "vision_config.num_hidden_layers": 27, "vision_config.num_attention_heads": 16,
-            "vision_config.patch_size": 14, "vision_config.image_size": 384, "vision_config.layer_norm_eps": 1e-6,
-            "vision_config.spatial_merge_size": 2, "preprocessor_config.image_mean": [0.5, 0.5, 0.5],
-            "preprocessor_config.image_std": [0.5, 0.5, 0.5],
-        }},
     ),
 )

@@ -12,7 +12,7 @@ from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, GROUPS, MTP, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_decoder, moe_keys,
     mtp_names, router_and_experts, selection_bias, shared_expert,
 )
-from aprfmt.arch.blocks.qwen_vision import QWEN_DEFAULTS, merger
+from aprfmt.arch.blocks.qwen_vision import merger
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_SILU, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes,
 )
@@ -41,11 +41,6 @@ ROWS: tuple[Architecture, ...] = (
         tensors=(*post_norm_decoder(*attention(qk_norm="head_dim")), *block(*draft_layer())), drafts=mtp_names(),
         keys=(*DECODER, VOCAB, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, MTP, SILU),
         differs=(_ONLY_64,),
-        defaults={"": {
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048,
-            "num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4, "bos_token_id": 0,
-            "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="exaone_moe",
@@ -70,13 +65,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=number_or_0),
             Key("rope.scaling.type", kind="str", constant="none"),
         ),
-        defaults={"": {
-            "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096,
-            "sliding_window_pattern": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 1024, "num_experts": 64,
-            "num_experts_per_tok": 8, "num_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
-            "n_group": 1, "topk_group": 1, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 53,
-            "pad_token_id": 0,
-        }},
     ),
     Architecture(
         id="exaone", gguf="exaone", **hf_names("Exaone", "exaone"), gguf_only=("rope_freqs.weight",),
@@ -89,7 +77,6 @@ ROWS: tuple[Architecture, ...] = (
             *rename(DIMS, num_layers=("num_layers", "num_hidden_layers")), GROUPED, ROPE,
             replace(RMS_EPS, hf=("layer_norm_epsilon",)), HEAD_DIM, ROPE_DIM, must_be("activation_function", "silu"),
         ),
-        defaults={"": {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": False}},
     ),
 )
 
@@ -118,11 +105,5 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.window_size", ("vision_config.window_size",), converter=optional_key),
             Key("vision.n_wa_pattern", ("vision_config.fullatt_block_indexes",), converter=window_pattern),
         ),
-        defaults={"": {
-            **QWEN_DEFAULTS, "vision_config.depth": 32, "vision_config.hidden_size": 3584,
-            "vision_config.intermediate_size": 3420, "vision_config.num_heads": 16,
-            "vision_config.num_key_value_heads": 8, "vision_config.patch_size": 14, "vision_config.window_size": 112,
-            "vision_config.rms_norm_eps": 1e-6, "vision_config.fullatt_block_indexes": [7, 15, 23, 31],
-        }},
     ),
 )

@@ -274,10 +274,6 @@ def _grok_keys(*family: Key) -> tuple[Key, ...]:
     )
 
 
-_GROK_DEFAULTS = {
-    "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "num_local_experts": 8, "num_experts_per_tok": 2,
-    "router_logit_softcapping": 30.0,
-}
 _YARN = {
     "factor": "scaling_factor", "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attn_factor",
     "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
@@ -320,10 +316,6 @@ ROWS: tuple[Architecture, ...] = (
             ),
             must_be("ffn_config.moe_normalize_expert_weights", 1.0), WHOLE_HEADS,
         ),
-        defaults={"": {
-            "max_seq_len": 2048, "attn_config.kv_n_heads": 1, "ffn_config.moe_num_experts": 4,
-            "ffn_config.moe_top_k": 1, "ffn_config.moe_normalize_expert_weights": 1.0, "tie_word_embeddings": False,
-        }},
     ),
     Architecture(
         id="gpt_oss", required={"attention.sliding_window": ""},
@@ -348,11 +340,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("swiglu_alpha", 1.702), must_be("swiglu_limit", 7.0), must_be("attention_bias", True),
             count="num_local_experts",
         ),
-        defaults={"": {
-            "num_local_experts": 128, "num_experts_per_tok": 4, "num_key_value_heads": 8, "head_dim": 64,
-            "sliding_window": 128, "sliding_window_pattern": 2, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
-            "rope_theta": 150000.0, "attention_bias": True, "tie_word_embeddings": False,
-        }},
     ),
     Architecture(
         id="afmoe",
@@ -375,12 +362,6 @@ ROWS: tuple[Architecture, ...] = (
             replace(WEIGHTS_SCALE, hf=("route_scale",)), replace(WEIGHTS_NORM, hf=("route_norm",)), _GATING, WINDOW,
             _FOURTH, Key("", ("global_attn_every_n_layers",)), must_be("mup_enabled", True), NO_BIAS,
         ),
-        defaults={"": {
-            "head_dim": 128, "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1408,
-            "num_dense_layers": 1, "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2,
-            "route_scale": 1.0, "route_norm": True, "score_func": "sigmoid", "global_attn_every_n_layers": 4,
-            "sliding_window": 1024, "mup_enabled": False, "attention_bias": False, "tie_word_embeddings": False,
-        }},
     ),
     Architecture(
         id="mellum", required={"expert_feed_forward_length": ""}, gguf="mellum", **hf_names("Mellum", "mellum"),
@@ -394,15 +375,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("mlp_layer_types",), "str[]", converter=all_sparse), must_be("norm_topk_prob", True), NO_BIAS,
         ),
         differs=(_ONE_THETA,),
-        defaults={"": {
-            "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
-            "sliding_window": 1024, "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 896,
-            "norm_topk_prob": True, "attention_bias": False, "tie_word_embeddings": False,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            },
-        }},
     ),
     Architecture(
         id="laguna", required={"leading_dense_block_count": "", "expert_feed_forward_length": ""}, gguf="laguna",
@@ -430,16 +402,6 @@ ROWS: tuple[Architecture, ...] = (
             replace(_BY_TYPE, converter=leading_dense_list), Key("", ("gating",), "str"),
             must_be("moe_router_logit_softcapping", 0.0), NO_BIAS,
         ),
-        defaults={"": {
-            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
-            "sliding_window": 512, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-            "num_experts": 256, "num_experts_per_tok": 8, "attention_bias": False, "gating": True,
-            "moe_routed_scaling_factor": 1.0, "moe_router_logit_softcapping": 0.0, "tie_word_embeddings": False,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-            },
-        }},
     ),
     # As keyfan/grok-1-hf has it.
     Architecture(
@@ -454,7 +416,6 @@ ROWS: tuple[Architecture, ...] = (
             hf="transformer.decoder_layer.{n}.", embed="transformer.in_out_embed", last="transformer.rms_norm",
         ),
         keys=_grok_keys(ROPE, Key("attn_logit_softcapping", ("max_attn_value",), "f32")),
-        defaults={"": {**_GROK_DEFAULTS, "max_attn_value": 30.0, "tie_word_embeddings": True}},
     ),
     # As xai-org/grok-2 has it.
     Architecture(
@@ -476,7 +437,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.temperature_length", ("attn_temperature_len",)), must_be("residual_moe", True),
             must_be("sliding_window_size", -1), Key("", ("global_attn_every_n",)),
         ),
-        defaults={"": {**_GROK_DEFAULTS, "attn_logit_softcapping": 30.0, "tie_word_embeddings": False}},
     ),
     # As Snowflake/snowflake-arctic-instruct has it.
     Architecture(
@@ -493,7 +453,6 @@ ROWS: tuple[Architecture, ...] = (
             VOCAB, ROPE_DIM, WHOLE_HEADS, must_be("use_residual", True), must_be("parallel_attn_mlp_res", True),
             must_be("moe_layer_frequency", 1), Key("", ("sliding_window",)), count="num_local_experts",
         ),
-        defaults={"": {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096}},
     ),
     # As inclusionAI/GroveMoE-Inst has it.
     Architecture(
@@ -521,7 +480,6 @@ ROWS: tuple[Architecture, ...] = (
                 "llama.cpp gives GroveMoE's chunk experts what the routed experts have made of a token, not the token"
             ),
         ),
-        defaults={"": {**_UNTIED, "norm_topk_prob": True, "max_position_embeddings": 40960}},
     ),
     # As PowerInfer/SmallThinker-4BA0.6B-Instruct and SmallThinker-21BA3B-Instruct have it.
     Architecture(
@@ -547,12 +505,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("moe_enable_secondary_experts", False), must_be("moe_shared_primary_experts", 0),
             must_be("use_qk_norm", False),
         ),
-        defaults={
-            "": {
-                **_UNTIED, "sliding_window_size": 4096, "moe_primary_router_apply_softmax": False,
-                "max_position_embeddings": 131072,
-            }
-        },
     ),
     # As deepgrove/maple-preview has it.
     Architecture(
@@ -567,11 +519,5 @@ ROWS: tuple[Architecture, ...] = (
             must_be("num_shared_experts", 0), must_be("use_bias", False), must_be("use_qk_norm", True),
             must_be("moe_router_enable_expert_bias", False),
         ),
-        defaults={
-            "": {
-                **_UNTIED, "max_position_embeddings": 131072, "partial_rotary_factor": 0.5, "sliding_window": 512,
-                "sliding_window_pattern": 4, "swiglu_limit": 7.0,
-            }
-        },
     ),
 )

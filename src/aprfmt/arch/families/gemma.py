@@ -100,16 +100,6 @@ _GEMMA3 = _sandwiched(
     *norm("self_attn.q_norm", "attn_q_norm", "head_dim", value="plus_one"),
     *norm("self_attn.k_norm", "attn_k_norm", "head_dim", value="plus_one"),
 )
-_GEMMA_TOKENS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
-_GEMMA2_DEFAULTS = {
-    **_GEMMA_TOKENS, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256,
-    "sliding_window": 4096, "tie_word_embeddings": True,
-}
-_GEMMA3_DEFAULTS = {
-    **_GEMMA2_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6,
-    "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-}
 _GEMMA3_KEYS = (
     *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
     Key("", ("attn_logit_softcapping",), "f32", allowed=(False,)), _QUERY_SCALE, _NO_BIAS, _GELU,
@@ -144,10 +134,6 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gemma", gguf="gemma", **hf_names("Gemma", "gemma"), gguf_only=(), head_never=True,
         tensors=_gemma(), keys=(*DECODER, _NO_BIAS, _CAUSAL),
-        defaults={"": {
-            **_GEMMA_TOKENS, "max_position_embeddings": 8192, "head_dim": 256, "rms_norm_eps": 1e-6,
-            "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
-        }},
     ),
     Architecture(
         id="gemma2", gguf="gemma2", **hf_names("Gemma2", "gemma2"), gguf_only=(), head_never=True,
@@ -158,12 +144,6 @@ ROWS: tuple[Architecture, ...] = (
             _SOME_LAYERS,
             _QUERY_SCALE, _NO_BIAS, _GELU, _CAUSAL,
         ),
-        defaults={
-            "": {
-                **_GEMMA2_DEFAULTS, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
-                "final_logit_softcapping": 30.0, "sliding_window_pattern": 2,
-            }
-        },
     ),
     Architecture(
         id="gemma3_text", gguf="gemma3",
@@ -175,7 +155,6 @@ ROWS: tuple[Architecture, ...] = (
             _CAUSAL,
         ),
         nested_rope=True,
-        defaults={"": _GEMMA3_DEFAULTS},
     ),
     Architecture(
         id="gemma_embedding", required={"attention.sliding_window": ""}, gguf="gemma-embedding",
@@ -200,7 +179,6 @@ ROWS: tuple[Architecture, ...] = (
             *(Key("", (f"dense_{n}_bias",), "bool") for n in (2, 3)), must_be("use_bidirectional_attention", True),
         ),
         nested_rope=True,
-        defaults={"": {**_GEMMA3_DEFAULTS, "use_bidirectional_attention": False}},
     ),
 )
 
@@ -231,13 +209,6 @@ TOWERS: tuple[Tower, ...] = (
             *sizes(), *IMAGE, projector("gemma3"), epsilon("vision", "vision_config.layer_norm_eps"), USE_GELU,
             Key("vision.projector.scale_factor", ("mm_tokens_per_image",), converter=pooled_patches),
         ),
-        defaults={"": {
-            "vision_config.hidden_size": 1152, "vision_config.intermediate_size": 4304,
-            "vision_config.num_hidden_layers": 27, "vision_config.num_attention_heads": 16,
-            "vision_config.patch_size": 14, "vision_config.image_size": 896, "vision_config.layer_norm_eps": 1e-6,
-            "mm_tokens_per_image": 256, "preprocessor_config.image_mean": [0.5, 0.5, 0.5],
-            "preprocessor_config.image_std": [0.5, 0.5, 0.5],
-        }},
         config={"vision_config.model_type": "siglip_vision_model", "vision_config.vision_use_head": False},
     ),
 )

@@ -296,18 +296,6 @@ def _widths(converter: Converter) -> tuple[Key, ...]:
     return tuple(listed if key is _FFN else key for key in DIMS)
 
 
-_GEMMA4_ROPE = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-}
-_GEMMA4_DEFAULTS = {
-    **_TOKENS, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
-    "attention_bias": False, "sliding_window_pattern": 6, "attention_k_eq_v": False, "num_kv_shared_layers": 0,
-    "use_double_wide_mlp": False, "rope_parameters": _GEMMA4_ROPE,
-}
-
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gemma3n_text", required={"attention.sliding_window": ""}, gguf="gemma3n",
@@ -336,14 +324,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("attention_bias", False), _GELU,
         ),
         nested_rope=True,
-        defaults={"": {
-            **_TOKENS, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2,
-            "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
-            "attention_bias": False, "sliding_window": 512, "sliding_window_pattern": 5,
-            "final_logit_softcapping": 30.0, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
-            "altup_active_idx": 0, "altup_correct_scale": True, "altup_num_inputs": 4, "num_kv_shared_layers": 15,
-            "laurel_rank": 64, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-        }},
     ),
     Architecture(
         id="gemma4_text", gguf="gemma4",
@@ -378,15 +358,5 @@ ROWS: tuple[Architecture, ...] = (
             "attention.value_length_swa": "", "embedding_length_per_layer_input": "", "rope.dimension_count_swa": "",
         },
         nested_rope=True, freqs_always=True,
-        defaults={
-            "": _GEMMA4_DEFAULTS,
-            "gemma4_text": {
-                "max_position_embeddings": 131072, "sliding_window": 512, "vocab_size_per_layer_input": 262144,
-                "hidden_size_per_layer_input": 256, "enable_moe_block": False,
-            },
-            "gemma4_unified_text": {
-                "max_position_embeddings": 262144, "sliding_window": 1024, "use_bidirectional_attention": "vision",
-            },
-        },
     ),
 )

@@ -342,7 +342,6 @@ _VISION_ONLY = Tower(
     when="vision.projector_type=gemma4v&!audio.projector_type", text="model.language_model.",
     tensors=_GEMMA4_SEEING, f32=(".position_embd.",),
     keys=_GEMMA4_SEEN,
-    defaults={"": _DEFAULTS},
 )
 
 
@@ -354,12 +353,6 @@ TOWERS: tuple[Tower, ...] = (
         tensors=(*_GEMMA4_SEEING, *_GEMMA4_HEARING),
         f32=(".position_embd.", "^a.conv1d.", "^a.input_projection.", ".conv_dw."),
         keys=(*_GEMMA4_SEEN, *_GEMMA4_HEARD),
-        defaults={"": {
-            **_DEFAULTS, "audio_config.hidden_size": 1024, "audio_config.num_hidden_layers": 12,
-            "audio_config.num_attention_heads": 8, "audio_config.conv_kernel_size": 5,
-            "audio_config.output_proj_dims": 1536, "audio_config.rms_norm_eps": 1e-6,
-            "audio_config.use_clipped_linears": True,
-        }},
     ),
     Tower(
         id="gemma4_unified_towers",
@@ -422,19 +415,6 @@ TOWERS: tuple[Tower, ...] = (
                 projector("gemma4ua", part="audio"),
             ),
         ),
-        defaults={
-            "": {
-                **_COLOURS,
-                "vision_config.patch_size": 16,
-                "vision_config.pooling_kernel_size": 3,
-                "vision_config.mm_embed_dim": 3840,
-                "vision_config.mm_posemb_size": 1120,
-                "vision_config.output_proj_dims": 3840,
-                "vision_config.rms_norm_eps": 1e-6,
-                "audio_config.audio_embed_dim": 640,
-                "audio_config.rms_norm_eps": 1e-6,
-            }
-        },
     ),
     Tower(
         id="gemma3n_towers",
@@ -478,22 +458,6 @@ TOWERS: tuple[Tower, ...] = (
                 projector("gemma3na", part="audio"),
             ),
         ),
-        defaults={
-            "": {
-                "vision_config.hidden_size": 2048,
-                "vision_config.vocab_size": 128,
-                "vision_config.rms_norm_eps": 1e-6,
-                "vision_config.architecture": "mobilenetv5_300m_enc",
-                "audio_config.hidden_size": 1536,
-                "audio_config.conf_num_hidden_layers": 12,
-                "audio_config.conf_num_attention_heads": 8,
-                "audio_config.conf_conv_kernel_size": 5,
-                "audio_config.input_feat_size": 128,
-                "audio_config.vocab_size": 128,
-                "preprocessor_config.size.height": 768,
-                "preprocessor_config.image_seq_length": 256,
-            }
-        },
         config={"vision_config.model_type": "gemma3n_vision", "audio_config.model_type": "gemma3n_audio"},
     ),
 )

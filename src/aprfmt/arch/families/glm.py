@@ -8,13 +8,13 @@ from aprfmt.arch.blocks.decoder import (
     DECODER, DIMS, GROUPED, RMS_EPS, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, attention, block, class_names, embedding,
     final_norm, flag, fused_mlp, fused_qkv, gated_mlp, head, hf_names, linear, must_be, network, norm, rename, tensor,
 )
-from aprfmt.arch.blocks.mla import INDEXER, SPARSE_DEFAULTS, SPARSE_REQUIRED, indexer, mla_decoder, mla_keys
+from aprfmt.arch.blocks.mla import INDEXER, SPARSE_REQUIRED, indexer, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import (
     BIAS_FLAG, DENSE_LAYERS, EQUAL_HEADS, GROUPS, MTP, SHARED_COUNT, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH,
     draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
-    CLIP_COLOURS, IMAGE, PATCHES, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, patches, projector, sees, sizes, vision,
+    IMAGE, PATCHES, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, patches, projector, sees, sizes,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import drafts, leading_dense
@@ -45,11 +45,6 @@ def _halved(row: TensorRow) -> TensorRow:
 
 
 _GLM_KEYS = (*DECODER, ROPE_DIM, flag("attention_bias"), SILU)
-_GLM_DEFAULTS = {
-    "max_position_embeddings": 131072, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7,
-    "partial_rotary_factor": 0.5, "attention_bias": True, "tie_word_embeddings": False,
-    "eos_token_id": [151329, 151336, 151338], "pad_token_id": 151329,
-}
 _GLM_OCR = {
     "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "attention_bias": False,
     "tie_word_embeddings": False,
@@ -58,16 +53,6 @@ _GLM4V = {**_GLM_OCR, "max_position_embeddings": 32768, "num_key_value_heads": 2
 glm_indexers = Converter(indexers_to, indexers_from, normalize=indexers_normalize)
 _DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts)
 _LAYERS = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
-_GLM4_MOE_DEFAULTS = {
-    "n_routed_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 8, "moe_intermediate_size": 1408,
-    "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-    "attention_bias": False, "use_qk_norm": False, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
-_GLM4_MOE = {"num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1}
-_GLM4V_MOE = {
-    "attention_bias": True, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1, "max_position_embeddings": 65536,
-}
 
 
 def _half_to(value: object, scope: Scope) -> int | None:
@@ -117,21 +102,16 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="glm", gguf="chatglm", **hf_names("Glm", "glm"), rope_type=0, gguf_only=(),
         tensors=_glm(*norm("post_attention_layernorm", "ffn_norm")), keys=(*_GLM_KEYS, WHOLE_HEADS),
-        defaults={"": _GLM_DEFAULTS},
     ),
     Architecture(
         id="glm4", gguf="glm4", **hf_names("Glm4", "glm4"), rope_type=0, gguf_only=(),
         tensors=(*_GLM4, *block(*draft_layer())), keys=(*_GLM_KEYS, MTP),
-        defaults={"": _GLM_DEFAULTS},
     ),
     Architecture(  # of GLM-4.1V and GLM-OCR: llama.cpp turns halves where positions are triples
         id="glm4v", required={"rope.dimension_sections": ""}, gguf="glm4", when="rope.dimension_sections",
         hf_class="Glm4ForCausalLM", model_type="glm4", hf_classes=(),
         model_types=("glm4v", "glm4v_text", "glm_ocr", "glm_ocr_text"), rope_type=0, gguf_only=(),
         tensors=(*(_halved(row) for row in _GLM4), *block(*draft_layer())), keys=(*_GLM_KEYS, MTP),
-        defaults={
-            "glm4v": _GLM4V, "glm4v_text": _GLM4V, "glm_ocr": _GLM_OCR, "glm_ocr_text": _GLM_OCR, "glm4": _GLM_DEFAULTS,
-        },
     ),
     Architecture(
         id="glm4_moe", required={"expert_shared_count": ""}, gguf="glm4moe",
@@ -150,10 +130,6 @@ ROWS: tuple[Architecture, ...] = (
             count="n_routed_experts",
         ),
         gguf_only=(),
-        defaults={
-            "": _GLM4_MOE_DEFAULTS, "glm4_moe": _GLM4_MOE, "glm4v_moe_text": _GLM4V_MOE,
-            "solar_open": {"head_dim": 128, "rope_theta": 1e6, "moe_intermediate_size": 1280},
-        },
     ),
     Architecture(
         id="glm_moe_dsa", required=SPARSE_REQUIRED, gguf="glm-dsa", **hf_names("GlmMoeDsa", "glm_moe_dsa"), rope_type=0,
@@ -163,11 +139,6 @@ ROWS: tuple[Architecture, ...] = (
             _LAYERS
         ),
         gguf_only=(),
-        defaults={"": {
-            **SPARSE_DEFAULTS, "n_group": 1, "topk_group": 1, "num_key_value_heads": 64, "index_n_heads": 32,
-            "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 2048, "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 202752,
-        }},
     ),
     # As zai-org/chatglm3-6b and glm-4-9b-chat have it.
     Architecture(
@@ -195,9 +166,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("add_bias_linear", False), must_be("apply_residual_connection_post_layernorm", False),
             must_be("multi_query_attention", True), must_be("post_layer_norm", True), must_be("rmsnorm", True),
         ),
-        defaults={
-            "": {"layernorm_epsilon": 1e-5, "rope_ratio": 1, "add_qkv_bias": False, "tie_word_embeddings": False}
-        },
     ),
     # As zai-org/cogvlm-chat-hf has it. The tensors for pictures are the network's: llama.cpp insists on them.
     Architecture(
@@ -207,7 +175,6 @@ ROWS: tuple[Architecture, ...] = (
             *norm("post_attention_layernorm", "ffn_norm"),
         ),
         keys=(*DECODER, VOCAB, ROPE_DIM, EQUAL_HEADS, SILU),
-        defaults={"": {**_UNTIED, "max_position_embeddings": 2048}},
     ),
 )
 
@@ -241,6 +208,5 @@ TOWERS: tuple[Tower, ...] = (
             *sees(*sizes(head_count="num_heads"), *IMAGE, VISION_EPS, projector("cogvlm")),
             Key("", ("intermediate_size",)),
         ),
-        defaults={"": {**CLIP_COLOURS, **vision(layer_norm_eps=1e-6)}},
     ),
 )

@@ -110,15 +110,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("mlp_layer_types",), "str[]", converter=listed_dense),
         ),
         differs=(_NEIGHBOURS,), gguf_only=(),
-        defaults={"": {
-            "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512,
-            "q_lora_rank": 1536, "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False,
-            "scoring_func": "sigmoid", "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768, "routed_scaling_factor": 2.827, "norm_topk_prob": True, "n_group": 1,
-            "topk_group": 1, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 16, "hc_mult": 4,
-            "hc_magnitude": 2.0, "hc_eps": 1e-6, "swiglu_limit": 10.0, "max_position_embeddings": 262144,
-            "pad_token_id": 120002, "bos_token_id": 120000, "eos_token_id": 120025,
-        }},
     ),
     Architecture(
         id="glm5_next",
@@ -159,16 +150,5 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("mlp_layer_types",), "str[]", converter=listed_dense), must_be("mla_use_nope", True), MTP,
         ),
         gguf_only=(),
-        defaults={"": {
-            "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256, "kv_lora_rank": 512, "q_lora_rank": 1536,
-            "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
-            "n_routed_experts": 288, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-            "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
-            "num_key_value_heads": 64, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32,
-            "index_kpool": 16, "index_kpool_always_select_tail": True, "hc_mult": 4, "hc_eps": 1e-6,
-            "hc_sinkhorn_iters": 20, "swiglu_limit": 10.0, "linear_head_dim": 128, "linear_num_heads": 64,
-            "linear_conv_kernel_dim": 4, "linear_lower_bound": -5.0, "max_position_embeddings": 1048576,
-            "pad_token_id": 154820,
-        }},
     ),
 )

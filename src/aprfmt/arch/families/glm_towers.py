@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
 from aprfmt.arch.blocks.hearing import (
-    CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, defaults, keys_in, own_sizes, whisper,
+    CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, keys_in, own_sizes, whisper,
 )
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, hears, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes,
@@ -82,10 +82,6 @@ _GLM4V = {
     **_DEFAULTS, "vision_config.hidden_size": 1536, "vision_config.intermediate_size": 13696,
     "vision_config.num_heads": 12, _BIAS: False,
 }
-_OCR = {
-    **_DEFAULTS, "vision_config.hidden_size": 1024, "vision_config.intermediate_size": 4096,
-    "vision_config.num_heads": 16, "vision_config.in_channels": 3, _BIAS: True,
-}
 
 
 TOWERS: tuple[Tower, ...] = (
@@ -107,7 +103,6 @@ TOWERS: tuple[Tower, ...] = (
             *own_sizes("whisper_config"), projector("glma"), *keys_in("whisper_config", MEL, HEARING_EPS),
             Key("audio.projector.stack_factor", ("merge_factor",)), *keys_in("whisper_config", POSITIONS),
         ),
-        defaults={"": {**defaults("whisper_config"), "merge_factor": 4}},
         config={"whisper_config.model_type": "whisper"},
     ),
     Tower(
@@ -124,7 +119,6 @@ TOWERS: tuple[Tower, ...] = (
             ffn="hidden", inner="intermediate_size", bias=False, qk_norm=False, qkv_bias=_BIAS,
         ),
         keys=sees(*_SIZES, *IMAGE, projector("glm4v"), _HIDDEN_ACT, _EPS, _MERGE, Key("", (_BIAS,), "bool")),
-        defaults={"": _GLM4V},
     ),
     Tower(
         id="glm_ocr_vision", gguf="clip", hf_class="GlmOcrForConditionalGeneration", model_type="glm_ocr",
@@ -132,7 +126,6 @@ TOWERS: tuple[Tower, ...] = (
         when="projector_type=glm4v&tensors=v.attn_q_norm.weight", text="model.language_model.", prefixes=_PREFIXES,
         tensors=_tensors(ffn="intermediate_size", inner="3*hidden", bias=True, qk_norm=True, qkv_bias=_BIAS),
         keys=sees(*_SIZES, *IMAGE, projector("glm4v"), _HIDDEN_ACT, _EPS, _MERGE, Key("", (_BIAS,), "bool")),
-        defaults={"": _OCR},
     ),
     Tower(
         id="glm5_next_vision", gguf="clip", hf_class="Glm5NextForConditionalGeneration", model_type="glm5_next",
@@ -149,12 +142,5 @@ TOWERS: tuple[Tower, ...] = (
             Key("", ("preprocessor_config.patch_size",)), Key("", ("preprocessor_config.merge_size",)),
             Key("", ("vision_config.projection_intermediate_size",)), Key("", (_BIAS,), "bool"),
         ),
-        defaults={
-            "": {
-                **_OCR, "vision_config.projection_intermediate_size": 10240, "preprocessor_config.patch_size": 14,
-                "preprocessor_config.merge_size": 2,
-            },
-            "glm5_next": {"vision_config.swiglu_limit": 10.0},
-        },
     ),
 )

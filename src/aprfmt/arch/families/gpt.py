@@ -129,10 +129,6 @@ _GPT2 = Architecture(
         must_be("scale_attn_weights", True), must_be("scale_attn_by_inverse_layer_idx", False),
     ),
     gguf_only=(), ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
-    defaults={"": {
-        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_positions": 1024, "tie_word_embeddings": True,
-        "bos_token_id": 50256, "eos_token_id": 50256,
-    }},
 )
 _RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the names of Llama
     id="rugpt3xl", gguf="gpt2", **hf_names("RuGPT3XL", "rugpt3xl"),
@@ -161,12 +157,6 @@ _RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the 
             "sparse_mode&!sparse_mode=none",
         ),
     ),
-    defaults={
-        "": {
-            "hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "max_position_embeddings": 2048,
-            "tie_word_embeddings": False, "bos_token_id": 2, "eos_token_id": 1, "sparse_mode": "none",
-        }
-    },
 )
 _BIGCODE = Architecture(
     id="gpt_bigcode", gguf="starcoder", **hf_names("GPTBigCode", "gpt_bigcode"),
@@ -184,10 +174,6 @@ _BIGCODE = Architecture(
         must_be("scale_attn_weights", True),
     ),
     gguf_only=(), ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
-    defaults={"": {
-        "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5, "n_positions": 1024,
-        "multi_query": True, "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
-    }},
 )
 _NEOX = Architecture(
     id="gpt_neox", required={"use_parallel_residual": ""}, gguf="gptneox", **hf_names("GPTNeoX", "gpt_neox"),
@@ -208,11 +194,6 @@ _NEOX = Architecture(
     ),
     gguf_only=(), head_always=True, ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
     prefixes=tuple((name, f"gpt_neox.{name}") for name in ("embed_in.", "layers.", "final_layer_norm.")),
-    defaults={"": {
-        "layer_norm_eps": 1e-5, "max_position_embeddings": 2048, "partial_rotary_factor": 0.25,
-        "use_parallel_residual": True, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": False,
-        "bos_token_id": 0, "eos_token_id": 2,
-    }},
 )
 
 
@@ -259,11 +240,6 @@ _FALCON = Architecture(
     ),
     gguf_only=(), ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
     prefixes=_bare("word_embeddings.", "h.", "ln_f."),
-    defaults={"": {
-        "layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048, "multi_query": True,
-        "new_decoder_architecture": False, "activation": "gelu", "tie_word_embeddings": True, "bos_token_id": 11,
-        "eos_token_id": 11,
-    }},
 )
 _BLOOM = Architecture(
     id="bloom", gguf="bloom", **hf_names("Bloom", "bloom"),
@@ -294,10 +270,6 @@ _BLOOM = Architecture(
         must_be("apply_residual_connection_post_layernorm", False),
     ),
     gguf_only=(), prefixes=_bare("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
-    defaults={"": {
-        "layer_norm_epsilon": 1e-5, "seq_length": 2048, "tie_word_embeddings": True, "bos_token_id": 1,
-        "eos_token_id": 2,
-    }},
 )
 _MPT = Architecture(
     id="mpt", gguf="mpt",
@@ -334,10 +306,6 @@ _MPT = Architecture(
         Key("", ("logit_scale",), "f32", allowed=(None,)), flag("no_bias"),
     ),
     gguf_only=(), prefixes=_bare("wte.", "wpe.", "blocks.", "norm_f."),
-    defaults={"": {
-        "layer_norm_epsilon": 1e-5, "max_seq_len": 2048, "expansion_ratio": 4, "no_bias": True,
-        "attn_config.alibi": True, "attn_config.alibi_bias_max": 8, "tie_word_embeddings": True,
-    }},
 )
 
 
@@ -362,10 +330,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("hidden_act", "gelu_pytorch_tanh"),
         ),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "max_position_embeddings": 4096, "num_key_value_heads": 2, "norm_epsilon": 1e-5,
-            "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
-        }},
     ),
     Architecture(
         id="jais2", gguf="jais2", **hf_names("Jais2", "jais2"), gguf_only=(),
@@ -377,10 +341,6 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, ROPE_DIM, must_be("hidden_act", "relu2"),
             must_be("attention_bias", True), must_be("mlp_bias", True),
         ),
-        defaults={"": {
-            "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True,
-            "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 150024,
-        }},
     ),
     _GPT2,
     _RUGPT3XL,
@@ -409,7 +369,6 @@ ROWS: tuple[Architecture, ...] = (
             ),
             replace(GROUPED, hf=("num_query_groups",)), EPSILON, ROPE, gelu("activation_function"),
         ),
-        defaults={"": {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}},
     ),
     # As smallcloudai/Refact-1_6B-fim has it.
     Architecture(
@@ -439,7 +398,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.head_count_kv", field="num_kv_heads", constant=1), _RMS_EPSILON,
             must_be("multi_query", True),
         ),
-        defaults={"": {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": False}},
     ),
     # As inceptionai/jais-family-590m and core42/jais-13b have it; a GGUF has both scales in the matrices.
     Architecture(
@@ -470,12 +428,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("mup_scale_qk_dot_by_d", "scale_qk_dot_by_d"), "bool", constant=True),
             must_be("activation_function", "swiglu"), must_be("position_embedding_type", "alibi"),
         ),
-        defaults={
-            "": {
-                "layer_norm_epsilon": 1e-5, "mup_embeddings_scale": 1.0, "mup_width_scale": 1.0,
-                "mup_output_alpha": 1.0, "tie_word_embeddings": True,
-            }
-        },
     ),
     # As lewtun/talkie-1930-13b-it-hf has it, which rotates the other way round than llama.cpp.
     Architecture(
@@ -501,6 +453,5 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.layer_norm_rms_epsilon", kind="f32", field="rms_norm_eps", constant=1.1920929e-07),
             Key("logit_scale", ("lm_head_gain.w_g",), "f32", converter=of_tensor),
         ),
-        defaults={"": {"tie_word_embeddings": False, "rope_theta": 1000000.0}},
     ),
 )

@@ -29,9 +29,6 @@ SCALES = (
     Key("logit_scale", ("logits_scaling",), "f32"),
 )
 """Granite's multipliers."""
-NO_SCALES = {
-    "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0
-}  # fmt: skip
 
 
 def _lone_width_to(value: object, scope: Scope) -> object:
@@ -99,13 +96,6 @@ _GRANITE = Architecture(
         Key("rope.scaling.finetuned", ("position_embedding_type",), "bool", converter=rope_switch), _KINDS, SILU,
         flag("attention_bias"), must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
     ),
-    defaults={"": {
-        "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        "attention_bias": False, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
-        "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
-        "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
-        "mamba_conv_bias": True, "mamba_proj_bias": False,
-    }},
 )
 
 
@@ -162,10 +152,6 @@ _GRANITE_KEYS = (
     Key("", ("no_rope_layers",), "i32[]"), flag("attention_bias"),
 )
 _GRANITE_REQUIRED = {"logit_scale": "", "attention.sliding_window": "", "attention.sliding_window_pattern": ""}
-_SWA_DEFAULTS = {
-    "sliding_window": 128, "attention_bias": False, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
-    "residual_multiplier": 1.0, "attention_multiplier": 1.0,
-}
 
 
 def _mapping_to(value: object, scope: Scope) -> object:
@@ -200,11 +186,6 @@ def _granite_shared() -> tuple[TensorRow, ...]:
     )
 
 
-_GRANITE_DEFAULTS = {
-    "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
-    "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0,
-    "attention_bias": False, "tie_word_embeddings": False,
-}
 one_more = Converter(
         lambda value, scope: value - 1 if isinstance(value, int) and value else None,
         lambda value, scope: value + 1 if isinstance(value, int) else DEFAULT,
@@ -252,11 +233,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("deepstack_mapping", (DEEPSTACK,), "i32[]", converter=deepstack_mapping), Key("", (MAP,)),
             Key("", (TARGETS,)),
         ),
-        defaults={"granite4_vision": {TARGETS: [12, 15, 18, 21]}, "": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
-            "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
-            "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="granitemoe",
@@ -264,7 +240,6 @@ ROWS: tuple[Architecture, ...] = (
         gguf="granitemoe", **hf_names("GraniteMoe", "granitemoe"), rope_type=0,
         tensors=moe_decoder(*attention("attention_bias", "attention_bias", permuted=True), *_granite_experts()),
         keys=moe_keys(VOCAB, ROPE_DIM, *SCALES, BIAS_FLAG, count="num_local_experts"),
-        defaults={"": _GRANITE_DEFAULTS},
     ),
     Architecture(
         id="granitemoeshared", required={"logit_scale": "", "expert_shared_feed_forward_length": ""}, gguf="granitemoe",
@@ -276,7 +251,6 @@ ROWS: tuple[Architecture, ...] = (
             VOCAB, ROPE_DIM, *SCALES, Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
             BIAS_FLAG, count="num_local_experts",
         ),
-        defaults={"": {**_GRANITE_DEFAULTS, "shared_intermediate_size": 0}},
     ),
     # As ibm-granite/granite-switch-4.1-3b-preview has it; one of its layers is what chooses, and has no tensors.
     Architecture(
@@ -319,7 +293,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("adapters.router_gain", ("control_token_gain",), "f32"), SILU,
             Key("expert_count", ("num_local_experts",), constant=0),
         ),
-        defaults={"": {**NO_SCALES, "control_token_gain": 15.0, "tie_word_embeddings": True}},
     ),
     _GRANITE,
     replace(
@@ -331,12 +304,6 @@ ROWS: tuple[Architecture, ...] = (
         id="granite_swa", required=_GRANITE_REQUIRED, gguf="granite_swa", **hf_names("GraniteSWA", "granite_swa"),
         rope_type=0,
         tensors=_granite(*gated_mlp("mlp_bias")), keys=(*_GRANITE_KEYS, flag("mlp_bias")),
-        defaults={
-            "": {
-                **_SWA_DEFAULTS, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-                "mlp_bias": False, "tie_word_embeddings": True, "bos_token_id": 100257, "eos_token_id": 100257,
-            }
-        },
     ),
     Architecture(
         id="granitemoe_swa", required=_GRANITE_REQUIRED, gguf="granite_swa", when="expert_count",
@@ -346,12 +313,5 @@ ROWS: tuple[Architecture, ...] = (
             *_GRANITE_KEYS, *rename((COUNT, USED), num_experts=("num_local_experts",)),
             Key("expert_shared_feed_forward_length", ("shared_intermediate_size",), converter=positive),
         ),
-        defaults={
-            "": {
-                **_SWA_DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "num_local_experts": 8,
-                "num_experts_per_tok": 2, "shared_intermediate_size": 0, "tie_word_embeddings": False,
-                "bos_token_id": 1, "eos_token_id": 2,
-            }
-        },
     ),
 )

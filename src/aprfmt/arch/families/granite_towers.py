@@ -8,7 +8,7 @@ from dataclasses import replace
 from aprfmt.arch import projectors
 from aprfmt.arch.blocks.decoder import linear, must_be, norm, tensor
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, hears, layers, projector, sees, siglip, sizes, vision,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, hears, layers, projector, sees, siglip, sizes,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, or_default
 from aprfmt.arch.converters.common import numbers
@@ -252,14 +252,6 @@ _SPEECH = Tower(
             for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "encoder_hidden_size")
         ),
     ),
-    defaults={"": {
-        **{f"{_C}.input_dim": 160, f"{_C}.num_layers": 10, f"{_C}.hidden_dim": 1024, f"{_C}.feedforward_mult": 4},
-        **{f"{_C}.num_heads": 8, f"{_C}.output_dim": 42, f"{_C}.context_size": 200, f"{_C}.max_pos_emb": 512},
-        **{f"{_C}.conv_kernel_size": 15, f"{_C}.conv_expansion_factor": 2},
-        **{f"{_Q}.hidden_size": 768, f"{_Q}.intermediate_size": 3072, f"{_Q}.num_hidden_layers": 12},
-        **{f"{_Q}.num_attention_heads": 12, f"{_Q}.encoder_hidden_size": 1408},
-        **{"window_size": 15, "downsample_rate": 5},
-    }},
     config={f"{_C}.model_type": "granite_speech_encoder", f"{_Q}.model_type": "blip_2_qformer"},
 )
 
@@ -295,14 +287,6 @@ TOWERS: tuple[Tower, ...] = (
             must_be(f"{_F}.num_hidden_layers", 1), must_be(f"{_F}.hidden_act", "gelu"),
             must_be(f"{_F}.layer_norm_eps", 1e-12),
         ),
-        defaults={"": {
-            **vision(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12),
-            **vision(image_size=224, patch_size=16, layer_norm_eps=1e-6, hidden_act="gelu_pytorch_tanh"),
-            **{f"{_F}.num_hidden_layers": 1, f"{_F}.intermediate_size": 3072, f"{_F}.hidden_act": "gelu"},
-            **{f"{_F}.layer_norm_eps": 1e-12, TARGETS: [12, 15, 18, 21], SPATIAL_LAYER: -1},
-            "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-            "preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5],
-        }},
         config={
             "vision_feature_select_strategy": "full", "vision_config.model_type": "siglip_vision_model",
             "vision_config.vision_use_head": False, f"{_F}.model_type": "blip_2_qformer",

@@ -9,8 +9,8 @@ from aprfmt.arch.blocks.moe import (
     MTP, NO_BIAS, SIGMOID, WIDTH, draft_layer, moe_decoder, moe_keys, router_and_experts, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
-    CLIP_COLOURS, IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches, projector, sees, sizes,
-    tower_attention, vision,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches, projector, sees, sizes,
+    tower_attention,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.converters.common import absent_1_0
@@ -37,10 +37,6 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="hunyuan_v1_dense", gguf="hunyuan-dense", **hf_names("HunYuanDenseV1", "hunyuan_v1_dense"), gguf_only=(),
         tensors=HUNYUAN_DENSE, keys=(*DECODER, PAD, SILU, must_be("attention_bias", False)),
-        defaults={"": {
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048, "bos_token_id": 1,
-            "eos_token_id": 2, "pad_token_id": 0,
-        }},
     ),
     Architecture(
         id="hunyuan_v1_moe", gguf="hunyuan-moe", **hf_names("HunYuanMoEV1", "hunyuan_v1_moe"),
@@ -57,10 +53,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_shared_count", ("num_shared_expert",)), NO_BIAS, used="moe_topk",
         ),
         gguf_only=(),
-        defaults={"": {
-            "num_experts": 1, "moe_topk": 1, "attention_bias": False, "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="hy_v3", gguf="hy_v3", **hf_names("HYV3", "hy_v3"),
@@ -78,23 +70,12 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("mlp_layer_types",), "str[]", converter=dense_by_tensors), Key("", ("first_k_dense_replace",)),
             must_be("enable_moe_fp32_combine", True), must_be("mlp_bias", False), NO_BIAS,
         ),
-        defaults={"": {
-            "num_experts": 192, "num_experts_per_tok": 8, "num_shared_experts": 1, "num_key_value_heads": 8,
-            "moe_intermediate_size": 1536, "router_scaling_factor": 2.826, "head_dim": 128,
-            "enable_moe_fp32_combine": True, "attention_bias": False, "mlp_bias": False,
-            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 11158840.0,
-            "tie_word_embeddings": False,
-        }},
     ),
     Architecture(
         id="hunyuan_vl", gguf="hunyuan_vl", hf_class="HunYuanDenseV1ForCausalLM", model_type="hunyuan_v1_dense",
         hf_classes=(), model_types=("hunyuan_vl_text",), gguf_only=(),
         tensors=HUNYUAN_DENSE,
         keys=(*DECODER, PAD, Key("rope.scaling.alpha", converter=in_rope), SILU, must_be("attention_bias", False)),
-        defaults={"": {
-            "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": True,
-            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-        }},
     ),
 )
 
@@ -139,12 +120,6 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.image_min_pixels", ("preprocessor_config.min_pixels",)),
             Key("vision.image_max_pixels", ("preprocessor_config.max_pixels",)),
         ),
-        defaults={"": {
-            **CLIP_COLOURS, **vision(max_image_size=2048, patch_size=16, hidden_size=1152, intermediate_size=4304),
-            **vision(num_hidden_layers=27, num_attention_heads=16, rms_norm_eps=1e-5, spatial_merge_size=2),
-            **vision(hidden_act="gelu"), "preprocessor_config.min_pixels": 512 * 512,
-            "preprocessor_config.max_pixels": 2048 * 2048,
-        }},
         config={"vision_config.model_type": "hunyuan_vl_vision"},
     ),
 )

@@ -12,7 +12,7 @@ from aprfmt.arch.blocks.delta import delta_attention, low_rank
 from aprfmt.arch.blocks.mla import MLA_REQUIRED, latent_attention
 from aprfmt.arch.blocks.moe import DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, moe_decoder, packed_experts, shared_expert
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, fused_attention, layers, mlp, norms, patches, projector, sees, sizes, vision,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, fused_attention, layers, mlp, norms, patches, projector, sees, sizes,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.converters.common import (
@@ -134,11 +134,6 @@ _DEFAULTS = {
     "eos_token_id": 163586,
 }
 _LATENT = "routed_expert_hidden_size"
-_K3_DEFAULTS = {
-    **{key: value for key, value in _DEFAULTS.items() if key not in ("pad_token_id", "bos_token_id", "eos_token_id")},
-    "hidden_act": "situ", "mla_use_output_gate": True, "latent_moe_use_norm": True, "activation_situ_beta": 4.0,
-    "activation_situ_linear_beta": 25.0, "mla_use_nope": True,
-}
 _K3_PACKED = {
     "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
     "config_groups": {"group_0": {
@@ -272,12 +267,6 @@ K25_KEYS = sees(
     Key("vision.image_min_pixels", converter=least_pixels),
     Key("vision.image_max_pixels", ("preprocessor_config.in_patch_limit",), converter=patches_to_pixels),
 )
-K25_DEFAULTS = {
-    **_HALVES, **vision(patch_size=14, vt_hidden_size=1152, vt_intermediate_size=4304, vt_num_hidden_layers=27),
-    **vision(vt_num_attention_heads=16, init_pos_emb_height=64, init_pos_emb_width=64, init_pos_emb_time=4),
-    **vision(projector_hidden_act="gelu", projector_ln_eps=1e-5, merge_kernel_size=[2, 2]),
-    "preprocessor_config.in_patch_limit": 16384,
-}
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -296,7 +285,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("attention_bias", False), SILU,
         ),
         head_always=True,
-        defaults={"": _DEFAULTS},
     ),
     Architecture(
         id="kimi_k3",
@@ -334,7 +322,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("hidden_act", "situ"),
         ),
         head_always=True,
-        defaults={"": _K3_DEFAULTS},
     ),
 )
 
@@ -365,11 +352,6 @@ TOWERS: tuple[Tower, ...] = (
             epsilon("vision", "vision_config.layer_norm_eps"), Key("", ("vision_config.init_pos_emb_height",)),
             Key("", ("vision_config.init_pos_emb_width",)),
         ),
-        defaults={"": {
-            **_HALVES, **vision(patch_size=14, hidden_size=1152, intermediate_size=4304, num_hidden_layers=27),
-            **vision(num_attention_heads=16, layer_norm_eps=1e-5, merge_kernel_size=[2, 2]),
-            **vision(init_pos_emb_height=64, init_pos_emb_width=64),
-        }},
         config={"vision_config.model_type": "moonvit"},
     ),
     Tower(
@@ -377,7 +359,6 @@ TOWERS: tuple[Tower, ...] = (
         hf_classes=("KimiK25ForConditionalGeneration",), model_types=("kimi_k25",), when="projector_type=kimik25",
         tensors=kimi_k25(("proj.0", "proj.2")), f32=(".position_embd.",),
         keys=K25_KEYS,
-        defaults={"": K25_DEFAULTS},
         config={"vision_config.pos_emb_type": "divided_fixed", "vision_config.mm_projector_type": "patchmerger"},
     ),
     Tower(
@@ -385,7 +366,6 @@ TOWERS: tuple[Tower, ...] = (
         hf_classes=("Glm5vForConditionalGeneration",), model_types=("glm5v",), when="projector_type=kimik25",
         tensors=kimi_k25(("linear_1", "linear_2")), f32=(".position_embd.",),
         keys=K25_KEYS,
-        defaults={"": K25_DEFAULTS},
         config={"vision_config.pos_emb_type": "divided_fixed", "vision_config.mm_projector_type": "patchmerger"},
     ),
 )

@@ -10,8 +10,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.encoder import ENCODER
 from aprfmt.arch.blocks.tower import (
-    HALVES, IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, hears, layers, projector, sees, siglip, sizes, tower_attention,
-    vision,
+    IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, hears, layers, projector, sees, siglip, sizes, tower_attention,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
 from aprfmt.arch.converters.common import ATTENTION, attention_layers
@@ -88,10 +87,6 @@ _SOME_HEADS = replace(GROUPED, kind="i32[]", converter=attention_layers)
 _KINDS = Key("", ("layer_types",), converter=mixed_layers)
 _LFM2_EPS = replace(RMS_EPS, hf=("norm_eps",))
 _LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False), Key("", converter=some_conv))
-_LFM2 = {
-    "max_position_embeddings": 128000, "norm_eps": 1e-5, "num_key_value_heads": 8, "conv_L_cache": 3,
-    "conv_bias": False, "rope_theta": 1e6, "tie_word_embeddings": True,
-}
 _LFM2_MLP = gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))
 _LFM2_ROW = Architecture(
     id="lfm2", required={"attention.head_count_kv": ""}, gguf="lfm2",
@@ -108,9 +103,6 @@ _LFM2_ROW = Architecture(
         Key("", ("block_auto_adjust_ff_dim",), "bool", converter=never_adjusted), Key("", ("full_attn_idxs",)),
         Key("", ("block_ffn_dim_multiplier",), "f32"), Key("", ("block_multiple_of",)),
     ),
-    defaults={
-        "": _LFM2 | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
-    },
 )
 
 
@@ -202,9 +194,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_gating_func", constant=2), *_LFM2_END, _KINDS, must_be("use_expert_bias", True),
             must_be("norm_topk_prob", True), must_be("routed_scaling_factor", 1.0),
         ),
-        defaults={"": {
-            **_LFM2, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792,
-        }},
     ),
 )
 
@@ -239,11 +228,6 @@ TOWERS: tuple[Tower, ...] = (
                 for name in ("ff_expansion_factor", "conv_kernel_size", "subsampling_conv_channels")
             ),
         ),
-        defaults={"": {
-            **{"encoder.d_model": 512, "encoder.n_layers": 17, "encoder.n_heads": 8, "encoder.feat_in": 128},
-            **{"encoder.ff_expansion_factor": 4, "encoder.conv_kernel_size": 9},
-            "encoder.subsampling_conv_channels": 256,
-        }},
     ),
     Tower(
         id="lfm2_vl_vision", gguf="clip", hf_class="Lfm2VlForConditionalGeneration", model_type="lfm2_vl",
@@ -269,9 +253,6 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.projector.scale_factor", ("downsample_factor",)), USE_GELU,
             Key("", ("vision_config.num_patches",)), Key("", ("projector_hidden_size",)),
         ),
-        defaults={"": {
-            **HALVES, **vision(patch_size=16, layer_norm_eps=1e-6, num_patches=256), "downsample_factor": 2,
-        }},
         config={"vision_config.model_type": "siglip2_vision_model"},
     ),
 )

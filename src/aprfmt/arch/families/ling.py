@@ -14,7 +14,7 @@ from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, GROUPS, MTP, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts,
     shared_expert,
 )
-from aprfmt.arch.blocks.qwen_vision import MERGED, QWEN3_VISION_DEFAULTS, qwen3_keys, qwen3_sizes, qwen3_vision
+from aprfmt.arch.blocks.qwen_vision import MERGED, qwen3_keys, qwen3_sizes, qwen3_vision
 from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, projector, sees
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, nothing
 from aprfmt.arch.converters.common import drafts, gating, mla_key_length, mla_key_width, mla_value_length
@@ -125,10 +125,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("gated_attention_proj_granularity_type", "head_wise"), must_be("use_qkv_bias", False),
             must_be("hidden_act", "silu"), MTP,
         ),
-        defaults={
-            "": {"score_function": "sigmoid", "num_shared_experts": 1, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-                 "tie_word_embeddings": False, "use_qkv_bias": False,}
-        },
     ),
     # As inclusionAI/Ling-lite has it.
     Architecture(
@@ -149,7 +145,6 @@ ROWS: tuple[Architecture, ...] = (
                 *_NO_BIASES,
             ),
         ),
-        defaults={"": {**_UNTIED, "first_k_dense_replace": 0, "norm_topk_prob": True, "norm_head": False}},
     ),
     # As inclusionAI/Ling-mini-2.0 and sarvamai/sarvam-30b have it.
     Architecture(
@@ -178,13 +173,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts),
             flag("moe_router_enable_expert_bias"), must_be("use_qk_norm", True), *_NO_BIASES,
         ),
-        defaults={
-            "": {
-                **_UNTIED, "first_k_dense_replace": 0, "score_function": "sigmoid", "partial_rotary_factor": 0.5,
-                "moe_router_enable_expert_bias": True,
-            },
-            "sarvam_moe": {"partial_rotary_factor": 1.0},
-        },
     ),
 )
 
@@ -201,7 +189,6 @@ TOWERS: tuple[Tower, ...] = (
             *linear("linear_proj.2", "mm.2", "hidden,hidden", REQUIRED),
         ),
         keys=sees(*qwen3_sizes("vision_config"), *IMAGE, projector("ling3vl"), *qwen3_keys("vision_config")[:-1]),
-        defaults={"": QWEN3_VISION_DEFAULTS},
         config={"vision_config.disable_merger_proj": True},
     ),
 )

@@ -59,18 +59,6 @@ _BIASES = (flag("attention_bias"), flag("mlp_bias"))
 _NO_BIASES = (must_be("attention_bias", False), must_be("mlp_bias", False))
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _BIASED = decoder(*attention("attention_bias", "attention_bias", permuted=True), mlp=gated_mlp("mlp_bias"))
-_LLAMA_DEFAULTS = {
-    "num_attention_heads": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
-    "bos_token_id": 1, "eos_token_id": 2,
-}
-_INTERNLM3 = {
-    "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768,
-    "pad_token_id": 2,
-}
-_IQUESTCODER = {
-    "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 131072,
-}
 
 
 def _head_norms(side: str, heads: str) -> tuple[TensorRow, ...]:
@@ -146,7 +134,6 @@ def _sliding_dim_from(value: object, scope: Scope) -> object:
 
 
 sliding_rotary_dim = Converter(_sliding_dim_to, _sliding_dim_from)
-_REMOTE_DENSE_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -160,14 +147,12 @@ ROWS: tuple[Architecture, ...] = (
         rope_type=0, gguf_only=_FACTORS,
         tensors=_BIASED, keys=(*LLAMA_KEYS, SILU, *_BIASES, Key("", ("clip_qkv",), "f32")),
         differs=(Difference("llama.cpp's llama does not clip Q, K and V (clip_qkv)", "clip_qkv"),),
-        defaults={"": _LLAMA_DEFAULTS, "internlm3": _INTERNLM3, "iquestcoder": _IQUESTCODER},
     ),
     Architecture(
         id="llama_bidirec", gguf="llama-embed",
         **class_names("LlamaBidirectionalModel", types=("llama_bidirec",), bare=("LlamaBidirectionalModel",)),
         rope_type=0, gguf_only=_FACTORS,
         tensors=_BIASED, keys=(*LLAMA_KEYS, ENCODER[0], replace(ENCODER[1], converter=pooling_avg), SILU, *_BIASES),
-        defaults={"": _LLAMA_DEFAULTS | {"pooling": "mean"}},
     ),
     Architecture(
         id="arcee", gguf="arcee", **hf_names("Arcee", "arcee"), rope_type=0,
@@ -176,10 +161,6 @@ ROWS: tuple[Architecture, ...] = (
             mlp=plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
         ),
         keys=(*LLAMA_KEYS, must_be("hidden_act", "relu2"), *_NO_BIASES),
-        defaults={"": {
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096, "bos_token_id": 128000,
-            "eos_token_id": 128001,
-        }},
     ),
     Architecture(
         id="smollm3", gguf="smollm3", **hf_names("SmolLM3", "smollm3"), rope_type=0, gguf_only=(),
@@ -189,11 +170,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("no_rope_layer_interval",)), must_be("use_sliding_window", False), Key("", ("sliding_window",)),
             Key("", ("layer_types",), "str"),
         ),
-        defaults={"": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 32768,
-            "num_key_value_heads": 4, "rope_theta": 2000000.0, "bos_token_id": 128000, "pad_token_id": 128004,
-            "eos_token_id": 128001,
-        }},
     ),
     Architecture(
         id="chameleon", gguf="chameleon",
@@ -214,10 +190,6 @@ ROWS: tuple[Architecture, ...] = (
         differs=(
             Difference("llama.cpp gives the MLP of a Chameleon with swin_norm what attention adds alone", "swin_norm"),
         ),
-        defaults={"": {
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096, "swin_norm": False,
-            "attention_bias": False, "mlp_bias": False, "num_key_value_heads": 32, "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="llama4_text", required={"interleave_moe_layer_step": "", "expert_feed_forward_length": ""}, gguf="llama4",
@@ -237,14 +209,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("attention_chunk_size", 8192), Key("", ("attn_temperature_tuning",), "bool", allowed=(True, 4)),
             must_be("floor_scale", 8192), must_be("attn_scale", 0.1),
         ),
-        defaults={"": {
-            "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_hidden_layers": 48,
-            "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5, "num_experts_per_tok": 1, "num_local_experts": 16, "interleave_moe_layer_step": 1,
-            "use_qk_norm": True, "no_rope_layer_interval": 4, "attention_chunk_size": 8192,
-            "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1, "attention_bias": False,
-            "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="internlm2", gguf="internlm2", **hf_names("InternLM2", "internlm2"), rope_type=0,
@@ -260,7 +224,6 @@ ROWS: tuple[Architecture, ...] = (
             embed="model.tok_embeddings", out="output",
         ),
         keys=(*DECODER, SILU, flag("bias")),
-        defaults={"": _UNTIED},
     ),
     Architecture(
         id="orion", gguf="orion", **hf_names("Orion", "orion"),
@@ -270,12 +233,10 @@ ROWS: tuple[Architecture, ...] = (
             _META_LAYOUT, *rename(DIMS, max_position_embeddings=("max_sequence_length", "max_position_embeddings")),
             GROUPED, replace(LAYER_EPS, hf=("rms_norm_eps",)), ROPE, SILU,
         ),
-        defaults={"": _UNTIED},
     ),
     Architecture(
         id="xverse", gguf="xverse", **hf_names("Xverse", "xverse"), rope_type=0,
         tensors=decoder(*attention(permuted=True)), keys=(*DECODER, _META_LAYOUT, ROPE_DIM, SILU),
-        defaults={"": _UNTIED},
     ),
     Architecture(
         id="baichuan", gguf="baichuan", **hf_names("Baichuan", "baichuan", "BaiChuan"), rope_type=0,
@@ -291,17 +252,14 @@ ROWS: tuple[Architecture, ...] = (
             *rename(DIMS, max_position_embeddings=("model_max_length", "max_position_embeddings")), RMS_EPS, ROPE,
             _META_LAYOUT, ROPE_DIM, SILU,
         ),
-        defaults={"": _UNTIED},
     ),
     Architecture(
         id="maincoder", gguf="maincoder", **hf_names("Maincoder", "maincoder"),
         tensors=decoder(*attention(qk_norm="head_dim")), keys=(*DECODER, ROPE_DIM, SILU),
-        defaults={"": _UNTIED},
     ),
     Architecture(
         id="pangu_embedded", gguf="pangu-embedded", **hf_names("PanguEmbedded", "PanguEmbedded"),
         tensors=decoder(*attention("bias", "bias")), keys=(*DECODER, VOCAB, ROPE_DIM, SILU, flag("bias")),
-        defaults={"": _UNTIED},
     ),
     Architecture(
         id="nanbeige", gguf="nanbeige", **hf_names("Nanbeige", "nanbeige"), rope_type=0,
@@ -310,7 +268,6 @@ ROWS: tuple[Architecture, ...] = (
             *DECODER, VOCAB, ROPE_DIM, Key("num_loops", ("num_loops",)),
             Key("skip_loop_final_norm", ("skip_loop_final_norm",), "bool"), SILU,
         ),
-        defaults={"": _UNTIED | {"num_loops": 1, "skip_loop_final_norm": False}},
     ),
     # As XHToken/Spark-X2.5-1.7B has it.
     Architecture(
@@ -327,6 +284,5 @@ ROWS: tuple[Architecture, ...] = (
             Key("rope.dimension_count_swa", converter=sliding_rotary_dim), must_be("gate_attn_act_mode", "sigmoid"),
             must_be("headwise_attn_output_gate", True), must_be("hidden_act", "gelu"),
         ),
-        defaults={"": {**_REMOTE_DENSE_UNTIED, "sliding_window": 512, "sliding_window_pattern": 4, "head_dim": 256}},
     ),
 )

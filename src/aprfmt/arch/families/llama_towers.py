@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
 from aprfmt.arch.blocks.tower import (
-    ACTIVATION, HALVES, IMAGE, PATCHES, TOWER_WIDTH, USE_GELU, VISION_EPS, epsilon, intern, layers, mlp, norms, patches,
-    projector, sees, siglip, sizes, tower_attention, vision,
+    ACTIVATION, IMAGE, PATCHES, TOWER_WIDTH, USE_GELU, VISION_EPS, epsilon, intern, layers, mlp, norms, patches,
+    projector, sees, siglip, sizes, tower_attention,
 )
 from aprfmt.arch.converter import Converter, Scope
 from aprfmt.arch.converters.towers import inverse, optional_key, ratio_of_ffn
@@ -21,9 +21,6 @@ def _ffn_of_ratio(scope: Scope) -> object:
 
 
 ffn_of_ratio = Converter(derive=_ffn_of_ratio)
-IMAGENET_COLOURS = {
-    "preprocessor_config.image_mean": [0.485, 0.456, 0.406], "preprocessor_config.image_std": [0.229, 0.224, 0.225],
-}
 
 
 TOWERS: tuple[Tower, ...] = (
@@ -44,10 +41,6 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.projector.scale_factor", ("scale_factor",)), USE_GELU,
             Key("vision.preproc_image_size", ("preprocessor_config.size.longest_edge", "vision_config.image_size")),
         ),
-        defaults={"": {
-            **HALVES, **vision(image_size=224, patch_size=32, hidden_size=1152, intermediate_size=3072),
-            **vision(num_hidden_layers=12, num_attention_heads=16, layer_norm_eps=1e-6), "scale_factor": 2,
-        }},
     ),
     Tower(
         id="intern_vision", gguf="clip", hf_class="InternVLChatModel", model_type="internvl_chat",
@@ -65,7 +58,6 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.preproc_min_tiles", ("min_dynamic_patch",), converter=optional_key),
             Key("vision.preproc_max_tiles", ("max_dynamic_patch",), converter=optional_key),
         ),
-        defaults={"": {**IMAGENET_COLOURS, **vision(hidden_act="gelu", layer_norm_eps=1e-6)}},
         config={"vision_config.architectures": ["InternVisionModel"], "vision_config.model_type": "intern_vit_6b"},
     ),
     Tower(
@@ -94,10 +86,6 @@ TOWERS: tuple[Tower, ...] = (
             Key("", ("vision_config.mlp_ratio",), "f32", converter=ratio_of_ffn), *IMAGE, projector("janus_pro"),
             VISION_EPS, ACTIVATION,
         ),
-        defaults={"": {
-            **HALVES, **vision(image_size=384, patch_size=16, hidden_size=1024, mlp_ratio=4.0, hidden_act="gelu"),
-            **vision(num_hidden_layers=24, num_attention_heads=16, layer_norm_eps=1e-6),
-        }},
         config={"vision_config.model_type": "janus_vision_model"},
     ),
     Tower(
@@ -132,11 +120,6 @@ TOWERS: tuple[Tower, ...] = (
                 for name in ("projector_input_dim", "projector_output_dim", "vision_output_dim")
             ),
         ),
-        defaults={"": {
-            **HALVES, **vision(image_size=448, patch_size=14, hidden_size=768, intermediate_size=5632, norm_eps=1e-5),
-            **vision(num_hidden_layers=34, num_attention_heads=16, pixel_shuffle_ratio=0.5),
-            **vision(projector_input_dim=4096, projector_output_dim=4096, vision_output_dim=7680),
-        }},
         config={"vision_config.model_type": "llama4_vision_model"},
     ),
 )

@@ -239,7 +239,6 @@ ROWS: tuple[Architecture, ...] = (
             *_mamba_keys(_SSM_INNER, _RANK), Key(_NORMED, kind="bool", constant=False),
             Key("", ("pad_vocab_size_multiple",)), Key("", ("vocab_size",), field="vocab_size", converter=padded_vocab),
         ),
-        defaults={"": _MAMBA},
     ),
     Architecture(
         id="falcon_mamba", gguf="mamba", **class_names("FalconMambaForCausalLM", types=("falcon_mamba",)), when=_NORMED,
@@ -248,7 +247,6 @@ ROWS: tuple[Architecture, ...] = (
             *_mamba_keys(_SSM_INNER, _RANK), Key(_NORMED, kind="bool", constant=True),
             Key("", ("mixer_rms_eps",), "f32"),
         ),
-        defaults={"": _MAMBA | {"mixer_rms_eps": 1e-6}},
     ),
     Architecture(
         id="mamba2", gguf="mamba2", **class_names("Mamba2ForCausalLM", types=("mamba2",)),
@@ -260,9 +258,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("ssm.group_count", ("n_groups",)), Key("", ("head_dim",), converter=inner_size),
         ),
         prefixes=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),
-        defaults={"": {
-            **_MAMBA, "state_size": 128, "n_groups": 8, "num_heads": 128, "head_dim": 64, "tie_word_embeddings": False,
-        }},
     ),
     Architecture(
         id="bamba", gguf="granitehybrid", **hf_names("Bamba", "bamba"), required={"attention.head_count_kv": ""},
@@ -279,7 +274,6 @@ ROWS: tuple[Architecture, ...] = (
             flag("mlp_bias"),
             must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
         ),
-        defaults={"": _BAMBA},
     ),
     Architecture(
         id="jamba", gguf="jamba", **hf_names("Jamba", "jamba"), required={"attention.head_count_kv": ""},
@@ -293,12 +287,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("expert_layer_period",), converter=expert_period), Key("", ("expert_layer_offset",)), SILU,
             must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
         ),
-        defaults={"": {
-            "hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False, "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2,
-            "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16,
-            "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
-        }},
     ),
     Architecture(
         id="falcon_h1", gguf="falcon-h1", **hf_names("FalconH1", "falcon_h1"),
@@ -320,6 +308,5 @@ ROWS: tuple[Architecture, ...] = (
             must_be("attention_bias", False), must_be("projectors_bias", False), must_be("mamba_proj_bias", False),
             must_be("mamba_conv_bias", True),
         ),
-        defaults={"": _FALCON},
     ),
 )

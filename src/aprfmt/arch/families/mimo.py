@@ -237,14 +237,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("add_swa_attention_sink_bias", True), must_be("add_full_attention_sink_bias", False),
             Key("", ("attention_projection_layout",), "str", converter=fused_by_tensors),
         ),
-        defaults={"": {
-            "n_routed_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 4, "moe_intermediate_size": 2048,
-            "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-            "scoring_func": "sigmoid", "head_dim": 192, "v_head_dim": 128, "sliding_window": 129,
-            "attention_value_scale": 0.707, "attention_bias": False, "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "rope_theta": 5000000.0, "swa_rope_theta": 10000.0,
-            "partial_rotary_factor": 0.334,
-        }},
     ),
 )
 
@@ -312,9 +304,5 @@ TOWERS: tuple[Tower, ...] = (
             ),
         ),
         files={_TOKENIZER: "audio_tokenizer/config.json"},
-        defaults={"": {
-            f"{_VISION}.image_size": 560, f"{_VISION}.rms_norm_eps": 1e-6, f"{_VISION}.qk_channels": 64,
-            f"{_TOKENIZER}.layer_norm_eps": 1e-5, f"{_TOKENIZER}.hybrid_attention": True, **_FIXED,
-        }},
     ),
 )

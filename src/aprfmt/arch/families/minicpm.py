@@ -10,7 +10,7 @@ from aprfmt.arch.blocks.decoder import (
 from aprfmt.arch.blocks.mla import KEY, joint_latent_attention
 from aprfmt.arch.blocks.moe import EQUAL_HEADS
 from aprfmt.arch.blocks.tower import (
-    HALVES, IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, projector, sees, siglip, sizes, vision,
+    IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, projector, sees, siglip, sizes,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, words
 from aprfmt.arch.converters.common import nope_and_rope
@@ -102,12 +102,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("scale_emb", 12), must_be("scale_depth", 1.4), must_be("dim_model_base", 256),
             must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
         ),
-        defaults={"": {
-            "max_position_embeddings": 32768, "num_key_value_heads": 40, "rms_norm_eps": 1e-5, "kv_lora_rank": 256,
-            "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "scale_emb": 12, "scale_depth": 1.4,
-            "dim_model_base": 256, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
-            "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="minicpm", gguf="minicpm", **hf_names("MiniCPM", "minicpm"), rope_type=0,
@@ -118,7 +112,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("residual_scale", ("scale_depth",), "f32", converter=depth_scale),
             Key("logit_scale", ("dim_model_base",), "f32", converter=base_width), SILU,
         ),
-        defaults={"": {**_UNTIED, "tie_word_embeddings": True, "scale_emb": 1, "scale_depth": 1, "dim_model_base": 1}},
     ),
 )
 
@@ -151,12 +144,6 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.projector.scale_factor", ("preprocessor_config.downsample_mode",), converter=downsampling),
             Key("vision.wa_layer_indexes", ("insert_layer_id",), "i32[]", converter=one_layer), USE_GELU, VISION_EPS,
         ),
-        defaults={"": {
-            **HALVES, **vision(image_size=980, patch_size=14, layer_norm_eps=1e-6),
-            **vision(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12),
-            **{"preprocessor_config.scale_resolution": 448, "preprocessor_config.downsample_mode": "16x"},
-            "insert_layer_id": 6,
-        }},
         config={"vision_config.model_type": "minicpmv4_6_vision"},
     ),
 )

@@ -10,8 +10,8 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import SIGMOID, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, shared_expert
 from aprfmt.arch.blocks.tower import (
-    CLIP_COLOURS, IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches_in_time, projector, sees, sizes,
-    tower_attention, vision,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches_in_time, projector, sees, sizes,
+    tower_attention,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import gating
@@ -163,15 +163,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("hidden_act",), "str", allowed=("silu", "swigluoai")),
         ),
         gguf_only=(),
-        defaults={"": {
-            "num_local_experts": 128, "num_experts_per_tok": 4, "num_key_value_heads": 4, "head_dim": 128,
-            "intermediate_size": 3072, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072,
-            "routed_scaling_factor": 2.0, "scoring_func": "sigmoid", "rotary_dim": 64, "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0, "index_n_heads": 4, "index_head_dim": 128, "index_block_size": 128,
-            "index_topk_blocks": 16, "index_local_blocks": 1, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6,
-            "rope_theta": 5000000.0, "tie_word_embeddings": False, "bos_token_id": 200034, "eos_token_id": 200020,
-            "hidden_act": "silu",
-        }},
     ),
     Architecture(
         id="minimax_m2", required={"expert_gating_func": "", "feed_forward_length": ""}, gguf="minimax-m2",
@@ -186,11 +177,6 @@ ROWS: tuple[Architecture, ...] = (
             replace(ROPE_DIM, hf=("rotary_dim",)), count="num_local_experts",
         ),
         gguf_only=(),
-        defaults={"": {
-            "num_local_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 8, "head_dim": 128,
-            "max_position_embeddings": 196608, "rms_norm_eps": 1e-6, "rope_theta": 5000000.0,
-            "tie_word_embeddings": False, "bos_token_id": 200034, "eos_token_id": 200020,
-        }},
     ),
     Architecture(
         id="minimax_text_01", gguf="minimax-01",
@@ -212,11 +198,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.recurrent_layers", ("attn_type_list",), "bool[]", converter=lightning_layers),
             must_be("postnorm", True), must_be("shared_intermediate_size", 0),
         ),
-        defaults={
-            "": {f"{name}_{end}": 1.0 for name in _SCALES for end in ("alpha", "beta")}
-            | {"rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False, "postnorm": False,
-               "shared_intermediate_size": 0, "num_local_experts": 8, "num_experts_per_tok": 2}
-        },
     ),
 )
 
@@ -250,11 +231,6 @@ TOWERS: tuple[Tower, ...] = (
             ),
             Key("", ("projector_hidden_size",)),
         ),
-        defaults={"": {
-            **CLIP_COLOURS, **vision(image_size=2016, patch_size=14, hidden_size=1280, intermediate_size=5120),
-            **vision(num_hidden_layers=32, num_attention_heads=16, layer_norm_eps=1e-5),
-            "vision_config.img_token_compression_config.spatial_merge_size": 2,
-        }},
         config={"vision_config.model_type": "minimax_m3_vl_vision"},
     ),
 )

@@ -46,10 +46,6 @@ def _unit_mscale_from(value: object, scope: Scope) -> object:
 unit_mscale = Converter(yarn_log.to_gguf, _unit_mscale_from)
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _PLAIN = decoder(*attention(permuted=True))
-_MISTRAL_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072, "num_key_value_heads": 8,
-    "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2,
-}
 
 
 def _temperature_length(value: object, scope: Scope) -> int | None:
@@ -69,24 +65,19 @@ ROWS: tuple[Architecture, ...] = (
         rope_type=0,
         tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW, SLIDING_LAYERS),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072,
-            "num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": "L", "bos_token_id": 1,
-            "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="mistral", gguf="llama", when="attention.sliding_window&!expert_count", **hf_names("Mistral", "mistral"),
         rope_type=0,
         gguf_only=_FACTORS,
         tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW),
-        differs=(NO_WINDOW,), defaults={"": _MISTRAL_DEFAULTS},
+        differs=(NO_WINDOW,),
     ),
     Architecture(  # Mistral inside Mistral3, the wrapper
         id="mistral3", gguf="mistral3", hf_class="MistralForCausalLM", model_type="mistral", hf_classes=(),
         model_types=(), rope_type=0,
         tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW),
-        differs=(NO_WINDOW,), defaults={"": _MISTRAL_DEFAULTS},
+        differs=(NO_WINDOW,),
     ),
     Architecture(
         id="ministral3", gguf="mistral3", when="attention.temperature_scale|rope.scaling.yarn_log_multiplier",
@@ -97,21 +88,12 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.temperature_scale", (), "f32", converter=llama_4_scaling), SILU, PAD, WINDOW,
         ),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 262144,
-            "num_key_value_heads": 8, "head_dim": 128, "bos_token_id": 1, "pad_token_id": 11, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="mixtral", gguf="llama", when="expert_count", **hf_names("Mixtral", "mixtral"), rope_type=0,
         tensors=moe_decoder(*attention(permuted=True), *mixtral_experts()),
         keys=moe_keys(VOCAB, ROPE_DIM, WINDOW, count="num_local_experts"),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 8,
-            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": False,
-            "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="mistral4",
@@ -133,13 +115,5 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.temperature_length", converter=llama_4_length), must_be("rope_interleave", True), PAD,
         ),
         gguf_only=(),
-        defaults={"": {
-            "moe_intermediate_size": 2048, "num_key_value_heads": 32, "n_shared_experts": 1, "n_routed_experts": 128,
-            "routed_scaling_factor": 1.0, "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
-            "v_head_dim": 128, "qk_nope_head_dim": 64, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4,
-            "first_k_dense_replace": 0, "norm_topk_prob": True, "max_position_embeddings": 1048576,
-            "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False, "rope_interleave": True,
-            "pad_token_id": 11, "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
 )

@@ -65,7 +65,6 @@ TOWERS: tuple[Tower, ...] = (
         tensors=_tensors(_V, _MM, merges=True),
         keys=(*_KEYS, Key(f"vision.{_SIDE}", (_SIDE,))),
         made=_BREAK,
-        defaults={"": {**_DEFAULTS, _SIDE: 2}},
         config={"vision_config.model_type": "pixtral"},
     ),
     Tower(
@@ -74,7 +73,6 @@ TOWERS: tuple[Tower, ...] = (
         model_types=("lighton_ocr", "mistral3"), when="projector_type=lightonocr", text="model.language_model.",
         tensors=_tensors("model.vision_encoder.", "model.vision_projection.", merges=True),
         keys=(*_keys("lightonocr"), Key(f"vision.{_SIDE}", (_SIDE,))),
-        defaults={"": {**_DEFAULTS, "vision_config.hidden_act": "silu", _SIDE: 2}},
         config={"vision_config.model_type": "pixtral"},
     ),
     Tower(
@@ -84,7 +82,6 @@ TOWERS: tuple[Tower, ...] = (
         tensors=_tensors(_V, _MM, merges=False),
         keys=_KEYS,
         made=_BREAK,
-        defaults={"": _DEFAULTS},
         config={"vision_config.model_type": "pixtral"},
     ),
     Tower(
@@ -100,12 +97,6 @@ TOWERS: tuple[Tower, ...] = (
             *sizes("audio"), projector("voxtral"), MEL, HEARING_EPS, Key("audio.projector.stack_factor", constant=4),
             POSITIONS,
         ),
-        defaults={"": {
-            "audio_config.hidden_size": 1280, "audio_config.intermediate_size": 5120,
-            "audio_config.num_hidden_layers": 32, "audio_config.num_attention_heads": 20,
-            "audio_config.num_mel_bins": 128, "audio_config.max_source_positions": 1500,
-            "audio_config.layer_norm_eps": 1e-5,
-        }},
         config={"audio_config.model_type": "voxtral_encoder"},
     ),
 )

@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import NO_BIAS
 from aprfmt.arch.blocks.tower import (
-    CLIP_COLOURS, IMAGE, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, projector, sees, sizes, tower_attention, vision,
+    IMAGE, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, projector, sees, sizes, tower_attention,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.layers import kinds_of, layer_types, periodic, slides_of
@@ -84,14 +84,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("qk_scale_factor",), "f32"),
             must_be("post_norm_eps", 1e-8), must_be("hidden_activation", "silu"), NO_BIAS,
         ),
-        defaults={
-            "": {
-                "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
-                "sliding_window": 2048, "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87,
-                "output_multiplier": 0.19611613513818404, "post_norm_eps": 1e-8, "attention_bias": False,
-                "tie_word_embeddings": False, "bos_token_id": 200000, "eos_token_id": 200001,
-            }
-        },
     ),
 )
 
@@ -131,12 +123,6 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.spatial_merge_size", ("vision_config.merge_size",)), Key("", ("vision_config.pos_emb_width",)),
             Key("", ("vision_config.patch_temporal",)), Key("", ("projector_hidden_size",)),
         ),
-        defaults={"": {
-            **CLIP_COLOURS,
-            **vision(patch_size=14, pos_emb_height=32, pos_emb_width=32, patch_temporal=2, merge_size=2),
-            **vision(hidden_size=1536, intermediate_size=8960, num_hidden_layers=50, num_attention_heads=16),
-            **vision(layer_norm_eps=1e-5),
-        }},
         config={"vision_config.model_type": "muse_glimmer_vision"},
     ),
 )

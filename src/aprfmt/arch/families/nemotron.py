@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.moe import (
     COUNT, GROUPS, MTP, SHARED_COUNT, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer,
 )
 from aprfmt.arch.blocks.ssm import dual, mixer
-from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, USE_GELU, layers, mlp, norms, projector, sees, sizes, vision
+from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, USE_GELU, layers, mlp, norms, projector, sees, sizes
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, default, nothing
 from aprfmt.arch.converters.common import attention_layers, inner_size, is_list, largest, per_layer, unscaled
 from aprfmt.arch.converters.layers import FULL, LINEAR, of_layers
@@ -247,16 +247,6 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
             must_be("mlp_hidden_act", "relu2"), must_be("mamba_hidden_act", "silu"), must_be("use_bias", False),
             must_be("use_conv_bias", True), flag("mlp_bias"),
         ),
-        defaults={
-            "": {
-                "layer_norm_epsilon": 1e-5, "max_position_embeddings": 4096, "num_key_value_heads": 8, "head_dim": 128,
-                "tie_word_embeddings": False, "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64,
-                "n_groups": 8, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "mlp_bias": False,
-                "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
-                "moe_shared_expert_intermediate_size": 7688, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-                "n_group": 1, "topk_group": 1,
-            }
-        },
         hf_when=hf_when,
     )
 
@@ -276,7 +266,6 @@ _BY_BLOCK = {
     "expert_feed_forward_length": Key("expert_feed_forward_length", kind="i32[]", converter=puzzle_widths),
     "expert_used_count": Key("expert_used_count", kind="i32[]", converter=puzzle_used),
 }
-_NOT_OF_BLOCKS = ("num_experts_per_tok", "moe_intermediate_size")
 _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has it: each block has experts of its own
     _MOE_ROW, id="nemotron_h_puzzle", when="expert_used_count=0", hf_when="",
     **class_names("NemotronHPuzzleForCausalLM", types=("nemotron_h_puzzle",)), drafts=(),
@@ -285,7 +274,6 @@ _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has i
         *(_BY_BLOCK.get(key.gguf, key) for key in _MOE_ROW.keys if key is not MTP),
         Key("", ("block_configs",), converter=puzzle_blocks),
     ),
-    defaults={"": {key: value for key, value in _MOE_ROW.defaults[""].items() if key not in _NOT_OF_BLOCKS}},
 )
 _V = "vision_model.radio_model.model."
 _PATCHES = f"{_V}patch_generator."
@@ -305,10 +293,6 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, GROUPED, ROPE, layer_eps("norm_eps"), replace(RMS_EPS, hf=("norm_eps",)), HEAD_DIM, VOCAB, ROPE_DIM,
             _UNSCALED, WHOLE_HEADS, flag("attention_bias"), flag("mlp_bias"), must_be("hidden_act", "relu2"),
         ),
-        defaults={"": {
-            "max_position_embeddings": 4096, "norm_eps": 1e-5, "partial_rotary_factor": 0.5,
-            "tie_word_embeddings": False, "bos_token_id": 2, "eos_token_id": 3,
-        }},
     ),
     _row("nemotron_h", mixer("mixer.", _mlp(), _MLP), (replace(_FFN, kind="i32[]", converter=mlp_layers),)),
     _MOE_ROW,
@@ -332,7 +316,6 @@ ROWS: tuple[Architecture, ...] = (
             VOCAB, ROPE_DIM, WHOLE_HEADS, must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
         ),
         differs=(Difference("llama.cpp's deci leaves out a layer that has attention but no MLP", "lone_attention"),),
-        defaults={"": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}},
     ),
 )
 
@@ -366,12 +349,6 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.projector.scale_factor", ("downsample_ratio",), converter=inverse),
             Key("", ("projector_hidden_size",)),
         ),
-        defaults={"": {
-            "preprocessor_config.image_mean": [0.485, 0.456, 0.406],
-            "preprocessor_config.image_std": [0.229, 0.224, 0.225],
-            **vision(hidden_size=1280, intermediate_size=5120, num_hidden_layers=32, num_attention_heads=16),
-            **vision(patch_size=16), "force_image_size": 512, "downsample_ratio": 0.5,
-        }},
         config={"vision_config.architectures": ["RADIOModel"]},
     ),
 )

@@ -24,9 +24,6 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, GROUPED, ROPE, HEAD_DIM, Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
             Key("attention.clamp_kqv", ("clip_qkv",), "f32"), SILU, PAD, must_be("attention_bias", False),
         ),
-        defaults={"": {
-            "tie_word_embeddings": False, "max_position_embeddings": 2048, "pad_token_id": 1, "eos_token_id": 50279,
-        }},
     ),
     Architecture(
         id="olmo3", gguf="olmo2", when="attention.sliding_window", **hf_names("Olmo3", "olmo3"), gguf_only=(),
@@ -34,18 +31,10 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_OLMO2,
         keys=(*DECODER, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, PAD, SILU, must_be("attention_bias", False)),
         differs=(_ONE_THETA,), nested_rope=True,
-        defaults={"": {
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048, "sliding_window": 4096,
-            "sliding_window_pattern": 4, "rope_theta": 500000.0, "pad_token_id": 1, "eos_token_id": 50279,
-        }},
     ),
     Architecture(
         id="olmo2", gguf="olmo2", **hf_names("Olmo2", "olmo2"), gguf_only=(), head_always=True,
         tensors=_OLMO2, keys=(*DECODER, WHOLE_HEADS, PAD, SILU, must_be("attention_bias", False)),
-        defaults={"": {
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048, "pad_token_id": 1,
-            "eos_token_id": 50279,
-        }},
     ),
     Architecture(
         id="olmoe", gguf="olmoe", **hf_names("Olmoe", "olmoe"), head_always=True,
@@ -54,9 +43,5 @@ ROWS: tuple[Architecture, ...] = (
             NO_BIAS, EQUAL_HEADS, WHOLE_HEADS, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False)
         ),
         differs=(Difference("llama.cpp's olmoe does not clip Q, K and V (clip_qkv)", "clip_qkv"),),
-        defaults={"": {
-            "num_experts": 64, "num_experts_per_tok": 8, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-            "norm_topk_prob": False, "attention_bias": False, "tie_word_embeddings": False, "eos_token_id": 50279,
-        }},
     ),
 )

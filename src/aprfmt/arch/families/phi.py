@@ -11,7 +11,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import mixtral_experts, moe_decoder, moe_keys
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, tower_attention, vision,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, tower_attention,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.converters.common import or_zero
@@ -104,10 +104,6 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, GROUPED, ROPE, LAYER_EPS, ROPE_DIM, must_be("qk_layernorm", False),
             must_be("hidden_act", "gelu_new"),
         ),
-        defaults={"": {
-            "max_position_embeddings": 2048, "intermediate_size": 8192, "layer_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-        }},
     ),
     Architecture(
         id="phi3", gguf="phi3", **hf_names("Phi3", "phi3"),
@@ -122,10 +118,6 @@ ROWS: tuple[Architecture, ...] = (
             RMS_EPS, ROPE_DIM, Key("attention.sliding_window", ("sliding_window",), converter=or_zero), SILU,
         ),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 32000, "pad_token_id": 32000,
-        }},
     ),
     Architecture(
         id="phimoe", gguf="phimoe", **hf_names("Phimoe", "phimoe", "PhiMoE"), head_always=True,
@@ -140,12 +132,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
         gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
         differs=(_SPARSEMIXER, NO_WINDOW),
-        defaults={"": {
-            "num_local_experts": 16, "num_experts_per_tok": 2, "num_key_value_heads": 8,
-            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "attention_bias": False,
-            "lm_head_bias": False, "router_jitter_noise": 0.01, "tie_word_embeddings": False, "bos_token_id": 1,
-            "eos_token_id": 2,
-        }},
     ),
 )
 
@@ -195,10 +181,6 @@ TOWERS: tuple[Tower, ...] = (
             ),
             USE_GELU, epsilon("vision", "vision_config.layer_norm_eps"),
         ),
-        defaults={"": {
-            **vision(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12),
-            **vision(num_patches=256, layer_norm_eps=1e-6),
-        }},
         config={"vision_config.model_type": "siglip2_vision_model"},
     ),
 )

@@ -119,12 +119,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("attention_window_size",)), Key("", ("full_attention_idx",), "i32[]"),
             must_be("mamba_enabled", True),
         ),
-        defaults={"": {
-            "num_key_value_heads": 4, "num_attention_heads": 32, "hidden_size": 4096, "hidden_size_per_head": 128,
-            "num_hidden_layers": 32, "intermediate_size": 13312, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
-            "attention_window_size": 2048, "mamba_enabled": True, "mamba_step": 2, _STATE: 64, "mamba_d_conv": 4,
-            _COUNT: 64, "tie_word_embeddings": True,
-        }},
         differs=(NO_WINDOW,),
     ),
     Architecture(
@@ -141,7 +135,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.sliding_window_pattern", ("sliding_window_pattern",), converter=period_of_window),
             must_be("rope_scaling_factor", 1),
         ),
-        defaults={"": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_local_theta": 10000.0}},
     ),
     # As pfnet/plamo-13b has it, whose config names no length.
     Architecture(
@@ -156,6 +149,5 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, Key("attention.head_count_kv", field="num_kv_heads", converter=unshared_heads),
             Key("", ("n_shared_head",), converter=shared_heads), RMS_EPS, SILU,
         ),
-        defaults={"": {**_UNTIED, "max_position_embeddings": 4096, "n_shared_head": 8}},
     ),
 )

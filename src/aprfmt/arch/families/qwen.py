@@ -30,20 +30,6 @@ def _language(name: str) -> dict[str, object]:
     return {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
 
 
-_QWEN2_VL_DEFAULTS = {
-    **_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768, "rope_theta": 1e6, "num_key_value_heads": 8,
-}
-_QWEN2_5_OMNI = {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "tie_word_embeddings": True}
-_QWEN3_VL_MOE_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "norm_topk_prob": True, "max_position_embeddings": 128000, "rope_theta": 5e5,
-    "num_key_value_heads": 16, "moe_intermediate_size": 1408, "num_experts": 60, "num_experts_per_tok": 4,
-}
-_QWEN3_OMNI_MOE = {
-    "max_position_embeddings": 32768, "rope_theta": 1e6, "num_key_value_heads": 4, "moe_intermediate_size": 768,
-    "num_experts": 128, "num_experts_per_tok": 8,
-}
-
-
 def _published_experts() -> tuple[TensorRow, ...]:
     """Qwen3-VL's experts as they are published: all in two tensors, input before output."""
     stacked = {f"ffn_{name}_exps.weight": "experts,moe_ffn,hidden" for name in ("gate", "up")}
@@ -61,10 +47,6 @@ ROWS: tuple[Architecture, ...] = (
         id="qwen2", gguf="qwen2", **hf_names("Qwen2", "qwen2"), gguf_only=(),
         tensors=decoder(*attention(REQUIRED)), keys=(*DECODER, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
-            "num_key_value_heads": 32, "use_sliding_window": False,
-        }},
     ),
     Architecture(  # as KORMo-Team/KORMo-10B-base has it: a llama in all but the names of its norms
         id="kormo", gguf="qwen2", when="tensors=attn_q.weight&!tensors=attn_q.bias", **hf_names("KORMo", "kormo"),
@@ -74,17 +56,12 @@ ROWS: tuple[Architecture, ...] = (
             *gated_mlp(),
         ),
         keys=(*DECODER, WHOLE_HEADS, SILU, must_be("attention_bias", False), must_be("mlp_bias", False)),
-        defaults={"": {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 131072}},
     ),
     Architecture(
         id="qwen3", gguf="qwen3", **hf_names("Qwen3", "qwen3"), gguf_only=(),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
         keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, must_be("attention_bias", False)),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
-            "num_key_value_heads": 32, "head_dim": 128, "use_sliding_window": False,
-        }},
     ),
     Architecture(
         id="qwen2_moe", gguf="qwen2moe", **hf_names("Qwen2Moe", "qwen2_moe"), head_always=True,
@@ -99,12 +76,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("norm_topk_prob", False), flag("qkv_bias"), *_SPARSE, WINDOW, *_WINDOWED,
         ),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "num_experts": 60, "num_experts_per_tok": 4, "num_key_value_heads": 16, "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632, "norm_topk_prob": False, "qkv_bias": True,
-            "decoder_sparse_step": 1, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False, "use_sliding_window": False,
-        }},
     ),
     Architecture(
         id="qwen3_moe", gguf="qwen3moe", **hf_names("Qwen3Moe", "qwen3_moe"),
@@ -114,11 +85,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(WIDTH, must_be("norm_topk_prob", True), NO_BIAS, *_SPARSE, WINDOW, *_WINDOWED),
         differs=(NO_WINDOW,),
-        defaults={"": {
-            "num_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 4, "moe_intermediate_size": 768,
-            "norm_topk_prob": False, "decoder_sparse_step": 1, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-            "attention_bias": False, "tie_word_embeddings": False, "use_sliding_window": False,
-        }},
     ),
     Architecture(
         id="qwen2_vl", required={"rope.dimension_sections": ""}, gguf="qwen2vl", hf_class="Qwen2ForCausalLM",
@@ -127,7 +93,7 @@ ROWS: tuple[Architecture, ...] = (
         bare_classes=("Qwen2VLModel",),
         model_types=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text"), gguf_only=(),
         tensors=decoder(*attention(REQUIRED)), keys=(*DECODER, SILU, must_be("use_sliding_window", False)),
-        defaults={"": _QWEN2_VL_DEFAULTS, "qwen2_5_omni_text": _QWEN2_5_OMNI}, config=_language("Qwen2"),
+        config=_language("Qwen2"),
     ),
     Architecture(
         id="qwen3_vl", required={"rope.dimension_sections": ""}, gguf="qwen3vl", hf_class="Qwen3ForCausalLM",
@@ -135,7 +101,6 @@ ROWS: tuple[Architecture, ...] = (
         model_types=("qwen3_vl", "qwen3_vl_text", "qwen3_asr_text"), gguf_only=(),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
         keys=(*DECODER, _DEEPSTACK, SILU, must_be("use_sliding_window", False), must_be("attention_bias", False)),
-        defaults={"": _DEFAULTS | {"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 5e5}},
         config=_language("Qwen3"),
     ),
     Architecture(
@@ -146,7 +111,6 @@ ROWS: tuple[Architecture, ...] = (
             *_published_experts(), *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(WIDTH, _DEEPSTACK, must_be("norm_topk_prob", True), NO_BIAS, *_SPARSE),
-        defaults={"": _QWEN3_VL_MOE_DEFAULTS, "qwen3_omni_moe_text": _QWEN3_OMNI_MOE},
     ),
     Architecture(
         id="qwen", gguf="qwen", **hf_names("QWen", "qwen", end="LMHeadModel"),
@@ -161,6 +125,5 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, replace(ROPE, hf=("rotary_emb_base",)), replace(RMS_EPS, hf=("layer_norm_epsilon",)),
             must_be("no_bias", True), Key("", ("seq_length",)),
         ),
-        defaults={"": {"layer_norm_epsilon": 1e-6, "tie_word_embeddings": False, "no_bias": True}},
     ),
 )

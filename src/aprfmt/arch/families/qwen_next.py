@@ -199,9 +199,7 @@ _DEFAULTS = {
 _SECTIONS = Key("rope.dimension_sections", (), "i32[]", converter=qwen3_5_sections)
 
 
-def _qwen3_5(
-    id: str, gguf: str, name: str, layer: tuple[TensorRow, ...], keys: tuple[Key, ...], defaults: dict[str, object]
-) -> Architecture:
+def _qwen3_5(id: str, gguf: str, name: str, layer: tuple[TensorRow, ...], keys: tuple[Key, ...]) -> Architecture:
     """Text model of Qwen3.5, alone or in a folder with a vision tower."""
     model_type = f"{id}_text"
     classes = (f"{name}ForCausalLM", f"{name}TextModel")
@@ -210,11 +208,10 @@ def _qwen3_5(
         hf_classes=(*classes, f"{name}ForConditionalGeneration", f"{name}Model"), bare_classes=(classes[1],),
         model_types=(model_type, id),
         tensors=_decoder(*_SEPARATE, *layer), keys=(*keys, _SECTIONS), drafts=mtp_names(),
-        defaults={"": _DEFAULTS | defaults},
     )
 
 
-_QWEN3_5_ROW = _qwen3_5("qwen3_5", "qwen35", "Qwen3_5", _MLP, _keys(experts=False), {"num_key_value_heads": 4})
+_QWEN3_5_ROW = _qwen3_5("qwen3_5", "qwen35", "Qwen3_5", _MLP, _keys(experts=False))
 _STREAMS, _MIXED = "hc_count*hidden", "hc_lowrank"
 _PLUS_ONE = "plus_one"
 
@@ -277,10 +274,6 @@ ROWS: tuple[Architecture, ...] = (
         **class_names("Qwen3NextForCausalLM", "Qwen3NextModel", types=("qwen3_next",), bare=("Qwen3NextModel",)),
         tensors=_decoder(*_FUSED, *_EXPERTS), drafts=mtp_names(),
         keys=_keys(must_be("norm_topk_prob", True), experts=True),
-        defaults={"": {
-            **_DEFAULTS, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
-            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-        }},
     ),
     _QWEN3_5_ROW,
     replace(
@@ -341,13 +334,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("output_gate_type",), "str", allowed=("sigmoid",), converter=output_gate),
             must_be("norm_topk_prob", True), _SECTIONS,
         ),
-        defaults={"": {
-            **{key: value for key, value in _DEFAULTS.items() if key != "partial_rotary_factor"},
-            "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512, "hc_count": 4, "hc_lowrank": 320, "ple_conv_kernel_size": 4,
-            "ngram_size": 3, "heads_per_ngram": 8, "ngram_vocab_size_base": 20000000, "seed": 1234,
-            "make_ngram_vocab_size_divisible_by": 128, "split_ngram_parts": 512,
-        }},
         differs=(
             Difference(
                 "llama.cpp chooses up to indexer_compress_ratio - 1 positions more: texts longer than indexer_budget "
@@ -356,11 +342,5 @@ ROWS: tuple[Architecture, ...] = (
             ),
         ),
     ),
-    _qwen3_5(
-        "qwen3_5_moe", "qwen35moe", "Qwen3_5Moe", _EXPERTS, _keys(experts=True),
-        {
-            "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-        },
-    ),
+    _qwen3_5("qwen3_5_moe", "qwen35moe", "Qwen3_5Moe", _EXPERTS, _keys(experts=True)),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
 from aprfmt.arch.blocks.hearing import (
-    CONVOLUTIONS, DEFAULTS, HEARING_EPS, MEL, MM, POSITIONS, PREFIXES, QWEN3_HEARING, QWEN3_KEYS, whisper,
+    CONVOLUTIONS, HEARING_EPS, MEL, MM, POSITIONS, PREFIXES, QWEN3_KEYS, whisper,
 )
 from aprfmt.arch.blocks.qwen_vision import (
-    MERGED, QWEN3_VISION_DEFAULTS, QWEN_DEFAULTS, merger, qwen3_keys, qwen3_sizes, qwen3_vision,
+    MERGED, merger, qwen3_keys, qwen3_sizes, qwen3_vision,
 )
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_SILU, fused_attention, hears, layers, mlp, norms, patches_in_time, projector, sees, sizes,
@@ -41,10 +41,6 @@ QWEN2_KEYS = sees(
     ),
     Key("", ("vision_config.mlp_ratio",)), *IMAGE, projector("qwen2vl_merger"), _EPS,
 )
-QWEN2_DEFAULTS = {
-    **QWEN_DEFAULTS, "vision_config.depth": 32, "vision_config.embed_dim": 1280, "vision_config.hidden_size": 3584,
-    "vision_config.num_heads": 16, "vision_config.mlp_ratio": 4, "vision_config.patch_size": 14,
-}
 _DEEPSTACK = f"{_V}deepstack_merger_list."
 _OMNI = "thinker.visual."
 _THINKER = "thinker_config.vision_config"
@@ -109,7 +105,6 @@ TOWERS: tuple[Tower, ...] = (
         when="projector_type=qwen2vl_merger", text="", prefixes=_PREFIXES,
         tensors=QWEN2_VISION,
         keys=QWEN2_KEYS,
-        defaults={"": QWEN2_DEFAULTS},
         config={"vision_config.model_type": "qwen2_vl"},
     ),
     Tower(
@@ -129,11 +124,6 @@ TOWERS: tuple[Tower, ...] = (
             *sizes(block_count="depth", head_count="num_heads"), *IMAGE, projector("qwen2.5vl_merger"), USE_SILU,
             Key("vision.n_wa_pattern", ("vision_config.fullatt_block_indexes",), converter=window_pattern), _EPS,
         ),
-        defaults={"": {
-            **QWEN_DEFAULTS, "vision_config.depth": 32, "vision_config.hidden_size": 3584,
-            "vision_config.intermediate_size": 3420, "vision_config.num_heads": 16, "vision_config.patch_size": 14,
-            "vision_config.fullatt_block_indexes": [7, 15, 23, 31],
-        }},
         config={"vision_config.model_type": "qwen2_5_vl"},
     ),
     Tower(
@@ -142,7 +132,6 @@ TOWERS: tuple[Tower, ...] = (
         when="projector_type=qwen2vl_merger", text="llm.", prefixes=_PREFIXES,
         tensors=QWEN2_VISION,
         keys=QWEN2_KEYS,
-        defaults={"": QWEN2_DEFAULTS},
     ),
     Tower(
         id="qwen3_vl_vision", gguf="clip", hf_class="Qwen3VLForConditionalGeneration", model_type="qwen3_vl",
@@ -158,10 +147,6 @@ TOWERS: tuple[Tower, ...] = (
             *_projectors(_DEEPSTACK, f"{_V}merger.", "norm", "linear_fc1", "linear_fc2"),
         ),
         keys=sees(*qwen3_sizes("vision_config"), *IMAGE, projector("qwen3vl_merger"), *qwen3_keys("vision_config")),
-        defaults={
-            "": QWEN3_VISION_DEFAULTS, "qwen3_vl": {"vision_config.deepstack_visual_indexes": [8, 16, 24]},
-            "qwen3_vl_moe": {"vision_config.deepstack_visual_indexes": [8, 16, 24]},
-        },
     ),
     Tower(
         id="qwen3_omni_towers", gguf="clip", hf_class="Qwen3OmniMoeForConditionalGeneration",
@@ -178,10 +163,6 @@ TOWERS: tuple[Tower, ...] = (
             *sees(*qwen3_sizes(_THINKER), *IMAGE, *qwen3_keys(_THINKER), projector("qwen3vl_merger", part="vision")),
             *hears(*QWEN3_KEYS, projector("qwen3a", part="audio")),
         ),
-        defaults={"": {
-            **{path.replace("vision_config", _THINKER): value for path, value in QWEN3_VISION_DEFAULTS.items()},
-            f"{_THINKER}.deepstack_visual_indexes": [8, 16, 24], **QWEN3_HEARING,
-        }},
     ),
     Tower(
         id="qwen2_audio_tower", gguf="clip", hf_class="Qwen2AudioForConditionalGeneration", model_type="qwen2_audio",
@@ -190,7 +171,6 @@ TOWERS: tuple[Tower, ...] = (
         tensors=(*whisper("audio_tower.", *_D_MODEL), *linear(f"{MM}linear", "mm.a.fc", "hidden,d_model", REQUIRED)),
         f32=(".position_embd.",), f16=CONVOLUTIONS,
         keys=hears(*_SIZES, projector("qwen2a"), MEL, HEARING_EPS, POSITIONS),
-        defaults={"": DEFAULTS},
         config={"audio_config.model_type": "qwen2_audio_encoder"},
     ),
     Tower(
@@ -200,7 +180,6 @@ TOWERS: tuple[Tower, ...] = (
         tensors=qwen3_audio("thinker.audio_tower."),
         made=QWEN3_POSITIONS, f32=(".position_embd.",), f16=QWEN3_CONVOLUTIONS,
         keys=hears(*QWEN3_KEYS, projector("qwen3a", part="audio")),
-        defaults={"": QWEN3_HEARING},
     ),
     Tower(
         id="qwen2_5_omni_towers", gguf="clip", hf_class="Qwen2_5OmniModel", model_type="qwen2_5_omni",
@@ -236,14 +215,5 @@ TOWERS: tuple[Tower, ...] = (
                 Key("audio.attention.layer_norm_epsilon", (f"{_AUDIO}.layer_norm_eps",), "f32"),
             ),
         ),
-        defaults={"": {
-            f"{_VISION}.image_size": 560, f"{_VISION}.depth": 32, f"{_VISION}.hidden_size": 1280,
-            f"{_VISION}.intermediate_size": 3420, f"{_VISION}.num_heads": 16, f"{_VISION}.patch_size": 14,
-            f"{_VISION}.fullatt_block_indexes": [7, 15, 23, 31], f"{_AUDIO}.d_model": 1280,
-            f"{_AUDIO}.encoder_ffn_dim": 5120, f"{_AUDIO}.encoder_layers": 32, f"{_AUDIO}.encoder_attention_heads": 20,
-            f"{_AUDIO}.num_mel_bins": 128, f"{_AUDIO}.layer_norm_eps": 1e-5, "rms_norm_eps": 1e-6,
-            "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
-            "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
-        }},
     ),
 )

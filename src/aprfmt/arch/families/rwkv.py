@@ -234,10 +234,6 @@ _RWKV7 = Architecture(
         *_keys("norm_eps", "head_dim", *map(lambda key, hf: replace(key, hf=(hf,)), _RANK_KEYS, _FLA_RANKS.values())),
         must_be("norm_first", True), must_be("norm_bias", True), must_be("hidden_act", "sqrelu"),
     ),
-    defaults={"": {
-        "head_dim": 64, "norm_eps": 1e-5, "hidden_ratio": 4.0, "norm_first": True, "norm_bias": True,
-        "hidden_act": "sqrelu", "tie_word_embeddings": False,
-    }},
     differs=(
         Difference(
             "llama.cpp normalises the output of each head with an epsilon of 64e-5, that of 64 values and 1e-5",
@@ -268,10 +264,6 @@ ROWS: tuple[Architecture, ...] = (
             Key(_FFN.gguf, _FFN.hf, field=_FFN.field, converter=rwkv_width), Key("attention.head_count", constant=0),
             must_be("head_size_divisor", 8),
         ),
-        defaults={"": {
-            "head_size": 64, "head_size_divisor": 8, "layer_norm_epsilon": 1e-5, "rescale_every": 6,
-            "tie_word_embeddings": False,
-        }},
         head_always=True,
     ),
     Architecture(
@@ -292,20 +284,12 @@ ROWS: tuple[Architecture, ...] = (
             _FFN, RMS_EPS, Key("token_shift_count", constant=1), GROUPED, flag("attention_bias"),
             must_be("attention_output_bias", False), SILU,
         ),
-        defaults={"": {
-            "attention_bias": True, "attention_output_bias": False, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-        }},
         head_always=True,
     ),
     _RWKV7,
     replace(
         _RWKV7, id="rwkv7_goose", hf_class="Rwkv7ForCausalLM", hf_classes=("Rwkv7ForCausalLM",), model_types=(),
         tensors=_PLAIN, keys=(*_keys("layer_norm_epsilon", "head_size", *_RANK_KEYS), must_be("head_size_divisor", 8)),
-        defaults={"": {
-            "head_size": 64, "head_size_divisor": 8, "layer_norm_epsilon": 1e-5, "hidden_ratio": 4.0,
-            "tie_word_embeddings": False,
-        }},
         differs=(),
     ),
     Architecture(
@@ -329,10 +313,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("token_shift_count", constant=1), replace(_HEADS, converter=idle_heads), must_be("wkv_version", 7),
             must_be("head_size_divisor", 8), flag("wkv_has_group_norm"), SILU,
         ),
-        defaults={"": {
-            "head_size": 64, "head_size_divisor": 8, "wkv_has_gate": True, "wkv_has_group_norm": True, "wkv_version": 7,
-            "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
-        }},
         head_always=True,
     ),
 )

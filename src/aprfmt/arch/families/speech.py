@@ -291,21 +291,6 @@ _QWEN3_TTS = Tower(
         *_told(_DECODER, "latent_dim", "codebook_dim", "codebook_size", "decoder_dim", "upsampling_ratios"),
     ),
     files={"speech_tokenizer": "speech_tokenizer/config.json"},
-    defaults={
-        "": {
-            **{
-                f"speaker_encoder_config.{key}": value
-                for key, value in {
-                    **{"mel_dim": 128, "enc_dim": 1024, "enc_channels": [512, 512, 512, 512, 1536]},
-                    "enc_kernel_sizes": [5, 3, 3, 3, 1],
-                    **{"enc_se_channels": 128, "enc_attention_channels": 128},
-                }.items()
-            },
-            **{f"{_DECODER}.{key}": value for key, value in _FIXED.items()},
-            f"{_PREDICTOR}.rope_theta": 1000000,
-            f"{_PREDICTOR}.num_code_groups": _BOOKS + 1,
-        }
-    },
 )
 _M, _F, _L = "mimi.", "flow_lm.", "flow_lm.flow_net."
 _AUDIO = "audio_config"
@@ -462,7 +447,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("convnext.block_count", ("convnext.n_layer",)), ENCODER[0],
         ),
         gguf_only=(), ignored=("codebook.cluster_size", "codebook.embed_avg", "codebook.inited"),
-        defaults={"": {"layer_norm_epsilon": 1e-6, "tie_word_embeddings": False}},
     ),
     # Of both networks below llama.cpp's file holds a computed embedding: none is made, and none is of these rows.
     Architecture(
@@ -488,12 +472,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("vocab_size", ("text_vocab_size",), field="vocab_size"), Key("", ("vocab_size",)),
             Key("", ("text_hidden_size",)), Key("", converter=folded),
         ),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
-                "text_hidden_size": 2048, "text_vocab_size": 151936, "vocab_size": 3072, "attention_bias": False,
-            }
-        },
     ),
     Architecture(
         id="pocket_tts", gguf="pockettts",
@@ -516,12 +494,6 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, flag("attention_bias"), gelu(), Key("", ("flow_head_config",)),
             Key("", converter=folded),
         ),
-        defaults={
-            "": {
-                "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "latent_dim": 32, "attention_bias": False,
-                "hidden_act": "gelu_pytorch_tanh", "pad_token_id": 3,
-            }
-        },
     ),
     # The same network as it is published, without a config.json (arch.configless).
     Architecture(
@@ -552,8 +524,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("audio_config.inner_dim",)), Key("", ("model_variant",), "str"),
             Key("", converter=folded),
         ),
-        defaults={"": {"layer_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
-                      "tie_word_embeddings": False}},
     ),
 )
 

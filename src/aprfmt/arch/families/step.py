@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
     DIMS, GROUPED, WINDOW, gated_mlp, hf_names, linear, must_be, network, norm, rename, tensor,
 )
 from aprfmt.arch.blocks.moe import MTP, NO_BIAS, WIDTH, draft_layer, moe_keys, shared_expert
-from aprfmt.arch.blocks.tower import IMAGE, epsilon, layers, mlp, norms, projector, sees, vision
+from aprfmt.arch.blocks.tower import IMAGE, epsilon, layers, mlp, norms, projector, sees
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import gating
 from aprfmt.arch.converters.experts import DENSE, SPARSE, after, counted_dense_from, counted_dense_to, limits
@@ -168,12 +168,6 @@ def _step(id: str, hf_class: str, model_type: str) -> Tower:
             Key("vision.projector.scale_factor", ("understand_projector_stride",), converter=squared),
             Key("vision.preproc_image_size", constant=3024),
         ),
-        defaults={"": {
-            "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
-            "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
-            **vision(image_size=728, patch_size=14, width=1536, layers=47, heads=16, mlp_ratio=8960 / 1536),
-            **vision(layer_norm_eps=1e-5), "understand_projector_stride": 2,
-        }},
         config={"vision_config.model_type": "perception_encoder"},
     )
 
@@ -215,13 +209,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("mlp_bias", False),
         ),
         gguf_only=("rope_freqs.weight",),
-        defaults={"": {
-            "n_routed_experts": 288, "num_experts_per_tok": 8, "num_key_value_heads": 8, "moe_intermediate_size": 1280,
-            "share_expert_dim": 1280, "moe_router_scaling_factor": 1.0, "norm_expert_weight": True,
-            "moe_every_n_layer": 1, "moe_router_activation": "sigmoid", "head_dim": 128,
-            "max_position_embeddings": 128000, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
-        }},
     ),
 )
 

@@ -127,7 +127,7 @@ _T5 = Architecture(
     ),
     gguf_only=(),
     tensors=_t5("first"), keys=(*_KEYS, Key("", ("scale_decoder_outputs",), "bool")), prefixes=_COPIES,
-    defaults={"": _DEFAULTS, "t5": _RELU, "mt5": _GELU}, differs=(Difference(_SCALED, _IS_SCALED),),
+    differs=(Difference(_SCALED, _IS_SCALED),),
 )
 
 
@@ -136,13 +136,13 @@ ROWS: tuple[Architecture, ...] = (
     replace(
         _T5, id="umt5",
         **class_names("UMT5ForConditionalGeneration", "UMT5Model", types=("umt5",), bare=("UMT5Model",)),
-        when="tensors=enc.blk.1.attn_rel_b.weight", tensors=_t5(""), keys=_KEYS, defaults={"": _DEFAULTS | _GELU},
+        when="tensors=enc.blk.1.attn_rel_b.weight", tensors=_t5(""), keys=_KEYS,
         differs=(Difference(_SCALED, "!bare"),),
     ),
     replace(
         _T5, id="t5encoder", gguf="t5encoder", hf_class="T5EncoderModel",
         hf_classes=("T5EncoderModel", "T5ForTokenClassification"),
         bare_classes=("T5EncoderModel", "T5ForTokenClassification"), model_types=(), tensors=_t5_encoder("first"),
-        keys=_ENCODER_KEYS, defaults={"": _DEFAULTS | _RELU}, differs=(),
+        keys=_ENCODER_KEYS, differs=(),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aprfmt.arch.blocks.decoder import decoder, hf_names, linear, must_be, norm
 from aprfmt.arch.blocks.mla import MLA_REQUIRED, latent_attention, mla_keys
 from aprfmt.arch.blocks.tower import (
-    ACTIVATION, HALVES, IMAGE, TOWER_WIDTH, VISION_EPS, projector, sees, siglip, sizes, vision,
+    ACTIVATION, IMAGE, TOWER_WIDTH, VISION_EPS, projector, sees, siglip, sizes,
 )
 from aprfmt.arch.converters.towers import optional_key
 from aprfmt.arch.row import REQUIRED, Architecture, Key, Tower
@@ -25,11 +25,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
             Key("expert_shared_count", constant=0), must_be("rope_interleave", True),
         ),
-        defaults={"": {
-            "max_position_embeddings": 131072, "num_key_value_heads": 16, "rms_norm_eps": 1e-6, "kv_lora_rank": 512,
-            "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
-            "attention_bias": False, "tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128001,
-        }},
     ),
 )
 
@@ -54,10 +49,6 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.window_size", ("vision_config.window_size",), converter=optional_key),
             Key("vision.wa_layer_indexes", ("vision_config.fullatt_block_indexes",), "i32[]"),
         ),
-        defaults={"": {
-            **HALVES,
-            **vision(image_size=560, spatial_merge_size=2, layer_norm_eps=1e-6, hidden_act="gelu_pytorch_tanh"),
-        }},
         config={"vision_config.model_type": "siglip2_vision_model"},
     ),
 )
