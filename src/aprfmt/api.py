@@ -172,15 +172,19 @@ def qa(
 
 
 def _page_target(output: PathLike | None, sources: Sequence[str], *, force: bool) -> str | None:
-    """The page to write, checked before anything is computed for it."""
+    """The page to write, checked before anything is computed for it. Of source folders it may replace pages alone."""
     if output is None:
         return None
     from aprfmt.html.file import check_page
     from aprfmt.io.sink import check_target
+    from aprfmt.io.source import is_folder
 
     target = formats.path_text(output, "output")
     check_page(target)
-    check_target(target, [*sources], force)
+    inside = (path for source in sources if is_folder(source) for path in Path(source).iterdir())
+    check_target(
+        target, [*sources, *(str(path) for path in inside if not path.name.endswith((".html", ".htm")))], force
+    )
     return target
 
 
@@ -589,12 +593,13 @@ def report(
         ChecksumError: the model is damaged.
         RefusedError: links lead out of the model's folder.
     """
-    from aprfmt.html.file import check_page, write_page
+    from aprfmt.html.file import write_page
     from aprfmt.inspection.run_report import is_run, summarise, write_report
 
     path = Path(formats.path_text(file, "file"))
-    target = Path(formats.path_text(output, "output")) if output is not None else None
-    names = {"file": os.fspath(file), "output": str(target) if target is not None else None}
+    page = _page_target(output, [str(path)], force=force)
+    target = Path(page) if page is not None else None
+    names = {"file": os.fspath(file), "output": page}
     if is_run(path):
         return {**(summarise(path) if target is None else write_report(path, target, force=force)), **names}
     from aprfmt.convert.files import parts_of
@@ -602,8 +607,6 @@ def report(
     from aprfmt.io.links import check_links, check_opened
     from aprfmt.io.source import watch_opened
 
-    if target is not None:
-        check_page(target)
     with watch_opened() as opened, formats.open_unchanged(path) as model:
         folder, own = parts_of(model)
         if not follow_links:

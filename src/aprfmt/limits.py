@@ -122,6 +122,15 @@ CHAT_MEMORY_BYTES = 192 << 20
 MAX_TEMPLATE_CHARS = 1 << 20
 """A chat template."""
 
+MAX_TOKENIZER_SECONDS = 5.0
+"""Processor time that the process of a tokenizer may take beyond TOKENIZER_BYTE_SECONDS."""
+
+TOKENIZER_BYTE_SECONDS = 2e-6
+"""Processor time for each byte of a request to it (JSON in ASCII); tokenizers in use take a fifth of that."""
+
+TOKENIZER_MEMORY_BYTES = 320 << 20
+"""Address space of that process, beside 16 bytes for each of the tokenizer.json."""
+
 MAX_SETTINGS_BYTES = 1 << 20
 """A file of options, or a recipe of a merge."""
 

@@ -19,6 +19,7 @@ import torch
 from aprfmt.api import qa
 from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.inspection.run_report import PAGE, write_report
+from aprfmt.io.sink import check_apart
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.text import format_clock
 from aprfmt.texts.corpus import prepare
@@ -261,6 +262,12 @@ def _note_peak_rate(device: torch.device) -> None:
         features.current().miss("mfu", f"the peak FLOP/s of {name} are unknown")
 
 
+def _inputs(config: Config) -> Iterator[str]:
+    """The files and folders that a run reads."""
+    yield from (path for path in (config.teacher, config.student, config.teacher_logprobs, config.eval_data) if path)
+    yield from map(str, split_weights(config.data)[0])
+
+
 @contextmanager
 def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved]]:
     """The run's folder, temporary for a smoke run, and the state to resume from."""
@@ -270,6 +277,8 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved]]:
         return
     assert config.output is not None
     path = Path(config.output)
+    if world.is_first:
+        check_apart(path, _inputs(config))
     is_new = not path.exists()
     with lock_folder(path) if world.is_first else nullcontext():
         try:

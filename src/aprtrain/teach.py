@@ -31,7 +31,7 @@ from aprfmt.formats.teacher_files import (
 )
 from aprfmt.formats.vllm import Responses
 from aprfmt.io.pipe import StartProgress
-from aprfmt.io.sink import AtomicFile, check_target
+from aprfmt.io.sink import AtomicFile, check_apart, check_target
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.model import Model
 from aprfmt.running.decoders import open_decoder
@@ -109,6 +109,7 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
             check_target(wanted.prompts, inputs, force=True)
         if wanted.output.exists():
             check_target(wanted.output, inputs, force=True, folder=True)
+            check_apart(wanted.output, inputs)
         old = _check_output(wanted.output)
         header = read_header(wanted.output / _TOKENS) if old else None
         corpus = prepare(

@@ -34,6 +34,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     new_imatrix(root / "q.dat", {name: [1.0] * n for name, n in columns.items()}, {name: [1.0] for name in columns})
     shutil.copy(root / "q.dat", root / "q.gguf")
     (root / "text.md").write_text("mine")
+    (root / "run").mkdir()
+    (root / "run" / "metrics.jsonl").write_text("{}\n")
     (root / "recipe.yaml").write_text(
         "merge_method: linear\nparameters: {weight: 1.0}\nmodels:\n- {model: a.gguf}\n- {model: d}\n"
     )
@@ -60,6 +62,16 @@ def stamp_text(model: str, output: str) -> None:
     from aprfmt.cli.convert import Stamp
 
     Stamp(file=Path(model), output=Path(output), set=[f"general.description=@{output}"], force=True)()
+
+
+def linked_to(file: str, place: str, call: Callable[[], object]) -> Callable[[], object]:
+    """With a link at `place`, which the output is written through."""
+
+    def with_link() -> object:
+        os.symlink(file, place)
+        return call()
+
+    return with_link
 
 
 CASES: dict[str, Callable[[], object]] = {
@@ -92,6 +104,18 @@ CASES: dict[str, Callable[[], object]] = {
     ),
     "a stamped text": lambda: stamp_text("a.gguf", "text.md"),
     "a stamped text of an .apr": lambda: stamp_text("a.apr", "text.md"),
+    "a Modelfile": linked_to("a.gguf", "Modelfile", gguf("a.gguf", "out.gguf", modelfile=True)),
+    "a page over a model": linked_to(
+        "a.gguf", "page.html", lambda: aprfmt.report("a.gguf", output="page.html", force=True)
+    ),
+    "a page over a config": linked_to(
+        "d/config.json", "page.html", lambda: aprfmt.report("d", output="page.html", force=True)
+    ),
+    "a page over a log": linked_to(
+        "run/metrics.jsonl", "page.html", lambda: aprfmt.report("run", output="page.html", force=True)
+    ),
+    "a page of qa": linked_to("d/config.json", "page.html", lambda: aprfmt.qa("d", output="page.html", force=True)),
+    "text of a matrix": lambda: aprfmt.imatrix("a.gguf", "text.md", "d/../text.md", force=True),
     "matrices": lambda: aprfmt.merge_imatrix(["i.dat", "i.dat"], "d/../i.dat", force=True),
 }
 
@@ -107,6 +131,8 @@ def test_an_input_is_never_replaced(name: str, at: Path) -> None:
         CASES[name]()
     assert caught.value.code in ("refused", "storage", "not-found"), caught.value
     assert caught.value.hint
+    for made in (name for name in ("Modelfile", "page.html") if os.path.islink(name)):
+        os.unlink(made)
     assert contents(at) == before
 
 

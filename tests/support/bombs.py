@@ -476,15 +476,36 @@ def log_of_objects(folder: Path) -> list[str]:
     return ["report", str(folder / "run")]
 
 
+def vocabulary(folder: Path, text: str, **parts: object) -> list[str]:
+    tokenizer: dict[str, object] = {
+        "version": "1.0", "added_tokens": [], "pre_tokenizer": None, "post_processor": None, "decoder": None,
+        "normalizer": None, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, **parts,
+    }  # fmt: skip
+    return ["vocab", str(write(folder / "tokenizer.json", json.dumps(tokenizer).encode())), text]
+
+
 @bomb()
 def vocabulary_that_doubles(folder: Path) -> list[str]:
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-    tokenizer: dict[str, object] = {
-        "version": "1.0", "added_tokens": [], "pre_tokenizer": None, "post_processor": None, "decoder": None,
-        "normalizer": {"type": "Sequence", "normalizers": [step] * 40},
-        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
-    }  # fmt: skip
-    return ["vocab", str(write(folder / "tokenizer.json", json.dumps(tokenizer).encode())), "a"]
+    return vocabulary(folder, "a", normalizer={"type": "Sequence", "normalizers": [step] * 40})
+
+
+@bomb()
+def vocabulary_that_panics(folder: Path) -> list[str]:
+    return vocabulary(folder, "a", normalizer={"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="})
+
+
+@bomb(is_long=True)
+def vocabulary_of_a_slow_regex(folder: Path) -> list[str]:
+    step = {"type": "Split", "pattern": {"Regex": "a*$"}, "behavior": "Isolated", "invert": False}
+    return vocabulary(folder, "a" * 100_000 + "b", pre_tokenizer=step)
+
+
+@bomb(is_long=True)
+def vocabulary_of_long_words(folder: Path) -> list[str]:
+    model = {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1, "##a": 2}, "unk_token": "[UNK]",
+        "max_input_chars_per_word": 10**9, "continuing_subword_prefix": "##"}  # fmt: skip
+    return vocabulary(folder, "a" * 100_000 + "b", model=model)
 
 
 # --- measuring ---

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from aprfmt import formats
-from aprfmt.errors import AprError, CorruptError, RefusedError, UnsupportedError, UsageError
+from aprfmt.errors import AprError, RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import path_text
 from aprfmt.formats.hf_files import read_tokenizer
 from aprfmt.io.source import is_folder
@@ -17,9 +17,6 @@ from aprfmt.tokenizer.encoding import TOKENIZER_JSON, hard_texts, load, tokenize
 from aprfmt.tokenizer.hf import has_vocabulary
 from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer, TokenType, is_unicode, without_padding
 from aprfmt.types import PathLike
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Fast
 
 T = TypeVar("T")
 
@@ -192,25 +189,22 @@ class _Encoder:
         """Raises UnsupportedError for a tokenizer without a tokenizer.json form."""
         self._tokenizer, self._special, self._path = tokenizer, special, path
         try:
-            self._fast: Fast = load(tokenizer_json(tokenizer))
+            self._fast = load(tokenizer_json(tokenizer))
         except AprError as error:
             error.path = error.path or path
             raise
 
     def ids(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
         """The ids of each text, with what is put around it where `special` says so."""
-        found = self._call(lambda: self._fast.encode_batch(list(texts), add_special_tokens=special))
-        return [list(one.ids) for one in found]
+        return [one.ids for one in self._call(lambda: self._fast.encode(texts, special=special))]
 
     def encode(self, text: str) -> Tokens:
         """The tokens of a text. Raises UsageError for one that is not valid Unicode."""
         if not is_unicode(text):
             raise UsageError("the text is not valid Unicode", hint="give it in UTF-8")
-        made = self._call(lambda: self._fast.encode(text, add_special_tokens=self._special))
-        tokens = [
-            Token(i, self._piece(i), text[start:end]) for i, (start, end) in zip(made.ids, made.offsets, strict=True)
-        ]
-        return Tokens(text, tokens, self._decoded(list(made.ids)))
+        (made,) = self._call(lambda: self._fast.encode([text], special=self._special, places=True))
+        tokens = [Token(i, self._piece(i), text[start:end]) for i, (start, end) in zip(*made, strict=True)]
+        return Tokens(text, tokens, self._decoded(made.ids))
 
     def decode(self, ids: Sequence[int]) -> Tokens:
         """The text of ids."""
@@ -224,15 +218,14 @@ class _Encoder:
         return self._tokenizer.tokens[i] if i < len(self._tokenizer.tokens) else ""
 
     def _decoded(self, ids: list[int]) -> str:
-        return self._call(lambda: str(self._fast.decode(ids, skip_special_tokens=False)))
+        return self._call(lambda: self._fast.decode(ids))
 
     def _call(self, function: Callable[[], T]) -> T:
         try:
             return function()
-        except (KeyboardInterrupt, SystemExit, UnicodeError):
+        except AprError as error:
+            error.path = self._path
             raise
-        except BaseException as error:  # its panics are not Exceptions
-            raise CorruptError(f"the tokenizer cannot be run: {error}", path=self._path) from error
 
 
 # --- two of them ---

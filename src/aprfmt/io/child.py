@@ -123,7 +123,10 @@ class Child:
 
         Raises ChildDiedError, also when it is silent for more than `seconds` and was killed for it.
         """
-        text = json.dumps(request, default=str)
+        return self.ask_in_text(json.dumps(request, default=str), seconds, on_part)
+
+    def ask_in_text(self, text: str, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
+        """As `ask`, of a request that is JSON text on one line."""
         while True:
             with self._clock.limit(seconds):
                 if text:
@@ -251,10 +254,22 @@ class Service:
         seconds: of the processor that one request may take; see `serving.serve`.
         memory: bytes of the child's address space (Linux).
         most_bytes: the longest answer.
+        byte_seconds: of the processor that each byte of a request adds.
+        more: environment variables that are added.
     """
 
-    def __init__(self, module: str, *, seconds: float, memory: int, most_bytes: int) -> None:
+    def __init__(
+        self,
+        module: str,
+        *,
+        seconds: float,
+        memory: int,
+        most_bytes: int,
+        byte_seconds: float = 0.0,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
         self._module, self._seconds, self._memory, self._most_bytes = module, seconds, memory, most_bytes
+        self._byte_seconds, self._more = byte_seconds, more
         self.lock = threading.RLock()
         self._child: Child | None = None
         self._pid = 0
@@ -269,8 +284,9 @@ class Service:
         if self.child is None:
             import atexit
 
-            arguments = ["-m", self._module, str(self._seconds), str(self._memory)]
-            self._child, self._pid = Child(arguments, site=False, most_bytes=self._most_bytes), os.getpid()
+            arguments = ["-m", self._module, *map(str, (self._seconds, self._memory, self._byte_seconds))]
+            self._child = Child(arguments, self._more, site=False, most_bytes=self._most_bytes)
+            self._pid = os.getpid()
             atexit.unregister(self.close)
             atexit.register(self.close)
         assert self._child is not None
@@ -278,9 +294,11 @@ class Service:
 
     def ask(self, request: object) -> JsonObject:
         """The answer. Raises ChildDiedError, StorageError."""
+        text = json.dumps(request, default=str)
+        seconds = self._seconds + self._byte_seconds * len(text)
         with self.lock:
             try:
-                return self.start().ask(request, self._seconds * (_SLACK if has_limits() else 1))
+                return self.start().ask_in_text(text, seconds * (_SLACK if has_limits() else 1))
             except BaseException:  # what it still says belongs to no other request
                 self.close()
                 raise

@@ -25,14 +25,14 @@ def has_limits() -> bool:
 
 
 def serve(answer: Callable[[Any], object]) -> None:
-    """Answers the JSON lines of stdin until it ends; SECONDS and BYTES are the arguments of the process.
+    """Answers the JSON lines of stdin until it ends; SECONDS, BYTES and BYTE_SECONDS are the arguments of the process.
 
-    A request may take SECONDS of the processor. What it takes is missing to the next ones, which get back a fortieth
-    each: many slow requests end the process as one endless one does. Memory that is refused ends it with EXIT_MEMORY,
-    too much time by SIGPROF.
+    A request may take SECONDS of the processor, and BYTE_SECONDS for each of its bytes. What it takes beyond those is
+    missing to the next ones, which get back a fortieth each: many slow requests end the process as one endless one
+    does. Memory that is refused ends it with EXIT_MEMORY, too much time by SIGPROF.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the parent ends this one
-    seconds, memory = float(sys.argv[1]), int(sys.argv[2])
+    seconds, memory, byte_seconds = float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _limit_memory(memory)
@@ -41,7 +41,7 @@ def serve(answer: Callable[[Any], object]) -> None:
         for line in sys.stdin.buffer:
             left = min(seconds, left + seconds * _REFILL)
             if has_limits():
-                signal.setitimer(signal.ITIMER_PROF, left)
+                signal.setitimer(signal.ITIMER_PROF, left + byte_seconds * len(line))
             reply = json.dumps(answer(json.loads(line)), ensure_ascii=False).encode("utf-8", "surrogatepass")
             if has_limits():
                 left = signal.setitimer(signal.ITIMER_PROF, 0)[0]

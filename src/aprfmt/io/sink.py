@@ -56,6 +56,66 @@ def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folde
         raise StorageError("the output's folder does not exist", path=parent, hint=f"mkdir -p {parent}")
 
 
+def check_apart(folder: PathLike, sources: Iterable[PathLike]) -> None:
+    """Refuses an output folder that holds an input, or a link to one, a folder of inputs included.
+
+    For a folder in which many files are written and removed. It may itself lie in a folder of inputs. Sources that do
+    not exist are left out. Raises RefusedError, StorageError.
+    """
+    if not is_folder(folder):
+        return
+    with storage_errors(folder):
+        own = _chain(folder)[0]
+        linked, hard = _links_in(folder)
+        for source in filter(exists, sources):
+            chain = _chain(source)
+            leads_in = own in chain or (is_folder(source) and any(own in link for link in _links_in(source, own)[0]))
+            # A link in the output folder to the input, to a folder around it, or to something in it.
+            leads_out = any(link[0] in chain or (chain[0] in link and own not in link) for link in linked)
+            if leads_in or leads_out or (hard and not hard.isdisjoint(_files_of(source))):
+                raise RefusedError(
+                    f"the output folder holds the input {os.fspath(source)}, or a link leads from one to the other",
+                    path=folder,
+                    hint="choose another output with -o, or copy the input elsewhere",
+                )
+
+
+_Inode = tuple[int, int]
+
+
+def _chain(path: PathLike) -> list[_Inode]:
+    """What the path leads to, and every folder around that."""
+    real = Path(os.path.realpath(path))
+    return [(info.st_dev, info.st_ino) for info in map(os.stat, (real, *real.parents))]
+
+
+def _links_in(folder: PathLike, left_out: _Inode | None = None) -> tuple[list[list[_Inode]], set[_Inode]]:
+    """Where the links in a folder lead, and the files in it that have another name."""
+    linked, hard = [], set()
+    for here, folders, files in os.walk(os.fspath(folder)):
+        for name in (*folders, *files):
+            path = os.path.join(here, name)
+            info = os.lstat(path)
+            if (info.st_dev, info.st_ino) == left_out:
+                folders.remove(name)
+            elif stat.S_ISLNK(info.st_mode):
+                linked += [_chain(path)] if exists(path) else []
+            elif stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
+                hard.add((info.st_dev, info.st_ino))
+    return linked, hard
+
+
+def _files_of(source: PathLike) -> Iterator[_Inode]:
+    """The inodes of a file, or of the files of a folder."""
+    paths = [os.fspath(source)] if not is_folder(source) else (
+        os.path.join(here, name) for here, _, files in os.walk(source) for name in files
+    )  # fmt: skip
+    for path in paths:
+        if exists(path):
+            info = os.stat(path)
+            yield (info.st_dev, info.st_ino)
+
+
 def check_space(folder: PathLike, n_bytes: int) -> None:
     """Raises StorageError when `folder`'s disk has less than `n_bytes` bytes free."""
     with storage_errors(folder):

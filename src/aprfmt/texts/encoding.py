@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +14,8 @@ from aprfmt.texts.records import Chat, Document, Marked
 from aprfmt.tokenizer.chat import PrefixError
 from aprfmt.tokenizer.chat_format import template_of
 from aprfmt.tokenizer.encoding import load, tokenizer_json
+from aprfmt.tokenizer.fast import Encoded
 from aprfmt.tokenizer.model import Tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
 
 HIDDEN = np.uint32(1 << 31)
 """Set in the ids of a document's tokens that are not to be learned, until they are written."""
@@ -50,14 +47,14 @@ class Encoder:
         self._tokenizer = load(text)
         self.separator = tokenizer.special["eos"]
         begin = tokenizer.special.get("bos")
-        alone = self._tokenizer.encode("", add_special_tokens=True).ids
+        alone = self._tokenizer.encode([""], special=True)[0].ids
         with_begin = tokenizer.flags.get("add_bos", begin in alone[:1] and begin != self.separator)
         self._begin = np.array([begin] if with_begin and begin is not None else [], np.uint32)
         self._end = np.array([self.separator], np.uint32)
         self.n_ids = len(tokenizer.tokens)
         self._template = template_of(tokenizer)
-        self._added = np.array(sorted(self._tokenizer.get_added_tokens_decoder()), np.uint32)
-        self._tokenizer.post_processor = None  # it may take spaces out of where a token stands in the text
+        self._added = np.array(self._tokenizer.added(), np.uint32)
+        self._tokenizer.drop_post_processor()  # it may take spaces out of where a token stands in the text
         total = hashlib.sha256()
         # What comes behind the ids, and what makes text of them again, differs between a model's containers.
         decides = {name: value for name, value in json.loads(text).items() if name not in ("post_processor", "decoder")}
@@ -80,12 +77,12 @@ class Encoder:
         """Ids [n] of each document, HIDDEN where they are not to be learned.
 
         Texts and arrays of ids get their begin, and their end where they do not end with it; a conversation gets an
-        end where its template puts no token of its own behind the last answer. Raises CorruptError.
+        end where its template puts no token of its own behind the last answer. Raises CorruptError, LimitError.
         """
         texts = [document for document in documents if isinstance(document, str)]
         chats = [document.text for document in documents if isinstance(document, Marked)]
-        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        placed = iter(self._tokenizer.encode_batch(chats, add_special_tokens=False))
+        encoded = iter(self._tokenizer.encode(texts))
+        placed = iter(self._tokenizer.encode(chats, places=True))
         found = []
         for document in documents:
             if isinstance(document, Marked):
@@ -111,10 +108,10 @@ class Encoder:
         return np.concatenate([begin, ids, end])
 
 
-def _hide(encoding: Encoding, learned: Sequence[tuple[int, int]]) -> Ids:
+def _hide(encoding: Encoded, learned: Sequence[tuple[int, int]]) -> Ids:
     """The ids of a text, HIDDEN but for the tokens that reach into one of these ranges of its characters."""
     ids = np.array(encoding.ids, np.uint32)
-    places, ranges = np.array(encoding.offsets, np.int64).reshape(-1, 2), np.array(learned, np.int64).reshape(-1, 2)
+    places, ranges = np.array(encoding.places, np.int64).reshape(-1, 2), np.array(learned, np.int64).reshape(-1, 2)
     last = np.searchsorted(ranges[:, 0], places[:, 1], "left") - 1  # the last range that begins before a token's end
     is_learned = (last >= 0) & (ranges[last, 1] > places[:, 0]) if len(ranges) else np.zeros(len(ids), bool)
     return np.where(is_learned, ids, ids | HIDDEN)

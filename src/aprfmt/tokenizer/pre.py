@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from aprfmt.errors import UsageError
 from aprfmt.tokenizer.growth import check_growth
-from aprfmt.tokenizer.rules import IGNORE_MERGES, RULES, SUFFIX, SUFFIX_BY_CLASSES, PreTokenizerRule, rule
+from aprfmt.tokenizer.known import is_known, spell
+from aprfmt.tokenizer.rules import IGNORE_MERGES, RULES, PreTokenizerRule, rule
 from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
     own = _spell_steps(parsed.get("pre_tokenizer"))
     if not own:
         return "it has no splitting rules, which llama.cpp requires of a byte-level BPE"
-    known = {name: [*map(_normalize, row.splits), _final(row)] for name, row in RULES.items() if row.letters == "bytes"}
+    known = {name: [*map(spell, row.splits), _final(row)] for name, row in RULES.items() if row.letters == "bytes"}
     mine = [part for step in own for part in _alternatives(step)]
     parts = {name: [part for step in steps for part in _alternatives(step)] for name, steps in known.items()}
     # Equal alternatives count first, then how alike the spellings are.
@@ -173,18 +174,12 @@ def hash_name(tokenizer_json: bytes, parsed: JsonObject | None = None) -> str | 
     With `parsed`, the same as an object whose tokens and merges were checked, only what matters of it is built.
     """
     try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        return None
-    try:
         check_growth(json.loads(tokenizer_json) if parsed is None else parsed)
-        ids = probe_ids(parsed) if parsed is not None else None
+        ids = probe_ids(parsed) if parsed is not None and is_known(parsed) else None
         if ids is None:
-            tokenizer = Tokenizer.from_buffer(tokenizer_json)
-            # The digests are those of the whole probe; a crafted padding would also take any amount of memory.
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            ids = tokenizer.encode(PROBE).ids
+            from aprfmt.tokenizer.fast import load
+
+            ids = load(tokenizer_json).encode([PROBE], special=True)[0].ids
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException:  # a bare Exception for a file that it cannot use, its own kind for a Rust panic
@@ -200,16 +195,10 @@ def _by_structure(parsed: JsonObject, ignore_merges: bool) -> str | None:
     if steps is None:
         return None
     for name, row in RULES.items():
-        known = [*map(_normalize, row.splits), _final(row)]
+        known = [*map(spell, row.splits), _final(row)]
         if steps == known and row.ignore_merges == ignore_merges and row.letters == "bytes":
             return name
     return None
-
-
-def _normalize(pattern: str) -> str:
-    """One spelling for those in use: contractions by flag or by class, line ends literal or escaped."""
-    spelled = pattern.replace(SUFFIX_BY_CLASSES, SUFFIX).replace("\r", r"\r").replace("\n", r"\n")
-    return "digits" if spelled == r"\p{N}" else spelled
 
 
 def _parts(pre_tokenizer: Json) -> list[JsonObject]:
@@ -251,7 +240,7 @@ def _step(part: JsonObject) -> str | None:
     regex = pattern.get("Regex") if isinstance(pattern, dict) else None
     # Removing what lies between the matches is isolating the matches when the regex covers every text.
     isolates = (part.get("behavior"), part.get("invert")) in (("Isolated", False), ("Removed", True))
-    return _normalize(regex) if kind == "Split" and isinstance(regex, str) and isolates else None
+    return spell(regex) if kind == "Split" and isinstance(regex, str) and isolates else None
 
 
 # --- the nearest known rule ---

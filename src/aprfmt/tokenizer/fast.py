@@ -1,0 +1,255 @@
+"""A tokenizer.json that encodes and decodes: in this process where it is known to be quick, else in one with limits.
+
+`python -m aprfmt.tokenizer.fast` is that process. A stranger's regex may take years for a line, and the library ends on
+what it did not expect with a panic, which writes on standard error before it can be caught.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from aprfmt.errors import AprError, CorruptError, LimitError, MissingDependencyError
+from aprfmt.io.child import Child, ChildDiedError, Service, last_line
+from aprfmt.io.serving import serve
+from aprfmt.limits import MAX_TOKENIZER_SECONDS, TOKENIZER_BYTE_SECONDS, TOKENIZER_MEMORY_BYTES
+from aprfmt.tokenizer.growth import check_growth
+from aprfmt.tokenizer.known import is_known, load_unique
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as _Library
+
+_MEMORY_PER_BYTE = 16
+_MOST_BYTES = 64 << 20
+_REQUEST_CHARS = 1 << 19
+"""Of texts in one request; a longer text has one to itself."""
+_KEPT = 4
+_HINT = "take the tokenizer from the model's publisher"
+
+
+class Encoded(NamedTuple):
+    """The ids of a text, and the range of its characters that each stands for where they were asked for."""
+
+    ids: list[int]
+    places: list[tuple[int, int]]
+
+
+class FastTokenizer(Protocol):
+    """What runs a tokenizer.json. Methods raise CorruptError where it fails, LimitError where it takes too much."""
+
+    def encode(self, texts: Sequence[str], *, special: bool = False, places: bool = False) -> list[Encoded]:
+        """Each text in tokens; with `special` what is put around it, too."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens too."""
+
+    def added(self) -> list[int]:
+        """The ids of the tokens that are found in a text before all others, in order."""
+
+    def drop_post_processor(self) -> None:
+        """Leaves texts and places as they are from then on: `special` adds nothing."""
+
+
+def load(text: bytes) -> FastTokenizer:
+    """The tokenizer of a tokenizer.json, without truncation and padding.
+
+    Raises CorruptError where it is none, LimitError where loading takes too much or it makes endlessly much of a text,
+    MissingDependencyError without `tokenizers`.
+    """
+    try:
+        parsed, is_unique = load_unique(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"tokenizer.json cannot be loaded: {error}") from error
+    check_growth(parsed)
+    if is_unique and is_known(parsed):
+        return _Local(text)
+    return _Remote(text)
+
+
+class _Local:
+    """The library in this process."""
+
+    def __init__(self, text: bytes) -> None:
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise MissingDependencyError("text is encoded by tokenizers", hint="pip install tokenizers") from error
+        try:
+            self._library: _Library = tokenizers.Tokenizer.from_buffer(text)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # the library raises nothing more precise, and its panics are not Exceptions
+            raise CorruptError(f"tokenizer.json cannot be loaded: {error}") from error
+        # What a crafted file says of them would take any amount of memory.
+        self._library.no_truncation()
+        self._library.no_padding()
+
+    def encode(self, texts: Sequence[str], *, special: bool = False, places: bool = False) -> list[Encoded]:
+        try:
+            function = self._library.encode_batch if places else self._library.encode_batch_fast
+            found = function([*texts], add_special_tokens=special)
+            return [Encoded(one.ids, one.offsets if places else []) for one in found]
+        except BaseException as error:
+            raise _failure(error) from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        try:
+            return str(self._library.decode([*ids], skip_special_tokens=False))
+        except BaseException as error:
+            raise _failure(error) from error
+
+    def added(self) -> list[int]:
+        return sorted(self._library.get_added_tokens_decoder())
+
+    def drop_post_processor(self) -> None:
+        self._library.post_processor = None
+
+
+def _failure(error: BaseException) -> BaseException:
+    """What to raise for an error of the library, whose panics are not Exceptions."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError, UnicodeError)):
+        return error
+    return CorruptError(f"the tokenizer cannot be run: {error}")
+
+
+# --- in a process with limits ---
+
+
+class _Process:
+    """The process of one tokenizer.json. What ended it once would end it again, so that it is not started anew."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text, self._memory = text, TOKENIZER_MEMORY_BYTES + _MEMORY_PER_BYTE * len(text)
+        self._failure: LimitError | None = None
+        self._loaded: Child | None = None
+        threads = str(min(4, os.cpu_count() or 1))
+        self.service = Service(
+            "aprfmt.tokenizer.fast", seconds=MAX_TOKENIZER_SECONDS, memory=self._memory, most_bytes=_MOST_BYTES,
+            byte_seconds=TOKENIZER_BYTE_SECONDS,
+            more={"RAYON_NUM_THREADS": threads, "MALLOC_ARENA_MAX": "1", "RUST_BACKTRACE": "0"},
+        )  # fmt: skip
+
+    def ask(self, call: str, *arguments: object) -> Any:
+        """What the call of _CALLS gives. Raises AprError."""
+        with self.service.lock:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                if self.service.start() is not self._loaded:
+                    loaded = self.service.start()
+                    _value(self.service.ask(["load", self._text.decode("utf-8", "surrogateescape")]))
+                    self._loaded = loaded
+                return _value(self.service.ask([call, *arguments]))
+            except ChildDiedError as death:
+                self._failure = self._death(death)
+                raise self._failure from None
+
+    def _death(self, death: ChildDiedError) -> LimitError:
+        if death.late:
+            return LimitError("the tokenizer takes too much processor time for its text", path=_NAME, hint=_HINT)
+        if death.full or "memory allocation" in death.log:
+            return LimitError(
+                f"the tokenizer takes more than {self._memory >> 20} MiB of memory", path=_NAME, hint=_HINT
+            )
+        why = f"{death}: {line}" if (line := last_line(death.log)) else str(death)
+        return LimitError(f"the tokenizer cannot be run: its process {why}", path=_NAME, hint=_HINT)
+
+
+_NAME = "tokenizer.json"
+_ERRORS: dict[str, type[AprError]] = {kind.__name__: kind for kind in (CorruptError, MissingDependencyError)}
+_processes: dict[bytes, _Process] = {}
+"""The last ones, by the digest of the tokenizer.json."""
+
+
+def _process_of(text: bytes) -> _Process:
+    digest = hashlib.sha256(text).digest()
+    process = _processes.pop(digest, None) or _Process(text)
+    _processes[digest] = process
+    while len(_processes) > _KEPT:
+        _processes.pop(next(iter(_processes))).service.close()
+    return process
+
+
+def _value(answer: dict[str, Any]) -> Any:
+    if "error" not in answer:
+        return answer["ok"]
+    kind, message, hint = answer["error"]
+    raise _ERRORS[kind](message, hint=hint)
+
+
+class _Remote:
+    """The library in a process with limits."""
+
+    def __init__(self, text: bytes) -> None:
+        self._process, self._processed = _process_of(text), True
+        self._added: list[int] = self._process.ask("added")
+
+    def encode(self, texts: Sequence[str], *, special: bool = False, places: bool = False) -> list[Encoded]:
+        found = []
+        for some in _portions(texts):
+            answer = self._process.ask("encode", some, special, places, self._processed)
+            found += [Encoded(ids, [(start, end) for start, end in ranges]) for ids, ranges in answer]
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._process.ask("decode", [*ids]))
+
+    def added(self) -> list[int]:
+        return self._added
+
+    def drop_post_processor(self) -> None:
+        self._processed = False
+
+
+def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        if some and size + len(text) > _REQUEST_CHARS:
+            yield some
+            some, size = [], 0
+        some.append(text)
+        size += len(text)
+    if some:
+        yield some
+
+
+class _Server:
+    """What the process holds."""
+
+    tokenizer: _Local
+    post_processor: Any
+
+    def load(self, text: str) -> None:
+        self.tokenizer = _Local(text.encode("utf-8", "surrogateescape"))
+        self.post_processor = self.tokenizer._library.post_processor
+
+    def encode(self, texts: list[str], special: bool, places: bool, processed: bool) -> list[Encoded]:
+        self.tokenizer._library.post_processor = self.post_processor if processed else None
+        return self.tokenizer.encode(texts, special=special, places=places)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    def added(self) -> list[int]:
+        return self.tokenizer.added()
+
+    def answer(self, request: Any) -> object:
+        """The reply to [call, argument, ...]: {"ok": value}, or {"error": [class, message, hint]}."""
+        call, *arguments = request
+        try:
+            return {"ok": _CALLS[call](self, *arguments)}
+        except AprError as error:
+            return {"error": [type(error).__name__, error.message, error.hint]}
+        except UnicodeError as error:
+            return {"error": [CorruptError.__name__, f"a text is not valid Unicode: {error}", None]}
+
+
+_CALLS: dict[str, Any] = {
+    "load": _Server.load, "encode": _Server.encode, "decode": _Server.decode, "added": _Server.added
+}  # fmt: skip
+
+if __name__ == "__main__":
+    serve(_Server().answer)
