@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The whole suite with the given python and further words for pytest; then what needs a GPU, where there is one.
 #
-# Temporary files go to memory where /dev/shm has room for them, unless TMPDIR names a folder; what a failed test wrote
-# stays there until the next run. FULL=1 runs every case of the longest tables.
+# Temporary files go to memory where /dev/shm has room for them, unless TMPDIR names a folder. Each run has a folder of
+# its own there, which is removed at the end; if a test failed, by the next run. FULL=1 runs every case of the longest
+# tables.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1
@@ -12,9 +13,20 @@ free_kib() { df --output=avail -k "$1" 2>/dev/null | tail -n 1; }
 memory_kib() { awk '/^MemAvailable/ { print $2 }' /proc/meminfo 2>/dev/null || echo 0; }
 gib=$((1024 * 1024))
 if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(free_kib /dev/shm)" -gt $((8 * gib)) ] && [ "$(memory_kib)" -gt $((12 * gib)) ]; then
-  export TMPDIR="/dev/shm/aprfmt-tests-$(id -u)"
-  mkdir -p "$TMPDIR"
+  TMPDIR=/dev/shm
 fi
+
+runs="${TMPDIR:-/tmp}/aprfmt-tests-$(uname -n | cut -c -16)"
+for old in "$runs"-*; do
+  if [ -O "$old" ] && ! kill -0 "${old##*-}" 2>/dev/null; then rm -rf "$old"; fi
+done
+export TMPDIR="$runs-$$"
+rm -rf "$TMPDIR"
+mkdir -m 700 "$TMPDIR"
+finish() {
+  if [ $? = 0 ]; then rm -rf "$TMPDIR" || true; else echo "temporary files: $TMPDIR" >&2; fi
+}
+trap finish EXIT
 
 # Hundreds of processes import the package: each would compile it.
 export PYTHONDONTWRITEBYTECODE=

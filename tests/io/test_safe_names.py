@@ -21,6 +21,7 @@ NEVER = (
         "\u202egpj.exe",
         "half\ud800",
     ),
+    *("\u200c", "\u200d/b", "a/.\u200c./b", "...", "a/. ./b", " "),
     *(".m.0123456789abcdef-1-1-01234567.tmp/.switch", "a/.switch", ".X.TMP", "x" * 256, "a/" * 64 + "b", "é" * 128),
 )
 ACTED_ON = (

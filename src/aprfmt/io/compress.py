@@ -16,6 +16,7 @@ from typing import IO, NamedTuple, Self
 
 from aprfmt.errors import CorruptError, LimitError, StorageError, TruncatedError, storage_errors
 from aprfmt.io.source import Buffer, Source
+from aprfmt.io.temporary import temporary_place
 from aprfmt.limits import MAX_IMAGE_AHEAD, MAX_IMAGE_IN_MEMORY, MAX_IMAGE_RATIO, MAX_LZ4_BYTES, MAX_UNCOMPRESSED_BYTES
 
 # A block of a zstd frame takes at least 4 bytes and gives at most 128 KiB: 512 bytes of input give at most 16
@@ -107,12 +108,12 @@ class _Image:
 @contextmanager
 def _scratch_errors() -> Iterator[None]:
     """Raises StorageError that names the folder of temporary files."""
-    place = tempfile.gettempdir()
+    place = temporary_place()
     try:
         with storage_errors(place):
             yield
     except StorageError as error:
-        error.hint = "the unpacked data are kept there while they are read: set TMPDIR to a folder with room"
+        error.hint = "a compressed model is unpacked there: set TMPDIR to a folder with room"
         raise
 
 

@@ -148,7 +148,8 @@ def _heads_of_repositories(places: Collection[str]) -> set[str]:
 
 def _unsafe(name: str) -> str | None:
     """Why no file may ever get the name."""
-    if not is_plain(name):
+    places = folded(name).split("/")
+    if not is_plain(name) or not all(part.strip(". ") for part in places):
         return "not a plain relative path"
     if _CONTROLS.search(name):
         return "it holds control characters"
@@ -157,7 +158,7 @@ def _unsafe(name: str) -> str | None:
     parts = name.split("/")
     if any(len(part.encode()) > MAX_FILE_NAME_BYTES for part in parts):
         return "the name is too long"
-    if any(_TEMPORARY.fullmatch(part) for part in folded(name).split("/")):
+    if any(map(_TEMPORARY.fullmatch, places)):
         return "apr gives such names to unfinished outputs"
     return None
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from aprfmt.errors import storage_errors
+from aprfmt.errors import StorageError, storage_errors
 from aprfmt.io.publish import remove
 from aprfmt.io.signature import folder_identity, is_signed, sign
 from aprfmt.io.switch import check_copy, recover
@@ -41,13 +41,23 @@ def _in_folder(name: str, folder: str) -> bytes:
     return b"%d %s" % (folder_identity(folder), os.fsencode(name))
 
 
+def temporary_place() -> str:
+    """The folder of the system's temporary files. Raises StorageError where none can be written to."""
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:
+        raise StorageError(
+            "no folder for temporary files can be written to", hint="set TMPDIR to a folder with room"
+        ) from error
+
+
 @contextmanager
 def scratch_folder(label: str) -> Iterator[str]:
     """A folder for the block among the system's temporary files, where those of killed processes are removed first.
 
     Raises StorageError.
     """
-    place = tempfile.gettempdir()
+    place = temporary_place()
     sweep(place)
     with storage_errors(place):
         folder = temporary_beside(os.path.join(place, f"apr-{label}"))

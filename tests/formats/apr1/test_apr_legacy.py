@@ -259,6 +259,13 @@ def test_a_full_disk_while_an_image_is_unpacked(put: Put, monkeypatch: pytest.Mo
     assert caught.value.path == tempfile.gettempdir()
     assert "TMPDIR" in str(caught.value.hint)
 
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(StorageError, match="no folder for temporary files"):
+        aprfmt.open(put(b"APR2\2" + struct.pack("<I", len(inner)) + zstandard.compress(inner)))
+
 
 @pytest.mark.parametrize("crc", ["good", "zero"])
 def test_output_of_the_gguf_converter(put: Put, crc: str) -> None:

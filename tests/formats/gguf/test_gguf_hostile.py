@@ -121,6 +121,15 @@ def test_refused(put: Put, name: str) -> None:
     assert caught.value.exit_code == 4
 
 
+def test_the_characters_of_an_array_are_counted(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = image([pair(b"k", ARRAY, array(STRING, 5, string(b"x" * 60) * 5))])
+    monkeypatch.setattr(gguf, "MAX_PARSED_BYTES", 5 * (80 + 4 * 60))
+    aprfmt.open(put(data)).close()
+    monkeypatch.setattr(gguf, "MAX_PARSED_BYTES", 5 * (80 + 4 * 60) - 1)
+    with pytest.raises(LimitError, match="arrays up to 'k'"):
+        aprfmt.open(put(data))
+
+
 @pytest.mark.parametrize("name", ["version 1", "big-endian version", "big-endian magic", "outside", "tensor type"])
 def test_the_hint_says_what_to_do(put: Put, name: str) -> None:
     with pytest.raises(AprError) as caught:

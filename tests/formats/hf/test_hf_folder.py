@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, NotFoundError, RefusedError, UnknownFormatError
 from aprfmt.formats import hf_files
 from aprfmt.formats.hf_files import select_files
+from aprfmt.io import jsonx
+from aprfmt.tokenizer.hf import read_json
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4}
 INDEX = "model.safetensors.index.json"
@@ -244,6 +247,21 @@ def test_a_huge_config_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(hf_files, "MAX_CONFIG_BYTES", 16)
     with pytest.raises(LimitError):
         aprfmt.open(folder)
+
+
+def test_json_files_are_measured_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = b'{"a": [[], [], []]}'
+    readers: tuple[Callable[[], object], ...] = (
+        lambda: hf_files.parse_object(raw, "x.json", "x.json"),
+        lambda: read_json({"tokenizer.json": raw}, "tokenizer.json"),
+    )
+    for read in readers:
+        with monkeypatch.context() as patch:
+            assert read() == {"a": [[], [], []]}
+            patch.setattr(jsonx, "_SURELY_SMALL", 0)
+            patch.setattr(jsonx, "MAX_PARSED_BYTES", 100)
+            with pytest.raises(LimitError, match="a JSON text of 19 bytes that may take"):
+                read()
 
 
 def test_files_worth_keeping(folder: Path) -> None:
