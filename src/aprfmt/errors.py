@@ -241,9 +241,9 @@ ZERO_BYTE = "a path cannot contain a zero byte"
 _NO_MEMORY = (
     *("cannot allocate memory", "failed to map segment", "can't start new thread", "can't allocate memory"),
     *("can't allocate lock", "error return without exception set", "returned null without setting an exception"),
-    *("os.pathlike, not posixpath", "os.pathlike or integer, not posixpath"),
+    *("os.pathlike, not posixpath", "os.pathlike or integer, not posixpath", "os.pathlike object, not posixpath"),
 )
-"""What libraries say that have no exception of their own for it, in lower case; the last four are CPython's, where an
+"""What libraries say that have no exception of their own for it, in lower case; the last five are CPython's, where an
 allocation failed on the way to an exception, or to the method of a path."""
 
 

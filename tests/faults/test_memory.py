@@ -81,6 +81,7 @@ def raising(error: BaseException, cause: BaseException | None = None) -> Callabl
         (SystemError("error return without exception set"), None),
         (SystemError("<built-in function f> returned NULL without setting an exception"), None),
         (TypeError("stat: path should be string, bytes, os.PathLike or integer, not PosixPath"), None),
+        (TypeError("expected str, bytes or os.PathLike object, not PosixPath"), None),
     ],
 )
 def test_a_lack_of_memory_is_an_error_of_ours(
