@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt import formats
+from aprfmt.convert.options import QuantizeCall, options_of
 from aprfmt.errors import AprError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.io.pipe import StartProgress
-from aprfmt.limits import DEFAULT_CARRY_BYTES
+from aprfmt.schema import takes
 from aprfmt.types import PathLike
 
 AUTO = "auto"
@@ -295,74 +296,39 @@ def _text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
         between = "\n\n"
 
 
-def quantize_model(
-    src: PathLike,
-    dst: PathLike,
-    mix: str,
-    *,
-    arch: str | None = None,
-    imatrix: PathLike | None = None,
-    data: PathLike | Sequence[PathLike] = (),
-    chunks: int | None = None,
-    text_field: str = "text",
-    tensor_type: str | Sequence[str] = (),
-    output_type: str | None = None,
-    embedding_type: str | None = None,
-    pure: bool = False,
-    leave_output: bool = False,
-    allow_requantize: bool = False,
-    tokenizer: PathLike | None = None,
-    no_tokenizer: bool = False,
-    allow_unmapped: bool = False,
-    allow_names: bool = False,
-    follow_links: bool = False,
-    carry: int | str = DEFAULT_CARRY_BYTES,
-    verify: bool = False,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    max_disk: int | str | None = None,
-    fsync: bool = True,
-    log: Callable[[str], None] = lambda line: None,
-) -> Report:
+@takes(QuantizeCall)
+def quantize_model(call: QuantizeCall) -> Report:
     """Stores the weights of a model in fewer bits, as the `.gguf` or `.apr` file `dst`.
-
-    `mix` is one of llama.cpp's ("q4_k_m"), with `pure` also a single type; convert_model explains the other options.
 
     Args:
         src: the model.
         dst: what to write.
-        mix: what its weights become.
-        imatrix: file of an importance matrix; "auto" computes one, as cached_imatrix does.
-        data: the text for "auto".
-        chunks: stop after so many chunks of it.
-        text_field: where a record's text is.
-        log: called with a line now and then while it is computed.
+        mix: a preset of llama.cpp ("q4_k_m"), with `pure` also a single type.
+        log: called with a line now and then while an importance matrix is computed.
     """
-    given = locals()
     from aprfmt.convert.api import convert
     from aprfmt.convert.mixes import require_quantized
 
-    dtype = given.pop("mix")
-    text, limit, field, tell = (given.pop(name) for name in ("data", "chunks", "text_field", "log"))
-    texts = [text] if isinstance(text, str | os.PathLike) else [*text]
-    if isinstance(dtype, str):
-        require_quantized(dtype)
+    given = options_of(call, dtype=call.mix)
+    texts = paths_of(call.data)
+    if isinstance(call.mix, str):
+        require_quantized(call.mix)
     warnings: list[str] = []
-    if imatrix == AUTO:
-        if plan:
+    if call.imatrix == AUTO:
+        if call.plan:
             raise UsageError(
                 f"--plan does nothing, and --imatrix {AUTO} computes",
                 hint="apr imatrix FILE --data TEXT -o OUT --plan says how much text there is",
             )
-        given["imatrix"], warnings = cached_imatrix(src, texts, chunks=limit, text_field=field, log=tell)
+        given["imatrix"], warnings = cached_imatrix(
+            call.src, texts, chunks=call.chunks, text_field=call.text_field, log=call.log
+        )
     else:
-        for name, is_given in {"data": texts, "chunks": limit is not None, "text-field": field != "text"}.items():
+        auto_only = {"data": texts, "chunks": call.chunks is not None, "text-field": call.text_field != "text"}
+        for name, is_given in auto_only.items():
             if is_given:
                 raise UsageError(f"--{name} goes with --imatrix {AUTO}")
-    report = convert(given | {"dtype": dtype}, inputs=texts)
+    report = convert(call.src, call.dst, given, inputs=texts)
     report.warnings[:0] = warnings
     return report
 

@@ -107,9 +107,6 @@ PICKLE_MEMORY_BYTES = 256 << 20
 MAX_TREE_DEPTH = 48
 """Levels of the tree of modules; the rest of a longer name is one part."""
 
-DEFAULT_CARRY_BYTES = 64_000_000
-"""What files of a folder that belong to no model may take together."""
-
 MAX_CHAT_CHARS = 8 << 20
 """Text that a chat template writes."""
 

@@ -11,14 +11,15 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from aprfmt.errors import UsageError
 from aprfmt.io.settings import read_settings
+from aprfmt.schema import OptionRow, option
+from aprfmt.schema import rows as option_rows
 from aprfmt.types import Json, JsonObject, PathLike
 
 ENV_PREFIX = "APR_DISTILL_"
@@ -29,52 +30,28 @@ _V = TypeVar("_V", bound=Value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigField:
+class ConfigField(OptionRow):
     """One row of the schema.
 
     Attributes:
-        kind: str, int, float, bool or tuple (of str).
-        low, high, choices: the allowed values.
         env: the environment variable that sets it.
-        flags: aliases of `flag`.
-        metavar: placeholder in --help for the values of a tuple.
-        number: for a switch that also takes a number, its placeholder in --help; the bare switch means true.
         commands: the commands that take it.
         place: "what" affects the results and must match when a run resumes; "run" (length, device, logging) may
             change on resume; "save" is like "run", but has no effect with --smoke.
     """
 
-    name: str
-    kind: type
-    default: Value
-    help: str
-    low: float = -math.inf
-    high: float = math.inf
-    choices: tuple[str, ...] = ()
+    negatable: bool = True
     env: str = ""
-    flags: tuple[str, ...] = ()
-    metavar: str = "NAME"
-    number: str = ""
     commands: tuple[str, ...] = (*_DISTILL, *_PRETRAIN)
     place: str = "run"
 
-    @property
-    def flag(self) -> str:
-        """Its long option."""
-        return "--" + self.name.replace("_", "-")
-
-
-def _option(default: _V, help: str, **more: Any) -> _V:
-    """A field of Config; name and type of its Field come from the class."""
-    return field(default=default, metadata={"default": default, "help": help, **more})
-
 
 def _distill(default: _V, help: str, **more: Any) -> _V:
-    return _option(default, help, commands=_DISTILL, **more)
+    return option(default, help, commands=_DISTILL, **more)
 
 
 def _what(default: _V, help: str, **more: Any) -> _V:
-    return _option(default, help, place="what", **more)
+    return option(default, help, place="what", **more)
 
 
 def _kd(default: _V, help: str, **more: Any) -> _V:
@@ -82,7 +59,7 @@ def _kd(default: _V, help: str, **more: Any) -> _V:
 
 
 def _save(default: _V, help: str, **more: Any) -> _V:
-    return _option(default, help, place="save", **more)
+    return option(default, help, place="save", **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,23 +75,23 @@ class Config:
         "Build the student by pruning the teacher (layers:0,2,4, layers:12, width:hidden=512,heads=8), or randomly "
         "initialized from a config.json.",
     )
-    init: str | None = _option(None, "Initialize from the weights of this model.", commands=_PRETRAIN)
-    like: str | None = _option(
+    init: str | None = option(None, "Initialize from the weights of this model.", commands=_PRETRAIN)
+    like: str | None = option(
         None, "Train from scratch with this model's tokenizer (needs --shape).", commands=_PRETRAIN
     )
-    shape: str | None = _option(
+    shape: str | None = option(
         None, "config.json of the model to train from scratch (needs --like).", commands=_PRETRAIN
     )
-    data: tuple[str, ...] = _option(
+    data: tuple[str, ...] = option(
         (),
         "Training data: text, jsonl, csv or parquet files, folders of them or of source code, or token shards; "
         "repeatable, with a sampling weight each.",
         flags=("-d",),
         metavar="PATH[:WEIGHT]",
     )
-    text_field: str = _option("text", "Field (jsonl) or column (csv, parquet) that holds the text.")
-    strict: bool = _option(False, "Fail on invalid records; by default they are counted and skipped.")
-    output: str | None = _option(None, "Output folder for checkpoints, metrics and the final model.", flags=("-o",))
+    text_field: str = option("text", "Field (jsonl) or column (csv, parquet) that holds the text.")
+    strict: bool = option(False, "Fail on invalid records; by default they are counted and skipped.")
+    output: str | None = option(None, "Output folder for checkpoints, metrics and the final model.", flags=("-o",))
 
     kd_weight: float = _kd(
         0.7,
@@ -144,7 +121,7 @@ class Config:
     weight_decay: float = _what(0.01, "AdamW weight decay of matrices.", low=0, high=10)
     clip: float = _what(1.0, "Gradient clipping norm; 0: off.", low=0)
 
-    steps: int | None = _option(None, "Train up to this step, counted from the start of training.", low=1)
+    steps: int | None = option(None, "Train up to this step, counted from the start of training.", low=1)
     total_steps: int | None = _what(None, "Length of the learning rate schedule (default: --steps).", low=1)
     epochs: int | None = _what(None, "Number of passes over the data; with --steps, the maximum.", low=1)
     repeat: bool = _what(False, "Repeat the data until --steps is reached.")
@@ -154,7 +131,7 @@ class Config:
         0, "Micro-batch size in tokens, per GPU; 0: as large as fits in memory, up to 32768.", low=0
     )
     held_out: float = _what(0.01, "Fraction of the documents held out for evaluation.", low=1e-9, high=0.9)
-    eval_data: str | None = _option(None, "Evaluate on this file or folder instead of held-out documents.")
+    eval_data: str | None = option(None, "Evaluate on this file or folder instead of held-out documents.")
     seed: int = _what(42, "Random seed of the data order and of initial weights.", low=0, high=2**63 - 1)
     deterministic: bool = _what(False, "Use deterministic kernels only: runs are bitwise reproducible.")
 
@@ -169,10 +146,10 @@ class Config:
         choices=("auto", "bf16", "q4k", "fp8"),
         env=ENV_PREFIX + "TEACHER_BACKEND",
     )
-    recompute: str = _option(
+    recompute: str = option(
         "none", "Activation checkpointing: recompute blocks in the backward pass.", choices=("none", "block")
     )
-    shard: str = _option(
+    shard: str = option(
         "states",
         "What to shard across processes: optimizer states, or the student's weights too (FSDP2).",
         choices=("states", "weights"),
@@ -180,7 +157,7 @@ class Config:
     compile: str = _what(
         "auto", "Compile the blocks with torch.compile; auto: on a GPU.", choices=("auto", "on", "off")
     )
-    device: str = _option("cuda", "cuda, cuda:N or cpu; never falls back to another device.")
+    device: str = option("cuda", "cuda, cuda:N or cpu; never falls back to another device.")
 
     save_every: int = _save(
         5000,
@@ -195,22 +172,24 @@ class Config:
     eval_every: int = _save(1000, "Evaluate every N steps; 0: only at start and end.", low=0)
     patience: int | None = _save(None, "Early stopping: end after N evaluations in a row without improvement.", low=1)
     target_val_loss: float | None = _save(None, "Stop when the held-out cross entropy is at most this.", low=1e-9)
-    eval_tokens: int = _option(65536, "Held-out tokens per evaluation.", low=2)
-    log_every: int = _option(10, "Log every N steps.", low=1, env=ENV_PREFIX + "LOG_EVERY")
+    eval_tokens: int = option(65536, "Held-out tokens per evaluation.", low=2)
+    log_every: int = option(10, "Log every N steps.", low=1, env=ENV_PREFIX + "LOG_EVERY")
     log_to: str | None = _save(
         None, "Also log metrics to TensorBoard or Weights & Biases.", choices=("tensorboard", "wandb")
     )
-    qa: bool = _option(False, "Run apr qa on the final model; exit code 1 if it does not pass.")
-    resume: bool | int = _option(
+    qa: bool = option(False, "Run apr qa on the final model; exit code 1 if it does not pass.")
+    resume: bool | int = option(
         False, "Resume from the latest checkpoint in the output folder, or from STEP.", low=0, number="STEP"
     )
-    allow_changed: tuple[str, ...] = _option((), "Option that may differ from the resumed run; repeatable.")
-    smoke: int | None = _option(
+    allow_changed: tuple[str, ...] = option(
+        (), "Option that may differ from the resumed run; repeatable.", metavar="NAME"
+    )
+    smoke: int | None = option(
         None, "Run N steps, estimate the total training time, write nothing.", low=1, env=ENV_PREFIX + "MAX_STEPS"
     )
     allow_same_arch: bool = _distill(False, "Allow a student with the teacher's dimensions.")
     allow_weaker_teacher: bool = _distill(False, "Allow a teacher that predicts the data badly.")
-    deadline: float = _option(600.0, "Time limit of the first step in seconds.", low=0.1)
+    deadline: float = option(600.0, "Time limit of the first step in seconds.", low=0.1)
 
     # Derived values.
     @property
@@ -252,16 +231,9 @@ class Config:
         return digest_of(self.to_json())
 
 
-@cache
 def schema() -> dict[str, ConfigField]:
     """All fields by name, in the order of Config."""
-    hints = get_type_hints(Config)
-    return {f.name: ConfigField(name=f.name, kind=_kind(hints[f.name]), **f.metadata) for f in fields(Config)}
-
-
-def _kind(hint: type) -> type:
-    parts = (hint, get_origin(hint), *get_args(hint))
-    return next(kind for kind in (tuple, bool, int, float, str) if kind in parts)
+    return option_rows(Config, ConfigField)
 
 
 def command_fields(command: str) -> Iterator[ConfigField]:
@@ -399,7 +371,7 @@ def _read_environment(
             yield row.name, (_BACKENDS.get(text, text) if row.name == "teacher_residency" else text, variable)
 
 
-_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", tuple: "a list of names"}
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
 def _check(row: ConfigField, value: object, where: str) -> Value:
@@ -407,7 +379,13 @@ def _check(row: ConfigField, value: object, where: str) -> Value:
     try:
         found = _convert(row, value)
     except (TypeError, ValueError, OverflowError):
-        words = f"the {row.number.lower()} of a checkpoint, true or false" if row.number else _WORDS[row.kind]
+        words = (
+            f"the {row.number.lower()} of a checkpoint, true or false"
+            if row.number
+            else "a list of names"
+            if row.many
+            else _WORDS[row.kind]
+        )
         raise UsageError(f"{row.name} must be {words}, not {value!r} ({where})") from None
     wanted = ""
     if row.choices and found not in row.choices:
@@ -422,7 +400,7 @@ def _check(row: ConfigField, value: object, where: str) -> Value:
 
 def _convert(row: ConfigField, value: object) -> Value:
     """Raises TypeError, ValueError or OverflowError."""
-    if row.kind is tuple and isinstance(value, (str, list, tuple)):
+    if row.many and isinstance(value, (str, list, tuple)):
         names = (value,) if isinstance(value, str) else tuple(value)
         for name in names if row.name == "allow_changed" else ():
             if name not in what_fields():
@@ -433,6 +411,8 @@ def _convert(row: ConfigField, value: object) -> Value:
         return names
     if row.number and not isinstance(value, bool) and str(value).isdecimal():
         return int(str(value))
+    if row.many:
+        raise TypeError
     if (row.kind is bool and isinstance(value, bool)) or (row.kind is str and isinstance(value, str)):
         return value
     if row.kind not in (int, float) or isinstance(value, bool) or not isinstance(value, (str, int, float)):

@@ -103,7 +103,7 @@ def test_every_command_has_help_with_an_example(apr: Apr, name: str) -> None:
 )
 def test_help_begins_with_what_a_command_alone_has(apr: Apr, name: str, own: str, shared: str) -> None:
     options = apr(name, "--help").stdout.partition("Options:")[2]
-    assert options.index(own) < options.index(shared) < options.index("--json")
+    assert options.index(own) < min(options.index(shared), options.index("--json"))
 
 
 def test_options_stand_in_sections_behind_those_that_most_need(apr: Apr) -> None:

@@ -1,14 +1,11 @@
-"""The options of the command line are the parameters of the Python functions: same names, defaults, types."""
+"""The options of the command line are the parameters of the Python functions: one schema for both."""
 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import UnionType
-from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -16,54 +13,67 @@ import aprfmt
 from aprfmt.cli import convert as commands
 from aprfmt.cli import data, imatrix, merge, merge_models, prune, teacher
 from aprfmt.cli.options import Common
-from aprfmt.convert import api
 from aprfmt.convert.api import Report
-from aprfmt.convert.targets.base import parse_size
+from aprfmt.records import record
+from aprfmt.schema import OptionRow, option, rows
+from aprfmt.types import PathLike
 
 PAIRS: dict[str, tuple[type[Common], Callable[..., Report]]] = {
-    "import": (commands.Import, api.import_model),
-    "export": (commands.Export, api.export_model),
-    "convert": (commands.Convert, api.convert_model),
+    "import": (commands.Import, aprfmt.import_model),
+    "export": (commands.Export, aprfmt.export_model),
+    "convert": (commands.Convert, aprfmt.convert_model),
     "quantize": (commands.Quantize, aprfmt.quantize_model),
+    "merge": (merge_models.Merge, aprfmt.merge_models),
+    "prune": (prune.Prune, aprfmt.prune_model),
 }
-OF_THE_COMMAND = {"file", "output", "list_mixes", "as_json", "quiet"}
-OF_THE_FUNCTION = {"src", "dst", "progress", "log"}
-
-
-def types_of(hint: object) -> set[object]:
-    """The members of a union, with the Python type that a command line gives for each."""
-    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    known = {Path: os.PathLike[str], list[str]: Sequence[str]}
-    return {known.get(member, member) for member in members}
+OF_THE_COMMAND = {"file", "models", "output", "mix", "list_mixes", "as_json", "quiet"}
+OF_THE_FUNCTION = {"src", "dst", "mix", "models", "progress", "log"}
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_command_has_the_options_of_its_function(name: str) -> None:
+def test_a_command_and_its_function_have_the_options_of_one_schema(name: str) -> None:
     command, function = PAIRS[name]
-    options = {f.name: f.default or None for f in fields(command) if f.name not in OF_THE_COMMAND}
-    parameters = inspect.signature(function).parameters.values()
-    found = {p.name: p.default or None for p in parameters if p.name not in OF_THE_FUNCTION}
-    if name == "quantize":
-        found["mix"] = None  # --list needs none
-    options["carry"] = parse_size(options["carry"])  # people write it with a unit
-    assert options == found
+    parameters = inspect.signature(function).parameters
+    assert {f.name for f in fields(command)} - OF_THE_COMMAND == {*parameters} - OF_THE_FUNCTION == {*command.options}
+    for key, row in command.options.items():
+        assert parameters[key].default == row.default
+        assert row.help in " ".join((inspect.getdoc(function) or "").split())
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_the_types_of_options_are_those_of_the_parameters(name: str) -> None:
-    command, function = PAIRS[name]
-    wanted, given = get_type_hints(function, localns={"Report": Report}), get_type_hints(command)
-    for option in (f.name for f in fields(command) if f.name not in OF_THE_COMMAND | {"mix", "tensor_type", "data"}):
-        assert types_of(given[option]) <= types_of(wanted[option]), option
-    assert types_of(given["tensor_type"]) - {type(None)} <= types_of(wanted["tensor_type"])
+def test_a_command_passes_on_what_is_set_alone() -> None:
+    command = commands.Convert(file="a", output=Path("b"), tensor_type=["x=q8_0"], plan=True)  # type: ignore[call-arg]
+    assert command.given() == {"tensor_type": ["x=q8_0"], "plan": True}
+
+
+@record(frozen=True, kw_only=True)
+class Example:
+    path: PathLike | None = option(None, "A path.")
+    both: int | str | None = option(None, "A size.")
+    switch: PathLike | bool | None = option(None, "A switch.")
+    texts: str | Sequence[str] = option((), "Texts.")
+    names: tuple[str, ...] = option((), "Names.")
+    factors: float | Sequence[float] | None = option(None, "Numbers.")
+    numbers: str | Sequence[int] | None = option(None, "A list.")
+    said: str | bool | None = option(None, "Stated.", kind=str)
+    callback: object = None
+
+
+def test_annotations_tell_the_types_of_a_command_line() -> None:
+    kinds = {name: (row.kind, row.many) for name, row in rows(Example, OptionRow).items()}
+    assert kinds == {
+        "path": (Path, False),
+        "both": (str, False),
+        "switch": (bool, False),
+        "texts": (str, True),
+        "names": (str, True),
+        "factors": (float, True),
+        "numbers": (str, False),
+        "said": (str, False),
+    }
 
 
 NAMES_ALONE: dict[str, tuple[type[Common], Callable[..., object], set[str]]] = {
-    "merge": (merge_models.Merge, aprfmt.merge_models, {"allow_requantize"}),
-    "merge-adapter": (
-        merge.MergeAdapter, aprfmt.merge_adapter, {"adapters", "adapter", "base", "allow_requantize", "rank", "unmerge"}
-    ),
-    "prune": (prune.Prune, aprfmt.prune_model, set()),
+    "merge-adapter": (merge.MergeAdapter, aprfmt.merge_adapter, {"adapters", "adapter", "base", "rank", "unmerge"}),
     "imatrix": (imatrix.ImatrixCommand, aprfmt.imatrix, {"files", "merge"}),
     "teacher": (teacher.TeacherCommand, aprfmt.teacher, set()),
     "data": (data.Data, aprfmt.data, set()),

@@ -14,7 +14,9 @@ import pytest
 
 import aprfmt
 from aprfmt.convert import api
-from aprfmt.convert.targets.base import COMMON, TARGETS, Options, parse_size
+from aprfmt.convert.options import COMMON, Options
+from aprfmt.convert.parsing import parse_size
+from aprfmt.convert.targets.base import TARGETS
 from aprfmt.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -108,4 +108,4 @@ def test_the_reference_has_every_public_name_with_words_about_it() -> None:
         assert len(words.split()) >= 1, f"{name} has no docstring"
     assert " at 0x" not in text
     assert "dtype: str = 'keep'" in sections["convert_model"]
-    assert "* `verify`: load the GGUF in llama.cpp" in sections["convert_model"]
+    assert "* `verify`: Load the result in llama.cpp" in sections["convert_model"]

@@ -18,7 +18,7 @@ SRC = ROOT / "src"
 
 # Lowest first; a module may import from its own layer and from those below.
 LAYERS = [
-    {"errors", "limits", "records", "text", "types"},
+    {"errors", "limits", "records", "schema", "text", "types"},
     {"io"},
     {"html"},
     {"codecs", "arch", "tokenizer"},

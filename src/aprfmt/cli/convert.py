@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,49 +11,39 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aprfmt.cli.complete import complete_mix
-from aprfmt.cli.options import (
-    ArchOption,
-    Common,
-    Drafts,
-    DtypeOptions,
-    FileOptions,
-    ForceOption,
-    IdentityOptions,
-    Machine,
-    NoTokenizerOption,
-    OfAdapter,
-    PresetOptions,
-    RunOptions,
-    ShardSizeOption,
-    SourceOptions,
-    TargetOptions,
-    TextFieldOption,
-    TokenizerOption,
-    TowerOptions,
-    VerifyOption,
-)
+from aprfmt.cli.options import Common, ForceOption, ModelArgument, OutputOption, with_options
 from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, tokens, wrapped
 from aprfmt.cli.report_text import done_text, plan_text
+from aprfmt.convert.options import Access, ConvertCall, ImportCall, QuantizeCall, Stated
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.schema import OptionRow, rows
 from aprfmt.text import format_bytes
 
 if TYPE_CHECKING:
     from aprfmt.convert.api import Report
 
 
+_ALL = rows(ConvertCall, OptionRow)
+_OF_SHARD = {
+    **{name: _ALL[name] for name in ("plan", "force", *rows(Access, OptionRow), "follow_links")},
+    "shard_size": replace(_ALL["shard_size"], default="5GB"),
+}
+_OF_STAMP = rows(Stated, OptionRow) | {"tokenizer": _ALL["tokenizer"]}
+
+
 @dataclass(kw_only=True)
-class Import(
-    Common,
-    Machine,
-    RunOptions,
-    PresetOptions,
-    SourceOptions,
-    TowerOptions,
-    Drafts,
-    OfAdapter,
-    DtypeOptions,
-    FileOptions,
-):
+class Conversion(Common):
+    """A command that calls a conversion with the options of its schema."""
+
+    def run(self, verb: str, function: Callable[..., Report], *paths: object, **fixed: object) -> None:
+        """Calls `function` and prints its report or plan; the last of `paths` is the output."""
+        refuse_terminal(paths[-1])
+        report_of(verb, partial(function, *paths), self.given() | fixed)
+
+
+@with_options(rows(ImportCall, OptionRow))
+@dataclass(kw_only=True)
+class Import(Conversion):
     """Import a model into one .apr file that can restore the source byte for byte.
 
     \b
@@ -65,18 +55,18 @@ class Import(
     """
 
     file: Annotated[str, typer.Argument(metavar="SRC", help="safetensors, an index, a folder, .gguf or hf://org/repo.")]
+    output: OutputOption
 
     def __call__(self) -> None:
         """Runs the command."""
         from aprfmt.convert.api import import_model
 
-        _run(self, "importing", import_model, self.file, self.output)
+        self.run("importing", import_model, self.file, self.output)
 
 
+@with_options(rows(ConvertCall, OptionRow))
 @dataclass(kw_only=True)
-class Convert(
-    Common, Machine, RunOptions, PresetOptions, SourceOptions, TargetOptions, OfAdapter, DtypeOptions, FileOptions
-):
+class Convert(Conversion):
     """Convert a model between any two supported formats in one step.
 
     \b
@@ -85,12 +75,15 @@ class Convert(
     apr convert ./my-lora -o lora.gguf --base ./Qwen2.5-0.5B
     """
 
+    file: ModelArgument
+    output: OutputOption
+
     def __call__(self) -> None:
         """Runs the command."""
         from aprfmt.convert.api import convert_model
 
-        say_what_is_written(self.output, self.format)
-        _run(self, "converting", convert_model, self.file, self.output)
+        say_what_is_written(self.output, self.given().get("format"))
+        self.run("converting", convert_model, self.file, self.output)
 
 
 class Export(Convert):
@@ -106,8 +99,9 @@ class Export(Convert):
     """
 
 
+@with_options(_OF_SHARD)
 @dataclass(kw_only=True)
-class ShardCommand(Common, RunOptions, FileOptions):
+class ShardCommand(Conversion):
     """Split a model into .apr shards of limited size, in a folder with a manifest of their SHA-256 sums.
 
     Every command reads the folder, its manifest or any shard as the whole model; `apr convert` joins the shards.
@@ -118,19 +112,22 @@ class ShardCommand(Common, RunOptions, FileOptions):
     apr convert shards -o model.apr
     """
 
-    shard_size: ShardSizeOption = "5GB"
+    file: ModelArgument
+    output: OutputOption
 
     def __call__(self) -> None:
         """Runs the command."""
         from aprfmt.convert.api import convert_model
-        from aprfmt.convert.targets.base import parse_size
+        from aprfmt.convert.parsing import parse_size
 
-        parse_size(self.shard_size, name="shard_size")  # other commands accept 0: no limit
-        _run(self, "sharding", convert_model, self.file, self.output, format="apr-shards")
+        shard_size = self.given().get("shard_size", _OF_SHARD["shard_size"].default)
+        parse_size(shard_size, name="shard_size")  # other commands accept 0: no limit
+        self.run("sharding", convert_model, self.file, self.output, format="apr-shards", shard_size=shard_size)
 
 
+@with_options(rows(QuantizeCall, OptionRow))
 @dataclass(kw_only=True)
-class Quantize(Common, Machine, RunOptions, PresetOptions):
+class Quantize(Conversion):
     """Quantize a model to Q4_K_M, Q8_0, ..., with the same types and bytes as llama.cpp's quantize tool.
 
     \b
@@ -153,20 +150,6 @@ class Quantize(Common, Machine, RunOptions, PresetOptions):
         typer.Option("--output", "-o", metavar="PATH", help="Output .gguf or .apr; default: NAME-MIX.gguf."),
     ] = None
     list_mixes: Annotated[bool, typer.Option("--list", help="List the quantization types, with advice.")] = False
-    arch: ArchOption = None
-    tokenizer: TokenizerOption = None
-    no_tokenizer: NoTokenizerOption = False
-    verify: VerifyOption = False
-    imatrix: Annotated[
-        str | None, typer.Option(metavar="FILE|auto", help="Importance matrix; auto: compute one from --data.")
-    ] = None
-    data: Annotated[
-        list[Path] | None, typer.Option("--data", "-d", metavar="PATH", help="Text for --imatrix auto; repeatable.")
-    ] = None
-    chunks: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --imatrix auto: stop after N chunks of 512 tokens.")
-    ] = None
-    text_field: TextFieldOption = "text"
 
     def __call__(self) -> None:
         """Runs the command."""
@@ -189,25 +172,22 @@ class Quantize(Common, Machine, RunOptions, PresetOptions):
             hint = f"-o {output}.gguf, or {output}.apr"
             raise UsageError("the output has no suffix", path=output, hint=hint)
 
-        if self.imatrix == AUTO and self.data and not self.plan:
-            check_target(output, map(str, self.data), self.force)
+        given = self.given()
+        data, auto = given.get("data"), {}
+        if given.get("imatrix") == AUTO and data and not given.get("plan"):
+            check_target(output, map(str, data), given.get("force", False))
+            more = {name: given[name] for name in ("chunks", "text_field") if name in given}
             with progress_bar("computing", tokens) as progress:
-                path, warnings = cached_imatrix(
-                    self.file,
-                    self.data,
-                    chunks=self.chunks,
-                    text_field=self.text_field,
-                    progress=progress,
-                    log=out.progress_line,
-                )
+                path, warnings = cached_imatrix(self.file, data, **more, progress=progress, log=out.progress_line)
             for warning in warnings:
                 out.warning(warning)
-            self.imatrix, self.data, self.chunks, self.text_field = path, None, None, "text"
-        _run(self, "quantizing", aprfmt.quantize_model, self.file, output, mix=self.mix, data=self.data or ())
+            auto = {"imatrix": path, "data": (), "chunks": None, "text_field": "text"}
+        self.run("quantizing", partial(aprfmt.quantize_model, mix=self.mix), self.file, output, **auto)
 
 
+@with_options(_OF_STAMP)
 @dataclass(kw_only=True)
-class Stamp(Common, IdentityOptions):
+class Stamp(Common):
     """Edit the metadata of an .apr file or the keys of a GGUF; tensor data is copied unchanged.
 
     \b
@@ -260,18 +240,15 @@ class Stamp(Common, IdentityOptions):
         report = stamp(
             self.file,
             self.file if self.output is None else self.output,
-            license=self.license,
-            data_source=self.data_source,
-            data_license=self.data_license,
             hf_architecture=self.hf_architecture,
             hf_model_type=self.hf_model_type,
             architecture=self.architecture,
             set=values,
             types=types,
-            tokenizer=self.tokenizer,
             in_place=self.in_place,
             plan=self.plan,
             force=self.force,
+            **self.given(),
         )
         for warning in report.warnings:
             out.warning(warning)
@@ -327,26 +304,15 @@ def _list_mixes() -> None:
     out.result({"count": len(body), "mixes": body}, lines)
 
 
-_NOT_PASSED_ON = ("file", "output", "mix", "list_mixes", "as_json", "quiet")
-
-
-def _run(
-    command: RunOptions, verb: str, function: Callable[..., Report], source: str, output: Path, **fixed: object
-) -> None:
-    """Calls a function of `convert.api` with the command's options; prints its report or plan."""
-    refuse_terminal(output)
-    given = {f.name: getattr(command, f.name) for f in fields(command) if f.name not in _NOT_PASSED_ON}
-    report_of(command.plan, verb, partial(function, source, output), given | fixed)
-
-
 def say_what_is_written(output: Path, format: str | None) -> None:
     """Prints a hint if neither a suffix nor --format determines the format of `output`."""
     if format is None and not output.suffix and not output.is_dir():
         out.hint(f"{output} has no suffix: writing a Hugging Face folder; for a GGUF use -o {output}.gguf")
 
 
-def report_of(plan: bool, verb: str, function: Callable[..., Report], given: Mapping[str, object]) -> None:
+def report_of(verb: str, function: Callable[..., Report], given: Mapping[str, object]) -> None:
     """Calls the conversion `function` with the options `given`; prints its report or plan."""
+    plan = bool(given.get("plan"))
     with progress_bar(verb) as progress:
         report = function(progress=None if plan else progress, **given)
     for warning in report.warnings:
@@ -354,7 +320,7 @@ def report_of(plan: bool, verb: str, function: Callable[..., Report], given: Map
     out.result(report.to_json(), plan_text(report) if plan else done_text(report))
 
 
-def refuse_terminal(output: Path) -> None:
+def refuse_terminal(output: object) -> None:
     """Refuses `-` as output: models are written atomically, to files."""
     if str(output) == "-":
         raise RefusedError("a model cannot be written to standard output", hint="-o FILE")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -120,19 +119,9 @@ def build(wanted: str | None) -> typer.Typer:
         if wanted in (None, row.name):
             module, _, name = row.place.partition(":")
             function = getattr(import_module(f"aprfmt.cli.{module}"), name or "command")
-            if isinstance(function, type):  # a dataclass of options
-                _put_own_first(function)
         kind = getattr(function, "command_class", SectionedCommand)
         app.command(row.name, cls=kind, short_help=row.help, context_settings=settings)(function)
     return app
-
-
-def _put_own_first(command: type) -> None:
-    """Orders a command's own options before the ones it inherits."""
-    given = inspect.signature(command, eval_str=True).parameters
-    own = [name for name in command.__annotations__ if name in given]
-    order = dict.fromkeys([*own, *given])
-    setattr(command, "__signature__", inspect.Signature([given[name] for name in order]))  # noqa: B010
 
 
 def _not_imported() -> None:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from aprfmt.cli.convert import refuse_terminal, report_of
-from aprfmt.cli.options import Common, Derived, DtypeOptions, Machine, OutputOption
-from aprfmt.cli.options import PresetOptions as MixOptions
+from aprfmt.cli.convert import Conversion
+from aprfmt.cli.options import OutputOption, with_options
+from aprfmt.convert.options import ExtractAdapterCall, MergeAdapterCall
 from aprfmt.errors import UsageError
-
-_MERGE_ONLY = (
-    *("arch", "imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "tokenizer"),
-    *("no_tokenizer", "pre", "shard_size", "bits", "group_size", "recipe", "verify", "weight"),
-)
+from aprfmt.schema import OptionRow, rows
 
 
+@with_options(rows(MergeAdapterCall, OptionRow) | {"rank": rows(ExtractAdapterCall, OptionRow)["rank"]})
 @dataclass(kw_only=True)
-class MergeAdapter(Common, Machine, MixOptions, Derived, DtypeOptions):
+class MergeAdapter(Conversion):
     """Merge LoRA adapters into a model; with --unmerge, extract an adapter from a base and its fine-tune.
 
     A quantized base is dequantized and requantized, to its own types or to --quantize.
@@ -38,37 +34,25 @@ class MergeAdapter(Common, Machine, MixOptions, Derived, DtypeOptions):
         typer.Argument(metavar="ADAPTER...", help="One or more adapters; with --unmerge, the fine-tuned model."),
     ]
     output: OutputOption
-    weight: Annotated[
-        list[float] | None,
-        typer.Option(metavar="X", help="Scale of the adapters: one for all, or one for each, in order."),
-    ] = None
     unmerge: Annotated[bool, typer.Option("--unmerge", help="Extract an adapter from BASE and a fine-tune of it.")] = (
         False
-    )
-    rank: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --unmerge: rank of the adapter (32).")] = (
-        None
     )
 
     def __call__(self) -> None:
         """Runs the command."""
         from aprfmt.convert.merging import extract_adapter, merge_adapter
 
-        refuse_terminal(self.output)
-        own = {"file", "adapters", "output", "unmerge", "rank", "weight", "as_json", "quiet", "allow_requantize"}
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        given = self.given()
         if not self.unmerge:
-            if self.rank is not None:
+            if "rank" in given:
                 raise UsageError("--rank is for --unmerge", hint="leave --rank out: a merged adapter has its own rank")
-            given["weight"] = self.weight or [1.0]
-            report_of(self.plan, "merging", partial(merge_adapter, self.file, self.adapters, self.output), given)
+            self.run("merging", merge_adapter, self.file, self.adapters, self.output)
             return
         if len(self.adapters) != 1:
             raise UsageError(
                 "--unmerge takes a base and one fine-tuned model", hint="apr merge-adapter BASE TUNED --unmerge"
             )
-        defaults = {f.name: f.default for f in fields(self)}
-        odd = next((name for name in _MERGE_ONLY if getattr(self, name) != defaults[name]), None)
-        if odd is not None:
+        known = rows(ExtractAdapterCall, OptionRow)
+        if (odd := next((name for name in given if name not in known), None)) is not None:
             raise UsageError(f"--{odd.replace('_', '-')} does not apply to --unmerge")
-        given = {name: value for name, value in given.items() if name not in _MERGE_ONLY} | {"rank": self.rank or 32}
-        report_of(self.plan, "extracting", partial(extract_adapter, self.file, self.adapters[0], self.output), given)
+        self.run("extracting", extract_adapter, self.file, self.adapters[0], self.output)

@@ -6,14 +6,10 @@ from typing import Any, ClassVar
 
 from typer.core import TyperCommand
 
-QUANTIZATION = "Quantization"
-MLX = "MLX"
-BESIDE = "Adapters, draft models and towers"
-TOKENIZER = "Tokenizer"
-PROVENANCE = "Provenance"
-SOURCE = "Source"
-MACHINE = "Speed, memory and disk"
-_ORDER = (QUANTIZATION, MLX, TOKENIZER, PROVENANCE, BESIDE, SOURCE, MACHINE)
+from aprfmt.schema import SECTIONS
+
+_LAST = ("as_json", "quiet", "help")
+"""Options of every command, which --help shows last."""
 
 
 class SectionedCommand(TyperCommand):
@@ -22,16 +18,17 @@ class SectionedCommand(TyperCommand):
     plain_first: ClassVar[bool] = True
 
     def sections(self, ctx: Any) -> dict[str, list[Any]]:
-        """The parameters by section: arguments, options, sections of _ORDER, then others in order of appearance."""
+        """The parameters by section: arguments, options, those of SECTIONS, then others in order of appearance."""
         arguments: list[Any] = []
         plain: list[Any] = []
-        titled: dict[str, list[Any]] = {title: [] for title in _ORDER}
+        titled: dict[str, list[Any]] = {title: [] for title in SECTIONS}
         for parameter in self.get_params(ctx):
             if parameter.param_type_name == "argument":
                 arguments.append(parameter)
             elif not getattr(parameter, "hidden", False):
                 title = getattr(parameter, "rich_help_panel", None)
                 (titled.setdefault(title, []) if title else plain).append(parameter)
+        plain.sort(key=lambda parameter: parameter.name in _LAST)
         options = {"Options": plain} | titled if self.plain_first else titled | {"Options": plain}
         return {title: found for title, found in ({"Arguments": arguments} | options).items() if found}
 

@@ -4,7 +4,7 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from aprfmt.cli.failures import report
-from aprfmt.cli.options import Common
+from aprfmt.cli.options import Common, with_options
 from aprfmt.cli.output import out, pairs, printable, table
 from aprfmt.cli.sections import SectionedCommand
 from aprfmt.errors import AprError, MissingDependencyError, UsageError
+from aprfmt.schema import OptionRow
 from aprfmt.text import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
@@ -80,71 +81,54 @@ class Training(Common):
 
     def __call__(self) -> int:
         """Runs the command; returns the exit code."""
-        given = dict(vars(self))
-        if (model := given.get("model")) is not None:
-            if given["teacher"] is not None:
+        given = self.given()
+        if (model := getattr(self, "model", None)) is not None:
+            if "teacher" in given:
                 raise UsageError("the teacher is given twice", hint="leave --teacher out")
             given["teacher"] = model
-        return train(type(self).__name__, given, self.config, plan=self.plan)
+        return train(type(self).__name__.lower(), given, self.config, plan=self.plan)
 
 
-def options(command: str) -> list[tuple[str, object, None]]:
-    """The options of `command` as dataclass fields, one per field of the trainer's schema; None: not set."""
+def _options(command: str) -> dict[str, OptionRow]:
+    """The options of `command`, with the sections of --help."""
     from aprtrain.config import command_fields, schema
 
     section, of = "", dict[str, str]()
     for name in schema():
         of[name] = section = _SECTIONS.get(name, section)
-    found: list[tuple[str, object, None]] = []
-    for row in command_fields(command):
-        names, words, metavar = (row.flag, *row.flags), row.help, None
-        kind: object = row.kind | None
-        if row.number:
-            kind, metavar, words = str | None, f"[{row.number}]", f"{words} --no-{row.flag[2:]}: off."
-        elif row.kind is bool:
-            names = (f"{row.flag}/--no-{row.flag[2:]}",)  # the second overrides true in a config file
-        elif row.kind is tuple:
-            kind, metavar = list[str] | None, row.metavar
-        else:
-            metavar = "|".join(row.choices) or {int: "N", float: "X", str: "TEXT"}[row.kind]
-            if row.default is not None:
-                words += f" [default: {row.default:g}]" if row.kind is float else f" [default: {row.default}]"
-        option = typer.Option(*names, metavar=metavar, help=words, rich_help_panel=of[row.name])
-        found.append((row.name, Annotated[kind, option], None))
-    return found
+    return {row.name: replace(row, section=of[row.name]) for row in command_fields(command)}
 
 
-def _command(name: str, help: str, *arguments: tuple[str, object, None]) -> type:
-    fields = [*arguments, *options(name)]
-    return make_dataclass(name, fields, bases=(Training,), namespace={"__doc__": help}, kw_only=True)
-
-
-_Teacher = Annotated[str | None, typer.Argument(metavar="[TEACHER]", help="The teacher model; same as --teacher.")]
-Distill = _command(
-    "distill",
+@with_options(_options("distill"))
+@dataclass(kw_only=True)
+class Distill(Training):
     """Train a student on text and on the predictions of its teacher; checkpoints are complete models.
 
-The loss is (1 - w) CE + w T^2 KL per token, with w = --kd-weight and T = --temperature.
+    The loss is (1 - w) CE + w T^2 KL per token, with w = --kd-weight and T = --temperature.
 
-\b
-apr distill big.gguf --student s.apr --data c.jsonl -o run --steps 5000
-apr distill big.apr --student-init layers:12 --data src/ -o run --epochs 1
-apr distill big.gguf --config run.toml -o run --resume
-apr distill big.gguf --config run.toml -o run --plan
-apr distill --teacher-logprobs probs --student s.apr --config run.toml -o run
-torchrun --nproc-per-node 2 -m aprfmt distill big.gguf --config run.toml
-""",
-    ("model", _Teacher, None),
-)
-Pretrain = _command(
-    "pretrain",
+    \b
+    apr distill big.gguf --student s.apr --data c.jsonl -o run --steps 5000
+    apr distill big.apr --student-init layers:12 --data src/ -o run --epochs 1
+    apr distill big.gguf --config run.toml -o run --resume
+    apr distill big.gguf --config run.toml -o run --plan
+    apr distill --teacher-logprobs probs --student s.apr --config run.toml -o run
+    torchrun --nproc-per-node 2 -m aprfmt distill big.gguf --config run.toml
+    """
+
+    model: Annotated[str | None, typer.Argument(metavar="[TEACHER]", help="The teacher model; same as --teacher.")] = (
+        None
+    )
+
+
+@with_options(_options("pretrain"))
+@dataclass(kw_only=True)
+class Pretrain(Training):
     """Train a model on text, from existing weights (--init) or from scratch (--like, --shape).
 
-\b
-apr pretrain --init m.apr --data c.jsonl -o run --steps 2000
-apr pretrain --like m.apr --shape config.json --data c.jsonl -o run --epochs 1
-""",
-)
+    \b
+    apr pretrain --init m.apr --data c.jsonl -o run --steps 2000
+    apr pretrain --like m.apr --shape config.json --data c.jsonl -o run --epochs 1
+    """
 
 
 def train(command: str, given: Mapping[str, object], config: Path | None, *, plan: bool) -> int:
@@ -157,10 +141,9 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
     from aprtrain.guards import abort
     from aprtrain.world import world_size
 
-    values = {row.name: given[row.name] for row in command_fields(command)}
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for row in command_fields(command):
-        if row.number:
+        if row.number and row.name in values:
             values[row.name] = {"true": True, "false": False}.get(str(values[row.name]), values[row.name])
     settings, lines = build(command, values, config, os.environ)
     if plan:

@@ -6,7 +6,7 @@ import glob
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -27,18 +27,11 @@ from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
 from aprfmt.convert.files import carried_files, parts_of, with_files
 from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.mixes import find_mix
+from aprfmt.convert.options import ConvertCall, ImportCall, Options, options_of
+from aprfmt.convert.parsing import parse_options
 from aprfmt.convert.quantization import Quantization, quantization_of
 from aprfmt.convert.targets import apr
-from aprfmt.convert.targets.base import (
-    TARGETS,
-    Options,
-    Output,
-    Target,
-    Work,
-    check_options,
-    find_target,
-    parse_options,
-)
+from aprfmt.convert.targets.base import TARGETS, Output, Target, Work, check_options, find_target
 from aprfmt.convert.targets.gguf import older_outputs
 from aprfmt.convert.towers import with_tower
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
@@ -56,7 +49,6 @@ from aprfmt.io.pipe import (
     THREAD_BYTES,
     WINDOW_BYTES,
     Flow,
-    StartProgress,
     WriteOptions,
     check_inputs_stay,
     write_file,
@@ -66,10 +58,10 @@ from aprfmt.io.pipe import (
 from aprfmt.io.remote import limit_stores
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import exists, is_file, is_folder, is_same, watch_opened
-from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
+from aprfmt.schema import takes
 from aprfmt.text import first_few, format_bytes, format_limit, plural
 from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
 from aprfmt.types import PathLike
@@ -164,158 +156,34 @@ class Report:
         return body | rounded
 
 
-# The functions differ in their options only. Each passes on its arguments by name, as they are: targets.base.Options
-# has the same names and defaults (a test compares them), and parse_options checks every value, because not every
-# caller has a type checker.
-
-
-def import_model(
-    src: PathLike,
-    dst: PathLike,
-    *,
-    arch: str | None = None,
-    base: PathLike | None = None,
-    dtype: str = "keep",
-    imatrix: PathLike | None = None,
-    tensor_type: str | Sequence[str] = (),
-    output_type: str | None = None,
-    embedding_type: str | None = None,
-    pure: bool = False,
-    leave_output: bool = False,
-    allow_requantize: bool = False,
-    tokenizer: PathLike | None = None,
-    license: str | None = None,
-    data_source: str | None = None,
-    data_license: str | None = None,
-    no_mtp: bool = False,
-    target_model: PathLike | None = None,
-    mmproj: PathLike | bool | None = None,
-    allow_no_config: bool = False,
-    allow_unmapped: bool = False,
-    allow_names: bool = False,
-    follow_links: bool = False,
-    carry: int | str = DEFAULT_CARRY_BYTES,
-    hash: bool = False,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    max_disk: int | str | None = None,
-    fsync: bool = True,
-) -> Report:
+@takes(ImportCall)
+def import_model(call: ImportCall) -> Report:
     """Converts safetensors, a Hugging Face folder, a GGUF or `hf://org/repo` to the `.apr` file `dst`.
 
     Args:
         src: the model to read.
         dst: the file to write; it appears under its name only when complete.
-        arch: architecture, if the source does not name it.
-        base: base model of an adapter: a model file, or a folder with at least config.json; None: the one that the
-            adapter names, if it is on this machine.
-        dtype: "keep", a float, AprQ4, AprQ8, or a mix such as "q4_k_m".
-        imatrix: file of an importance matrix, for a mix.
-        tensor_type: "REGEX=TYPE" strings: types of the tensors whose GGUF names match, for a mix.
-        output_type, embedding_type: types of the output head and the token embedding, for a mix.
-        pure: quantize every matrix to the same type, for a mix.
-        leave_output: do not quantize the output head, for a mix.
-        allow_requantize: quantize weights that are already quantized, which loses precision twice.
-        tokenizer: tokenizer files (a folder or a tokenizer.json) to use instead of the source's.
-        license, data_license: SPDX ids.
-        data_source: what the model was trained on.
-        no_mtp: drop the multi-token prediction layers (MTP, nextn), if any.
-        target_model: folder of the target model of a draft model (EAGLE-3, DFlash, ...): provides the tokenizer and
-            the config values that the draft model lacks.
-        mmproj: the GGUF of the towers (vision, audio) of the language model `src`.
-        allow_no_config: accept a model without config.json; infer dimensions from shapes.
-        allow_unmapped: keep tensors with unknown names as they are.
-        allow_names: carry and write files whose names other programs act on (`.envrc`), or some systems confuse.
-        follow_links: follow symbolic links that point outside the folder; not needed for the hub's cache.
-        carry: limit for unrelated files of the folder, in total bytes or as "64MB"; 0: none.
-        hash: record the BLAKE3 of each source file instead of its CRC-32; an export verifies it.
-        plan: write nothing; report what would be written.
-        force: replace an existing output.
         progress: called with the total bytes; returns the function to call with the bytes of each step.
-        threads: worker threads; None: one per CPU.
-        max_memory: memory limit, in bytes or as "300MiB".
-        max_disk: disk limit for downloads from the hub, in addition to the output; None: the size of the largest file
-            of the repository.
-        fsync: wait until the output is on disk.
 
     Raises:
         AprError: code "usage" for a wrong value or option. No partial output remains.
     """
-    given = locals()
-    source = formats.path_text(src, "src")
-    check_suffix(dst, "import", f"apr convert {source} -o {dst}")
-    return convert(given | {"format": "apr"})
+    source = formats.path_text(call.src, "src")
+    check_suffix(call.dst, "import", f"apr convert {source} -o {call.dst}")
+    return convert(source, call.dst, options_of(call, format="apr"))
 
 
-def convert_model(
-    src: PathLike,
-    dst: PathLike,
-    *,
-    format: str | None = None,
-    dtype: str = "keep",
-    arch: str | None = None,
-    base: PathLike | None = None,
-    imatrix: PathLike | None = None,
-    tensor_type: str | Sequence[str] = (),
-    output_type: str | None = None,
-    embedding_type: str | None = None,
-    pure: bool = False,
-    leave_output: bool = False,
-    allow_requantize: bool = False,
-    tokenizer: PathLike | None = None,
-    no_tokenizer: bool = False,
-    license: str | None = None,
-    data_source: str | None = None,
-    data_license: str | None = None,
-    pre: str | None = None,
-    pad_style: str = "llama.cpp",
-    shard_size: int | str | None = None,
-    bits: int | None = None,
-    group_size: int | None = None,
-    recipe: str | None = None,
-    no_mtp: bool = False,
-    target_model: PathLike | None = None,
-    mmproj: PathLike | bool | None = None,
-    mtp_only: bool = False,
-    allow_no_config: bool = False,
-    allow_unmapped: bool = False,
-    allow_names: bool = False,
-    follow_links: bool = False,
-    carry: int | str = DEFAULT_CARRY_BYTES,
-    hash: bool = False,
-    verify: bool = False,
-    modelfile: bool = False,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    max_disk: int | str | None = None,
-    fsync: bool = True,
-) -> Report:
+@takes(ConvertCall)
+def convert_model(call: ConvertCall) -> Report:
     """Converts any readable model to any output format in one step.
 
-    An option that does not apply to the format is a usage error. Options of import_model mean the same here.
+    An option that does not apply to the format is a usage error.
 
     Args:
         src, dst: the model to read, the file or folder to write.
-        format: "apr", "apr-shards", "gguf", "safetensors", "hf", "mlx" or a plugin's; None: by the suffix of `dst`.
-        no_tokenizer: write a GGUF without a tokenizer; llama.cpp then accepts and returns token ids only.
-        mtp_only: write a GGUF of the MTP layers with the embedding, final norm and output head: a draft model.
-        mmproj: True writes only the GGUF of the model's towers (vision, audio), which llama.cpp loads next to that of
-            the language model; for an `.apr`, see import_model.
-        pre: llama.cpp's name of the pre-tokenizer, if it cannot be detected.
-        pad_style: names of padding tokens in a GGUF: "llama.cpp" or "apr".
-        shard_size: maximum file size, in bytes or as "5GB"; 0: one file.
-        bits, group_size: for MLX: bits per quantized weight (2, 3, 4, 5, 6, 8) and weights per scale (32, 64, 128).
-        recipe: for MLX, instead of `bits`: one of mlx_lm's recipes, such as "mixed_4_6".
-        verify: load the GGUF in llama.cpp and generate a little.
-        modelfile: write an Ollama Modelfile next to the GGUF.
+        progress: called with the total bytes; returns the function to call with the bytes of each step.
     """
-    return convert(locals())
+    return convert(call.src, call.dst, options_of(call))
 
 
 export_model = convert_model
@@ -326,13 +194,15 @@ Edit = Callable[[Canonical], tuple[Canonical, list[str]]]
 """Edits a model during a conversion: returns the new model and one sentence for each loss."""
 
 
-def convert(given: dict[str, object], edit: Edit | None = None, inputs: Sequence[PathLike] = ()) -> Report:
+def convert(
+    src: PathLike, dst: PathLike, given: Mapping[str, object], edit: Edit | None = None, inputs: Sequence[PathLike] = ()
+) -> Report:
     """Converts with the options `given` by name; `edit` changes the model between reading and planning.
 
     `inputs`: further files that the output depends on, besides those opened as a Source.
     """
     start = time.monotonic()
-    src, dst = (formats.path_text(given.pop(name), name) for name in ("src", "dst"))
+    src, dst = formats.path_text(src, "src"), formats.path_text(dst, "dst")
     options = parse_options(given)
     target = find_target(dst, options.format)
     check_options(options, target)
@@ -342,7 +212,7 @@ def convert(given: dict[str, object], edit: Edit | None = None, inputs: Sequence
         opened = stack.enter_context(watch_opened())
         quantization = quantization_of(options, target)
         model, confirm, towers = stack.enter_context(_opened(src, target, options))
-        stores = limit_stores(model.sources, options.max_disk)
+        stores = limit_stores(model.sources, options.disk_bytes)
         if not options.plan:
             check_target(dst, _inputs(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization, towers, edit)
@@ -453,7 +323,7 @@ def _plan(
         c, drafts = without_drafts(c)
         losses.others += [f"{part} dropped (--no-mtp)" for part in drafts]
     c = with_tower(c, towers) if towers is not None else c
-    c = with_files(c, options.carry, [dst], allow_names=options.allow_names)
+    c = with_files(c, options.carry_bytes, [dst], allow_names=options.allow_names)
     losses.others += [*c.packs.losses(), *c.left_out]
     c = _override(_with_target(with_dims_of_tensors(c), options), options)
     if edit is not None:
@@ -550,7 +420,7 @@ def _report(
         report.files = [str(Path(dst).with_name(layout.name)) for layout in output.layouts]
         report.output = report.files[0]
     if options.plan:
-        flow = flow_for(options.threads, options.max_memory, output.tensors)
+        flow = flow_for(options.threads, options.memory_bytes, output.tensors)
         report.memory_bytes = peak_bytes(flow, output.tensors)
         report.tensors = [
             PlannedTensor(name=t.name, dtype=t.dtype, shape=[*t.shape], size_bytes=t.n_bytes) for t in output.tensors
@@ -568,7 +438,7 @@ def _write(
     confirm: Callable[[str], None],
     older: Sequence[str],
 ) -> None:
-    flow = flow_for(options.threads, options.max_memory, output.tensors)
+    flow = flow_for(options.threads, options.memory_bytes, output.tensors)
     how = WriteOptions(options.force, options.progress, flow, options.fsync, confirm)
     if output.write is not None:
         output.write(dst, how)

@@ -28,108 +28,46 @@ from aprfmt.convert.merge_recipe import (
 )
 from aprfmt.convert.merging import open_input
 from aprfmt.convert.mixes import find_mix
+from aprfmt.convert.options import MergeCall, Options, options_of
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.io.pipe import StartProgress
 from aprfmt.io.settings import SettingsNode
 from aprfmt.io.system import n_processors
 from aprfmt.limits import MAX_LAYERS
 from aprfmt.provenance.model_card import entries
+from aprfmt.schema import takes
 from aprfmt.tokenizer.model import without_padding
-from aprfmt.types import PathLike
-
-_OWN = (
-    *("models", "method", "base", "config", "weight", "density", "t", "normalize", "rescale", "lambda_", "scale"),
-    *("layers", "seed", "pad_vocab"),
-)
 
 _MOST_THREADS = 8
 """More of them wait for each other, where calls are as short as the arithmetic of merging."""
 
 
-def merge_models(
-    models: PathLike | Sequence[PathLike],
-    dst: PathLike,
-    *,
-    method: str | None = None,
-    base: PathLike | None = None,
-    config: PathLike | None = None,
-    weight: float | Sequence[float] | None = None,
-    density: float | Sequence[float] | None = None,
-    t: float | Sequence[float] | None = None,
-    normalize: bool | None = None,
-    rescale: str | bool | None = None,
-    lambda_: float | None = None,
-    scale: float | Sequence[float] | None = None,
-    layers: Sequence[str] = (),
-    seed: int = 0,
-    pad_vocab: bool = False,
-    format: str | None = None,
-    dtype: str = "keep",
-    arch: str | None = None,
-    imatrix: PathLike | None = None,
-    tensor_type: str | Sequence[str] = (),
-    output_type: str | None = None,
-    embedding_type: str | None = None,
-    pure: bool = False,
-    leave_output: bool = False,
-    tokenizer: PathLike | None = None,
-    no_tokenizer: bool = False,
-    pre: str | None = None,
-    shard_size: int | str | None = None,
-    bits: int | None = None,
-    group_size: int | None = None,
-    recipe: str | None = None,
-    verify: bool = False,
-    follow_links: bool = False,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    max_disk: int | str | None = None,
-    fsync: bool = True,
-) -> Report:
+@takes(MergeCall)
+def merge_models(call: MergeCall) -> Report:
     """Merges several models and writes `dst` in any output format.
 
     The models may be in any readable format, but must share architecture and vocabulary. Config, tokenizer, chat
     template and dtype of each weight come from the base, or from the first model. Merging computes in float32 and
-    rounds once. Options that are not listed are those of convert_model.
+    rounds once. Arithmetic without quantization uses at most eight threads.
 
     Args:
         models: the models; none with `config`.
         dst: what to write.
-        method: "linear", "weighted" (linear, with a weight for each), "slerp", "ties", "dare_linear", "dare_ties",
-            "task_arithmetic" or "passthrough".
-        base: the model that the others were fine-tuned from; for slerp the model at t = 0, by default the first.
-        config: a mergekit recipe (YAML), instead of the models, `method` and its parameters.
-        weight: the weight of each model, one number for all or one each; 1 by default.
-        density: the fraction of each delta to keep; 1 by default.
-        t: for slerp, from 0 (the base) to 1 (the other); several numbers are a gradient over the layers.
-        normalize: divide by the sum of weights; by default for linear and ties.
-        rescale: how sparsified deltas are rescaled: "norm" (to its sum of magnitudes; by default for dare), "density"
-            (by 1 / density), "none" (by default for ties).
-        lambda_: factor for the sum of deltas.
-        scale: for passthrough, factor for the weights of each model.
-        layers: for passthrough, the layers of each model, numbered from 0: "0-11"; all of them by default.
-        seed: random seed of dare.
-        pad_vocab: pad an embedding with fewer rows than the base's from the base, and drop extra rows.
-        threads: worker threads; None: one per CPU; arithmetic without quantization uses at most eight.
 
     Raises:
         AprError: for models of different architectures or vocabularies, an invalid recipe, and as convert_model.
     """
-    given = locals()
-    own = {name: given.pop(name) for name in _OWN}
+    given, seed = options_of(call, base=None), call.seed
     if type(seed) is not int:
         raise UsageError(f"seed must be a number, not {seed!r:.40}")
-    made = read_recipe(formats.path_text(config, "config")) if config is not None else _from_options(own)
+    config, dtype = call.config, call.dtype
+    made = read_recipe(formats.path_text(config, "config")) if config is not None else _from_options(call)
     if config is not None:
-        _refuse_beside_config(own)
+        _refuse_beside_config(call)
     if dtype == "keep" and made.dtype is not None:
         given["dtype"] = made.dtype
     if isinstance(dtype, str) and find_mix(dtype) is not None:
         given["allow_requantize"] = True
-    elif threads is None:
+    elif call.threads is None:
         given["threads"] = min(_MOST_THREADS, n_processors())
     paths = made.models
     sizes: list[int] = []
@@ -138,14 +76,15 @@ def merge_models(
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             found = [c]
             for path in paths[1:]:
-                model = open_input(stack, path, dst, follow_links=follow_links)
-                require_config(model, False, arch)
-                read = canonical(model, arch=arch, decoding=Decoding(decode=True))
+                model = open_input(stack, path, call.dst, follow_links=call.follow_links)
+                require_config(model, False, call.arch)
+                read = canonical(model, arch=call.arch, decoding=Decoding(decode=True))
                 found.append(with_dims_of_tensors(read))
                 sizes.append(model.size_bytes)
-            return _merged(made, paths, found, seed=seed, keep=given["dtype"] == "keep", pad_vocab=pad_vocab)
+            keep = given["dtype"] == "keep"
+            return _merged(made, paths, found, seed=seed, keep=keep, pad_vocab=call.pad_vocab)
 
-        report = convert({**given, "src": paths[0]}, edit, [] if config is None else [config])
+        report = convert(paths[0], call.dst, given, edit, [] if config is None else [config])
     report.input_bytes += sum(sizes)
     return report
 
@@ -188,36 +127,36 @@ def _slice(part: MergedLayers, paths: Sequence[str], found: Sequence[Canonical])
 # --- options ---
 
 
-def _from_options(own: dict[str, object]) -> MergeRecipe:
+def _from_options(call: MergeCall) -> MergeRecipe:
     """The recipe for the options. Raises UsageError for options that the method lacks."""
-    models = _paths(own["models"])
-    if own["method"] is None:
+    models = _paths(call.models)
+    if call.method is None:
         raise UsageError(
             "no merge method given", hint="use --method linear, slerp, ties, ..., or a recipe with --config FILE"
         )
-    word = str(own["method"])
+    word = str(call.method)
     method = find_method(word)
-    if word == WEIGHTED and own["weight"] is None:
+    if word == WEIGHTED and call.weight is None:
         raise UsageError(
             "the method weighted needs a weight for each model",
             hint="add --weight 0.7 --weight 0.3, or use --method linear",
         )
-    base = formats.path_text(own["base"], "base") if own["base"] is not None else None
+    base = formats.path_text(call.base, "base") if call.base is not None else None
     base = models[0] if base is None and method == SLERP else base
     if base is not None and method in (LINEAR, PASSTHROUGH):
         raise UsageError(f"--base does not apply to {method}", hint="config and tokenizer come from the first model")
     tuned = [*models]
     if base in tuned:  # once it is the base: a model can be merged with itself
         tuned.remove(base)
-    ranges = list(own["layers"]) if isinstance(own["layers"], list | tuple) else []
+    ranges = list(call.layers) if isinstance(call.layers, list | tuple) else []
     if ranges and method != PASSTHROUGH:
         raise UsageError(f"--layers does not apply to {method}", hint="set layers in a recipe: --config FILE")
     shared = {
-        name: _node(own[key])
+        name: _node(getattr(call, key))
         for name, key in (("t", "t"), ("normalize", "normalize"), ("rescale", "rescale"), ("lambda", "lambda_"))
-        if own[key] is not None
+        if getattr(call, key) is not None
     }
-    each = {name: _each(own[name], name, len(tuned)) for name in ("weight", "density", "scale")}
+    each = {name: _each(getattr(call, name), name, len(tuned)) for name in ("weight", "density", "scale")}
     for name in (*shared, *(name for name, value in each.items() if value)):
         if name not in PARAMETERS[method]:
             raise UsageError(f"--{name} does not apply to {word}", hint=f"it has {', '.join(PARAMETERS[method])}")
@@ -241,10 +180,13 @@ def _from_options(own: dict[str, object]) -> MergeRecipe:
     return check_recipe(MergeRecipe(method, (MergedLayers(tuple(sources)),), base, parameters))
 
 
-def _refuse_beside_config(own: dict[str, object]) -> None:
-    defaults = {"models": (), "layers": (), "seed": own["seed"], "pad_vocab": own["pad_vocab"], "config": own["config"]}
-    for name, value in own.items():
-        if value is not None and value != defaults.get(name) and value not in ([], ()):
+def _refuse_beside_config(call: MergeCall) -> None:
+    own = [
+        name for name in vars(call) if not hasattr(Options, name) and name not in ("dst", "config", "seed", "pad_vocab")
+    ]
+    for name in ("base", *own):
+        value = getattr(call, name)
+        if value is not None and value not in ([], ()):
             what = "models" if name == "models" else f"--{name.rstrip('_').replace('_', '-')}"
             raise UsageError(
                 f"{what} and --config cannot be given together", hint="set models, method and parameters in the recipe"

@@ -19,122 +19,78 @@ from aprfmt.canonical.read import canonical
 from aprfmt.convert.api import Report, convert
 from aprfmt.convert.files import parts_of
 from aprfmt.convert.mixes import find_mix
+from aprfmt.convert.options import ExtractAdapterCall, MergeAdapterCall, options_of
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.links import check_links
-from aprfmt.io.pipe import StartProgress
 from aprfmt.io.source import exists, is_same
 from aprfmt.model import Model
+from aprfmt.schema import takes
 from aprfmt.types import PathLike
 
 
-def merge_adapter(
-    base: PathLike,
-    adapter: PathLike | Sequence[PathLike],
-    dst: PathLike,
-    *,
-    weight: float | Sequence[float] = 1.0,
-    format: str | None = None,
-    dtype: str = "keep",
-    arch: str | None = None,
-    imatrix: PathLike | None = None,
-    tensor_type: str | Sequence[str] = (),
-    output_type: str | None = None,
-    embedding_type: str | None = None,
-    pure: bool = False,
-    leave_output: bool = False,
-    tokenizer: PathLike | None = None,
-    no_tokenizer: bool = False,
-    pre: str | None = None,
-    shard_size: int | str | None = None,
-    bits: int | None = None,
-    group_size: int | None = None,
-    recipe: str | None = None,
-    verify: bool = False,
-    follow_links: bool = False,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    max_disk: int | str | None = None,
-    fsync: bool = True,
-) -> Report:
+@takes(MergeAdapterCall)
+def merge_adapter(call: MergeAdapterCall) -> Report:
     """Merges one or more adapters into the model `base` and writes `dst` in any output format.
 
     Base and adapters may be in any readable format. Weights keep their dtype; quantized weights are decoded, merged and
-    quantized again, unless `dtype` sets another dtype. The other options are those of convert_model.
+    quantized again, unless `dtype` sets another dtype.
 
     Args:
         base: the model.
         adapter: the adapter, or several.
         dst: what to write.
-        weight: the scale of each adapter; one number for all, or one each.
 
     Raises:
         AprError: for an adapter of another base model, and as convert_model.
     """
-    given = locals()
-    adapters = _paths(given.pop("adapter"))
-    weights = _weights(given.pop("weight"), len(adapters))
-    source = given.pop("base")
-    options = {**given, "src": source}
-    if isinstance(dtype, str) and find_mix(dtype) is not None:
+    adapters = _paths(call.adapter)
+    weights = _weights(call.weight, len(adapters))
+    options = options_of(call, base=None)
+    if isinstance(call.dtype, str) and find_mix(call.dtype) is not None:
         options["allow_requantize"] = True
 
     with ExitStack() as stack:
 
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             # Opened here, they are among the files that must not change until the output is complete.
-            opened = [open_input(stack, path, dst, follow_links=follow_links) for path in adapters]
+            opened = [open_input(stack, path, call.dst, follow_links=call.follow_links) for path in adapters]
             read = [_adapter_for(model, c) for model in opened]
-            return with_adapters(c, list(zip(read, weights, strict=True)), keep=dtype == "keep")
+            return with_adapters(c, list(zip(read, weights, strict=True)), keep=call.dtype == "keep")
 
-        return convert(options, edit)
+        return convert(call.base, call.dst, options, edit)
 
 
-def extract_adapter(
-    base: PathLike,
-    tuned: PathLike,
-    dst: PathLike,
-    *,
-    rank: int = 32,
-    format: str | None = None,
-    dtype: str = "keep",
-    follow_links: bool = False,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    max_disk: int | str | None = None,
-    fsync: bool = True,
-) -> Report:
+@takes(ExtractAdapterCall)
+def extract_adapter(call: ExtractAdapterCall) -> Report:
     """Extracts the LoRA adapter of `rank` that turns the model `base` into `tuned`, in any adapter format.
 
     Each changed matrix becomes its best approximation of that rank (SVD); other changed weights are stored whole. At
-    full rank the merged result equals `tuned`. The report says how much of the change the rank captures. The other
-    options are those of convert_model.
+    full rank the merged result equals `tuned`. The report says how much of the change the rank captures.
+
+    Args:
+        base: the model.
+        tuned: the model after fine-tuning.
+        dst: what to write.
 
     Raises:
         AprError: for models of different architectures, and if no weight changed.
     """
-    given = locals()
+    rank = call.rank
     if type(rank) is not int or rank < 1:
         raise UsageError(f"rank must be a positive integer, not {rank!r:.40}")
-    options = {name: value for name, value in given.items() if name not in ("base", "tuned", "rank")}
     found: list[Extraction] = []
     told: list[str] = []
     with ExitStack() as stack:
 
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
-            model = open_input(stack, formats.path_text(base, "base"), dst, follow_links=follow_links)
+            model = open_input(stack, formats.path_text(call.base, "base"), call.dst, follow_links=call.follow_links)
             made, notes, extraction = extracted(canonical(model, decoding=Decoding(decode=True)), c, rank)
             found.append(extraction)
             told.extend(notes)
             return made, notes
 
-        report = convert({**options, "src": tuned}, edit)
-    if found and found[0].total and not plan:
+        report = convert(call.tuned, call.dst, options_of(call, base=None), edit)
+    if found and found[0].total and not call.plan:
         share = found[0].kept / found[0].total
         rest = [f"rank {rank} captures {share:.2%} of the change (sum of squares)"] if share < _WHOLE else []
         report.losses = [*(loss for loss in report.losses if loss not in told), *rest]

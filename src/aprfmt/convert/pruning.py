@@ -10,69 +10,31 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.narrowed import narrowed, parse_widths
 from aprfmt.canonical.relayered import check_layer, parse_layers, ranges, relayered
 from aprfmt.convert.api import Report, convert
+from aprfmt.convert.options import PruneCall, options_of
 from aprfmt.errors import UsageError
-from aprfmt.io.pipe import StartProgress
 from aprfmt.provenance.model_card import entries
-from aprfmt.types import PathLike
+from aprfmt.schema import takes
 
 
-def prune_model(
-    src: PathLike,
-    dst: PathLike,
-    *,
-    drop_layers: str | Sequence[int] | None = None,
-    keep_layers: str | Sequence[int] | None = None,
-    width: str | Mapping[str, int] | None = None,
-    format: str | None = None,
-    dtype: str = "keep",
-    arch: str | None = None,
-    imatrix: PathLike | None = None,
-    tensor_type: str | Sequence[str] = (),
-    output_type: str | None = None,
-    embedding_type: str | None = None,
-    pure: bool = False,
-    leave_output: bool = False,
-    allow_requantize: bool = False,
-    tokenizer: PathLike | None = None,
-    no_tokenizer: bool = False,
-    pre: str | None = None,
-    shard_size: int | str | None = None,
-    bits: int | None = None,
-    group_size: int | None = None,
-    recipe: str | None = None,
-    no_mtp: bool = False,
-    verify: bool = False,
-    follow_links: bool = False,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    max_disk: int | str | None = None,
-    fsync: bool = True,
-) -> Report:
+@takes(PruneCall)
+def prune_model(call: PruneCall) -> Report:
     """Drops layers of the model `src`, or narrows them, and writes `dst` in any output format.
 
     The remaining layers are renumbered, and the number of layers and per-layer lists in config.json are updated; kept
-    weights are unchanged. The model needs training afterwards. The output's provenance records the pruning. Other
-    options are those of convert_model.
+    weights are unchanged. The model needs training afterwards. The output's provenance records the pruning. Layers may
+    be a list of numbers, widths a mapping; other widths are unchanged.
 
     Args:
         src: the model.
         dst: what to write.
-        drop_layers: the layers to drop, numbered from 0: "10-15,20", or a list of numbers.
-        keep_layers: the layers to keep, instead of `drop_layers`.
-        width: number of channels, neurons and heads to keep in each layer, chosen by the largest weights:
-            "hidden=512,ffn=1408,heads=8,kv_heads=2", or a mapping; other widths are unchanged.
 
     Raises:
-        AprError: code "usage" if none or both of the first two are given, for unknown layers, if none or all layers
-            would be kept, and for invalid widths; code "refused" for a layer whose role follows from its number
-            (periodic patterns), for an MTP layer (use `no_mtp`), and for widths of networks other than plain attention
-            with dense MLPs; and as convert_model.
+        AprError: code "usage" if none or both of drop_layers and keep_layers are given, for unknown layers, if none or
+            all layers would be kept, and for invalid widths; code "refused" for a layer whose role follows from its
+            number (periodic patterns), for an MTP layer (use `no_mtp`), and for widths of networks other than plain
+            attention with dense MLPs; and as convert_model.
     """
-    given = locals()
-    drop, keep, width = (given.pop(name) for name in ("drop_layers", "keep_layers", "width"))
+    drop, keep, width = call.drop_layers, call.keep_layers, call.width
     if (drop is not None and keep is not None) or (drop is None and keep is None and width is None):
         raise UsageError(
             "give either --drop-layers or --keep-layers, or --width", hint="--drop-layers 10-15,20, or --width ffn=1408"
@@ -102,7 +64,7 @@ def prune_model(
             notes.append(f"Of the base model's widths {words} are kept.")
         return _with_provenance(made, " ".join(notes)), told
 
-    return convert(given, edit)
+    return convert(call.src, call.dst, options_of(call), edit)
 
 
 def _numbers(value: object, n_layers: int) -> list[int]:

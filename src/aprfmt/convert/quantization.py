@@ -31,7 +31,7 @@ from aprfmt.convert.mixes import (
     uniform_mix,
     unknown,
 )
-from aprfmt.convert.targets.base import MIX, Options
+from aprfmt.convert.options import MIX, Options
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out import OutTensor

@@ -15,9 +15,9 @@ from aprfmt.canonical.read import canonical
 from aprfmt.convert import gguf_edit
 from aprfmt.convert.gguf_edit import Text, parse_text
 from aprfmt.convert.integrity import open_checked
+from aprfmt.convert.parsing import parse_flag
 from aprfmt.convert.recipe import holds_tokenizer, without_weights
 from aprfmt.convert.targets.apr import HAS_VOCAB
-from aprfmt.convert.targets.base import parse_flag
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr_metadata import SOURCE_KEY, TYPED_FIELDS

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
-from aprfmt.convert.targets.base import parse_size
+from aprfmt.convert.parsing import parse_size
 from aprfmt.errors import UsageError
 from aprfmt.io.pipe import StartProgress
 from aprfmt.llama.client import Llama

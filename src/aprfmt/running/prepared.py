@@ -216,7 +216,7 @@ def exported(
 
 def _limit() -> int:
     """Bytes that exports may take. Raises UsageError."""
-    from aprfmt.convert.targets.base import parse_size
+    from aprfmt.convert.parsing import parse_size
 
     text = os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE
     try:

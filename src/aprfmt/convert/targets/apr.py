@@ -25,9 +25,10 @@ from aprfmt.canonical.sides import gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype, outside_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode
+from aprfmt.convert.options import Options
 from aprfmt.convert.quantization import Recoding, with_apr_names
 from aprfmt.convert.recipe import late_digests, source_recipe
-from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Options, Output, Work
+from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER_BYTES, Apr2Native
@@ -267,7 +268,7 @@ def shard_layouts(c: Canonical, work: Work) -> Output:
     metadata, tensors, flags = apr_contents(c, "keep", work.losses, kind=_digest_kind(c, work.options))
     check_metadata(metadata)
     in_order = sorted((*tensors, *_files(c)), key=lambda tensor: sort_key(tensor.name))
-    shards = cut_shards(metadata, in_order, flags=flags, max_bytes=work.options.shard_size or DEFAULT_SHARD_BYTES)
+    shards = cut_shards(metadata, in_order, flags=flags, max_bytes=work.options.shard_bytes or DEFAULT_SHARD_BYTES)
     (first, group), *others = shards
     return _shard_output([(_with_digests(c, first), group), *others], tensors, is_lossless(c, metadata))
 
@@ -291,7 +292,7 @@ def copy_shards(model: Model, options: Options) -> Output | None:
         metadata,
         tensors,
         flags=native.header.flags,
-        max_bytes=options.shard_size or DEFAULT_SHARD_BYTES,
+        max_bytes=options.shard_bytes or DEFAULT_SHARD_BYTES,
         generation=metadata.generation,
     )
     # Whether joining them gives this very file back.

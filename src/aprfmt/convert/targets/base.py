@@ -7,20 +7,17 @@ point group `aprfmt.formats`, as it does a reader: any object with what `Target`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from reprlib import repr as short
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aprfmt import formats
+from aprfmt.convert.options import COMMON, MIX, PROVENANCE_OPTIONS, Options
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
-from aprfmt.io import chunks
-from aprfmt.io.pipe import MOST_THREADS, FileLayout, StartProgress, WriteOptions
-from aprfmt.limits import DEFAULT_CARRY_BYTES
-from aprfmt.text import plural
+from aprfmt.io.pipe import FileLayout, WriteOptions
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -30,198 +27,6 @@ if TYPE_CHECKING:
 
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Every option of a conversion; `apr convert --help` explains them. Sizes are in bytes."""
-
-    arch: str | None = None
-    base: PathLike | None = None
-    dtype: str = "keep"
-    imatrix: PathLike | None = None
-    tensor_type: Sequence[str] = ()
-    output_type: str | None = None
-    embedding_type: str | None = None
-    pure: bool = False
-    leave_output: bool = False
-    allow_requantize: bool = False
-    tokenizer: PathLike | None = None
-    no_tokenizer: bool = False
-    no_mtp: bool = False
-    mtp_only: bool = False
-    target_model: PathLike | None = None
-    mmproj: PathLike | bool | None = None
-    license: str | None = None
-    data_source: str | None = None
-    data_license: str | None = None
-    allow_no_config: bool = False
-    allow_unmapped: bool = False
-    allow_names: bool = False
-    follow_links: bool = False
-    carry: int = DEFAULT_CARRY_BYTES
-    hash: bool = False
-    format: str | None = None
-    pre: str | None = None
-    pad_style: str = "llama.cpp"
-    shard_size: int | None = None
-    bits: int | None = None
-    group_size: int | None = None
-    recipe: str | None = None
-    verify: bool = False
-    modelfile: bool = False
-    plan: bool = False
-    force: bool = False
-    progress: StartProgress | None = None
-    threads: int | None = None
-    max_memory: int | None = None
-    max_disk: int | None = None
-    fsync: bool = True
-
-    def non_defaults(self) -> list[str]:
-        """The options that differ from their defaults."""
-        return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
-
-    def changes_nothing(self) -> bool:
-        """Whether the options leave the model unchanged."""
-        return not set(self.non_defaults()) - (COMMON - {"arch", "base"}) - {"shard_size", "verify", "allow_requantize"}
-
-
-COMMON = frozenset(
-    (
-        *("arch", "base", "allow_no_config", "allow_unmapped", "allow_names", "follow_links", "carry", "format"),
-        *("plan", "force", "progress", "threads", "max_memory", "max_disk", "fsync"),
-    )
-)
-"""Options about reading the source and running the conversion, which mean the same for every target."""
-
-MIX = frozenset(("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize"))
-"""Options that need a quantization mix."""
-
-PROVENANCE = frozenset(("license", "data_source", "data_license"))
-"""Provenance options."""
-
-
-def parse_options(given: Mapping[str, object]) -> Options:
-    """The options in `given`. Raises UsageError for an unknown name or a value of the wrong type."""
-    known = {f.name: f for f in fields(Options)}
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}", hint="known: " + ", ".join(sorted(known)))
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        parser = _PARSERS.get(name) or _PARSERS_BY_TYPE[str(known[name].type)]
-        values[name] = parser(name, value)
-    return Options(**values)
-
-
-def _wrong(name: str, expected: str, value: object) -> UsageError:
-    return UsageError(f"{name} must be {expected}, not {short(value)}")
-
-
-def parse_flag(name: str, value: object) -> bool:
-    """`value`, a bool. Raises UsageError for anything else."""
-    if not isinstance(value, bool):
-        raise _wrong(name, "True or False", value)
-    return value
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _wrong(name, "a string", value)
-    return value
-
-
-def _texts(name: str, value: object) -> tuple[str, ...]:
-    if value is None or isinstance(value, str):
-        return () if value is None else (value,)
-    if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
-        raise _wrong(name, "a list of strings", value)
-    return tuple(value)
-
-
-def _path_or_flag(name: str, value: object) -> object:
-    return value if value is None or isinstance(value, bool) else formats.path_text(value, name)
-
-
-def _progress(name: str, value: object) -> object:
-    if not callable(value):
-        raise _wrong(name, "a function", value)
-    return value
-
-
-def _whole(name: str, value: object) -> int:
-    if type(value) is not int:
-        raise _wrong(name, "a whole number", value)
-    return value
-
-
-def _threads(name: str, value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MOST_THREADS:
-        raise _wrong(name, f"a number from 1 to {MOST_THREADS}", value)
-    return value
-
-
-_UNITS = {"": 1, "b": 1} | {
-    letter + end: base**power
-    for power, letter in enumerate("kmgt", 1)
-    for end, base in (("", 1000), ("b", 1000), ("ib", 1024))
-}
-
-
-_LEAST_TYPED_SHARD = 100
-"""Bytes: a smaller number without a unit is taken for a forgotten unit."""
-
-
-def parse_size(value: object, *, least: int = 1, name: str = "") -> int:
-    """`5GB`, `500MiB`, `123456` or a number as bytes, at least `least`; `name` is the option's. Raises UsageError."""
-    size = value if type(value) is int else -1
-    if isinstance(value, str):
-        text = value.strip().lower()
-        number = text.rstrip("bkmgti").strip()
-        try:
-            size = int(float(number) * _UNITS[text[len(number) :].strip()])
-        except (ValueError, KeyError, OverflowError):
-            size = -1
-    if size < least:
-        option = f"--{name.replace('_', '-')}: " if name else ""
-        raise UsageError(f"{option}{short(value)} is not a size", hint="write it as 5GB, 500MiB or a number of bytes")
-    return size
-
-
-Parser = Callable[[str, object], object]
-
-
-def _optional(parser: Parser) -> Parser:
-    return lambda name, value: None if value is None else parser(name, value)
-
-
-def _shard_size(name: str, value: object) -> int:
-    size = parse_size(value, least=0, name=name)
-    if isinstance(value, str) and value.strip().isdecimal() and 0 < size < _LEAST_TYPED_SHARD:
-        raise UsageError(f"--shard-size: {plural(size, 'byte')} is too small", hint=f"add a unit: {size}GB")
-    return size
-
-
-# By name where the type is not enough, the others by the annotation of the field.
-_PARSERS: dict[str, Parser] = {
-    "threads": _optional(_threads),
-    "bits": _optional(_whole),
-    "group_size": _optional(_whole),
-    "carry": lambda name, value: parse_size(value, least=0, name=name),
-    "max_memory": _optional(lambda name, value: parse_size(value, name=name)),
-    "max_disk": _optional(lambda name, value: parse_size(value, least=chunks.LEAST_STORED_BYTES, name=name)),
-    "shard_size": _optional(_shard_size),
-}
-_PARSERS_BY_TYPE: dict[str, Parser] = {
-    "bool": parse_flag,
-    "str": _text,
-    "str | None": _optional(_text),
-    "Sequence[str]": _texts,
-    "PathLike | bool | None": _path_or_flag,
-    "PathLike | None": _optional(lambda name, value: formats.path_text(value, name)),
-    "StartProgress | None": _optional(_progress),
-}
 
 
 # --- targets ---
@@ -319,7 +124,7 @@ class _BuiltInTarget:
         return output
 
 
-_HF = PROVENANCE | {"dtype", "tokenizer", "shard_size", "no_mtp", "target_model"}
+_HF = PROVENANCE_OPTIONS | {"dtype", "tokenizer", "shard_size", "no_mtp", "target_model"}
 
 TARGETS: tuple[Target, ...] = (
     _BuiltInTarget(
@@ -327,10 +132,10 @@ TARGETS: tuple[Target, ...] = (
         "apr-v2",
         "APR v2",
         "apr:layouts",
-        MIX | PROVENANCE | {"dtype", "tokenizer", "hash", "no_mtp", "target_model", "mmproj"},
+        MIX | PROVENANCE_OPTIONS | {"dtype", "tokenizer", "hash", "no_mtp", "target_model", "mmproj"},
         ".apr",
     ),
-    _BuiltInTarget("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size", "hash"}),
+    _BuiltInTarget("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE_OPTIONS | {"shard_size", "hash"}),
     _BuiltInTarget(
         "gguf",
         "gguf",

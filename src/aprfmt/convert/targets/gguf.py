@@ -32,9 +32,10 @@ from aprfmt.convert.files import say_left_behind, say_what_has_no_key
 from aprfmt.convert.mixes import file_type_of, fitting
 from aprfmt.convert.modelfile import NAME as MODELFILE
 from aprfmt.convert.modelfile import modelfile
+from aprfmt.convert.options import Options
 from aprfmt.convert.quantization import Quantization, mix_of
 from aprfmt.convert.recipe import SourceManifest, overlay, restorable
-from aprfmt.convert.targets.base import Options, Output, Work
+from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.towers import has_tower
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError, storage_errors
 from aprfmt.formats import apr2, gguf, gguf_write
@@ -82,7 +83,7 @@ def model_layouts(c: Canonical, work: Work) -> Output:
     if (
         base is not None
         and recipe is not None
-        and not (options.shard_size or (len(recipe.files) > 1 and _joins(c, work)))
+        and not (options.shard_bytes or (len(recipe.files) > 1 and _joins(c, work)))
         and options.dtype == "keep"
         and _keys(c, work, base, [], copied=True) == list(_unsplit_entries(base).values())
         and _envelope_holds(c, base)
@@ -114,8 +115,8 @@ def model_layouts(c: Canonical, work: Work) -> Output:
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
     if type(alignment) is not int:
         raise CorruptError(f"general.alignment is {alignment!r}, not a size", path=c.model.path)
-    if options.shard_size:
-        return Output(split_gguf(work.name, keys, tensors, alignment, options.shard_size), tensors)
+    if options.shard_bytes:
+        return Output(split_gguf(work.name, keys, tensors, alignment, options.shard_bytes), tensors)
     return Output([FileLayout(work.name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors)
 
 
@@ -132,8 +133,8 @@ def _with_layers_asked_for(c: Canonical, work: Work) -> Canonical:
 
 def _joins(c: Canonical, work: Work) -> bool:
     """Whether the parts of a split model are joined: on request, or if the output name is not that of a part."""
-    if work.options.shard_size is not None:
-        return work.options.shard_size == 0
+    if work.options.shard_bytes is not None:
+        return work.options.shard_bytes == 0
     return c.model.convention == "gguf" and gguf.PART_NAME.fullmatch(work.name) is None
 
 

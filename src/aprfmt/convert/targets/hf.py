@@ -57,7 +57,7 @@ def layouts(c: Canonical, work: Work) -> Output:
 
 def folder(c: Canonical, work: Work, recipe: SourceManifest | None, framework: str) -> Output:
     """The folder; `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX)."""
-    losses, shard_bytes = work.losses, work.options.shard_size
+    losses, shard_bytes = work.losses, work.options.shard_bytes
     source = source_texts(c, recipe)
     # A config.json of the source names its classes, which expect the names of its weights.
     params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, recipe) else None

@@ -139,7 +139,7 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
     files = {hf.CONFIG: _config(c, config or b"{}", texts.get(hf.GENERATION), settings), **hf.tokenizer_files(c, texts)}
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(INDEX_SUFFIXES)}
     n_params = sum(n_elements(tensor.shape) for tensor in planned.plain)
-    shards = _shards(planned.outs, work.options.shard_size or DEFAULT_SHARD_BYTES, n_params)
+    shards = _shards(planned.outs, work.options.shard_bytes or DEFAULT_SHARD_BYTES, n_params)
     others = recipe.other_layouts() if recipe is not None else []
     if recipe is None:
         losses.others += say_left_behind(c, "the source record does not match the model")

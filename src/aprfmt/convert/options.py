@@ -1,0 +1,361 @@
+"""The options of conversions, each declared once: groups of fields, and the call of each function as a dataclass.
+
+Python functions take these dataclasses as their parameters (`schema.takes`), commands make their options from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields
+from typing import TYPE_CHECKING
+
+from aprfmt.records import record
+from aprfmt.schema import BESIDE, MACHINE, MLX, PROVENANCE, QUANTIZATION, SOURCE, TOKENIZER, option
+from aprfmt.types import PathLike
+
+if TYPE_CHECKING:
+    from aprfmt.io.pipe import StartProgress
+
+
+@record(frozen=True, kw_only=True)
+class Running:
+    """How every conversion runs."""
+
+    follow_links: bool = option(
+        False, "Follow symbolic links that point outside the folder; not needed for the hub's cache.", section=SOURCE
+    )
+    plan: bool = option(False, "Show what would be written; write nothing.")
+    force: bool = option(False, "Overwrite the output if it exists.", flags=("-f",))
+    progress: StartProgress | None = None
+    threads: int | None = option(None, "Worker threads; default: one per CPU.", section=MACHINE)
+    max_memory: int | str | None = option(None, "Memory limit, such as 300MiB.", metavar="SIZE", section=MACHINE)
+    max_disk: int | str | None = option(
+        None,
+        "Disk limit for downloads, not counting the output; default: the largest file.",
+        metavar="SIZE",
+        section=MACHINE,
+    )
+    fsync: bool = option(True, "Flush the output to disk before exiting.", negatable=True, section=MACHINE)
+
+
+@record(frozen=True, kw_only=True)
+class Access:
+    """Names and files that a conversion carries without knowing them."""
+
+    allow_unmapped: bool = option(False, "Keep unmapped tensors under their source names.", section=SOURCE)
+    allow_names: bool = option(
+        False, "Allow file names that other programs execute or reserve (.envrc, con).", section=SOURCE
+    )
+    carry: int | str = option(
+        "64MB",
+        "Include a folder's other files (images, ...) up to this total size; 0: none.",
+        metavar="SIZE",
+        section=SOURCE,
+    )
+
+
+@record(frozen=True, kw_only=True)
+class Typed:
+    """Target dtype of the weights."""
+
+    dtype: str = option(
+        "keep",
+        "keep, f32, f16, bf16, f8_e4m3, aprq8, ... or a preset such as q4_k_m (apr quantize --list).",
+        metavar="TYPE",
+        flags=("--quantize",),
+        complete="dtype",
+    )
+
+
+@record(frozen=True, kw_only=True)
+class Formatted(Typed):
+    """Output format."""
+
+    format: str | None = option(
+        None,
+        "apr, apr-shards, gguf, safetensors, hf or mlx; default: from the output's suffix.",
+        metavar="NAME",
+        complete="format",
+    )
+
+
+@record(frozen=True, kw_only=True)
+class Network:
+    """Architecture, tokenizer and quantization of a model."""
+
+    arch: str | None = option(
+        None,
+        "Architecture, if the source does not specify it.",
+        metavar="NAME",
+        complete="architecture",
+        section=SOURCE,
+    )
+    tokenizer: PathLike | None = option(
+        None, "Use this tokenizer instead: a folder or tokenizer.json.", metavar="PATH", section=TOKENIZER
+    )
+    imatrix: PathLike | None = option(
+        None, "Importance matrix, as GGUF or in the legacy format.", metavar="FILE", kind=str, section=QUANTIZATION
+    )
+    tensor_type: str | Sequence[str] = option(
+        (),
+        "Type of tensors whose GGUF name matches; repeatable, first match wins.",
+        metavar="REGEX=TYPE",
+        section=QUANTIZATION,
+    )
+    output_type: str | None = option(
+        None, "Type of the output head.", metavar="TYPE", complete="dtype", section=QUANTIZATION
+    )
+    embedding_type: str | None = option(
+        None, "Type of the token embedding.", metavar="TYPE", complete="dtype", section=QUANTIZATION
+    )
+    pure: bool = option(
+        False, "Use this one type for every matrix, without the preset's exceptions.", section=QUANTIZATION
+    )
+    leave_output: bool = option(False, "Do not quantize the output head.", section=QUANTIZATION)
+    allow_requantize: bool = option(False, "Requantize quantized tensors, with additional loss.", section=QUANTIZATION)
+
+
+@record(frozen=True, kw_only=True)
+class Loadable:
+    """How llama.cpp loads the output."""
+
+    no_tokenizer: bool = option(
+        False, "Write a GGUF without a tokenizer; llama.cpp then accepts only token ids.", section=TOKENIZER
+    )
+    verify: bool = option(False, "Load the result in llama.cpp and run it briefly.")
+
+
+@record(frozen=True, kw_only=True)
+class Shaped(Formatted, Loadable):
+    """How a format holds the model."""
+
+    pre: str | None = option(
+        None, "llama.cpp pre-tokenizer, if it cannot be detected.", metavar="NAME", section=TOKENIZER
+    )
+    shard_size: int | str | None = option(
+        None, "Maximum shard size, such as 5GB or 500MiB; 0: a single file.", metavar="SIZE"
+    )
+    bits: int | None = option(None, "Quantize the weights to 2, 3, 4, 5, 6 or 8 bits.", section=MLX)
+    group_size: int | None = option(None, "Quantization group size: 32, 64 (default) or 128.", section=MLX)
+    recipe: str | None = option(
+        None,
+        "Mixed-bit recipe instead of --bits: mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6.",
+        metavar="NAME",
+        section=MLX,
+    )
+
+
+@record(frozen=True, kw_only=True)
+class WithoutDrafts:
+    """MTP layers."""
+
+    no_mtp: bool = option(False, "Drop the MTP (nextn) layers.", section=BESIDE)
+
+
+@record(frozen=True, kw_only=True)
+class Stated:
+    """Provenance that overrides that of the source."""
+
+    license: str | None = option(None, "Licence of the weights.", metavar="SPDX", section=PROVENANCE)
+    data_source: str | None = option(None, "Training data of the model.", metavar="ID", section=PROVENANCE)
+    data_license: str | None = option(None, "Licence of the training data.", metavar="SPDX", section=PROVENANCE)
+
+
+@record(frozen=True, kw_only=True)
+class Packaged(Running, Access, Network, Typed, WithoutDrafts, Stated):
+    """Options of import and convert alone."""
+
+    base: PathLike | None = option(
+        None,
+        "Base model of an adapter: a folder with config.json, or a model file.",
+        metavar="PATH",
+        kind=str,
+        section=BESIDE,
+    )
+    target_model: PathLike | None = option(
+        None, "Folder of a draft model's target model (EAGLE-3, DFlash, ...).", metavar="DIR", section=BESIDE
+    )
+    allow_no_config: bool = option(
+        False, "Proceed without config.json; infer dimensions from tensor shapes.", section=SOURCE
+    )
+    hash: bool = option(
+        False, "Record the BLAKE3 hash of each source file in an .apr instead of its CRC-32.", section=SOURCE
+    )
+
+
+@record(frozen=True, kw_only=True)
+class Options(Packaged, Shaped):
+    """Every option of a conversion. As `parse_options` returns it, sizes are in bytes."""
+
+    mmproj: PathLike | bool | None = option(
+        None, "Write only the towers (vision, audio), as an mmproj GGUF for llama.cpp.", section=BESIDE
+    )
+    mtp_only: bool = option(False, "Write only the MTP layers, as a draft model for llama.cpp (GGUF).", section=BESIDE)
+    pad_style: str = option(
+        "llama.cpp", "Naming of padding tokens in a GGUF: llama.cpp or apr.", metavar="STYLE", section=TOKENIZER
+    )
+    modelfile: bool = option(False, "Also write an Ollama Modelfile: template, stop tokens, context.")
+
+    def non_defaults(self) -> list[str]:
+        """The options that differ from their defaults."""
+        return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+
+    def changes_nothing(self) -> bool:
+        """Whether the options leave the model unchanged."""
+        return not set(self.non_defaults()) - (COMMON - {"arch", "base"}) - {"shard_size", "verify", "allow_requantize"}
+
+    @property
+    def carry_bytes(self) -> int:
+        """`carry` of parsed options."""
+        assert isinstance(self.carry, int)
+        return self.carry
+
+    @property
+    def shard_bytes(self) -> int | None:
+        """`shard_size` of parsed options; 0: one file."""
+        return _bytes(self.shard_size)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`max_memory` of parsed options."""
+        return _bytes(self.max_memory)
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """`max_disk` of parsed options."""
+        return _bytes(self.max_disk)
+
+
+def _bytes(size: int | str | None) -> int | None:
+    assert not isinstance(size, str)
+    return size
+
+
+COMMON = frozenset({f.name for kind in (Running, Access) for f in fields(kind)}) | {
+    *("arch", "base", "allow_no_config", "format")
+}
+"""Options about reading the source and running the conversion, which mean the same for every target."""
+
+MIX = frozenset(("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize"))
+"""Options that need a quantization preset."""
+
+PROVENANCE_OPTIONS = frozenset(f.name for f in fields(Stated))
+
+
+# --- calls ---
+
+
+@record(frozen=True, kw_only=True)
+class ImportCall(Packaged):
+    """Parameters of import_model."""
+
+    src: PathLike = field(kw_only=False)
+    dst: PathLike = field(kw_only=False)
+    mmproj: PathLike | None = option(
+        None, "GGUF with the model's towers (vision, audio).", metavar="FILE", section=BESIDE
+    )
+
+
+@record(frozen=True, kw_only=True)
+class ConvertCall(Options):
+    """Parameters of convert_model."""
+
+    src: PathLike = field(kw_only=False)
+    dst: PathLike = field(kw_only=False)
+
+
+@record(frozen=True, kw_only=True)
+class QuantizeCall(Running, Access, Network, Loadable):
+    """Parameters of quantize_model."""
+
+    src: PathLike = field(kw_only=False)
+    dst: PathLike = field(kw_only=False)
+    mix: str = field(kw_only=False)
+    imatrix: PathLike | None = option(
+        None, "Importance matrix; auto: compute one from --data.", metavar="FILE|auto", kind=str
+    )
+    data: PathLike | Sequence[PathLike] = option(
+        (), "Text for --imatrix auto; repeatable.", metavar="PATH", flags=("-d",)
+    )
+    chunks: int | None = option(None, "With --imatrix auto: stop after N chunks of 512 tokens.", low=1)
+    text_field: str = option("text", "Field of a record, or column of a table, that contains the text.", metavar="NAME")
+    log: Callable[[str], None] = lambda line: None
+
+
+@record(frozen=True, kw_only=True)
+class Derived(Running, Network, Shaped):
+    """Output options of functions that make a new model."""
+
+
+@record(frozen=True, kw_only=True)
+class MergeAdapterCall(Derived):
+    """Parameters of merge_adapter."""
+
+    base: PathLike = field(kw_only=False)
+    adapter: PathLike | Sequence[PathLike] = field(kw_only=False)
+    dst: PathLike = field(kw_only=False)
+    weight: float | Sequence[float] = option(
+        1.0, "Scale of the adapters: one for all, or one for each, in order.", metavar="X"
+    )
+
+
+@record(frozen=True, kw_only=True)
+class ExtractAdapterCall(Running, Formatted):
+    """Parameters of extract_adapter."""
+
+    base: PathLike = field(kw_only=False)
+    tuned: PathLike = field(kw_only=False)
+    dst: PathLike = field(kw_only=False)
+    rank: int = option(32, "With --unmerge: rank of the adapter.", low=1)
+
+
+@record(frozen=True, kw_only=True)
+class MergeCall(Derived):
+    """Parameters of merge_models."""
+
+    models: PathLike | Sequence[PathLike] = field(kw_only=False)
+    dst: PathLike = field(kw_only=False)
+    method: str | None = option(
+        None, "linear, weighted, slerp, ties, dare-linear, dare-ties, task-arithmetic or passthrough.", metavar="NAME"
+    )
+    base: PathLike | None = option(None, "The base model of the fine-tunes.", metavar="FILE", kind=str)
+    config: PathLike | None = option(
+        None, "mergekit YAML config, instead of models and method.", metavar="FILE", kind=str
+    )
+    weight: float | Sequence[float] | None = option(None, "Weight of each model: one for all, or one each.")
+    density: float | Sequence[float] | None = option(
+        None, "Fraction of the task vector to keep, for ties and dare: one for all, or one each."
+    )
+    t: float | Sequence[float] | None = option(
+        None, "For slerp: 0 is the base, 1 the other; several values: a gradient. [default: 0.5]"
+    )
+    normalize: bool | None = option(None, "Normalize the weights by their sum.", negatable=True)
+    rescale: str | bool | None = option(
+        None,
+        "Rescale after dropping: norm (default for dare), density, none (default for ties).",
+        metavar="HOW",
+        kind=str,
+    )
+    lambda_: float | None = option(None, "Factor of the merged task vector.")
+    scale: float | Sequence[float] | None = option(None, "For passthrough: scale of the weights.")
+    layers: Sequence[str] = option((), "For passthrough: layers of each model, numbered from 0.", metavar="A-B")
+    seed: int = option(0, "Random seed of dare.")
+    pad_vocab: bool = option(False, "Pad or truncate embeddings to the first model's vocabulary.")
+
+
+@record(frozen=True, kw_only=True)
+class PruneCall(Derived, WithoutDrafts):
+    """Parameters of prune_model."""
+
+    src: PathLike = field(kw_only=False)
+    dst: PathLike = field(kw_only=False)
+    drop_layers: str | Sequence[int] | None = option(None, "Layers to drop, numbered from 0: 10-15,20.", metavar="LIST")
+    keep_layers: str | Sequence[int] | None = option(None, "Layers to keep, instead of --drop-layers.", metavar="LIST")
+    width: str | Mapping[str, int] | None = option(
+        None, "Keep this many hidden, ffn, heads, kv_heads: hidden=512,heads=8.", metavar="SIZES"
+    )
+
+
+def options_of(call: Running, **changes: object) -> dict[str, object]:
+    """The options of a conversion in the parameters of a function, with `changes`."""
+    return {f.name: getattr(call, f.name) for f in fields(Options) if hasattr(call, f.name)} | changes
