@@ -109,6 +109,8 @@ def with_options(options: Mapping[str, OptionRow]) -> Callable[[type[_C]], type[
         names = {f.name for f in fields(command)}
         found = [parameter(row) for name, row in options.items() if name not in names]
         namespace = {"__doc__": command.__doc__, "__module__": command.__module__, "options": options}
-        return make_dataclass(command.__name__, found, bases=(command,), namespace=namespace, kw_only=True)
+        return make_dataclass(
+            command.__name__, found, bases=(command,), namespace=namespace, kw_only=True, eq=False, repr=False
+        )
 
     return decorate

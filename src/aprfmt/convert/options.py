@@ -1,6 +1,7 @@
 """The options of conversions, each declared once: groups of fields, and the call of each function as a dataclass.
 
 Python functions take these dataclasses as their parameters (`schema.takes`), commands make their options from them.
+Groups have no __init__, which takes longer to compile than all else of a class.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from aprfmt.io.pipe import StartProgress
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Running:
     """How every conversion runs."""
 
@@ -38,7 +39,7 @@ class Running:
     fsync: bool = option(True, "Flush the output to disk before exiting.", negatable=True, section=MACHINE)
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Access:
     """Names and files that a conversion carries without knowing them."""
 
@@ -54,7 +55,7 @@ class Access:
     )
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Typed:
     """Target dtype of the weights."""
 
@@ -67,7 +68,7 @@ class Typed:
     )
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Formatted(Typed):
     """Output format."""
 
@@ -79,7 +80,7 @@ class Formatted(Typed):
     )
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Network:
     """Architecture, tokenizer and quantization of a model."""
 
@@ -115,7 +116,7 @@ class Network:
     allow_requantize: bool = option(False, "Requantize quantized tensors, with additional loss.", section=QUANTIZATION)
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Loadable:
     """How llama.cpp loads the output."""
 
@@ -125,7 +126,7 @@ class Loadable:
     verify: bool = option(False, "Load the result in llama.cpp and run it briefly.")
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Shaped(Formatted, Loadable):
     """How a format holds the model."""
 
@@ -145,14 +146,14 @@ class Shaped(Formatted, Loadable):
     )
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class WithoutDrafts:
     """MTP layers."""
 
     no_mtp: bool = option(False, "Drop the MTP (nextn) layers.", section=BESIDE)
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Stated:
     """Provenance that overrides that of the source."""
 
@@ -161,7 +162,7 @@ class Stated:
     data_license: str | None = option(None, "Licence of the training data.", metavar="SPDX", section=PROVENANCE)
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Packaged(Running, Access, Network, Typed, WithoutDrafts, Stated):
     """Options of import and convert alone."""
 
@@ -282,7 +283,7 @@ class QuantizeCall(Running, Access, Network, Loadable):
     log: Callable[[str], None] = lambda line: None
 
 
-@record(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True, init=False)
 class Derived(Running, Network, Shaped):
     """Output options of functions that make a new model."""
 
