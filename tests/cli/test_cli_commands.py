@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from demo_model import MERGES, N_TOKENS, build, vocabulary
 
-from aprfmt.cli.convert import parse_assignments
 from aprfmt.cli.report_text import plan_text
+from aprfmt.cli.stamp import parse_assignments
 from aprfmt.convert.api import PlannedTensor, Report
 from aprfmt.errors import UsageError
 

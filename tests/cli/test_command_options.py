@@ -11,7 +11,7 @@ import pytest
 
 import aprfmt
 from aprfmt.cli import convert as commands
-from aprfmt.cli import data, imatrix, merge, merge_models, prune, teacher
+from aprfmt.cli import data, imatrix, merge, merge_models, prune, quantize, teacher
 from aprfmt.cli.options import Common
 from aprfmt.convert.api import Report
 from aprfmt.records import record
@@ -22,7 +22,7 @@ PAIRS: dict[str, tuple[type[Common], Callable[..., Report]]] = {
     "import": (commands.Import, aprfmt.import_model),
     "export": (commands.Export, aprfmt.export_model),
     "convert": (commands.Convert, aprfmt.convert_model),
-    "quantize": (commands.Quantize, aprfmt.quantize_model),
+    "quantize": (quantize.Quantize, aprfmt.quantize_model),
     "merge": (merge_models.Merge, aprfmt.merge_models),
     "prune": (prune.Prune, aprfmt.prune_model),
 }

@@ -59,7 +59,7 @@ def gguf(source: str, target: str, **options: object) -> Callable[[], object]:
 
 def stamp_text(model: str, output: str) -> None:
     """`apr stamp` with a value of the file that it would replace."""
-    from aprfmt.cli.convert import Stamp
+    from aprfmt.cli.stamp import Stamp
 
     Stamp(file=Path(model), output=Path(output), set=[f"general.description=@{output}"], force=True)()
 

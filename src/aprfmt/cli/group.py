@@ -46,7 +46,9 @@ COMMANDS = {
         ),
         CommandRow("export", "convert:Export", "Export to GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
         CommandRow("convert", "convert:Convert", "Convert between any two supported formats in one step.", "Convert"),
-        CommandRow("quantize", "convert:Quantize", "Quantize to Q4_K_M, Q8_0, ...; --list shows all types.", "Convert"),
+        CommandRow(
+            "quantize", "quantize:Quantize", "Quantize to Q4_K_M, Q8_0, ...; --list shows all types.", "Convert"
+        ),
         CommandRow(
             "merge", "merge_models:Merge", "Merge models: linear, slerp, TIES, DARE or stacked layers.", "Convert"
         ),
@@ -58,7 +60,7 @@ COMMANDS = {
         CommandRow(
             "shard", "convert:ShardCommand", "Split into .apr files of limited size, with a manifest.", "Convert"
         ),
-        CommandRow("stamp", "convert:Stamp", "Edit metadata; tensor data is copied unchanged.", "Convert"),
+        CommandRow("stamp", "stamp:Stamp", "Edit metadata; tensor data is copied unchanged.", "Convert"),
         CommandRow("run", "run:RunCommand", "Generate text, chat or compute embeddings with llama.cpp.", "Run"),
         CommandRow("bench", "bench:Bench", "Benchmark speed and memory in llama.cpp.", "Run"),
         CommandRow("push", "push", "Upload a model to the hub, with a model card.", "Convert"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.convert import refuse_terminal
+from aprfmt.cli.conversion import refuse_terminal
 from aprfmt.cli.options import Common, ForceOption, LlamaMachine, PlanOption, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.errors import UsageError

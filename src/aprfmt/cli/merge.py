@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aprfmt.cli.convert import Conversion
+from aprfmt.cli.conversion import Conversion
 from aprfmt.cli.options import OutputOption, with_options
 from aprfmt.convert.options import ExtractAdapterCall, MergeAdapterCall
 from aprfmt.errors import UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aprfmt.cli.convert import Conversion
+from aprfmt.cli.conversion import Conversion
 from aprfmt.cli.options import ModelArgument, OutputOption, with_options
 from aprfmt.convert.options import PruneCall
 from aprfmt.schema import OptionRow, rows

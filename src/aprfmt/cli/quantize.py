@@ -1,0 +1,93 @@
+"""`apr quantize`: quantize a model to a preset of llama.cpp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aprfmt.cli.complete import complete_mix
+from aprfmt.cli.conversion import Conversion
+from aprfmt.cli.options import with_options
+from aprfmt.cli.output import out, progress_bar, table, tokens, wrapped
+from aprfmt.convert.options import QuantizeCall
+from aprfmt.errors import UsageError
+from aprfmt.schema import OptionRow, rows
+
+
+@with_options(rows(QuantizeCall, OptionRow))
+@dataclass(kw_only=True)
+class Quantize(Conversion):
+    """Quantize a model to Q4_K_M, Q8_0, ..., with the same types and bytes as llama.cpp's quantize tool.
+
+    \b
+    apr quantize --list
+    apr quantize ./Qwen2.5-0.5B q4_k_m        (writes Qwen2.5-0.5B-Q4_K_M.gguf)
+    apr quantize ./Qwen2.5-0.5B q4_k_m -o qwen.gguf --verify
+    apr quantize model.apr iq3_m -o small.gguf --imatrix model.imatrix.gguf
+    apr quantize model.apr iq2_m -o small.gguf --imatrix auto --data text.txt
+    apr quantize model.gguf q4_k_m -o m.gguf --tensor-type ffn_down=q6_k --plan
+    """
+
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors or a folder.")
+    ] = None
+    mix: Annotated[
+        str | None, typer.Argument(metavar="MIX", help="q4_k_m, q8_0, ... (see --list).", autocompletion=complete_mix)
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="Output .gguf or .apr; default: NAME-MIX.gguf."),
+    ] = None
+    list_mixes: Annotated[bool, typer.Option("--list", help="List the quantization types, with advice.")] = False
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        if self.list_mixes:
+            _list_mixes()
+            return
+        if self.file is None or self.mix is None:
+            missing = "FILE" if self.file is None else "MIX"
+            hint = f"apr quantize {self.file or 'FILE'} MIX, such as q4_k_m; apr quantize --list shows all"
+            raise UsageError(f"{missing} is missing", hint=hint)
+        import aprfmt
+        from aprfmt.api import AUTO, cached_imatrix
+        from aprfmt.convert.mixes import find_mix, quantized_name
+        from aprfmt.io.sink import check_target
+
+        if find_mix(self.file) and not find_mix(self.mix) and not Path(self.file).exists():
+            raise UsageError("FILE must come before MIX", hint=f"apr quantize {self.mix} {self.file}")
+        output = self.output or Path(quantized_name(self.file, self.mix))
+        if not output.suffix:
+            hint = f"-o {output}.gguf, or {output}.apr"
+            raise UsageError("the output has no suffix", path=output, hint=hint)
+
+        given = self.given()
+        data, auto = given.get("data"), {}
+        if given.get("imatrix") == AUTO and data and not given.get("plan"):
+            check_target(output, map(str, data), given.get("force", False))
+            more = {name: given[name] for name in ("chunks", "text_field") if name in given}
+            with progress_bar("computing", tokens) as progress:
+                path, warnings = cached_imatrix(self.file, data, **more, progress=progress, log=out.progress_line)
+            for warning in warnings:
+                out.warning(warning)
+            auto = {"imatrix": path, "data": (), "chunks": None, "text_field": "text"}
+        self.run("quantizing", partial(aprfmt.quantize_model, mix=self.mix), self.file, output, **auto)
+
+
+def _list_mixes() -> None:
+    from aprfmt.convert.mixes import ALIASES, MIXES, usual_bits
+
+    body, cells = [], []
+    for mix in MIXES.values():
+        aliases = [alias for alias, name in ALIASES.items() if name == mix.name]
+        bits = round(usual_bits(mix), 2)
+        row = {"name": mix.name, "aliases": aliases, "bits_per_weight": bits, "file_type": mix.file_type}
+        body.append(row | {"dtype": mix.dtype, "advice": mix.advice})
+        cells.append([" = ".join([mix.name, *aliases]), f"{bits:.2f}", mix.advice])
+    note = "Bits per weight for Llama-3.1-8B; models with row lengths that are not multiples of 256 need more."
+    lines = [*table(["mix", "bits", "when"], cells, right="bits", indent=0, wrap=24), "", *wrapped(note)]
+    out.result({"count": len(body), "mixes": body}, lines)
