@@ -789,7 +789,7 @@ APRFMT = (
     Mutation("a chat template takes any memory", "aprfmt/io/serving.py",
         "test_bombs.py::test_templates", "    _limit_memory(memory)\n", ""),
     Mutation("a request takes any time", "aprfmt/io/serving.py",
-        "test_child.py::test_a_service_answers_and_starts_again",
+        "test_child.py::test_processor_time_grows_with_the_request",
         "                signal.setitimer(signal.ITIMER_PROF, left + byte_seconds * len(line))\n",
         "                pass\n"),
     Mutation("slow conversations are never too many", "aprfmt/io/serving.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.errors import StorageError
-from aprfmt.io import child
+from aprfmt.io import child, serving
 from aprfmt.io.child import Child, ChildDiedError, Service
 
 OWN = str(Path(child.__file__).parents[2])
@@ -23,6 +23,9 @@ def answer(request):
         time.sleep(60)
     if request == "spin":
         while True: pass
+    if str(request).strip() == "work":
+        end = time.process_time() + 0.5
+        while time.process_time() < end: pass
     if request == "fill":
         return bytes(1 << 40)
     if request == "die":
@@ -80,6 +83,17 @@ def test_a_service_answers_and_starts_again(module: str) -> None:
     assert "last words" in child.last_line(caught.value.log)
     service.close()
     assert service.child is None
+
+
+@pytest.mark.skipif(not serving.has_limits(), reason="needs limits of processor time")
+def test_processor_time_grows_with_the_request(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_SLACK", 300)  # the clock ends nothing
+    service = Service(module, seconds=0.25, memory=1 << 28, most_bytes=4096, byte_seconds=0.005)
+    with pytest.raises(ChildDiedError) as caught:
+        service.ask("work")
+    assert caught.value.late
+    assert service.ask("work" + " " * 200)["ok"]
+    service.close()
 
 
 def test_the_clock_ends_what_only_waits(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
