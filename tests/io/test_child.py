@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.errors import StorageError
-from aprfmt.io import child, serving
+from aprfmt.io import child
 from aprfmt.io.child import Child, ChildDiedError, Service
 
 OWN = str(Path(child.__file__).parents[2])
@@ -85,7 +85,6 @@ def test_a_service_answers_and_starts_again(module: str) -> None:
     assert service.child is None
 
 
-@pytest.mark.skipif(not serving.has_limits(), reason="needs limits of processor time")
 def test_processor_time_grows_with_the_request(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "_SLACK", 300)  # the clock ends nothing
     service = Service(module, seconds=0.25, memory=1 << 28, most_bytes=4096, byte_seconds=0.005)
