@@ -133,6 +133,16 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm2_short(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its first two layers, with all keys and its tokenizer: a quarter of the bytes. Not to be written to."""
+    import aprfmt
+
+    path = tmp_path_factory.mktemp("short") / "SmolLM2-short.gguf"
+    aprfmt.prune_model(smollm2_gguf, path, keep_layers=[0, 1])
+    return path
+
+
+@pytest.fixture(scope="session")
 def real_tokenizers() -> dict[str, Path]:
     """Folders with real tokenizer.json and tokenizer_config.json, by family."""
     return {name: _need(CACHE / "tokenizers" / name, f"the {name} tokenizer") for name in TOKENIZERS}

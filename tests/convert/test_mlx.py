@@ -129,11 +129,11 @@ def test_a_folder_of_mlx_becomes_one_of_transformers(name: str, made: Path, tmp_
 
 @pytest.mark.turns
 @pytest.mark.parametrize("dtype", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
-def test_blocks_of_a_gguf_go_to_mlx_and_back(dtype: str, smollm2_gguf: Path, tmp_path: Path) -> None:
-    source = smollm2_gguf
+def test_blocks_of_a_gguf_go_to_mlx_and_back(dtype: str, smollm2_short: Path, tmp_path: Path) -> None:
+    source = smollm2_short
     if dtype != "q4_1":
         source = tmp_path / "source.gguf"
-        aprfmt.quantize_model(smollm2_gguf, source, dtype, pure=True, allow_requantize=True)
+        aprfmt.quantize_model(smollm2_short, source, dtype, pure=True, allow_requantize=True)
     folder, back = tmp_path / "folder", tmp_path / "back.gguf"
     assert aprfmt.export_model(source, folder, format="mlx").losses == []
     assert aprfmt.export_model(folder, back).losses == []

@@ -142,10 +142,10 @@ def test_real_templates(name: str, real_tokenizers: dict[str, Path]) -> None:
     assert found.user[0].endswith("user<|end_header_id|>\n\n" if name == "llama3" else "user\n")
 
 
-def test_beside_the_gguf(smollm2_gguf: Path, tmp_path: Path) -> None:
-    report = aprfmt.export_model(smollm2_gguf, tmp_path / "m.gguf", modelfile=True)
+def test_beside_the_gguf(smollm2_short: Path, tmp_path: Path) -> None:
+    report = aprfmt.export_model(smollm2_short, tmp_path / "m.gguf", modelfile=True)
     assert [Path(path).name for path in report.files] == ["m.gguf", "Modelfile"]
-    assert (tmp_path / "m.gguf").read_bytes() == smollm2_gguf.read_bytes()
+    assert (tmp_path / "m.gguf").read_bytes() == smollm2_short.read_bytes()
     text = (tmp_path / "Modelfile").read_text()
     assert text.startswith('FROM ./m.gguf\n\nTEMPLATE """{{ range')
     for line in (
@@ -156,13 +156,13 @@ def test_beside_the_gguf(smollm2_gguf: Path, tmp_path: Path) -> None:
     ):
         assert f"{line}\n" in text
     with pytest.raises(AprError) as caught:
-        aprfmt.export_model(smollm2_gguf, tmp_path / "n.gguf", modelfile=True)
+        aprfmt.export_model(smollm2_short, tmp_path / "n.gguf", modelfile=True)
     assert caught.value.code == "exists"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Modelfile", "m.gguf"]
 
 
-def test_a_template_that_ollama_has_to_know(smollm2_gguf: Path, tmp_path: Path) -> None:
-    aprfmt.stamp(smollm2_gguf, tmp_path / "odd.gguf", set={"tokenizer.chat_template": NONE["numbers"][0]})
+def test_a_template_that_ollama_has_to_know(smollm2_short: Path, tmp_path: Path) -> None:
+    aprfmt.stamp(smollm2_short, tmp_path / "odd.gguf", set={"tokenizer.chat_template": NONE["numbers"][0]})
     report = aprfmt.export_model(tmp_path / "odd.gguf", tmp_path / "m.gguf", modelfile=True)
     assert any("Ollama has to know the template" in warning for warning in report.warnings)
     text = (tmp_path / "Modelfile").read_text()
@@ -196,10 +196,10 @@ def test_names_of_quantized_files(source: str, mix: str, name: str) -> None:
     assert quantized_name(source, mix) == name
 
 
-def test_quantize_names_its_output(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantize_names_its_output(smollm2_short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from aprfmt.cli.main import run
 
-    shutil.copy(smollm2_gguf, tmp_path / "SmolLM2.gguf")
+    shutil.copy(smollm2_short, tmp_path / "SmolLM2.gguf")
     monkeypatch.chdir(tmp_path)
     assert run(["quantize", "SmolLM2.gguf", "q8_0", "--allow-requantize", "--plan", "-q"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["SmolLM2.gguf"]

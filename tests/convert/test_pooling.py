@@ -18,7 +18,7 @@ from aprfmt.formats.hf_modules import module_files
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BertModel."""
     folder = tmp_path_factory.mktemp("bert")
-    build(find_case("bert"), folder / "m", write_tokenizers(folder / "tokenizers", ["bert"]))
+    build(find_case("bert"), folder / "m", write_tokenizers(folder / "tokenizers", ["bert"], 4000))
     return folder / "m"
 
 

@@ -26,7 +26,7 @@ def reranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     root = tmp_path_factory.mktemp("reranker")
     case = find_case("qwen3")
     case = replace(case, config={**case.config, "tie_word_embeddings": request.param == "tied"})
-    build(case, root / "Qwen3-Reranker-0.0B", write_tokenizers(root / "tok", ["smollm2"]))
+    build(case, root / "Qwen3-Reranker-0.0B", write_tokenizers(root / "tok", ["smollm2"], 11_000))
     return root / "Qwen3-Reranker-0.0B"
 
 
