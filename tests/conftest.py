@@ -23,10 +23,12 @@ from converter_peer import ConverterPeer
 from llama_peer import LlamaPeer
 from tiny_models import BYTES, build
 from tiny_models import CASES as TINY_CASES
-from turns import left_out, turn
+from turns import examples, left_out, turn
 
 # Examples are judged, not the machine's load.
-hypothesis.settings.register_profile("here", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "here", deadline=None, max_examples=examples(100), suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("here")
 
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))

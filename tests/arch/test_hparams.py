@@ -14,6 +14,7 @@ from arch_cases import CASES, DIMS, LLAMA3, LLAMA3_FACTORS, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from turns import examples
 
 import aprfmt
 from aprfmt.arch import fields, rope
@@ -290,7 +291,7 @@ APR_KEYS = [key for f in FIELDS for key in (f.name, *f.aliases)] + [
 
 
 @given(st.sampled_from(MODEL_TYPES), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_hostile_values_give_an_error_of_ours(model_type: str, data: st.DataObject) -> None:
     def draw(keys: list[str]) -> dict[str, Any]:
         return data.draw(st.dictionaries(st.sampled_from(keys), VALUES, max_size=4))

@@ -11,6 +11,7 @@ from arch_models import ArchCase, all_cases, make_config, quiet_transformers, un
 from class_defaults import NO_CLASS, REMOTE, attribute, class_config, is_of_the_class
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from turns import examples
 
 from aprfmt.arch import rope
 from aprfmt.arch.converter import Scope
@@ -187,7 +188,7 @@ HOSTILE = st.recursive(
 
 
 @given(st.sampled_from(sorted(ARCHITECTURES)), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_hostile_values_give_an_error_of_ours(name: str, data: st.DataObject) -> None:
     row = ARCHITECTURES[name]
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 512}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from turns import examples
 
 from aprfmt.arch.links import RowMap
 from aprfmt.canonical import rowmap as engine
@@ -191,7 +192,7 @@ def test_empty_tensors() -> None:
     assert list(produce([piece(floats(0, 4))], row_map, 0).chunks()) == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 6), st.booleans())
 def test_any_deal_comes_back(n: int, runs: list[int], width: int, turned: bool) -> None:
     x = floats(n * sum(runs), width)

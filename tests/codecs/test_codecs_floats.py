@@ -10,6 +10,7 @@ import pytest
 from gguf.quants import BF16
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from turns import examples
 
 from aprfmt.codecs.recode import decode, encode, recode
 
@@ -120,7 +121,7 @@ def _code(quotient: np.float32, low: int, high: int) -> int:
 
 
 @given(f32s)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_apr_quants_by_their_rule(values: list[float]) -> None:
     array = np.array(values, dtype="<f4")
     assert encode("AprQ8", array) == q8_model(list(array))

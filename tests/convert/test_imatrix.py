@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from imatrix_files import new_imatrix, old_imatrix, write_gguf
+from turns import examples
 
 from aprfmt.errors import AprError, CorruptError, LimitError, NotFoundError, TruncatedError
 from aprfmt.formats.gguf import GgufType
@@ -85,7 +86,7 @@ def test_a_damaged_old_file_is_refused(name: str, tmp_path: Path) -> None:
     assert caught.value.path == str(path)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_no_damage_does_worse_than_an_error(data: st.DataObject, tmp_path: Path) -> None:
     raw = bytearray(old_imatrix(ENTRIES))

@@ -133,6 +133,7 @@ def test_what_no_fixed_texts_can_say_has_a_reason(name: str) -> None:
     assert said in reason
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen2_5", "qwen3"])
 def test_real_templates(name: str, real_tokenizers: dict[str, Path]) -> None:
     from aprfmt.formats.hf_files import read_tokenizer

@@ -8,13 +8,12 @@ instead (some 3,000).
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import writers
-from writers import OPERATIONS, Place, contents
+from writers import OPERATIONS, Place, contents, restore
 
 from aprfmt.errors import AprError
 from faults import Faults
@@ -42,9 +41,7 @@ def test_a_fault_is_an_apr_error_and_leaves_no_half_file(
     before = contents(root / "old")
 
     def attempt(number: int) -> tuple[object, AprError | None]:
-        if not at.out.exists() or contents(at.out) != before:
-            shutil.rmtree(at.out, ignore_errors=True)
-            shutil.copytree(root / "old", at.out)
+        restore(before, root / "old", at.out)
         with faults.armed(number, stays=stays):
             try:
                 return operation(at), None

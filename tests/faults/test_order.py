@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import writers
 from publications import WAYS, Order, left_out, on_file_system
-from writers import WRITERS, Place
+from writers import WRITERS, Place, contents, restore
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks up descriptors under /proc")
 
@@ -24,8 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def watched(name: str, root: Path, way: str, without: str = "") -> Order:
     """The order of a writer's calls, `without` the fsync of a "file" or a "folder"."""
     at = Place(root / "in", root / "out")
-    shutil.rmtree(at.out, ignore_errors=True)
-    shutil.copytree(root / "old", at.out)
+    restore(contents(root / "old"), root / "old", at.out)
     order = Order(root)
     with on_file_system(way), order.watched(), left_out(without):
         WRITERS[name](at)

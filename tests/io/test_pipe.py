@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from turns import examples
 
 from aprfmt.errors import ChangedError, ChecksumError, CorruptError, RefusedError, StorageError
 from aprfmt.io.crc import combine, crc32
@@ -197,7 +198,7 @@ def test_jobs_of_a_source_are_whole_units(tmp_path: Path) -> None:
         assert [job.n_bytes for job in source_jobs(source, 0, 3_000_000, 2 << 20)] == [2 << 20, 3_000_000 - (2 << 20)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_checksums_of_parts_combine(a: bytes, b: bytes) -> None:
     assert combine(crc32(a), crc32(b), len(b)) == zlib.crc32(a + b)

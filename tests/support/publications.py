@@ -11,7 +11,6 @@ import errno
 import os
 import random
 import re
-import shutil
 import signal
 import stat
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from writers import WRITERS, Place, contents
+from writers import WRITERS, Place, contents, restore
 
 from aprfmt.io.sink import AtomicFile
 from faults import intercepted
@@ -246,8 +245,7 @@ class Kills:
 
     def _operation(self, name: str) -> Callable[[], object]:
         at = Place(self.root / "in", self.root / "out")
-        shutil.rmtree(at.out, ignore_errors=True)
-        shutil.copytree(self.root / "old", at.out)
+        restore(contents(self.root / "old"), self.root / "old", at.out)
         return lambda: WRITERS[name](at)
 
     def _plain(self, name: str, way: str) -> tuple[int, dict[str, bytes], float]:

@@ -50,6 +50,11 @@ def in_turn(cases: Iterable[Case], always: Callable[[Case], bool], now: int | No
     return found
 
 
+def examples(whole: int) -> int:
+    """Examples of a property that a run draws: other ones each time, a part of the `whole`, which APR_FULL draws."""
+    return whole if turn() is None else whole // PARTS
+
+
 def left_out(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:
     """The marked tests that the turn `now` does not run."""
     tables: dict[tuple[Path, str, int, bool], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -232,3 +232,20 @@ WRITERS = {name: operation for name, operation in OPERATIONS.items() if name.spl
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def restore(kept: Mapping[str, bytes], old: Path, out: Path) -> None:
+    """Makes `out` a copy of the folder `old`, which holds the files `kept`; writes those that differ."""
+    found = contents(out)
+    for name in found.keys() - kept.keys():
+        (out / name).unlink()
+    for path in list(out.rglob("*")):
+        if path.is_dir() and not (old / path.relative_to(out)).is_dir():
+            shutil.rmtree(path)
+    for path in (old, *(path for path in old.rglob("*") if path.is_dir())):
+        (out / path.relative_to(old)).mkdir(parents=True, exist_ok=True)
+        shutil.copystat(path, out / path.relative_to(old))
+    for name, data in kept.items():
+        if found.get(name) != data:
+            (out / name).unlink(missing_ok=True)
+            shutil.copy2(old / name, out / name)

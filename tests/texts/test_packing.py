@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
+from turns import examples
 
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.texts.corpus import prepare
@@ -48,7 +49,7 @@ def test_negative_numbers_are_rows_without_labels() -> None:
     assert windows.n_labels([-1, 0, -1]) == 4
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12).filter(lambda x: sum(x) > 1),
     seq_len=st.integers(1, 12),

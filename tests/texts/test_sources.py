@@ -365,6 +365,7 @@ def test_compressed_files_are_read_and_a_cut_one_is_refused(suffix: str, tmp_pat
     assert read_all(text) == ["Größe\n"]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.csv"])
 def test_an_estimate_goes_by_the_bytes_that_were_read(name: str, tmp_path: Path) -> None:
     """Whatever else is in a record, and whether the file is compressed."""

@@ -24,6 +24,7 @@ from apr1_images import apr1_bytes, v1_bytes, v2_head, with_footer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from natives import apr2_native
+from turns import examples
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, StorageError, TruncatedError, UnsupportedError
@@ -293,7 +294,7 @@ def test_hyperparameters_of_a_legacy_file(put: Put) -> None:
 SAMPLES = ["legacy_apr1_json_index", *WRAPPED, "realizar_v2_lz4_payload", "realizar_v2_zstd_payload"]
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_files_open_or_raise_apr_errors(vector: Vector, put: Put, data: st.DataObject) -> None:
     raw = bytearray(vector(data.draw(st.sampled_from(SAMPLES))).read_bytes())

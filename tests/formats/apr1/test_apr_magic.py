@@ -15,6 +15,7 @@ import zstandard
 from apr1_images import apr1_bytes, v1_bytes, v2_head, with_footer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from turns import examples
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, TruncatedError, UnknownFormatError, UnsupportedError
@@ -115,7 +116,7 @@ def test_a_json_index_is_told_from_a_binary_one(put: Put) -> None:
     assert aprfmt.detect(put(v2_head(b"APR\0", 0x0400, data=128 + len(index)) + body)) == "apr-v2"
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(magic=st.sampled_from([b"APR\0", b"APRN", b"APR1", b"APR2", b"APR"]), rest=st.binary(max_size=150))
 def test_any_bytes_give_an_answer_or_an_apr_error(put: Put, magic: bytes, rest: bytes) -> None:
     with contextlib.suppress(AprError):

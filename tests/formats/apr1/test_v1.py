@@ -13,6 +13,7 @@ import pytest
 from apr1_images import v1_bytes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from turns import examples
 
 import aprfmt
 from aprfmt.errors import (
@@ -262,7 +263,7 @@ def test_damaged_lz4_is_refused(data: bytes) -> None:
         compress.unlz4(packed(data, "x"))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_bit_flip_goes_unnoticed(vector: Vector, put: Put, data: st.DataObject) -> None:
     raw = bytearray(vector(data.draw(st.sampled_from(GOLDEN))).read_bytes())
@@ -272,7 +273,7 @@ def test_no_bit_flip_goes_unnoticed(vector: Vector, put: Put, data: st.DataObjec
         aprfmt.open(put(bytes(raw)))
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     metadata=st.binary(max_size=60),
     payload=st.binary(max_size=60),

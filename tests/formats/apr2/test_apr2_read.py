@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from natives import apr2_native
+from turns import examples
 
 import aprfmt
 from aprfmt.errors import (
@@ -275,7 +276,7 @@ def test_broken_true_dtypes(write_image: Write, value: object, error: type[AprEr
 SEEDS = [p.read_bytes() for p in sorted((VECTORS / "golden").glob("v2_*.apr")) if p.stat().st_size < 2000]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.sampled_from(SEEDS),
     st.lists(st.tuples(st.integers(0, 1999), st.integers(0, 255)), max_size=6),

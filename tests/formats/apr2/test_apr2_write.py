@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from natives import apr2_native
+from turns import examples
 
 import aprfmt
 from aprfmt import RawTensor, load_file, save_file
@@ -116,7 +117,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 tensors = st.lists(st.tuples(names, st.binary(max_size=130)), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     tensors,
     st.booleans(),

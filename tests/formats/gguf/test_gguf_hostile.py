@@ -12,6 +12,7 @@ from gguf_images import image, info, pair, string
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from natives import gguf_parts
+from turns import examples
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError
@@ -242,7 +243,7 @@ def test_twenty_cuts_of_a_real_file_are_refused(smollm2_gguf: Path, tmp_path: Pa
         assert caught.value.exit_code in (3, 4), cut
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_flipped_bytes_raise_nothing_else(put: Put, data: st.DataObject) -> None:
     strings = array(STRING, 2, string(b"one") + string(b"three"))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from natives import gguf_parts
+from turns import examples
 
 import aprfmt
 from aprfmt.errors import AprError, UnsupportedError, UsageError
@@ -71,7 +72,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kv=key_values())
 def test_what_is_written_is_read(put: Put, kv: list[KV]) -> None:
     (head, *_rest) = layout(kv, [])

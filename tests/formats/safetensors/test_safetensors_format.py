@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from natives import native
+from turns import examples
 
 import aprfmt
 from aprfmt.codecs.dtypes import DTYPES
@@ -237,7 +238,7 @@ def test_every_cut_is_refused(put: Put) -> None:
         assert caught.value.exit_code in (3, 4)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_what_we_accept_the_library_accepts(put: Put, data: st.DataObject) -> None:
     good = image({"t": entry(), "u": entry("U8", [3], [8, 11]), "v": entry("I8", [0, 4], [11, 11])}, bytes(11))
