@@ -47,7 +47,7 @@ def switch_off() -> None:
     """Takes every check of the source out of this process."""
     from dataclasses import replace
 
-    from aprfmt.convert import recipe
+    from aprfmt.convert import recipe, recipe_writer
     from aprfmt.convert.targets import apr
     from aprfmt.io.source import Source
     from aprfmt.model import Model
@@ -56,7 +56,7 @@ def switch_off() -> None:
         setattr(owner, name, lambda self: None)
     layouts = recipe.SourceManifest.layouts
     recipe.SourceManifest.layouts = lambda self: [replace(file, digest=None) for file in layouts(self)]  # type: ignore[method-assign]
-    make = recipe.source_recipe
+    make = recipe_writer.source_recipe
     setattr(apr, "source_recipe", lambda *args, **options: make(*args, **{**options, "kind": None}))  # noqa: B010
 
 

@@ -46,7 +46,7 @@ def write_apr(tensors: Tensors, target: Path, fsync: bool) -> None:
 def write_gguf(tensors: Tensors, target: Path, fsync: bool) -> None:
     """Ours: GGUF."""
     from aprfmt.formats import gguf_write
-    from aprfmt.formats.gguf import GgufType
+    from aprfmt.formats.gguf_fields import GgufType
 
     kv = [("general.architecture", GgufType.STRING, "llama")]
     _write(gguf_write.layout(kv, _out(tensors)), target, fsync)

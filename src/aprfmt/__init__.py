@@ -31,7 +31,7 @@ _LAZY = {
     "merge_adapter": "aprfmt.convert.merging",
     "extract_adapter": "aprfmt.convert.merging",
     "prune_model": "aprfmt.convert.pruning",
-    "Report": "aprfmt.convert.api",
+    "Report": "aprfmt.convert.report",
     "stamp": "aprfmt.convert.stamp",
     "StampReport": "aprfmt.convert.stamp",
     "inspect": "aprfmt.inspection.describe",
@@ -159,11 +159,12 @@ if TYPE_CHECKING:
         validate,
     )
     from aprfmt.codecs.recode import encode
-    from aprfmt.convert.api import Report, convert_model, export_model, import_model
+    from aprfmt.convert.api import convert_model, export_model, import_model
     from aprfmt.convert.combining import merge_models
     from aprfmt.convert.combining import merge_models as merge
     from aprfmt.convert.merging import extract_adapter, merge_adapter
     from aprfmt.convert.pruning import prune_model
+    from aprfmt.convert.report import Report
     from aprfmt.convert.stamp import StampReport, stamp
     from aprfmt.formats import detect, open
     from aprfmt.formats.apr1 import read_v1, write_v1

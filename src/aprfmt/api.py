@@ -19,7 +19,7 @@ AUTO = "auto"
 """In the place of an importance matrix: it is computed."""
 
 if TYPE_CHECKING:
-    from aprfmt.convert.api import Report
+    from aprfmt.convert.report import Report
     from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.validate import Validation, ValidationRule
     from aprfmt.running.bench import BenchReport

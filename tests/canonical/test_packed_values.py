@@ -13,7 +13,8 @@ import pytest
 from aprfmt.canonical import packed
 from aprfmt.canonical.packed import PackedTensor
 from aprfmt.codecs import plain
-from aprfmt.codecs.packed import METHODS, SCHEMES, region
+from aprfmt.codecs.packed import region
+from aprfmt.codecs.packed_schemes import METHODS, SCHEMES
 from aprfmt.codecs.stream import STEP, read_whole
 from aprfmt.io.source import Source
 from aprfmt.model import Tensor

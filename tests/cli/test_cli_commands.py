@@ -17,7 +17,7 @@ from demo_model import MERGES, N_TOKENS, build, vocabulary
 
 from aprfmt.cli.report_text import plan_text
 from aprfmt.cli.stamp import parse_assignments
-from aprfmt.convert.api import PlannedTensor, Report
+from aprfmt.convert.report import PlannedTensor, Report
 from aprfmt.errors import UsageError
 
 Apr = Callable[..., Any]

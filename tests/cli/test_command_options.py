@@ -13,7 +13,7 @@ import aprfmt
 from aprfmt.cli import convert as commands
 from aprfmt.cli import data, imatrix, merge, merge_models, prune, quantize, teacher
 from aprfmt.cli.options import Common
-from aprfmt.convert.api import Report
+from aprfmt.convert.report import Report
 from aprfmt.records import record
 from aprfmt.schema import OptionRow, option, rows
 from aprfmt.types import PathLike

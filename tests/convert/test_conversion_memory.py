@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aprfmt
-from aprfmt.convert.api import SMALLEST_WINDOW, flow_for, peak_bytes, resident_bytes
+from aprfmt.convert.memory import SMALLEST_WINDOW, flow_for, peak_bytes, resident_bytes
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import MOST_THREADS, THREAD_BYTES

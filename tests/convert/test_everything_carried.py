@@ -13,7 +13,7 @@ from carried_models import CONVERTED, FOLDERS, GGUFS
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError
-from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_fields import GgufType
 
 Get = Callable[[str], Path]
 

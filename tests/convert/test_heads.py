@@ -16,7 +16,8 @@ from aprfmt.arch.heads import head_of
 from aprfmt.cli.main import run
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.formats import gguf_write
-from aprfmt.formats.gguf import GgufNative, GgufType
+from aprfmt.formats.gguf import GgufNative
+from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.out import OutTensor
 from aprfmt.inspection.describe import inspect

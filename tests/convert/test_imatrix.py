@@ -15,7 +15,7 @@ from imatrix_files import new_imatrix, old_imatrix, write_gguf
 from turns import examples
 
 from aprfmt.errors import AprError, CorruptError, LimitError, NotFoundError, TruncatedError
-from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.imatrix import read_imatrix
 
 ENTRIES = {"blk.0.attn_q.weight": [1.5, 0.25, 3.0, 0.0], "blk.0.ffn_down.weight": [2.0, 4.0]}

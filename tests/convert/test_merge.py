@@ -18,7 +18,8 @@ from arch_models import build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.canonical import merge_methods
-from aprfmt.canonical.merge_methods import Combination, MergeRule, kept_at_random
+from aprfmt.canonical.merge_arrays import CHUNK, kept_at_random
+from aprfmt.canonical.merge_methods import Combination, MergeRule
 from aprfmt.codecs.stream import BLOCK, STEP
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.limits import MAX_SETTINGS_BYTES, MAX_SETTINGS_DEPTH
@@ -334,7 +335,7 @@ def test_ties_finds_the_threshold_exactly_whatever_the_sample_says(
 ) -> None:
     monkeypatch.setattr(merge_methods, "_SAMPLE", sample)
     monkeypatch.setattr(merge_methods, "_MOST_CANDIDATES", most)
-    n = 3 * merge_methods.CHUNK + 77
+    n = 3 * CHUNK + 77
     tuned: Array = np.random.default_rng(5).standard_normal(n).astype(np.float32)
     if kind == "sorted":  # the first values of a chunk say nothing of the others
         tuned = np.sort(tuned)
@@ -394,11 +395,11 @@ def test_slerp_keeps_the_angle_and_is_linear_for_parallel_weights() -> None:
 def test_a_source_that_cannot_be_read_is_an_error_in_every_thread() -> None:
     class Broken(Held):
         def read_into(self, first: int, out: Array) -> None:
-            if first >= merge_methods.CHUNK:
+            if first >= CHUNK:
                 raise RefusedError("no such bytes")
             super().read_into(first, out)
 
-    base = np.zeros(4 * merge_methods.CHUNK, np.float32)
+    base = np.zeros(4 * CHUNK, np.float32)
     rule = MergeRule(method="slerp", base=0, weights=(1, 1))
     made = Combination("w", len(base), rule, [Held(base), Broken(base)])
     with ThreadPoolExecutor(4) as pool:

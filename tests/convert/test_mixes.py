@@ -32,7 +32,7 @@ from aprfmt.convert.mixes import (
     usual_bits,
 )
 from aprfmt.errors import RefusedError
-from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_fields import GgufType
 
 Shape = tuple[int, ...]
 

@@ -18,7 +18,7 @@ from tiny_models import BYTES, write_byte_tokenizer
 import aprfmt
 from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError
-from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_fields import GgufType
 
 pytest.importorskip("transformers")
 

@@ -13,7 +13,7 @@ import aprfmt
 from aprfmt.arch.converters.heads import pooling
 from aprfmt.arch.heads import HEADS, MODULE
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.convert.api import Report
+from aprfmt.convert.report import Report
 
 pytest.importorskip("torch")
 

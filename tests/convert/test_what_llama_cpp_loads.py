@@ -37,7 +37,8 @@ def rewritten(
 ) -> Path:
     """A copy of a GGUF with those of its keys that are wanted; `put` gives keys a string."""
     from aprfmt.formats import gguf_write
-    from aprfmt.formats.gguf import GgufNative, GgufType
+    from aprfmt.formats.gguf import GgufNative
+    from aprfmt.formats.gguf_fields import GgufType
     from aprfmt.formats.out import OutTensor
     from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 

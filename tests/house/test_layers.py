@@ -249,7 +249,7 @@ def test_the_documents_have_every_command_and_exit_code() -> None:
 def test_the_documents_have_every_key_of_a_conversion() -> None:
     from dataclasses import fields
 
-    from aprfmt.convert.api import Report
+    from aprfmt.convert.report import Report
 
     page = (ROOT / "docs/commands.md").read_text()
     keys = {key for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}

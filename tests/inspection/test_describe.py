@@ -11,7 +11,8 @@ import pytest
 from demo_model import build
 
 import aprfmt
-from aprfmt.inspection.describe import describe, inspect, tokenizer_info
+from aprfmt.inspection.describe import describe, inspect
+from aprfmt.inspection.tokenizer_info import tokenizer_info
 
 
 def body_of(path: Path, **options: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from natives import gguf_parts
 import aprfmt
 from aprfmt.errors import UsageError
 from aprfmt.formats import gguf_write
-from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.io.pipe import FileLayout
 from aprfmt.provenance import model_card, provenance
 from aprfmt.provenance.model_card import parse_card

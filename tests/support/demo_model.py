@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from aprfmt.formats import gguf_write
-from aprfmt.formats.gguf import GgufType as T
+from aprfmt.formats.gguf_fields import GgufType as T
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import FileLayout, write_layout
 from aprfmt.io.sink import AtomicFile

@@ -29,7 +29,7 @@ from fuzz_seeds import Files, Seed, write
 
 import aprfmt
 from aprfmt.cli.main import run as run_command
-from aprfmt.convert.api import Report
+from aprfmt.convert.report import Report
 from aprfmt.errors import AprError
 from aprfmt.formats.apr_metadata import FILES_PREFIX
 

@@ -21,7 +21,7 @@ from packed_parts import BASE, Packed
 from tokenizer_folders import sentencepiece
 
 import aprfmt
-from aprfmt.formats.gguf import GgufType as T
+from aprfmt.formats.gguf_fields import GgufType as T
 from aprfmt.tokenizer import rwkv
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,8 @@ from typing import Any
 
 import aprfmt
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.formats.gguf import GgufNative, GgufType
+from aprfmt.formats.gguf import GgufNative
+from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import encode_kv
 
 

@@ -11,7 +11,7 @@ import pytest
 from aprfmt import limits
 from aprfmt.errors import AprError, CorruptError, LimitError, UnsupportedError
 from aprfmt.tokenizer import hf
-from aprfmt.tokenizer.hf import adds_space_prefix, is_byte_level
+from aprfmt.tokenizer.hf_documents import adds_space_prefix, is_byte_level
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
 BASE: dict[str, Any] = {

@@ -31,7 +31,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
 from aprfmt.codecs.stream import TensorSource, read_whole
 from aprfmt.formats import apr2, apr_metadata, gguf_write
-from aprfmt.formats.gguf import GgufType, KvMapping
+from aprfmt.formats.gguf_fields import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.io.source import is_file
 from aprfmt.model import Model

@@ -9,7 +9,8 @@ from math import prod
 from threading import Lock
 
 from aprfmt.canonical.kinds import ADAPTER
-from aprfmt.canonical.lora import is_turned, made
+from aprfmt.canonical.lora import is_turned
+from aprfmt.canonical.lora_blocks import made
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.tensor import CanonicalTensor

@@ -18,12 +18,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from threading import Condition, local
-from typing import Protocol
+from threading import Condition
 
+from aprfmt.canonical.merge_arrays import (
+    CHUNK,
+    SCRATCH,
+    Values,
+    bin_of,
+    kept_at_random,
+    sum_of,
+    sum_of_products,
+    values_in,
+)
 from aprfmt.types import Array
 
 LINEAR, SLERP, TASK_ARITHMETIC = "linear", "slerp", "task_arithmetic"
@@ -40,10 +47,7 @@ at all."""
 _PARALLEL = 0.9995
 """Cosine from which on two weights are interpolated linearly."""
 
-CHUNK = 1 << 20
-"""Values that one call works on. Threads wait for each other between two calls, so these are few and long."""
 
-_RUN = 256
 _SAMPLE = 1 << 17
 _MARGIN = 6
 """Places on either side of the sample's threshold, in roots of its size: a dozen standard deviations of a fair sample,
@@ -57,58 +61,6 @@ _MOST_DRAWN = 1 << 28
 
 _TINY = 1e-8
 _LEAST_SUM = 1e-7
-
-
-class Values(Protocol):
-    """The values of a weight in one model."""
-
-    def read_into(self, first: int, out: Array) -> None:
-        """Fills `out`, float32, with the elements from `first` on, in row-major order."""
-
-
-class _Scratch(local):
-    """Memory of a thread for the values of a chunk, used again for the next one.
-
-    Arrays of this size are of large pages, which numpy asks for: they take half the time of fresh small ones.
-    """
-
-    def __init__(self) -> None:
-        self._arrays: list[Array] = []
-        self._n_taken = 0
-
-    def start(self) -> None:
-        """Takes all of it back."""
-        self._n_taken = 0
-
-    def take(self, n: int) -> Array:
-        """An array of `n` float32, at most CHUNK, of any values."""
-        import numpy as np
-
-        if self._n_taken == len(self._arrays):
-            self._arrays.append(np.empty(CHUNK, np.float32))
-        self._n_taken += 1
-        return self._arrays[self._n_taken - 1][:n]
-
-    @contextmanager
-    def lent(self, n_bytes: int) -> Iterator[memoryview]:
-        """Bytes that are taken back at the end."""
-        import numpy as np
-
-        if n_bytes > 4 * CHUNK:
-            yield np.empty(n_bytes, np.uint8).data
-            return
-        data: memoryview = self.take(CHUNK).view(np.uint8)[:n_bytes].data
-        yield data
-        self._n_taken -= 1
-
-
-SCRATCH = _Scratch()
-
-
-def _values(of: Values, first: int, last: int) -> Array:
-    out = SCRATCH.take(last - first)
-    of.read_into(first, out)
-    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +202,7 @@ class Combination:
             end = min(start + CHUNK, last)
             SCRATCH.start()
             with np.errstate(all="ignore"):  # values that are not finite stay so
-                values = self._mixed([_values(of, start, end) for of in self.inputs], start)
+                values = self._mixed([values_in(of, start, end) for of in self.inputs], start)
             yield start, values
 
     # --- what is known of the whole weight ---
@@ -284,8 +236,8 @@ class Combination:
 
         def work(first: int, last: int) -> _Found:
             SCRATCH.start()
-            a, b = (_values(of, first, last) for of in pair)
-            return tuple(_sum_of_products(x, y) for x, y in ((a, a), (b, b), (a, b))), None
+            a, b = (values_in(of, first, last) for of in pair)
+            return tuple(sum_of_products(x, y) for x, y in ((a, a), (b, b), (a, b))), None
 
         t = self.rule.t
         numbers = self._pass(0, work, lambda sums, _: tuple(sums))
@@ -390,13 +342,13 @@ class Combination:
         def upper(first: int, last: int) -> _Found:
             return (), np.bincount(self._bits(i, first, last) >> 16, minlength=1 << 15)
 
-        top, rest, _ = map(int, self._pass(number, upper, lambda _, counts: _bin_of(counts, k)))
+        top, rest, _ = map(int, self._pass(number, upper, lambda _, counts: bin_of(counts, k)))
 
         def lower(first: int, last: int) -> _Found:
             bits = self._bits(i, first, last)
             return (), np.bincount(bits[bits >> 16 == top] & 0xFFFF, minlength=1 << 16)
 
-        low, rest, there = map(int, self._pass(number + 1, lower, lambda _, counts: _bin_of(counts, rest)))
+        low, rest, there = map(int, self._pass(number + 1, lower, lambda _, counts: bin_of(counts, rest)))
         threshold = top << 16 | low
         if rest == there:
             return _Trim(threshold), number + 2
@@ -420,8 +372,8 @@ class Combination:
         def work(first: int, last: int) -> _Found:
             delta = self._delta(i, first, last)
             np.abs(delta, out=delta)
-            whole = _sum(delta)
-            return (whole, _sum(self._kept(i, delta, first, trim))), None
+            whole = sum_of(delta)
+            return (whole, sum_of(self._kept(i, delta, first, trim))), None
 
         before, after = self._pass(number, work, lambda sums, _: tuple(sums))
         return before / after if before >= _LEAST_SUM and after >= _LEAST_SUM else 1.0
@@ -431,7 +383,7 @@ class Combination:
 
         assert self.rule.base is not None
         SCRATCH.start()
-        delta, base = (_values(self.inputs[which], first, last) for which in (i, self.rule.base))
+        delta, base = (values_in(self.inputs[which], first, last) for which in (i, self.rule.base))
         return np.subtract(delta, base, out=delta)
 
     def _bits(self, i: int, first: int, last: int) -> Array:
@@ -568,51 +520,3 @@ class Combination:
         if self._trims is None and (first, last) == (chunk, end) and self.n <= _MOST_DRAWN:
             self._drawn[i, chunk] = np.packbits(stays)
         return stays
-
-
-def _sum(x: Array) -> float:
-    """The sum of a vector of float32: runs of 256 in float32, their sums in float64."""
-    import numpy as np
-
-    whole = len(x) // _RUN * _RUN
-    return float(np.einsum("ij->i", x[:whole].reshape(-1, _RUN)).sum(dtype=np.float64)) + float(x[whole:].sum())
-
-
-def _sum_of_products(x: Array, y: Array) -> float:
-    """The dot product of two vectors of float32: runs of 256 products in float32, their sums in float64."""
-    import numpy as np
-
-    whole = len(x) // _RUN * _RUN
-    runs = np.einsum("ij,ij->i", x[:whole].reshape(-1, _RUN), y[:whole].reshape(-1, _RUN))
-    return float(runs.sum(dtype=np.float64)) + float(np.einsum("i,i->", x[whole:], y[whole:]))
-
-
-def _bin_of(counts: Array | None, k: int) -> tuple[int, int, int]:
-    """The bin in which the `k`-th largest lies, which of that bin's it is, from 1 on, and how many are there."""
-    import numpy as np
-
-    assert counts is not None
-    above = np.cumsum(counts[::-1])
-    place = int(np.searchsorted(above, k))
-    found = len(counts) - 1 - place
-    return found, k - int(above[place - 1] if place else 0), int(counts[found])
-
-
-_DRAWS = 4
-"""Numbers of 16 bits in each that the generator gives."""
-
-
-def kept_at_random(seed: int, name: str, model: int, first: int, last: int, density: float) -> Array:
-    """Which of the elements [first, last) of the weight `name` of an input stay: bool, each with chance `density`.
-
-    The chance is that to 16 bits.
-    """
-    import numpy as np
-
-    key = int.from_bytes(blake2b(f"{seed}\0{model}\0{name}".encode(), digest_size=16).digest(), "little")
-    low, high = first // _DRAWS, -(-last // _DRAWS)
-    generator = np.random.PCG64DXSM(key)
-    generator.advance(low)
-    drawn = generator.random_raw(high - low).view("<u2")
-    kept: Array = drawn[first - low * _DRAWS : last - low * _DRAWS] < min(round(density * (1 << 16)), (1 << 16) - 1)
-    return kept

@@ -17,6 +17,7 @@ from threading import Lock
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical import lora as factors
+from aprfmt.canonical.lora_blocks import values_of
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.rowmap import BufferedPiece
@@ -46,7 +47,7 @@ class _Cache:
         with self._lock:
             found = self._held.pop(id(pair), None)
             if found is None:
-                found = factors.values_of(pair.a), factors.values_of(pair.b)
+                found = values_of(pair.a), values_of(pair.b)
             self._held[id(pair)] = found
             while len(self._held) > _HELD:
                 self._held.popitem(last=False)

@@ -17,7 +17,8 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import FLOATS_BY_TORCH, METHODS, SCHEMES, Decoded, PackedBlocks, Scheme, weight_arguments
+from aprfmt.codecs.packed import FLOATS_BY_TORCH, Decoded, PackedBlocks, Scheme, weight_arguments
+from aprfmt.codecs.packed_schemes import METHODS, SCHEMES
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.hf_files import parse_object, read_text_file

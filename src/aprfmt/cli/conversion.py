@@ -14,7 +14,7 @@ from aprfmt.cli.report_text import done_text, plan_text
 from aprfmt.errors import RefusedError
 
 if TYPE_CHECKING:
-    from aprfmt.convert.api import Report
+    from aprfmt.convert.report import Report
 
 
 @dataclass(kw_only=True)

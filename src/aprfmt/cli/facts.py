@@ -11,16 +11,10 @@ from aprfmt.text import first_few, format_bytes, format_count, format_shape, plu
 
 if TYPE_CHECKING:
     from aprfmt.codecs.dtypes import DtypeTotals
-    from aprfmt.inspection.describe import (
-        AdapterInfo,
-        Carried,
-        Inspection,
-        Quality,
-        StoredKey,
-        TokenizerInfo,
-        TowerInfo,
-    )
+    from aprfmt.inspection.describe import AdapterInfo, Carried, Inspection, StoredKey, TowerInfo
     from aprfmt.inspection.head import HeadInfo
+    from aprfmt.inspection.quality import Quality
+    from aprfmt.inspection.tokenizer_info import TokenizerInfo
 
 _IDENTITY = ("name", "description", "author", "version", "source", "original_format", "created_at")
 _PROVENANCE = (("license", "license"), ("data_source", "data source"), ("data_license", "data license"))
@@ -171,7 +165,7 @@ def _provenance(metadata: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _quality(quality: Quality) -> Iterator[str]:
-    from aprfmt.inspection.describe import QUALITY_THRESHOLD
+    from aprfmt.inspection.quality import QUALITY_THRESHOLD
 
     verdict = "ready to ship" if quality.score >= QUALITY_THRESHOLD else f"below {QUALITY_THRESHOLD}"
     yield from ("", out.style(f"Quality {quality.score} of 100 ({verdict})", "bold"))

@@ -11,7 +11,7 @@ from aprfmt.cli.output import out, pairs, printable, table, width
 from aprfmt.text import first_few, format_bytes, format_count, format_seconds, format_shape
 
 if TYPE_CHECKING:
-    from aprfmt.convert.api import PlannedTensor, Report
+    from aprfmt.convert.report import PlannedTensor, Report
 
 _SHOWN_FILES = 6
 _WIDE = 100

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
 
 from aprfmt import formats
 from aprfmt.arch import hparams as hp
@@ -23,13 +21,15 @@ from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Base
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import Losses
-from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
+from aprfmt.codecs.dtypes import dtype_totals
 from aprfmt.convert.files import carried_files, parts_of, with_files
 from aprfmt.convert.integrity import open_checked
+from aprfmt.convert.memory import flow_for, peak_bytes
 from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.options import ConvertCall, ImportCall, Options, options_of
 from aprfmt.convert.parsing import parse_options
 from aprfmt.convert.quantization import Quantization, quantization_of
+from aprfmt.convert.report import PlannedTensor, Report
 from aprfmt.convert.targets import apr
 from aprfmt.convert.targets.base import TARGETS, Output, Target, Work, check_options, find_target
 from aprfmt.convert.targets.gguf import older_outputs
@@ -40,120 +40,19 @@ from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.hf_files import read_tokenizer
 from aprfmt.formats.hfdir import HfNative
-from aprfmt.formats.out import OutTensor
 from aprfmt.io import names
 from aprfmt.io.links import check_links, check_opened
-from aprfmt.io.pipe import (
-    CHUNK_BYTES,
-    MOST_THREADS,
-    THREAD_BYTES,
-    WINDOW_BYTES,
-    Flow,
-    WriteOptions,
-    check_inputs_stay,
-    write_file,
-    write_folder,
-    write_parts,
-)
+from aprfmt.io.pipe import WriteOptions, check_inputs_stay, write_file, write_folder, write_parts
 from aprfmt.io.remote import limit_stores
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import exists, is_file, is_folder, is_same, watch_opened
-from aprfmt.llama.client import Verification, require_llama, verify_gguf
+from aprfmt.llama.client import require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.schema import takes
-from aprfmt.text import first_few, format_bytes, format_limit, plural
+from aprfmt.text import first_few, plural
 from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
 from aprfmt.types import PathLike
-
-
-class PlannedTensor(TypedDict):
-    """A tensor of a planned output."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    size_bytes: int
-
-
-@dataclass(slots=True, repr=False, kw_only=True)
-class Report:
-    """The result of a conversion (import_model, export_model, ...); `to_json` is the CLI's object.
-
-    Attributes:
-        source, output: paths as given.
-        format: id of the written container: "apr-v2", "gguf", "safetensors", "hf", "mlx", or a plugin's.
-        label: the same as users know it: "APR v2", "HF folder".
-        architecture: id in arch.table, or the name in the source.
-        tensor_count: tensors in the output.
-        input_bytes, output_bytes: sizes of all files read and written.
-        dtypes: of the output's tensors.
-        param_count: parameters of the model; quantized weights count by their decoded elements.
-        bits_per_weight: stored bits per parameter; None without parameters.
-        lossless: whether the source can be restored byte for byte from the output.
-        losses: what the output drops or rounds, one sentence each.
-        proven: whether `lossless` was verified: each written file matches the digest that the `.apr` records for its
-            source file.
-        verify: the result of loading the output in llama.cpp, if requested.
-        memory_bytes: estimate of the peak working memory.
-        tensors: of the output; filled for plans.
-        files: paths of an output in several sibling files; `output` is the first.
-        written: name and bytes of each file of a folder or split output.
-    """
-
-    source: str
-    output: str
-    format: str
-    label: str
-    architecture: str | None
-    tensor_count: int
-    input_bytes: int
-    output_bytes: int
-    dtypes: dict[str, DtypeTotals]
-    param_count: int | None = None
-    bits_per_weight: float | None = field(init=False)
-    seconds: float = 0.0
-    warnings: list[str] = field(default_factory=list)
-    lossless: bool
-    proven: bool = False
-    losses: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    written: dict[str, int] = field(default_factory=dict)
-    verify: Verification | None = None
-    plan: bool = False
-    memory_bytes: int = 0
-    tensors: list[PlannedTensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.param_count is None:
-            self.param_count = sum(row["params"] for row in self.dtypes.values())
-        n_bits = 8 * sum(row["bytes"] for row in self.dtypes.values())
-        self.bits_per_weight = n_bits / self.param_count if self.param_count else None
-
-    def __repr__(self) -> str:
-        return f"Report({', '.join(f'{name} {value!r}' for name, value in self._facts())})"
-
-    def _repr_html_(self) -> str:
-        from aprfmt.html.notebook import small_table
-
-        return small_table(self._facts())
-
-    def _facts(self) -> Iterator[tuple[str, object]]:
-        yield from (("source", self.source), ("output", self.output), ("format", self.label))
-        yield from (("architecture", self.architecture), ("tensors", self.tensor_count))
-        yield "size", f"{format_bytes(self.output_bytes)} from {format_bytes(self.input_bytes)}"
-        yield from (("lossless", self.lossless), ("plan", self.plan))
-        yield from (("losses", len(self.losses)), ("warnings", len(self.warnings)))
-
-    def to_json(self) -> dict[str, object]:
-        """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
-        left_out = {"label", *(name for name in ("files", "written", "verify") if not getattr(self, name))}
-        if not self.plan:
-            left_out |= {"plan", "memory_bytes", "tensors"}
-        body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        bits = self.bits_per_weight
-        rounded = {"bits_per_weight": round(bits, 3) if bits is not None else None, "seconds": round(self.seconds, 3)}
-        return body | rounded
 
 
 @takes(ImportCall)
@@ -389,7 +288,7 @@ def _override(c: Canonical, options: Options) -> Canonical:
     return replace(c, stated=stated, info=c.info | stated, general=general, tokenizer=tokenizer)
 
 
-def count_elements(c: Canonical, output: Output) -> int | None:
+def _n_params(c: Canonical, output: Output) -> int | None:
     """Parameters of the output; None if they are the elements of its tensors."""
     packed = c.packs.weights and not c.packs.decoded
     return c.n_params if packed and output.n_params is None else output.n_params
@@ -408,7 +307,7 @@ def _report(
         input_bytes=c.model.size_bytes,
         output_bytes=sum(layout.n_bytes for layout in output.layouts),
         dtypes=dtype_totals(output.tensors),
-        param_count=count_elements(c, output),
+        param_count=_n_params(c, output),
         lossless=output.lossless,
         warnings=[*c.warnings, *losses.warnings],
         losses=losses.sentences(),
@@ -459,58 +358,3 @@ def _write(
 
 
 # --- memory ---
-
-SMALLEST_WINDOW = 4 * CHUNK_BYTES
-LATER_BYTES = 48 << 20
-"""Memory that is needed only while writing: numpy, codecs, allocator overhead."""
-
-
-_MARGIN = 4
-"""Megabytes: memory differs a little from one process to the next."""
-
-
-def resident_bytes() -> int:
-    """Memory of this process now, in bytes."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1 << 10
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def peak_bytes(flow: Flow, tensors: Iterable[OutTensor]) -> int:
-    """Peak memory of writing `tensors` with `flow`, in bytes."""
-    return flow.memory_bytes + _fixed(tensors)
-
-
-def flow_for(threads: int | None, max_memory: int | None, tensors: Iterable[OutTensor]) -> Flow:
-    """The flow of a conversion of `tensors`: `threads` of them (None: one per CPU), in `max_memory` bytes.
-
-    Uses fewer threads and a smaller window to stay within the limit. Raises UsageError for an invalid number of
-    threads, RefusedError if not even one thread fits.
-    """
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise UsageError(f"{threads} threads", hint=f"use --threads 1 to {MOST_THREADS}")
-    flow = Flow(threads or 0)
-    if max_memory is None:
-        return flow
-    room = max_memory - _fixed(tensors)
-    smallest = Flow(1, SMALLEST_WINDOW).memory_bytes
-    if room < smallest:
-        unit = 10**6 if max_memory % 10**6 == 0 and max_memory % (1 << 20) else 1 << 20
-        least = format_limit((-(-(max_memory - room + smallest) // unit) + _MARGIN) * unit)
-        raise RefusedError(
-            f"the conversion needs at least {least} of memory, but --max-memory allows {format_limit(max_memory)}",
-            hint=f"raise it to --max-memory {least.replace(' ', '')}, or leave it out",
-        )
-    per_thread = THREAD_BYTES + CHUNK_BYTES
-    n = min(flow.n_workers, (room - SMALLEST_WINDOW) // per_thread)
-    return Flow(n, min(WINDOW_BYTES, room - n * per_thread))
-
-
-def _fixed(tensors: Iterable[OutTensor]) -> int:
-    """Memory that does not depend on the flow: the process, and the largest tensor that must be held whole."""
-    return resident_bytes() + LATER_BYTES + max((t.held_bytes for t in tensors), default=0)

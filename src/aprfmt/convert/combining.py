@@ -14,7 +14,7 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.relayered import parse_layers
-from aprfmt.convert.api import Report, convert
+from aprfmt.convert.api import convert
 from aprfmt.convert.merge_recipe import (
     PARAMETERS,
     WEIGHTED,
@@ -29,6 +29,7 @@ from aprfmt.convert.merge_recipe import (
 from aprfmt.convert.merging import open_input
 from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.options import MergeCall, Options, options_of
+from aprfmt.convert.report import Report
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.settings import SettingsNode
 from aprfmt.io.system import n_processors

@@ -16,7 +16,8 @@ from aprfmt.arch.table import find_gguf
 from aprfmt.canonical.checks import check_before_writing
 from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError, RefusedError, UsageError
-from aprfmt.formats.gguf import GgufNative, GgufPart, GgufType, KvMapping, model_of, read_pairs
+from aprfmt.formats.gguf import GgufNative, GgufPart, model_of, read_pairs
+from aprfmt.formats.gguf_fields import GgufType, KvMapping
 from aprfmt.formats.gguf_write import ValueType, encode_kv
 from aprfmt.io.overwrite import overwrite
 from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, Zeros, source_jobs, write_file

@@ -16,10 +16,11 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Adapter, Base
 from aprfmt.canonical.read import canonical
-from aprfmt.convert.api import Report, convert
+from aprfmt.convert.api import convert
 from aprfmt.convert.files import parts_of
 from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.options import ExtractAdapterCall, MergeAdapterCall, options_of
+from aprfmt.convert.report import Report
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.links import check_links
 from aprfmt.io.source import exists, is_same

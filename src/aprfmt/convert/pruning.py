@@ -9,8 +9,9 @@ from aprfmt.arch.grammar import sizes_of
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.narrowed import narrowed, parse_widths
 from aprfmt.canonical.relayered import check_layer, parse_layers, ranges, relayered
-from aprfmt.convert.api import Report, convert
+from aprfmt.convert.api import convert
 from aprfmt.convert.options import PruneCall, options_of
+from aprfmt.convert.report import Report
 from aprfmt.errors import UsageError
 from aprfmt.provenance.model_card import entries
 from aprfmt.schema import takes

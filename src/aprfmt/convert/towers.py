@@ -19,7 +19,8 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import TowerPart, checkpoint_spelling, row_spelling
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.convert.recipe import SourceManifest, restorable
+from aprfmt.convert.recipe import SourceManifest
+from aprfmt.convert.recipe_writer import restorable
 from aprfmt.errors import RefusedError
 from aprfmt.formats.hf_files import parse_object
 from aprfmt.formats.hfdir import HfNative

@@ -24,33 +24,40 @@ from __future__ import annotations
 
 import os
 import struct
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import (
     ChecksumError,
     CorruptError,
     LimitError,
-    MissingDependencyError,
     RefusedError,
     TruncatedError,
     UnsupportedError,
     UsageError,
 )
+from aprfmt.formats.apr1_crypto import (
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+    Entropy,
+    decrypt,
+    encrypt_password,
+    encrypt_recipient,
+    sign,
+    verify,
+)
+from aprfmt.formats.apr1_metadata import dump_metadata, parse_metadata
 from aprfmt.io.compress import Packed, lz4, packed, unlz4, unzstd, zstd
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
-from aprfmt.limits import MAX_COMPRESSED_BYTES, MAX_JSON_DEPTH, MAX_METADATA_BYTES, MAX_UNCOMPRESSED_BYTES
+from aprfmt.limits import MAX_COMPRESSED_BYTES, MAX_METADATA_BYTES, MAX_UNCOMPRESSED_BYTES
 from aprfmt.model import Model, Tensor
-from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    pass
 
 MAGIC = b"APRN"
 _HEADER = struct.Struct("<4sBBHIIIBBB9x")
@@ -60,16 +67,7 @@ _HEADER_FIELDS = (
 )
 _FOOTER = 4
 _UNANNOUNCED_BYTES = 64 << 20
-SIGNATURE_BYTES = 64
-PUBLIC_KEY_BYTES = 32
-KEY_BYTES = 32
 
-_SALT, _NONCE, _TAG, _KEY_HINT = 16, 12, 16, 8
-_MEMORY_KIB, _PASSES, _LANES = 19456, 2, 1
-_INFO = b"apr-v1-encrypt"
-
-Entropy = Callable[[int], bytes]
-"""Called with a length, gives that many random bytes."""
 
 _SIGNATURE_BLOCK = SIGNATURE_BYTES + PUBLIC_KEY_BYTES
 
@@ -121,61 +119,6 @@ _UNPROVEN = (
     "header and metadata of an encrypted file are not authenticated: anybody may have changed them; "
     "a signature (public_key) covers them"
 )
-
-Kind: TypeAlias = "str | list[Kind] | Fields"
-"""What a field holds. FREE: any JSON value, floats as float64. F32: a float32. FREE_MAP and LIST are left out when
-empty. A tuple of fields is a struct; None fields are left out. [x]: an array of x, left out when None.
-"""
-
-Fields: TypeAlias = "tuple[tuple[str, Kind], ...]"
-
-FREE, F32, FREE_MAP, LIST = "free", "f32", "map", "list"
-_TEACHER: Fields = tuple((name, FREE) for name in ("hash", "signature", "model_type", "param_count"))
-_TEACHER_WITH_ENSEMBLE: Fields = (*_TEACHER, ("ensemble_teachers", [_TEACHER]))
-METADATA_FIELDS: Fields = (
-    ("created_at", FREE),
-    ("aprender_version", FREE),
-    ("model_name", FREE),
-    ("description", FREE),
-    ("training", (("samples", FREE), ("duration_ms", FREE), ("source", FREE))),
-    ("hyperparameters", FREE_MAP),
-    ("metrics", FREE_MAP),
-    ("custom", FREE_MAP),
-    ("distillation", FREE),
-    (
-        "distillation_info",
-        (
-            ("method", FREE),
-            ("teacher", _TEACHER_WITH_ENSEMBLE),
-            ("params", (("temperature", F32), ("alpha", F32), ("beta", F32), ("epochs", FREE), ("final_loss", F32))),
-            ("layer_mapping", [(("student_layer", FREE), ("teacher_layer", FREE), ("weight", F32))]),
-        ),
-    ),
-    ("license", tuple((name, FREE) for name in ("uuid", "hash", "expiry", "seats", "licensee", "tier"))),
-    (
-        "model_card",
-        (
-            ("model_id", FREE),
-            ("name", FREE),
-            ("version", FREE),
-            ("author", FREE),
-            ("created_at", FREE),
-            ("framework_version", FREE),
-            ("rust_version", FREE),
-            ("description", FREE),
-            ("license", FREE),
-            ("training_data", (("name", FREE), ("samples", FREE), ("hash", FREE))),
-            ("hyperparameters", FREE_MAP),
-            ("metrics", FREE_MAP),
-            ("architecture", FREE),
-            ("param_count", FREE),
-            ("target_hardware", LIST),
-            ("*", FREE),
-        ),
-    ),
-)
-_STRINGS = ("created_at", "aprender_version", "model_name", "description", "distillation")
-_MAPS = ("training", "hyperparameters", "metrics", "custom", "distillation_info", "license", "model_card")
 
 
 class V1File:
@@ -482,263 +425,4 @@ def open_model(path: Path) -> Model:
 # --- encryption and signatures ---
 
 
-def _key32(key: bytes, what: str) -> bytes:
-    if len(key) != KEY_BYTES:
-        raise UsageError(f"{what} must be {KEY_BYTES} raw bytes, not {len(key)}")
-    return bytes(key)
-
-
-def _password_key(password: str | bytes, salt: bytes) -> bytes:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
-
-    secret = password.encode() if isinstance(password, str) else password
-    try:
-        kdf = Argon2id(salt=salt, length=KEY_BYTES, iterations=_PASSES, lanes=_LANES, memory_cost=_MEMORY_KIB)
-        return kdf.derive(secret)
-    except UnsupportedAlgorithm as error:
-        raise MissingDependencyError(
-            "this build of cryptography lacks Argon2id", hint="pip install -U cryptography"
-        ) from error
-
-
-def _public(key: X25519PrivateKey | Ed25519PrivateKey) -> bytes:
-    return key.public_key().public_bytes_raw()
-
-
-def _shared_key(private: X25519PrivateKey, public: bytes) -> bytes:
-    """HKDF-SHA256 of the X25519 secret, no salt. A public key of small order has no secret: ValueError."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    secret = private.exchange(X25519PublicKey.from_public_bytes(public))
-    return HKDF(SHA256(), KEY_BYTES, None, _INFO).derive(secret)
-
-
-def _x25519(private_key: bytes) -> X25519PrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-    return X25519PrivateKey.from_private_bytes(_key32(private_key, "an X25519 private key"))
-
-
-def decrypt(stored: bytes, path: str, *, password: str | bytes | None, private_key: bytes | None) -> bytes:
-    """The plain payload. Raises RefusedError without a fitting key, CorruptError where it is too short."""
-    if private_key is not None:
-        key, rest = _recipient_key(stored, path, private_key)
-        wrong = "the payload was changed, or was not encrypted for this private key"
-    elif password is not None:
-        _check_length(stored, _SALT, path)
-        key, rest = _password_key(password, stored[:_SALT]), stored[_SALT:]
-        wrong = "wrong password, or the payload was changed"
-    else:
-        raise RefusedError(
-            "the payload is encrypted", path=path, hint="give the password or the recipient's private key to read_v1"
-        )
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    try:
-        return AESGCM(key).decrypt(rest[:_NONCE], rest[_NONCE:], None)
-    except InvalidTag:
-        raise RefusedError(wrong, path=path) from None
-
-
-def _check_length(stored: bytes, n_prefix: int, path: str) -> None:
-    if len(stored) < n_prefix + _NONCE + _TAG:
-        raise CorruptError("the encrypted payload is too short for its keys and tag", path=path)
-
-
-def _recipient_key(stored: bytes, path: str, private_key: bytes) -> tuple[bytes, bytes]:
-    private = _x25519(private_key)
-    prefix = PUBLIC_KEY_BYTES + _KEY_HINT
-    _check_length(stored, prefix, path)
-    if stored[PUBLIC_KEY_BYTES:prefix] != _public(private)[:_KEY_HINT]:
-        raise RefusedError(
-            "the payload was encrypted for another recipient, or by password",
-            path=path,
-            hint="give the private key of the recipient, or the password",
-        )
-    try:
-        return _shared_key(private, stored[:PUBLIC_KEY_BYTES]), stored[prefix:]
-    except ValueError as error:
-        raise CorruptError("the ephemeral key of the payload is not a usable X25519 key", path=path) from error
-
-
-def encrypt_password(plain: bytes, password: str | bytes, entropy: Entropy) -> bytes:
-    """`plain` encrypted under a password; draws the salt, then the nonce."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    salt, nonce = entropy(_SALT), entropy(_NONCE)
-    return salt + nonce + AESGCM(_password_key(password, salt)).encrypt(nonce, plain, None)
-
-
-def encrypt_recipient(plain: bytes, public_key: bytes, entropy: Entropy) -> bytes:
-    """`plain` encrypted for the owner of an X25519 key; draws the ephemeral private key, then the nonce."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    public = _key32(public_key, "an X25519 public key")
-    ephemeral, nonce = _x25519(entropy(KEY_BYTES)), entropy(_NONCE)
-    try:
-        key = _shared_key(ephemeral, public)
-    except ValueError as error:
-        raise UsageError("the recipient's public key is not a usable X25519 key") from error
-    return _public(ephemeral) + public[:_KEY_HINT] + nonce + AESGCM(key).encrypt(nonce, plain, None)
-
-
-def sign(message: bytes, signing_key: bytes) -> bytes:
-    """Ed25519 signature block: signature 64, public key 32. `signing_key` is the 32-byte seed."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    key = Ed25519PrivateKey.from_private_bytes(_key32(signing_key, "an Ed25519 signing key"))
-    return key.sign(message) + _public(key)
-
-
-def verify(message: Buffer, block: bytes, path: str, trusted_key: bytes | None) -> None:
-    """Checks a signature block against `trusted_key`, or the embedded key. Raises ChecksumError."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    embedded = bytes(block[SIGNATURE_BYTES:])
-    public = embedded if trusted_key is None else _key32(trusted_key, "an Ed25519 public key")
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(bytes(block[:SIGNATURE_BYTES]), message)
-    except (InvalidSignature, ValueError):
-        if public != embedded:
-            raise ChecksumError("the file was signed with another key than the trusted one", path=path) from None
-        raise ChecksumError(
-            "the signature does not match the file", path=path, hint="the file was changed after it was signed"
-        ) from None
-
-
 # --- metadata ---
-
-
-def dump_metadata(metadata: Mapping[str, object]) -> bytes:
-    """`metadata` as the reference writes it: typed order, unset fields and empty maps left out, maps sorted.
-
-    A missing `created_at` becomes the Unix time as decimal text, a missing `aprender_version` "aprfmt".
-    Raises UsageError for unknown fields (free ones belong under `custom`) and for values that JSON cannot
-    hold.
-    """
-    values = {"created_at": str(int(time.time())), "aprender_version": "aprfmt", **metadata}
-    writer = _MetadataWriter()
-    try:
-        writer.write(values, METADATA_FIELDS, "metadata", 1)
-    except (OverflowError, UnicodeEncodeError) as error:
-        raise UsageError(f"a metadata value does not fit the format: {error}") from error
-    return bytes(writer.out)
-
-
-class _MetadataWriter:
-    def __init__(self) -> None:
-        import msgpack
-
-        self.out = bytearray()
-        self.packer = msgpack.Packer()
-
-    def write(self, value: object, kind: Kind, where: str, depth: int) -> None:
-        if depth > MAX_JSON_DEPTH:
-            raise UsageError(f"metadata nested deeper than {MAX_JSON_DEPTH} levels")
-        if isinstance(kind, tuple):
-            self.write_struct(value, kind, where, depth)
-        elif kind == F32:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise UsageError(f"{where} must be a number")
-            self.out += struct.pack(">Bf", 0xCA, value)
-        elif isinstance(value, Mapping):
-            if not all(isinstance(key, str) for key in value):
-                raise UsageError(f"{where} has a key that is not text")
-            ordered = sorted(value, key=lambda text: text.encode())
-            self.write_map([(key, FREE, value[key]) for key in ordered], where, depth)
-        elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
-            self.out += self.packer.pack_array_header(len(value))
-            for index, item in enumerate(value):
-                self.write(item, kind[0] if isinstance(kind, list) else FREE, f"{where}[{index}]", depth + 1)
-        elif value is None or isinstance(value, bool | int | float | str):
-            self.out += self.packer.pack(value)
-        else:
-            raise UsageError(f"{where} is a {type(value).__name__}, which JSON cannot hold")
-
-    def write_struct(self, value: object, fields: Fields, where: str, depth: int) -> None:
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{where} must be a map")
-        known = dict(fields)
-        extra = [key for key in value if key not in known]
-        if extra and "*" not in known:
-            raise UsageError(f"unknown field {where}.{extra[0]}", hint="put values of your own under custom")
-        entries = [(key, kind, value.get(key)) for key, kind in fields if key != "*"]
-        entries = [
-            (key, kind, item)
-            for key, kind, item in entries
-            if item is not None and (item or kind not in (FREE_MAP, LIST))
-        ]
-        self.write_map(entries + [(key, FREE, value[key]) for key in sorted(extra)], where, depth)
-
-    def write_map(self, entries: Sequence[tuple[str, Kind, object]], where: str, depth: int) -> None:
-        self.out += self.packer.pack_map_header(len(entries))
-        for key, kind, item in entries:
-            self.out += self.packer.pack(key)
-            self.write(item, kind, f"{where}.{key}", depth + 1)
-
-
-def parse_metadata(raw: bytes, path: str, base: int = 0) -> JsonObject:
-    """The metadata map. `base` is its offset in the file, for messages.
-
-    Raises CorruptError (TruncatedError, LimitError) unless `raw` is exactly one map of the known shape:
-    string keys, no duplicates, UTF-8 text, at most 127 levels.
-    """
-    try:
-        value = _unpack_map(raw)
-        for names, kind, what in ((_STRINGS, str, "text"), (_MAPS, dict, "a map")):
-            for name in names:
-                if value.get(name) is not None and not isinstance(value[name], kind):
-                    raise CorruptError(f"metadata field {name} is not {what}")
-    except CorruptError as error:
-        error.path, error.offset = path, base
-        raise
-    return value
-
-
-def _unpack_map(raw: bytes) -> JsonObject:
-    import msgpack
-
-    try:
-        # Lengths beyond that of `raw` are refused, and no more is allocated than the elements that follow take.
-        value: object = msgpack.unpackb(raw, object_pairs_hook=_to_map, strict_map_key=False)
-    except CorruptError:
-        raise
-    except msgpack.ExtraData:
-        raise CorruptError("bytes follow the metadata map inside its section") from None
-    except msgpack.StackError:
-        raise LimitError(f"metadata nested deeper than {MAX_JSON_DEPTH} levels") from None
-    except msgpack.FormatError:
-        raise CorruptError("the metadata holds a byte that MessagePack never uses") from None
-    except UnicodeDecodeError:
-        raise CorruptError("text in the metadata is not UTF-8") from None
-    except ValueError:
-        raise TruncatedError("the metadata ends in the middle of a value") from None
-    if not isinstance(value, dict):
-        raise CorruptError("the metadata is not a map")
-    level: list[list[object] | dict[str, object]] = [value]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > MAX_JSON_DEPTH:
-            raise LimitError(f"metadata nested deeper than {MAX_JSON_DEPTH} levels")
-        children = [x for node in level for x in (node.values() if isinstance(node, dict) else node)]
-        if not all(x is None or isinstance(x, bool | int | float | str | list | dict) for x in children):
-            raise CorruptError("the metadata holds binary data")
-        level = [x for x in children if isinstance(x, list | dict)]
-    return value
-
-
-def _to_map(pairs: list[tuple[object, Json]]) -> JsonObject:
-    out: JsonObject = {}
-    for key, value in pairs:
-        if not isinstance(key, str):
-            raise CorruptError("a metadata key is not text")
-        if key in out:
-            raise CorruptError(f"metadata key {key!r} occurs twice")
-        out[key] = value
-    return out

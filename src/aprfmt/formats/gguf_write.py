@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.errors import AprError, UnsupportedError, UsageError
-from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, FORMATS, MAX_DIMS, Cursor, GgufType, check_string, decode
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, MAX_DIMS
+from aprfmt.formats.gguf_fields import FORMATS, Cursor, GgufType, check_string, decode
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import Literal, Segment, Zeros
 from aprfmt.io.source import padding

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from aprfmt.codecs.ggml import MOST_WEIGHT
 from aprfmt.errors import CorruptError, LimitError, RefusedError, TruncatedError
 from aprfmt.formats import gguf
+from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV, layout
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import FileLayout, Literal
@@ -298,10 +299,10 @@ def file_of(sums: ImatrixSums, name: str) -> FileLayout:
     if name.lower().endswith(OLD_SUFFIX):
         return FileLayout(name, [Literal(_old_bytes(sums))])
     keys: list[KV] = [
-        ("general.type", gguf.GgufType.STRING, "imatrix"),
-        (KEYS[0], (gguf.GgufType.ARRAY, gguf.GgufType.STRING), list(sums.datasets)),
-        (KEYS[1], gguf.GgufType.UINT32, sums.chunks),
-        (KEYS[2], gguf.GgufType.UINT32, sums.chunk_size),
+        ("general.type", GgufType.STRING, "imatrix"),
+        (KEYS[0], (GgufType.ARRAY, GgufType.STRING), list(sums.datasets)),
+        (KEYS[1], GgufType.UINT32, sums.chunks),
+        (KEYS[2], GgufType.UINT32, sums.chunk_size),
     ]
     tensors = []
     for weight, entry in sorted(sums.entries.items()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 
@@ -14,14 +13,13 @@ from aprfmt.arch.table import row_of
 from aprfmt.canonical.kinds import is_adapter, is_clip, looks_like_adapter
 from aprfmt.codecs.dtypes import DTYPES, DtypeTotals, dtype_totals, n_elements
 from aprfmt.errors import AprError, StorageError
-from aprfmt.formats.apr_metadata import TYPED_FIELDS, AprMetadata
-from aprfmt.formats.gguf import KvMapping
+from aprfmt.formats.apr_metadata import TYPED_FIELDS
+from aprfmt.formats.gguf_fields import KvMapping
 from aprfmt.inspection.head import HeadInfo, head_info
+from aprfmt.inspection.quality import Quality, quality_of
+from aprfmt.inspection.tokenizer_info import TokenizerInfo, tokenizer_info
 from aprfmt.model import Model, Tensor
-from aprfmt.provenance.spdx import is_spdx
 from aprfmt.records import record
-from aprfmt.tokenizer import ggml
-from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import PathLike
 
 FOOTER_LIMIT_BYTES = 2 << 30
@@ -55,14 +53,6 @@ _FLOATS = ("F32", "F16", "BF16", "F64")
 _RUNTIME_DTYPES = ("F32", "F16", "BF16", "Q4_K", "Q6_K")
 
 
-QUALITY_THRESHOLD = 90
-
-# Words that fill a field without saying anything.
-_PLACEHOLDERS = (None, "", "unknown", "tbd", "todo", "n/a", "none")
-
-_LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
-
-
 @record(frozen=True, slots=True)
 class TowerInfo:
     """What a GGUF of towers holds.
@@ -81,54 +71,6 @@ class TowerInfo:
     hears: bool
     width: int | None
     classes: Sequence[str]
-
-
-@record(frozen=True, slots=True)
-class QualityPart:
-    """Points of at most `max`, what was looked at, what was found, what is missing or wrong."""
-
-    points: int
-    max: int
-    looked_at: str
-    found: Mapping[str, object]
-    missing: list[str]
-
-
-@record(frozen=True, slots=True)
-class Quality:
-    """How well a file describes itself: the points of each part."""
-
-    breakdown: Mapping[str, QualityPart]
-
-    @property
-    def score(self) -> int:
-        """Points of all parts, at most 100."""
-        return sum(part.points for part in self.breakdown.values())
-
-    def to_json(self) -> dict[str, object]:
-        """{score, threshold, ship_ready, breakdown}."""
-        return {
-            "score": self.score,
-            "threshold": QUALITY_THRESHOLD,
-            "ship_ready": self.score >= QUALITY_THRESHOLD,
-            "breakdown": {name: asdict(part) for name, part in self.breakdown.items()},
-        }
-
-
-@record(frozen=True, slots=True)
-class TokenizerInfo:
-    """Counts and special ids of an embedded tokenizer; `chat_template` tells whether it has one."""
-
-    model: str
-    pre: str | None
-    vocab_size: int
-    merges: int
-    added: int
-    bos_id: int | None
-    eos_id: int | None
-    pad_id: int | None
-    unk_id: int | None
-    chat_template: bool
 
 
 @record(frozen=True, slots=True)
@@ -472,56 +414,6 @@ def _is_apr2(model: Model) -> bool:
     return apr2.native_of(model) is not None
 
 
-def tokenizer_info(model: Model) -> TokenizerInfo | None:
-    """Counts and special ids of the embedded tokenizer; None when there is none.
-
-    The lists of an `.apr` and of a GGUF are counted, not decoded: 150,000 strings would take longer than the rest.
-    """
-    if isinstance(model.metadata, AprMetadata):
-        return _apr_tokenizer_info(model.metadata)
-    from aprfmt.formats.gguf import GgufNative
-
-    if (gguf := model.native_as(GgufNative)) is not None:
-        entries = {key: e for key, e in gguf.parts[0].kv.entries.items() if key.startswith("tokenizer.")}
-        scalars = {key: model.metadata[key] for key, entry in entries.items() if entry.count is None}
-        counts = {key: entry.count for key, entry in entries.items()}
-        return _info(ggml.from_gguf(scalars), counts.get("tokenizer.ggml.tokens"), counts.get("tokenizer.ggml.merges"))
-    return _info(model.tokenizer)
-
-
-def _apr_tokenizer_info(metadata: AprMetadata) -> TokenizerInfo | None:
-    from aprfmt.tokenizer import apr as tokenizer_apr
-
-    keys = (f"tokenizer.{name}" for name in ("vocabulary", "merges", "token_type", "scores"))
-    lists = {key: found for key in keys if (found := metadata.peek(key)) is not None}
-    short = {key: lists[key][0] if key in lists else metadata[key] for key in metadata}
-    if isinstance(own := metadata.get(tokenizer_apr.OWN_KEY), Mapping):
-        short[tokenizer_apr.OWN_KEY] = {key: value for key, value in own.items() if key != "patches"}
-    n_tokens, n_merges = (lists.get(f"tokenizer.{name}", ([], None))[1] for name in ("vocabulary", "merges"))
-    return _info(tokenizer_apr.from_metadata(short), n_tokens, n_merges)
-
-
-def _info(
-    tokenizer: Tokenizer | None, n_tokens: int | None = None, n_merges: int | None = None
-) -> TokenizerInfo | None:
-    """The facts of `tokenizer`; `n_tokens` and `n_merges` replace the lengths of lists that were cut short."""
-    if tokenizer is None:
-        return None
-    special = tokenizer.special
-    return TokenizerInfo(
-        model=tokenizer.model,
-        pre=tokenizer.pre,
-        vocab_size=len(tokenizer.tokens) if n_tokens is None else n_tokens,
-        merges=len(tokenizer.merges) if n_merges is None else n_merges,
-        added=tokenizer.n_added,
-        bos_id=special.get("bos"),
-        eos_id=special.get("eos"),
-        pad_id=special.get("pad"),
-        unk_id=special.get("unk"),
-        chat_template=bool(tokenizer.chat_template),
-    )
-
-
 def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility:
     """Whether the reference runtime can run the file, whose typed fields are `metadata`."""
     reasons = []
@@ -550,85 +442,3 @@ def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility
 
 
 # --- quality ---
-
-
-def quality_of(
-    model: Model, metadata: Mapping[str, object], checksum: Mapping[str, str], tokenizer: TokenizerInfo | None
-) -> Quality:
-    """The score of an opened model. `metadata`, `checksum` and `tokenizer` are those of its Inspection.
-
-    No tensor value is decoded, and the breakdown says so; `apr validate` does that.
-    """
-    structure = dict.fromkeys(("architecture", "hidden_size", "num_layers", "num_heads"), 5)
-    licences = {"license": 9, "data_source": 8, "data_license": 8}
-    classes = {"hf_architecture": 12, "hf_model_type": 8}
-    what = "checks architecture and dimensions in the metadata against tensor names and shapes"
-    stated = "checks that license, data_source and data_license are set, licences as SPDX ids; not that they are true"
-    odd = {
-        name: f"{name} {value!r} is not an SPDX id"
-        for name in ("license", "data_license")
-        if not is_spdx(str(value := metadata.get(name)))
-    }
-    return Quality(
-        {
-            "physics": _checksum_part(checksum),
-            "structural": _fields_part(metadata, structure, what, _contradictions(model, metadata)),
-            "provenance": _fields_part(metadata, licences, stated, odd),
-            "hf_identity": _fields_part(metadata, classes, ", ".join(classes), {}),
-            "tokenizer": _tokenizer_part(model, tokenizer),
-        }
-    )
-
-
-def _checksum_part(checksum: Mapping[str, str]) -> QualityPart:
-    bad = [f"the {part} checksum is wrong" for part, state in checksum.items() if state == "bad"]
-    missing = bad or ([] if "ok" in checksum.values() else ["the container stores no checksum"])
-    what = "verifies the container's checksums; tensor values are not decoded"
-    return QualityPart(0 if missing else 20, 20, what, dict(checksum), missing)
-
-
-def _fields_part(
-    metadata: Mapping[str, object], points: Mapping[str, int], what: str, problems: Mapping[str, str]
-) -> QualityPart:
-    """The points of the fields that are stated, without those that have a problem."""
-    values = {name: metadata.get(name) for name in points}
-    found = {
-        name: value
-        for name, value in values.items()
-        if (value.strip().lower() if isinstance(value, str) else value) not in _PLACEHOLDERS
-    }
-    good = [name for name in found if name not in problems]
-    missing = [problems[name] if name in found else name for name in points if name not in good]
-    return QualityPart(sum(points[name] for name in good), sum(points.values()), what, found, missing)
-
-
-def _contradictions(model: Model, metadata: Mapping[str, object]) -> dict[str, str]:
-    """Stated dims that the tensors contradict."""
-    problems = {}
-    embedding = first_tensor(model, EMBEDDING)
-    width, layers = metadata.get("hidden_size"), metadata.get("num_layers")
-    if embedding is not None and width is not None and width not in embedding.shape:
-        problems["hidden_size"] = f"hidden_size {width}, but {embedding.name} is {list(embedding.shape)}"
-    seen = {int(m[1]) for tensor in model.tensors.entries if (m := _LAYER.search(tensor.name))}
-    if seen and isinstance(layers, int) and len(seen) < layers:  # prediction heads may add some
-        problems["num_layers"] = f"num_layers {layers}, but the tensors have {len(seen)}"
-    return problems
-
-
-def _tokenizer_part(model: Model, tokenizer: TokenizerInfo | None) -> QualityPart:
-    what = "checks that tokens are embedded, and their number against the embedding's rows"
-    if tokenizer is None or not tokenizer.vocab_size:
-        return QualityPart(0, 15, what, {}, ["no tokens embedded"])
-    found = {"tokens": tokenizer.vocab_size, "merges": tokenizer.merges}
-    embedding = first_tensor(model, EMBEDDING)
-    if embedding is not None and embedding.shape:
-        found["embedding_rows"] = embedding.shape[0]
-        if tokenizer.vocab_size > embedding.shape[0]:
-            problem = f"{tokenizer.vocab_size} tokens, but {embedding.name} has {embedding.shape[0]} rows"
-            return QualityPart(0, 15, what, found, [problem])
-    return QualityPart(15, 15, what, found, [])
-
-
-def first_tensor(model: Model, gguf_name: str) -> Tensor | None:
-    """The tensor of that GGUF name, under whatever name it has in the model; None without one."""
-    return next((model.tensors[name] for name in spellings(gguf_name) if name in model.tensors), None)

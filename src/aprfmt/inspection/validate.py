@@ -27,7 +27,8 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hfdir import HfNative, modules_problems
-from aprfmt.inspection.describe import REQUIRED_DIMS, first_tensor
+from aprfmt.inspection.describe import REQUIRED_DIMS
+from aprfmt.inspection.quality import first_tensor
 from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.io import names
 from aprfmt.io.digest import KINDS

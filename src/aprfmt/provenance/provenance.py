@@ -18,7 +18,7 @@ from dataclasses import field
 from typing import TypeAlias
 
 from aprfmt.errors import UsageError
-from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.model import Model
 from aprfmt.provenance.model_card import (
     CARD,

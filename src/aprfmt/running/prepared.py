@@ -19,7 +19,7 @@ from aprfmt.text import format_bytes
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
-    from aprfmt.convert.api import Report
+    from aprfmt.convert.report import Report
 
 SIZE_VARIABLE = "APR_CACHE_SIZE"
 """Environment variable: how much room exports may take, the latest one apart."""

@@ -14,7 +14,7 @@ from natives import native
 
 import aprfmt
 from aprfmt.errors import ChecksumError, CorruptError, RefusedError, UsageError
-from aprfmt.formats import apr1
+from aprfmt.formats import apr1, apr1_crypto
 from aprfmt.formats.apr1 import V1File
 
 META = {"created_at": "1700000000", "aprender_version": "0.0.0-golden", "model_name": "golden-v1"}
@@ -57,7 +57,7 @@ def test_writes_the_encrypted_vector(vector: Vector, golden_payload: bytes, tmp_
 
 
 def test_the_password_key_is_the_one_of_the_vector(records: dict[str, Any]) -> None:
-    key = apr1._password_key("correct horse", bytes(range(16)))
+    key = apr1_crypto._password_key("correct horse", bytes(range(16)))
     assert key.hex() == records["v1_encrypted_password"]["derived_key_hex"]
 
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UsageError
-from aprfmt.formats.apr1 import dump_metadata as dump
-from aprfmt.formats.apr1 import parse_metadata as parse
+from aprfmt.formats.apr1_metadata import dump_metadata as dump
+from aprfmt.formats.apr1_metadata import parse_metadata as parse
 
 BASE = {"created_at": "0", "aprender_version": "0"}
 JSON_VALUES = st.recursive(

@@ -16,7 +16,7 @@ from turns import examples
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError
-from aprfmt.formats import gguf
+from aprfmt.formats import gguf, gguf_fields
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_ELEMENT_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_STRING_BYTES
 
 Put = Callable[[bytes], Path]
@@ -124,9 +124,9 @@ def test_refused(put: Put, name: str) -> None:
 
 def test_the_characters_of_an_array_are_counted(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     data = image([pair(b"k", ARRAY, array(STRING, 5, string(b"x" * 60) * 5))])
-    monkeypatch.setattr(gguf, "MAX_PARSED_BYTES", 5 * (80 + 4 * 60))
+    monkeypatch.setattr(gguf_fields, "MAX_PARSED_BYTES", 5 * (80 + 4 * 60))
     aprfmt.open(put(data)).close()
-    monkeypatch.setattr(gguf, "MAX_PARSED_BYTES", 5 * (80 + 4 * 60) - 1)
+    monkeypatch.setattr(gguf_fields, "MAX_PARSED_BYTES", 5 * (80 + 4 * 60) - 1)
     with pytest.raises(LimitError, match="arrays up to 'k'"):
         aprfmt.open(put(data))
 
@@ -154,7 +154,7 @@ def test_a_49_byte_file_with_a_huge_array_fails_at_once(put: Put) -> None:
 
 
 def test_the_header_cap(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf, "MAX_HEADER_BYTES", 4096)
+    monkeypatch.setattr(gguf_fields, "MAX_HEADER_BYTES", 4096)
     body = array(STRING, 500, string(b"x") * 500)
     with pytest.raises(LimitError, match="a header may have"):
         aprfmt.open(put(image([pair(b"k", ARRAY, body)])))

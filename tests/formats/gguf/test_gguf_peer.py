@@ -17,7 +17,7 @@ from natives import gguf_parts
 import aprfmt
 from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_GGML_ID
 from aprfmt.formats import gguf as ours
-from aprfmt.formats.gguf import FORMATS, GgufType, KvMapping
+from aprfmt.formats.gguf_fields import FORMATS, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, layout
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, run_jobs

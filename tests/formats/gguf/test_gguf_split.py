@@ -13,7 +13,7 @@ from natives import gguf_parts
 
 import aprfmt
 from aprfmt.errors import CorruptError, RefusedError
-from aprfmt.formats.gguf import GgufType, KvMapping
+from aprfmt.formats.gguf_fields import GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV, layout
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import FileLayout, write_layout

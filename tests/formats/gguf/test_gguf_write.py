@@ -16,7 +16,7 @@ from turns import examples
 
 import aprfmt
 from aprfmt.errors import AprError, UnsupportedError, UsageError
-from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, encode_value, layout
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import FileLayout, write_layout

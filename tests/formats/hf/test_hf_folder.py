@@ -17,7 +17,7 @@ from aprfmt.errors import AprError, CorruptError, LimitError, NotFoundError, Ref
 from aprfmt.formats import hf_files
 from aprfmt.formats.hf_files import select_files
 from aprfmt.io import jsonx
-from aprfmt.tokenizer.hf import read_json
+from aprfmt.tokenizer.hf_documents import read_json
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4}
 INDEX = "model.safetensors.index.json"

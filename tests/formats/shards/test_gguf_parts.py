@@ -11,7 +11,7 @@ from natives import gguf_parts
 
 import aprfmt
 from aprfmt.errors import ExistsError, RefusedError
-from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_fields import GgufType
 
 
 def parts(folder: Path, stem: str = "out") -> list[Path]:

@@ -15,17 +15,18 @@ from dataclasses import replace
 from aprfmt.arch import names
 from aprfmt.arch.links import RowMap, find_link
 from aprfmt.canonical import lora as factors
+from aprfmt.canonical.lora_blocks import is_power_of_two
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.pairs import GGUF_KEY, Adapter, LoraPair, is_embedding
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.files import say_left_behind
 from aprfmt.convert.mixes import file_type_of
-from aprfmt.convert.recipe import restorable
+from aprfmt.convert.recipe_writer import restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import gguf_write, lora, safetensors
-from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
@@ -423,7 +424,7 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
     named: Named = []
     rounded = 0
     for name, pair in pairs.items():
-        rounded += not factors.is_power_of_two(pair.scale / scale if scale else 1.0)
+        rounded += not is_power_of_two(pair.scale / scale if scale else 1.0)
         one = factors.with_scale(pair if scale else replace(pair, scale=1.0), scale or 1.0, rank)
         a, b = (name.removesuffix(".weight") + ending for ending in (lora.A, lora.B))
         if len(pair.shape) == 2:

@@ -27,7 +27,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode
 from aprfmt.convert.options import Options
 from aprfmt.convert.quantization import Recoding, with_apr_names
-from aprfmt.convert.recipe import late_digests, source_recipe
+from aprfmt.convert.recipe_writer import late_digests, source_recipe
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata

@@ -34,12 +34,14 @@ from aprfmt.convert.modelfile import NAME as MODELFILE
 from aprfmt.convert.modelfile import modelfile
 from aprfmt.convert.options import Options
 from aprfmt.convert.quantization import Quantization, mix_of
-from aprfmt.convert.recipe import SourceManifest, overlay, restorable
+from aprfmt.convert.recipe import SourceManifest, overlay
+from aprfmt.convert.recipe_writer import restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.towers import has_tower
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError, storage_errors
 from aprfmt.formats import apr2, gguf, gguf_write
-from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative, GgufType, KvMapping
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative
+from aprfmt.formats.gguf_fields import GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.out import OutTensor, dominant_dtype, group_by_size
 from aprfmt.io.pipe import FileLayout, Literal

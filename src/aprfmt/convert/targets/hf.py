@@ -22,7 +22,8 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plai
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.files import say_left_behind
-from aprfmt.convert.recipe import SourceManifest, overlay, restorable, source_names
+from aprfmt.convert.recipe import SourceManifest, overlay
+from aprfmt.convert.recipe_writer import restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.convert.towers import PREPROCESSOR_FILE, further_files, whole_config
 from aprfmt.errors import RefusedError
@@ -37,7 +38,8 @@ from aprfmt.io.source import is_folder
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write
-from aprfmt.tokenizer.hf import chat_templates, has_vocabulary, is_tokenizer_file, read_files
+from aprfmt.tokenizer.hf import has_vocabulary, is_tokenizer_file, read_files
+from aprfmt.tokenizer.hf_specials import chat_templates
 from aprfmt.tokenizer.model import NAMED_TEMPLATES, NO_VOCABULARY
 from aprfmt.types import JsonObject
 

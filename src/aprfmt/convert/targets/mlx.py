@@ -23,7 +23,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float, plain_dty
 from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, Quantized, Regrouped, check
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.convert.files import say_left_behind
-from aprfmt.convert.recipe import restorable
+from aprfmt.convert.recipe_writer import restorable
 from aprfmt.convert.targets import hf
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import RefusedError, UsageError

@@ -17,7 +17,8 @@ from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.towers import assumed, tower_model
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import gguf_write
-from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufType
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT
+from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.out import OutTensor, dominant_dtype
 from aprfmt.io.pipe import FileLayout

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from aprfmt.codecs.dtypes import DTYPES_BY_APR_ID, DTYPES_BY_GGML_ID
 from aprfmt.errors import AprError, ChecksumError, CorruptError, LimitError, TruncatedError
-from aprfmt.formats import apr1, apr2
+from aprfmt.formats import apr1, apr1_metadata, apr2
 from aprfmt.formats.apr_legacy import detect_apr
-from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, FORMATS, Cursor, GgufType, KvEntry, decode, read_header
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, read_header
+from aprfmt.formats.gguf_fields import FORMATS, Cursor, GgufType, KvEntry, decode
 from aprfmt.formats.safetensors import MAX_LIBRARY_HEADER_BYTES, METADATA_KEY
 from aprfmt.inspection.hex.spans import Entry, Span, Walk, shown
 from aprfmt.io.source import Source, padding
@@ -370,7 +371,7 @@ def _msgpack_entries(raw: bytes, base: int, path: str) -> Iterator[Entry]:
     """The members of a MessagePack map, once it is known to be one."""
     import msgpack
 
-    values = apr1.parse_metadata(raw, path, base)
+    values = apr1_metadata.parse_metadata(raw, path, base)
     unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(raw)), strict_map_key=False)
     unpacker.feed(raw)
     for _ in range(unpacker.read_map_header()):

@@ -9,7 +9,6 @@ from aprfmt.arch import rope
 from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, gguf_name
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import AprError, UnmappedError
-from aprfmt.inspection.describe import first_tensor
 from aprfmt.inspection.lint.common import (
     BLOCK_TYPES,
     NO_NETWORK,
@@ -23,6 +22,7 @@ from aprfmt.inspection.lint.common import (
     set_key,
     skip,
 )
+from aprfmt.inspection.quality import first_tensor
 from aprfmt.inspection.validate import Check, Subject
 from aprfmt.text import first_few, format_bytes, plural
 

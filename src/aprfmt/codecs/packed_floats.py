@@ -1,0 +1,183 @@
+"""Checkpoints of small floats and integers with scales: FP8, INT8, NVFP4, MXFP4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from aprfmt.codecs.packed import (
+    FLOATS,
+    TRANSPOSED_STEP,
+    Decoded,
+    Grid,
+    Pieces,
+    Settings,
+    count,
+    expect,
+    flat,
+    grid_of,
+    refusal,
+    region,
+    require_symmetric,
+    scale_blocks,
+)
+from aprfmt.codecs.stream import TensorSource
+from aprfmt.types import Array
+
+# OCP microscaling formats, E2M1: sign, two bits of exponent, one of mantissa.
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+MX_BLOCK = 32
+
+
+FLOATS_OF_8_BITS = ("F8_E4M3", "F8_E5M2")
+
+
+def fp8(pieces: Pieces, settings: Settings) -> Decoded:
+    """8-bit floats times a scale for the tensor, a row or a block (bare exponents where it is stored as U8).
+
+    The scale is called inverse in checkpoints that divide by its reciprocal; the product is the same.
+    """
+    weight = pieces.get("") or pieces[".weight"]
+    expect("FP8", weight, FLOATS_OF_8_BITS)
+    if len(weight.shape) < 2:
+        raise refusal("FP8", weight.name, f"has the shape {list(weight.shape)}, a matrix is expected")
+    scale = pieces.get("_scale_inv") or pieces.get("_scale") or pieces[".scale"]
+    expect("FP8", scale, (*FLOATS, "F8_E8M0", "U8"))
+    grid = grid_of("FP8", scale, weight.shape, scale_blocks("FP8", settings, scale.name))
+    return Decoded(weight.shape, _Scaled(weight, grid))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """Tiles of stored values times a grid of scales."""
+
+    weight: TensorSource
+    grid: Grid
+
+    def __call__(self, rows: range, columns: range) -> Array:
+        values: Array = region(self.weight, self.weight.shape[-1], rows, columns) * self.grid.at(rows, columns)
+        return values
+
+
+def int8(pieces: Pieces, settings: Settings) -> Decoded:
+    """8-bit integers, minus a zero point where there is one, times a scale (compressed-tensors)."""
+    import numpy as np
+
+    weight, scale, zero = pieces[".weight"], pieces[".weight_scale"], pieces.get(".weight_zero_point")
+    expect("INT8", weight, ("I8",), ndim=2)
+    expect("INT8", scale, FLOATS)
+    blocks = scale_blocks("INT8", settings, scale.name)
+    grid = grid_of("INT8", scale, weight.shape, blocks)
+    if ".weight_g_idx" in pieces and grid.grid[1] > 1:
+        raise refusal("INT8", weight.name, "a column order of 8-bit groups is not decoded")
+    zeros: Grid | None = None
+    if zero is None:
+        require_symmetric("INT8", scale, settings)
+    else:
+        expect("INT8", zero, ("I8",), scale.shape)
+        zeros = grid_of("INT8", zero, weight.shape, blocks)
+    width = weight.shape[-1]
+
+    def tile(rows: range, columns: range) -> Array:
+        values = region(weight, width, rows, columns).astype(np.float32)
+        if zeros is not None:
+            values -= zeros.at(rows, columns)
+        return values * grid.at(rows, columns)
+
+    return Decoded(weight.shape, tile)
+
+
+def nvfp4(pieces: Pieces, settings: Settings) -> Decoded:
+    """Pairs of 4-bit floats, an 8-bit float as scale of 16 values, and a scale of the tensor.
+
+    compressed-tensors divides by the scale of the tensor, ModelOpt multiplies by it.
+    """
+    import numpy as np
+
+    divides = ".weight_global_scale" in pieces
+    overall = pieces[".weight_global_scale" if divides else ".weight_scale_2"]
+    expect("NVFP4", overall, ("F32",))
+    if count(overall) != 1:
+        raise refusal("NVFP4", overall.name, f"has the shape {list(overall.shape)}, one value is expected")
+    factor = flat(overall)[0]
+    if divides and factor == 0:
+        raise refusal("NVFP4", overall.name, "is zero, and scales are divided by it")
+
+    def scales(values: Array) -> Array:
+        scaled: Array = (values / factor if divides else values * factor).astype(np.float32)
+        return scaled
+
+    return _fp4("NVFP4", pieces, 16, ("F8_E4M3",), scales)
+
+
+def mxfp4_matrix(pieces: Pieces, settings: Settings) -> Decoded:
+    """Pairs of 4-bit floats, a bare exponent as scale of 32 values (compressed-tensors, DeepSeek V4)."""
+    return _fp4("MXFP4", pieces, MX_BLOCK, ("U8", "F8_E8M0"), lambda values: values)
+
+
+def _fp4(
+    scheme: str, pieces: Pieces, group: int, scale_dtypes: tuple[str, ...], scales: Callable[[Array], Array]
+) -> Decoded:
+    packed = pieces.get(".weight_packed") or pieces[".weight"]
+    expect(scheme, packed, ("U8", "I8"), ndim=2)
+    rows, half = packed.shape
+    columns = 2 * half
+    scale = pieces.get(".weight_scale") or pieces[".scale"]
+    expect(scheme, scale, scale_dtypes, (rows, columns // group))
+    if columns % group:
+        raise refusal(scheme, packed.name, f"rows of {columns} values are not groups of {group}")
+    as_dtype = "F8_E8M0" if scale.dtype == "U8" else None
+    grid = Grid(scale, rows, (rows, columns // group), 1, group, dtype=as_dtype)
+
+    def tile(rows: range, columns: range) -> Array:
+        octets = region(packed, half, rows, range(columns.start // 2, -(-columns.stop // 2)), "U8")
+        skip = columns.start % 2
+        values: Array = fp4_values(octets)[:, skip : skip + len(columns)] * scales(grid.at(rows, columns))
+        return values
+
+    return Decoded((rows, columns), tile)
+
+
+def fp4_values(octets: Array) -> Array:
+    """Two values a byte along the last axis, the low half first, float32."""
+    values: Array = _fp4_pairs()[octets].view("<f4")
+    return values
+
+
+@cache
+def _fp4_pairs() -> Array:
+    """The two values of each byte, as one number of eight bytes."""
+    import numpy as np
+
+    pairs = [(FP4_VALUES[byte & 15], FP4_VALUES[byte >> 4]) for byte in range(256)]
+    return np.array(pairs, dtype="<f4").view("<u8").reshape(-1)
+
+
+def mxfp4_experts(pieces: Pieces, settings: Settings) -> Decoded:
+    """Experts of gpt-oss: paired 4-bit floats [experts, out, in / 32, 16], exponents [experts, out, in / 32].
+
+    The decoded weight is [experts, in, out], as the model's own layers hold it.
+    """
+    blocks, scale = pieces["_blocks"], pieces["_scales"]
+    expect("MXFP4", blocks, ("U8",), ndim=4)
+    expect("MXFP4", scale, ("U8",), blocks.shape[:-1])
+    experts, n_out, n_blocks, n_bytes = blocks.shape
+    if n_bytes != MX_BLOCK // 2:
+        raise refusal("MXFP4", blocks.name, f"blocks of {n_bytes} bytes, {MX_BLOCK // 2} are expected")
+    n_in = n_blocks * MX_BLOCK
+
+    def tile(rows: range, columns: range) -> Array:
+        expert = rows.start // n_in
+        first, last = rows.start - expert * n_in, rows.stop - expert * n_in
+        span = range(first // MX_BLOCK, -(-last // MX_BLOCK))
+        lines = range(expert * n_out + columns.start, expert * n_out + columns.stop)
+        octets = region(blocks, n_blocks * n_bytes, lines, range(span.start * n_bytes, span.stop * n_bytes))
+        exponents = region(scale, n_blocks, lines, span, "F8_E8M0")
+        values = fp4_values(octets).reshape(len(lines), len(span), MX_BLOCK) * exponents[:, :, None]
+        skip = first - span.start * MX_BLOCK
+        return values.reshape(len(lines), -1)[:, skip : skip + len(rows)].T
+
+    return Decoded((experts, n_in, n_out), tile, step=TRANSPOSED_STEP, period=n_in)

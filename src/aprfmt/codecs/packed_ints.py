@@ -1,0 +1,235 @@
+"""Checkpoints of integers with zero points: GPTQ, AWQ, compressed-tensors."""
+
+from __future__ import annotations
+
+from aprfmt.codecs.packed import (
+    CONFIG_HINT,
+    FLOATS,
+    TRANSPOSED_STEP,
+    Decoded,
+    Grid,
+    Pieces,
+    Settings,
+    Tile,
+    count,
+    expect,
+    flat,
+    positive,
+    refusal,
+    region,
+    require_symmetric,
+    scale_blocks,
+    unpack,
+    unpack_fields,
+    weight_arguments,
+)
+from aprfmt.codecs.stream import TensorSource
+from aprfmt.types import Array
+
+# AWQ's kernels want value i of a word at this place among its eight.
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def gptq(pieces: Pieces, settings: Settings) -> Decoded:
+    """Codes packed down the inputs, [in, out]; zero points and scales [groups, out]; the group of each input.
+
+    The first checkpoint format stores zero points less one, wrapped around in their bits; the second as they are.
+    """
+    import numpy as np
+
+    codes, zeros, scales = pieces[".qweight"], pieces[".qzeros"], pieces[".scales"]
+    for piece, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
+        expect("GPTQ", piece, dtypes, ndim=2)
+    n_groups, n_out = scales.shape
+    bits = _gptq_bits(codes, zeros, n_out, settings)
+    n_in = codes.shape[0] * 32 // bits
+    expect("GPTQ", codes, ("I32",), (n_in * bits // 32, n_out))
+    expect("GPTQ", zeros, ("I32",), (n_groups, n_out * bits // 32))
+    order = _gptq_order(pieces, n_in, n_groups, settings)
+    shift = 1 if settings.get("checkpoint_format", "gptq") == "gptq" else 0
+
+    def tile(rows: range, columns: range) -> Array:
+        values = unpack_fields(codes, rows, columns, bits, down=True).astype(np.float32)
+        zero = unpack_fields(zeros, range(n_groups), rows, bits)
+        zero = (zero + np.uint8(shift)) & np.uint8((1 << bits) - 1)
+        scale = region(scales, n_out, range(n_groups), rows).astype(np.float32)
+        group = order[columns.start : columns.stop]
+        values -= zero.T.astype(np.float32).take(group, axis=1)
+        values *= scale.T.take(group, axis=1)
+        return values
+
+    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP)
+
+
+def _gptq_bits(codes: TensorSource, zeros: TensorSource, n_out: int, settings: Settings) -> int:
+    """The bits of a code: those that the settings name, for all or by module, which fit the zero points."""
+    dynamic = settings.get("dynamic")
+    rules = [settings, *(dynamic.values() if isinstance(dynamic, dict) else ())]
+    named = {rule["bits"] for rule in rules if isinstance(rule, dict) and type(rule.get("bits")) is int}
+    fit = [bits for bits in (2, 3, 4, 8) if bits in named and zeros.shape[1] * 32 == n_out * bits]
+    if len(fit) == 1 and codes.shape[0] * 32 % fit[0] == 0 and n_out * fit[0] % 32 == 0:
+        return fit[0]
+    what = f"codes of shape {list(codes.shape)} with zero points of shape {list(zeros.shape)}"
+    told = ", ".join(map(str, sorted(named))) or "no number of"
+    raise refusal("GPTQ", codes.name, f"{what} are not {told} bits (2, 3, 4 and 8 are decoded)", CONFIG_HINT)
+
+
+def _gptq_order(pieces: Pieces, n_in: int, n_groups: int, settings: Settings) -> Array:
+    import numpy as np
+
+    scales, given = pieces[".scales"], pieces.get(".g_idx")
+    size = _group_size("GPTQ", settings, scales, n_in, n_groups)
+    plain = np.arange(n_in) // size
+    if given is None:
+        if settings.get("desc_act"):
+            raise refusal("GPTQ", scales.name, "the order of inputs (g_idx) is missing, and desc_act is set")
+        return plain
+    expect("GPTQ", given, ("I32", "I64"), (n_in,))
+    order = flat(given)
+    if order.min() < 0 or order.max() >= n_groups:
+        raise refusal("GPTQ", given.name, f"names a group outside the {n_groups} that are stored")
+    if settings.get("desc_act") is False and not np.array_equal(order, plain):
+        # Runtimes differ: some follow the order, some ignore it because of the setting.
+        what = "holds another order of inputs than its config, which says desc_act false"
+        raise refusal("GPTQ", given.name, what, "set desc_act in config.json to what the packing tool used")
+    return order.astype(np.int64)
+
+
+def _group_size(scheme: str, settings: Settings, scales: TensorSource, n_in: int, n_groups: int) -> int:
+    """Inputs a group: the one among the sizes that the settings name which gives as many groups as are stored."""
+    dynamic = settings.get("dynamic")
+    rules = [settings, *(dynamic.values() if isinstance(dynamic, dict) else ())]
+    named = [r.get("group_size", r.get("q_group_size")) for r in rules if isinstance(r, dict)]
+    sizes = [n_in if size == -1 else size for size in named if size is not None]
+    for size in sizes:
+        positive(scheme, "group_size", size, scales.name)
+    fit = {size for size in sizes if -(-n_in // size) == n_groups}
+    if len(fit) != 1:
+        what = f"{n_groups} groups for {n_in} inputs, but config.json says group_size {named[0]!r}"
+        raise refusal(scheme, scales.name, what, CONFIG_HINT)
+    return int(fit.pop())
+
+
+def awq(pieces: Pieces, settings: Settings) -> Decoded:
+    """4-bit codes packed across the outputs in AWQ's order, [in, out]; zero points and scales [groups, out]."""
+    import numpy as np
+
+    codes, zeros, scales = pieces[".qweight"], pieces[".qzeros"], pieces[".scales"]
+    if settings.get("bits", settings.get("w_bit")) != 4:
+        raise refusal("AWQ", codes.name, f"{settings.get('bits')!r} bits are not decoded, 4 are", CONFIG_HINT)
+    for piece, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
+        expect("AWQ", piece, dtypes, ndim=2)
+    n_in, n_words = codes.shape
+    n_groups, n_out = scales.shape
+    expect("AWQ", scales, FLOATS, (n_groups, n_words * 8))
+    expect("AWQ", zeros, ("I32",), (n_groups, n_words))
+    size = _group_size("AWQ", settings, scales, n_in, n_groups)
+
+    def fields(piece: TensorSource, lines: range, outputs: range) -> Array:
+        span = range(outputs.start // 8, -(-outputs.stop // 8))
+        words = np.ascontiguousarray(region(piece, n_words, lines, span).view("<u4").T)
+        eights = np.empty((len(span), 8, len(lines)), dtype=np.float32)
+        for i, place in enumerate(_AWQ_PLACES):
+            eights[:, i] = words >> np.uint32(4 * place) & np.uint32(15)
+        skip = outputs.start - 8 * span.start
+        return eights.reshape(-1, len(lines))[skip : skip + len(outputs)]
+
+    def tile(rows: range, columns: range) -> Array:
+        groups = range(columns.start // size, -(-columns.stop // size))
+        scale = region(scales, n_out, groups, rows).astype(np.float32).T
+        group = np.arange(columns.start, columns.stop) // size - groups.start
+        values = fields(codes, columns, rows)
+        values -= fields(zeros, groups, rows).take(group, axis=1)
+        values *= scale.take(group, axis=1)
+        return values
+
+    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP)
+
+
+def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
+    """Codes packed along the inputs, [out, in], offset by half their range; the shape is a tensor of its own."""
+    import numpy as np
+
+    packed, scale, told = pieces[".weight_packed"], pieces[".weight_scale"], pieces[".weight_shape"]
+    scheme = "compressed-tensors"
+    expect(scheme, packed, ("I32",), ndim=2)
+    expect(scheme, scale, FLOATS)
+    expect(scheme, told, ("I64", "I32"), (2,))
+    rows, columns = (int(n) for n in flat(told))
+    if rows != packed.shape[0] or columns <= 0:
+        what = f"says {[rows, columns]}, the packed codes have the shape {list(packed.shape)}"
+        raise refusal(scheme, told.name, what)
+    bits = _packed_bits(packed, columns, settings)
+    grid = _packed_grid(pieces, (rows, columns), settings)
+    zero = _zero_points(pieces, grid, bits, settings)
+
+    def tile(rows: range, columns: range) -> Array:
+        values = unpack_fields(packed, rows, columns, bits).astype(np.float32)
+        values -= zero(rows, columns)
+        return values * grid.at(rows, columns)
+
+    return Decoded((rows, columns), tile)
+
+
+def _packed_bits(packed: TensorSource, columns: int, settings: Settings) -> int:
+    named = [weights.get("num_bits") for weights in weight_arguments(settings)]
+    fit = [bits for bits in (2, 4, 8) if bits in named and -(-columns // (32 // bits)) == packed.shape[1]]
+    if len(fit) == 1:
+        return fit[0]
+    what = f"codes of shape {list(packed.shape)} for {columns} inputs fit no num_bits of config.json"
+    raise refusal("compressed-tensors", packed.name, f"{what} (2, 4 and 8 are decoded)", CONFIG_HINT)
+
+
+def _packed_grid(pieces: Pieces, shape: tuple[int, int], settings: Settings) -> Grid:
+    scheme, scale, given = "compressed-tensors", pieces[".weight_scale"], pieces.get(".weight_g_idx")
+    rows, columns = shape
+    if count(scale) == 1:
+        return Grid(scale, rows, (1, 1), rows, columns)
+    if len(scale.shape) == 2 and scale.shape[0] == rows:
+        n_groups = scale.shape[1]
+        sizes = [width for height, width in scale_blocks(scheme, settings, scale.name) if height == 1]
+        whole = any(weights.get("group_size") in (None, -1) for weights in weight_arguments(settings))
+        one = n_groups == 1 and (whole or max(sizes, default=0) >= columns)
+        # Rows that end within a group are not decoded: packing tools refuse to make them.
+        if one or (columns % n_groups == 0 and columns // n_groups in sizes):
+            order = _packed_order(given, columns, n_groups) if given is not None else None
+            return Grid(scale, rows, (rows, n_groups), 1, columns // n_groups, order)
+    what = f"scales of shape {list(scale.shape)} fit no group_size of config.json for a weight of {list(shape)}"
+    raise refusal(scheme, scale.name, what, CONFIG_HINT)
+
+
+def _packed_order(given: TensorSource, columns: int, n_groups: int) -> Array | None:
+    expect("compressed-tensors", given, ("I32", "I64"), (columns,))
+    order = flat(given)
+    if (order == -1).all():  # never set: columns are in order
+        return None
+    if order.min() < 0 or order.max() >= n_groups:
+        what = f"names a group outside the {n_groups} that are stored"
+        raise refusal("compressed-tensors", given.name, what)
+    return order
+
+
+def _zero_points(pieces: Pieces, grid: Grid, bits: int, settings: Settings) -> Tile:
+    """What gives what to subtract from the unsigned codes of a tile."""
+    import numpy as np
+
+    half, piece = 1 << bits - 1, pieces.get(".weight_zero_point")
+    if piece is None:
+        require_symmetric("compressed-tensors", grid.piece, settings)
+        return lambda rows, columns: np.asarray(half, dtype=np.float32)
+    high, wide = grid.grid
+    if piece.dtype == "I8":  # one number each, without the offset
+        expect("compressed-tensors", piece, ("I8",), grid.piece.shape)
+        plain = Grid(piece, grid.rows, grid.grid, grid.height, grid.width, grid.order)
+        return lambda rows, columns: plain.at(rows, columns) + np.float32(half)
+    per_word = 32 // bits
+    expect("compressed-tensors", piece, ("I32",), (-(-high // per_word), wide))
+
+    def packed_down_the_rows(rows: range, columns: range) -> Array:
+        lines = grid.lines(rows)
+        first, last = int(lines[0]) // per_word, int(lines[-1]) // per_word + 1
+        words = region(piece, wide, range(first, last), range(wide))
+        fields: Array = unpack(words.T, bits).T[lines - first * per_word].astype(np.float32)
+        return fields if wide == 1 else fields[:, grid.blocks(columns)]
+
+    return packed_down_the_rows

@@ -1,0 +1,153 @@
+"""Quantized weights of MLX."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aprfmt.codecs import affine, plain
+from aprfmt.codecs.dtypes import n_elements
+from aprfmt.codecs.packed import (
+    CONFIG_HINT,
+    FLOATS,
+    Decoded,
+    PackedBlocks,
+    Pieces,
+    Settings,
+    Tile,
+    expect,
+    refusal,
+    region,
+    unpack,
+)
+from aprfmt.codecs.packed_floats import FP4_VALUES
+from aprfmt.codecs.stream import STEP, TensorSource
+from aprfmt.errors import UsageError
+from aprfmt.io.source import Buffer
+from aprfmt.types import Array, Shape
+
+_MLX = "MLX"
+
+
+def mlx_settings(settings: Settings, module: str) -> Settings:
+    """What the settings say of `module`: its own entry, else what they say of all of them."""
+    own = settings.get(module)
+    return own if isinstance(own, dict) else settings
+
+
+def _mlx_fields(pieces: Pieces, bits: int, group: int) -> tuple[Shape, int, Tile]:
+    """The shape of the weight, its rows, and what gives the codes of a tile."""
+    words, scales = pieces[".weight"], pieces[".scales"]
+    expect(_MLX, words, ("U32",))
+    *lead, n_words = words.shape
+    if len(words.shape) < 2 or n_words * 32 % bits:
+        raise refusal(_MLX, words.name, f"{list(words.shape)} words hold no rows of {bits}-bit codes", CONFIG_HINT)
+    n_in = n_words * 32 // bits
+    if n_in % group or scales.shape != (*lead, n_in // group):
+        what = f"{list(words.shape)} words of {bits}-bit codes in groups of {group} do not fit scales of shape"
+        raise refusal(_MLX, words.name, f"{what} {list(scales.shape)}", CONFIG_HINT)
+
+    def fields(rows: range, columns: range) -> Array:
+        first, stop = columns.start // 32, min(-(-columns.stop // 32) * bits, n_words)
+        found = unpack(region(words, n_words, rows, range(first * bits, stop)), bits)
+        skip = columns.start - 32 * first
+        return found[:, skip : skip + len(columns)]
+
+    return (*lead, n_in), n_elements(tuple(lead)), fields
+
+
+def _mlx_numbers(pieces: Pieces, settings: Settings, default: tuple[int, int]) -> tuple[int, int]:
+    """Bits and group size of a weight."""
+    words = pieces[".weight"]
+    own = mlx_settings(settings, words.name.removesuffix(".weight"))
+    bits, group = own.get("bits", settings.get("bits", default[0])), own.get("group_size", settings.get("group_size"))
+    try:
+        scheme = affine.check(bits, group)
+    except UsageError as error:
+        raise refusal(_MLX, words.name, error.message, CONFIG_HINT) from error
+    return scheme.bits, scheme.group_size
+
+
+def _mlx_mode(pieces: Pieces, settings: Settings) -> str:
+    own = mlx_settings(settings, pieces[".weight"].name.removesuffix(".weight"))
+    return str(own.get("mode", settings.get("mode", "affine") if own is settings else "affine"))
+
+
+def mlx_affine(pieces: Pieces, settings: Settings) -> Decoded:
+    """MLX's affine mode: codes in words, [..., out, in * bits / 32]; scales and biases [..., out, groups]."""
+    import numpy as np
+
+    words, scales, biases = pieces[".weight"], pieces[".scales"], pieces[".biases"]
+    if (mode := _mlx_mode(pieces, settings)) != "affine":
+        raise refusal(_MLX, words.name, f"has biases, which mode {mode!r} has not", CONFIG_HINT)
+    bits, group = _mlx_numbers(pieces, settings, (4, 64))
+    shape, n_rows, fields = _mlx_fields(pieces, bits, group)
+    expect(_MLX, scales, FLOATS)
+    expect(_MLX, biases, (scales.dtype,), scales.shape)
+    n_groups = shape[-1] // group
+
+    def numbers(piece: TensorSource, rows: range, groups: range) -> Array:
+        return region(piece, n_groups, rows, groups).astype(np.float32)
+
+    def tile(rows: range, columns: range) -> Array:
+        groups = range(columns.start // group, -(-columns.stop // group))
+        spread = np.arange(columns.start, columns.stop) // group - groups.start
+        scale, bias = (numbers(piece, rows, groups).take(spread, axis=1) for piece in (scales, biases))
+        return affine.dequantize(fields(rows, columns), scale, bias, scales.dtype)
+
+    def blocks() -> PackedBlocks | None:
+        step = max(1, STEP // max(1, n_groups))
+        parts = (
+            (numbers(scales, rows, range(n_groups)), numbers(biases, rows, range(n_groups)))
+            for rows in (range(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+        )
+        dtype = affine.fitting_blocks(bits, parts)
+        return None if dtype is None else PackedBlocks(dtype, partial(between, dtype))
+
+    def between(dtype: str, start: int, stop: int) -> Buffer:
+        per_row = shape[-1] // affine.BLOCK
+        rows = range(start // per_row, -(-stop // per_row))
+        codes = fields(rows, range(shape[-1])).reshape(-1, affine.BLOCK)
+        per_group = group // affine.BLOCK
+        scale, bias = (
+            np.repeat(numbers(piece, rows, range(n_groups)).reshape(-1), per_group) for piece in (scales, biases)
+        )
+        part = slice(start - rows.start * per_row, stop - rows.start * per_row)
+        return affine.write_blocks(dtype, codes[part], scale[part], bias[part])
+
+    return Decoded(shape, tile, scales.dtype, blocks=blocks)
+
+
+_MLX_FLOATS = {"mxfp4": (4, 32, "F8_E8M0"), "nvfp4": (4, 16, "F8_E4M3"), "mxfp8": (8, 32, "F8_E8M0")}
+"""By mode: bits of a value, values that share a scale, what the scales' bytes are."""
+
+
+def mlx_floats(pieces: Pieces, settings: Settings) -> Decoded:
+    """MLX's modes of small floats in words, with a byte for the scale of each group, and perhaps one for all."""
+    import numpy as np
+
+    words, scales = pieces[".weight"], pieces[".scales"]
+    mode = _mlx_mode(pieces, settings)
+    if mode == "affine":
+        missing = words.name.removesuffix("weight") + "biases"
+        raise refusal(_MLX, words.name, f"{missing} is missing")
+    if mode not in _MLX_FLOATS:
+        known = ", ".join(("affine", *_MLX_FLOATS))
+        raise refusal(_MLX, words.name, f"mode {mode!r} is not decoded", f"decoded are: {known}")
+    bits, group, kind = _MLX_FLOATS[mode]
+    if ".global_scale" in pieces:
+        raise refusal(_MLX, words.name, f"mode {mode!r} with a global_scale is not decoded")
+    expect(_MLX, scales, ("U8",))
+    shape, _, fields = _mlx_fields(pieces, bits, group)
+    values = (
+        np.array(FP4_VALUES, np.float32) if bits == 4 else plain.decode("F8_E4M3", bytes(range(256))).astype(np.float32)
+    )
+    n_groups = shape[-1] // group
+
+    def tile(rows: range, columns: range) -> Array:
+        groups = range(columns.start // group, -(-columns.stop // group))
+        scale = region(scales, n_groups, rows, groups, kind).astype(np.float32)
+        spread = np.arange(columns.start, columns.stop) // group - groups.start
+        product: Array = values[fields(rows, columns)] * scale.take(spread, axis=1)
+        return product
+
+    return Decoded(shape, tile, "BF16")

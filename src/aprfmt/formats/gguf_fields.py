@@ -1,0 +1,355 @@
+"""The keys of a GGUF: types, a cursor that checks bounds, and a mapping that decodes values on first use."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
+from itertools import repeat
+from typing import Any
+
+from aprfmt.errors import CorruptError, LimitError, TruncatedError
+from aprfmt.io.source import Buffer, Source
+from aprfmt.limits import (
+    MAX_ARRAY_DEPTH,
+    MAX_ELEMENT_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_KEY_BYTES,
+    MAX_PARSED_BYTES,
+    MAX_STRING_BYTES,
+    MAX_TEXT_FILE_BYTES,
+)
+from aprfmt.records import record
+
+# What is read of a header at first, and at a time where it is long.
+_FIRST_STEP, _MOST_STEP = 64 << 10, 1 << 20
+
+
+class GgufType(IntEnum):
+    """Value types, with their numbers in the file (gguf.h)."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+FORMATS: dict[GgufType, str] = {
+    GgufType.UINT8: "B",
+    GgufType.INT8: "b",
+    GgufType.UINT16: "H",
+    GgufType.INT16: "h",
+    GgufType.UINT32: "I",
+    GgufType.INT32: "i",
+    GgufType.FLOAT32: "f",
+    GgufType.BOOL: "?",
+    GgufType.UINT64: "Q",
+    GgufType.INT64: "q",
+    GgufType.FLOAT64: "d",
+}
+"""Scalar types and their `struct` codes."""
+
+
+# Least bytes of one array element: what a count is held against before anything is walked.
+LEAST_BYTES = {kind: struct.calcsize("<" + code) for kind, code in FORMATS.items()}
+
+
+# What an element of a list takes in memory: its place there, while it is made one in a tuple, and the object.
+ELEMENT_BYTES = dict.fromkeys(GgufType, 48)
+
+
+_CHARACTER_BYTES = 4
+"""Most memory for a character of a string, where one of them lies beyond U+FFFF."""
+
+
+FILE_KEYS = ("tokenizer.huggingface.json", "tokenizer.rwkv.world", "aprfmt.metadata")
+"""Keys whose strings hold a whole file: they may have MAX_TEXT_FILE_BYTES."""
+
+
+_TYPES = {int(kind): kind for kind in GgufType}
+
+
+_U32 = struct.Struct("<I")
+
+
+_U64 = struct.Struct("<Q")
+
+
+@record(slots=True)
+class KvEntry:
+    """Where one pair lies; positions are bytes from the start of the file.
+
+    Attributes:
+        key: the key.
+        type: of the value.
+        elem_type: of an array's elements, None for scalars.
+        count: of an array's elements, None for scalars.
+        start: of the whole entry (the key's length field).
+        value_start: of the value, behind the type; for arrays that is the element type.
+        end: one past the entry.
+    """
+
+    key: str
+    type: GgufType
+    elem_type: GgufType | None
+    count: int | None
+    start: int
+    value_start: int
+    end: int
+
+
+class Cursor:
+    """Walks the header of a GGUF file; every step is checked against the bytes that are left.
+
+    `data` begins at the start of the file. Of a `source` it grows with the walk, a step ahead of it and to at most
+    MAX_HEADER_BYTES; `more` says that the file goes on behind what may be walked.
+    """
+
+    __slots__ = ("_parsed_bytes", "_size", "_source", "data", "more", "path", "pos")
+
+    def __init__(self, data: Buffer, path: str, *, more: bool = False, source: Source | None = None) -> None:
+        self._size = len(data) if source is None else min(source.size, MAX_HEADER_BYTES)
+        self._source = source
+        self._parsed_bytes = 0
+        self.data = data
+        self.path = path
+        self.pos = 0
+        self.more = more if source is None else source.size > self._size
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self._size if self._source is None else self._source.size
+
+    def read_to(self, end: int) -> None:
+        """Reads the file as far as byte `end`, for which `need` was asked. Raises CorruptError where it shrank."""
+        while len(self.data) < end:
+            assert self._source is not None
+            assert isinstance(self.data, bytearray)
+            start = len(self.data)
+            step = min(max(start, _FIRST_STEP), _MOST_STEP, self._size - start)
+            self.data += self._source.read(start, step)
+
+    def need(self, n_bytes: int, what: str) -> None:
+        """Raises TruncatedError (LimitError at the header cap) unless `n_bytes` bytes are left."""
+        left = self._size - self.pos
+        if n_bytes <= left:
+            return
+        if self.more:
+            raise LimitError(
+                f"{what} ends beyond the {MAX_HEADER_BYTES} bytes that a header may have",
+                path=self.path,
+                offset=self.pos,
+            )
+        raise TruncatedError(f"{what} needs {n_bytes} bytes, {left} are left", path=self.path, offset=self.pos)
+
+    def unpack(self, form: struct.Struct, what: str) -> tuple[Any, ...]:
+        """The fields of `form` at the cursor, which moves behind them."""
+        self.need(form.size, what)
+        self.read_to(self.pos + form.size)
+        fields = form.unpack_from(self.data, self.pos)
+        self.pos += form.size
+        return fields
+
+    def u32(self, what: str) -> int:
+        """A little-endian u32."""
+        return int(self.unpack(_U32, what)[0])
+
+    def u64(self, what: str) -> int:
+        """A little-endian u64."""
+        return int(self.unpack(_U64, what)[0])
+
+    def string(self, cap: int, what: str) -> str:
+        """A string of at most `cap` bytes; bytes that are not UTF-8 become lone surrogates."""
+        length = self.u64(what)
+        if length > cap:
+            raise LimitError(f"{what} has {length} bytes; the limit is {cap}", path=self.path, offset=self.pos - 8)
+        self.need(length, what)
+        self.pos += length
+        self.read_to(self.pos)
+        return str(self.data[self.pos - length : self.pos], "utf-8", "surrogateescape")
+
+    def entry(self) -> KvEntry:
+        """The pair at the cursor, located but not decoded. Raises CorruptError and its kinds."""
+        start = self.pos
+        key = self.string(MAX_KEY_BYTES, "a key")
+        if not key:
+            raise CorruptError("a key is empty", path=self.path, offset=start)
+        kind = self._kind(key)
+        value_start = self.pos
+        elem_type: GgufType | None = None
+        count: int | None = None
+        if kind is GgufType.ARRAY:
+            elem_type, count = self._skip_array(key, 1)
+        elif kind is GgufType.STRING:
+            length = self.u64(f"the value of {key!r}")
+            self.need(length, f"the value of {key!r}")
+            check_string(key, length, self.path, start)
+            self._skip(length, key)
+        else:
+            self._skip(LEAST_BYTES[kind], key)
+        self.read_to(self.pos)
+        return KvEntry(key, kind, elem_type, count, start, value_start, self.pos)
+
+    def _kind(self, key: str) -> GgufType:
+        number = self.u32(f"the type of {key!r}")
+        kind = _TYPES.get(number)
+        if kind is None:
+            raise CorruptError(f"key {key!r} has the unknown type {number}", path=self.path, offset=self.pos - 4)
+        return kind
+
+    def _skip(self, n_bytes: int, key: str) -> None:
+        self.need(n_bytes, f"the value of {key!r}")
+        self.pos += n_bytes
+
+    def _skip_array(self, key: str, depth: int) -> tuple[GgufType, int]:
+        if depth > MAX_ARRAY_DEPTH:
+            raise LimitError(
+                f"arrays of {key!r} are nested deeper than {MAX_ARRAY_DEPTH}", path=self.path, offset=self.pos
+            )
+        elem_type = self._kind(key)
+        count = self.u64(f"the count of {key!r}")
+        self.need(count * LEAST_BYTES[elem_type], f"the array {key!r} of {count} elements")
+        self._take_memory(count * ELEMENT_BYTES[elem_type], key)
+        if elem_type is GgufType.STRING:
+            start = self.pos
+            self._skip_strings(key, count)
+            self._take_memory(_CHARACTER_BYTES * (self.pos - start - 8 * count), key)
+        elif elem_type is GgufType.ARRAY:
+            for _ in range(count):
+                self._skip_array(key, depth + 1)
+        else:
+            self.pos += count * LEAST_BYTES[elem_type]
+        return elem_type, count
+
+    def _take_memory(self, n_bytes: int, key: str) -> None:
+        self._parsed_bytes += n_bytes
+        if self._parsed_bytes > MAX_PARSED_BYTES:
+            raise LimitError(
+                f"the arrays up to {key!r} may take {self._parsed_bytes:,} bytes of memory; the limit is "
+                f"{MAX_PARSED_BYTES:,}",
+                path=self.path,
+                offset=self.pos,
+            )
+
+    def _skip_strings(self, key: str, count: int) -> None:
+        # The hot loop of opening a file: vocabularies have 150,000 strings. A length behind what was read raises: then
+        # more is read, and the loop goes on where it stopped.
+        what, pos, unpack, left = f"the strings of {key!r}", self.pos, _U64.unpack_from, repeat(None, count)
+        longest, is_done = 0, False
+        while not is_done:
+            data = self.data
+            try:
+                for _ in left:
+                    (length,) = unpack(data, pos)
+                    if length > longest:  # noqa: PLR1730 - a call is too slow here
+                        longest = length
+                    pos += length + 8
+                is_done = True
+            except (struct.error, OverflowError):
+                self.need(pos + 8 - self.pos, what)
+                self.read_to(pos + 8)
+                (length,) = unpack(self.data, pos)
+                longest = max(longest, length)
+                pos += length + 8
+        self.need(pos - self.pos, what)
+        if longest > MAX_ELEMENT_BYTES:
+            raise LimitError(
+                f"a string of {key!r} has {longest:,} bytes; the limit is {MAX_ELEMENT_BYTES:,}",
+                path=self.path,
+                offset=self.pos,
+            )
+        self.pos = pos
+
+
+def check_string(key: str, n_bytes: int, path: str | None = None, offset: int | None = None) -> None:
+    """Raises LimitError for a value of `key` that is a string of more bytes than such a value has."""
+    limit = MAX_TEXT_FILE_BYTES if key in FILE_KEYS else MAX_STRING_BYTES
+    if n_bytes > limit:
+        raise LimitError(
+            f"the value of {key!r} has {n_bytes:,} bytes; the limit is {limit:,}", path=path, offset=offset
+        )
+
+
+def decode(data: Buffer, entry: KvEntry) -> Any:
+    """The value of `entry`, located by a Cursor in `data`: int, float, bool, str or a list of values."""
+    if entry.type is GgufType.ARRAY:
+        # A copy, because slices of bytes are several times cheaper than slices of a memoryview.
+        return _decode_array(bytes(data[entry.value_start : entry.end]), 0)[0]
+    if entry.type is GgufType.STRING:
+        return str(data[entry.value_start + 8 : entry.end], "utf-8", "surrogateescape")
+    return struct.unpack_from("<" + FORMATS[entry.type], data, entry.value_start)[0]
+
+
+def _decode_array(data: bytes, pos: int) -> tuple[list[Any], int]:
+    elem_type = _TYPES[_U32.unpack_from(data, pos)[0]]
+    count: int = _U64.unpack_from(data, pos + 4)[0]
+    pos += 12
+    if elem_type in FORMATS:
+        values = list(struct.unpack_from(f"<{count}{FORMATS[elem_type]}", data, pos))
+        return values, pos + count * LEAST_BYTES[elem_type]
+    values = []
+    for _ in range(count):
+        if elem_type is GgufType.ARRAY:
+            value, pos = _decode_array(data, pos)
+            values.append(value)
+        else:
+            end = pos + 8 + _U64.unpack_from(data, pos)[0]
+            values.append(data[pos + 8 : end].decode("utf-8", "surrogateescape"))
+            pos = end
+    return values, pos
+
+
+class KvMapping(Mapping[str, Any]):
+    """Key-value pairs in file order, each decoded when it is first asked for.
+
+    `entries` tells types and counts without decoding; the bytes stay readable after the model is closed.
+    """
+
+    def __init__(self, data: memoryview, entries: dict[str, KvEntry]) -> None:
+        self.entries = entries
+        self._data = data
+        self._values: dict[str, Any] = {}
+
+    def raw(self, key: str) -> memoryview:
+        """The bytes of the whole entry: key, type and value. Raises KeyError."""
+        entry = self.entries[key]
+        return self._data[entry.start : entry.end]
+
+    def kind(self, key: str) -> str | tuple[str, str] | None:
+        """The type's name, ("ARRAY", element type's name) for arrays, None for arrays of arrays. Raises KeyError."""
+        entry = self.entries[key]
+        if entry.elem_type is None:
+            return entry.type.name
+        return None if entry.elem_type is GgufType.ARRAY else (entry.type.name, entry.elem_type.name)
+
+    def without(self, is_left_out: Callable[[str], bool]) -> KvMapping:
+        """The pairs but for those whose keys are left out."""
+        return KvMapping(self._data, {key: entry for key, entry in self.entries.items() if not is_left_out(key)})
+
+    def remember(self, key: str, value: Any) -> None:
+        """Takes `value` for what the entry would be decoded to."""
+        self._values[key] = value
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._values:
+            self._values[key] = decode(self._data, self.entries[key])
+        return self._values[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
