@@ -172,8 +172,13 @@ def qa(
     return found
 
 
-def _page_target(output: PathLike | None, sources: Sequence[str], *, force: bool) -> str | None:
-    """The page to write, checked before anything is computed for it. Of source folders it may replace pages alone."""
+def _page_target(
+    output: PathLike | None, sources: Sequence[str], *, force: bool, also: tuple[str, ...] = ()
+) -> str | None:
+    """The page to write, or a file with a suffix in `also`, checked before anything is computed for it.
+
+    Of source folders it may replace pages alone.
+    """
     if output is None:
         return None
     from aprfmt.html.file import check_page
@@ -181,7 +186,7 @@ def _page_target(output: PathLike | None, sources: Sequence[str], *, force: bool
     from aprfmt.io.source import is_folder
 
     target = formats.path_text(output, "output")
-    check_page(target)
+    check_page(target, also=also)
     inside = (path for source in sources if is_folder(source) for path in Path(source).iterdir())
     check_target(
         target, [*sources, *(str(path) for path in inside if not path.name.endswith((".html", ".htm")))], force
@@ -563,7 +568,7 @@ def report(
     from aprfmt.inspection.run_report import is_run, summarise, write_report
 
     path = Path(formats.path_text(file, "file"))
-    page = _page_target(output, [str(path)], force=force)
+    page = _page_target(output, [str(path)], force=force, also=(".png",) if is_run(path) else ())
     target = Path(page) if page is not None else None
     names = {"file": os.fspath(file), "output": page}
     if is_run(path):

@@ -193,7 +193,7 @@ def test_a_template_that_always_asks_for_an_answer_is_refused() -> None:
 def test_a_token_that_reaches_into_an_answer_is_learned() -> None:
     """Characters 4 to 8 and 10 to 12 are learned; a token on their border has some of both."""
     offsets = [(0, 3), (3, 5), (5, 7), (7, 9), (9, 10), (10, 10), (10, 12), (12, 13)]
-    found = _hide(cast(Any, SimpleNamespace(ids=[*range(8)], offsets=offsets)), [(4, 8), (10, 12)])
+    found = _hide(cast(Any, SimpleNamespace(ids=[*range(8)], places=offsets)), [(4, 8), (10, 12)])
     assert [int(i) for i in found if i < HIDDEN] == [1, 2, 3, 6]
     assert (found & ~HIDDEN).tolist() == [*range(8)]
 
