@@ -489,7 +489,7 @@ APRFMT = (
         "        real = os.path.realpath(path)\n", "        real = os.path.abspath(path)\n"),
     Mutation("a name may be one of our temporary files", "aprfmt/io/names.py",
         "test_safe_names.py::test_what_is_never_written",
-        '        return "apr gives such names to unfinished outputs"', "        return None"),
+        '        return "apr uses such names for unfinished outputs"', "        return None"),
     Mutation("a push publishes what programs act on", "aprfmt/publishing/push.py",
         "test_push.py::test_names_that_other_programs_act_on_are_not_published",
         "        del paths[finding.name]", "        pass"),

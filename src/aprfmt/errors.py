@@ -190,7 +190,7 @@ class ChangedError(CorruptError, StorageError):
 
     code = "changed"
     exit_code = 4
-    usual_hint = "run it again when nothing writes to the file"
+    usual_hint = "run it again when no other process writes to the file"
 
 
 class OutOfMemoryError(AprError, MemoryError):
@@ -198,7 +198,7 @@ class OutOfMemoryError(AprError, MemoryError):
 
     code = "memory"
     exit_code = 7
-    usual_hint = "end other programs, or use a machine with more memory"
+    usual_hint = "close other programs, or use a machine with more memory"
 
 
 class RunError(AprError, RuntimeError):
@@ -217,8 +217,8 @@ class Terminated(BaseException):
 
 
 _OS_HINTS = {
-    errno.ENOSPC: "free some space or write to another disk; nothing was left behind",
-    errno.EDQUOT: "free some space or raise the quota; nothing was left behind",
+    errno.ENOSPC: "free some space or write to another disk; no partial output is left",
+    errno.EDQUOT: "free some space or raise the quota; no partial output is left",
     errno.EACCES: "check the permissions of the file and of its folder",
     errno.EPERM: "check the permissions of the file and of its folder",
     errno.EROFS: "write to another folder",
@@ -264,7 +264,7 @@ def _not_enough() -> OutOfMemoryError:
     if (limit := memory_limit()) is None:
         return OutOfMemoryError("not enough memory")
     return OutOfMemoryError(
-        f"not enough memory: this process may take {limit >> 20} MiB", hint="raise its limit: ulimit -v unlimited"
+        f"not enough memory: this process is limited to {limit >> 20} MiB", hint="raise its limit: ulimit -v unlimited"
     )
 
 

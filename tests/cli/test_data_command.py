@@ -55,7 +55,7 @@ def test_of_conversations_the_answers_are(model: Path, tmp_path: Path, capsys: p
         ["\n", False],
     ]
     assert 0 < body["learned"] < body["tokens"]
-    assert body["left_out"] == {"records that are no objects": 1, "empty documents": 1}
+    assert body["left_out"] == {"records that are not objects": 1, "empty documents": 1}
     assert apr(["data", str(path), "--model", str(model)]) == 0
     said = capsys.readouterr()
     assert "[[The fox.<|im_end|>]]" in said.out

@@ -226,4 +226,4 @@ def test_an_importance_that_no_encoder_takes(apr: Apr, tiny_gguf: Path, tmp_path
         words = ("--imatrix", path, "--plan", "--json")
         error = apr("quantize", tiny_gguf, "q4_0", "-o", tmp_path / "q.gguf", *words).json["error"]
         assert (error["path"], error["tensor"]) == (str(path), "blk.0.attn_q.weight")
-        assert "negative, beyond 2^60" in error["message"]
+        assert "negative, above 2^60" in error["message"]

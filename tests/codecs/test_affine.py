@@ -152,11 +152,11 @@ def test_scales_that_f16_does_not_hold_fit_no_blocks() -> None:
 def test_blocks_whose_biases_f16_does_not_hold_are_refused() -> None:
     data = encode("Q8_0", np.full((1, 32), 60_000.0, np.float32) * 2)
     groups = Regrouped("w", "Q8_0", lambda unit: stored(data, 34))
-    with pytest.raises(RefusedError, match="does not hold the biases"):
+    with pytest.raises(RefusedError, match="overflow F16"):
         list(run_jobs(groups.items("biases")))
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(1, 64), (7, 64), (4, 16), (4, 0), ("4", 64), (True, 64), (4, None)])
 def test_numbers_that_mlx_does_not_have(bits: object, group_size: object) -> None:
-    with pytest.raises(UsageError, match="MLX has no"):
+    with pytest.raises(UsageError, match="MLX does not support"):
         affine.check(bits, group_size)

@@ -180,7 +180,7 @@ def test_padded_rows(name: str) -> None:
     np.testing.assert_array_equal(decode(name, data, (rows, cols)), full[:, :cols])
     streamed = b"".join(recode(name, "F32", (rows, cols), lambda: pieces(data, 77)))
     np.testing.assert_array_equal(np.frombuffer(streamed, "<f4").reshape(rows, cols), full[:, :cols])
-    with pytest.raises(UsageError, match="does not divide"):
+    with pytest.raises(UsageError, match="do not divide"):
         recode("F32", "Q8_0", (rows, 33), lambda: [])
 
 

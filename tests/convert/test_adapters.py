@@ -154,10 +154,10 @@ OTHERS = [
     ({"trainable_token_indices": [1]}, "trainable tokens"),
     ({"lora_alpha": math.nan}, "lora_alpha"),
     ({"lora_alpha": None}, "lora_alpha"),
-    ({"r": 0}, "not a rank"),
+    ({"r": 0}, "not a valid rank"),
     ({"r": 8}, "ranks disagree"),
     ({"rank_pattern": {"q_proj": 2}}, "ranks disagree"),
-    ({"rank_pattern": {"(a+)+": 2}}, "not a regular expression"),
+    ({"rank_pattern": {"(a+)+": 2}}, "an invalid regular expression"),
     ({"alpha_pattern": {"q_proj": math.inf}}, "alpha_pattern"),
 ]
 

@@ -74,7 +74,7 @@ def test_no_command_writes_from_a_file_that_is_cut_off(cut: int, whole: bit_flip
         flip(path, bit)
         before = path.read_bytes()
         out.mkdir()
-        with pytest.raises(CorruptError, match="cut off" if cut <= 4 else "the file is"):
+        with pytest.raises(CorruptError, match="truncated" if cut <= 4 else "the file is"):
             command(path, out)
         passed += [name] if list(out.iterdir()) or path.read_bytes() != before else []
         out.rmdir()
@@ -82,7 +82,7 @@ def test_no_command_writes_from_a_file_that_is_cut_off(cut: int, whole: bit_flip
     if cut <= 4:  # of more, the last tensor lacks its end, and the file does not open
         report = validate(path)
         assert not report.passed
-        assert any("the file is cut off" in check.message for check in report.checks)
+        assert any("the file is truncated" in check.message for check in report.checks)
 
 
 def test_a_bit_of_the_key_does_not_hide_the_cut(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_file_of_another_program_may_end_with_its_data_alone(cut: int, tmp_pat
     if cut == 4:
         assert aprfmt.stamp(path, tmp_path / "out.apr", license="MIT").warnings
         return
-    with pytest.raises(ChecksumError, match="cut off"):
+    with pytest.raises(ChecksumError, match="truncated"):
         aprfmt.stamp(path, tmp_path / "out.apr", license="MIT")
     assert not (tmp_path / "out.apr").exists()
 

@@ -110,7 +110,7 @@ def test_a_folder_does_not_replace_its_own_input(sharded: bool, tmp_path: Path) 
         aprfmt.convert_model(folder, tmp_path / "g", shard_size=60_000)
         folder, source = tmp_path / "g", tmp_path / "g/model.safetensors.index.json"
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(aprfmt.AprError, match="holds the input"):
+    with pytest.raises(aprfmt.AprError, match="contains the input"):
         aprfmt.convert_model(source, folder, format="hf", dtype="f16", force=True)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -648,11 +648,11 @@ def test_options_that_make_no_merge_are_refused(case: str, folders: Folders, tmp
 
 
 WRONG: dict[str, tuple[str, str]] = {
-    "no yaml": ("merge_method: [linear\nmodels: 1", "line 2: this is not YAML"),
+    "no yaml": ("merge_method: [linear\nmodels: 1", "line 2: not valid YAML"),
     "empty": ("", "the recipe is empty"),
     "a list": ("- 1", "line 1: the recipe must be a mapping"),
     "unknown key": ("merge_method: linear\nmodles: []", "line 2: unknown key 'modles'"),
-    "twice": ("merge_method: linear\nmerge_method: ties", "line 2: 'merge_method' is there twice"),
+    "twice": ("merge_method: linear\nmerge_method: ties", "line 2: duplicate key 'merge_method'"),
     "no method": ("models: [{model: a}]", "line 1: merge_method is missing"),
     "unknown method": ("models: [{model: a}]\nmerge_method: della", "line 2: unknown merge method 'della'"),
     "both": ("merge_method: linear\nmodels: []\nslices: []", "either models or slices"),

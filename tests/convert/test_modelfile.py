@@ -42,9 +42,9 @@ TEMPLATES = {
 }  # fmt: skip
 
 NONE = {
-    "numbers": ("{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}", "came out otherwise"),
-    "upper": ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "leaves out or repeats"),
-    "twice": ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "leaves out or repeats"),
+    "numbers": ("{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}", "differently"),
+    "upper": ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "drops or repeats"),
+    "twice": ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "drops or repeats"),
     "broken": ("{% for m in", "cannot be rendered"),
     "unknown": ("{{ nothing.here }}", "cannot be rendered"),
     "outside": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "cannot be rendered"),
@@ -167,7 +167,7 @@ def test_a_template_that_ollama_has_to_know(smollm2_short: Path, tmp_path: Path)
     report = aprfmt.export_model(tmp_path / "odd.gguf", tmp_path / "m.gguf", modelfile=True)
     assert any("Ollama has to know the template" in warning for warning in report.warnings)
     text = (tmp_path / "Modelfile").read_text()
-    assert "# No TEMPLATE: 3 conversations came out otherwise" in text or "# No TEMPLATE: 6 conversations" in text
+    assert "# No TEMPLATE: 3 conversations differently" in text or "# No TEMPLATE: 6 conversations" in text
     assert "TEMPLATE " + '"""' not in text
 
 

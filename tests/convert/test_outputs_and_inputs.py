@@ -137,7 +137,7 @@ def test_an_input_is_never_replaced(name: str, at: Path) -> None:
 
 
 def test_what_is_no_input_is_replaced(at: Path) -> None:
-    """An output of an earlier run may lie in the folder of the model."""
+    """An output from an earlier run may lie in the folder of the model."""
     for _ in range(2):
         gguf("d", "d/out.gguf")()
         gguf("d", str(at / "lora" / ".." / "out.gguf"))()

@@ -100,7 +100,9 @@ def test_damage_that_the_checksum_fits(imported: tuple[list[Path], Path, Path], 
     row[kind] = ("1" if row[kind][0] == "0" else "0") + row[kind][1:]
     with_record(apr, value)
     before = sorted(target.parent.iterdir())
-    with pytest.raises(ChecksumError, match=rf"^.*{re.escape(row['name'])} would not be the file") as caught:
+    with pytest.raises(
+        ChecksumError, match=rf"^.*{re.escape(row['name'])} would differ from the imported file"
+    ) as caught:
         aprfmt.export_model(apr, target)
     assert caught.value.path == str(apr)
     assert sorted(target.parent.iterdir()) == before
@@ -182,7 +184,7 @@ def test_validate_makes_what_would_be_restored(imported: tuple[list[Path], Path,
     row = value["files"][0]
     row[kind] = "0" * KINDS[kind][1]
     with_record(apr, value)
-    what = f"{row['name']} would not be the file that was imported: its {KINDS[kind][0]} differs"
+    what = f"{row['name']} would differ from the imported file: its {KINDS[kind][0]} differs"
     assert restored(apr) == (False, [what])
 
 

@@ -16,7 +16,7 @@ from aprfmt.errors import RefusedError, UnknownFormatError, UsageError
 
 def test_a_pipe_is_not_replaced_even_by_force(tiny_gguf: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(RefusedError, match="not a plain file"):
+    with pytest.raises(RefusedError, match="not a regular file"):
         aprfmt.import_model(tiny_gguf, tmp_path / "pipe", force=True)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
@@ -24,7 +24,7 @@ def test_a_pipe_is_not_replaced_even_by_force(tiny_gguf: Path, tmp_path: Path) -
 def test_a_folder_is_no_file_and_a_file_no_folder(tiny_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RefusedError, match="not a plain file"):
+    with pytest.raises(RefusedError, match="not a regular file"):
         aprfmt.import_model(tiny_gguf, tmp_path / "folder", force=True)
     with pytest.raises(RefusedError, match="not a folder"):
         aprfmt.export_model(tiny_gguf, tmp_path / "file", format="hf", force=True)
@@ -33,7 +33,7 @@ def test_a_folder_is_no_file_and_a_file_no_folder(tiny_gguf: Path, tmp_path: Pat
 
 def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UnknownFormatError, match="not a plain file"):
+    with pytest.raises(UnknownFormatError, match="not a regular file"):
         aprfmt.open(tmp_path / "pipe")
 
 

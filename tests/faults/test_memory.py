@@ -58,7 +58,7 @@ def test_under_a_limit_of_the_address_space(words: list[str]) -> None:
         assert done.returncode == 0
         return
     assert done.returncode == 7
-    assert done.stderr.startswith("error: not enough memory: this process may take 96 MiB, 128 are needed\n")
+    assert done.stderr.startswith("error: not enough memory: this process is limited to 96 MiB, 128 are needed\n")
     assert "hint: raise its limit: ulimit -v unlimited" in done.stderr
 
 

@@ -136,7 +136,7 @@ def test_what_no_reader_knows_is_said_so(site: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UnknownFormatError, match="belongs to a model") as wrong:
         aprfmt.detect(tmp_path / "config.json")
-    assert wrong.value.hint == f"a model is its whole folder: {tmp_path}"
+    assert wrong.value.hint == f"give the whole folder: {tmp_path}"
     with pytest.raises(UsageError, match="unknown format") as caught:
         aprfmt.convert_model(tmp_path / "odd", tmp_path / "x", format="zip")
     assert "npz" in (caught.value.hint or "")
@@ -167,16 +167,16 @@ FAULTS = {
     "exit in detect": ({"detect": "sys.exit(0)"}, "failed in detect: SystemExit: 0"),
     "exception in detect": ({"detect": "1 / 0"}, "failed in detect: ZeroDivisionError: division by zero"),
     "exit in open": ({"detect": "return True", "open": "raise SystemExit"}, "failed in open: SystemExit"),
-    "no model": ({"detect": "return True", "open": "return 1"}, "failed in open: it gave a int, not a Model"),
-    "neither": ({"after": "rude = 1"}, "is no reader, which has detect and open, and no target, which has layouts"),
-    "odd suffixes": ({"after": "rude.suffixes = None"}, "needs a name, a text, and suffixes"),
+    "no model": ({"detect": "return True", "open": "return 1"}, "failed in open: it returned a int, not a Model"),
+    "neither": ({"after": "rude = 1"}, "is neither a reader (detect, open) nor a target (layouts)"),
+    "odd suffixes": ({"after": "rude.suffixes = None"}, r"needs a name \(str\) and suffixes"),
     "a truth that exits": (
         {"detect": "return Odd()", "after": "class Odd:\n    def __bool__(self): sys.exit(0)"},
         "failed in detect: SystemExit: 0"),
     "a folder that exits": (
         {"after": "class Odd:\n    def __bool__(self): sys.exit(0)\nRude.folder = Odd()"},
         "cannot be loaded: SystemExit: 0"),
-    "a label that is no text": ({"after": "rude.label = 1"}, "needs a container and a label that are texts"),
+    "a label that is no text": ({"after": "rude.label = 1"}, "needs a container and a label (str)"),
     **{
         f"an error with exit code {code}": (
             {"detect": "raise Odd('x')",

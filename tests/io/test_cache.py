@@ -92,7 +92,7 @@ def test_a_damaged_file_is_made_anew(cache: CacheFolder, damage: Callable[[Path]
     if damage is flip:
         with pytest.raises(ChecksumError, match="damaged") as caught:
             cache.entry("a.gguf", refuse).confirm()
-        assert (caught.value.exit_code, caught.value.hint) == (4, "run it again: the file is made anew")
+        assert (caught.value.exit_code, caught.value.hint) == (4, "run it again: the file is recreated")
     entry = cache.entry("a.gguf", write)
     assert (entry.made, entry.path.read_bytes()) == (True, DATA)
 
@@ -146,7 +146,7 @@ def test_another_users_folder_is_refused(cache: CacheFolder, monkeypatch: pytest
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(StorageError, match="belongs to another user") as caught:
         cache.entry("a.gguf", write)
-    assert caught.value.hint == "APR_CACHE=FOLDER names another one"
+    assert caught.value.hint == "APR_CACHE=FOLDER to use another one"
 
 
 def test_a_folder_that_anybody_can_exchange_is_refused(cache: CacheFolder) -> None:

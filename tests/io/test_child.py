@@ -131,5 +131,5 @@ def test_no_thread_keeps_the_process(module: str) -> None:
 
 def test_a_python_that_is_gone(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", os.devnull)
-    with pytest.raises(StorageError, match="cannot be started"):
+    with pytest.raises(StorageError, match="cannot start"):
         Service(module, seconds=1, memory=1 << 28, most_bytes=4096).ask("a")

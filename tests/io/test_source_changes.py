@@ -57,7 +57,7 @@ def test_a_changed_file_is_noticed(file: Path, change: Callable[[Path], object],
     assert isinstance(error, CorruptError)
     assert isinstance(error, StorageError)  # what is caught to judge a file lets it pass
     assert how in error.message
-    assert error.hint == "run it again when nothing writes to the file"
+    assert error.hint == "run it again when no other process writes to the file"
 
 
 def test_reading_and_new_modes_change_nothing(file: Path) -> None:

@@ -254,7 +254,7 @@ def test_a_link_that_came_since_leads_nowhere(
             (temporary / "sub" / "x").write_text("new")
     monkeypatch.setattr("aprfmt.io.temporary.is_running", lambda process: False)
     (tmp_path / "sub").symlink_to(elsewhere)
-    refused(tmp_path, "a link leads out")
+    refused(tmp_path, "a symlink points outside")
     assert not list(elsewhere.iterdir())
 
 

@@ -109,7 +109,7 @@ def test_names_that_other_programs_act_on_are_not_published(hub: Hub, gguf: Path
         (folder / name).write_text("x")
     report = aprfmt.push(folder, "org/name")
     assert hub.commits[-1]["files"].keys() == {"m.gguf", ".gitattributes", "README.md"}
-    (warning,) = [line for line in report.warnings if line.startswith("not published: ")]
+    (warning,) = [line for line in report.warnings if line.startswith("not uploaded: ")]
     assert warning.startswith("not published: '.envrc' (other programs act on hidden files), 'con' (Windows")
 
 
@@ -118,7 +118,7 @@ def test_a_link_that_leads_out_is_not_published(hub: Hub, gguf: Path, tmp_path: 
     folder.mkdir()
     (folder / "m.gguf").symlink_to(gguf)
     for plan in (True, False):
-        with pytest.raises(RefusedError, match="links lead out of the folder: 'm"):
+        with pytest.raises(RefusedError, match="symlinks pointing outside the folder: 'm"):
             aprfmt.push(folder, "org/name", plan=plan)
     assert hub.commits == []
     aprfmt.push(folder, "org/name", follow_links=True)
@@ -127,7 +127,7 @@ def test_a_link_that_leads_out_is_not_published(hub: Hub, gguf: Path, tmp_path: 
 
 def test_a_card_by_hand_stays(hub: Hub, gguf: Path) -> None:
     hub.exists, hub.files = True, {"README.md": CARD}
-    assert aprfmt.push(gguf, "org/name").card == "renewed"
+    assert aprfmt.push(gguf, "org/name").card == "recreated"
     card = card_of(hub)
     assert card.encode().startswith(CARD)
     assert card.count(BEGIN) == card.count(END) == 1

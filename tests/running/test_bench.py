@@ -95,8 +95,8 @@ def test_a_page_of_it(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     body = json.loads(capsys.readouterr().out)
     assert body["output"] == str(target)
     page = Page(target.read_text())
-    assert "a gate was missed" in page.text
-    assert "MiB, less is better" in page.text, "the unit of the figure beside the bar"
+    assert "a gate failed" in page.text
+    assert "MiB, lower is better" in page.text, "the unit of the figure beside the bar"
     assert "GiB" not in page.text
     assert f"{body['models'][0]['tok_s']['median']:,.1f}" in page.text
     assert page.charts["Text"]["s"][0]["y"] == pytest.approx(body["models"][0]["tok_s"]["samples"], rel=1e-3)
@@ -110,7 +110,7 @@ def test_a_page_of_it(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     ("gate", "message"),
     [
         ("speed=3", "unknown gate"),
-        ("tok_s", "there is no value"),
+        ("tok_s", "missing value"),
         ("tok_s=fast", "not a number"),
         ("tok_s=-1", "not a number"),
         ("tok_s=nan", "not a number"),

@@ -76,13 +76,13 @@ _MEND = "pip install 'flash-attn-4[cu13]==4.0.0b36' quack-kernels==0.6.5"
         (
             {"flash-attn-4": "4.0.0b36", "quack-kernels": "0.6.5"},
             "ok",
-            "flash-attn-4 4.0.0b36, quack-kernels 0.6.5: the versions that were measured together",
+            "flash-attn-4 4.0.0b36, quack-kernels 0.6.5: the tested combination of versions",
         ),
         (
             {"flash-attn-4": "4.0.0b37"},
             "warn",
-            "flash-attn-4 is 4.0.0b37, not ==4.0.0b36; quack-kernels is missing: other versions than those that were "
-            "measured together",
+            "flash-attn-4 is 4.0.0b37, not ==4.0.0b36; quack-kernels is missing: versions differ from the "
+            "tested combination",
         ),
     ],
 )
@@ -221,4 +221,4 @@ def test_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     found = finding("disk: current folder")
-    assert (found.status, found.message) == ("fail", "there is none: No such file or directory")
+    assert (found.status, found.message) == ("fail", "none: No such file or directory")

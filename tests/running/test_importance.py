@@ -241,7 +241,7 @@ def test_one_count_is_added_to_one_for_each_matrix(tmp_path: Path) -> None:
 def test_matrices_of_different_models_are_not_added(tmp_path: Path) -> None:
     new_imatrix(tmp_path / "a.gguf", {"w": [2.0, 4.0]}, {"w": [2.0]})
     new_imatrix(tmp_path / "b.gguf", {"w": [2.0, 4.0, 6.0]}, {"w": [2.0]})
-    with pytest.raises(RefusedError, match="3 values where others have 2") as caught:
+    with pytest.raises(RefusedError, match="3 values against 2") as caught:
         aprfmt.merge_imatrix([tmp_path / "a.gguf", tmp_path / "b.gguf"], tmp_path / "c.gguf")
     assert (caught.value.path, caught.value.tensor) == (str(tmp_path / "b.gguf"), "w")
     assert not (tmp_path / "c.gguf").exists()
@@ -284,9 +284,9 @@ def test_a_run_that_goes_on_gives_the_same_bytes(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"chunk_size": 40}, "of another text|another chunk size"),
+        ({"chunk_size": 40}, "its text differs|its chunk size differs"),
         ({"process_output": True}, "only one of the two has the output head"),
-        ({"chunks": 3}, "it is of another text"),
+        ({"chunks": 3}, "its text differs"),
     ],
 )
 def test_it_goes_on_only_with_the_same_work(
@@ -453,7 +453,7 @@ def test_the_field_of_a_record_that_holds_its_text(
     assert "body" in capsys.readouterr().err
     assert run([*command, "--text-field", "body", "--plan", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["chunks"] == len(chunks_of(gguf, words))
-    with pytest.raises(UsageError, match="needs jsonl, csv or parquet data"):
+    with pytest.raises(UsageError, match="applies to jsonl, csv and parquet data"):
         aprfmt.imatrix(gguf, text, tmp_path / "m.gguf", text_field="body")
 
 

@@ -118,7 +118,7 @@ def test_nothing_half_made_is_found(folder: Path, tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_made(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("APR_CACHE", str(tmp_path / "file"))
-    with pytest.raises(StorageError, match="the cache cannot be written"):
+    with pytest.raises(StorageError, match="the cache is not writable"):
         prepare(folder)
 
 
@@ -130,7 +130,7 @@ def test_variables_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "cache").exists(), "said before anything is exported"
     monkeypatch.delenv("APR_CACHE_SIZE")
     monkeypatch.setenv("APR_CACHE", "~nobody-of-this-name/cache")
-    with pytest.raises(UsageError, match="the cache cannot be placed"):
+    with pytest.raises(UsageError, match="cannot locate the cache"):
         prepare(folder)
 
 

@@ -297,7 +297,7 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
         (("Hi", "--image", "absent.png"), 3, "absent.png: no such file"),
         (("Hi", "--lora", "absent"), 3, "absent"),
         (("Hi", "--lora", "{gguf}"), 5, "this is not an adapter"),
-        (("Hi", "--mmproj", "{gguf}"), 5, "nothing that sees or hears"),
+        (("Hi", "--mmproj", "{gguf}"), 5, "without vision or audio towers"),
         (("Hi", "--embed", "x"), 2, "a prompt has no effect"),
         (("a\udcffb",), 2, "not valid Unicode"),
         (("--embed", "a\udcffb"), 2, "not valid Unicode"),
@@ -502,9 +502,9 @@ def test_pictures(towers: Callable[[str], Path], media: Path, tmp_path: Path, en
     assert tokens(tmp_path / "text.gguf", "0.png", mmproj=tmp_path / "mmproj.gguf") == first
     assert tokens(tmp_path / "text.gguf", "0.png", mmproj=folder) == first
     assert tokens(folder, "0.png", text=f"{MEDIA_MARKER}\nWhat is this?") == first
-    with pytest.raises(RefusedError, match="nothing that sees or hears"):
+    with pytest.raises(RefusedError, match="without vision or audio towers"):
         tokens(tmp_path / "text.gguf", "0.png")
-    with pytest.raises(UsageError, match="is 2 times in the prompt, and 1 files"):
+    with pytest.raises(UsageError, match="2 times, but 1 files"):
         tokens(folder, "0.png", text=MEDIA_MARKER * 2)
     with pytest.raises(RunError, match="sees pictures"):
         aprfmt.run(folder, "What?", audio=media / "a.wav")

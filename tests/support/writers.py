@@ -22,7 +22,7 @@ _PART = 200_000  # bytes of a shard: three of them
 
 @dataclass(frozen=True)
 class Place:
-    """Folders of a run: `inputs` stay, `out` holds outputs of an earlier run."""
+    """Folders of a run: `inputs` stay, `out` holds outputs from an earlier run."""
 
     inputs: Path
     out: Path
@@ -191,7 +191,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def prepare(root: Path) -> None:
-    """Models in every form below `in`, outputs of an earlier run below `old`."""
+    """Models in every form below `in`, outputs from an earlier run below `old`."""
     source, old = root / "in", root / "old"
     source.mkdir()
     folder = plain_models.write_folder(source / "hf")

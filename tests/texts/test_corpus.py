@@ -87,7 +87,10 @@ def test_a_tokenizer_of_a_gguf_makes_the_same_ids() -> None:
 
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
-    [(None, "the model has no tokenizer"), (replace(TOKENIZER, special={"bos": 0}), "names no end-of-sequence token")],
+    [
+        (None, "the model has no tokenizer"),
+        (replace(TOKENIZER, special={"bos": 0}), "defines no end-of-sequence token"),
+    ],
 )
 def test_a_model_that_cannot_read_text_is_refused(tokenizer: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=message):

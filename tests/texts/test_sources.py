@@ -84,7 +84,7 @@ def test_a_source_tree_is_read_in_order_without_what_is_no_source(
     assert found == ["Größe\n", "#" * sources.MAX_SOURCE_BYTES, "one = 1\r\n", "two = 2\n"]
     assert skipped == {
         "files that are not UTF-8 text": 2,
-        "files above 1 MiB": 1,
+        "files over 1 MiB": 1,
         "files that are not source code": 1,
         "hidden folders": 1,
         "hidden files": 1,
@@ -125,7 +125,7 @@ def test_long_text_in_a_folder_is_read_in_pieces(tmp_path: Path) -> None:
     pieces = read_all(tmp_path, skipped)
     assert "".join(pieces) == text
     assert len(pieces) > 5
-    assert +skipped == {"files that are not UTF-8 text": 1, "files above 1 MiB": 1}
+    assert +skipped == {"files that are not UTF-8 text": 1, "files over 1 MiB": 1}
 
 
 def test_a_file_named_by_itself_is_read_whatever_its_size(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_data_folder_is_read_file_by_file(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     skipped: Counter[str] = Counter()
     found = read_all(tmp_path, skipped)
-    assert skipped == {"files beside the data files": 1}
+    assert skipped == {"files next to the data files": 1}
     assert found[:2] == ["a", "b"]
     assert [ids.tolist() for ids in found[2:]] == [[7, 8], [9]]
 
@@ -316,7 +316,7 @@ def test_a_folder_of_the_hub_is_searched_through(tmp_path: Path) -> None:
         write_jsonl(tmp_path / f"{name}.jsonl", [name])
     skipped: Counter[str] = Counter()
     assert read_all(tmp_path, skipped) == ["more/c", "train/a", "train/b"]
-    assert skipped == {"files beside the data files": 3}
+    assert skipped == {"files next to the data files": 3}
     for i in range(4):  # a tree of source code that has some data in it
         (tmp_path / f"m{i}.py").write_text(f"x = {i}")
     skipped.clear()

@@ -56,7 +56,7 @@ def test_names_that_converters_give_to_padding_rows_are_no_tokens(qwen: Tokenize
 def test_a_permuted_tokenizer_is_refused_with_the_first_difference(qwen: Tokenizer) -> None:
     tokens = list(qwen.tokens)
     tokens[700], tokens[9000] = tokens[9000], tokens[700]
-    with pytest.raises(RefusedError, match=r"id 700 is .* to the teacher and .* 2 of 151665 ids differ") as caught:
+    with pytest.raises(RefusedError, match=r"id 700 is .* for the teacher and .* 2 of 151665 ids differ") as caught:
         align(qwen, replace(qwen, tokens=tokens), 152_064, 151_936)
     assert caught.value.exit_code == 5
     assert caught.value.hint
@@ -125,7 +125,7 @@ def test_a_control_token_without_a_row_does_not_count() -> None:
 def test_holes_are_no_tokens() -> None:
     holes = words(["a", "[PAD1]", "c"], [NORMAL, UNUSED, NORMAL])
     assert token_bytes(holes, 1) is None
-    with pytest.raises(RefusedError, match="id 1 is not a token to the teacher and 'b' to the student"):
+    with pytest.raises(RefusedError, match="id 1 is not a token for the teacher and 'b' to the student"):
         align(holes, words(["a", "b", "c"]), 4, 4)
     assert token_bytes(words(["[PAD7]"]), 0) == b"[PAD7]"  # a word, as its number is not its id
 
@@ -136,7 +136,7 @@ def test_spellings_of_the_same_bytes_are_the_same() -> None:
     assert [token_bytes(bpe, i) for i in range(4)] == [b" the", b"\n", b"\xe9", b"<s> a"]
     assert align(bpe, spm, 4, 4).n_real == 4
     other = words(["▁the", "<0x0D>", "<0xE9>", "<s>▁a"], [NORMAL, 6, 6, CONTROL], model="llama")
-    with pytest.raises(RefusedError, match=r"id 1 is '\\n' to the teacher and '\\r' to the student; 1 of 4"):
+    with pytest.raises(RefusedError, match=r"id 1 is '\\n' for the teacher and '\\r' for the student; 1 of 4"):
         align(bpe, other, 4, 4)
 
 

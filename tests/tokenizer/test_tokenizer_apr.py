@@ -106,7 +106,7 @@ def test_bytes_stand_as_replacement_characters() -> None:
 def test_names_must_be_text() -> None:
     with pytest.raises(RefusedError, match="not Unicode"):
         apr.to_metadata(Tokenizer(model="gpt2", tokens=["a"], pre="\udc80"))
-    with pytest.raises(RefusedError, match="nor does it stand for bytes"):
+    with pytest.raises(RefusedError, match="nor encoded bytes"):
         apr.to_metadata(Tokenizer(model="gpt2", tokens=["\ud800"]))
 
 

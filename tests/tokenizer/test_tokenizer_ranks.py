@@ -80,7 +80,7 @@ def test_special_tokens_are_those_of_the_class(
 def test_special_tokens_beyond_the_models_vocabulary_are_left_out_and_said() -> None:
     tok = read({"tiktoken.model": tiktoken_file(SMALL)}, {"vocab_size": 300})
     assert len(tok.tokens) == 300
-    assert tok.notes == ["special tokens from id 300 on are beyond the model's vocabulary and left out"]
+    assert tok.notes == ["special tokens from id 300 on exceed the model's vocabulary and are dropped"]
 
 
 def test_a_token_that_no_merges_reach_has_none() -> None:
@@ -101,7 +101,7 @@ def test_a_sentencepiece_model_is_not_taken_for_ranks() -> None:
         (b"YQ== 0\nY? 1\n", "line 2 is not base64"),
         (b"YQ== 0\nYg== x\n", "line 2 has no usable rank"),
         (b"YQ== 0\nYg== 99999999\n", "line 2 has no usable rank"),
-        (b"YQ== 0\nYg== 0\n", "one rank"),
+        (b"YQ== 0\nYg== 0\n", "the same rank"),
         (b"YQ== 0\n 1\n", "empty token"),
         (b"YQ== 0\n" + base64.b64encode(bytes(2000)) + b" 1\n", "2000 bytes"),
     ],
@@ -154,7 +154,7 @@ def test_tekken_vocabularies_are_cut_to_the_size_that_they_name() -> None:
         ({"vocab": [{"rank": 0, "token_bytes": "*"}]}, r"vocab\[0\].token_bytes is not base64"),
         ({"vocab": []}, "no tokens"),
         ({"special_tokens": [{"rank": 22, "token_str": "x"}]}, r"special_tokens\[0\]"),
-        ({"special_tokens": [{"rank": 0, "token_str": "<SPECIAL_1>"}]}, "one text"),
+        ({"special_tokens": [{"rank": 0, "token_str": "<SPECIAL_1>"}]}, "the same text"),
     ],
 )
 def test_damaged_tekken_files_are_named(changed: dict[str, Any], what: str) -> None:

@@ -87,11 +87,11 @@ ROWS = {
     "one input, many labels": Row({"--data": "clashing.jsonl"}, 5, "no model can learn both", "--seq-len"),
     "broken JSON": Row({"--data": "broken.jsonl", "--strict": ""}, 4, "line 2", "without --strict"),
     "another field": Row({"--text-field": "body"}, 5, "records without 'body'", "--text-field"),
-    "a weight that stands alone": Row({"--data": "other.jsonl:0.5"}, 2, "needs several --data", "leave it out"),
+    "a weight that stands alone": Row({"--data": "other.jsonl:0.5"}, 2, "requires several --data", "leave it out"),
     "no UTF-8": Row({"--data": "latin.txt"}, 4, "UTF-8", ".jsonl"),
     "data that end": Row({"--repeat": None, "--steps": "99999"}, 5, "epochs", "--repeat"),
     "evaluated on what is trained on": Row(
-        {"--held-out": None, "--eval-data": "CORPUS"}, 5, "training data too", "--eval-data"
+        {"--held-out": None, "--eval-data": "CORPUS"}, 5, "also in the training data", "--eval-data"
     ),
     # Checkpoints without a tokenizer, names for tokens that are none.
     "a teacher without a tokenizer": Row({"": "mute.apr"}, 5, "no tokenizer", "--tokenizer"),

@@ -114,13 +114,13 @@ def test_an_empty_file_of_options_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("c.json", '{"seed": 1, "seed": 2}', "'seed' is there twice"),
-        ("c.yaml", "seed: 1\nlr: 1\nseed: 2\n", "line 3: 'seed' is there twice"),
+        ("c.json", '{"seed": 1, "seed": 2}', "duplicate key 'seed'"),
+        ("c.yaml", "seed: 1\nlr: 1\nseed: 2\n", "line 3: duplicate key 'seed'"),
         ("c.yaml", "data: &a [x, x]\nallow_changed: *a\n", "line 1: anchors and aliases"),
-        ("c.yaml", "seed: 1\nlr: [\n", "line 3: this is not YAML"),
-        ("c.toml", "seed = 1\nseed = 2\n", "this is not TOML: Cannot overwrite a value"),
+        ("c.yaml", "seed: 1\nlr: [\n", "line 3: not valid YAML"),
+        ("c.toml", "seed = 1\nseed = 2\n", "not valid TOML: Cannot overwrite a value"),
         ("c.json", "[1]", "not a list"),
-        ("c.json", "[" * 100_000, "this is not JSON"),
+        ("c.json", "[" * 100_000, "not valid JSON"),
         ("c.ini", "seed=1", "a .toml, .yaml or .json file"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_field_of_text_is_read_by_its_name(teacher_file: Path, tmp_path: Path,
     (tmp_path / "c.txt").write_text("text")
     code, body = told(teacher_file, tmp_path / "c.txt", "--text-field", "body")
     assert code == 2
-    assert "and there are none" in body["error"]["message"]
+    assert "none found" in body["error"]["message"]
 
 
 def test_every_container_has_the_same_scores(teacher_file: Path, corpus_file: Path, tmp_path: Path, told: Told) -> None:

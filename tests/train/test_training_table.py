@@ -191,7 +191,7 @@ def test_conversations_whose_answers_are_too_rare(refused: Refused, tmp_path: Pa
     [
         (None, "no chat template", "--text-field", 5),
         (
-            "{% for m in messages %}{{ m.content }}|{% endfor %}answer:", "message 2 cannot be told",
+            "{% for m in messages %}{{ m.content }}|{% endfor %}answer:", "message 2 cannot be located",
             "{% generation %}", 5,
         ),
         ("{% for m in messages %}{{ m.content }", "cannot be rendered", "Jinja", 4),

@@ -91,7 +91,7 @@ def _towers(found: TowerInfo) -> str:
     what = " and ".join(word for word, there in (("images", found.sees), ("sounds", found.hears)) if there)
     text = f"for {what or 'nothing'}, projector {', '.join(found.projectors) or 'unknown'}"
     text += f", {found.width:,} values a position" if found.width is not None else ""
-    return text + (f", of {first_few(found.classes)}" if found.classes else ", of a network without a row here")
+    return text + (f", of {first_few(found.classes)}" if found.classes else ", unknown tower architecture")
 
 
 def _head(found: HeadInfo) -> str:
@@ -167,7 +167,7 @@ def _provenance(metadata: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 def _quality(quality: Quality) -> Iterator[str]:
     from aprfmt.inspection.quality import QUALITY_THRESHOLD
 
-    verdict = "ready to ship" if quality.score >= QUALITY_THRESHOLD else f"below {QUALITY_THRESHOLD}"
+    verdict = "ready to publish" if quality.score >= QUALITY_THRESHOLD else f"below {QUALITY_THRESHOLD}"
     yield from ("", out.style(f"Quality {quality.score} of 100 ({verdict})", "bold"))
     for name, part in quality.breakdown.items():
         yield from pairs([(f"{name} {part.points}/{part.max}", f"based on {part.looked_at}")], label=18)

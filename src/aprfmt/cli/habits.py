@@ -92,16 +92,16 @@ _NO_COMMANDS = {
     "pull": "every command reads hf://org/repo: apr convert hf://org/repo -o model.gguf",
     "download": "every command reads hf://org/repo: apr convert hf://org/repo -o model.gguf",
     "dequantize": "apr convert FILE -o OUT --dtype f16",
-    "train": "`apr distill` learns from a larger model, `apr pretrain` from text alone",
-    "finetune": "`apr distill` learns from a larger model, `apr pretrain --init MODEL` from text alone",
-    "fine-tune": "`apr distill` learns from a larger model, `apr pretrain --init MODEL` from text alone",
+    "train": "`apr distill` trains on a larger model's outputs, `apr pretrain` on text alone",
+    "finetune": "`apr distill` trains on a larger model's outputs, `apr pretrain --init MODEL` on text alone",
+    "fine-tune": "`apr distill` trains on a larger model's outputs, `apr pretrain --init MODEL` on text alone",
     "preprocess": "apr data PATH --model MODEL shows what a run would read",
     "embed": "apr run MODEL --embed TEXT",
     "embedding": "apr run MODEL --embed TEXT",
     "llama-embedding": "apr run MODEL --embed TEXT",
-    "login": "hf auth login; `apr push` takes its token, or HF_TOKEN",
-    "list": "`apr inspect FILE` says what a file is, `apr tensors FILE` lists what is in it",
-    "ls": "`apr inspect FILE` says what a file is, `apr tensors FILE` lists what is in it",
+    "login": "hf auth login; `apr push` uses its token, or HF_TOKEN",
+    "list": "`apr inspect FILE` summarizes a model, `apr tensors FILE` lists its tensors",
+    "ls": "`apr inspect FILE` summarizes a model, `apr tensors FILE` lists its tensors",
 }
 """What answers a command of another program that none of ours has the shape of."""
 

@@ -116,7 +116,7 @@ def _check_memory() -> None:
     limit = memory_limit()
     if limit is not None and limit < _LEAST_MEMORY:
         raise OutOfMemoryError(
-            f"not enough memory: this process may take {limit >> 20} MiB, {_LEAST_MEMORY >> 20} are needed",
+            f"not enough memory: this process is limited to {limit >> 20} MiB, {_LEAST_MEMORY >> 20} are needed",
             hint="raise its limit: ulimit -v unlimited",
         )
     if limit is not None and limit < _LITTLE_MEMORY:

@@ -49,10 +49,12 @@ def check(bits: object, group_size: object) -> Affine:
     """The two numbers as a scheme. Raises UsageError where MLX has no such one."""
     if type(bits) is not int or bits not in BITS:
         known = ", ".join(map(str, BITS))
-        raise UsageError(f"MLX has no affine codes of {bits!r} bits", hint=f"--bits is one of: {known}")
+        raise UsageError(f"MLX does not support {bits!r}-bit affine quantization", hint=f"--bits is one of: {known}")
     if type(group_size) is not int or group_size not in GROUP_SIZES:
         known = ", ".join(map(str, GROUP_SIZES))
-        raise UsageError(f"MLX has no groups of {group_size!r} values", hint=f"--group-size is one of: {known}")
+        raise UsageError(
+            f"MLX does not support groups of {group_size!r} values", hint=f"--group-size is one of: {known}"
+        )
     return Affine(bits, group_size)
 
 
@@ -296,8 +298,8 @@ class Regrouped:
             return pack(codes.reshape(-1), self.affine.bits).view("u1").data
         if not _is_half(biases) or not _is_half(scales):
             raise RefusedError(
-                f"MLX: F16 does not hold the biases of {self.dtype} blocks with scales this large",
+                f"MLX: the biases of {self.dtype} blocks with scales this large overflow F16",
                 tensor=self.name,
-                hint="quantize the values anew: --dtype bf16 --bits 4",
+                hint="requantize the values: --dtype bf16 --bits 4",
             )
         return (scales if part == "scales" else biases).astype(np.float16).view("u1").data

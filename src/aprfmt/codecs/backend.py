@@ -187,4 +187,4 @@ def _find(package: str) -> GgmlLibrary | str:
                     return GgmlLibrary(path)
                 except (OSError, AttributeError) as error:
                     return f"{path} cannot be used: {error}"
-    return f"the installed {PACKAGES[package]} has no {names[0]}"
+    return f"the installed {PACKAGES[package]} lacks {names[0]}"

@@ -59,7 +59,7 @@ class Dtype:
             return self.block_bytes * -(-n // self.block)
         cols = shape[-1] if shape else 1
         if self.block > 1 and n and cols % self.block:
-            raise UsageError(f"{self.name} stores blocks of {self.block} values; a row of {cols} does not divide")
+            raise UsageError(f"{self.name} stores blocks of {self.block} values, which do not divide a row of {cols}")
         return n // self.block * self.block_bytes
 
 

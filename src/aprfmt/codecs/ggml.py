@@ -77,11 +77,11 @@ def missing_library(dtype: str, direction: str) -> MissingDependencyError:
     """The error for a type that cannot be decoded or encoded here, with the reason."""
     libs, forced = [*backend.libraries()], backend.forced()
     if forced not in (None, "ggml"):
-        why = f"{backend.VARIABLE}={forced} forbids it"
+        why = f"{backend.VARIABLE}={forced} disables it"
     else:
         wrong = (f"that of {lib.path}, version {lib.version}" for lib in libs)
-        why = " and ".join(wrong) + " lacks the type or gives other bytes" if libs else backend.absence()
-    return MissingDependencyError(f"to {direction} {dtype} takes llama.cpp's libggml: {why}", hint=_HINT)
+        why = " and ".join(wrong) + " lacks the type or returns wrong bytes" if libs else backend.absence()
+    return MissingDependencyError(f"to {direction} {dtype} needs llama.cpp's libggml: {why}", hint=_HINT)
 
 
 def decode(dtype: str, data: Buffer | Array, *, cols: int | None = None, tensor: str | None = None) -> Array:
@@ -140,7 +140,9 @@ def encode(
     if weights is None:  # every block stands for itself
         cols = row.block
     if cols is None or cols % row.block or values.size % max(cols, 1):
-        raise UsageError(f"{dtype} stores blocks of {row.block} values; {values.size} in rows of {cols} do not divide")
+        raise UsageError(
+            f"{dtype} stores blocks of {row.block} values, which do not divide {values.size} in rows of {cols}"
+        )
     by_numpy = dtype in ggml_numpy.ENCODABLE and (weights is None or dtype not in ggml_numpy.WEIGHTED)
     lib = _choose(dtype, "encode", numpy=by_numpy)
     if weights is not None:
@@ -157,7 +159,7 @@ def encode(
         assert row.ggml_id is not None
         if weights is None and lib.needs_weights(row.ggml_id):
             raise RefusedError(
-                f"{dtype} needs to know which columns matter", hint="give an importance matrix: --imatrix FILE"
+                f"{dtype} needs an importance matrix", hint="compute one with apr imatrix and give --imatrix FILE"
             )
         address = None if weights is None else weights.ctypes.data
         target, n_rows = out.ctypes.data, values.size // cols
@@ -167,8 +169,8 @@ def encode(
     bad = ~finite_scales(dtype, out)
     if bad.any():  # llama.cpp does not load such blocks
         raise RefusedError(
-            f"the block of value {start + int(np.argmax(bad)) * row.block} is beyond the scales of {dtype}",
-            hint="give it another dtype, such as --tensor-type NAME=f32",
+            f"the block of value {start + int(np.argmax(bad)) * row.block} exceeds the scale range of {dtype}",
+            hint="choose another dtype for it, such as --tensor-type NAME=f32",
         )
     return out.reshape(-1)
 
@@ -180,7 +182,7 @@ def _check_weights(weights: Array, cols: int) -> Array:
     if weights.size != cols:
         raise RefusedError(f"an importance of {weights.size} columns for rows of {cols}")
     if not (weights.min() >= 0 and weights.max() <= MOST_WEIGHT):
-        raise RefusedError("an importance is negative, beyond 2^60 or not a number")
+        raise RefusedError("an importance value is negative, above 2^60 or NaN")
     return weights
 
 
@@ -195,8 +197,8 @@ def _check_values(dtype: str, values: Array, start: int) -> None:
         return
     at = int(np.argmin(np.abs(values) <= most))
     raise RefusedError(
-        f"value {start + at} is {values[at]}, which {dtype} cannot hold",
-        hint="give it another dtype, such as --tensor-type NAME=f32",
+        f"value {start + at} is {values[at]}, which {dtype} cannot represent",
+        hint="choose another dtype for it, such as --tensor-type NAME=f32",
     )
 
 

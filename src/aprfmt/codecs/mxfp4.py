@@ -25,8 +25,8 @@ def pack(blocks: Buffer, scales: Buffer) -> bytes:
     values, scale = np.frombuffer(blocks, dtype="u1"), np.frombuffer(scales, dtype="u1")
     if values.size != scale.size * PIECE_BYTES:
         raise CorruptError(
-            f"{values.size} bytes of MXFP4 values and {scale.size} scales do not belong together",
-            hint=f"a scale stands for {PIECE_BYTES} bytes",
+            f"{values.size} bytes of MXFP4 values do not match {scale.size} scales",
+            hint=f"one scale covers {PIECE_BYTES} bytes",
         )
     values = values.reshape(-1, PIECE_BYTES)
     out = np.empty((scale.size, ROW_BYTES), dtype="u1")

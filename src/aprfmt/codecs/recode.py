@@ -81,7 +81,7 @@ def _array_shape(row: Dtype, data: Buffer, shape: tuple[int, ...], tensor: str |
     """`shape`, with the dims that an APR dropped as one more; checked against the length of `data`."""
     n_bytes = memoryview(data).nbytes
     if math.prod(dim for dim in shape if dim) > _MAX_ARRAY_ELEMENTS:
-        raise LimitError(f"no array has the shape {list(shape)}", tensor=tensor)
+        raise LimitError(f"invalid array shape {list(shape)}", tensor=tensor)
     if _is_flat(row, data, shape):
         return shape
     expected = stored_bytes(row.name, shape)
@@ -89,7 +89,7 @@ def _array_shape(row: Dtype, data: Buffer, shape: tuple[int, ...], tensor: str |
         return (*shape, n_bytes // expected)
     if n_bytes != expected:
         raise CorruptError(
-            f"{n_bytes} bytes are stored, {row.name} of shape {list(shape)} takes {expected}", tensor=tensor
+            f"{n_bytes} bytes are stored, but {row.name} of shape {list(shape)} needs {expected}", tensor=tensor
         )
     return shape
 
@@ -192,7 +192,7 @@ def recode_jobs(
             raise ggml.missing_library(dst.name, "encode")
         raise UsageError(f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantized dtype")
     if src.name == "C64":
-        raise UsageError(f"complex values cannot be written as {dst.name}", hint="keep them: --dtype keep")
+        raise UsageError(f"complex values cannot be written as {dst.name}", hint="keep them with --dtype keep")
     if not (is_padded(dst, shape) and dst.apr_id is not None):
         dst.n_bytes(shape)
 

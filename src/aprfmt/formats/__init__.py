@@ -235,15 +235,15 @@ def _unknown_file(found: Candidate) -> AprError:
     if found.size == 0:
         return UnknownFormatError("the file is empty", path=path)
     if path.suffix == ".safetensors":
-        return CorruptError("not a safetensors file: its header length does not fit", path=path, offset=0)
+        return CorruptError("not a safetensors file: invalid header length", path=path, offset=0)
     if path.name in _BESIDE_WEIGHTS:
-        hint = f"a model is its whole folder: {path.parent}"
-        return UnknownFormatError("a file that belongs to a model, without its weights", path=path, hint=hint)
+        hint = f"give the whole folder: {path.parent}"
+        return UnknownFormatError("this file belongs to a model but holds no weights", path=path, hint=hint)
     pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return UnknownFormatError(
         "not a file of any known format (APR, GGUF, safetensors, PyTorch)",
         path=path,
-        hint="a pickle that torch.save did not write: it is not opened, since it may run anything" if pickle else None,
+        hint="not a torch.save pickle: not opened, since a pickle can run any code" if pickle else None,
     )
 
 
@@ -254,12 +254,12 @@ _TOKENS = "tokens.json"
 def _check_is_no_data(found: Candidate) -> None:
     """Raises UnknownFormatError for folders of a training whose files look like a model's."""
     if is_file(found.path / _TOKENS):
-        hint = f"apr data {found.path} --model FILE says what they hold"
+        hint = f"apr data {found.path} --model FILE summarizes them"
         raise UnknownFormatError("token shards are data, not a model", path=found.path, hint=hint)
     numbered = all("-of-" in name for name in found.names if name.endswith(".safetensors"))
     if numbered and "config.json" not in found.names and is_file(found.path / "tokens" / _TOKENS):
-        hint = f"apr distill --teacher-logprobs {found.path} learns from them"
-        raise UnknownFormatError("what a teacher says of a text is not a model", path=found.path, hint=hint)
+        hint = f"apr distill --teacher-logprobs {found.path} trains on them"
+        raise UnknownFormatError("teacher log-probabilities are not a model", path=found.path, hint=hint)
 
 
 def _unknown_folder(found: Candidate) -> AprError:
@@ -268,12 +268,12 @@ def _unknown_folder(found: Candidate) -> AprError:
         best = next((name for name in models if name.startswith("model.")), models[0])
         names = dict.fromkeys([best, *models])
         which = "the file" if len(names) == 1 else "one of its files"
-        reason = "the folder holds no safetensors weights"
+        reason = "no safetensors weights found in the folder"
         hint = f"name {which}: {first_few([found.path / name for name in names])}"
     elif any(name.endswith((".h5", ".msgpack")) for name in found.names):
-        reason = "the folder's weights are neither safetensors nor PyTorch's"
+        reason = "the folder's weights are neither safetensors nor PyTorch"
         hint = "convert the weights to safetensors first (transformers: save_pretrained)"
     else:
-        reason = "the folder holds no model weights"
-        hint = "expected model.safetensors or model.safetensors.index.json in it"
+        reason = "no model weights found in the folder"
+        hint = "expected model.safetensors or model.safetensors.index.json"
     return UnknownFormatError(reason, path=found.path, hint=hint)

@@ -210,11 +210,11 @@ class Apr2Native:
         """What the end of the file lacks, as a sentence; None for a length that a writer may have given it."""
         extra = self.source.size - self.index.data_end
         if extra < 0:
-            return f"the file is cut off: its padding lacks {plural(-extra, 'byte')}"
+            return f"the file is truncated: its padding lacks {plural(-extra, 'byte')}"
         if 0 < extra < 4:
-            return f"the file is cut off: its checksum has {plural(extra, 'byte')} instead of 4"
+            return f"the file is truncated: its checksum has {plural(extra, 'byte')} instead of 4"
         if extra == 0 and apr_metadata.has_footer(self.metadata):
-            return "the file is cut off: the checksum that its metadata name is missing"
+            return "the file is truncated: the checksum that its metadata declares is missing"
         return None
 
 
@@ -293,21 +293,19 @@ def read_header(source: Source, *, legacy: bool = False) -> Header:
     """
     header = parse_header(source)
     if header is None:
-        raise TruncatedError(f"the file has {source.size} bytes, the header alone takes {HEADER_BYTES}", offset=0)
+        raise TruncatedError(f"the file has {source.size} bytes, fewer than the header's {HEADER_BYTES}", offset=0)
     if header.magic != MAGIC and not (legacy and header.magic in LEGACY_MAGICS):
-        raise UnknownFormatError(f"not an APR v2 file: it begins with {header.magic.hex()}", offset=0)
+        raise UnknownFormatError(f"not an APR v2 file: magic is {header.magic.hex()}", offset=0)
     if not header.crc_ok:
-        raise ChecksumError("the header's checksum is wrong", offset=40)
+        raise ChecksumError("header checksum mismatch", offset=40)
     if header.flags & FLAGS["layout_column_major"]:
-        raise UnsupportedError(
-            "the tensors are column-major, which no reader supports", offset=6, hint="import it again"
-        )
+        raise UnsupportedError("column-major tensors are not supported", offset=6, hint="import it again")
     if header.flags & FLAGS["encrypted"]:
         raise UnsupportedError("the file is encrypted", offset=6)
     n_bytes = header.metadata_size
     source.check(header.metadata_offset, n_bytes, "the metadata")
     if n_bytes > MAX_METADATA_BYTES:
-        raise LimitError(f"the metadata takes {n_bytes} bytes, more than {MAX_METADATA_BYTES}", offset=20)
+        raise LimitError(f"the metadata has {n_bytes} bytes; the limit is {MAX_METADATA_BYTES}", offset=20)
     source.check(header.data_offset, 0, "the data section")
     in_order = HEADER_BYTES <= header.tensor_index_offset <= header.data_offset
     if not in_order or header.metadata_offset < HEADER_BYTES:
@@ -329,14 +327,14 @@ def _check_sections(header: Header, index: Index) -> None:
 
 def _geometry_warnings(native: Apr2Native) -> list[str]:
     index = native.index
-    warnings = [] if index.is_aligned else ["tensor data does not start at multiples of 64 bytes"]
+    warnings = [] if index.is_aligned else ["tensor data is not aligned to 64 bytes"]
     extra = native.source.size - index.data_end
     if native.cut is not None:
         warnings.append(native.cut)
     elif extra == 0:
         warnings.append("the file has no checksum: damage to it cannot be detected")
     elif extra != 4:
-        warnings.append(f"the data is followed by {extra} bytes instead of a checksum of 4")
+        warnings.append(f"expected a 4-byte checksum after the data, found {extra} bytes")
     return warnings
 
 
@@ -395,7 +393,7 @@ def read_index(source: Source, count: int, index_offset: int, data_offset: int, 
     room = data_offset - index_offset
     if count * MIN_ENTRY_BYTES > room:
         raise LimitError(
-            f"the header declares {count} tensors, but the index has room for {room // MIN_ENTRY_BYTES}", offset=8
+            f"the header declares {count} tensors, but the index has space for {room // MIN_ENTRY_BYTES}", offset=8
         )
     data = source.read(index_offset, min(room, count * _MAX_ENTRY_BYTES))
     kinds = _FIRST_EDITION_KINDS if first_edition else _KINDS
@@ -415,11 +413,11 @@ def read_index(source: Source, count: int, index_offset: int, data_offset: int, 
             ndim = data[pos + 1]
             if ndim > MAX_NDIM:
                 name, at = raw_name.decode("utf-8", "surrogateescape"), index_offset + pos + 1
-                raise LimitError(f"{ndim} dimensions, more than {MAX_NDIM}", tensor=name, offset=at)
+                raise LimitError(f"{ndim} dimensions; the limit is {MAX_NDIM}", tensor=name, offset=at)
             fields = _TAILS[ndim].unpack_from(data, pos + 2)
         except (IndexError, struct.error):
             raise CorruptError(
-                f"an index entry runs past the {len(data) - start} bytes that are left of the index",
+                f"an index entry extends past the remaining {len(data) - start} bytes of the index",
                 offset=index_offset + start,
                 hint="the file is damaged: copy or download it again",
             ) from None
@@ -434,7 +432,7 @@ def read_index(source: Source, count: int, index_offset: int, data_offset: int, 
         dims, size = fields[:ndim], fields[-1]
         if value_bytes * prod(dims) != size and not _size_fits(DTYPES[dtype], dims, size):
             raise CorruptError(
-                f"{size} bytes do not hold {dtype} values of shape {list(dims)}",
+                f"{size} bytes do not match {dtype} values of shape {list(dims)}",
                 tensor=name,
                 offset=index_offset + start,
             )
@@ -443,7 +441,7 @@ def read_index(source: Source, count: int, index_offset: int, data_offset: int, 
         end = offset + size
         if end > file_size:
             raise TruncatedError(
-                f"the data needs bytes {offset} to {end}, but the file is {file_size} bytes long", tensor=name
+                f"the data spans bytes {offset} to {end}, but the file has {file_size} bytes", tensor=name
             )
         if offset < blobs_end:
             in_order = False
@@ -490,7 +488,7 @@ def check_overlaps(tensors: list[Tensor], path: Path | None = None) -> None:
     last_start = last_end = -1
     for start, end, i in spans:
         if start < last_end and (start, end) != (last_start, last_end):
-            raise CorruptError("the data overlaps that of another tensor", tensor=tensors[i].name, offset=start)
+            raise CorruptError("the data overlaps another tensor", tensor=tensors[i].name, offset=start)
         last_start, last_end = start, max(end, last_end)
 
 
@@ -511,12 +509,12 @@ def apply_true_dtypes(index: Index, overrides: Mapping[str, object]) -> list[str
         except AprError:
             fits = False
         if not fits:
-            raise CorruptError(f"{tensor.n_bytes} bytes do not hold {row.name} {list(shape)}", tensor=tensor.name)
+            raise CorruptError(f"{tensor.n_bytes} bytes do not match {row.name} {list(shape)}", tensor=tensor.name)
         index.stored_shapes[position] = tensor.shape
         tensor.dtype, tensor.shape = row.name, shape
         applied.add(tensor.name)
     stale = sorted(overrides.keys() - applied)[:8]
-    return [f"the true dtype of {name!r} is stale: no U8 tensor of that name" for name in stale]
+    return [f"the true dtype of {name!r} is stale: no U8 tensor has this name" for name in stale]
 
 
 def _parse_override(name: str, entry: object) -> tuple[Dtype, tuple[int, ...]]:

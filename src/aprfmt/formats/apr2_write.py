@@ -89,7 +89,7 @@ def true_dtypes(tensors: Iterable[OutTensor]) -> dict[str, dict[str, object]]:
         if DTYPES[tensor.dtype].apr_id is None:
             if len(tensor.shape) > MAX_NDIM:
                 raise UsageError(
-                    f"a {tensor.dtype} tensor of {len(tensor.shape)} dimensions; the limit is {MAX_NDIM}",
+                    f"a {tensor.dtype} tensor has {len(tensor.shape)} dimensions; the limit is {MAX_NDIM}",
                     tensor=tensor.name,
                 )
             try:
@@ -192,7 +192,7 @@ def _stored_entry(native: Apr2Native, position: int, tensor: Tensor) -> _Entry:
 def _entry(tensor: OutTensor) -> _Entry:
     dtype_id, shape = stored_form(tensor.dtype, tensor.shape)
     if any(not 0 <= dim < 1 << 64 for dim in shape):
-        raise UsageError(f"the shape {list(shape)} does not fit the container", tensor=tensor.name)
+        raise UsageError(f"the shape {list(shape)} exceeds the container's limits", tensor=tensor.name)
     return _Entry(_name_bytes(tensor.name), dtype_id, shape, tensor.stream())
 
 
@@ -213,9 +213,9 @@ def _assemble(
     version: tuple[int, int] = (2, 0),
 ) -> list[Segment]:
     if len(metadata) > MAX_METADATA_BYTES:
-        raise LimitError(f"the metadata takes {len(metadata)} bytes, more than {MAX_METADATA_BYTES}")
+        raise LimitError(f"the metadata has {len(metadata)} bytes; the limit is {MAX_METADATA_BYTES}")
     if len(entries) >= 1 << 32:
-        raise LimitError(f"{len(entries)} tensors do not fit the header")
+        raise LimitError(f"{len(entries)} tensors exceed the header's counter")
     offsets = [0] * len(entries)
     blobs: list[Segment] = []
     position = 0
@@ -229,7 +229,7 @@ def _assemble(
     index_offset = HEADER_BYTES + len(metadata) + padding(len(metadata), ALIGNMENT)
     data_offset = index_offset + len(index) + padding(len(index), ALIGNMENT)
     if not 0 <= flags <= 0xFFFF or flags & FLAGS["layout_column_major"]:
-        raise UsageError(f"the flags {flags:#x} are not 16 bits that a reader accepts")
+        raise UsageError(f"unsupported flags {flags:#x}")
     sections = (HEADER_BYTES, len(metadata), index_offset, data_offset)
     fields = (MAGIC, *version, flags | _ROW_MAJOR, len(entries), *sections)
     blank = HEADER.pack(*fields, 0, bytes(20))
@@ -325,7 +325,7 @@ def _out_tensor(name: str, tensor: ArrayLike | RawTensor) -> OutTensor:
 
 def _check_data(name: str, row: Dtype, shape: tuple[int, ...], n_bytes: int) -> None:
     if not all(isinstance(dim, int) and dim >= 0 for dim in shape):
-        raise UsageError(f"the shape {list(shape)} is not made of counts", tensor=name)
+        raise UsageError(f"invalid shape {list(shape)}", tensor=name)
     try:
         expected = {row.n_bytes(shape)}
     except AprError:
@@ -337,7 +337,7 @@ def _check_data(name: str, row: Dtype, shape: tuple[int, ...], n_bytes: int) -> 
         expected.add(-(-n_rows * shape[-1] // row.block) * row.block_bytes)
     if n_bytes not in expected:
         want = " or ".join(str(n) for n in sorted(expected))
-        raise UsageError(f"{n_bytes} bytes given where {row.name} {list(shape)} takes {want}", tensor=name)
+        raise UsageError(f"{n_bytes} bytes given, {row.name} {list(shape)} needs {want}", tensor=name)
 
 
 def _from_array(name: str, values: object) -> tuple[Dtype, Shape, memoryview]:
@@ -352,7 +352,7 @@ def _from_array(name: str, values: object) -> tuple[Dtype, Shape, memoryview]:
     plain[np.dtype("u1")], plain[np.dtype("<u2")] = DTYPES["U8"], DTYPES["U16"]
     row = plain.get(array.dtype.newbyteorder("<"))
     if row is None:
-        raise UsageError(f"arrays of dtype {array.dtype} have no place in the container", tensor=name)
+        raise UsageError(f"the container cannot store arrays of dtype {array.dtype}", tensor=name)
     contiguous = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return row, tuple(array.shape), contiguous.reshape(-1).view(np.uint8).data.toreadonly()
 

@@ -134,7 +134,7 @@ def _open_wrapper(source: Source, path: Path, algorithm: int) -> Model:
     source.unpacked.append(image)
     if image.size != length:
         raise CorruptError(
-            f"the wrapper declares {length} bytes, but its data unpacks to {image.size}", path=path, offset=5
+            f"the wrapper declares {length} bytes, but its data decompresses to {image.size}", path=path, offset=5
         )
     return _open_apr1(image, path, source, 0, label)
 
@@ -150,7 +150,7 @@ def _open_apr1(image: Source, path: Path, file: Source, base: int, label: str) -
     metadata = _json(metadata_raw, dict, "metadata", path, base + 8)
     entries = _json(index_raw, list, "index", path, at + 8)
     if len(entries) != count:
-        raise CorruptError(f"{count} tensors declared, {len(entries)} in the index", path=path, offset=at)
+        raise CorruptError(f"{count} tensors declared, but {len(entries)} in the index", path=path, offset=at)
     tensors = [_entry(entry, image, data, end, path) for entry in entries]
     apr2.check_overlaps(tensors, path)
     return _model(
@@ -164,7 +164,9 @@ def _section(image: Source, at: int, end: int, limit: int, what: str) -> tuple[b
     if length > limit:
         raise LimitError(f"the {what} has {length} bytes; the limit is {limit}", path=image.path, offset=at)
     if at + 4 + length > end:
-        raise TruncatedError(f"the {what} of {length} bytes runs past the file", path=image.path, offset=at)
+        raise TruncatedError(
+            f"the {what} of {length} bytes extends past the end of the file", path=image.path, offset=at
+        )
     return image.read(at + 4, length), at + 4 + length
 
 
@@ -190,19 +192,19 @@ def _entry(entry: object, image: Source, data: int, end: int, path: Path) -> Ten
     if offset < 0 or n_bytes < 0 or not isinstance(shape, list) or any(_count(dim) < 0 for dim in shape):
         raise CorruptError("an index entry lacks a shape, an offset or a size", path=path, tensor=name)
     if len(shape) > MAX_NDIM or len(name.encode()) > MAX_NAME_BYTES:
-        raise LimitError("too many dimensions or too long a name", path=path, tensor=name)
+        raise LimitError("too many dimensions, or the name is too long", path=path, tensor=name)
     try:
         row, dims = find_dtype(str(entry.get("dtype"))), tuple(shape)
     except UsageError as error:
         raise UnsupportedError(f"unknown dtype {entry.get('dtype')!r}", path=path, tensor=name) from error
     if data + offset + n_bytes > end:
-        raise TruncatedError("the data runs past the end of the file", path=path, tensor=name, offset=data + offset)
+        raise TruncatedError("the data extends past the end of the file", path=path, tensor=name, offset=data + offset)
     try:
         expected = row.n_bytes(dims)
     except AprError as error:  # a row that blocks do not divide, a product of dims beyond 2^63
         raise CorruptError(error.message, path=path, tensor=name) from error
     if expected != n_bytes:
-        raise CorruptError(f"{row.name} {shape} takes {expected} bytes, not {n_bytes}", path=path, tensor=name)
+        raise CorruptError(f"{row.name} {shape} needs {expected} bytes, not {n_bytes}", path=path, tensor=name)
     return Tensor(name, row.name, dims, data + offset, n_bytes, image)
 
 
@@ -331,7 +333,7 @@ def detect_apr(source: Source, path: Path) -> str:
     if rule is not None:
         return rule(source, path)
     if source.size < 4:
-        raise TruncatedError(f"an APR file cut short after {source.size} bytes", path=path, offset=source.size)
+        raise TruncatedError(f"an APR file truncated after {source.size} bytes", path=path, offset=source.size)
     raise UnknownFormatError(
         "begins with APR, but is none of APR\\0, APRN, APR1, APR2", path=path, hint="the file may be damaged"
     )
@@ -358,7 +360,9 @@ def _detect_aprn(source: Source, path: Path) -> str:
     if _is_early_v2(source, path):
         return "apr-legacy"
     major, minor = source.read(4, 2) if source.size > 5 else (source.read(4, 1)[0], 0)
-    raise UnsupportedError(f"APR v1 container of version {major}.{minor}; 1.0 is the last", path=path, offset=4)
+    raise UnsupportedError(
+        f"unsupported APR v1 container version {major}.{minor}; the last is 1.0", path=path, offset=4
+    )
 
 
 def _detect_apr2(source: Source, path: Path) -> str:

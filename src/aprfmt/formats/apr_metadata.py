@@ -216,9 +216,9 @@ def dump(values: Mapping[str, object], generation: str = "Current") -> bytes:
     try:
         raw = f"{{{text}}}".encode()
     except UnicodeEncodeError as error:
-        raise UsageError("metadata holds a lone surrogate, which UTF-8 cannot", offset=error.start) from None
+        raise UsageError("the metadata has a lone surrogate, which UTF-8 cannot encode", offset=error.start) from None
     if len(raw) > MAX_METADATA_BYTES:
-        raise LimitError(f"the metadata takes {len(raw)} bytes, more than {MAX_METADATA_BYTES}")
+        raise LimitError(f"the metadata has {len(raw)} bytes; the limit is {MAX_METADATA_BYTES}")
     return raw
 
 

@@ -31,7 +31,7 @@ from aprfmt.text import plural
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 MANIFEST_NAME = f"model{APR_MANIFEST_SUFFIX}"
-_FETCH_AGAIN = "fetch the manifest and its shards again, all of one revision"
+_FETCH_AGAIN = "download the manifest and its shards again, all from one revision"
 
 
 def open_model(path: Path) -> Model:
@@ -55,14 +55,14 @@ def open_model(path: Path) -> Model:
     except BaseException:
         model.close()
         raise
-    model.warnings.append("one shard of a larger model, opened alone: no manifest beside it names it")
+    model.warnings.append("one shard of a larger model, opened alone: no manifest in its folder lists it")
     return model
 
 
 def _manifest_of(folder: Path) -> Path:
     found = [name for name in list_names(folder) if name.endswith(APR_MANIFEST_SUFFIX)]
     if not found:
-        raise RefusedError("the folder holds no manifest of `.apr` shards", path=folder)
+        raise RefusedError("no manifest of `.apr` shards found in the folder", path=folder)
     if len(found) > 1 and MANIFEST_NAME not in found:
         hint = f"name one: {folder / found[0]}"
         raise RefusedError("the folder holds several sharded models", path=folder, hint=hint)
@@ -97,9 +97,9 @@ def _open_shard(manifest: Path, info: ShardInfo, count: int) -> Model:
         model = apr2.open_model(path)
     except NotFoundError as error:
         raise RefusedError(
-            f"shard {info.filename} is named by the manifest, but is missing",
+            f"shard {info.filename} is listed in the manifest, but missing",
             path=manifest,
-            hint="put it beside the manifest, or fetch it again",
+            hint="put it next to the manifest, or download it again",
         ) from error
     problem = _mismatch(model, info, count)
     if problem is not None:
@@ -109,9 +109,7 @@ def _open_shard(manifest: Path, info: ShardInfo, count: int) -> Model:
 
 
 def _altered(path: Path, problem: str) -> RefusedError:
-    return RefusedError(
-        f"shard {path.name} is not the one that the manifest names: {problem}", path=path, hint=_FETCH_AGAIN
-    )
+    return RefusedError(f"shard {path.name} does not match the manifest: {problem}", path=path, hint=_FETCH_AGAIN)
 
 
 def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
@@ -127,7 +125,7 @@ def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
     stated = native.metadata.get("sharding")
     place = [stated.get(key) for key in ("shard_count", "shard_index")] if isinstance(stated, Mapping) else []
     if place != [count, info.index]:
-        return f"it does not say that it is shard {info.index} of {count}"
+        return f"its metadata does not identify it as shard {info.index} of {count}"
     return None
 
 
@@ -198,7 +196,7 @@ def _verify(info: ShardInfo, shard: Apr2Native) -> str | None:
 
     if sha256_of_range(shard.source, 0, shard.source.size) == info.sha256:
         return None
-    return f"shard {info.filename} is altered: its sha256 is not the one of the manifest"
+    return f"shard {info.filename} was modified: its sha256 differs from the manifest"
 
 
 def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, path: Path) -> Model:
@@ -291,12 +289,12 @@ def read_manifest(path: Path) -> list[ShardInfo]:
     value = parse_object(read_text_file(path), str(path), "the manifest")
     rows = value.get("shards")
     if not isinstance(rows, list) or not rows:
-        raise CorruptError("the manifest has no list 'shards'", path=path)
+        raise CorruptError("the manifest lacks the list 'shards'", path=path)
     if len(rows) > MAX_SPLITS:
-        raise LimitError(f"the manifest names {len(rows)} shards; the limit is {MAX_SPLITS}", path=path)
+        raise LimitError(f"the manifest lists {len(rows)} shards; the limit is {MAX_SPLITS}", path=path)
     shards = sorted((_shard_info(row, path) for row in rows), key=lambda shard: shard.index)
     if [shard.index for shard in shards] != list(range(len(shards))) or value.get("shard_count") != len(rows):
-        raise CorruptError(f"the indices of the {len(rows)} shards do not fit 'shard_count'", path=path)
+        raise CorruptError(f"the indices of the {len(rows)} shards do not match 'shard_count'", path=path)
     names = [name for shard in shards for name in shard.tensors]
     placed = {name: shard.index for shard in shards for name in shard.tensors}
     if len(placed) != len(names) or value.get("weight_map", placed) != placed:

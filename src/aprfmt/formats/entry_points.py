@@ -87,13 +87,13 @@ class _Plugin:
         does = [methods for methods in (_READS, _WRITES) if all(callable(found[name]) for name in methods)]
         suffixes = found["suffixes"]
         if not does:
-            raise self._error("is no reader, which has detect and open, and no target, which has layouts")
+            raise self._error("is neither a reader (detect, open) nor a target (layouts)")
         if not isinstance(found["name"], str) or not isinstance(suffixes, tuple | list):
-            raise self._error("needs a name, a text, and suffixes, a tuple of texts")
+            raise self._error("needs a name (str) and suffixes (tuple of str)")
         if not all(isinstance(found[name], str | None) for name in _TEXTS):
-            raise self._error("needs a container and a label that are texts")
+            raise self._error("needs a container and a label (str)")
         if not all(isinstance(suffix, str) for suffix in suffixes):
-            raise self._error("needs suffixes that are texts")
+            raise self._error("needs suffixes (str)")
 
     def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -103,9 +103,9 @@ class _Plugin:
                 if name == "detect":
                     answer = bool(answer)
             if name == "open" and not isinstance(answer, Model):
-                raise self._error(f"failed in open: it gave a {type(answer).__name__}, not a Model")
+                raise self._error(f"failed in open: it returned a {type(answer).__name__}, not a Model")
             if name == "detect" and (seconds := time.monotonic() - begin) > _SLOW_SECONDS:
-                what = f"{self._name()} took {seconds:.1f} s to look at a file"
+                what = f"{self._name()} took {seconds:.1f} s to detect a file's format"
                 warnings.warn(what, RuntimeWarning, stacklevel=2)
             return answer
 

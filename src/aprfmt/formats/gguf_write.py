@@ -94,7 +94,7 @@ def encode_kv(key: str, type: ValueType, value: object) -> bytes:
     """The bytes of a whole entry: key, type, value. Raises UsageError, LimitError for a string that no reader takes."""
     raw = _encode_string(key)
     if not 0 < len(raw) - 8 <= MAX_KEY_BYTES:
-        raise UsageError(f"a GGUF key has 1 to {MAX_KEY_BYTES} bytes, {key[:40]!r} has {len(raw) - 8}")
+        raise UsageError(f"a GGUF key must have 1 to {MAX_KEY_BYTES} bytes, {key[:40]!r} has {len(raw) - 8}")
     try:
         stored = encode_value(type, value)
         if type is GgufType.STRING:
@@ -116,7 +116,7 @@ def layout(
     does not have).
     """
     if version not in (2, 3):
-        raise UsageError(f"GGUF version {version}; versions 2 and 3 can be written")
+        raise UsageError(f"unsupported GGUF version {version}; supported: 2 and 3")
     _check_keys(kv, alignment)
     entries = [item if isinstance(item, bytes) else encode_kv(*item) for item in kv]
     infos, offset = [], 0
@@ -124,7 +124,7 @@ def layout(
         infos.append(_encode_info(tensor, offset))
         offset += tensor.n_bytes + padding(tensor.n_bytes, alignment)
     if len({tensor.name for tensor in tensors}) != len(tensors):
-        raise UsageError("two tensors have one name")
+        raise UsageError("duplicate tensor name")
     head = b"".join([b"GGUF", struct.pack("<IQQ", version, len(tensors), len(kv)), *entries, *infos])
     segments: list[Segment] = [Literal(head), *_pad(len(head), alignment)]
     for tensor in tensors:
@@ -143,12 +143,12 @@ def _check_keys(kv: Sequence[KV | bytes], alignment: int) -> None:
     for item in kv:
         key, value = _checked_entry(item) if isinstance(item, bytes) else (item[0], item[2])
         if key in keys:
-            raise UsageError(f"the key {key!r} is given twice")
+            raise UsageError(f"duplicate key {key!r}")
         keys.add(key)
         if key == "general.alignment":
             stated = value
     if stated != alignment or alignment < 1 or alignment & (alignment - 1):
-        raise UsageError(f"the alignment is {alignment}, but 'general.alignment' says {stated}")
+        raise UsageError(f"the alignment is {alignment}, but 'general.alignment' is {stated}")
 
 
 def _checked_entry(raw: bytes) -> tuple[str, object]:
@@ -159,7 +159,7 @@ def _checked_entry(raw: bytes) -> tuple[str, object]:
     except AprError as error:
         raise UsageError(f"an encoded entry is damaged: {error.message}") from error
     if entry.end != len(raw):
-        raise UsageError(f"bytes follow the encoded entry {entry.key!r}")
+        raise UsageError(f"trailing bytes after the encoded entry {entry.key!r}")
     return entry.key, decode(view, entry) if entry.key == "general.alignment" else None
 
 
@@ -170,10 +170,10 @@ def _encode_info(tensor: OutTensor, offset: int) -> bytes:
             f"GGUF has no type for {dtype.name}", tensor=tensor.name, hint="choose another one with --dtype"
         )
     if len(tensor.shape) > MAX_DIMS:
-        raise UnsupportedError(f"{len(tensor.shape)} dimensions, GGUF has at most {MAX_DIMS}", tensor=tensor.name)
+        raise UnsupportedError(f"{len(tensor.shape)} dimensions; GGUF allows at most {MAX_DIMS}", tensor=tensor.name)
     if dtype.n_bytes(tensor.shape or (1,)) != tensor.n_bytes:
         raise UsageError(
-            f"{tensor.n_bytes} bytes do not fit {dtype.name} of shape {list(tensor.shape)}", tensor=tensor.name
+            f"{tensor.n_bytes} bytes do not match {dtype.name} of shape {list(tensor.shape)}", tensor=tensor.name
         )
     n_dims = len(tensor.shape)
     return _encode_string(tensor.name) + struct.pack(

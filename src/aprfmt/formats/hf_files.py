@@ -71,8 +71,8 @@ def list_names(folder: Path, needed: Callable[[str], bool] = lambda name: False)
             if path.is_file():
                 names.append(name)
             elif needed(name) and (path.suffix in _FILE_SUFFIXES or not path.is_dir()):
-                what = "a link to a file that is not there" if path.is_symlink() else "no plain file"
-                hint = "fetch the model again, or take it out of the folder"
+                what = "a broken symlink" if path.is_symlink() else "not a regular file"
+                hint = "download the model again, or remove it from the folder"
                 raise RefusedError(f"it is {what}", path=path, hint=hint)
     return sorted(names)
 
@@ -112,7 +112,7 @@ def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> Js
         if len(result) < len(items):
             seen: set[str] = set()
             twice = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise CorruptError(f"{what} has the key {twice!r} twice", path=path)
+            raise CorruptError(f"{what} has duplicate key {twice!r}", path=path)
         return result
 
     try:
@@ -134,11 +134,10 @@ def check_file_name(name: str, what: str, path: Path) -> None:
     Raises CorruptError, LimitError.
     """
     if not name or name in (".", "..") or set(name) & set("/\\:\0") or not name.isprintable():
-        raise CorruptError(f"{what} names {name[:80]!r}, which is not a file of its folder", path=path)
+        raise CorruptError(f"{what} lists {name[:80]!r}, which is not a file of its folder", path=path)
     if len(os.fsencode(name)) > MAX_FILE_NAME_BYTES:
         raise LimitError(
-            f"{what} names a file with {len(os.fsencode(name)):,} bytes in its name; file systems take "
-            f"{MAX_FILE_NAME_BYTES}",
+            f"{what} lists a file name of {len(os.fsencode(name)):,} bytes; file systems allow {MAX_FILE_NAME_BYTES}",
             path=path,
         )
 

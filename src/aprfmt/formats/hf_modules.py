@@ -121,7 +121,7 @@ def module_problems(
         if module.kind in ("Pooling", "Dense") and module.config is None:
             yield (
                 f"{module.path}/config.json",
-                f"is missing or no JSON object, and {MODULES_NAME} names the module",
+                f"is missing or not a JSON object, but {MODULES_NAME} lists the module",
                 None,
             )
         elif module.kind == "Dense":
@@ -135,15 +135,15 @@ def _dense_problems(
     """`width` is how many values come before; None where that is unknown."""
     sizes, path = (module.width("in"), module.width("out")), f"{module.path}/config.json"
     if None in sizes:
-        yield path, "does not say in_features and out_features, which are sizes", None
+        yield path, "lacks valid in_features and out_features", None
         return
     if width is not None and sizes[0] != width:
-        yield path, f"takes {sizes[0]} values, and what comes before it gives {width}", None
+        yield path, f"takes {sizes[0]} values, but the previous module outputs {width}", None
     name = f"{module.path}.linear.weight"
     if name in shapes and shapes[name] != (sizes[1], sizes[0]):
-        yield path, f"asks for a weight of {[sizes[1], sizes[0]]}, which is {list(shapes[name])}", name
+        yield path, f"needs a weight of {[sizes[1], sizes[0]]}, found {list(shapes[name])}", name
     if name not in shapes and not any(has_file(f"{module.path}/{file}") for file in _WEIGHTS):
-        yield f"{module.path}/{_WEIGHTS[0]}", "is missing, the weights of the module", None
+        yield f"{module.path}/{_WEIGHTS[0]}", "is missing; it holds the weights of the module", None
 
 
 def _json(raw: bytes | None) -> Json:

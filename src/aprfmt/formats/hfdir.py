@@ -264,7 +264,7 @@ def _find_index(folder: Path, names: Sequence[str], kind: _Kind) -> tuple[str | 
         shards = set(read_weight_map(read_text_file(folder / index), folder / index).values())
         if kind.single in shards or shards <= set(names):
             return index, []
-        return None, [f"{index} names files that are not there; {kind.single} is used"]
+        return None, [f"{index} lists missing files; using {kind.single}"]
     if len(found) > 1:
         raise RefusedError("the folder holds several models", path=folder, hint=f"name one: {folder / found[0]}")
     return (found[0] if found and kind.single not in names else None), []
@@ -275,10 +275,10 @@ def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
     found = parse_object(raw, str(path), "the index").get("weight_map")
     weight_map = {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
     if not isinstance(found, dict) or len(weight_map) < len(found):
-        raise CorruptError("the index has no 'weight_map' of tensor names to file names", path=path)
+        raise CorruptError("the index lacks 'weight_map' (tensor names to file names)", path=path)
     shards = set(weight_map.values())
     if len(shards) > MAX_SPLITS:
-        raise LimitError(f"the index names {len(shards)} files; the limit is {MAX_SPLITS}", path=path)
+        raise LimitError(f"the index lists {len(shards)} files; the limit is {MAX_SPLITS}", path=path)
     for name in shards:
         check_file_name(name, "the index", path)
     return weight_map
@@ -317,7 +317,7 @@ def _read_named_shard(path: Path, index: Path, kind: _Kind, stack: ExitStack) ->
         return kind.read(path, stack)
     except NotFoundError as error:
         raise RefusedError(
-            f"shard {path.name} is named by the index, but is missing", path=index, hint="fetch it again"
+            f"shard {path.name} is listed in the index, but missing", path=index, hint="download it again"
         ) from error
 
 
@@ -335,12 +335,12 @@ def _loose_shards(folder: Path, names: Sequence[str], kind: _Kind) -> list[str]:
     series = {(m["stem"], m["count"], m["suffix"]) for m in matches if m is not None}
     if None in matches or len(series) != 1:
         hint = f"name one: {folder / weights[0]}" if weights else None
-        raise RefusedError("it is not clear which files are the model's weights", path=folder, hint=hint)
+        raise RefusedError("cannot tell which files are the model's weights", path=folder, hint=hint)
     ((stem, count, suffix),) = series
     expected = [f"{stem}-{no:05d}-of-{count}{suffix}" for no in range(1, int(count) + 1)]
     missing = next((name for name in expected if name not in weights), None)
     if missing is not None or len(expected) != len(weights):
-        raise RefusedError(f"shard {missing} is missing", path=folder, hint="fetch it again")
+        raise RefusedError(f"shard {missing} is missing", path=folder, hint="download it again")
     return expected
 
 
@@ -351,7 +351,7 @@ def _owners(shards: Mapping[str, WeightsFile], folder: Path) -> dict[str, str]:
         for tensor in shard.tensors:
             other = owners.setdefault(tensor.name, name)
             if other != name:
-                raise CorruptError(f"the tensor is in {other} and in {name}", path=folder, tensor=tensor.name)
+                raise CorruptError(f"the tensor is in both {other} and {name}", path=folder, tensor=tensor.name)
     return owners
 
 
@@ -360,10 +360,10 @@ def _check_index(weight_map: Mapping[str, str], shards: Mapping[str, WeightsFile
     for tensor, name in weight_map.items():
         if owners.get(tensor) != name:
             raise RefusedError(
-                f"the index places the tensor in {name}, which does not hold it",
+                f"the index maps the tensor to {name}, which does not contain it",
                 path=path,
                 tensor=tensor,
-                hint="fetch the index and its shards again, all of one revision",
+                hint="download the index and its shards again, all from one revision",
             )
     extra = [name for name in owners if name not in weight_map]
-    return [f"tensors that the index does not name are read too: {', '.join(extra[:5])}"] if extra else []
+    return [f"tensors missing from the index are read too: {', '.join(extra[:5])}"] if extra else []

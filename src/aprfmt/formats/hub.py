@@ -56,7 +56,9 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9]+):/*(?P<rest>.*)", re.DOTA
 _FETCHES = {
     **dict.fromkeys(("s3", "s3a"), "aws s3 cp --recursive s3://{} FOLDER"),
     **dict.fromkeys(("gs", "gcs"), "gcloud storage cp --recursive gs://{} FOLDER"),
-    **dict.fromkeys(("az", "abfs", "abfss", "ftp", "sftp", "ssh", "oci", "ollama"), "fetch the file and give its path"),
+    **dict.fromkeys(
+        ("az", "abfs", "abfss", "ftp", "sftp", "ssh", "oci", "ollama"), "download the file and give its path"
+    ),
     "file": "write /{}",
     "http": "write http://{}",
     "https": "write https://{}",
@@ -95,8 +97,8 @@ def _of_page(url: str) -> HubPath:
     hosts = {*getattr(constants, "HF_URL_HOSTS", ()), urlsplit(constants.ENDPOINT).hostname}
     match = _PAGE.fullmatch(parts.path)
     if parts.hostname not in hosts or match is None or match["repo"].split("/")[0] in _NO_MODELS:
-        hint = "write hf://org/repo, or fetch the file and give its path"
-        raise UsageError(f"not a page of a model on the hub: {url!r}", hint=hint)
+        hint = "write hf://org/repo, or download the file and give its path"
+        raise UsageError(f"not a model page of the hub: {url!r}", hint=hint)
     revision = f"@{unquote(match['revision'])}" if match["revision"] else ""
     file = f"/{unquote(match['file'])}" if match["file"] else ""
     return parse(f"hf://{match['repo']}{revision}{file}")

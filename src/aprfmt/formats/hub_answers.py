@@ -53,8 +53,7 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"the hub's cache cannot be placed: {path} names the home of a user who has none",
-            hint="HF_HOME=FOLDER names one",
+            f"cannot locate the hub cache: {path} refers to the home of a user without one", hint="set HF_HOME=FOLDER"
         ) from None
 
 
@@ -70,17 +69,17 @@ _ANSWERS = {
         "{address} is not on the hub",
         "check the name; a private repository needs hf auth login, or HF_TOKEN",
     ),
-    "RevisionNotFoundError": (NotFoundError, "{repo} has no revision {revision}", "check the name behind the @"),
+    "RevisionNotFoundError": (NotFoundError, "{repo} has no revision {revision}", "check the name after the @"),
     "RemoteEntryNotFoundError": (NotFoundError, "{address} is not on the hub", "check the file's name"),
 }
 _STATUS_HINTS = {
-    401: "hf auth login, or set HF_TOKEN to a valid token or unset it: the hub did not take the one it got",
-    403: "hf auth login with, or set HF_TOKEN to, a token that may read the repository",
+    401: "hf auth login, or set HF_TOKEN to a valid token or unset it: the hub rejected the current one",
+    403: "use a token with read access to the repository: hf auth login or HF_TOKEN",
     429: "wait some minutes, or set HF_TOKEN: the hub limits the rate of requests",
 }
 _NOT_FETCHED = "is not in the local cache and could not be fetched"
 _SECRET = re.compile(r"hf_\w+|(?<=Bearer )\S+")
-_ELSEWHERE = "; what the cache holds needs no network; or give a path to a folder"
+_ELSEWHERE = "; cached files need no network; or give a path to a folder"
 
 
 def failure(error: BaseException, wanted: HubPath, cache: Path, address: str, what: str = _NOT_FETCHED) -> AprError:
@@ -126,7 +125,7 @@ def _no_answer(chain: Sequence[BaseException], address: str, what: str) -> AprEr
     if status is not None:
         reason, hint = f"the hub answered {status}", _STATUS_HINTS.get(status, f"try again later{elsewhere}")
     elif any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in chain):
-        reason, hint = "the hub did not answer in time", f"try again later{elsewhere}"
+        reason, hint = "the hub timed out", f"try again later{elsewhere}"
     elif any(_NETWORK & {kind.__name__ for kind in type(cause).__mro__} for cause in chain):
         reason, hint = f"the hub cannot be reached: {chain[-1]}", f"check the network and its proxies{elsewhere}"
     else:

@@ -148,7 +148,7 @@ def look_up(wanted: HubPath) -> Revision:
         raise
     commit = info.get("sha") if isinstance(info, dict) else None
     if not isinstance(info, dict) or not isinstance(commit, str) or not is_digest(commit):
-        raise CorruptError(f"the hub does not say which commit {wanted.revision} of {wanted.repo} is")
+        raise CorruptError(f"the hub did not return the commit of {wanted.revision} in {wanted.repo}")
     if is_digest(wanted.revision) and commit != wanted.revision:
         raise ChangedError(f"the hub answered with commit {commit}", path=address, hint="check HF_ENDPOINT")
     rows = info.get("siblings")
@@ -189,7 +189,7 @@ def _file(repo: str, commit: str, row: Any) -> RemoteFile | str:
     digest = lfs.get("sha256") if isinstance(lfs, dict) else row.get("blobId")
     reason = next((finding.reason for finding in findings([name]) if finding.is_final), "")
     if not reason and (":" in name or not name.isprintable()):
-        reason = "it holds a colon or control characters"
+        reason = "contains a colon or control characters"
     if not reason and (type(size) is not int or not 0 <= size <= _MOST_FILE_BYTES or not is_digest(digest)):
         reason = "listed without a valid size or digest"
     if reason:
@@ -219,7 +219,7 @@ def _fetch(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> It
                 start += len(data)
                 yield data
             if start < end:
-                raise _CutError(f"the connection ended {end - start} bytes early")
+                raise _CutError(f"connection closed {end - start} bytes early")
         except AprError as error:
             error.path = error.path or file.address
             raise
@@ -267,21 +267,21 @@ def _check(answers: Sequence[Any], file: RemoteFile, start: int, end: int) -> No
     for answer in answers:
         stated = _tag(answer.headers)
         if stated is not None and stated != file.digest:
-            raise _changed(file, "its ETag is another one")
+            raise _changed(file, "its ETag changed")
     response = answers[-1]
     if response.status_code == 416:
         raise _changed(file, f"it is shorter than {end} bytes")
     if response.status_code == 206:
         expected = f"bytes {start}-{end - 1}/{file.size}"
         if (found := response.headers.get("Content-Range", "")) != expected:
-            raise _changed(file, f"{found[:80]!r} came where {expected!r} was asked for")
+            raise _changed(file, f"got {found[:80]!r} instead of {expected!r}")
         return
     if start == 0 and response.headers.get("Content-Length") == str(file.size) and end == file.size:
         return
     raise UnsupportedError(
-        f"the hub answered {response.status_code} to a request for a part of the file: it serves whole files only",
+        f"the hub answered {response.status_code} to a range request: it serves whole files only",
         path=file.address,
-        hint="hf download fetches the repository; then give its folder",
+        hint="download the repository with hf download, then give its folder",
     )
 
 
@@ -298,9 +298,9 @@ def _changed(file: RemoteFile, how: str) -> ChangedError:
 
 def _failure(error: Exception, repo: str, commit: str, file: RemoteFile) -> AprError:
     if isinstance(error, _CutError) or type(error).__name__ == "RemoteProtocolError":
-        hint = "run it again: what came is kept, and goes on from there"
+        hint = "run it again: it resumes from what was downloaded"
         return StorageError(
-            f"the hub broke off the connection: {error}, {RETRIES + 1} times", path=file.address, hint=hint
+            f"the hub closed the connection: {error}, {RETRIES + 1} times", path=file.address, hint=hint
         )
     return failure(error, HubPath(repo, commit, file.name), cache_home(), file.address)
 

@@ -74,7 +74,7 @@ def ask(url: str) -> bytes:
                     f"the hub's answer has more than {MAX_HUB_ANSWER_BYTES} bytes", hint="check HF_ENDPOINT"
                 )
             if time.monotonic() > until:
-                raise StorageError("the hub did not complete its answer in time", hint="try again later")
+                raise StorageError("the hub timed out during its answer", hint="try again later")
     return bytes(body)
 
 
@@ -121,7 +121,7 @@ def _check(response: Any) -> None:
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedError(
-            f"the hub sent an answer compressed with {encoding[:40]!r}, which was not asked for",
+            f"the hub sent an answer compressed with {encoding[:40]!r}, which was not requested",
             hint="a proxy may do this: check HTTPS_PROXY and HF_ENDPOINT",
         )
 
@@ -174,9 +174,7 @@ def _within(seconds: float, send: Callable[[], Any]) -> Any:
         raise errors[0]
     if not found:
         _end(thread)
-        raise StorageError(
-            "the hub did not answer in time", hint="try again later; HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer"
-        )
+        raise StorageError("the hub timed out", hint="try again later; HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer")
     return found[0]
 
 
@@ -208,7 +206,7 @@ def body(response: Any) -> Iterator[bytes]:
         if (waited - free) * rate > n_bytes or n_pieces - _FREE_PIECES > n_bytes // MIN_HUB_PIECE_BYTES:
             raise StorageError(
                 f"the hub sends too slowly: {n_bytes} bytes in {waited:.0f} s",
-                hint=f"run it again: what came is kept; {RATE_VARIABLE}=BYTES sets the least bytes a second ({rate})",
+                hint=f"run it again: downloads resume; {RATE_VARIABLE}=BYTES sets the minimum bytes a second ({rate})",
             )
         yield data
 

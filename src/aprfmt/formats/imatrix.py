@@ -104,10 +104,10 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     for name, values in found.entries.items():
         if values.size and not (values.min() >= 0 and values.max() <= MOST_WEIGHT):
             raise CorruptError(
-                "a value of the importance matrix is negative, beyond 2^60 or not a number",
+                "a value of the importance matrix is negative, above 2^60 or NaN",
                 path=found.path,
                 tensor=name,
-                hint="compute it again, on other data",
+                hint="compute it again with other data",
             )
     return found
 
@@ -147,7 +147,7 @@ def add_sums(parts: Sequence[tuple[str, ImatrixSums]]) -> ImatrixSums:
                 continue
             if known.sums.size != entry.sums.size:
                 raise RefusedError(
-                    f"the importance matrices are of different models: {entry.sums.size} values where others have "
+                    f"the importance matrices are from different models: {entry.sums.size} values against "
                     f"{known.sums.size}",
                     path=path,
                     tensor=name,
@@ -188,7 +188,7 @@ class _Reader:
                 f"{what} needs {n_bytes} bytes, {self.left} are left",
                 path=self.path,
                 offset=self.pos,
-                hint="the file is cut short, damaged, or not an importance matrix",
+                hint="the file is truncated, damaged or not an importance matrix",
             )
         self.pos += n_bytes
         return self.source.read(self.pos - n_bytes, n_bytes)
@@ -224,7 +224,7 @@ def _read_dat(source: Source) -> Imatrix:
             f"{n_entries} entries do not fit in {source.size} bytes",
             path=source.path,
             offset=0,
-            hint="the file is cut short, damaged, or not an importance matrix",
+            hint="the file is truncated, damaged or not an importance matrix",
         )
     entries: dict[str, Array] = {}
     for _ in range(n_entries):
@@ -247,7 +247,7 @@ def _read_gguf(model: Model, path: str) -> ImatrixSums:
     missing = [key for key in KEYS if key not in kv]
     if missing:
         raise CorruptError(
-            f"{missing[0]} is missing: the GGUF is not an importance matrix", path=path, hint="llama-imatrix makes one"
+            f"{missing[0]} is missing: not an importance matrix", path=path, hint="llama-imatrix makes one"
         )
     datasets, *numbers = (kv[key] for key in KEYS)
     if not isinstance(datasets, list) or not all(isinstance(name, str) for name in datasets):
@@ -270,7 +270,7 @@ def _new_entry(name: str, found: Mapping[str, Tensor], path: str) -> ImatrixEntr
     import numpy as np
 
     if len(found) < 2 or any(tensor.dtype != "F32" for tensor in found.values()):
-        raise CorruptError("it does not have both sums and counts in F32", path=path, tensor=name)
+        raise CorruptError("sums and counts must both be present in F32", path=path, tensor=name)
     sums, counts = (found[ending].numpy().reshape(-1) for ending in (SUMS, COUNTS))
     if not counts.size or not sums.size or sums.size % counts.size:
         raise CorruptError(f"{sums.size} sums do not match {counts.size} counts", path=path, tensor=name)

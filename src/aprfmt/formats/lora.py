@@ -120,9 +120,9 @@ def read_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
     begin = body.get("init_lora_weights")
     if isinstance(begin, str) and begin.startswith(_CHANGED_BASE):
         raise RefusedError(
-            f"the adapter goes with a base model that its training changed at the beginning ({begin})",
+            f"the adapter needs a base model that training initialization changed ({begin})",
             path=path,
-            hint="save it again with PEFT's path_initial_model_for_weight_conversion, which turns it into a plain LoRA",
+            hint="save it again with PEFT's path_initial_model_for_weight_conversion, which makes it a plain LoRA",
         )
     ranks = {key: _rank(value, "rank_pattern", path) for key, value in _patterns(body, "rank_pattern", path).items()}
     alphas = {
@@ -156,7 +156,7 @@ def _mlx_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
         raise other_kind(name, path)
     numbers = body.get("lora_parameters")
     if not isinstance(numbers, dict):
-        raise CorruptError("the adapter's config has no lora_parameters", path=path)
+        raise CorruptError("the adapter's config lacks lora_parameters", path=path)
     rank, scale = _rank(numbers.get("rank"), "rank", path), _number(numbers.get("scale"), "scale", path)
     base = body.get("model")
     return LoraConfig(rank, scale * rank, scale=scale, base=base if isinstance(base, str) and base else None, body=body)
@@ -165,7 +165,7 @@ def _mlx_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
 def other_kind(name: str, path: PathLike, tensor: str | None = None) -> RefusedError:
     """The error for an adapter that is not a plain LoRA."""
     return RefusedError(
-        f"the adapter is {name}, and only plain LoRA is converted",
+        f"the adapter is {name}, but only plain LoRA can be converted",
         path=path,
         tensor=tensor,
         hint="merge it into its base with the program that made it and convert the result; "
@@ -176,7 +176,7 @@ def other_kind(name: str, path: PathLike, tensor: str | None = None) -> RefusedE
 def _patterns(body: Mapping[str, object], key: str, path: PathLike) -> Mapping[str, object]:
     found = body.get(key) or {}
     if not isinstance(found, dict) or len(found) > _MAX_PATTERNS:
-        raise CorruptError(f"{key} is not an object of names and numbers", path=path)
+        raise CorruptError(f"{key} is not an object of names to numbers", path=path)
     for pattern in found:
         # A pattern is matched against every name: one that a crafted file could make slow is not run.
         nested = re.search(r"[*+}]\)*[*+{]|\)[*+{]", pattern)
@@ -186,7 +186,7 @@ def _patterns(body: Mapping[str, object], key: str, path: PathLike) -> Mapping[s
             re.compile(pattern)
         except re.error as error:
             raise CorruptError(
-                f"{key} has {pattern[:80]!r}, which is not a regular expression: {error}", path=path
+                f"{key} has {pattern[:80]!r}, an invalid regular expression: {error}", path=path
             ) from error
     return found
 
@@ -197,7 +197,7 @@ _LARGEST = 1e30
 
 def _rank(value: object, key: str, path: PathLike) -> int:
     if type(value) is not int or not 0 < value < 1 << 31:
-        raise CorruptError(f"{key} of the adapter is {value!r:.40}, not a rank", path=path)
+        raise CorruptError(f"{key} of the adapter is {value!r:.40}, not a valid rank", path=path)
     return value
 
 

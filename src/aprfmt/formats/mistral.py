@@ -129,7 +129,7 @@ def _quantization(told: Json) -> JsonObject:
         return {}
     if told.get("qformat_weight") != "fp8_e4m3":
         raise UnsupportedError(
-            f"params.json says that the weights are {told.get('qformat_weight')}; of this layout fp8_e4m3 is read",
+            f"params.json declares {told.get('qformat_weight')} weights; only fp8_e4m3 is supported in this layout",
             path=PARAMS_NAME,
             hint="take the repository's config.json and model*.safetensors",
         )
@@ -141,7 +141,8 @@ def _experts(moe: JsonObject) -> JsonObject:
     """Experts beside latent attention. Raises UnsupportedError where not every layer behind the first has them."""
     if moe.get("route_every_n", 1) != 1:
         raise UnsupportedError(
-            f"params.json has experts in every layer of {moe['route_every_n']}, of this layout those of each are read",
+            f"params.json has experts in every layer of {moe['route_every_n']}; only experts in every layer "
+            "are supported in this layout",
             path=PARAMS_NAME,
             hint="take the repository's config.json and model*.safetensors",
         )

@@ -36,8 +36,8 @@ NESTED = ("state_dict", "model_state_dict", "model", "module")
 MOST_BYTES = 8 << 20
 """The longest answer: names and shapes of sixty thousand tensors."""
 
-_RESAVE = "torch.save(torch.load(PATH, weights_only=True), PATH) writes it anew"
-_AGAIN = "fetch it again"
+_RESAVE = "rewrite it with torch.save(torch.load(PATH, weights_only=True), PATH)"
+_AGAIN = "download it again"
 
 # Type of a storage -> torch's name of its dtype.
 _STORAGES = {
@@ -107,7 +107,7 @@ class _Global:
 
     def __call__(self, *arguments: Any) -> Any:
         if self.call is None:
-            raise TypeError(f"{self.name} is no function")
+            raise TypeError(f"{self.name} is not a function")
         return self.call(*arguments)
 
 
@@ -157,8 +157,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_nested_tensor": _odd("nested"),
     "torch._utils._rebuild_wrapper_subclass": _odd("a subclass"),
     "torch._utils._rebuild_meta_tensor_no_storage": _odd("meta"),
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _odd("of another device"),
-    "torch._utils._rebuild_device_tensor_from_numpy": _odd("of another device"),
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _odd("on another device"),
+    "torch._utils._rebuild_device_tensor_from_numpy": _odd("on another device"),
     "torch._tensor._rebuild_from_type_v2": _odd("a subclass"),
 }
 _KINDS = ("float", "bfloat", "int", "uint", "complex", "bool", "bits", "qint", "quint", "per_")
@@ -179,21 +179,21 @@ class _Unpickler(pickle.Unpickler):
         if path.startswith("torch.") and path.count(".") == 1 and name.startswith(_KINDS):
             return _Global(name)
         raise RefusedError(
-            f"the pickle asks for {path}, which is not a tensor; nothing of it was run",
-            hint="only files of tensors are read: save the model's state_dict(), best as safetensors",
+            f"the pickle needs {path}, which is not a tensor; nothing was executed",
+            hint="only tensors are supported: save the model's state_dict(), preferably as safetensors",
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
         """A storage: ("storage", type, key, device, elements), of old files with (key, offset, elements) of a part."""
         what, kind, key, _, n_elements, *part = pid
         if what != "storage" or not isinstance(kind, _Global) or type(n_elements) is not int:
-            raise CorruptError("it names something that is no storage", hint=_AGAIN)
+            raise CorruptError("it refers to something other than a storage", hint=_AGAIN)
         size = _SIZES.get(kind.name, 1)
         start, count = 0, n_elements
         if part and part[0] is not None:
             _, start, count = part[0]
         if type(start) is not int or type(count) is not int or not 0 <= start <= start + count <= n_elements:
-            raise CorruptError("part of a storage lies outside of it", hint=_AGAIN)
+            raise CorruptError("part of a storage is outside of the file", hint=_AGAIN)
         return _Storage(str(key), kind.name, start * size, count * size)
 
 
@@ -216,13 +216,13 @@ def _read_zip(path: str) -> tuple[object, dict[str, tuple[int, int]]]:
         infos = file.infolist()
         pickled = next((info for info in infos if info.filename.endswith("/data.pkl")), None)
         if pickled is None:
-            raise CorruptError("no data.pkl in it", hint=_AGAIN)
+            raise CorruptError("no data.pkl found", hint=_AGAIN)
         folder = pickled.filename.removesuffix("data.pkl")
         for info in infos:
             if info.compress_type != zipfile.ZIP_STORED:
                 raise RefusedError(f"its record {info.filename[:200]!r} is compressed", hint=_RESAVE)
             if info.filename == f"{folder}byteorder" and file.open(info).read(16) != b"little":
-                raise UnsupportedError("its numbers are big-endian", hint=_RESAVE)
+                raise UnsupportedError("it is big-endian", hint=_RESAVE)
             if info.filename.startswith(f"{folder}data/"):
                 raw.seek(info.header_offset)
                 header = raw.read(30)
@@ -239,7 +239,7 @@ def _read_old(path: str) -> tuple[object, dict[str, tuple[int, int]]]:
     with open(path, "rb") as file:
         _, _, system = (_Unpickler(file, encoding="utf-8").load() for _ in range(3))
         if not isinstance(system, Mapping) or system.get("little_endian") is not True:
-            raise UnsupportedError("its numbers are big-endian", hint=_RESAVE)
+            raise UnsupportedError("it is big-endian", hint=_RESAVE)
         storages: dict[str, _Storage] = {}
         found = _Old(file, storages).load()
         keys = _Unpickler(file, encoding="utf-8").load()
@@ -248,7 +248,7 @@ def _read_old(path: str) -> tuple[object, dict[str, tuple[int, int]]]:
         for key in keys if isinstance(keys, list) else ():
             storage = storages.get(key)
             if storage is None:
-                raise CorruptError(f"its storage {str(key)[:80]!r} has no type", hint=_AGAIN)
+                raise CorruptError(f"its storage {str(key)[:80]!r} has no dtype", hint=_AGAIN)
             file.seek(at)
             n_bytes = int.from_bytes(file.read(8), "little") * _SIZES.get(storage.dtype, 1)
             places[key] = at + 8, n_bytes
@@ -283,8 +283,8 @@ def _state_dict(found: object) -> tuple[dict[str, _Tensor], list[str]]:
     inner = next((key for key in NESTED if is_weights(outer.get(key))), None)
     if inner is None and not is_weights(outer):
         raise RefusedError(
-            "the pickle holds no state dict: no names with tensors",
-            hint="save the model's state_dict() alone, best as safetensors",
+            "the pickle is not a state dict of names to tensors",
+            hint="save only the model's state_dict(), preferably as safetensors",
         )
     if inner is not None:
         left = [_text(key) for key in outer if key != inner]
@@ -316,16 +316,16 @@ def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> 
         (offset, *shape, *strides) if isinstance(shape, tuple | list) and isinstance(strides, tuple | list) else (-1,)
     )
     if not isinstance(storage, _Storage) or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
-        raise CorruptError("its shape and place are no numbers", tensor=name, hint=_AGAIN)
+        raise CorruptError("its shape and offset are not integers", tensor=name, hint=_AGAIN)
     if n_name > MAX_NAME_BYTES or len(shape) > MAX_NDIM:
-        raise LimitError(f"its name or number of dims is beyond the limit, {MAX_NDIM} dims")
+        raise LimitError(f"its name or number of dims exceeds the limit ({MAX_NDIM} dims)")
     if len(strides) != len(shape):
-        raise CorruptError("it has another number of strides than of dims", tensor=name, hint=_AGAIN)
+        raise CorruptError("its numbers of strides and dims differ", tensor=name, hint=_AGAIN)
     sizes = [math.prod(shape[i:]) for i in range(len(shape) + 1)]
     if sizes[0] and any(
         dim != 1 and stride != sizes[i + 1] for i, (dim, stride) in enumerate(zip(shape, strides, strict=True))
     ):
-        what = f"it is a view of its storage with strides {list(strides)}"
+        what = f"it is a strided view: strides {list(strides)}"
         raise RefusedError(what, tensor=name, hint="save it again with .contiguous()")
     size = _SIZES.get(value.dtype, 1)
     n_bytes, at = sizes[0] * size, storage.start + offset * size
@@ -333,7 +333,7 @@ def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> 
         return [name, value.dtype, shape, 0, 0]
     place, there = places.get(storage.key, (0, 0))
     if at + n_bytes > storage.start + storage.n_bytes or at + n_bytes > there:
-        raise CorruptError("the file has no place for its values", tensor=name, hint=_AGAIN)
+        raise CorruptError("its values are outside of the file", tensor=name, hint=_AGAIN)
     return [name, value.dtype, shape, place + at, n_bytes]
 
 
@@ -351,9 +351,9 @@ def _index(path: str, *, is_zip: bool) -> object:
     except OSError as error:
         raise storage_error(error, path) from error
     except (EOFError, pickle.UnpicklingError) as error:
-        raise CorruptError(f"its pickle is damaged: {error or 'it ends too early'}", hint=_AGAIN) from error
+        raise CorruptError(f"its pickle is damaged: {error or 'it is truncated'}", hint=_AGAIN) from error
     except zipfile.BadZipFile as error:
-        raise CorruptError(f"not a sound zip file: {error}", hint=_AGAIN) from error
+        raise CorruptError(f"not a valid zip file: {error}", hint=_AGAIN) from error
     except Exception as error:  # whatever the unpickler makes of a damaged or hostile file
         what = f"its pickle is damaged: {type(error).__name__}: {error}"
         raise CorruptError(what, hint=_AGAIN) from error

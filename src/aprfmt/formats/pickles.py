@@ -80,9 +80,7 @@ def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
     is_zip = head.startswith(_ZIP)
     if not is_zip and head != _OLD:
         raise UnknownFormatError(
-            "not a file that torch.save wrote",
-            path=path,
-            hint="expected weights in safetensors, or a PyTorch state dict",
+            "not a torch.save file", path=path, hint="expected weights in safetensors, or a PyTorch state dict"
         )
     index = _ask(source.path, "index", is_zip)
     tensors = [_tensor(source, *row) for row in index["tensors"]]
@@ -103,14 +101,14 @@ def _ask(path: str, call: str, *arguments: object) -> Any:
 
 
 def _death(death: ChildDiedError, path: str) -> AprError:
-    hint = "save the model's state_dict() alone, best as safetensors"
+    hint = "save only the model's state_dict(), preferably as safetensors"
     if death.late:
-        return LimitError(f"its pickle takes more than {MAX_PICKLE_SECONDS:g} s to read", path=path, hint=hint)
+        return LimitError(f"reading its pickle takes more than {MAX_PICKLE_SECONDS:g} s", path=path, hint=hint)
     if death.full:
-        message = f"its pickle takes more than {PICKLE_MEMORY_BYTES >> 20} MiB of memory to read"
+        message = f"reading its pickle takes more than {PICKLE_MEMORY_BYTES >> 20} MiB of memory"
         return LimitError(message, path=path, hint=hint)
     why = f"{death}: {line}" if (line := last_line(death.log)) else str(death)
-    return CorruptError(f"its pickle cannot be read: the process {why}", path=path, hint="fetch it again")
+    return CorruptError(f"its pickle cannot be read: the process {why}", path=path, hint="download it again")
 
 
 def _tensor(source: Source, name: str, torch_dtype: str, shape: list[int], offset: int, n_bytes: int) -> Tensor:
@@ -126,4 +124,4 @@ def warnings(left: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """What the user should know of what the files hold beside tensors, by file name."""
     for name, items in left.items():
         if items:
-            yield f"{name} holds more than the weights, which is not converted: {first_few(items)}"
+            yield f"{name} holds more than weights; not converted: {first_few(items)}"

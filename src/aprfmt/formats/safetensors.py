@@ -129,7 +129,7 @@ def _tensor(name: str, info: object, data_start: int, source: Source) -> Tensor:
         raise type(error)(error.message, path=source.path, tensor=name, hint=error.hint) from error
     if end - begin != n_bytes:
         raise CorruptError(
-            f"data_offsets span {end - begin} bytes, {dtype} of shape {list(shape)} has {n_bytes}",
+            f"data_offsets span {end - begin} bytes, but {dtype} of shape {list(shape)} needs {n_bytes}",
             path=source.path,
             tensor=name,
         )
@@ -176,17 +176,19 @@ def _check_contiguous(tensors: list[Tensor], data_start: int, source: Source) ->
     end = data_start
     for tensor in tensors:
         if tensor.offset != end:
-            problem = "overlaps the tensor before it" if tensor.offset < end else "leaves a gap before it"
+            problem = (
+                "overlaps the previous tensor" if tensor.offset < end else "leaves a gap after the previous tensor"
+            )
             raise CorruptError(
                 f"its data {problem}", path=source.path, tensor=tensor.name, offset=min(tensor.offset, 1 << 63)
             )
         end += tensor.n_bytes
     if end > source.size:
         raise TruncatedError(
-            f"the tensors end at byte {end}, the file at {source.size}", path=source.path, offset=source.size
+            f"the tensors end at byte {end}, but the file at {source.size}", path=source.path, offset=source.size
         )
     if end < source.size:
-        raise CorruptError(f"{source.size - end} bytes follow the last tensor", path=source.path, offset=end)
+        raise CorruptError(f"{source.size - end} trailing bytes after the last tensor", path=source.path, offset=end)
 
 
 # --- writing ---
@@ -202,7 +204,7 @@ def layout(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = No
     offset = 0
     for tensor in tensors:
         if tensor.name in header or tensor.name == METADATA_KEY:
-            raise UsageError("another tensor already has this name", tensor=tensor.name)
+            raise UsageError("duplicate tensor name", tensor=tensor.name)
         header[tensor.name] = {
             "dtype": _spelling(tensor),
             "shape": list(tensor.shape),
@@ -212,10 +214,10 @@ def layout(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = No
     try:
         raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UsageError(f"a name or metadata value is not UTF-8 text: {error.object[:40]!r}") from error
+        raise UsageError(f"a name or metadata value is not valid UTF-8: {error.object[:40]!r}") from error
     raw += b" " * padding(len(raw), 8)
     if len(raw) > MAX_LIBRARY_HEADER_BYTES:
-        raise LimitError(f"the header has {len(raw)} bytes, the library reads {MAX_LIBRARY_HEADER_BYTES}")
+        raise LimitError(f"the header has {len(raw)} bytes; the library's limit is {MAX_LIBRARY_HEADER_BYTES}")
     return [Literal(len(raw).to_bytes(8, "little") + raw), *(tensor.stream() for tensor in tensors)]
 
 
@@ -229,6 +231,6 @@ def _spelling(tensor: OutTensor) -> str:
         )
     if dtype.n_bytes(tensor.shape) != tensor.n_bytes:
         raise UsageError(
-            f"{tensor.n_bytes} bytes do not fit {dtype.name} of shape {list(tensor.shape)}", tensor=tensor.name
+            f"{tensor.n_bytes} bytes do not match {dtype.name} of shape {list(tensor.shape)}", tensor=tensor.name
         )
     return dtype.safetensors

@@ -151,14 +151,16 @@ class TeacherShard:
             for name in wanted:
                 if found.get(name) != wanted[name]:
                     raise CorruptError(
-                        f"it is {found.get(name)}, where its metadata mean {wanted[name]}", path=path, tensor=name
+                        f"it has {found.get(name)}, but its metadata require {wanted[name]}", path=path, tensor=name
                     )
             self._offsets = {t.name: t.offset for t in shard.tensors}
             read = {t.name: shard.source.read(t.offset, t.n_bytes) for t in shard.tensors if t.name not in _TENSORS}
         self.hashes = [read["windows"][i : i + 32] for i in range(0, 32 * n, 32)]
         self._counts, self._sums = (np.frombuffer(read[name], "<i8") for name in ("counts", "sums"))
         if (self._counts < 0).any() or (self._counts > self.facts.seq_len).any() or self._counts.sum() != rows:
-            raise CorruptError("its windows' positions do not add up to those of the file", path=path, tensor="counts")
+            raise CorruptError(
+                "the positions of its sequences do not add up to those of the file", path=path, tensor="counts"
+            )
         self._starts = np.cumsum(self._counts) - self._counts
 
     def read(self, number: int) -> Answer:
@@ -173,20 +175,20 @@ class TeacherShard:
                 columns.append(values.reshape(n, width) if name in ("ids", "logprobs", "rest") else values)
         answer = Answer(*columns)
         if _sum(answer) != self._sums[number]:
-            raise ChecksumError(f"window {number} of the file is not what was written", path=self.path, hint=AGAIN)
+            raise ChecksumError(f"sequence {number} of the file was modified", path=self.path, hint=AGAIN)
         if fault := fault_of(answer, self.facts):
-            raise CorruptError(f"window {number} of the file: {fault}", path=self.path, hint=AGAIN)
+            raise CorruptError(f"sequence {number} of the file: {fault}", path=self.path, hint=AGAIN)
         return answer
 
 
-AGAIN = "remove the file; apr teacher with the same options writes it again"
+AGAIN = "delete the file; apr teacher with the same options writes it again"
 """The hint about a damaged file."""
 
 
 def _facts_of(path: Path, metadata: dict[str, str]) -> TeacherHeader:
     if metadata.get("format") != FORMAT:
         raise CorruptError(
-            f"not a file of a teacher ({FORMAT})", path=path, hint="docs/teacher-files.md tells the form"
+            f"not a teacher file ({FORMAT})", path=path, hint="docs/teacher-files.md describes the format"
         )
     try:
         values: dict[str, Any] = {
@@ -197,7 +199,7 @@ def _facts_of(path: Path, metadata: dict[str, str]) -> TeacherHeader:
     except (KeyError, TypeError, ValueError, IndexError, RecursionError):
         is_good = False
     if not is_good:
-        raise CorruptError("its metadata do not say what docs/teacher-files.md asks for", path=path)
+        raise CorruptError("its metadata lack keys that docs/teacher-files.md requires", path=path)
     return facts
 
 
@@ -210,18 +212,19 @@ def fault_of(answer: Answer, facts: TeacherHeader) -> str | None:
         far = np.abs(total - 1)
         rising = np.diff(rest[:, np.argsort(facts.temperatures)], axis=1)
         faults = {
-            "a value is not finite": not all(np.isfinite(v).all() for v in (logprobs, rest, answer.label_P)),
-            "its positions do not ascend within the window": (np.diff(ends) < 1).any(),
-            "the log-probabilities of a position do not descend, or its label's is above 0": (
+            "non-finite value": not all(np.isfinite(v).all() for v in (logprobs, rest, answer.label_P)),
+            "positions do not ascend within the sequence": (np.diff(ends) < 1).any(),
+            "the log-probabilities of a position do not descend, or that of its label is above 0": (
                 (np.diff(logprobs, axis=1) > 0).any() or (answer.label_P > _SLACK).any()
             ),
-            "an id is negative, or comes twice at a position": (
+            "negative or duplicate token id at a position": (
                 (ids[:, :1] < 0).any() or (np.diff(ids, axis=1) == 0).any()
             ),
-            f"the probabilities of a position add up to {total[far.argmax()] if len(far) else 0:.4g}, rest included": (
-                (rest < 0).any() or (rest > 1 + _SLACK).any() or (far > _SLACK).any()
-            ),
-            "the mass of all other ids falls where the temperature rises": (rising < -_SLACK).any(),
+            (
+                f"the probabilities of a position add up to {total[far.argmax()] if len(far) else 0:.4g}, "
+                "residual mass included"
+            ): ((rest < 0).any() or (rest > 1 + _SLACK).any() or (far > _SLACK).any()),
+            "the residual mass decreases as the temperature increases": (rising < -_SLACK).any(),
         }
     return next((words for words, is_so in faults.items() if is_so), None)
 
@@ -246,7 +249,7 @@ class TeacherFiles:
         self.folder = folder
         names = {path.name for path in folder.glob("*-of-*.safetensors")}
         if not names:
-            raise NotFoundError("no files of a teacher", path=folder, hint="apr teacher F --data D -o DIR")
+            raise NotFoundError("no teacher files found", path=folder, hint="apr teacher F --data D -o DIR")
         self._places: dict[bytes, tuple[TeacherShard, int]] = {}
         shards = []
         for part in PARTS:
@@ -256,13 +259,13 @@ class TeacherFiles:
             wanted = (shard_path(folder, part, i, n) for i in range(n))  # a name can claim a billion
             if (missing := next((path.name for path in wanted if path.name not in names), None)) is not None:
                 raise RefusedError(
-                    f"{missing} is missing", path=folder, hint="apr teacher with the same options goes on"
+                    f"{missing} is missing", path=folder, hint="run apr teacher with the same options to resume"
                 )
             shards += [TeacherShard(shard_path(folder, part, i, n)) for i in range(n)]
         self.facts = shards[0].facts
         for shard in shards:
             if shard.facts != self.facts:
-                raise RefusedError(f"it is of another teacher or text than {shards[0].path.name}", path=shard.path)
+                raise RefusedError(f"its teacher or text differs from that of {shards[0].path.name}", path=shard.path)
             self._places.update({window: (shard, i) for i, window in enumerate(shard.hashes)})
 
     def check(self, tokenizer: str, seq_len: int, k: int | None, temperature: float) -> None:
@@ -270,14 +273,14 @@ class TeacherFiles:
         facts = self.facts
         known = ", ".join(f"{t:g}" for t in facts.temperatures)
         for is_wrong, message, hint in (
-            (facts.tokenizer != tokenizer, "the teacher's files were made with another tokenizer",
-                "apr teacher F --student S --data D -o DIR reads the text with the student's"),
-            (facts.seq_len != seq_len, f"the teacher's files hold windows of {facts.seq_len} tokens, not {seq_len}",
+            (facts.tokenizer != tokenizer, "the teacher files were made with another tokenizer",
+                "apr teacher F --student S --data D -o DIR tokenizes with the student's tokenizer"),
+            (facts.seq_len != seq_len, f"the teacher files hold sequences of {facts.seq_len} tokens, not {seq_len}",
                 f"--seq-len {facts.seq_len}"),
-            (k is not None and k > facts.k, f"the teacher's files know {facts.k} ids of a position, not {k}",
+            (k is not None and k > facts.k, f"the teacher files store {facts.k} ids per position, not {k}",
                 f"--top-k {facts.k}, or write them again with apr teacher --top-k {k}"),
             (temperature not in facts.temperatures,
-                f"the teacher's files know the mass of the rest at temperature {known}, not at {temperature:g}",
+                f"the teacher files store the residual mass at temperature {known}, not at {temperature:g}",
                 f"--temperature {facts.temperatures[-1]:g}, or apr teacher --temperature {temperature:g}"),
         ):  # fmt: skip
             if is_wrong:
@@ -290,10 +293,9 @@ class TeacherFiles:
             place = self._places.get(hashes_of(windows, [i])[0])
             if place is None:
                 raise RefusedError(
-                    f"window {i} of the {what} data is not in the teacher's files: they were made of other text, "
-                    "or it was split or masked otherwise",
+                    f"sequence {i} of the {what} data is not in the teacher files: text, split or loss mask differ",
                     path=self.folder,
-                    hint="give the --data and --held-out of apr teacher; tokens in its folder is what it read",
+                    hint="use the --data and --held-out of apr teacher, or the tokens folder of its output",
                 )
             places.at[i] = place
         return places

@@ -32,7 +32,7 @@ class Responses:
     def __init__(self, path: Path) -> None:
         """Reads all lines once. Raises NotFoundError, CorruptError, StorageError."""
         if not path.is_file():
-            raise NotFoundError("no such file of responses", path=path)
+            raise NotFoundError("response file not found", path=path)
         self.path = path
         self.model = ""
         self._starts: dict[bytes, int] = {}
@@ -53,9 +53,9 @@ class Responses:
                 start = self._starts.get(_key(piece.prompt))
                 if start is None:
                     raise RefusedError(
-                        f"window {number}: no response to its {len(piece.prompt)} tokens from {piece.start} on",
+                        f"sequence {number}: no response to its {len(piece.prompt)} tokens from position {piece.start}",
                         path=self.path,
-                        hint="apr teacher --prompts FILE writes the prompts; ask for each by its ids",
+                        hint="apr teacher --prompts FILE writes the prompts; send each one as token ids",
                     )
                 file.seek(start)
                 _, told, _ = _response(file.readline(MAX_LIST_BYTES + 1), self.path, None)
@@ -72,13 +72,12 @@ class Responses:
             own = dict(found)[label]
         except (AttributeError, TypeError, ValueError, KeyError):
             raise CorruptError(
-                f"window {window}: the log-probabilities of a position are not those of its token {label}",
-                path=self.path,
+                f"sequence {window}: the log-probabilities of a position lack its token {label}", path=self.path
             ) from None
         if len(found) < k:
             raise UsageError(
-                f"window {window}: the response knows {len(found)} ids of a position, --top-k asks for {k}",
-                hint=f"--top-k {len(found)}, or ask vLLM for prompt_logprobs={k}",
+                f"sequence {window}: the response has {len(found)} ids per position, --top-k requires {k}",
+                hint=f"use --top-k {len(found)}, or set prompt_logprobs={k} in vLLM",
             )
         ids, logprobs = [i for i, _ in found[:k]], [value for _, value in found[:k]]
         return ids, logprobs, [max(0.0, 1.0 - math.fsum(map(math.exp, logprobs)))], own
@@ -93,7 +92,7 @@ def _response(line: bytes, path: Path, number: int | None) -> tuple[list[int], l
     where = f"line {number}" if number is not None else "a line"
     try:
         if len(line) > MAX_LIST_BYTES:
-            raise ValueError(f"more than {MAX_LIST_BYTES:,} bytes")
+            raise ValueError(f"over {MAX_LIST_BYTES:,} bytes")
         check_size(line)
         found = json.loads(line)
         found = found["response"]["body"] if isinstance(found.get("response"), dict) else found
@@ -105,9 +104,9 @@ def _response(line: bytes, path: Path, number: int | None) -> tuple[list[int], l
             raise TypeError("not a list as long as prompt_token_ids")
         return ids, told, str(found.get("model") or "")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise CorruptError(
             f"{where} is not a response with prompt_token_ids and prompt_logprobs: {what}",
             path=path,
-            hint="ask for return_token_ids and prompt_logprobs; docs/teacher-files.md has a script",
+            hint="set return_token_ids and prompt_logprobs; docs/teacher-files.md has a script",
         ) from None

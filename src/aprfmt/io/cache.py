@@ -50,8 +50,8 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"the cache cannot be placed: {path} names the home of a user who has none",
-            hint=f"{CACHE_VARIABLE}=FOLDER names one",
+            f"cannot locate the cache: {path} refers to the home of a user without one",
+            hint=f"set {CACHE_VARIABLE}=FOLDER",
         ) from None
 
 
@@ -67,7 +67,7 @@ def own_folder(path: Path) -> None:
 
     Raises StorageError, also for a folder with files to which others could write: any of them may be theirs.
     """
-    hint = f"{CACHE_VARIABLE}=FOLDER names another one"
+    hint = f"set {CACHE_VARIABLE}=FOLDER to use another one"
     is_foreign = False
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -88,12 +88,12 @@ def own_folder(path: Path) -> None:
             os.close(fd)
         around = path.parent.stat().st_mode
     except OSError as error:
-        raise StorageError(f"the cache cannot be written: {error.strerror}", path=path, hint=hint) from error
+        raise StorageError(f"the cache is not writable: {error.strerror}", path=path, hint=hint) from error
     if owners != {os.geteuid()}:
         raise StorageError("the cache belongs to another user", path=path, hint=hint)
     if is_foreign:
         what, hint = (
-            "other users could write to the cache: its files are not used",
+            "other users could write to the cache: its files are ignored",
             f"rm -r {shlex.quote(str(path))}, or {hint}",
         )
         raise StorageError(what, path=path, hint=hint)
@@ -132,7 +132,7 @@ class CacheEntry:
     def _check(self) -> None:
         try:
             if _crc_of(self.path) != self._crc:
-                hint = "run it again: the file is made anew"
+                hint = "run it again: the file is recreated"
                 self._error = ChecksumError("the file in the cache is damaged", path=self.path, hint=hint)
         except AprError as error:
             self._error = error
@@ -239,7 +239,7 @@ def _open_lock(target: Path) -> int:
         info = os.fstat(lock)
     if not stat.S_ISREG(info.st_mode) or (hasattr(os, "geteuid") and info.st_uid != os.geteuid()):
         os.close(lock)
-        raise StorageError("the lock in the cache is not ours", path=path, hint="remove it, and run it again")
+        raise StorageError("the lock file in the cache is invalid", path=path, hint="delete it and run again")
     return lock
 
 

@@ -115,7 +115,7 @@ class Child:
             )
         except OSError as error:
             self._log.close()
-            raise StorageError(f"a Python process cannot be started: {error.strerror}", path=sys.executable) from error
+            raise StorageError(f"cannot start a Python process: {error.strerror}", path=sys.executable) from error
         self._clock = _Clock(self._process.kill)
 
     def ask(self, request: object, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
@@ -155,13 +155,13 @@ class Child:
         if line.endswith(b"\n"):
             return line
         if len(line) == self._most_bytes:
-            raise ChildDiedError(f"answered with more than {self._most_bytes} bytes", "", full=True)
+            raise ChildDiedError(f"returned more than {self._most_bytes} bytes", "", full=True)
         raise self._death(seconds)
 
     def _death(self, seconds: float) -> ChildDiedError:
         code = self._process.wait()
         late = self._clock.is_over or (code < 0 and -code == getattr(signal, "SIGPROF", 0))
-        how = f"was ended after {seconds:g} s without an answer" if late else f"died ({_ending(code)})"
+        how = f"was killed after {seconds:g} s without an answer" if late else f"died ({_ending(code)})"
         return ChildDiedError(how, self.log(), late=late, full=code == EXIT_MEMORY)
 
     def log(self) -> str:

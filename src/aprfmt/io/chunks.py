@@ -137,7 +137,7 @@ class Store:
                 finally:
                     os.close(fd)
             if n < len(view):
-                raise StorageError("a chunk of the cache became shorter", path=chunk.path, hint="run it again")
+                raise StorageError("a chunk of the cache was truncated", path=chunk.path, hint="run it again")
         finally:
             with self._changed:
                 chunk.readers -= 1
@@ -339,5 +339,5 @@ def _is_spent(chunk: _Chunk) -> bool:
 
 def _no_room(error: OSError, path: PathLike) -> StorageError:
     found = storage_error(error, path)
-    hint = "set APR_CACHE to a folder on another disk, or allow less with --max-disk"
-    return StorageError(f"what is fetched cannot be kept: {found.message}", path=path, hint=hint)
+    hint = "set APR_CACHE to a folder on another disk, or lower --max-disk"
+    return StorageError(f"downloaded data cannot be stored: {found.message}", path=path, hint=hint)

@@ -54,7 +54,7 @@ def _cap_of(n_packed: int, cap: int) -> int:
 
 def _check_cap(n_bytes: int, cap: int, path: str) -> None:
     if n_bytes > cap:
-        raise LimitError(f"the data unpacks to {n_bytes} bytes or more; the limit is {cap}", path=path)
+        raise LimitError(f"the data decompresses to {n_bytes} bytes or more; the limit is {cap}", path=path)
 
 
 class _Image:
@@ -127,7 +127,7 @@ def unzstd(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b""
 
     path = data.source.path
     if not data.n_bytes:
-        raise CorruptError("there is no zstd data", path=path)
+        raise CorruptError("no zstd data found", path=path)
     decompressor, frame = zstandard.ZstdDecompressor(), None
     n_read = n_frames = 0
     with _Image(path, head) as image:
@@ -173,7 +173,7 @@ def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"")
     n_bytes, n_packed = int.from_bytes(data.read(0, 4), "little"), data.n_bytes - 4
     _check_cap(n_bytes, _cap_of(data.n_bytes, cap), path)
     if n_bytes > _LZ4_MAX_RATIO * n_packed or n_packed > n_bytes + n_bytes // _LZ4_MAX_RATIO + _LZ4_SLACK:
-        raise CorruptError(f"{n_packed} bytes of LZ4 cannot unpack to {n_bytes}", path=path)
+        raise CorruptError(f"{n_packed} bytes of LZ4 cannot decompress to {n_bytes}", path=path)
     if (needed := n_packed + 2 * n_bytes) > MAX_LZ4_BYTES:  # the library copies what it has unpacked
         raise LimitError(
             f"an LZ4 block of {n_packed} bytes that holds {n_bytes} takes {needed} bytes of memory; the limit is "

@@ -63,7 +63,7 @@ def crc_digest(value: int) -> Digest:
 
 def altered(name: str, kind: str) -> str:
     """What is wrong with a restored file whose digest of that kind does not fit."""
-    return f"{name} would not be the file that was imported: its {KINDS[kind][0]} differs"
+    return f"{name} would differ from the imported file: its {KINDS[kind][0]} differs"
 
 
 class StreamDigest:

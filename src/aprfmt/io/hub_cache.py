@@ -107,9 +107,9 @@ def _verify(path: str | Path, digest: str) -> None:
             os.close(fd)
     if not is_good:
         raise ChecksumError(
-            "the file in the cache of huggingface_hub is not the one that the hub lists: its digest differs",
+            "the file in huggingface_hub's cache differs from the one on the hub: digest mismatch",
             path=path,
-            hint=f"rm {os.path.realpath(path)} removes it; run it again to fetch it",
+            hint=f"rm {os.path.realpath(path)}, then run again to download it",
         )
     _record(digest, stamp)
 
@@ -194,7 +194,7 @@ def _fetch(file: RemoteFile, blob: Path, progress: Callable[[int, int], Progress
         free = shutil.disk_usage(part.parent).free
         if free < file.size - done:
             raise StorageError(
-                f"the file needs {file.size - done} bytes, and the disk has {free}",
+                f"the file needs {file.size - done} bytes, but the disk has {free} free",
                 path=part.parent,
                 hint="free some space, or set HF_HOME to a folder on another disk",
             )

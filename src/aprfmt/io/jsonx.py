@@ -181,7 +181,7 @@ def check_size(raw: Buffer) -> None:
     n_bytes = len(data) * (1 + width * copies) + sum(data.count(sign) * size for sign, size in _OBJECT_BYTES.items())
     if n_bytes > MAX_PARSED_BYTES:
         raise LimitError(
-            f"a JSON text of {len(data):,} bytes that may take {n_bytes:,} bytes of memory; the limit is "
+            f"parsing {len(data):,} bytes of JSON may take {n_bytes:,} bytes of memory; the limit is "
             f"{MAX_PARSED_BYTES:,}"
         )
 
@@ -317,7 +317,7 @@ def dumps(value: object, _depth: int = 1) -> str:
             return _PLAIN_ENCODER.encode(value)
         text = f"[{','.join(_texts(value, _depth + 1))}]"
     else:
-        raise UsageError(f"JSON cannot hold a value of type {type(value).__name__}")
+        raise UsageError(f"JSON cannot represent a value of type {type(value).__name__}")
     return text
 
 

@@ -21,9 +21,9 @@ def check_links(folder: PathLike, paths: Iterable[PathLike]) -> None:
     """
     if found := links_out(folder, paths):
         raise RefusedError(
-            f"links lead out of the folder: {first_few(found)}",
+            f"symlinks pointing outside the folder: {first_few(found)}",
             path=folder,
-            hint=f"put the files in place of the links, or take them with {FOLLOW}",
+            hint=f"replace the symlinks with the files, or follow them with {FOLLOW}",
         )
 
 

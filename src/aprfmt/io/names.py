@@ -25,8 +25,8 @@ HARMLESS_HIDDEN = (".gitattributes", ".gitignore", ".gitkeep", ".keep")
 has to be defined in the user's own configuration."""
 
 _ACTED_ON = {
-    "pytest.ini": "pytest takes options and plugins from it",
-    "tox.ini": "pytest and tox take options and commands from it",
+    "pytest.ini": "pytest reads options and plugins from it",
+    "tox.ini": "pytest and tox read options and commands from it",
     "desktop.ini": "Windows acts on it when the folder is opened",
     "autorun.inf": "Windows acts on it when the disk is opened",
 }
@@ -39,7 +39,7 @@ _RUN = {
 
 _ACTED_ON_ENDINGS = dict.fromkeys(
     (".lnk", ".scf", ".url", ".desktop", ".library-ms", ".searchconnector-ms"),
-    "file managers act on it when they show or open it",
+    "file managers act on it when showing or opening it",
 )
 _DEVICES = frozenset(
     (
@@ -91,9 +91,9 @@ def findings(names: Iterable[str], kept: Iterable[str] = ()) -> list[NameFinding
         elif (reason := _acted_on(name)) is not None:
             found.append(NameFinding(name, reason, is_final=False))
         elif place in heads:
-            found.append(NameFinding(name, "git takes its folder for a repository", is_final=False))
+            found.append(NameFinding(name, "git treats its folder as a repository", is_final=False))
         elif other is not None:
-            found.append(NameFinding(name, f"some file systems take it for {other!r}", is_final=False))
+            found.append(NameFinding(name, f"some file systems read it as {other!r}", is_final=False))
         else:
             places[place] = name
             folders |= dict.fromkeys(_folders(place), name)
@@ -110,7 +110,7 @@ def check(names: Iterable[str], path: PathLike, *, allowed: bool) -> None:
             path=path,
             hint=f"{ALLOW} writes such names; look at the files before other programs do"
             if may
-            else "no option allows it: such names belong to an attack or to damage",
+            else "no option allows it: such names indicate an attack or damage",
         )
 
 
@@ -152,14 +152,14 @@ def _unsafe(name: str) -> str | None:
     if not is_plain(name) or not all(part.strip(". ") for part in places):
         return "not a plain relative path"
     if _CONTROLS.search(name):
-        return "it holds control characters"
+        return "it contains control characters"
     if len(name) > MAX_PATH_CHARS or name.count("/") >= MAX_PATH_PARTS:
         return "the path is too long"
     parts = name.split("/")
     if any(len(part.encode()) > MAX_FILE_NAME_BYTES for part in parts):
         return "the name is too long"
     if any(map(_TEMPORARY.fullmatch, places)):
-        return "apr gives such names to unfinished outputs"
+        return "apr uses such names for unfinished outputs"
     return None
 
 
@@ -171,13 +171,13 @@ def _acted_on(name: str) -> str | None:
         if part.startswith(".") and not (own in HARMLESS_HIDDEN and name.endswith(own)):
             return "other programs act on hidden files"
         if part.partition(".")[0].rstrip() in _DEVICES:
-            return "Windows takes it for a device"
+            return "Windows reads it as a device"
         if ":" in part:
-            return "Windows takes what follows the colon for a stream"
+            return "Windows reads the part after the colon as a stream"
         if own != own.rstrip(". "):
             return "Windows drops dots and spaces at the end"
         if _SHORT.fullmatch(part):
-            return "Windows takes it for the short form of another name"
+            return "Windows reads it as the short form of another name"
     modules = (_RUN.get(part.partition(".")[0]) for part in parts)
     endings = (reason for ending, reason in _ACTED_ON_ENDINGS.items() if parts[-1].endswith(ending))
     return _ACTED_ON.get(parts[-1]) or next(filter(None, (*modules, *endings)), None)

@@ -507,7 +507,7 @@ def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[st
         gone = {*names, *stale_names(str(target), (*_STALE, *_STALE_TOKENIZER))}
     if held := [name for name in sorted(gone) if _inode(target / name) in inputs]:
         raise RefusedError(
-            f"the output folder holds the input {held[0]}", path=target, hint="choose another folder with -o"
+            f"the output folder contains the input {held[0]}", path=target, hint="choose another folder with -o"
         )
 
 

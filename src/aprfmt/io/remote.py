@@ -101,7 +101,7 @@ def place(folder: Path, files: Sequence[RemoteFile], store: Store) -> list[tuple
                 skipped.append((file, os.strerror(error.errno)))
                 continue
         if (other := placed.setdefault((identity.device, identity.inode), file.name)) != file.name:
-            skipped.append((file, f"the file system takes it for {other}"))
+            skipped.append((file, f"the file system reads it as {other}"))
             continue
         stand_for(path, _maker(file, store, identity))
     return skipped

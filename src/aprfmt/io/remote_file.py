@@ -81,8 +81,8 @@ class Traffic:
 
     def sentence(self) -> str:
         """The same for people."""
-        reused = f", {format_bytes(self.reused_bytes)} of an earlier run" if self.reused_bytes else ""
-        verified = f", {plural(len(self.verified), 'digest')} compared" if self.verified else ""
+        reused = f", {format_bytes(self.reused_bytes)} from an earlier run" if self.reused_bytes else ""
+        verified = f", {plural(len(self.verified), 'digest')} verified" if self.verified else ""
         unverified = (
             f", {plural(len(self.unverified), 'file')} read in part and not verified" if self.unverified else ""
         )
@@ -264,9 +264,9 @@ class RemoteFile:
         """The error for bytes that are not the file's, of which nothing is used from then on."""
         self._is_bad = True
         return ChecksumError(
-            "what was fetched is not the file that the hub lists: its digest differs",
+            "the download differs from the file on the hub: digest mismatch",
             path=self.address,
-            hint="run it again; if this persists, the repository or a proxy on the way is damaged",
+            hint="run it again; if this persists, the repository or a proxy corrupts the file",
         )
 
 

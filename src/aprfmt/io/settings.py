@@ -68,11 +68,11 @@ def read_settings(path: PathLike) -> dict[str, object]:
         try:
             found = tomllib.loads(text) if suffix == ".toml" else json.loads(text, object_pairs_hook=_once)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"this is not {suffix[1:].upper()}: {str(error)[:200]}", path=path) from error
+            raise UsageError(f"not valid {suffix[1:].upper()}: {str(error)[:200]}", path=path) from error
     else:
         raise UsageError("a table of options is a .toml, .yaml or .json file", path=path)
     if not isinstance(found, dict):
-        raise UsageError(f"a table of options was expected, not {shown(found)}", path=path)
+        raise UsageError(f"expected a table of options, not {shown(found)}", path=path)
     return found
 
 
@@ -80,7 +80,7 @@ def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.40} is there twice")
+        raise ValueError(f"duplicate key {next(name for name in names if names.count(name) > 1)!r:.40}")
     return found
 
 
@@ -93,11 +93,11 @@ def read_text(path: PathLike, what: str = "file") -> str:
         except FileNotFoundError:
             raise NotFoundError(f"{what} not found", path=path) from None
     if len(data) > MAX_SETTINGS_BYTES:
-        raise UsageError(f"a {what} may have {MAX_SETTINGS_BYTES} bytes", path=path)
+        raise UsageError(f"a {what} is limited to {MAX_SETTINGS_BYTES} bytes", path=path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"it is not UTF-8 at byte {error.start}", path=path) from error
+        raise UsageError(f"not valid UTF-8 at byte {error.start}", path=path) from error
 
 
 def read_yaml(path: PathLike, what: str = "file") -> SettingsNode:
@@ -113,7 +113,7 @@ def read_yaml(path: PathLike, what: str = "file") -> SettingsNode:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
         problem = getattr(error, "problem", None) or type(error).__name__
-        raise UsageError(f"{where}this is not YAML: {problem}", path=path) from error
+        raise UsageError(f"{where}not valid YAML: {problem}", path=path) from error
     except UsageError as error:
         raise UsageError(error.message, path=path, hint=error.hint) from None
 
@@ -142,7 +142,7 @@ def _node(tree: yaml.Node) -> SettingsNode:
             if not isinstance(key, yaml.ScalarNode):
                 raise UsageError(f"line {line}: a key must be a word")
             if key.value in out:
-                raise UsageError(f"line {key.start_mark.line + 1}: {key.value!r:.40} is there twice")
+                raise UsageError(f"line {key.start_mark.line + 1}: duplicate key {key.value!r:.40}")
             out[key.value] = _node(value)
         return SettingsNode(out, line)
     if isinstance(tree, yaml.SequenceNode):

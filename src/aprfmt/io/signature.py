@@ -77,7 +77,7 @@ def _secret(folder: str) -> tuple[bytes | None, str | None]:
             os.mkdir(folder, stat.S_IRWXU)
         info = os.lstat(folder)
         if not stat.S_ISDIR(info.st_mode) or not _is_own(info, stat.S_IWGRP | stat.S_IWOTH):
-            return None, f"{folder} is not a folder that you own and that you alone can write to"
+            return None, f"{folder} must be a folder that you own and only you can write to"
         try:
             return _read(path)
         except FileNotFoundError:
@@ -96,7 +96,7 @@ def _read(path: str) -> tuple[bytes | None, str | None]:
     finally:
         os.close(fd)
     if len(data) != _SECRET_BYTES:
-        return None, f"{path} is not a file of {_SECRET_BYTES} bytes that you own and that you alone can read"
+        return None, f"{path} must be a file of {_SECRET_BYTES} bytes that you own and only you can read"
     return data, None
 
 

@@ -44,7 +44,7 @@ def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folde
     parent = os.path.dirname(absolute(name))
     if exists(name):
         if not (is_folder(name) if folder else is_file(name)):
-            wanted = "a folder" if folder else "a plain file"
+            wanted = "a folder" if folder else "a regular file"
             raise RefusedError(
                 f"the output exists and is not {wanted}", path=name, hint="choose another output with -o"
             )
@@ -427,9 +427,9 @@ class AtomicFolder:
             mode = stat.S_IFDIR
         if stat.S_ISDIR(mode):
             raise StorageError(
-                f"{name} cannot be written: a file or folder is in its place",
+                f"{name} cannot be written: another file or folder has its name",
                 path=self.target,
-                hint="choose another folder with -o, or move that away",
+                hint="choose another folder with -o, or move it away",
             )
         if stat.S_ISREG(mode):
             copy_attributes(old, os.path.join(self._temporary, name))

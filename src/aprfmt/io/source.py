@@ -107,7 +107,7 @@ class Source:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
                 raise UnknownFormatError(
-                    "not a plain file", path=name, hint="give a model file or a Hugging Face folder"
+                    "not a regular file", path=name, hint="give a model file or a Hugging Face folder"
                 )
             source = cls(name, fd, None, info.st_size, FileIdentity.of(info))
             stack.pop_all()
@@ -122,7 +122,7 @@ class Source:
         """Raises TruncatedError unless [offset, offset + n_bytes) lies inside the file."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.size:
             raise TruncatedError(
-                f"{what} needs bytes {offset} to {offset + n_bytes}, but the file is {self.size} bytes long",
+                f"{what} needs bytes {offset} to {offset + n_bytes}, but the file has {self.size} bytes",
                 path=self.path,
                 tensor=tensor,
                 offset=offset,

@@ -112,7 +112,7 @@ class Switch:
         """Raises RefusedError unless every new file still to come is the one that the record knows; OSError."""
         for name in self.pending():
             if identity(os.lstat(self._new(name))) != self.new[name]:
-                raise _refused(self.temporary, f"{name} in it is not the file that was written")
+                raise _refused(self.temporary, f"{name} in it was modified")
 
     def superseded(self) -> set[str]:
         """Names of new files still to come, in whose places somebody else has put others."""
@@ -207,10 +207,10 @@ def recover(temporary: str) -> bool:
     folder = os.path.realpath(os.path.dirname(temporary))
     inner = os.path.join(folder, os.path.basename(temporary))
     if values["folders"] != [folder_identity(folder), folder_identity(inner)]:
-        raise _refused(temporary, "the folder is a copy, or was renewed")
+        raise _refused(temporary, "the folder is a copy, or was recreated")
     folders = (folder, inner, os.path.join(inner, _ASIDE))
     if not all(_is_inside(folder, name) for name in (*switch.new, *switch.old) for folder in folders):
-        raise _refused(temporary, "a link leads out of the folder")
+        raise _refused(temporary, "a symlink points outside the folder")
     if superseded := switch.superseded():
         return superseded == switch.pending()
     switch.check()
@@ -231,7 +231,7 @@ def check_copy(temporary: str) -> None:
         if (reason := why_unsigned()) is not None:
             raise _refused(temporary, reason)
         if _signed_body(record) is not None:
-            raise _refused(temporary, "the folder is a copy, or was renewed")
+            raise _refused(temporary, "the folder is a copy, or was recreated")
 
 
 def _signed_body(record: str) -> bytes | None:
@@ -245,7 +245,7 @@ def _signed_body(record: str) -> bytes | None:
 def _refused(temporary: str, why: str) -> RefusedError:
     quoted = shlex.quote(temporary)
     return RefusedError(
-        f"an interrupted write cannot be completed here: {why}",
+        f"cannot complete an interrupted write here: {why}",
         path=temporary,
         hint=f"move the new files out of it, or the old ones out of {quoted}/{_ASIDE}; then rm -r {quoted}",
     )

@@ -130,14 +130,14 @@ class Unpacked(io.RawIOBase):
     def _check_limits(self) -> None:
         if self._given > MAX_UNPACKED_RATIO * self._read + MAX_UNPACKED_AHEAD:
             what = (
-                f"{self._read:,} bytes unpack to {self._given:,} or more; text is compressed to a "
-                f"{MAX_UNPACKED_RATIO}th at most"
+                f"{self._read:,} bytes decompress to {self._given:,} or more, over {MAX_UNPACKED_RATIO} times "
+                "their size"
             )
         elif self._streams > MAX_UNPACKED_STREAMS + self._given // MIN_UNPACKED_STREAM_BYTES:
             what = f"{self._streams:,} compressed streams hold only {self._given:,} bytes"
         else:
             return
-        raise LimitError(what, path=self._path, hint="unpack the file if you trust it")
+        raise LimitError(what, path=self._path, hint="decompress the file yourself if you trust it")
 
     def _damaged(self, how: str) -> CorruptError:
-        return CorruptError(f"cannot be decompressed: {how}", path=self._path, hint="fetch it again")
+        return CorruptError(f"cannot be decompressed: {how}", path=self._path, hint="download it again")

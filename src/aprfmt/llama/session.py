@@ -74,7 +74,7 @@ class Session:
         self._watcher = Watcher(library) if request.watched else None
         self._context = library.init_from_model(self._model, self._options(request))
         if not self._context:
-            raise EngineError("llama.cpp makes no context for the model")
+            raise EngineError("llama.cpp cannot create a context for the model")
         self._apply(request.adapters)
         self._tower = (
             MediaContext(library.package, request.tower, self._model, self._threads, use_gpu=request.gpu_layers > 0)
@@ -112,7 +112,7 @@ class Session:
             pointers = (ctypes.c_void_p * len(loaded))(*loaded)
             scales = (ctypes.c_float * len(loaded))(*(scale for _, scale in adapters))
             if self._c.set_adapters_lora(self._context, pointers, len(loaded), scales):
-                raise EngineError("llama.cpp does not apply the adapters")
+                raise EngineError("llama.cpp cannot apply the adapters")
 
     def facts(self) -> JsonObject:
         """What a client knows of a loaded model: see client.Facts."""
@@ -183,7 +183,7 @@ class Session:
         wanted = (ctypes.c_int8 * len(ids))(*([every] * (len(ids) - 1)), True)
         code = self._c.decode(self._context, LlamaBatch(n_tokens=len(ids), token=memory, logits=wanted))
         if code:
-            raise EngineError(f"llama.cpp does not compute the model (code {code})")
+            raise EngineError(f"llama.cpp failed to evaluate the model (code {code})")
         self._past += ids
 
     def _decode(self, ids: Sequence[int]) -> None:
@@ -210,11 +210,11 @@ class Session:
         """The logits of an output, in memory of llama.cpp that the next call overwrites."""
         pointer = self._c.get_logits_ith(self._context, index)
         if not pointer:
-            raise EngineError("llama.cpp gives no logits")
+            raise EngineError("llama.cpp returned no logits")
         logits = np.ctypeslib.as_array(pointer, shape=(self.n_vocab,))
         # A network may rule tokens out by -inf.
         if np.isnan(logits).any() or np.isposinf(logits).any() or np.isneginf(logits).all():
-            raise EngineError("the model computes NaN or infinite logits")
+            raise EngineError("the model produces NaN or infinite logits")
         return logits
 
     def _begin(self, ids: list[int], reuse: bool) -> None:
@@ -226,7 +226,7 @@ class Session:
                 raise RoomError(f"the text has {len(ids):,} tokens, but the context has room for {room:,}")
             code = self._c.encode(self._context, LlamaBatch(n_tokens=len(ids), token=(Token * len(ids))(*ids)))
             if code:
-                raise EngineError(f"llama.cpp does not compute the encoder (code {code})")
+                raise EngineError(f"llama.cpp failed to evaluate the encoder (code {code})")
             start = self._c.model_decoder_start_token(self._model)
             self._decode([start if start >= 0 else max(0, self._c.vocab_bos(self._vocab))])
             return
@@ -237,7 +237,7 @@ class Session:
     def _look(self, prompt: str, media: Sequence[str], reuse: bool) -> int:
         """Computes a prompt with pictures and sound, of which the context may hold the beginning; how many tokens."""
         if self._tower is None:
-            raise EngineError("the model has no tower that sees or hears")
+            raise EngineError("the model has no vision or audio tower")
         seen = self._seen
         if reuse and seen is not None and seen.media == [*media]:
             known = seen.prompt + self.detokenize(self._past[seen.n_past :], special=True)
@@ -336,11 +336,11 @@ class Session:
         self._compute(ids or [max(0, self._c.vocab_bos(self._vocab))])
         pointer = self._c.get_embeddings_seq(self._context, 0)
         if not pointer:
-            raise EngineError("llama.cpp gives no embedding")
+            raise EngineError("llama.cpp returned no embedding")
         size = self._c.model_n_cls_out if self._pooling == "rank" else self._c.model_n_embd_out
         vector = np.ctypeslib.as_array(pointer, shape=(size(self._model),))
         if not np.isfinite(vector).all():
-            raise EngineError("the model computes NaN or infinite embeddings")
+            raise EngineError("the model produces NaN or infinite embeddings")
         return [float(x) for x in vector]
 
     def logits(self, ids: list[int], path: str, follow: bool = False) -> int:

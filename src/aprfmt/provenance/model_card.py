@@ -95,19 +95,19 @@ def parse_card(data: bytes) -> tuple[dict[str, object], list[str]]:
     try:
         return front_matter(data), []
     except (CorruptError, LimitError) as error:
-        return {}, [f"{CARD} is not read for provenance: {error.message}"]
+        return {}, [f"{CARD} is ignored for provenance: {error.message}"]
 
 
 def front_matter(data: bytes) -> dict[str, object]:
     """Front matter of the card `data`, {} where it has none. Raises LimitError, CorruptError."""
     if len(data) > MAX_CARD_BYTES:
-        raise LimitError(f"a card may have {MAX_CARD_BYTES} bytes")
+        raise LimitError(f"a model card is limited to {MAX_CARD_BYTES} bytes")
     if not data.removeprefix(b"\xef\xbb\xbf").startswith(_FENCE.encode()):
         return {}
     try:
         lines = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
-        raise CorruptError(f"it is not UTF-8 at byte {error.start}") from error
+        raise CorruptError(f"not valid UTF-8 at byte {error.start}") from error
     if lines[0].rstrip() != _FENCE:
         return {}
     ends = (i for i, line in enumerate(lines) if i and line.rstrip() == _FENCE)
@@ -117,7 +117,7 @@ def front_matter(data: bytes) -> dict[str, object]:
     # YAML forbids tabs as indentation, yet cards in use have them.
     text = "\n".join(lines[1:end]).replace("\t", "  ")
     if len(text.encode()) > MAX_FRONT_MATTER_BYTES:
-        raise LimitError(f"front matter may have {MAX_FRONT_MATTER_BYTES} bytes")
+        raise LimitError(f"front matter is limited to {MAX_FRONT_MATTER_BYTES} bytes")
     return _load(text)
 
 

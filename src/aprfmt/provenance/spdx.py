@@ -43,7 +43,7 @@ def canonical_license(text: str, flag: str) -> str:
 
 
 def _hint(text: str) -> str:
-    own = "a licence of your own is LicenseRef-<name>"
+    own = "use LicenseRef-<name> for a custom licence"
     nearest = nearest_id(text)
     return f"the nearest id is {nearest}; {own}" if nearest else f"for instance MIT or Apache-2.0; {own}"
 
@@ -73,4 +73,4 @@ def license_warnings(text: str | None, name: str | None = None) -> list[str]:
     if text is None or all(is_spdx(part) for part in text.split(",")):
         return []
     called = f" ({name})" if name else ""
-    return [f"license {text!r}{called} is not an SPDX id; it is kept as it is (apr stamp --license sets another)"]
+    return [f"license {text!r}{called} is not an SPDX id; kept unchanged (apr stamp --license replaces it)"]

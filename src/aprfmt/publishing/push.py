@@ -142,22 +142,22 @@ def push(
         provenance.from_flags({"license": license})
     there = _Repository.look(api, wanted)
     if not there.exists and not create:
-        raise NotFoundError(f"{wanted.repo} is not on the hub", hint="leave out --no-create to create it")
+        raise NotFoundError(f"{wanted.repo} is not on the hub", hint="drop --no-create to create it")
     models, info, general, warnings = _survey(formats.path_text(source, "source"), paths)
     if refused:
-        warnings.append(f"not published: {first_few(refused)}")
+        warnings.append(f"not uploaded: {first_few(refused)}")
     old = read_whole(card) if card is not None else there.card
     if old is None and CARD in paths:
         old = read_whole(paths[CARD])
     elif CARD in paths and card is None and read_whole(paths[CARD]) != old:
-        warnings.append(f"{CARD} of the folder is not published: the repository has one; --card FILE replaces that")
+        warnings.append(f"{CARD} of the folder is not uploaded: the repository has one; --card FILE replaces it")
     paths.pop(CARD, None)
     known = license_of(old) or license or info.get("license")
     if known is None and not no_license:
         raise RefusedError(
-            "nothing states the licence of the model",
+            "the licence of the model is missing",
             path=source,
-            hint="--license apache-2.0 puts one into the card; --no-license goes on without",
+            hint="set it with --license apache-2.0, or upload without one: --no-license",
         )
     before = {name: _identity(path) for name, path in paths.items()}
     sums = _sums(paths, progress)
@@ -191,11 +191,11 @@ def push(
 
 def _target(repo: str, revision: str) -> HubPath:
     if "/" not in repo:
-        raise UsageError(f"{repo!r} names no owner", hint=f"name the repository as org/name: OWNER/{repo}")
+        raise UsageError(f"{repo!r} has no owner", hint=f"name the repository as org/name: OWNER/{repo}")
     text = repo if repo.startswith(("hf://", "https://", "http://")) else f"hf://{repo}"
     found = parse(text)
     if found.file or found.quant or (found.revision != "main" and revision != "main"):
-        raise UsageError(f"{repo!r} is not a repository", hint="apr push DIR org/name --revision BRANCH")
+        raise UsageError(f"{repo!r} is not a repository id", hint="apr push DIR org/name --revision BRANCH")
     return found if revision == "main" else parse(f"hf://{found.repo}@{revision}")
 
 
@@ -268,7 +268,7 @@ def _files(source: str) -> dict[str, Path]:
             if not _LEFT_OUT.search(place):
                 found[place] = path / place
     if not any(name.endswith(WEIGHT_SUFFIXES) for name in found):
-        raise RefusedError("the folder holds no model", path=path, hint="apr push takes a model file or its folder")
+        raise RefusedError("no model found in the folder", path=path, hint="apr push takes a model file or its folder")
     return found
 
 
@@ -312,9 +312,9 @@ def _survey(source: str, paths: dict[str, Path]) -> tuple[list[ModelRow], dict[s
         except CorruptError:
             raise
         except AprError as error:
-            warnings.append(f"{name} is published, but cannot be read as a model: {error.message}")
+            warnings.append(f"{name} is uploaded, but cannot be read as a model: {error.message}")
     if not rows:
-        raise RefusedError("nothing of it can be read as a model", path=source, hint=warnings[0] if warnings else None)
+        raise RefusedError("no file in it can be read as a model", path=source, hint=warnings[0] if warnings else None)
     return rows, info, general, warnings
 
 
@@ -367,4 +367,4 @@ def _commit(
 
 
 def _refused(error: Exception, wanted: HubPath) -> AprError:
-    return failure(error, wanted, Path(), wanted.repo, "could not be published")
+    return failure(error, wanted, Path(), wanted.repo, "could not be uploaded")

@@ -112,7 +112,7 @@ def parse_gates(gates: Mapping[str, object] | Sequence[str]) -> dict[str, float]
         for text in gates:
             name, equals, value = text.partition("=")
             if not equals:
-                raise UsageError(f"--gate {text}: there is no value", hint=f"write {name}=VALUE")
+                raise UsageError(f"--gate {text}: missing value", hint=f"write {name}=VALUE")
             pairs.append((name, value))
     found: dict[str, float] = {}
     for name, given in pairs:
@@ -128,7 +128,7 @@ def parse_gates(gates: Mapping[str, object] | Sequence[str]) -> dict[str, float]
         except ValueError:
             limit = math.nan
         if not 0 < limit < math.inf:
-            raise UsageError(f"--gate {name}={given}: that is not a number above 0")
+            raise UsageError(f"--gate {name}={given}: not a number above 0")
         found[name] = limit
     return found
 

@@ -41,12 +41,12 @@ def chat_template(x: Examined) -> GateFinding:
         return GateFinding(False, error.message)
     head, found, tail = text.partition(ANSWER)
     if not found or USER not in head:
-        return GateFinding(False, "the template leaves out what was said")
+        return GateFinding(False, "the template drops messages")
     foreign = [marker for marker in dict.fromkeys(_MARKER.findall(text)) if len(_ids(x, marker)) != 1]
     if foreign:
         return GateFinding(
             False,
-            f"it writes markers that are not tokens of this vocabulary: {first_few(foreign)}",
+            f"it writes markers that are not in the vocabulary: {first_few(foreign)}",
             value=len(foreign),
             threshold=0,
         )
@@ -60,11 +60,11 @@ def chat_template(x: Examined) -> GateFinding:
     best = min(others, key=lambda name: sum(others[name]), default=None)
     worse = sum(own) - sum(others[best]) if best is not None else 0.0
     than_plain = own.answer - plain.answer
-    said = f"answer {own.answer:.1f} nats and its end {own.end:.1f} by the template; {plain.answer:.1f} without one"
+    said = f"with the template: answer {own.answer:.1f} nats, its end {own.end:.1f}; without: {plain.answer:.1f}"
     if best is not None:
         said += f"; {sum(others[best]):.1f} together in {best}'s form"
     if worse > BETTER:
-        return GateFinding(False, f"the model expects {best}'s form: {said}", value=worse, threshold=BETTER)
+        return GateFinding(False, f"the model expects the {best} format: {said}", value=worse, threshold=BETTER)
     return GateFinding(than_plain <= BETTER, said, value=max(worse, than_plain), threshold=BETTER)
 
 

@@ -33,7 +33,7 @@ def open_decoder(
     pooling, n_bytes = encoder_pooling(prepared.path)
     if pooling is not None:
         raise UnsupportedError(
-            "the model is an encoder: it predicts no next token",
+            "the model is an encoder: it does not predict a next token",
             path=file,
             hint="apr convert FILE -o m.gguf --verify computes an embedding with it",
         )
@@ -49,8 +49,6 @@ def open_decoder(
     if llama.facts.has_encoder:
         llama.close()
         raise UnsupportedError(
-            "the model has an encoder, which reads the text before the decoder writes: it predicts no text as such",
-            path=file,
-            hint="apr run FILE PROMPT",
+            "the model is an encoder-decoder: it cannot score plain text", path=file, hint="apr run FILE PROMPT"
         )
     return llama

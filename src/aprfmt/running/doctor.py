@@ -104,7 +104,7 @@ def doctor() -> Diagnosis:
 def _python() -> Iterator[DoctorFinding]:
     text = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info < _LEAST_PYTHON or sys.maxsize < 1 << 32:
-        yield DoctorFinding("python", "fail", f"{text}; 64 bits and {'.'.join(map(str, _LEAST_PYTHON))} are needed")
+        yield DoctorFinding("python", "fail", f"{text}; 64 bits and {'.'.join(map(str, _LEAST_PYTHON))} are required")
     else:
         yield DoctorFinding("python", "ok", text)
 
@@ -132,10 +132,10 @@ def _pins() -> Iterator[DoctorFinding]:
         if found.absent == len(pinned):
             yield DoctorFinding(name, "absent", "not installed; speeds up training on a Hopper GPU", _install(pinned))
         elif found.wrong:
-            text = f"{'; '.join(found.wrong)}: other versions than those that were measured together"
+            text = f"{'; '.join(found.wrong)}: versions differ from the tested combination"
             yield DoctorFinding(name, "warn", text, _install(pinned))
         else:
-            yield DoctorFinding(name, "ok", f"{', '.join(found.right)}: the versions that were measured together")
+            yield DoctorFinding(name, "ok", f"{', '.join(found.right)}: the tested combination of versions")
 
 
 def _required(extra: str = "") -> list[Requirement]:
@@ -201,7 +201,7 @@ def _version(package: str) -> str:
 def _quantizers() -> Iterator[DoctorFinding]:
     why = backend.absence()
     if not why:
-        yield DoctorFinding("libggml", "ok", "quantizes to every type that llama.cpp has")
+        yield DoctorFinding("libggml", "ok", "quantizes to every llama.cpp type")
     else:
         yield DoctorFinding("libggml", "warn", f"{why}; some types cannot be written", "pip install libggml-python")
 
@@ -221,7 +221,7 @@ def _llama() -> Iterator[DoctorFinding]:
         known = ", ".join(
             part.split(" = ")[0].rpartition(": ")[2] for part in system.split(" | ") if part.endswith("= 1")
         )
-        amx = "; it dies with repacked weights (AMX that is reported and not granted?), so they are off" if off else ""
+        amx = "; it crashes with repacked weights (AMX reported but not permitted?), so repacking is off" if off else ""
         yield DoctorFinding("llama.cpp", "warn" if off else "ok", f"{engine} computes, built for {known}{amx}")
 
 
@@ -262,7 +262,7 @@ def _gpu() -> Iterator[DoctorFinding]:
     elif shutil.which("nvidia-smi") is not None:
         yield DoctorFinding("gpu", "warn", f"torch {found['version']} sees none of the GPUs that nvidia-smi may show")
     else:
-        yield DoctorFinding("gpu", "absent", f"torch {found['version']} sees none: training takes the processor")
+        yield DoctorFinding("gpu", "absent", f"torch {found['version']} sees none: training runs on the CPU")
 
 
 def _features() -> Iterator[DoctorFinding]:
@@ -275,9 +275,7 @@ def _features() -> Iterator[DoctorFinding]:
     except ValueError:
         rows = None
     if rows is None:
-        yield DoctorFinding(
-            "trainer", "fail", "its optional features end the process that looks for them", _LIST_FEATURES
-        )
+        yield DoctorFinding("trainer", "fail", "probing its optional features crashes the process", _LIST_FEATURES)
         return
     for name, row in rows.items():
         label = " ".join(filter(None, (row["label"], row["version"])))
@@ -294,16 +292,14 @@ def _disks() -> Iterator[DoctorFinding]:
         try:
             free = shutil.disk_usage(place := find()).free
         except OSError as error:
-            yield DoctorFinding(
-                f"disk: {name}", "fail", f"there is none: {error.strerror}", "cd to a folder that exists"
-            )
+            yield DoctorFinding(f"disk: {name}", "fail", f"none: {error.strerror}", "cd to an existing folder")
             continue
         status: Status = "ok" if free >= _LITTLE_DISK else "warn"
         yield DoctorFinding(f"disk: {name}", status, f"{format_bytes(free)} free at {place}")
     for name, folder, hint in (
         ("exports for llama.cpp", cache_home() / "exports", "APR_CACHE_SIZE=20GB limits it; it can be deleted"),
         ("importance matrices", cache_home() / "imatrix", "it can be deleted"),
-        ("models of the hub", cache_folder(), "hf cache shows what is in it"),
+        ("hub models", cache_folder(), "hf cache lists it"),
     ):
         count, size = _size_of(folder)
         if count:

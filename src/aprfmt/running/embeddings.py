@@ -94,7 +94,7 @@ def compute(
 
     path = formats.path_text(file, "file")
     if not texts:
-        raise UsageError("there is no text to embed")
+        raise UsageError("no text to embed")
     for text in texts:
         require_unicode(text)
     prepared = prepare(file, dtype=loading.dtype, say=say)

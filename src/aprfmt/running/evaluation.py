@@ -130,7 +130,7 @@ def scoring() -> Iterator[None]:
         reason, hint = str(error) or type(error).__name__, getattr(error, "hint", None)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(error, torch.OutOfMemoryError):
-            hint = "take fewer tokens at a time: a smaller --micro-tokens; of apr eval a smaller --seq-len"
+            hint = "process fewer tokens at a time: smaller --micro-tokens, or with apr eval smaller --seq-len"
         raise RunError(f"the evaluation failed, no score: {reason}", hint=hint) from error
 
 
@@ -143,7 +143,9 @@ def window_length(seq_len: int | None, limit: int | None, made_for: Mapping[str,
     for who, positions in made_for.items():
         check_length(length, who, positions)
     if limit is not None and limit < length:
-        raise UsageError(f"--limit {limit} is less than one window of {length} tokens", hint="give a smaller --seq-len")
+        raise UsageError(
+            f"--limit {limit} is less than one sequence of {length} tokens", hint="give a smaller --seq-len"
+        )
     return length
 
 
@@ -168,8 +170,8 @@ def read_part(
             ids += encoder.encode(some)
     if bad := ", ".join(f"{n} {what}" for what, n in (+skipped).items() if not ids):
         raise CorruptError(
-            f"no documents; left out: {bad}", path=data,
-            hint=f"a record is text under {text_field!r}, or messages; --text-field names another field",
+            f"no documents; skipped: {bad}", path=data,
+            hint=f"a record needs text under {text_field!r} or messages; --text-field sets another field",
         )  # fmt: skip
     return part_of(ids)
 
@@ -182,15 +184,15 @@ def scores_of(n_windows: int, count: int, sums: list[float], with_teacher: bool,
     if not all(map(math.isfinite, (ce, kl, teacher_ce))):
         raise RunError(
             f"the evaluation is not finite: cross entropy {ce}, KL {kl}, the teacher's cross entropy {teacher_ce}",
-            hint="the weights are damaged, or ids of the data have no row in the head",
+            hint="the weights are damaged, or token ids of the data exceed the head's rows",
         )
     if ce > _DIVERGED:
         raise RunError(
             f"the cross entropy is {ce:.0f} nats: the model predicts nothing, no score",
-            hint="of a run: start anew with a lower --lr, or with --clip 1",
+            hint="in a training run: restart with a lower --lr or --clip 1",
         )
     if kl < -_ROUNDING:
-        raise RunError(f"the KL to the teacher came out as {kl:g} nats, which is impossible: no score")
+        raise RunError(f"the KL to the teacher is {kl:g} nats, which is impossible: no score")
     mass = dropped if has_dropped else None
     compared = (max(kl, 0.0), agreement, teacher_ce, mass) if with_teacher else ()
     return Scores(n_windows, count, ce, math.exp(ce), accuracy, *compared)

@@ -46,7 +46,7 @@ class _LlamaEncoder:
 
     def __init__(self, llama: Llama) -> None:
         if llama.facts.eos < 0:
-            raise RunError("the evaluation failed, no score: the model has no token to put between documents")
+            raise RunError("the evaluation failed, no score: the model has no token to separate documents")
         self._llama, self.separator, self.digest = llama, llama.facts.eos, ""
 
     def encode(self, documents: list[Document]) -> list[Ids]:
@@ -62,7 +62,7 @@ class _LlamaEncoder:
 
     def render(self, chat: Chat) -> Marked:
         """Raises RunError: llama.cpp does not tell where in a text its tokens are."""
-        raise RunError("conversations are scored by the tokenizers library, and it does not run this vocabulary")
+        raise RunError("scoring conversations needs the tokenizers library, which does not support this vocabulary")
 
 
 def score(
@@ -157,7 +157,7 @@ def _totals(
                 sums += [0.0 if column is None else column.sum() for column in found]
             if time.monotonic() - logged > LOG_S:
                 logged = time.monotonic()
-                log(f"scored {done + 1:,} of {len(numbers):,} windows")
+                log(f"scored {done + 1:,} of {len(numbers):,} sequences")
     dropped = vocabulary is not None and bool(vocabulary.dropped)
     return scores_of(len(numbers), count, sums.tolist(), vocabulary is not None, dropped)
 

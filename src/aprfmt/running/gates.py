@@ -48,14 +48,14 @@ def _of_checks(checks: Sequence[Check], said: str) -> GateFinding:
 
 def _structure(x: Examined) -> GateFinding:
     checks = [check for check in x.validation.checks if not check.id.startswith("values.")]
-    return _of_checks(checks, f"{len(checks)} rules of apr validate hold")
+    return _of_checks(checks, f"{len(checks)} rules of apr validate pass")
 
 
 def _weights(x: Examined) -> GateFinding:
     checks = [check for check in x.validation.checks if check.id.startswith("values.")]
     if not checks:
-        raise SkippedError("there are no weights to look at")
-    return _of_checks(checks, f"{len(x.model.tensors.entries):,} tensors: no NaN, no infinity, none all zeros")
+        raise SkippedError("no weights to check")
+    return _of_checks(checks, f"{len(x.model.tensors.entries):,} tensors: no NaN, no infinity, none all zero")
 
 
 def _loads(x: Examined) -> GateFinding:
@@ -70,9 +70,9 @@ def _vocabulary(x: Examined) -> GateFinding:
     embedding = x.gguf.tensors.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None else embedding_rows(x.canonical) if x.canonical else None
     if rows is None:
-        raise SkippedError("the model has no embedding of tokens")
+        raise SkippedError("the model has no token embedding")
     n = x.llama.n_vocab
-    text = f"{n:,} tokens, {rows:,} rows of the embedding"
+    text = f"{n:,} tokens, {rows:,} embedding rows"
     return GateFinding(n == rows, text, value=n, threshold=rows)
 
 
@@ -86,7 +86,7 @@ def _finite(x: Examined) -> GateFinding:
         except RunError as error:
             return GateFinding(False, f"prompt {number} of {len(PROMPTS)}: {error.message}", value=number - 1)
     n = len(PROMPTS)
-    return GateFinding(True, f"the logits of {n} prompts hold numbers", value=n, threshold=n)
+    return GateFinding(True, f"the logits of {n} prompts are finite", value=n, threshold=n)
 
 
 LEAST_EFFECT = 1e-3
@@ -98,13 +98,13 @@ def _layers(x: Examined) -> GateFinding:
     effects, _ = x.watched.effects(x.texts[0][:96])
     known = {i: value for i, value in enumerate(effects) if value is not None}
     if not known:
-        raise SkippedError("llama.cpp does not name the hidden states of this architecture", required=False)
+        raise SkippedError("llama.cpp does not expose the hidden states of this architecture", required=False)
     idle = [i for i, value in known.items() if not value >= LEAST_EFFECT]
     least = min(known, key=lambda i: known[i])
     text = (
-        f"layers that do nothing: {first_few(map(str, idle))}"
+        f"inactive layers: {first_few(map(str, idle))}"
         if idle
-        else f"{len(known)} layers, the least active is {least}: it moves its input by {known[least]:.2g}"
+        else f"{len(known)} layers, least active: {least}, changes its input by {known[least]:.2g}"
     )
     return GateFinding(not idle, text, value=known[least], threshold=LEAST_EFFECT)
 
@@ -120,19 +120,19 @@ def _rope_order(x: Examined) -> GateFinding:
     _, names = x.watched.effects(ids[:16])
     heads = _heads(x, names)
     reader = x.reader_of(x.watched)
-    losses = {"as it is": float(reader.score(ids).loss.mean())}
-    for name, halves in (("permuted once less", True), ("permuted once more", False)):
+    losses = {"unchanged": float(reader.score(ids).loss.mean())}
+    for name, halves in (("permuted one time less", True), ("permuted one time more", False)):
         x.watched.reorder(heads, halves=halves)
         losses[name] = float(reader.score(ids).loss.mean())
         x.watched.reorder(heads, halves=not halves)
     x.close_watched()
-    own = losses.pop("as it is")
+    own = losses.pop("unchanged")
     best = min(losses, key=lambda name: losses[name])
     gain = own - losses[best]
     is_guessing = losses[best] > math.log(x.llama.n_vocab)  # in any order, so none is the right one
     passed = is_guessing or gain < ORDER_MARGIN
     others = ", ".join(f"{name} {math.exp(loss):,.1f}" for name, loss in losses.items())
-    text = f"perplexity {math.exp(own):,.1f} with the rows of Q and K as they are; {others}"
+    text = f"perplexity {math.exp(own):,.1f} with the rows of Q and K unchanged; {others}"
     if not passed:
         text = f"the rows of Q and K are in the wrong order, they must be {best}: {text}"
     return GateFinding(passed, text, value=gain, threshold=ORDER_MARGIN)
@@ -160,13 +160,13 @@ def _heads(x: Examined, names: Sequence[str]) -> list[tuple[str, int, int, int]]
         size = per_layer("key_length", layer) or width // n_q
         rotated: Any = x.metadata("ARCH.rope.dimension_count") or size
         if rotated != size:
-            raise SkippedError("only a part of each head is rotated", required=False)
+            raise SkippedError("partial RoPE", required=False)
         if part[2] in ("q", "qkv"):
             found.append((name, 0, n_q, size))
         if part[2] in ("k", "qkv"):
             found.append((name, n_q * size if part[2] == "qkv" else 0, n_kv, size))
     if not found:
-        raise SkippedError("the model has no rows of Q and K that are rotated as heads", required=False)
+        raise SkippedError("the model has no per-head rotary Q and K", required=False)
     return found
 
 
@@ -191,17 +191,17 @@ def _tokenizer(x: Examined) -> GateFinding:
         total += len(ids)
         losses += x.reader.score([begin, *ids]).loss.tolist()
     if not losses:
-        raise SkippedError("the model writes too little by itself", required=False)
+        raise SkippedError("the model generates too little text", required=False)
     own, share = sum(losses) / len(losses), same / total
     gap = (x.loss - own) / math.log(x.llama.n_vocab)
     foreign = gap > FOREIGN_GAP and share < SAME_TOKENS
     text = (
-        f"{share:.1%} of the tokens that the model writes come back from their text; loss {own:.2f} nats of its own "
-        f"tokens, {x.loss:.2f} of text"
+        f"{share:.1%} of generated tokens survive detokenizing and tokenizing; loss {own:.2f} nats on its "
+        f"own tokens, {x.loss:.2f} on text"
     )
     return GateFinding(
         not foreign,
-        f"another model's tokenizer, or weights that were not trained: {text}" if foreign else text,
+        f"another model's tokenizer, or untrained weights: {text}" if foreign else text,
         value=gap,
         threshold=FOREIGN_GAP,
     )
@@ -223,7 +223,7 @@ def _text(x: Examined) -> GateFinding:
         circling.append(loop or few or not each.text.strip())
     sample = " ".join(made[circling.index(False) if False in circling else 0].text.split())[:60]
     distinct = max(len(set(each.ids)) for each in made)
-    text = "the text goes round in a circle" if all(circling) else f"{distinct} different tokens"
+    text = "the text repeats in a loop" if all(circling) else f"{distinct} different tokens"
     return GateFinding(
         not all(circling), f"{text}: \u201c{sample}\u2026\u201d", value=distinct, threshold=LEAST_DISTINCT
     )
@@ -280,7 +280,7 @@ def _arithmetic(x: Examined) -> GateFinding:
     if x.against is not None:
         theirs = x.answers(ARITHMETIC, original=True)
         limit, of = theirs[0] - LOST, f"the original {theirs[1]:.0%}"
-    text = f"{share:.0%} of {len(ARITHMETIC)} sums right, {of}; ln probability {likely:.2f}"
+    text = f"{share:.0%} of {len(ARITHMETIC)} sums correct, {of}; ln probability {likely:.2f}"
     return GateFinding(likely >= limit, text, value=likely, threshold=limit)
 
 
@@ -298,13 +298,13 @@ def kl_limit(bits: float) -> float:
 
 def _original(x: Examined) -> dict[str, float]:
     if x.against is None:
-        raise SkippedError("there is no original to compare with: --against FILE", required=False)
+        raise SkippedError("no original to compare with: --against FILE", required=False)
     if x.original.n_vocab != x.llama.n_vocab or any(
         x.original.tokenize(x.llama.detokenize(ids), add_special=False)
         != x.llama.tokenize(x.llama.detokenize(ids), add_special=False)
         for ids in x.texts
     ):
-        raise SkippedError("the original reads text as other tokens")
+        raise SkippedError("the original tokenizes text differently")
     return x.compared
 
 
@@ -318,9 +318,7 @@ def _agreement(x: Examined) -> GateFinding:
     share = _original(x)["agreement"]
     # A first choice changes where two are about as likely: its share falls with the root of the KL.
     limit = 1 - 0.62 * math.sqrt(kl_limit(x.bits_per_weight))
-    return GateFinding(
-        share >= limit, f"{share:.1%} of the tokens have the same first choice", value=share, threshold=limit
-    )
+    return GateFinding(share >= limit, f"{share:.1%} top-1 agreement", value=share, threshold=limit)
 
 
 def _ratio(x: Examined) -> GateFinding:
@@ -335,20 +333,22 @@ _SOUND = (*_RUNS, "layers", "rope-order", "tokenizer")
 """What names a cause; of a model that fails there, the symptoms say nothing more."""
 
 GATES = (
-    Gate("structure", "the rules of apr validate about names, shapes, keys and tokens hold", _structure),
-    Gate("weights", "no tensor holds NaN or infinity, or only zeros", _weights),
+    Gate("structure", "the rules of apr validate on names, shapes, keys and tokens pass", _structure),
+    Gate("weights", "no tensor has NaN or infinity, or is all zero", _weights),
     Gate("loads", "llama.cpp loads the model", _loads),
-    Gate("vocabulary", "there are as many tokens as rows of the embedding", _vocabulary, ("loads",)),
-    Gate("finite", "every logit of several prompts is a number", _finite, ("loads",)),
-    Gate("layers", "every layer moves the hidden states", _layers, _RUNS),
+    Gate("vocabulary", "the number of tokens equals the number of embedding rows", _vocabulary, ("loads",)),
+    Gate("finite", "all logits of several prompts are finite", _finite, ("loads",)),
+    Gate("layers", "every layer changes the hidden states", _layers, _RUNS),
     Gate("rope-order", "no other order of the rows of Q and K predicts text better", _rope_order, (*_RUNS, "layers")),
-    Gate("tokenizer", "the tokens are those that the model has learned", _tokenizer, (*_RUNS, "layers", "rope-order")),
-    Gate("text", "greedy text is not one token, and no loop of a few", _text, _SOUND),
-    Gate("perplexity", "text costs no more bits than it may at this size", _perplexity, _SOUND),
-    Gate("copy", "words are copied by example", _copy, _SOUND),
-    Gate("arithmetic", "small sums are done by example", _arithmetic, _SOUND),
-    Gate("chat-template", "the chat template is the one that the model was trained with", chat_template, _SOUND),
-    Gate("kl", "next to the original: how far the predictions are", _kl, _SOUND),
-    Gate("agreement", "next to the original: how often the first choice is the same", _agreement, _SOUND),
-    Gate("ratio", "next to the original: the perplexity", _ratio, _SOUND),
+    Gate(
+        "tokenizer", "the tokenizer is the one the model was trained with", _tokenizer, (*_RUNS, "layers", "rope-order")
+    ),
+    Gate("text", "greedy text is not one token or a short loop", _text, _SOUND),
+    Gate("perplexity", "bits per byte are normal for the model's size", _perplexity, _SOUND),
+    Gate("copy", "copies words from examples", _copy, _SOUND),
+    Gate("arithmetic", "adds small numbers from examples", _arithmetic, _SOUND),
+    Gate("chat-template", "the chat template is the one the model was trained with", chat_template, _SOUND),
+    Gate("kl", "against the original: KL divergence", _kl, _SOUND),
+    Gate("agreement", "against the original: top-1 agreement", _agreement, _SOUND),
+    Gate("ratio", "against the original: perplexity", _ratio, _SOUND),
 )

@@ -126,7 +126,7 @@ class Prompt:
     def check(self) -> None:
         """Raises UsageError, and NotFoundError for a file that is not there."""
         if self.raw and self.system is not None:
-            raise UsageError("a system message needs a chat template, which --raw leaves out")
+            raise UsageError("a system message needs a chat template, which --raw disables")
         with_markers(self.text, len(self.media))
         for text in (self.text, self.system):
             require_unicode(text or "")
@@ -147,8 +147,7 @@ def sampling_of(**values: float) -> Sampling:
         named = [name for name in values if name != "temperature" and values[name] != getattr(usual, name)]
         if named:
             raise UsageError(
-                f"{named[0]} has no effect without a temperature: the most likely token is taken",
-                hint="add --temperature 0.8",
+                f"{named[0]} has no effect without a temperature: decoding is greedy", hint="add --temperature 0.8"
             )
     return Sampling(**values)  # type: ignore[arg-type]  # checked above
 
@@ -188,13 +187,13 @@ class Runner:
         refuse_others(metadata, self.path)
         if any(key.startswith("diffusion.") for key in metadata):
             raise RefusedError(
-                "the model is a diffusion language model, which does not write its text token by token",
+                "the model is a diffusion language model and does not generate token by token",
                 path=self.path,
                 hint=f"llama-diffusion-cli -m {self._prepared.path} of llama.cpp runs it",
             )
         if pooling_of(metadata)[1]:
             raise RefusedError(
-                "the model is an encoder: it writes no text, but gives vectors of texts",
+                "the model is an encoder: it computes embeddings, it does not generate text",
                 path=self.path,
                 hint=f'apr run {self.path} --embed "some text"',
             )
@@ -316,7 +315,7 @@ class Runner:
         """
         facts = self.llama.facts
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise UsageError(f"max_tokens must be a number of tokens from 1 on, not {max_tokens!r:.40}")
+            raise UsageError(f"max_tokens must be 1 or more, not {max_tokens!r:.40}")
         if max_tokens is None:
             max_tokens = RAW_TOKENS if raw else facts.n_ctx
         prompt: str | list[int] = self.ids(text, raw=raw)
@@ -376,7 +375,7 @@ def refuse_others(metadata: Mapping[str, Any], path: str) -> None:
         raise RefusedError("this is an adapter", path=path, hint=f"apr run BASE --lora {path}")
     if kind == "imatrix":
         raise RefusedError(
-            "this is an importance matrix", path=path, hint=f"apr quantize MODEL MIX -o OUT --imatrix {path}"
+            "this is an importance matrix", path=path, hint=f"apr quantize MODEL TYPE -o OUT --imatrix {path}"
         )
     if kind == "mmproj" or metadata.get("general.architecture") == "clip":
         raise RefusedError(
@@ -403,7 +402,7 @@ def with_markers(text: str, n: int) -> str:
     found = text.count(MEDIA_MARKER)
     if n and found not in (0, n):
         raise UsageError(
-            f"{MEDIA_MARKER}, which stands for a file, is {found} times in the prompt, and {n} files are given",
-            hint="without it the files come first",
+            f"the prompt has the file marker {MEDIA_MARKER} {found} times, but {n} files are given",
+            hint="without the marker, files come first",
         )
     return text if found or not n else MEDIA_MARKER * n + "\n" + text

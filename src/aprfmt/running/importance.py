@@ -144,7 +144,7 @@ def compute(
         chunks = list(_chunks(llama, text, wanted))
         if not chunks:
             raise RefusedError(
-                f"the text is too short for an importance matrix: it has less than {wanted.chunk_size} tokens",
+                f"the text is too short for an importance matrix: fewer than {wanted.chunk_size} tokens",
                 path=datasets[0] if datasets else None,
                 hint="give more text with --data (100,000 words are usual), or a smaller --chunk-size",
             )
@@ -163,9 +163,7 @@ def compute(
             found = llama.collect(ids)
             if not found["weights"]:
                 raise UnsupportedError(
-                    "llama.cpp multiplies no weight of its layers with a text",
-                    path=wanted.name,
-                    hint="apr inspect FILE",
+                    "llama.cpp multiplies none of its layer weights", path=wanted.name, hint="apr inspect FILE"
                 )
             if advance is not None:
                 advance(wanted.chunk_size, f"chunk {number:,} of {len(chunks):,}")
@@ -218,15 +216,15 @@ def remarks(sums: ImatrixSums, target: str) -> list[str]:
         n = sum(int((sums.entries[name].counts == 0).sum()) for name in names)
         first = int((sums.entries[names[0]].counts == 0).argmax())
         warnings.append(
-            f"no token reached {plural(n, 'expert weight')}, such as number {first} of {names[0]}: a mix weighs all "
-            "their columns alike; more text, or text of more kinds, reaches them"
+            f"no token reached {plural(n, 'expert weight')}, such as number {first} of {names[0]}: "
+            "quantization weighs all their columns equally; use more, or more varied, text"
         )
     if sums.chunks and sums.chunks * sums.chunk_size < _FEW_TOKENS:
         warnings.append(
-            f"{sums.chunks * sums.chunk_size:,} tokens are few for an importance matrix; some 50,000 are usual"
+            f"{sums.chunks * sums.chunk_size:,} tokens are few for an importance matrix; about 50,000 are usual"
         )
     if names and target.lower().endswith(OLD_SUFFIX):
-        warnings.append("the old form has no counts of experts")
+        warnings.append("the legacy format has no expert counts")
     return warnings
 
 
@@ -285,8 +283,8 @@ def _identity(wanted: ImatrixRequest, chunks: list[list[int]]) -> dict[str, obje
 
 _DIFFERENT = {
     "model": "the model has changed since",
-    "text": "it is of another text",
-    "chunk_size": "it has another chunk size",
+    "text": "its text differs",
+    "chunk_size": "its chunk size differs",
     "output": "only one of the two has the output head",
 }
 

@@ -34,7 +34,7 @@ def qa_html(found: QaReport) -> str:
             ]
         )
     )
-    header = ["gate", "status", "evidence", "value", "limit", "time", "what holds when it passes"]
+    header = ["gate", "status", "evidence", "value", "limit", "time", "requirement"]
     parts += [heading("Gates"), table(header, map(_gate, found.gates), right="value|limit|time", stack=True)]
     return page(f"{Path(found.model).name}: {verdict[0]}", parts)
 
@@ -44,7 +44,7 @@ def _sentence(found: QaReport) -> str:
     skipped = [gate.id for gate in found.gates if gate.status == "skip" and gate.required]
     parts = [f"failed: {', '.join(failed)}"] if failed else []
     parts += [f"skipped, although required: {', '.join(skipped)}"] if skipped and not found.passed else []
-    return "; ".join(parts) or "Every gate that looks at this model passed."
+    return "; ".join(parts) or "Every gate that applies to this model passed."
 
 
 def _gate(gate: GateResult) -> list[str | Tone]:
@@ -57,14 +57,14 @@ def bench_html(found: BenchReport) -> str:
     """The page of `apr bench`."""
     first, many = found.models[0], len(found.models) > 1
     title = f"Speed of {len(found.models)} models" if many else f"Speed of {Path(first.file).name}"
-    verdict = (("gates met", "good") if found.passed else ("a gate was missed", "bad")) if found.gates else None
+    verdict = (("gates passed", "good") if found.passed else ("a gate failed", "bad")) if found.gates else None
     what = f"{plural(found.prompt_tokens, 'token')} of prompt, {found.tokens:,} of text"
     what += f"; median of {plural(found.runs, 'run')}"
-    parts = [headline(title, verdict), paragraph(f"{what}, {format_seconds(found.seconds)} in all.", "lead")]
+    parts = [headline(title, verdict), paragraph(f"{what}, {format_seconds(found.seconds)} in total.", "lead")]
     parts += [paragraph(f"llama.cpp by {first.engine}, {plural(first.threads, 'thread')}")]
     parts += [] if many else [_tiles(first)]
-    parts += [heading("Medians, with the lowest and the highest run"), grid(_bars(found.models))]
-    parts += [heading("Run by run"), grid(map(draw, _runs(found.models)))]
+    parts += [heading("Medians, with lowest and highest run"), grid(_bars(found.models))]
+    parts += [heading("All runs"), grid(map(draw, _runs(found.models)))]
     parts += [heading("Models"), *_table(found.models)]
     if found.gates:
         cells = [
@@ -94,9 +94,9 @@ def _tiles(model: BenchedModel) -> str:
 
 
 _MEASURED: tuple[tuple[str, str, Callable[[BenchedModel], Samples]], ...] = (
-    ("Prompt", "tokens/s, more is better", lambda m: m.prompt_tok_s),
-    ("Text", "tokens/s, more is better", lambda m: m.tok_s),
-    ("Time to the first token", "ms, less is better", lambda m: m.ttft_ms),
+    ("Prompt", "tokens/s, higher is better", lambda m: m.prompt_tok_s),
+    ("Text", "tokens/s, higher is better", lambda m: m.tok_s),
+    ("Time to the first token", "ms, lower is better", lambda m: m.ttft_ms),
 )
 """What was measured in every run: title, unit, where it is."""
 
@@ -112,7 +112,7 @@ def _bars(models: Sequence[BenchedModel]) -> Iterator[str]:
     if all(memory):
         unit, size = next((row for row in _UNITS.items() if max(memory) >= row[1]), ("MiB", _UNITS["MiB"]))
         rows = [Bar(name, n / size, n / size, n / size, format_bytes(n)) for name, n in zip(names, memory, strict=True)]
-        yield bars("Peak memory", rows, f"{unit}, less is better")
+        yield bars("Peak memory", rows, f"{unit}, lower is better")
 
 
 def _runs(models: Sequence[BenchedModel]) -> Iterator[Chart]:

@@ -109,9 +109,9 @@ def prepare_tower(file: PathLike, *, say: Callable[[str], None] = lambda line: N
     with formats.open(name) as model:
         if model.metadata.get("general.architecture") != "clip":
             raise RefusedError(
-                "the file holds a language model, and nothing that sees or hears",
+                "the file holds a language model without vision or audio towers",
                 path=name,
-                hint="--mmproj FILE names the GGUF that does",
+                hint="give the GGUF of the towers with --mmproj FILE",
             )
     return found.gguf
 
@@ -131,7 +131,7 @@ def prepare_adapter(
     found = _look(name)
     with formats.open(name) as model:
         if not looks_like_adapter(model):
-            raise RefusedError("this is not an adapter", path=name, hint="--lora names a LoRA adapter of any form")
+            raise RefusedError("this is not an adapter", path=name, hint="--lora takes a LoRA adapter in any format")
         own = find_base(model, None) if found.gguf is None else None
         stated = read_adapter(model, own).of if found.gguf is None else None
     gguf = found.gguf
@@ -153,9 +153,7 @@ def _check_architecture(theirs: object, base: str, name: str, base_name: str) ->
 
 def _other_model(why: str, name: str, base_name: str) -> RefusedError:
     return RefusedError(
-        f"the adapter is for another model than {base_name}: {why}",
-        path=name,
-        hint="apr inspect shows what an adapter is for",
+        f"the adapter does not fit {base_name}: {why}", path=name, hint="apr inspect shows the base model of an adapter"
     )
 
 
@@ -170,7 +168,7 @@ def _check_adapter(adapter: str, base: str, name: str, base_name: str) -> None:
             if factor not in ("lora_a", "lora_b"):
                 continue
             if weight not in of.tensors:
-                raise _other_model(f"there is no tensor {weight}{whose}", name, base_name)
+                raise _other_model(f"missing tensor {weight}{whose}", name, base_name)
             rows, columns = of.tensors[weight].shape[-2:]
             turned = weight == "token_embd.weight"
             expected = {"lora_a": rows if turned else columns, "lora_b": columns if turned else rows}[factor]

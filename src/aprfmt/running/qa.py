@@ -84,7 +84,7 @@ def examine(
     known = [gate.id for gate in GATES]
     for name in allow_skip:
         if name not in known:
-            raise UsageError(f"there is no gate {name!r:.40}", hint=f"gates are {', '.join(known)}")
+            raise UsageError(f"unknown gate {name!r:.40}", hint=f"gates are {', '.join(known)}")
     require_llama()
     for path in (file, against) if against is not None else ():
         formats.detect(path)  # what is not there is said before minutes of gates
@@ -118,7 +118,7 @@ def _look(gate: Gate, x: Examined, before: dict[str, GateResult], allow_skip: Se
     finding, status = GateFinding(False, ""), "skip"
     missing = [name for name in gate.needs if not _is_fine(before[name])]
     if missing:
-        finding = GateFinding(False, f"not looked at, as {missing[0]} did not pass")
+        finding = GateFinding(False, f"not run, because {missing[0]} did not pass")
     else:
         try:
             finding = gate.look(x)

@@ -92,7 +92,7 @@ def prepare(
     threshold = None if held_out_paths else int(held_out * _HASHES)
     plan = _CorpusPlan(encoder, files, threshold, skipped, mixed, text_field, strict)
     if plan.n_bytes > _LONG:
-        log(f"hashing {plan.n_bytes / 1e9:.1f} GB of data to compare them with existing token shards")
+        log(f"hashing {plan.n_bytes / 1e9:.1f} GB of data to compare with existing token shards")
     keys = plan.keys()
     if wanted not in (None, *keys):
         raise RefusedError(
@@ -148,7 +148,7 @@ def _open_shards(folder: Path, encoder: Encoder, held_out: float, held_out_paths
     share = corpus.header.get("held_out_share")
     if held_out_paths or held_out not in (HELD_OUT, share):
         raise UsageError(
-            f"the token shards in {folder} are split already: a fraction of {share} is held out",
+            f"the token shards in {folder} are already split: a fraction of {share} is held out",
             hint="use the original text, or leave out --held-out and --eval-data",
         )
     if corpus.header.get("template", encoder.template) != encoder.template:

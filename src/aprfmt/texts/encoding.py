@@ -38,11 +38,11 @@ class Encoder:
         """Raises RefusedError without a tokenizer or an end token, UnsupportedError where it cannot be run."""
         if tokenizer is None:
             raise RefusedError(
-                "the model has no tokenizer, so no text can be read for it",
+                "the model has no tokenizer, so text cannot be tokenized",
                 hint="import it again with --tokenizer FOLDER",
             )
         if "eos" not in tokenizer.special:
-            raise RefusedError("the tokenizer names no end-of-sequence token to put between documents")
+            raise RefusedError("the tokenizer defines no end-of-sequence token to separate documents")
         text = tokenizer_json(tokenizer)
         self._tokenizer = load(text)
         self.separator = tokenizer.special["eos"]
@@ -69,7 +69,7 @@ class Encoder:
         if self._template is None:
             raise PrefixError(
                 "the data are conversations, and the model has no chat template",
-                hint="give a model that has one, or text: --text-field names where a record's text is",
+                hint="give a model with one, or plain text: --text-field names the field of a record's text",
             )
         return Marked(*self._template.render_answers(chat.messages, first=chat.first, tools=chat.tools))
 

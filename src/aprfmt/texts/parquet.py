@@ -23,7 +23,7 @@ _MOST_BYTES = 12 * (ANSWER_CHARS + MAX_RECORD_BYTES)
 """Of an answer: a control character takes six bytes of JSON, and one more for the text in a text."""
 _ROW_BYTES = 64
 """What a row counts for at least."""
-_HINT = "write it anew with smaller rows, or give .jsonl"
+_HINT = "rewrite it with smaller row groups, or give .jsonl"
 _ERRORS: dict[str, type[AprError]] = {
     kind.__name__: kind for kind in (CorruptError, MissingDependencyError, NotFoundError, StorageError)
 }
@@ -78,7 +78,10 @@ class ParquetRows:
                     given += max(_ROW_BYTES, len(row or ""))
                     yield row
                 if given > MAX_UNPACKED_RATIO * size + MAX_UNPACKED_AHEAD:
-                    message = f"{size:,} bytes unpack to {given:,} or more; a {MAX_UNPACKED_RATIO}th at most is read"
+                    message = (
+                        f"{size:,} bytes decompress to {given:,} or more; the limit is "
+                        f"{MAX_UNPACKED_RATIO} times their size"
+                    )
                     raise LimitError(message, path=self._path, hint="give .jsonl if you trust it")
 
     def _ask(self, service: Service, call: str, *arguments: object) -> Any:
@@ -93,7 +96,7 @@ class ParquetRows:
 
     def _death(self, death: ChildDiedError) -> AprError:
         if death.late:
-            message = f"a group of its rows takes more than {MAX_PARQUET_SECONDS:g} s"
+            message = f"reading a row group takes more than {MAX_PARQUET_SECONDS:g} s"
             return LimitError(message, path=self._path, hint=_HINT)
         if death.full:
             message = f"reading it takes more than {PARQUET_MEMORY_BYTES >> 20} MiB of memory"

@@ -93,7 +93,7 @@ def is_blank(document: Document) -> bool:
     return not len(document) or (isinstance(document, str) and not document.strip())
 
 
-_UNTOLD = "conversations whose answers cannot be told"
+_UNTOLD = "conversations whose answers cannot be located"
 
 
 class _BadRecordError(Exception):
@@ -197,10 +197,10 @@ class RecordReader:
             raise
         except (RefusedError, UnsupportedError) as error:
             raise _BadRecordError(
-                f"is rejected by the chat template: {error.message}", "conversations that it refuses"
+                f"is rejected by the chat template: {error.message}", "conversations that the chat template rejects"
             ) from None
         except UnicodeEncodeError:
-            raise _BadRecordError("has an unpaired surrogate", "conversations that are no text") from None
+            raise _BadRecordError("has an unpaired surrogate", "conversations with invalid text") from None
         if not marked.learned:
             raise _BadRecordError("has no answer in its rendered text", "conversations without an answer")
         self._rendered += 1
@@ -250,7 +250,7 @@ class ReadProgress:
 def document_of(record: object, text_field: str) -> Record:
     """The text or conversation of a record, which is JSON data. Raises _BadRecordError."""
     if not isinstance(record, Mapping):
-        raise _BadRecordError(f"has no string under {text_field!r}: not a JSON object", "records that are no objects")
+        raise _BadRecordError(f"has no string under {text_field!r}: not a JSON object", "records that are not objects")
     columns = columns_of([name for name, value in record.items() if value is not None], text_field)
     if columns is None:
         names = ", ".join(map(str, list(record)[:8])) or "nothing"

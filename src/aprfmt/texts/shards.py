@@ -220,11 +220,11 @@ def read_header(folder: Path) -> TokenShardHeader | None:
     except OSError as error:
         raise storage_error(error, path) from error
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"not a header of token shards: {error}", path=path) from error
+        raise CorruptError(f"not a token shard header: {error}", path=path) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT or _REQUIRED - set(header):
-        raise CorruptError(f"not a header of token shards ({FORMAT})", path=path)
+        raise CorruptError(f"not a token shard header ({FORMAT})", path=path)
     if header.get("crc32") != _sum_of(header):
-        raise ChecksumError("the header's checksum is wrong", path=path)
+        raise ChecksumError("header checksum mismatch", path=path)
     return cast(TokenShardHeader, header)
 
 
@@ -249,29 +249,29 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, is_checked: bool = False
     """
     header = read_header(folder)
     if header is None:
-        raise NotFoundError("no token shards", path=folder / HEADER)
+        raise NotFoundError("no token shards found", path=folder / HEADER)
     try:
         if header["tokenizer"] != tokenizer_digest:
             raise RefusedError(
                 "these token shards were made with another tokenizer",
                 path=folder,
-                hint="give the text that they were made from",
+                hint="give the text they were made from",
             )
         parts = {part: _open_part(folder, part, header["parts"][part], is_checked) for part in PARTS}
         corpus = Corpus(parts["train"], parts["held_out"], int(header["separator"]), str(header["key"]), header, folder)
     except AprError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptError(f"damaged header of token shards: {error!r}", path=folder / HEADER) from error
+        raise CorruptError(f"damaged token shard header: {error!r}", path=folder / HEADER) from error
     except OSError as error:
         raise storage_error(error, folder) from error
     shared = np.flatnonzero(np.isin(corpus.held_out.hashes, corpus.train.hashes))
     if len(shared):
         raise RefusedError(
-            f"{len(shared)} held-out documents are in the training data too, the first is number {shared[0]}: "
-            "a score on them would mean nothing",
+            f"{len(shared)} held-out documents are also in the training data, first: number {shared[0]}; "
+            "their score would be meaningless",
             path=folder,
-            hint="take them out of one side, or leave --eval-data out",
+            hint="remove them from one side, or drop --eval-data",
         )
     return corpus
 
@@ -279,12 +279,12 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, is_checked: bool = False
 def _open_part(folder: Path, part: str, summary: PartHeader, is_checked: bool) -> CorpusSplit:
     names = [f"{part}{suffix}" for suffix in _SUFFIXES][: 3 if summary.get("masked") else 2]
     if set(summary["sha256"]) != set(names):
-        raise CorruptError(f"the header of token shards has no hashes of {part}", path=folder / HEADER)
+        raise CorruptError(f"the token shard header lacks the hashes of {part}", path=folder / HEADER)
     with ExitStack() as stack:
         ids, *tables = (stack.enter_context(Source.open(folder / name)) for name in names)
         for source in (ids, *tables) if not is_checked else ():
             if sha256_of_range(source, 0, source.size) != summary["sha256"][Path(source.path).name]:
-                raise ChecksumError("the file is not the one that tokens.json describes", path=source.path)
+                raise ChecksumError("the file does not match tokens.json", path=source.path)
         documents = np.frombuffer(tables[0].read(0, tables[0].size), _DOCUMENT)
         runs = tables[1].read(0, tables[1].size) if len(tables) > 1 else b""
         for table in tables:
@@ -293,11 +293,11 @@ def _open_part(folder: Path, part: str, summary: PartHeader, is_checked: bool) -
     tokens, ends = StoredIds(ids), documents["end"].astype(np.int64)
     steps = np.diff(ends, prepend=0)
     if len(tokens) != summary["tokens"] or (len(ends) and (steps.min() < 1 or ends[-1] != len(tokens))):
-        raise CorruptError("the table of documents does not fit the tokens", path=folder / f"{part}.docs")
+        raise CorruptError("the document table does not match the tokens", path=folder / f"{part}.docs")
     found = CorpusSplit(tokens, ends, documents["hash"], np.frombuffer(runs, "<u8").astype(np.int64).reshape(-1, 2))
     edges = np.concatenate([[0], found.masks.ravel(), [len(tokens)]])
     starts = np.searchsorted(found.masks[:, 0], ends - steps, "right") - 1
     inside = (starts >= 0) & (found.masks[starts, 1] > ends - steps) if len(found.masks) else np.zeros(1, bool)
     if (np.diff(edges) < 0).any() or inside.any() or found.n_masked != summary.get("masked", 0):
-        raise CorruptError("the table of masks does not fit the tokens", path=folder / f"{part}.masks")
+        raise CorruptError("the mask table does not match the tokens", path=folder / f"{part}.masks")
     return found

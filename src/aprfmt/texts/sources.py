@@ -81,9 +81,7 @@ def split_weights(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
             hint=" ".join(f"--data {path}:{Fraction(1, len(paths)).__float__():.2g}" for path in paths),
         )
     if weights and (not all(weights) or len(weights) == 1):
-        raise UsageError(
-            "a weight must be above 0 and needs several --data", hint="leave it out, or leave the path out"
-        )
+        raise UsageError("a weight must be above 0 and requires several --data", hint="drop it, or drop the path")
     return paths, [weight / sum(weights) for weight in weights]
 
 
@@ -117,10 +115,12 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
         if path.is_file():
             found.append(SourceFile(path, path.name, _kind_of(path) or "text", number))
         elif own is not None and path.is_dir() and own.is_dir() and path.samefile(own):
-            raise UsageError(f"{path} cannot be the data and the output", hint="choose another folder with -o")
+            raise UsageError(f"{path} cannot be both data and output", hint="choose another folder with -o")
         elif (path / "tokens" / HEADER).is_file():
             raise UsageError(
-                "this is the folder of a run, not data", path=path, hint=f"use its token shards: {path / 'tokens'}"
+                "this is the folder of a training run, not data",
+                path=path,
+                hint=f"use its token shards: {path / 'tokens'}",
             )
         elif (path / HEADER).is_file():
             raise UsageError(
@@ -129,7 +129,7 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
         elif path.is_dir():
             found += _folder(path, number, skipped, own)
         else:
-            raise NotFoundError("no such file or folder of data", path=path, hint="check the path of the data")
+            raise NotFoundError("data not found", path=path, hint="check the path of the data")
     return found
 
 
@@ -137,7 +137,7 @@ def check_text_field(files: Iterable[SourceFile], text_field: str) -> None:
     """Raises UsageError if none of the files contains records."""
     if all(file.kind in ("text", "source", "tokens") for file in files):
         raise UsageError(
-            f"--text-field {text_field} needs jsonl, csv or parquet data, and there are none", hint="leave it out"
+            f"--text-field {text_field} applies to jsonl, csv and parquet data; none found", hint="drop it"
         )
 
 
@@ -164,7 +164,7 @@ def _folder(folder: Path, number: int, skipped: Counter[str], own: Path | None) 
     own_text = sum(not _PROSE.match(file.path.name) for file in sources)
     is_data = any("/" not in file.name for file in data) or len(data) > own_text
     if is_data:
-        walked = Counter({"files beside the data files": len(sources) + sum(walked.values())})
+        walked = Counter({"files next to the data files": len(sources) + sum(walked.values())})
     elif data:
         walked["data files in a tree of source code"] = len(data)
     skipped.update(walked)
@@ -176,13 +176,13 @@ def _walk(folder: Path, skipped: Counter[str], own: Path | None) -> list[Path]:
     for place, folders, names in os.walk(folder, onerror=_unreadable):
         skipped["hidden folders"] += sum(name.startswith(".") for name in folders)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and Path(place, name).resolve() != own)
-        skipped["links and devices"] += sum(os.path.islink(os.path.join(place, name)) for name in folders)
+        skipped["symlinks and devices"] += sum(os.path.islink(os.path.join(place, name)) for name in folders)
         for name in sorted(names):
             path = Path(place, name)
             if name.startswith("."):
                 skipped["hidden files"] += 1
             elif not path.is_file() or (path.is_symlink() and not _is_cached(path)):
-                skipped["links and devices"] += 1
+                skipped["symlinks and devices"] += 1
             else:
                 found.append(path)
     return found
@@ -202,4 +202,4 @@ def _why_not(path: Path) -> str | None:
     if path.suffix.lower() not in SOURCE_SUFFIXES:
         return "files that are not source code"
     is_long = path.stat().st_size > MAX_SOURCE_BYTES
-    return "files above 1 MiB" if is_long and path.suffix.lower() != ".txt" else None
+    return "files over 1 MiB" if is_long and path.suffix.lower() != ".txt" else None

@@ -186,8 +186,8 @@ def check_windows(windows: Windows, log: Callable[[str], None] = lambda line: No
     counts = windows.label_counts(np.arange(len(windows)))
     empty = int(np.count_nonzero(counts == 0))
     words = (
-        f"{empty} of {len(windows)} sequences have nothing to predict, such as sequence {int(np.argmin(counts))}: "
-        "every label in it is masked or begins a document"
+        f"{empty} of {len(windows)} sequences have nothing to predict, such as sequence "
+        f"{int(np.argmin(counts))}: every label is masked or starts a document"
     )
     _judge(empty / len(windows), words, "use longer documents or answers, or a longer --seq-len", log, MAX_EMPTY)
     n_full = len(windows) - 1  # the last one may be padded
@@ -245,8 +245,8 @@ def _check_repeats(windows: Windows, ids: Int64, log: Callable[[str], None]) -> 
         value = distinct[1:][distinct[1:] == distinct[:-1]][0]
         pair = ids[np.flatnonzero(np.concatenate(inputs) == value)]
         words = (
-            f"{clashes} of {len(ids)} sequences have the same input as another one but a different last label, such as "
-            f"sequences {pair[0]} and {pair[-1]}: no model can learn both"
+            f"{clashes} of {len(ids)} sequences have the same input as another but a different last label, "
+            f"such as sequences {pair[0]} and {pair[-1]}: no model can learn both"
         )
         _judge(clashes / len(ids), words, "use a longer --seq-len, or check the data", log)
 

@@ -176,7 +176,7 @@ def _extra(stored: Mapping[str, object]) -> dict[str, tuple[KvType, object]]:
         items = value if isinstance(value, list | bytes) and is_array else [value]
         allowed = _PYTHON.get(inner) if isinstance(inner, str) else None
         if not isinstance(inner, str) or allowed is None or not set(map(type, items)) <= allowed:
-            raise CorruptError(f"{where} does not fit its type {kind}")
+            raise CorruptError(f"{where} does not match its type {kind}")
         found[key] = (("ARRAY", inner) if is_array else inner, value)
     return found
 
@@ -213,7 +213,7 @@ def _bytes(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise RefusedError(f"the tokenizer text {text!r} is neither Unicode nor does it stand for bytes") from error
+        raise RefusedError(f"the tokenizer text {text!r} is neither valid Unicode nor encoded bytes") from error
 
 
 def _patches(keys: Sequence[int | str], texts: Sequence[str]) -> dict[str, str]:
@@ -259,7 +259,7 @@ def _unhex(value: object, size: int | None = None) -> bytes:
     except ValueError:
         data = b""
     if not data or size not in (None, len(data)):
-        raise CorruptError(f"{OWN_KEY} holds a patch that is not hexadecimal text")
+        raise CorruptError(f"{OWN_KEY} has a patch that is not hexadecimal")
     return data
 
 

@@ -122,9 +122,9 @@ class ChatTemplate:
 
     def _death(self, death: ChildDiedError) -> AprError:
         if death.late:
-            return LimitError(f"{self.name} takes more than {MAX_CHAT_SECONDS:g} s", path=self.path, hint=RAW)
+            return LimitError(f"rendering {self.name} takes more than {MAX_CHAT_SECONDS:g} s", path=self.path, hint=RAW)
         if death.full:
-            message = f"{self.name} takes more than {CHAT_MEMORY_BYTES >> 20} MiB of memory"
+            message = f"rendering {self.name} takes more than {CHAT_MEMORY_BYTES >> 20} MiB of memory"
             return LimitError(message, path=self.path, hint=RAW)
         why = f"{death}: {line}" if (line := last_line(death.log)) else str(death)
         return LimitError(f"{self.name} cannot be rendered: its process {why}", path=self.path, hint=RAW)

@@ -81,8 +81,8 @@ def find_format(tokenizer: Tokenizer) -> tuple[ChatFormat | None, str]:
     except _Failure as error:
         return None, str(error)
     if found is None:
-        return None, "the chat template does more than put fixed texts around messages"
-    return (found, "") if not wrong else (None, f"{plural(wrong, 'conversation')} came out otherwise in the template")
+        return None, "the chat template does more than wrap messages in fixed text"
+    return (found, "") if not wrong else (None, f"the template renders {plural(wrong, 'conversation')} differently")
 
 
 class _Failure(Exception):
@@ -194,6 +194,6 @@ def _cut(text: str, *marks: str) -> list[str]:
     for mark in marks:
         before, found, text = text.partition(mark)
         if not found or mark in text:
-            raise _Failure("the chat template leaves out or repeats a message")
+            raise _Failure("the chat template drops or repeats a message")
         out.append(before)
     return [*out, text]

@@ -102,7 +102,7 @@ def key_problems(kv: Mapping[str, object], architecture: str, rows: int | None) 
             yield key, f"is {kv.get(key, 'missing')} in a file without vocabulary, the embedding has {rows} rows"
         return
     if model not in _MODELS:
-        yield _PREFIX + "model", f"is {str(model)[:40]!r}, a tokenizer that llama.cpp does not know"
+        yield _PREFIX + "model", f"is {str(model)[:40]!r}, a tokenizer unknown to llama.cpp"
     tokens = read_list(kv.get(_PREFIX + "tokens"), str, _PREFIX + "tokens")
     if not tokens:
         yield _PREFIX + "tokens", "is missing"
@@ -110,7 +110,7 @@ def key_problems(kv: Mapping[str, object], architecture: str, rows: int | None) 
     if rows is not None and len(tokens) != rows:
         yield _PREFIX + "tokens", f"has {len(tokens)} tokens, the embedding {rows} rows"
     if len(set(tokens)) < len(tokens):
-        yield _PREFIX + "tokens", "has the same text twice"
+        yield _PREFIX + "tokens", "has duplicate tokens"
     if model in _BY_MERGES and _PREFIX + "merges" not in kv and kv.get(_PREFIX + "pre") != "kimi-k2":
         yield _PREFIX + "merges", "is missing"
     for name in ("scores", "token_type"):
@@ -156,7 +156,7 @@ def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:
         extra=_extra(kv),
         gguf_keys=[key for key in kv if key.startswith("tokenizer.")],
         notes=[  # llama.cpp ignores such ids
-            f"{_PREFIX}{SPECIAL_KEYS[role]} is {i}, but there are only {n} tokens"
+            f"{_PREFIX}{SPECIAL_KEYS[role]} is {i}, but the tokenizer has only {n} tokens"
             for role, i in ids.items()
             if n and i >= n
         ],

@@ -54,7 +54,7 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
         return dict(tok.files)
     if not tok.tokens:
         raise UnsupportedError(
-            "the tokenizer has no tokens, and no tokenizer.json goes without",
+            "the tokenizer has no tokens, so tokenizer.json cannot be written",
             hint="give the original tokenizer with --tokenizer",
         )
     tok = _add_assumed(tok)
@@ -147,7 +147,7 @@ def _bpe_parts(tok: Tokenizer) -> Parts:
     if tok.model not in ("gpt2", "whitespace") or known is None:
         what = f"the pre-tokenizer {tok.pre}" if tok.model == "gpt2" else f"a {tok.model} tokenizer"
         raise UnsupportedError(
-            f"{what} cannot be written as tokenizer.json: llama.cpp knows no such rules",
+            f"{what} cannot be written as tokenizer.json: its rules are unknown",
             hint="give the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",
         )
     if tok.model == "whitespace":

@@ -45,9 +45,8 @@ def check_name(name: str) -> None:
     if name not in PRE_NAMES:
         near = difflib.get_close_matches(name.lower(), sorted(PRE_NAMES), n=3, cutoff=0.5) or ["default"]
         raise UsageError(
-            f"llama.cpp knows no pre-tokenizer {name!r}",
-            hint=f"the nearest known one is --pre {near[0]}"
-            + (f" (also {', '.join(near[1:])})" if len(near) > 1 else ""),
+            f"llama.cpp has no pre-tokenizer {name!r}",
+            hint=f"nearest known: --pre {near[0]}" + (f" (also {', '.join(near[1:])})" if len(near) > 1 else ""),
         )
 
 
@@ -57,8 +56,8 @@ def age_note(name: str | None) -> str | None:
         return None
     build, older = _SINCE[name]
     return (
-        f"llama.cpp loads the pre-tokenizer {name} from build b{build} on; for an older one give --pre {older}, with "
-        "which words end before combining marks"
+        f"the pre-tokenizer {name} needs llama.cpp b{build} or newer; for an older one use --pre {older}, "
+        "which splits words before combining marks"
     )
 
 
@@ -108,18 +107,18 @@ def _choose(tokenizer_json: bytes, parsed: JsonObject, ignore_merges: bool) -> P
     """The hash's answer where it fits the merge rule, else the structure's, else the hash's all the same."""
     alike = _by_structure(parsed, ignore_merges)
     if alike in _EXACT and _merges_give_every_token(parsed):
-        detail = f"its splitting rules are those of {_EXACT[alike]}, and its merges give every token"
+        detail = f"its splitting rules match {_EXACT[alike]}, and its merges produce every token"
         return PreChoice(_EXACT[alike], "structure", detail)
     hashed = hash_name(tokenizer_json, parsed)
     row = rule(hashed)
     # The probe text does not tell all rules apart: the structure may fit another one than the hash's.
     contradicts = alike is not None and row is not None and row.splits != RULES[alike].splits
     if hashed is not None and ignore_merges == (hashed in IGNORE_MERGES) and not contradicts:
-        return PreChoice(hashed, "hash", f"its ids of the probe text are those of {hashed}")
+        return PreChoice(hashed, "hash", f"its ids of the probe text match {hashed}")
     if alike is not None:
-        return PreChoice(alike, "structure", f"its splitting rules are those of {alike}")
+        return PreChoice(alike, "structure", f"its splitting rules match {alike}")
     if hashed is not None:
-        detail = f"its ids of the probe text are those of {hashed}, its merge rule is not"
+        detail = f"its ids of the probe text match {hashed}, but its merge rule differs"
         return PreChoice(hashed, "hash", detail)
     return PreChoice(None, "none", _unknown(parsed, ignore_merges))
 
@@ -139,8 +138,8 @@ def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
         kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
         difference += f"; llama.cpp also has no normaliser {kind}"
     elif own == known[name] and ignore_merges != RULES[name].ignore_merges:
-        difference = "only one of the two takes whole tokens before any merge"
-    return f"its splitting rules are none that llama.cpp has; the nearest is {name}: {difference}"
+        difference = "only one of the two matches whole tokens before merging"
+    return f"llama.cpp lacks its splitting rules; the nearest is {name}: {difference}"
 
 
 def _final(row: PreTokenizerRule) -> str:

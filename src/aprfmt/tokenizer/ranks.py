@@ -134,9 +134,9 @@ def _check_ranks(ranks: Mapping[bytes, int], path: str) -> None:
     if not ranks:
         raise CorruptError("the file holds no tokens", path=path)
     if len(set(ranks.values())) < len(ranks):
-        raise CorruptError("two tokens have one rank", path=path)
+        raise CorruptError("two tokens have the same rank", path=path)
     if sum(len(token) ** 2 for token in ranks) > MAX_MERGE_WORK:
-        raise LimitError("the tokens are too long for so many: finding their merges takes too long", path=path)
+        raise LimitError("too many long tokens: deriving merges would take too long", path=path)
 
 
 def merges_of_ranks(ranks: Mapping[bytes, int], *, every_cut: bool = False) -> list[str]:
@@ -182,19 +182,21 @@ def read_tekken(parsed: JsonObject, path: str) -> Tokenizer:
     """The tokenizer of a tekken.json. Raises CorruptError, LimitError."""
     config = parsed.get("config")
     if not isinstance(config, dict):
-        raise CorruptError("there is no `config` object", path=path)
+        raise CorruptError("the `config` object is missing", path=path)
     size, n_special = (_count(config, key, path) for key in ("default_vocab_size", "default_num_special_tokens"))
     ranks = _tekken_ranks(parsed.get("vocab"), size - n_special, path)
     specials = _tekken_specials(parsed.get("special_tokens"), n_special, path)
     order = sorted(ranks, key=ranks.__getitem__)
     if size - n_special > len(order) or ranks[order[-1]] != len(order) - 1:
-        raise CorruptError(f"default_vocab_size is {size}, but there are {len(order)} + {n_special} tokens", path=path)
+        raise CorruptError(
+            f"default_vocab_size is {size}, but the file has {len(order)} + {n_special} tokens", path=path
+        )
     ids = {text: i for i, text in enumerate(specials)}
     special = {role: ids[text] for role, text in (("bos", "<s>"), ("eos", "</s>"), ("unk", "<unk>")) if text in ids}
     if (pad := ids.get("<pad>", special.get("eos"))) is not None:
         special["pad"] = pad
     version = str(config.get("version"))
-    notes = [] if version in _TEMPLATES else [f"llama.cpp has no chat template of its own for a tekken.json {version}"]
+    notes = [] if version in _TEMPLATES else [f"llama.cpp has no built-in chat template for tekken.json {version}"]
     return Tokenizer(
         "gpt2",
         tokens=[*specials, *map(in_letters, order)],
@@ -242,5 +244,5 @@ def _tekken_specials(listed: Json, n: int, path: str) -> list[str]:
             raise CorruptError(f"special_tokens[{at}] has no usable rank and text", path=path)
         texts[rank] = text
     if len(set(texts)) < n:
-        raise CorruptError("two special tokens have one text", path=path)
+        raise CorruptError("two special tokens have the same text", path=path)
     return texts

@@ -95,10 +95,10 @@ class Template:
                 spans.append((len(before), len(before) + len(said + mark)))
             else:
                 raise PrefixError(
-                    f"{self.name} writes a conversation otherwise when it goes on, so that what the assistant writes "
-                    f"in message {i + 1} cannot be told",
-                    hint="put {% generation %} and {% endgeneration %} around it in the template, or give "
-                    "conversations of one answer",
+                    f"{self.name} renders earlier messages differently as a conversation grows, so the assistant's "
+                    f"text in message {i + 1} cannot be located",
+                    hint="wrap it in {% generation %} and {% endgeneration %} in the template, or give single-answer "
+                    "conversations",
                 )
         return text, [span for span in spans if span[0] < span[1]]
 
@@ -139,14 +139,14 @@ class Template:
             for piece in _compiled(self.source, marked).generate(messages=[*messages], **self.tokens, **values):
                 size += len(piece)
                 if size > MAX_CHAT_CHARS:
-                    raise LimitError(f"{self.name} writes more than {MAX_CHAT_CHARS:,} characters", hint=RAW)
+                    raise LimitError(f"{self.name} renders more than {MAX_CHAT_CHARS:,} characters", hint=RAW)
                 pieces.append(piece)
         except (AprError, MemoryError):
             raise
         except _Refusal as error:
             raise RefusedError(
-                f"{self.name} refuses the conversation: {error}{_at_line(error)}",
-                hint="leave out what it names, or prompt without a template: --raw",
+                f"{self.name} rejects the conversation: {error}{_at_line(error)}",
+                hint="remove what it rejects, or prompt without a template: --raw",
             ) from None
         except jinja2.TemplateSyntaxError as error:
             raise self._broken(error, f" at line {error.lineno}", TemplateSyntaxError) from None

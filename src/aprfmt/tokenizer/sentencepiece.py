@@ -64,7 +64,7 @@ def read(data: bytes, path: str) -> SentencePiece:
         LimitError: too large, or more pieces than any vocabulary has.
     """
     if len(data) > MAX_TEXT_FILE_BYTES:
-        raise LimitError(f"{len(data)} bytes are too many for a tokenizer file", path=path)
+        raise LimitError(f"{len(data)} bytes exceed the size limit of a tokenizer file", path=path)
     model = SentencePiece()
     for number, wire, value, offset in _fields(memoryview(data), 0, path):
         if number in (1, 2, 3) and not isinstance(value, memoryview):
@@ -76,7 +76,7 @@ def read(data: bytes, path: str) -> SentencePiece:
         elif number in _NAMES and isinstance(value, memoryview):
             _read_settings(model, _NAMES[number], value, offset, path)
     if not model.pieces:
-        raise CorruptError("the file holds no pieces, it is not a SentencePiece model", path=path)
+        raise CorruptError("not a SentencePiece model: no pieces found", path=path)
     return model
 
 
@@ -119,7 +119,7 @@ def _fields(data: memoryview, start: int, path: str) -> Iterator[Field]:
         tag, pos = _varint(data, pos, start, path)
         number, wire = tag >> 3, tag & 7
         if number == 0:
-            raise CorruptError("field number 0 does not exist", path=path, offset=offset)
+            raise CorruptError("invalid field number 0", path=path, offset=offset)
         if wire == _VARINT:
             value, pos = _varint(data, pos, start, path)
             yield number, wire, value, offset
@@ -134,7 +134,7 @@ def _fields(data: memoryview, start: int, path: str) -> Iterator[Field]:
             yield number, wire, data[pos : pos + size], start + pos
             pos += size
         else:
-            raise CorruptError(f"wire type {wire} is not in use", path=path, offset=offset)
+            raise CorruptError(f"invalid wire type {wire}", path=path, offset=offset)
 
 
 def _need(data: memoryview, pos: int, size: int, start: int, path: str) -> None:
@@ -150,4 +150,4 @@ def _varint(data: memoryview, pos: int, start: int, path: str) -> tuple[int, int
         value |= (byte & 0x7F) << (7 * n)
         if byte < 0x80:
             return value, pos + n + 1
-    raise CorruptError("a number of more than ten bytes", path=path, offset=start + pos)
+    raise CorruptError("a varint over ten bytes", path=path, offset=start + pos)

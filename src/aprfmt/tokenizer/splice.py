@@ -77,7 +77,7 @@ def join(pieces: Sequence[Piece], tok: Tokenizer) -> bytes:
     try:
         return "".join(piece if isinstance(piece, str) else _render(piece, tok) for piece in pieces).encode()
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptError(f"the stored pieces of a tokenizer file make no sense: {error!r}") from error
+        raise CorruptError(f"the stored parts of a tokenizer file are invalid: {error!r}") from error
 
 
 _Part = tuple[int, int, Piece]

@@ -112,7 +112,7 @@ def test_a_wrong_uncompressed_size_is_told(vector: Vector) -> None:
         assert model.tensors["payload"].n_bytes == 61
     file = aprfmt.read_v1(vector("v1_uncompressed_size_lies"))
     assert len(file.payload) == 61
-    assert file.warnings == ["the header declares 1 bytes of payload, there are 61"]
+    assert file.warnings == ["the header declares 1 payload bytes, but the file has 61"]
 
 
 @pytest.mark.parametrize("name", GOLDEN)

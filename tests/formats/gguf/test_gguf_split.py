@@ -97,14 +97,14 @@ def part(path: Path, no: int, count: int, n_tensors: int, tensor: str, kind: Ggu
 def test_a_wrong_tensor_count_is_refused(tmp_path: Path) -> None:
     part(tmp_path / name(1, 2), 0, 2, 5, "a")
     part(tmp_path / name(2, 2), 1, 2, 5, "b")
-    with pytest.raises(RefusedError, match="hold 2 tensors, the first one declares 5"):
+    with pytest.raises(RefusedError, match="hold 2 tensors, but the first part declares 5"):
         aprfmt.open(tmp_path / name(1, 2))
 
 
 def test_one_name_in_two_parts_is_refused(tmp_path: Path) -> None:
     part(tmp_path / name(1, 2), 0, 2, 2, "a")
     part(tmp_path / name(2, 2), 1, 2, 2, "a")
-    with pytest.raises(CorruptError, match="one name"):
+    with pytest.raises(CorruptError, match="duplicate tensor name"):
         aprfmt.open(tmp_path / name(2, 2))
 
 

@@ -198,7 +198,7 @@ def test_one_file_of_any_name(tmp_path: Path) -> None:
 def test_unclear_weights_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         write_shard(tmp_path / f"{name}.safetensors", "a")
-    with pytest.raises(RefusedError, match="not clear") as caught:
+    with pytest.raises(RefusedError, match="cannot tell") as caught:
         aprfmt.open(tmp_path)
     assert caught.value.hint
 

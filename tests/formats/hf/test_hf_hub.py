@@ -125,7 +125,7 @@ def test_where_the_cache_is(environment: dict[str, str], expected: str) -> None:
 def test_a_home_of_nobody_is_refused() -> None:
     with pytest.raises(UsageError, match="~no-such-user/models") as caught:
         hub_answers.cache_folder({"HF_HOME": "~no-such-user/models"})
-    assert caught.value.hint == "HF_HOME=FOLDER names one"
+    assert caught.value.hint == "set HF_HOME=FOLDER"
 
 
 def test_the_default_cache_is_that_of_the_library() -> None:

@@ -198,13 +198,13 @@ LISTS: dict[str, Server] = {
         StorageError, always(is_list, written(status(200)[:-2], endless=b"A: " + b"b" * 997 + b"\r\n"))
     ),
     "a header byte by byte": Server(
-        StorageError, always(is_list, written(b"HTTP/1.1 200 X\r\nA: ", endless=b"a", pause=0.05)), message="in time"
+        StorageError, always(is_list, written(b"HTTP/1.1 200 X\r\nA: ", endless=b"a", pause=0.05)), message="timed out"
     ),
     "informational answers without end": Server(
-        StorageError, always(is_list, written(endless=status(102) * 100)), message="in time"
+        StorageError, always(is_list, written(endless=status(102) * 100)), message="timed out"
     ),
     "a list byte by byte": Server(
-        StorageError, always(is_list, written(status(200, CHUNKED), endless=CRUMB, pause=0.05)), message="in time"
+        StorageError, always(is_list, written(status(200, CHUNKED), endless=CRUMB, pause=0.05)), message="timed out"
     ),
     "a compressed list": Server(
         UnsupportedError,
@@ -216,8 +216,10 @@ LISTS: dict[str, Server] = {
     "no JSON": Server(CorruptError, always(is_list, listed(b"<html>"))),
     "another form of JSON": Server(CorruptError, always(is_list, listed(b'[{"sha": 1}]'))),
     "an empty list": Server(AprError, always(is_list, listed(json.dumps({"sha": COMMIT}).encode()))),
-    "no commit": Server(CorruptError, change=with_sha(None), message="which commit"),
-    "a commit that leads elsewhere": Server(CorruptError, change=with_sha("../../x"), message="which commit"),
+    "no commit": Server(CorruptError, change=with_sha(None), message="did not return the commit"),
+    "a commit that leads elsewhere": Server(
+        CorruptError, change=with_sha("../../x"), message="did not return the commit"
+    ),
     "another commit than the pinned one": Server(
         AprError, change=with_sha("f" * 40), message="answered with commit", address=f"hf://org/name@{COMMIT}"
     ),
@@ -261,13 +263,15 @@ BODIES: dict[str, Server] = {
         StorageError, body_of(lambda r: written(part(r, CHUNKED), endless=CRUMB, most=MIB)), message="too slowly"
     ),
     "a connection for each byte": Server(
-        StorageError, body_of(lambda r: written(part(r, "Content-Length: 99999"), b"x")), message="broke off"
+        StorageError,
+        body_of(lambda r: written(part(r, "Content-Length: 99999"), b"x")),
+        message="closed the connection",
     ),
     "two lengths": Server(
         StorageError, body_of(lambda r: written(part(r, "Content-Length: 5", "Content-Length: 6"), b"x" * 6))
     ),
     "a longer length": Server(
-        StorageError, body_of(lambda r: written(part(r, "Content-Length: 99999999"))), message="broke off"
+        StorageError, body_of(lambda r: written(part(r, "Content-Length: 99999999"))), message="closed the connection"
     ),
     "several ranges": Server(
         AprError,
@@ -279,7 +283,9 @@ BODIES: dict[str, Server] = {
     ),
     "no content": Server(UnsupportedError, always(is_weights, written(status(204)))),
     "a slow header of a file": Server(
-        StorageError, always(is_weights, written(b"HTTP/1.1 206 X\r\nA: ", endless=b"a", pause=0.05)), message="in time"
+        StorageError,
+        always(is_weights, written(b"HTTP/1.1 206 X\r\nA: ", endless=b"a", pause=0.05)),
+        message="timed out",
     ),
 }
 
@@ -476,7 +482,7 @@ def test_a_cache_that_others_filled_is_verified(
         server.requests.clear()
         for use in (prepare, partial(convert_to, tmp_path / f"{damage}.gguf")):
             if damage:
-                with pytest.raises(ChecksumError, match="cache of huggingface_hub"):
+                with pytest.raises(ChecksumError, match="huggingface_hub's cache"):
                     use(f"hf://org/name@{COMMIT}/m.gguf")
             else:
                 use(f"hf://org/name@{COMMIT}/m.gguf")
@@ -528,7 +534,7 @@ def test_a_thread_that_is_given_up_ends() -> None:
         while True:
             time.sleep(0.01)
 
-    with pytest.raises(StorageError, match="in time"):
+    with pytest.raises(StorageError, match="timed out"):
         hub_requests._within(0.05, send)
     threads[0].join(10)
     assert not threads[0].is_alive()

@@ -89,7 +89,7 @@ def test_pages_that_are_no_models(page: str, server: Hub) -> None:
 
 
 def test_a_url_of_another_host(server: Hub) -> None:
-    with pytest.raises(UsageError, match="not a page of a model on the hub"):
+    with pytest.raises(UsageError, match="not a model page of the hub"):
         aprfmt.open("http://example.invalid/org/name")
 
 
@@ -336,7 +336,7 @@ def on_weights(answer: Answer) -> Callable[[Request], Answer | None]:
 
 
 FAULTS: dict[str, tuple[Answer, type[AprError], str, int]] = {
-    "half a body, always": (Answer(cut=0), StorageError, "broke off", 7),
+    "half a body, always": (Answer(cut=0), StorageError, "closed the connection", 7),
     "500": (Answer(500), StorageError, "answered 500", 7),
     "503": (Answer(503), StorageError, "answered 503", 7),
     "429": (Answer(429, {"Retry-After": "0"}), StorageError, "answered 429", 7),
@@ -371,7 +371,7 @@ def test_a_slow_server(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(hub_files, "RETRIES", 1)
     error = broken(on_weights(Answer(pause=1.0)), server, tmp_path)
     assert isinstance(error, StorageError)
-    assert "did not answer in time" in error.message
+    assert "the hub timed out" in error.message
 
 
 def test_a_server_that_recovers(server: Hub, folder: Path, tmp_path: Path) -> None:

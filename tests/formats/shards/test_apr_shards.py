@@ -177,7 +177,7 @@ def test_a_lone_shard_opens_with_a_warning(shards: Path, tmp_path: Path) -> None
         assert [w for w in model.warnings if "one shard of a larger model" in w]
     (tmp_path / "x.apr").rename(shards / "x.apr")
     with aprfmt.open(shards / "x.apr") as model:
-        assert "no manifest beside it names it" in model.warnings[0]
+        assert "no manifest in its folder lists it" in model.warnings[0]
     with pytest.raises(RefusedError, match="one shard of a larger model"):
         cut(shards / "x.apr", tmp_path / "d")
     assert not (tmp_path / "d").exists()

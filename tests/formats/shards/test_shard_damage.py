@@ -39,8 +39,8 @@ def other_revision(path: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (Path.unlink, "is missing"),
-    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "bytes instead of"),
-    "shorter": (lambda path: path.write_bytes(path.read_bytes()[:-64]), "bytes instead of"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "expected a 4-byte checksum"),
+    "shorter": (lambda path: path.write_bytes(path.read_bytes()[:-64]), "expected a 4-byte checksum"),
     "header": (lambda path: flip(path, 8), "checksum"),
     "footer": (lambda path: flip(path, -1), "its checksum differs"),
     "tensor name": (lambda path: flip(path, path.read_bytes().rindex(b".weight") - 1), "other tensors"),
@@ -82,8 +82,8 @@ def test_a_changed_weight_is_seen_before_anything_is_joined(shards: Path, tmp_pa
     found = validate(shards)
     failed = [check.message for check in found.checks if check.status == "fail"]
     assert not found.passed
-    assert failed == [f"shard {path.name} is altered: its sha256 is not the one of the manifest"]
-    with pytest.raises(ChecksumError, match=f"{path.name} is altered"):
+    assert failed == [f"shard {path.name} was modified: its sha256 differs from the manifest"]
+    with pytest.raises(ChecksumError, match=f"{path.name} was modified"):
         aprfmt.convert_model(shards, tmp_path / "one.apr")
     assert not (tmp_path / "one.apr").exists()
 

@@ -138,7 +138,7 @@ def test_a_run_inside_its_data_does_not_read_itself(distil: Distil, tmp_path: Pa
     distil("data/run", data=data, steps=2, total_steps=4, allow_weaker_teacher=True)
     (data / "run/page.html").write_text("<p>what a run says of itself</p>" * 20)
     assert distil("data/run", data=data, steps=3, total_steps=4, resume=True, allow_weaker_teacher=True)
-    with pytest.raises(UsageError, match="the data and the output"):
+    with pytest.raises(UsageError, match="both data and output"):
         distil("data", data=data)
 
 

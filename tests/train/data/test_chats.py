@@ -132,7 +132,7 @@ def test_a_template_that_rewrites_what_was_said_is_refused_by_name() -> None:
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     ChatTemplate(forgets).render_answers(talks(1)[0][-2:])
-    with pytest.raises(RefusedError, match="otherwise when it goes on") as caught:
+    with pytest.raises(RefusedError, match="renders earlier messages differently") as caught:
         ChatTemplate(forgets, path="m.gguf").render_answers([*talks(1)[0][-2:], *talks(1)[0][-2:]])
     assert caught.value.exit_code == 5
     assert "{% generation %}" in str(caught.value.hint)
@@ -149,7 +149,7 @@ def test_thoughts_before_the_last_answer_alone_do_no_harm() -> None:
     text, spans = ChatTemplate(template).render_answers([*first, *second])
     said = [f"{first[1]['content']}<|im_end|>", f"<think>\n\n</think>\n\n{second[1]['content']}<|im_end|>"]
     assert [text[a:b] for a, b in spans] == said
-    with pytest.raises(RefusedError, match="message 2 cannot be told"):
+    with pytest.raises(RefusedError, match="message 2 cannot be located"):
         ChatTemplate(template).render_answers([first[0], {**first[1], "content": "<think>hm</think>so"}, *second])
 
 
@@ -174,16 +174,16 @@ def test_a_conversation_that_cannot_be_told_is_left_out_where_others_can(tmp_pat
     one, two = {"messages": said}, {"messages": [*said, *said]}
     found, reader = read(tmp_path / "a.jsonl", [two] * 3 + [one], template)
     assert len(found) == 1
-    assert reader.skipped == {"conversations whose answers cannot be told": 3}
+    assert reader.skipped == {"conversations whose answers cannot be located": 3}
     for records, more in (([two] * 3, {}), ([two] * 300, {}), ([one, two], {"strict": True})):
-        with pytest.raises(PrefixError, match="message 2 cannot be told"):
+        with pytest.raises(PrefixError, match="message 2 cannot be located"):
             read(tmp_path / "a.jsonl", records, template, **more)
 
 
 def test_a_template_that_always_asks_for_an_answer_is_refused() -> None:
     """As Llama 3's first one; else the beginning of another answer would be learned."""
     always = PLAIN.replace("{% if add_generation_prompt %}", "{% if true %}")
-    with pytest.raises(RefusedError, match="cannot be told"):
+    with pytest.raises(RefusedError, match="cannot be located"):
         ChatTemplate(always).render_answers(talks(1)[0][-2:])
     never = "{% for m in messages %}{{ '[' + m.content + ']' if m.role == 'user' else m.content + '</s>' }}{% endfor %}"
     text, spans = ChatTemplate(never).render_answers([*talks(1)[0][-2:], *talks(1)[0][-2:]])
@@ -271,7 +271,7 @@ def test_bad_conversations_are_counted_and_a_template_says_no(tmp_path: Path) ->
     found, reader = read(tmp_path / "a.jsonl", records, template, log=told.append)
     assert len(found) == 2
     assert reader.skipped == {
-        "conversations that it refuses": 1,
+        "conversations that the chat template rejects": 1,
         "conversations without an answer": 1,
         "records without 'text'": 1,
         "conversations of no known form": 5,
@@ -415,7 +415,7 @@ def test_a_text_is_in_one_part_whatever_is_learned_of_it(tmp_path: Path) -> None
     assert sum(map(len, parts)) == 60
     assert corpus.header["documents"]["duplicate"] == 7
     other = write(tmp_path / "b.jsonl", records[1:2])
-    with pytest.raises(RefusedError, match="held-out documents are in the training data too"):
+    with pytest.raises(RefusedError, match="held-out documents are also in the training data"):
         prepare([path], tokenizer(), tmp_path / "more", held_out_paths=[other])
 
 

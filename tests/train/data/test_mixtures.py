@@ -151,7 +151,7 @@ def test_what_the_weights_are_of(tmp_path: Path) -> None:
     for given, message in (
         (["a:1", "b"], "give all --data a weight"),
         (["a:1", "b:0"], "above 0"),
-        (["a:1"], "needs several --data"),
+        (["a:1"], "requires several --data"),
         (["a", "a"], "given twice"),
     ):
         with pytest.raises(UsageError, match=message) as caught:

@@ -404,30 +404,30 @@ def _each(folder: Path, change: Callable[[Path], None]) -> None:
 
 Break = Callable[[Path], object]
 REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
-    "no files": (lambda f: _each(f, os.unlink), {}, 3, "no files of", "apr teacher"),
-    "no folder": (shutil.rmtree, {}, 3, "no files of", "apr teacher"),
+    "no files": (lambda f: _each(f, os.unlink), {}, 3, "no teacher files", "apr teacher"),
+    "no folder": (shutil.rmtree, {}, 3, "no teacher files", "apr teacher"),
     "no held-out files": (lambda f: os.unlink(next(f.glob("held*"))), {}, 5, "held_out-00001-of-00001", "goes on"),
     "a missing file": (lambda f: _train(f).rename(f / "train-00002-of-00002.safetensors"), {}, 5,
         "train-00001-of-00002.safetensors is missing", "goes on"),
     "half a file": (lambda f: os.truncate(_train(f), _train(f).stat().st_size // 2), {}, 4, "the file at", ""),
     "another tokenizer": (lambda f: _each(f, lambda p: _restate(p, tokenizer="0" * 64)), {}, 5,
         "another tokenizer", "--student"),
-    "files of two teachers": (lambda f: _restate(_train(f), teacher="other"), {}, 5, "another teacher", ""),
+    "files of two teachers": (lambda f: _restate(_train(f), teacher="other"), {}, 5, "teacher or text differs", ""),
     "another length": (lambda f: None, {"--seq-len": "16", "--tokens-per-step": "64"}, 5, "of 32 tokens, not 16",
         "--seq-len 32"),
     "other text": (lambda f: None, {"--data": "OTHER"}, 5, "window 0 of the training data", "--data"),
-    "another split": (lambda f: None, {"--held-out": "0.3"}, 5, "data is not in the teacher's files", "--held-out"),
+    "another split": (lambda f: None, {"--held-out": "0.3"}, 5, "data is not in the teacher files", "--held-out"),
     "more ids than there are": (lambda f: None, {"--top-k": "301"}, 5, "know 300 ids of a position", "--top-k"),
     "another temperature": (lambda f: None, {"--temperature": "2.5"}, 5, "temperature 1, 2, 3, 4, not at 2.5",
         "apr teacher --temperature 2.5"),
-    "NaN": (lambda f: damage(_train(f), "logprobs", _all(np.nan)), {}, 4, "not finite", "remove the file"),
-    "too much mass": (lambda f: damage(_train(f), "rest", _all(1)), {}, 4, "add up to 2", "remove the file"),
-    "a negative mass": (lambda f: damage(_train(f), "rest", _all(-1e-2)), {}, 4, "add up to", "remove the file"),
-    "a mass that falls": (lambda f: damage(_train(f), "rest", _first_rises), {}, 4, "falls where", "remove the file"),
-    "ids twice": (lambda f: damage(_train(f), "ids", _all(7)), {}, 4, "comes twice", "remove the file"),
+    "NaN": (lambda f: damage(_train(f), "logprobs", _all(np.nan)), {}, 4, "non-finite", "delete the file"),
+    "too much mass": (lambda f: damage(_train(f), "rest", _all(1)), {}, 4, "add up to 2", "delete the file"),
+    "a negative mass": (lambda f: damage(_train(f), "rest", _all(-1e-2)), {}, 4, "add up to", "delete the file"),
+    "a mass that falls": (lambda f: damage(_train(f), "rest", _first_rises), {}, 4, "mass decrease", "delete the file"),
+    "ids twice": (lambda f: damage(_train(f), "ids", _all(7)), {}, 4, "duplicate token id", "delete the file"),
     "no such id": (lambda f: damage(_train(f), "ids", lambda v: v.__iadd__(1)), {}, 5, "id 300", ""),
     "positions that go back": (lambda f: damage(_train(f), "positions", _all(3)), {}, 4, "do not ascend", "remove the"),
-    "half of the positions": (lambda f: _halve(_train(f)), {}, 4, "not those with a label", "remove the file"),
+    "half of the positions": (lambda f: _halve(_train(f)), {}, 4, "not those with a label", "delete the file"),
     "other positions": (lambda f: damage(_train(f), "positions", _move), {}, 4, "not those with a label", "remove the"),
     "a label above all": (lambda f: damage(_train(f), "label_logprobs", _all(1)), {}, 4, "is above 0", "remove"),
     "a name that claims a billion": (
@@ -472,7 +472,7 @@ def test_files_that_do_not_fit_are_refused_by_name(
 
 
 def test_neither_the_files_nor_the_tokens_are_taken_for_a_model(made: Made) -> None:
-    with pytest.raises(UnknownFormatError, match="what a teacher says") as said:
+    with pytest.raises(UnknownFormatError, match="teacher log-probabilities") as said:
         aprfmt.open(made.files)
     assert f"--teacher-logprobs {made.files}" in str(said.value.hint)
     with pytest.raises(UnknownFormatError, match="token shards are data"):
@@ -560,7 +560,7 @@ def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest
         (["TEACHER", "--top-k", "301", "--device", "cpu"], 2, "more than the 300 tokens"),
         (["TEACHER", "--temperature", "0", "--device", "cpu"], 2, "0.05 to 100"),
         (["TEACHER", "--seq-len", "99999", "--device", "cpu"], 5, "context length"),
-        (["--student", "STUDENT", "--from-vllm", "absent.jsonl"], 3, "no such file of responses"),
+        (["--student", "STUDENT", "--from-vllm", "absent.jsonl"], 3, "response file not found"),
         (["--from-vllm", "absent.jsonl"], 2, "no model given"),
     ],
 )
@@ -600,7 +600,7 @@ def test_a_teacher_that_computes_nothing_writes_nothing(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aprtrain.teach.soft_cap", lambda x, cap: torch.full_like(x, torch.nan))
-    with pytest.raises(AprError, match="not finite") as caught:
+    with pytest.raises(AprError, match="non-finite") as caught:
         aprfmt.teacher(made.teacher, made.text, tmp_path / "out", device="cpu", **GIVEN)
     assert caught.value.exit_code == 8
     assert not [*(tmp_path / "out").glob("*.safetensors")]
