@@ -88,11 +88,11 @@ def test_entries_that_are_missing_are_named(apr: Apr, tiny_gguf: Path, tmp_path:
 
 
 USAGE = {
-    "no mix": ((), "MIX is missing"),
-    "unknown": (("q4_k_x",), "unknown dtype or mix"),
+    "no preset": ((), "TYPE is missing"),
+    "unknown": (("q4_k_x",), "unknown dtype or quantization preset"),
     "floats": (("f16",), "not a quantized type"),
-    "single": (("mxfp4",), "not a mix"),
-    "intermediate": (("q8_k", "--pure"), "unknown dtype or mix"),
+    "single": (("mxfp4",), "not a quantization preset"),
+    "intermediate": (("q8_k", "--pure"), "unknown dtype or quantization preset"),
     "broken pattern": (("q8_0", "--tensor-type", "attn(=q8_0"), "attn("),
     "no pattern": (("q8_0", "--tensor-type", "=q8_0"), "REGEX=TYPE"),
     "no type": (("q8_0", "--tensor-type", "attn_v"), "REGEX=TYPE"),
@@ -145,7 +145,7 @@ def test_names_of_other_programs_come_nearest_to_a_mix(
 def test_options_of_a_mix_need_one(apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path) -> None:
     for words in (("--imatrix", weights), ("--pure",), ("--dtype", "f16", "--tensor-type", "attn=q8_0")):
         done = apr("convert", tiny_gguf, "-o", tmp_path / "x.gguf", *words, "--json")
-        assert (done.code, "only applies to a mix" in done.json["error"]["message"]) == (2, True)
+        assert (done.code, "only applies to a quantization preset" in done.json["error"]["message"]) == (2, True)
 
 
 def test_refusals_leave_nothing_behind(apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_without_the_library_a_mix_that_needs_it_is_refused(
 def test_wishes_without_effect_are_said(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
     words = ("--tensor-type", "nowhere=q6_k", "--tensor-type", r"FFN_\Down=q8_0", "--plan", "--json")
     warnings = apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", *words).json["warnings"]
-    assert "--tensor-type nowhere=q6_k matches no tensor that the mix quantizes" in warnings
+    assert "--tensor-type nowhere=q6_k matches no tensor that the preset quantizes" in warnings
     both = apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", "--leave-output", "--output-type", "q8_0")
     assert both.code == 2
     assert "cannot be given together" in both.stderr

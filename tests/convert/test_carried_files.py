@@ -212,7 +212,9 @@ def test_files_whose_record_no_longer_fits_are_said_to_stay_behind(folder: Path,
         rest = {key: value for key, value in model.metadata.items() if key != SOURCE_KEY}
         aprfmt.rewrite_file(model, tmp_path / "edited.apr", metadata=apr_metadata.dump(rest))
     losses = aprfmt.export_model(tmp_path / "edited.apr", tmp_path / "out", format="hf").losses
-    assert [loss for loss in losses if loss.startswith("4 unrelated files") and "source record does not match" in loss]
+    assert [
+        loss for loss in losses if loss.startswith("4 unrelated files") and "source manifest does not match" in loss
+    ]
 
 
 def test_an_edited_folder_in_shards_has_one_index(folder: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ DAMAGED: dict[str, tuple[Damage, type[AprError]]] = {
     "one more entry": (lambda raw: struct.pack("<i", 3) + raw[4:], AprError),
     "negative name": (lambda raw: raw[:4] + struct.pack("<i", -1) + raw[8:], CorruptError),
     "long name": (lambda raw: raw[:4] + struct.pack("<i", 1 << 20) + raw[8:], LimitError),
-    "no values": (lambda raw: raw[:31] + struct.pack("<i", 0) + raw[35:], CorruptError),
+    "it is empty": (lambda raw: raw[:31] + struct.pack("<i", 0) + raw[35:], CorruptError),
     "huge values": (lambda raw: raw[:31] + struct.pack("<i", 0x7FFFFFFF) + raw[35:], TruncatedError),
     "cut in the values": (lambda raw: raw[:40], TruncatedError),
     "cut in the data set": (lambda raw: raw[:-1], TruncatedError),

@@ -563,7 +563,7 @@ def test_embeddings_of_other_sizes_are_filled_up_or_cut_where_that_is_asked_for(
     rows = len(weights(a)["model.embed_tokens.weight"])
     for n in (rows - 4, rows + 6):
         b = resized(folders["llama1"], tmp_path / f"b{n}", n)
-        with pytest.raises(RefusedError, match=rf"\[{n}, \d+\], and in .* it is \[{rows}, \d+\]") as error:
+        with pytest.raises(RefusedError, match=rf"\[{n}, \d+\], but in .* it is \[{rows}, \d+\]") as error:
             aprfmt.merge_models([a, b], tmp_path / "out", method="linear", format="hf")
         assert error.value.tensor in ("model.embed_tokens.weight", "lm_head.weight")
         assert "--pad-vocab" in str(error.value.hint)
@@ -602,10 +602,10 @@ def test_models_of_other_networks_are_refused_before_a_byte_is_written(folders: 
     refused("of the architecture qwen2, and .* of llama", folders["qwen2"])
     down = "model.layers.1.mlp.down_proj.weight"
     narrow = changed(folders["llama1"], tmp_path / "narrow", lambda name, v: v[:, :-8] if name == down else v)
-    refused(r"the weight is \[\d+, \d+\], and in .* it is \[", narrow, down)
+    refused(r"the weight is \[\d+, \d+\], but in .* it is \[", narrow, down)
     heads = changed(folders["llama1"], tmp_path / "heads", lambda name, v: v, rope_theta=5.0, num_attention_heads=2,
                     num_key_value_heads=1, head_dim=32)  # fmt: skip
-    refused("num_heads is 2, and in .* it is", heads)
+    refused("num_heads is 2, but in .* it is", heads)
     aprfmt.prune_model(folders["llama1"], tmp_path / "short", keep_layers=[0], format="hf")
     refused("the model has 1 layers, but .* has 2", tmp_path / "short")
     aprfmt.convert_model(folders["llama"], tmp_path / "a.gguf")

@@ -189,13 +189,13 @@ def test_validate_makes_what_would_be_restored(imported: tuple[list[Path], Path,
 
 
 def test_validate_of_what_has_no_record(folder: Path, tmp_path: Path) -> None:
-    assert restored(folder)[1] == ["the file has no source record"]
+    assert restored(folder)[1] == ["the file has no source manifest"]
     aprfmt.import_model(folder, tmp_path / "m.apr")
     value = record(tmp_path / "m.apr")
     for row in value["files"]:
         del row[CRC32]
     with_record(tmp_path / "m.apr", value)
-    assert restored(tmp_path / "m.apr")[1] == ["the source record has no digests"]
+    assert restored(tmp_path / "m.apr")[1] == ["the source manifest has no digests"]
     value["files"][-1]["segments"] = [["t", "gone", "F32", "F32"]]
     with_record(tmp_path / "m.apr", value)
     assert "edited after its import" in restored(tmp_path / "m.apr")[1][0]

@@ -219,7 +219,7 @@ def test_offset_in_a_tensor_begins_with_its_block(tiny: Path) -> None:
     assert whole is not None
     assert some is not None
     assert list(some.blocks) == list(whole.blocks[6:9])
-    with pytest.raises(UsageError, match="behind the last byte"):
+    with pytest.raises(UsageError, match="past the end"):
         aprfmt.hex(tiny, tensor="token_embd.weight", offset=whole.n_bytes)
 
 

@@ -409,7 +409,7 @@ def _check_name(
     count = count_of(first.count, layer) if expert is not None else None
     if expert is not None and count is not None and expert >= count:
         what = first.count.replace("_", " ")
-        raise RefusedError(f"it is number {expert}, but the network has {count} {what}", tensor=name)
+        raise RefusedError(f"its number is {expert}, but the network has {count} {what}", tensor=name)
 
 
 @cache
@@ -467,7 +467,7 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         if layer is not None and len(found) > 1:
             found = [one for one in found if has_layer(one.row.layers, hparams, layer)] or found
         if 0 in shape:
-            raise RefusedError(f"its shape is {list(shape)}: it holds no values", tensor=name, hint=_DAMAGED)
+            raise RefusedError(f"its shape is {list(shape)}: it is empty", tensor=name, hint=_DAMAGED)
         dims = [_dims_of(match) for match in found]
         known = [shape_of(one, sizes(layer)) for one in dims]
         if not any(_fits(shape, one) for one in known):

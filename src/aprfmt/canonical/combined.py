@@ -344,8 +344,8 @@ def _check_architectures(models: Sequence[Canonical]) -> None:
     for c in models[1:]:
         if c.arch is not first.arch:
             raise RefusedError(
-                f"this is of the architecture {_architecture(c)}, and {first.model.path} of {_architecture(first)}: "
-                "their weights have nothing in common",
+                f"the architecture is {_architecture(c)}, but {first.model.path} has {_architecture(first)}: the "
+                "weights cannot be merged",
                 path=c.model.path,
                 hint="merge models of one architecture, ideally fine-tuned from one base model",
             )
@@ -491,7 +491,7 @@ def _check_shape(
     if rows_only:
         hint = "add --pad-vocab to fill missing rows from the first model and drop extra ones"
     raise RefusedError(
-        f"the weight is {list(other.shape)}, and in {c.model.path} it is {list(tensor.shape)}",
+        f"the weight is {list(other.shape)}, but in {c.model.path} it is {list(tensor.shape)}",
         path=model.model.path,
         tensor=tensor.name,
         hint=hint,
@@ -569,7 +569,7 @@ def _differences(models: Sequence[Canonical]) -> list[str]:
             a, b = getattr(first.hparams, key), getattr(c.hparams, key)
             if a is not None and b is not None and a != b:
                 raise RefusedError(
-                    f"{key} is {b}, and in {first.model.path} it is {a}",
+                    f"{key} is {b}, but in {first.model.path} it is {a}",
                     path=c.model.path,
                     hint="the same weights mean something else there",
                 )

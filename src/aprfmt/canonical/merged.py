@@ -283,7 +283,7 @@ def _add_rest(
             "the adapter changes a weight that the base model does not have",
             path=path,
             tensor=missing,
-            hint="it is for another base model",
+            hint="the adapter is for another base model",
         )
     return found
 

@@ -179,7 +179,7 @@ def plain_dtype(dtype: str, also: Sequence[str] = ()) -> str | None:
     if name not in writable:
         raise UsageError(
             f"weights cannot be written as {name}",
-            hint="one of: keep, " + ", ".join(writable).lower() + "; or a mix (apr quantize --list)",
+            hint="one of: keep, " + ", ".join(writable).lower() + "; or a quantization preset (apr quantize --list)",
         )
     return name
 

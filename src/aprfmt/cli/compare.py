@@ -146,5 +146,6 @@ def _figures(found: Comparison, top: int) -> Iterator[str]:
     )
     yield from wrapped(f"{absolute}{sizes}")
     for row in [row for row in rows if row.distance.nonfinite_different][:_MAX_DIFFERENCES]:
-        n, where = row.distance.nonfinite_different, "stands against another value: the figures are of the rest"
-        yield out.style(f"{printable(row.name)}: in {plural(n, 'place')} a NaN or an infinity {where}", "red")
+        places = plural(row.distance.nonfinite_different, "place")
+        where = "only one model has NaN or infinity; metrics cover the other values"
+        yield out.style(f"{printable(row.name)}: in {places} {where}", "red")

@@ -120,7 +120,7 @@ def _slice(part: MergedLayers, paths: Sequence[str], found: Sequence[Canonical])
             raise RefusedError(
                 f"the model has {last - first} layers, but {paths[inputs[0]]} has {n_layers}",
                 path=paths[number],
-                hint="match the layers with slices and layer_range in a recipe",
+                hint="match the layers with slices and layer_range in a merge recipe",
             )
     return LayerSlice(inputs, tuple(first for first, _ in ranges), n_layers)
 

@@ -76,11 +76,11 @@ def altered_files(c: Canonical) -> list[tuple[str, str]]:
     model = c.model
     value = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
     if value is None:
-        raise UnsupportedError("the file has no source record")
+        raise UnsupportedError("the file has no source manifest")
     recipe = read_recipe(value, c.stored, c.tokenizer, str(model.path))
     if recipe is None:
         raise UnsupportedError("the model was edited after its import, so its source files cannot be restored")
     known = [(layout, layout.digest) for layout in recipe.layouts() if layout.digest is not None]
     if not known:
-        raise UnsupportedError("the source record has no digests")
+        raise UnsupportedError("the source manifest has no digests")
     return [(layout.name, digest.kind) for layout, digest in known if layout_digest(layout) != digest]

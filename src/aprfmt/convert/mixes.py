@@ -201,10 +201,10 @@ def unknown(name: str, *others: str) -> UsageError:
     means = [mix for words, mix in _ELSEWHERE.items() if _key(name) in words.split()]
     near = [mix for mix in means if mix in known] or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     if near:
-        hint = f"did you mean {near[0]}? List the mixes with apr quantize --list"
+        hint = f"did you mean {near[0]}? apr quantize --list shows all presets"
     else:
         hint = f"known: {', '.join([*others, *MIXES])}"
-    return UsageError(f"unknown dtype or mix {name!r}", hint=hint)
+    return UsageError(f"unknown dtype or quantization preset {name!r}", hint=hint)
 
 
 # --- decisions ---
@@ -461,7 +461,8 @@ class _Chooser:
             i = _layer(name)  # experts are not a fixed number of tensors a layer
             if not 0 <= i < n:
                 raise RefusedError(
-                    f"the mix {self.mix.name} asks for its layer, and it is in none of the {n}", tensor=name
+                    f"the preset {self.mix.name} needs its layer number, but it is in none of the {n} layers",
+                    tensor=name,
                 )
         return TensorPosition(i, n, counted, stacked)
 

@@ -87,9 +87,9 @@ class Quantization:
         """Warnings: overrides without effect, rows that the blocks of the mix do not divide."""
         for pattern, dtype in self.overrides.patterns:
             if not any(pattern.search(name) for name in chosen):
-                yield f"--tensor-type {pattern.pattern}={dtype.lower()} matches no tensor that the mix quantizes"
+                yield f"--tensor-type {pattern.pattern}={dtype.lower()} matches no tensor that the preset quantizes"
         if not chosen:
-            yield "the model has no matrix that a mix quantizes"
+            yield "the model has no matrix to quantize"
         block = DTYPES[self.mix.dtype].block
         odd = [name for name in chosen if shapes[name][-1] % block and DTYPES[chosen[name]].block < block]
         if odd:
@@ -114,7 +114,7 @@ class Quantization:
                     tensor=name,
                 )
             elif needs_weights(name, chosen[name], self.mix):
-                message, hint = ("needs an importance matrix", "add one with --imatrix, or choose a larger mix")
+                message, hint = ("needs an importance matrix", "add one with --imatrix, or choose a larger type")
                 if self.imatrix is not None:
                     message = "needs importance weights, and the importance matrix has none for this tensor"
                     hint = f"choose another dtype: --tensor-type {name.replace('.', '[.]')}=q4_k"
@@ -224,14 +224,14 @@ def quantization_of(options: Options, target: Target) -> Quantization | None:
         if given is not None:
             word = given.replace("_", "-")
             raise UsageError(
-                f"--{word} only applies to a mix, not to dtype {options.dtype}",
-                hint="apr quantize --list shows the mixes",
+                f"--{word} only applies to a quantization preset, not to dtype {options.dtype}",
+                hint="apr quantize --list shows the presets",
             )
         return None
     if not target.takes & MIX:
         container = "safetensors" if target.name in ("hf", "mlx") else target.name
         raise RefusedError(
-            f"{container} has no dtype {mix.dtype}: a mix can only be written to a .gguf or .apr file",
+            f"{container} has no dtype {mix.dtype}: a quantization preset needs a .gguf or .apr output",
             hint="write a .gguf or .apr file, or use --dtype f32, f16 or bf16",
         )
     if options.leave_output and options.output_type:
@@ -263,7 +263,7 @@ def _mix(options: Options) -> QuantizationPreset | None:
     if uniform is None:
         raise unknown(options.dtype, *PLAIN)
     if not options.pure:
-        raise UsageError(f"{row.name} is not a mix", hint="add --pure to use it for every matrix")
+        raise UsageError(f"{row.name} is not a quantization preset", hint="add --pure to use it for every matrix")
     return uniform
 
 

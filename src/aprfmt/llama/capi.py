@@ -321,4 +321,4 @@ def _library_of(package: str, patterns: tuple[str, ...]) -> Path:
     for pattern in patterns:
         if found := next(folder.glob(pattern), None):
             return found
-    raise ImportError(f"there is no shared library in {package}")
+    raise ImportError(f"no shared library found in {package}")

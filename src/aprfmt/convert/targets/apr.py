@@ -62,7 +62,7 @@ def layouts(c: Canonical, work: Work) -> Output:
         side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
         c, targets = with_apr_names(c, side, work.quantization.targets(c, side, work.losses))
         dtype = "keep"
-        kept = (f"{part} not quantized: a mix applies to the language model only" for part in c.outside_parts())
+        kept = (f"{part} not quantized: a preset applies to the language model only" for part in c.outside_parts())
         work.losses.warnings += kept
     with_source = work.options.tokenizer is work.options.target_model is None
     kind = _digest_kind(c, work.options)

@@ -103,7 +103,7 @@ def folder(c: Canonical, work: Work, recipe: SourceManifest | None, framework: s
         shards = [replace(shard, name=shard.name.replace("model", "adapter_model", 1)) for shard in shards]
     others = recipe.other_layouts() if recipe is not None else []
     if recipe is None:
-        losses.others += say_left_behind(c, "the source record does not match the model")
+        losses.others += say_left_behind(c, "the source manifest does not match the model")
     return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards], tensors)
 
 

@@ -142,7 +142,7 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
     shards = _shards(planned.outs, work.options.shard_bytes or DEFAULT_SHARD_BYTES, n_params)
     others = recipe.other_layouts() if recipe is not None else []
     if recipe is None:
-        losses.others += say_left_behind(c, "the source record does not match the model")
+        losses.others += say_left_behind(c, "the source manifest does not match the model")
     layouts = [*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards]
     return Output(layouts, planned.outs, n_params=n_params)
 

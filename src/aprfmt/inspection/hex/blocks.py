@@ -91,7 +91,7 @@ def dump_tensor(tensor: Tensor, offset: int, limit: int, width: int) -> TensorDu
     """
     if offset and offset >= tensor.n_bytes:
         hint = f"it has {tensor.n_bytes} bytes"
-        raise UsageError(f"--offset {offset} is behind the last byte of the tensor", tensor=tensor.name, hint=hint)
+        raise UsageError(f"--offset {offset} is past the end of the tensor", tensor=tensor.name, hint=hint)
     row = DTYPES[tensor.dtype]
     is_plain = row.kind == "plain" or tensor.dtype == "AprQ8"
     unit = row.block_bytes * max(1, width // row.block_bytes) if is_plain else row.block_bytes

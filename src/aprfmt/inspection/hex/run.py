@@ -162,6 +162,8 @@ def _file(path: str, offset: int, limit: int | None, width: int, raw: bool) -> F
 
 def _lines(source: Source, start: int, end: int, limit: int, width: int) -> list[tuple[int, bytes]]:
     if start > end or (start == end and start):
-        raise UsageError(f"--offset {start} is behind the last byte", path=source.path, hint=f"there are {end} bytes")
+        raise UsageError(
+            f"--offset {start} is past the end of the file", path=source.path, hint=f"there are {end} bytes"
+        )
     end = min(end, start + limit * width) if limit else end
     return [(at, source.read(at, min(width, end - at))) for at in range(start, end, width)]
