@@ -74,7 +74,7 @@ def test_no_command_writes_from_a_file_that_is_cut_off(cut: int, whole: bit_flip
         flip(path, bit)
         before = path.read_bytes()
         out.mkdir()
-        with pytest.raises(CorruptError, match="truncated" if cut <= 4 else "the file is"):
+        with pytest.raises(CorruptError, match="truncated" if cut <= 4 else "the file has"):
             command(path, out)
         passed += [name] if list(out.iterdir()) or path.read_bytes() != before else []
         out.rmdir()

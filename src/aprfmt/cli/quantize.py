@@ -36,11 +36,11 @@ class Quantize(Conversion):
         str | None, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors or a folder.")
     ] = None
     mix: Annotated[
-        str | None, typer.Argument(metavar="MIX", help="q4_k_m, q8_0, ... (see --list).", autocompletion=complete_mix)
+        str | None, typer.Argument(metavar="TYPE", help="q4_k_m, q8_0, ... (see --list).", autocompletion=complete_mix)
     ] = None
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="PATH", help="Output .gguf or .apr; default: NAME-MIX.gguf."),
+        typer.Option("--output", "-o", metavar="PATH", help="Output .gguf or .apr; default: NAME-TYPE.gguf."),
     ] = None
     list_mixes: Annotated[bool, typer.Option("--list", help="List the quantization types, with advice.")] = False
 
@@ -50,8 +50,8 @@ class Quantize(Conversion):
             _list_mixes()
             return
         if self.file is None or self.mix is None:
-            missing = "FILE" if self.file is None else "MIX"
-            hint = f"apr quantize {self.file or 'FILE'} MIX, such as q4_k_m; apr quantize --list shows all"
+            missing = "FILE" if self.file is None else "TYPE"
+            hint = f"apr quantize {self.file or 'FILE'} TYPE, such as q4_k_m; apr quantize --list shows all"
             raise UsageError(f"{missing} is missing", hint=hint)
         import aprfmt
         from aprfmt.api import AUTO, cached_imatrix
@@ -59,7 +59,7 @@ class Quantize(Conversion):
         from aprfmt.io.sink import check_target
 
         if find_mix(self.file) and not find_mix(self.mix) and not Path(self.file).exists():
-            raise UsageError("FILE must come before MIX", hint=f"apr quantize {self.mix} {self.file}")
+            raise UsageError("FILE must come before TYPE", hint=f"apr quantize {self.mix} {self.file}")
         output = self.output or Path(quantized_name(self.file, self.mix))
         if not output.suffix:
             hint = f"-o {output}.gguf, or {output}.apr"

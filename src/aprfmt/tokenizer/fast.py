@@ -75,7 +75,9 @@ class _Local:
         try:
             import tokenizers
         except ImportError as error:
-            raise MissingDependencyError("text is encoded by tokenizers", hint="pip install tokenizers") from error
+            raise MissingDependencyError(
+                "tokenizing text needs the tokenizers package", hint="pip install tokenizers"
+            ) from error
         try:
             self._library: _Library = tokenizers.Tokenizer.from_buffer(text)
         except (KeyboardInterrupt, SystemExit, MemoryError):
