@@ -89,5 +89,5 @@ def _list_mixes() -> None:
         body.append(row | {"dtype": mix.dtype, "advice": mix.advice})
         cells.append([" = ".join([mix.name, *aliases]), f"{bits:.2f}", mix.advice])
     note = "Bits per weight for Llama-3.1-8B; models with row lengths that are not multiples of 256 need more."
-    lines = [*table(["mix", "bits", "when"], cells, right="bits", indent=0, wrap=24), "", *wrapped(note)]
+    lines = [*table(["type", "bits", "when"], cells, right="bits", indent=0, wrap=24), "", *wrapped(note)]
     out.result({"count": len(body), "mixes": body}, lines)

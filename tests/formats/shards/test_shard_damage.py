@@ -38,9 +38,9 @@ def other_revision(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (Path.unlink, "is missing"),
-    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "expected a 4-byte checksum"),
-    "shorter": (lambda path: path.write_bytes(path.read_bytes()[:-64]), "expected a 4-byte checksum"),
+    "missing": (Path.unlink, "but missing"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "bytes instead of"),
+    "shorter": (lambda path: path.write_bytes(path.read_bytes()[:-64]), "bytes instead of"),
     "header": (lambda path: flip(path, 8), "checksum"),
     "footer": (lambda path: flip(path, -1), "its checksum differs"),
     "tensor name": (lambda path: flip(path, path.read_bytes().rindex(b".weight") - 1), "other tensors"),
@@ -155,7 +155,7 @@ def test_shards_under_each_others_index(shards: Path) -> None:
     rows[1]["index"], rows[2]["index"] = 2, 1
     value["weight_map"] = {name: row["index"] for row in rows for name in row["tensors"]}
     path.write_text(json.dumps(value))
-    with pytest.raises(RefusedError, match="does not say that it is shard 1 of"):
+    with pytest.raises(RefusedError, match="does not identify it as shard 1 of"):
         aprfmt.open(shards)
 
 
