@@ -21,7 +21,7 @@ from bench_measure import PIECE, Job, interleaved, machine, self_timed, show, ti
 if TYPE_CHECKING:
     import numpy as np
 
-    from aprfmt.formats.out import OutTensor
+    from aprfmt.formats.out_tensor import OutTensor
     from aprfmt.io.pipe import Segment
 
     Tensors = dict[str, np.ndarray[Any, Any]]
@@ -97,7 +97,7 @@ def _pieces(data: np.ndarray[Any, Any]) -> list[memoryview]:
 
 
 def _out(tensors: Tensors) -> list[OutTensor]:
-    from aprfmt.formats.out import OutTensor
+    from aprfmt.formats.out_tensor import OutTensor
 
     return [
         OutTensor(name, "F16", data.shape, data.nbytes, functools.partial(_pieces, data))

@@ -11,7 +11,7 @@ import pytest
 
 import aprfmt
 from aprfmt.cli import convert as commands
-from aprfmt.cli import data, imatrix, merge, merge_models, prune, quantize, teacher
+from aprfmt.cli import data, imatrix, merge, merge_adapter, prune, quantize, teacher
 from aprfmt.cli.options import Common
 from aprfmt.convert.report import Report
 from aprfmt.records import record
@@ -23,7 +23,7 @@ PAIRS: dict[str, tuple[type[Common], Callable[..., Report]]] = {
     "export": (commands.Export, aprfmt.export_model),
     "convert": (commands.Convert, aprfmt.convert_model),
     "quantize": (quantize.Quantize, aprfmt.quantize_model),
-    "merge": (merge_models.Merge, aprfmt.merge_models),
+    "merge": (merge.Merge, aprfmt.merge_models),
     "prune": (prune.Prune, aprfmt.prune_model),
 }
 OF_THE_COMMAND = {"file", "models", "output", "mix", "list_mixes", "as_json", "quiet"}
@@ -73,7 +73,9 @@ def test_annotations_tell_the_types_of_a_command_line() -> None:
 
 
 NAMES_ALONE: dict[str, tuple[type[Common], Callable[..., object], set[str]]] = {
-    "merge-adapter": (merge.MergeAdapter, aprfmt.merge_adapter, {"adapters", "adapter", "base", "rank", "unmerge"}),
+    "merge-adapter": (
+        merge_adapter.MergeAdapter, aprfmt.merge_adapter, {"adapters", "adapter", "base", "rank", "unmerge"},
+    ),
     "imatrix": (imatrix.ImatrixCommand, aprfmt.imatrix, {"files", "merge"}),
     "teacher": (teacher.TeacherCommand, aprfmt.teacher, set()),
     "data": (data.Data, aprfmt.data, set()),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aprfmt.cli.group import COMMANDS, build
-from aprfmt.cli.habits import _COMMANDS, _NO_COMMANDS, _OPTIONS, _OPTIONS_OF, rephrase
+from aprfmt.cli.other_tools import _COMMANDS, _NO_COMMANDS, _OPTIONS, _OPTIONS_OF, rephrase
 from aprfmt.cli.training import _SECTIONS
 from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.provenance.spdx import nearest_id

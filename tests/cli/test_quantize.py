@@ -216,7 +216,7 @@ def test_a_forbidden_library_is_not_called_missing(
     monkeypatch.setenv("APR_BACKEND", "numpy")
     done = apr("quantize", tiny_gguf, "iq4_nl", "-o", tmp_path / "q.gguf")
     assert done.code == 6
-    assert "APR_BACKEND=numpy forbids it" in done.stderr
+    assert "APR_BACKEND=numpy disables it" in done.stderr
 
 
 def test_an_importance_that_no_encoder_takes(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:

@@ -250,9 +250,9 @@ def test_order_of_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_needs_the_library_when_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(backend.VARIABLE, "numpy")
     assert not ggml.encodable("Q4_K")
-    with pytest.raises(MissingDependencyError, match="APR_BACKEND=numpy forbids it"):
+    with pytest.raises(MissingDependencyError, match="APR_BACKEND=numpy disables it"):
         ggml.encode("Q4_K", values_of("normal").reshape(-1))
     monkeypatch.setenv(backend.VARIABLE, "torch")
     monkeypatch.setattr(backend, "has_torch", lambda: True)
-    with pytest.raises(MissingDependencyError, match="APR_BACKEND=torch forbids it"):
+    with pytest.raises(MissingDependencyError, match="APR_BACKEND=torch disables it"):
         ggml.encode("Q4_K", values_of("normal").reshape(-1))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import aprfmt
 from aprfmt.convert.memory import SMALLEST_WINDOW, flow_for, peak_bytes, resident_bytes
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import MOST_THREADS, THREAD_BYTES
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 import aprfmt
 from aprfmt.canonical import envelope
 from aprfmt.formats import gguf_write
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 
 CARD = b"---\nlicense: mit\n---\n"

@@ -19,7 +19,7 @@ from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.inspection.describe import inspect
 from aprfmt.inspection.validate import validate
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file

@@ -167,7 +167,7 @@ def test_a_template_that_ollama_has_to_know(smollm2_short: Path, tmp_path: Path)
     report = aprfmt.export_model(tmp_path / "odd.gguf", tmp_path / "m.gguf", modelfile=True)
     assert any("Ollama has to know the template" in warning for warning in report.warnings)
     text = (tmp_path / "Modelfile").read_text()
-    assert "# No TEMPLATE: 3 conversations differently" in text or "# No TEMPLATE: 6 conversations" in text
+    assert re.search("# No TEMPLATE: the template renders [36] conversations differently", text)
     assert "TEMPLATE " + '"""' not in text
 
 

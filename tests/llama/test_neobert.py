@@ -12,7 +12,7 @@ from llama_peer import LlamaPeer
 import aprfmt
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf import GgufNative
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 
 pytestmark = pytest.mark.llama

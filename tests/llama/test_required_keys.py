@@ -16,7 +16,7 @@ from turns import in_turn, turn
 import aprfmt
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf import GgufNative
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.inspection.validate import RULES, Subject
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 

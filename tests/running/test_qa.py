@@ -126,7 +126,7 @@ def other_template(model: Path, folder: Path) -> Path:
 
 OTHERS: list[tuple[Callable[[Path, Path], Path], str, str]] = [
     (other_tokenizer, "tokenizer", "another model's tokenizer"),
-    (other_template, "chat-template", "expects ChatML's form"),
+    (other_template, "chat-template", "expects the ChatML format"),
 ]
 
 
@@ -304,7 +304,7 @@ def test_a_skipped_gate_is_no_pass(small: Callable[[str], Path], monkeypatch: py
     assert gate(report, "copy").required
     assert not report.passed
     assert aprfmt.qa(path, allow_skip=["copy"]).passed
-    with pytest.raises(UsageError, match="no gate 'speed'"):
+    with pytest.raises(UsageError, match="unknown gate 'speed'"):
         aprfmt.qa(path, allow_skip=["speed"])
 
 

@@ -417,9 +417,9 @@ def test_an_archive_makes_no_data_folder(tmp_path: Path) -> None:
 
 def test_a_field_of_text_that_has_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(UsageError, match="--text-field body needs jsonl, csv or parquet data"):
+    with pytest.raises(UsageError, match="--text-field body applies to jsonl, csv and parquet data"):
         prepare([tmp_path / "a.txt"], TOKENIZER, tmp_path / "data", text_field="body")
-    with pytest.raises(UsageError, match="--text-field body needs jsonl, csv or parquet data"):
+    with pytest.raises(UsageError, match="--text-field body applies to jsonl, csv and parquet data"):
         summarise([tmp_path / "a.txt"], [], Encoder(TOKENIZER), text_field="body")
 
 

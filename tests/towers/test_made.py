@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.canonical.made import MADE, Sources
+from aprfmt.canonical.derived_tensors import MADE, Sources
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.tokenizer.model import Tokenizer

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.canonical.made import MADE, Sources
+from aprfmt.canonical.derived_tensors import MADE, Sources
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError

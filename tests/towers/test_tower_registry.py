@@ -15,7 +15,7 @@ from aprfmt.arch.grammar import dims_of, parse_condition, parse_order, size_word
 from aprfmt.arch.row import Tower
 from aprfmt.arch.table import TOWERS
 from aprfmt.arch.tower_table import missing_keys
-from aprfmt.canonical.made import MADE
+from aprfmt.canonical.derived_tensors import MADE
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_ROW: dict[str, str] = {}

@@ -12,8 +12,8 @@ from aprfmt.arch.links import Link, Order, RowMap, link_of
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import find_gguf
-from aprfmt.canonical.kinds import adapter_config
 from aprfmt.canonical.lora import check_shapes
+from aprfmt.canonical.model_kinds import adapter_config
 from aprfmt.canonical.pairs import APR_KEY, GGUF_KEY, INVOCATION, Adapter, Base, LoraPair, stacked_name
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import AprError, CorruptError, RefusedError

@@ -11,8 +11,8 @@ from aprfmt.arch.grammar import FIELD_OF_SIZE
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical.detection import find_row, hparams_as
-from aprfmt.canonical.kinds import looks_like_adapter
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model_kinds import looks_like_adapter
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError
 from aprfmt.formats import hf_modules, hfdir

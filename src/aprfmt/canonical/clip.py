@@ -11,7 +11,7 @@ from aprfmt.arch.hparams import from_gguf
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Tower
 from aprfmt.arch.tower_table import find_tower_gguf
-from aprfmt.canonical.kinds import CLIP, is_clip
+from aprfmt.canonical.model_kinds import CLIP, is_clip
 from aprfmt.canonical.naming import name_tensors
 from aprfmt.canonical.packed import Packing
 from aprfmt.canonical.tensor import CanonicalTensor

@@ -10,7 +10,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.outside import part_of
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import lookup, nearest, row_of
-from aprfmt.canonical.kinds import ADAPTER, looks_like_adapter
+from aprfmt.canonical.model_kinds import ADAPTER, looks_like_adapter
 from aprfmt.errors import UsageError
 from aprfmt.formats import hfdir, safetensors
 from aprfmt.formats.hfdir import HfNative

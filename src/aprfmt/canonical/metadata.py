@@ -9,7 +9,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.table import lookup
 from aprfmt.canonical.detection import PART_KEY, UNMAPPED_KEY
 from aprfmt.canonical.model import ORIGINAL_FORMATS, Canonical
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.provenance import provenance
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer.model import Tokenizer

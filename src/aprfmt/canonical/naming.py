@@ -12,7 +12,7 @@ from aprfmt.arch.names import Match
 from aprfmt.arch.outside import names_drafts
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.detection import find_part
-from aprfmt.canonical.kinds import ADAPTER
+from aprfmt.canonical.model_kinds import ADAPTER
 from aprfmt.canonical.packed import PackedTensor, Packing
 from aprfmt.canonical.rowmap import keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor, is_copy

@@ -22,8 +22,8 @@ from aprfmt.canonical.completion import (
 )
 from aprfmt.canonical.detection import find_part, find_row, hparams_as, name_hint
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.kinds import ADAPTER, is_adapter
 from aprfmt.canonical.model import Canonical, count_elements
+from aprfmt.canonical.model_kinds import ADAPTER, is_adapter
 from aprfmt.canonical.naming import name_tensors, names_from_mlx
 from aprfmt.canonical.packed import AS_STORED, Decoding, packing
 from aprfmt.canonical.pairs import Base

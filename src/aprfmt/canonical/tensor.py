@@ -14,7 +14,7 @@ from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.codecs.recode import OverflowCount, recode_jobs, stored_bytes
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import UsageError
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import Item
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor

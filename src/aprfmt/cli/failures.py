@@ -104,7 +104,7 @@ def _classify(error: BaseException) -> tuple[int, AprError]:
             return getattr(error, "number", 0) + exit_code, AprError(text, code=code)
     import typer
 
-    from aprfmt.cli.habits import complete, place_extra
+    from aprfmt.cli.other_tools import complete, place_extra
 
     if isinstance(error, typer.TyperException):
         known, missing = _missing(error)
@@ -178,7 +178,7 @@ def _all_missing(missing: list[Any]) -> str | None:
 def _usage_error(message: str, line: str) -> UsageError:
     """typer's message as one sentence; its suggestion, or the command `line`, starts the hint."""
     from aprfmt.cli.group import COMMANDS
-    from aprfmt.cli.habits import no_such_command, rephrase
+    from aprfmt.cli.other_tools import no_such_command, rephrase
 
     message, suggestion = message.strip(), ""
     for introduction in ("Did you mean ", "(Possible options: "):

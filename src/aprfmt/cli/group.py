@@ -49,11 +49,12 @@ COMMANDS = {
         CommandRow(
             "quantize", "quantize:Quantize", "Quantize to Q4_K_M, Q8_0, ...; --list shows all types.", "Convert"
         ),
+        CommandRow("merge", "merge:Merge", "Merge models: linear, slerp, TIES, DARE or stacked layers.", "Convert"),
         CommandRow(
-            "merge", "merge_models:Merge", "Merge models: linear, slerp, TIES, DARE or stacked layers.", "Convert"
-        ),
-        CommandRow(
-            "merge-adapter", "merge:MergeAdapter", "Merge LoRA adapters into a base; --unmerge extracts one.", "Convert"
+            "merge-adapter",
+            "merge_adapter:MergeAdapter",
+            "Merge LoRA adapters into a base; --unmerge extracts one.",
+            "Convert",
         ),
         CommandRow("prune", "prune:Prune", "Prune a model's layers, or the width of each layer.", "Convert"),
         CommandRow("imatrix", "imatrix:ImatrixCommand", "Compute an importance matrix for quantization.", "Convert"),

@@ -12,7 +12,7 @@ import typer
 import aprfmt
 from aprfmt import formats
 from aprfmt.cli.complete import complete_architecture
-from aprfmt.cli.facts import show
+from aprfmt.cli.inspect_text import show
 from aprfmt.cli.options import BaseOption, FilterOption, JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import out, pairs, plain, printable, progress_bar, table, width
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError

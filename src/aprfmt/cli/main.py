@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
 def _dispatch(arguments: list[str]) -> int:
     is_completion = "_APR_COMPLETE" in os.environ  # the words are in the environment
     if not is_completion and (file := _only_to_inspect(arguments)) is not None:
-        from aprfmt.cli.facts import show
+        from aprfmt.cli.inspect_text import show
 
         show(file)
         return 0

@@ -1,4 +1,4 @@
-"""`apr merge-adapter`: merge LoRA adapters into a base model, or extract one from two models."""
+"""`apr merge`: merge several models into one."""
 
 from __future__ import annotations
 
@@ -9,50 +9,31 @@ import typer
 
 from aprfmt.cli.conversion import Conversion
 from aprfmt.cli.options import OutputOption, with_options
-from aprfmt.convert.options import ExtractAdapterCall, MergeAdapterCall
-from aprfmt.errors import UsageError
+from aprfmt.convert.options import MergeCall
 from aprfmt.schema import OptionRow, rows
 
 
-@with_options(rows(MergeAdapterCall, OptionRow) | {"rank": rows(ExtractAdapterCall, OptionRow)["rank"]})
+@with_options(rows(MergeCall, OptionRow))
 @dataclass(kw_only=True)
-class MergeAdapter(Conversion):
-    """Merge LoRA adapters into a model; with --unmerge, extract an adapter from a base and its fine-tune.
+class Merge(Conversion):
+    """Merge models of one architecture: average, interpolate or add up their weights, or stack their layers.
 
-    A quantized base is dequantized and requantized, to its own types or to --quantize.
+    Config, tokenizer and dtypes are taken from the base, or from the first model.
 
     \b
-    apr merge-adapter ./Qwen2.5-0.5B ./my-lora -o merged --format hf
-    apr merge-adapter m.gguf a.gguf b.gguf -o ab.gguf --weight 0.7 --weight 0.3
-    apr merge-adapter m.gguf a.gguf -o small.gguf --quantize q4_k_m --plan
-    apr merge-adapter ./base ./fine-tune --unmerge --rank 64 -o lora --format hf
+    apr merge A B -o OUT --method slerp --t 0.4
+    apr merge a.gguf b.gguf -o c.gguf --method ties --base m.gguf --density 0.5
+    apr merge A A -o D --method passthrough --layers 0-15 --layers 8-23
+    apr merge --config recipe.yaml -o m.gguf --quantize q4_k_m --plan
     """
 
-    file: Annotated[str, typer.Argument(metavar="BASE", help="The base model, in any supported format.")]
-    adapters: Annotated[
-        list[str],
-        typer.Argument(metavar="ADAPTER...", help="One or more adapters; with --unmerge, the fine-tuned model."),
-    ]
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="The models, in any supported formats.")
+    ] = None
     output: OutputOption
-    unmerge: Annotated[bool, typer.Option("--unmerge", help="Extract an adapter from BASE and a fine-tune of it.")] = (
-        False
-    )
 
     def __call__(self) -> None:
         """Runs the command."""
-        from aprfmt.convert.merging import extract_adapter, merge_adapter
+        from aprfmt.convert.combining import merge_models
 
-        given = self.given()
-        if not self.unmerge:
-            if "rank" in given:
-                raise UsageError("--rank is for --unmerge", hint="leave --rank out: a merged adapter has its own rank")
-            self.run("merging", merge_adapter, self.file, self.adapters, self.output)
-            return
-        if len(self.adapters) != 1:
-            raise UsageError(
-                "--unmerge takes a base and one fine-tuned model", hint="apr merge-adapter BASE TUNED --unmerge"
-            )
-        known = rows(ExtractAdapterCall, OptionRow)
-        if (odd := next((name for name in given if name not in known), None)) is not None:
-            raise UsageError(f"--{odd.replace('_', '-')} does not apply to --unmerge")
-        self.run("extracting", extract_adapter, self.file, self.adapters[0], self.output)
+        self.run("merging", merge_models, self.models or [], self.output)

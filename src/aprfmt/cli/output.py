@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from aprfmt.cli.habits import is_of_mlx
+from aprfmt.cli.other_tools import is_of_mlx
 from aprfmt.errors import AprError, StorageError
 from aprfmt.text import CONTROLS, format_bytes, format_count, format_seconds
 from aprfmt.types import Json

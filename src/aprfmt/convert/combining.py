@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from aprfmt import formats
 from aprfmt.canonical.checks import require_config, with_dims_of_tensors
-from aprfmt.canonical.combined import LayerSlice, combined
 from aprfmt.canonical.merge_methods import LINEAR, PASSTHROUGH, SLERP, MergeRule
+from aprfmt.canonical.merged_models import LayerSlice, combined
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.read import canonical

@@ -34,7 +34,7 @@ from aprfmt.convert.mixes import (
 from aprfmt.convert.options import MIX, Options
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
 

@@ -44,7 +44,7 @@ from aprfmt.text import plural
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
-    from aprfmt.formats.out import OutTensor
+    from aprfmt.formats.out_tensor import OutTensor
     from aprfmt.tokenizer.model import Tokenizer
 
 MAGIC = b"APR\0"

@@ -19,7 +19,7 @@ from aprfmt.errors import AprError, LimitError, RefusedError, UsageError
 from aprfmt.formats import apr_metadata, path_text
 from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER, HEADER_BYTES, MAGIC, Apr2Native
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.crc import crc32_of
 from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, WriteOptions, Zeros, source_jobs, write_file
 from aprfmt.io.sink import check_target

@@ -22,7 +22,7 @@ from aprfmt.errors import CorruptError, LimitError, RefusedError, TruncatedError
 from aprfmt.formats import gguf
 from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV, layout
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_NAME_BYTES

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aprfmt.errors import ChecksumError, CorruptError, NotFoundError, RefusedError
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.formats.safetensors import layout, read_shard
 from aprfmt.io.crc import crc32_of
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file

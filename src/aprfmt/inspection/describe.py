@@ -10,7 +10,7 @@ from aprfmt import formats
 from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, spellings
 from aprfmt.arch.outside import outside, parts
 from aprfmt.arch.table import row_of
-from aprfmt.canonical.kinds import is_adapter, is_clip, looks_like_adapter
+from aprfmt.canonical.model_kinds import is_adapter, is_clip, looks_like_adapter
 from aprfmt.codecs.dtypes import DTYPES, DtypeTotals, dtype_totals, n_elements
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats.apr_metadata import TYPED_FIELDS

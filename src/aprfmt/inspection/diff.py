@@ -13,8 +13,8 @@ from typing import Literal, TypeGuard
 
 from aprfmt import formats
 from aprfmt.canonical.base_model import find_base
-from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.lora import to_hf
+from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.read import canonical

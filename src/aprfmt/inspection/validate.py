@@ -16,8 +16,8 @@ from aprfmt.arch.tower_table import find_tower_gguf
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.checks import network_shapes, shapes_after_links
 from aprfmt.canonical.clip import read_towers
-from aprfmt.canonical.kinds import ADAPTER, is_adapter, is_clip
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model_kinds import ADAPTER, is_adapter, is_clip
 from aprfmt.canonical.read import canonical
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.values import BLOCK_VALUES

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt import formats
-from aprfmt.canonical.kinds import is_clip
+from aprfmt.canonical.model_kinds import is_clip
 from aprfmt.convert.mixes import MIXES
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, NotFoundError, RefusedError, UsageError
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES

@@ -125,7 +125,7 @@ def prepare_adapter(
     """
     from aprfmt.canonical.adapter import read_adapter
     from aprfmt.canonical.base_model import find_base
-    from aprfmt.canonical.kinds import looks_like_adapter
+    from aprfmt.canonical.model_kinds import looks_like_adapter
 
     name, of = formats.path_text(file, "file"), formats.path_text(base, "base")
     found = _look(name)

@@ -129,7 +129,7 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
         elif path.is_dir():
             found += _folder(path, number, skipped, own)
         else:
-            raise NotFoundError("data not found", path=path, hint="check the path of the data")
+            raise NotFoundError("no such file or folder", path=path, hint="check the path of the data")
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aprfmt.errors import ChecksumError, CorruptError, RunError
 from aprfmt.formats import safetensors
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io import jsonx
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file

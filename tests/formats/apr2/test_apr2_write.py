@@ -18,7 +18,7 @@ from aprfmt import RawTensor, load_file, save_file
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import ChecksumError, ExistsError, LimitError, RefusedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 
 Write = Callable[..., Path]
 VECTORS = Path(__file__).resolve().parents[3] / "fixtures" / "vectors"

@@ -19,7 +19,7 @@ from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_GGML_ID
 from aprfmt.formats import gguf as ours
 from aprfmt.formats.gguf_fields import FORMATS, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, layout
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, run_jobs
 
 V = gguf.GGUFValueType

@@ -18,7 +18,7 @@ import aprfmt
 from aprfmt.errors import AprError, UnsupportedError, UsageError
 from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, encode_value, layout
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, write_layout
 from aprfmt.io.sink import AtomicFile
 from aprfmt.limits import MAX_ARRAY_DEPTH

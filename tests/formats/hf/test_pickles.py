@@ -194,7 +194,7 @@ def test_a_call_in_a_pickle_is_refused_and_never_made(options: dict[str, bool], 
     found: State = {"state_dict": state(), "args": Call(marker)} if nested else {**state(), "x": Call(marker)}
     folder = folder_of(tmp_path / "folder", lambda path: torch.save(found, path / "pytorch_model.bin", **options))
     for attempt in (aprfmt.open, lambda path: aprfmt.import_model(path, tmp_path / "m.apr")):
-        with pytest.raises(RefusedError, match=r"asks for posix\.mkdir, which is not a tensor; nothing was executed"):
+        with pytest.raises(RefusedError, match=r"needs posix\.mkdir, which is not a tensor; nothing was executed"):
             attempt(folder)
     assert not marker.exists()
     assert not (tmp_path / "m.apr").exists()
@@ -316,7 +316,7 @@ BAD: dict[str, tuple[Callable[[Path], object], type[AprError], str]] = {
     "numbers": (saved({"a": 1}), RefusedError, "not a state dict"),
     "transposed": (saved({"w": torch.ones(3, 4).T}), RefusedError, "a strided view"),
     "sparse": (saved({"w": torch.eye(3).to_sparse()}), AprError, "."),
-    "a module": (saved(torch.nn.Linear(2, 2)), RefusedError, "asks for torch.nn"),
+    "a module": (saved(torch.nn.Linear(2, 2)), RefusedError, "needs torch.nn"),
 }
 
 

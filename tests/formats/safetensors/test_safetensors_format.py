@@ -23,7 +23,7 @@ import aprfmt
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats import safetensors as ours
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, write_layout
 from aprfmt.io.sink import AtomicFile
 from aprfmt.limits import MAX_NAME_BYTES, MAX_NDIM

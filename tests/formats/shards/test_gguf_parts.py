@@ -144,7 +144,7 @@ def test_an_edited_split_becomes_one_file(tiny_gguf: Path, tmp_path: Path) -> No
 def test_a_single_file_with_split_keys_comes_back(tiny_gguf: Path, tmp_path: Path) -> None:
     """gguf-split writes such a file when everything fits into one part."""
     from aprfmt.formats.gguf_write import KV, layout
-    from aprfmt.formats.out import OutTensor
+    from aprfmt.formats.out_tensor import OutTensor
     from aprfmt.io.pipe import FileLayout, write_layout
     from aprfmt.io.sink import AtomicFile
 

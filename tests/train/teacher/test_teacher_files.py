@@ -342,7 +342,7 @@ def test_responses_that_do_not_fit_are_refused(
 def test_more_ids_than_vllm_was_asked_for_are_refused(
     made: Made, tmp_path: Path, answered: tuple[Path, list[dict[str, Any]]]
 ) -> None:
-    with pytest.raises(AprError, match="--top-k asks for 12") as caught:
+    with pytest.raises(AprError, match="--top-k requires 12") as caught:
         taken(made, tmp_path / "taken", answered[1], top_k=12)
     assert "--top-k" in str(caught.value.hint)
 

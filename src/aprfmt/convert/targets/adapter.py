@@ -31,7 +31,7 @@ from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.lora import CONFIG
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few, plural

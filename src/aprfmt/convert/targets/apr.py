@@ -35,7 +35,7 @@ from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER_BYTES, Apr2Native
 from aprfmt.formats.apr_metadata import FOOTER, FOOTER_KEY, SOURCE_KEY, TRUE_DTYPES_KEY
 from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, ShardInfo, manifest_text, sort_key
 from aprfmt.formats.hfdir import HfNative
-from aprfmt.formats.out import OutTensor, group_by_size
+from aprfmt.formats.out_tensor import OutTensor, group_by_size
 from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.digest import BLAKE3, CRC32
 from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, sha256_of_range, source_jobs, write_layout

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from aprfmt import formats
 from aprfmt.convert.options import COMMON, MIX, PROVENANCE_OPTIONS, Options
 from aprfmt.errors import UsageError
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, WriteOptions
 from aprfmt.types import PathLike
 

@@ -20,9 +20,9 @@ from aprfmt.canonical import envelope
 from aprfmt.canonical.completion import complete_from_shapes
 from aprfmt.canonical.drafts import drafts_alone, named_drafts, with_drafts_counted, without_drafts
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.kinds import ADAPTER
 from aprfmt.canonical.metadata import apr_metadata_of
 from aprfmt.canonical.model import Canonical, embedding_rows, from_gguf
+from aprfmt.canonical.model_kinds import ADAPTER
 from aprfmt.canonical.reranker import ANSWERS, as_reranker, with_two_outputs
 from aprfmt.canonical.sides import gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
@@ -43,7 +43,7 @@ from aprfmt.formats import apr2, gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative
 from aprfmt.formats.gguf_fields import GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV
-from aprfmt.formats.out import OutTensor, dominant_dtype, group_by_size
+from aprfmt.formats.out_tensor import OutTensor, dominant_dtype, group_by_size
 from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.io.source import padding
 from aprfmt.limits import MAX_SPLITS

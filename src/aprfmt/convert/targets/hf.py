@@ -31,7 +31,7 @@ from aprfmt.formats import INDEX_SUFFIXES, apr_metadata, mistral, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hf_modules import MODULES_NAME, module_files
 from aprfmt.formats.hfdir import HfNative
-from aprfmt.formats.out import OutTensor, group_by_size
+from aprfmt.formats.out_tensor import OutTensor, group_by_size
 from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.io.source import is_folder

@@ -30,7 +30,7 @@ from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import INDEX_SUFFIXES, safetensors
 from aprfmt.formats.hf_files import parse_config
 from aprfmt.formats.hfdir import INDEX_NAME
-from aprfmt.formats.out import OutTensor, group_by_size
+from aprfmt.formats.out_tensor import OutTensor, group_by_size
 from aprfmt.io.pipe import FileLayout, Item, Literal
 from aprfmt.text import first_few, plural
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.row import Tower
-from aprfmt.canonical.made import Sources, made_place, made_tensors
+from aprfmt.canonical.derived_tensors import Sources, made_place, made_tensors
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.sides import gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, is_matrix, plain_dtype
@@ -20,7 +20,7 @@ from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT
 from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV
-from aprfmt.formats.out import OutTensor, dominant_dtype
+from aprfmt.formats.out_tensor import OutTensor, dominant_dtype
 from aprfmt.io.pipe import FileLayout
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few, plural

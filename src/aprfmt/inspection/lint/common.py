@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.formats import apr2
 from aprfmt.formats.gguf import GgufNative

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from aprfmt.canonical.kinds import is_adapter
+from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.formats import apr2
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, LOADER_NAME_BYTES

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata
 from aprfmt.inspection.lint.common import BLOCK_TYPES, is_main, matrices_of, set_key, skip
