@@ -16,7 +16,7 @@ from aprfmt.canonical.envelope import KEY as ENVELOPE
 from aprfmt.formats import gguf_write
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.gguf_fields import GgufType
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 
 

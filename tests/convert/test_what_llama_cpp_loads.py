@@ -39,7 +39,7 @@ def rewritten(
     from aprfmt.formats import gguf_write
     from aprfmt.formats.gguf import GgufNative
     from aprfmt.formats.gguf_fields import GgufType
-    from aprfmt.formats.out import OutTensor
+    from aprfmt.formats.out_tensor import OutTensor
     from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 
     with aprfmt.open(source) as model:

@@ -27,7 +27,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import UsageError
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf_fields import GgufType as T
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.inspection.lint import containers
 from aprfmt.io.pipe import FileLayout, write_layout
 from aprfmt.io.sink import AtomicFile

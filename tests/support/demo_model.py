@@ -11,7 +11,7 @@ import numpy as np
 
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf_fields import GgufType as T
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, write_layout
 from aprfmt.io.sink import AtomicFile
 

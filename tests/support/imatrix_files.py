@@ -9,7 +9,7 @@ from typing import Any
 
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf_fields import GgufType
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import Literal, Stream, run_jobs
 from aprfmt.io.source import Buffer
 

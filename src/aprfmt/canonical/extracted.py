@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from threading import Lock
 
-from aprfmt.canonical.kinds import ADAPTER
 from aprfmt.canonical.lora import is_turned
 from aprfmt.canonical.lora_blocks import made
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model_kinds import ADAPTER
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import regroup

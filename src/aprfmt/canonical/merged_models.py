@@ -17,7 +17,7 @@ from aprfmt.arch.names import is_gguf_only, matches
 from aprfmt.arch.outside import layer_of
 from aprfmt.canonical.merge_arrays import SCRATCH, Values
 from aprfmt.canonical.merge_methods import PASSTHROUGH, Combination, MergeRule
-from aprfmt.canonical.merged import encodes_alone
+from aprfmt.canonical.merged_adapters import encodes_alone
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.relayered import SourceLayer, check_layer, relayered, renumbered
 from aprfmt.canonical.rowmap import Produced

@@ -22,7 +22,7 @@ FLOATS = ("F32", "F16", "BF16")
 FLOATS_BY_TORCH = {DTYPES[name].torch: name for name in FLOATS}
 _SHORT_LINE = 1 << 13  # bytes; a call for each line costs more than reading what lies between
 _STRETCH = 1 << 22
-UNPACK_HINT = "fetch the checkpoint again, or unpack it with the tool that packed it and import the result"
+UNPACK_HINT = "download the checkpoint again, or dequantize it with the tool that quantized it and import the result"
 
 
 def region(piece: TensorSource, width: int, rows: range, columns: range, dtype: str | None = None) -> Array:
@@ -145,9 +145,9 @@ def expect(
     if piece.dtype not in dtypes:
         raise refusal(scheme, piece.name, f"stored as {piece.dtype}, not as {' or '.join(dtypes)}")
     if shape is not None and piece.shape != shape:
-        raise refusal(scheme, piece.name, f"has the shape {list(piece.shape)}, {list(shape)} would fit")
+        raise refusal(scheme, piece.name, f"has shape {list(piece.shape)}, expected {list(shape)}")
     if ndim and len(piece.shape) != ndim:
-        raise refusal(scheme, piece.name, f"has the shape {list(piece.shape)}, {ndim} dims are expected")
+        raise refusal(scheme, piece.name, f"has shape {list(piece.shape)}, expected {ndim} dims")
     if not count(piece):
         raise refusal(scheme, piece.name, "is empty")
 
@@ -254,8 +254,8 @@ def grid_of(scheme: str, piece: TensorSource, shape: tuple[int, ...], blocks: Se
         for height, width in blocks:
             if (-(-rows // height), -(-columns // width)) == (high, wide):
                 return Grid(piece, rows, (high, wide), height, width, dtype=dtype)
-    told = " or ".join(f"blocks of {a}x{b}" for a, b in blocks) or "one scale a row"
-    what = f"scales of shape {list(piece.shape)} fit no weight of shape {list(shape)} with {told}"
+    told = " or ".join(f"blocks of {a}x{b}" for a, b in blocks) or "one scale per row"
+    what = f"scales of shape {list(piece.shape)} do not match a weight of shape {list(shape)} with {told}"
     raise refusal(scheme, piece.name, what)
 
 
@@ -337,7 +337,7 @@ TRANSPOSED_STEP = 1 << 20  # fewer, longer reads where columns of the stored ten
 # --- small integers in 32-bit words: GPTQ, AWQ, pack-quantized of compressed-tensors ---
 
 
-CONFIG_HINT = "config.json does not describe these weights: fetch both again, of one revision"
+CONFIG_HINT = "config.json does not match these weights: download both again from one revision"
 
 
 # --- bitsandbytes: 4-bit codes of NF4 and FP4 in flat blocks, and LLM.int8 rows ---

@@ -57,19 +57,19 @@ def bnb4(kind: str, pieces: Pieces, settings: Settings) -> Decoded:
     expect(_LABEL, weight, ("U8", "I8", "F16", "BF16", "F32"))  # codes travel as any dtype of whole bytes
     dims = state.get("shape")
     if not isinstance(dims, list) or not 1 <= len(dims) <= 4:
-        raise refusal(_LABEL, weight.name, f"its quant_state gives the shape {dims!r}")
+        raise refusal(_LABEL, weight.name, f"its quant_state has shape {dims!r}")
     shape = tuple(positive(_LABEL, "a dimension of its quant_state", dim, weight.name) for dim in dims)
     n = n_elements(shape)
     stored = count(weight) * DTYPES[weight.dtype].block_bytes
     if stored != -(-n // 2):
-        raise refusal(_LABEL, weight.name, f"{stored} bytes are stored, a weight of {list(shape)} has {n} codes")
+        raise refusal(_LABEL, weight.name, f"{stored} bytes are stored, but a weight of {list(shape)} has {n} codes")
     size = positive(_LABEL, "blocksize", state.get("blocksize"), weight.name)
     quant_map = pieces[".weight.quant_map"]
     expect(_LABEL, quant_map, ("F32",), (16,))
     code = flat(quant_map)
     # Kernels have the values built in and never look at the stored ones: they must be the same.
     if not np.allclose(code, _CODES[kind], rtol=0, atol=1e-4):
-        raise refusal(_LABEL, quant_map.name, f"holds other values than those of {kind}")
+        raise refusal(_LABEL, quant_map.name, f"values differ from those of {kind}")
     largest = _absmax(pieces, state, -(-n // size))
     width = shape[-1]
 
@@ -91,13 +91,13 @@ def _state(piece: TensorSource, kind: str) -> dict[str, object]:
     """The JSON object that is stored as a tensor of bytes beside the weight."""
     expect(_LABEL, piece, ("U8",), ndim=1)
     if count(piece) > _MAX_STATE_BYTES:
-        raise refusal(_LABEL, piece.name, f"{count(piece)} bytes are not a description of a weight")
+        raise refusal(_LABEL, piece.name, f"{count(piece)} bytes are not a valid quant_state")
     try:
         state = jsonx.loads(flat(piece).tobytes())
     except AprError as error:
         raise refusal(_LABEL, piece.name, f"cannot be read: {error.message}") from error
     if not isinstance(state, dict) or state.get("quant_type", kind) != kind:
-        raise refusal(_LABEL, piece.name, f"is not a description of {kind} codes")
+        raise refusal(_LABEL, piece.name, f"is not a valid quant_state of {kind} codes")
     return state
 
 
@@ -139,7 +139,7 @@ def llm_int8(pieces: Pieces, settings: Settings) -> Decoded:
     expect(_LABEL, weight, ("I8",), ndim=2)
     expect(_LABEL, largest, ("F32", "F16"), (weight.shape[0],))
     if layout is not None and (count(layout) != 1 or layout.dtype not in ("U8", "I8") or flat(layout)[0]):
-        raise refusal(_LABEL, layout.name, "the rows are laid out for one kind of GPU")
+        raise refusal(_LABEL, layout.name, "the rows are in a GPU-specific layout")
     width = weight.shape[1]
 
     def tile(rows: range, columns: range) -> Array:

@@ -43,7 +43,7 @@ def fp8(pieces: Pieces, settings: Settings) -> Decoded:
     weight = pieces.get("") or pieces[".weight"]
     expect("FP8", weight, FLOATS_OF_8_BITS)
     if len(weight.shape) < 2:
-        raise refusal("FP8", weight.name, f"has the shape {list(weight.shape)}, a matrix is expected")
+        raise refusal("FP8", weight.name, f"has shape {list(weight.shape)}, expected a matrix")
     scale = pieces.get("_scale_inv") or pieces.get("_scale") or pieces[".scale"]
     expect("FP8", scale, (*FLOATS, "F8_E8M0", "U8"))
     grid = grid_of("FP8", scale, weight.shape, scale_blocks("FP8", settings, scale.name))
@@ -72,7 +72,7 @@ def int8(pieces: Pieces, settings: Settings) -> Decoded:
     blocks = scale_blocks("INT8", settings, scale.name)
     grid = grid_of("INT8", scale, weight.shape, blocks)
     if ".weight_g_idx" in pieces and grid.grid[1] > 1:
-        raise refusal("INT8", weight.name, "a column order of 8-bit groups is not decoded")
+        raise refusal("INT8", weight.name, "act-order of 8-bit groups is not supported")
     zeros: Grid | None = None
     if zero is None:
         require_symmetric("INT8", scale, settings)
@@ -101,10 +101,10 @@ def nvfp4(pieces: Pieces, settings: Settings) -> Decoded:
     overall = pieces[".weight_global_scale" if divides else ".weight_scale_2"]
     expect("NVFP4", overall, ("F32",))
     if count(overall) != 1:
-        raise refusal("NVFP4", overall.name, f"has the shape {list(overall.shape)}, one value is expected")
+        raise refusal("NVFP4", overall.name, f"has shape {list(overall.shape)}, expected one value")
     factor = flat(overall)[0]
     if divides and factor == 0:
-        raise refusal("NVFP4", overall.name, "is zero, and scales are divided by it")
+        raise refusal("NVFP4", overall.name, "is zero, but scales are divided by it")
 
     def scales(values: Array) -> Array:
         scaled: Array = (values / factor if divides else values * factor).astype(np.float32)
@@ -128,7 +128,7 @@ def _fp4(
     scale = pieces.get(".weight_scale") or pieces[".scale"]
     expect(scheme, scale, scale_dtypes, (rows, columns // group))
     if columns % group:
-        raise refusal(scheme, packed.name, f"rows of {columns} values are not groups of {group}")
+        raise refusal(scheme, packed.name, f"rows of {columns} values do not divide into groups of {group}")
     as_dtype = "F8_E8M0" if scale.dtype == "U8" else None
     grid = Grid(scale, rows, (rows, columns // group), 1, group, dtype=as_dtype)
 
@@ -166,7 +166,7 @@ def mxfp4_experts(pieces: Pieces, settings: Settings) -> Decoded:
     expect("MXFP4", scale, ("U8",), blocks.shape[:-1])
     experts, n_out, n_blocks, n_bytes = blocks.shape
     if n_bytes != MX_BLOCK // 2:
-        raise refusal("MXFP4", blocks.name, f"blocks of {n_bytes} bytes, {MX_BLOCK // 2} are expected")
+        raise refusal("MXFP4", blocks.name, f"blocks of {n_bytes} bytes, expected {MX_BLOCK // 2}")
     n_in = n_blocks * MX_BLOCK
 
     def tile(rows: range, columns: range) -> Array:

@@ -71,7 +71,7 @@ def _gptq_bits(codes: TensorSource, zeros: TensorSource, n_out: int, settings: S
         return fit[0]
     what = f"codes of shape {list(codes.shape)} with zero points of shape {list(zeros.shape)}"
     told = ", ".join(map(str, sorted(named))) or "no number of"
-    raise refusal("GPTQ", codes.name, f"{what} are not {told} bits (2, 3, 4 and 8 are decoded)", CONFIG_HINT)
+    raise refusal("GPTQ", codes.name, f"{what} are not {told} bits (supported: 2, 3, 4 and 8)", CONFIG_HINT)
 
 
 def _gptq_order(pieces: Pieces, n_in: int, n_groups: int, settings: Settings) -> Array:
@@ -82,16 +82,16 @@ def _gptq_order(pieces: Pieces, n_in: int, n_groups: int, settings: Settings) ->
     plain = np.arange(n_in) // size
     if given is None:
         if settings.get("desc_act"):
-            raise refusal("GPTQ", scales.name, "the order of inputs (g_idx) is missing, and desc_act is set")
+            raise refusal("GPTQ", scales.name, "desc_act is set, but g_idx is missing")
         return plain
     expect("GPTQ", given, ("I32", "I64"), (n_in,))
     order = flat(given)
     if order.min() < 0 or order.max() >= n_groups:
-        raise refusal("GPTQ", given.name, f"names a group outside the {n_groups} that are stored")
+        raise refusal("GPTQ", given.name, f"refers to a group outside the {n_groups} stored ones")
     if settings.get("desc_act") is False and not np.array_equal(order, plain):
         # Runtimes differ: some follow the order, some ignore it because of the setting.
-        what = "holds another order of inputs than its config, which says desc_act false"
-        raise refusal("GPTQ", given.name, what, "set desc_act in config.json to what the packing tool used")
+        what = "has act-order, but the config says desc_act false"
+        raise refusal("GPTQ", given.name, what, "set desc_act in config.json to the value used for quantization")
     return order.astype(np.int64)
 
 
@@ -116,7 +116,7 @@ def awq(pieces: Pieces, settings: Settings) -> Decoded:
 
     codes, zeros, scales = pieces[".qweight"], pieces[".qzeros"], pieces[".scales"]
     if settings.get("bits", settings.get("w_bit")) != 4:
-        raise refusal("AWQ", codes.name, f"{settings.get('bits')!r} bits are not decoded, 4 are", CONFIG_HINT)
+        raise refusal("AWQ", codes.name, f"{settings.get('bits')!r} bits are not supported, only 4", CONFIG_HINT)
     for piece, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
         expect("AWQ", piece, dtypes, ndim=2)
     n_in, n_words = codes.shape
@@ -157,7 +157,7 @@ def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
     expect(scheme, told, ("I64", "I32"), (2,))
     rows, columns = (int(n) for n in flat(told))
     if rows != packed.shape[0] or columns <= 0:
-        what = f"says {[rows, columns]}, the packed codes have the shape {list(packed.shape)}"
+        what = f"says {[rows, columns]}, but the packed codes have shape {list(packed.shape)}"
         raise refusal(scheme, told.name, what)
     bits = _packed_bits(packed, columns, settings)
     grid = _packed_grid(pieces, (rows, columns), settings)
@@ -176,8 +176,8 @@ def _packed_bits(packed: TensorSource, columns: int, settings: Settings) -> int:
     fit = [bits for bits in (2, 4, 8) if bits in named and -(-columns // (32 // bits)) == packed.shape[1]]
     if len(fit) == 1:
         return fit[0]
-    what = f"codes of shape {list(packed.shape)} for {columns} inputs fit no num_bits of config.json"
-    raise refusal("compressed-tensors", packed.name, f"{what} (2, 4 and 8 are decoded)", CONFIG_HINT)
+    what = f"codes of shape {list(packed.shape)} for {columns} inputs match no num_bits of config.json"
+    raise refusal("compressed-tensors", packed.name, f"{what} (supported: 2, 4 and 8)", CONFIG_HINT)
 
 
 def _packed_grid(pieces: Pieces, shape: tuple[int, int], settings: Settings) -> Grid:
@@ -194,7 +194,7 @@ def _packed_grid(pieces: Pieces, shape: tuple[int, int], settings: Settings) -> 
         if one or (columns % n_groups == 0 and columns // n_groups in sizes):
             order = _packed_order(given, columns, n_groups) if given is not None else None
             return Grid(scale, rows, (rows, n_groups), 1, columns // n_groups, order)
-    what = f"scales of shape {list(scale.shape)} fit no group_size of config.json for a weight of {list(shape)}"
+    what = f"scales of shape {list(scale.shape)} match no group_size of config.json for a weight of {list(shape)}"
     raise refusal(scheme, scale.name, what, CONFIG_HINT)
 
 
@@ -204,7 +204,7 @@ def _packed_order(given: TensorSource, columns: int, n_groups: int) -> Array | N
     if (order == -1).all():  # never set: columns are in order
         return None
     if order.min() < 0 or order.max() >= n_groups:
-        what = f"names a group outside the {n_groups} that are stored"
+        what = f"refers to a group outside the {n_groups} stored ones"
         raise refusal("compressed-tensors", given.name, what)
     return order
 

@@ -40,10 +40,12 @@ def _mlx_fields(pieces: Pieces, bits: int, group: int) -> tuple[Shape, int, Tile
     expect(_MLX, words, ("U32",))
     *lead, n_words = words.shape
     if len(words.shape) < 2 or n_words * 32 % bits:
-        raise refusal(_MLX, words.name, f"{list(words.shape)} words hold no rows of {bits}-bit codes", CONFIG_HINT)
+        raise refusal(
+            _MLX, words.name, f"{list(words.shape)} words do not hold whole rows of {bits}-bit codes", CONFIG_HINT
+        )
     n_in = n_words * 32 // bits
     if n_in % group or scales.shape != (*lead, n_in // group):
-        what = f"{list(words.shape)} words of {bits}-bit codes in groups of {group} do not fit scales of shape"
+        what = f"{list(words.shape)} words of {bits}-bit codes in groups of {group} do not match scales of shape"
         raise refusal(_MLX, words.name, f"{what} {list(scales.shape)}", CONFIG_HINT)
 
     def fields(rows: range, columns: range) -> Array:
@@ -78,7 +80,7 @@ def mlx_affine(pieces: Pieces, settings: Settings) -> Decoded:
 
     words, scales, biases = pieces[".weight"], pieces[".scales"], pieces[".biases"]
     if (mode := _mlx_mode(pieces, settings)) != "affine":
-        raise refusal(_MLX, words.name, f"has biases, which mode {mode!r} has not", CONFIG_HINT)
+        raise refusal(_MLX, words.name, f"has biases, which mode {mode!r} does not use", CONFIG_HINT)
     bits, group = _mlx_numbers(pieces, settings, (4, 64))
     shape, n_rows, fields = _mlx_fields(pieces, bits, group)
     expect(_MLX, scales, FLOATS)
@@ -132,10 +134,10 @@ def mlx_floats(pieces: Pieces, settings: Settings) -> Decoded:
         raise refusal(_MLX, words.name, f"{missing} is missing")
     if mode not in _MLX_FLOATS:
         known = ", ".join(("affine", *_MLX_FLOATS))
-        raise refusal(_MLX, words.name, f"mode {mode!r} is not decoded", f"decoded are: {known}")
+        raise refusal(_MLX, words.name, f"unsupported mode {mode!r}", f"supported: {known}")
     bits, group, kind = _MLX_FLOATS[mode]
     if ".global_scale" in pieces:
-        raise refusal(_MLX, words.name, f"mode {mode!r} with a global_scale is not decoded")
+        raise refusal(_MLX, words.name, f"mode {mode!r} with a global_scale is not supported")
     expect(_MLX, scales, ("U8",))
     shape, _, fields = _mlx_fields(pieces, bits, group)
     values = (

@@ -15,8 +15,8 @@ from aprfmt.arch import hparams as hp
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.checks import check_before_writing, require_config, with_dims_of_tensors
 from aprfmt.canonical.drafts import without_drafts
-from aprfmt.canonical.kinds import is_adapter
 from aprfmt.canonical.model import Canonical, embedding_rows
+from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.pairs import Base
 from aprfmt.canonical.read import canonical

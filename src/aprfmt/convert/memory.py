@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import CHUNK_BYTES, MOST_THREADS, THREAD_BYTES, WINDOW_BYTES, Flow
 from aprfmt.text import format_limit
 

@@ -181,7 +181,7 @@ def read_recipe(
         error.path, error.hint = error.path or path, error.hint or _HINT
         raise
     except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error) as error:
-        raise CorruptError(f"the source record ({SOURCE_KEY}) is damaged: {error}", path=path, hint=_HINT) from error
+        raise CorruptError(f"the source manifest ({SOURCE_KEY}) is damaged: {error}", path=path, hint=_HINT) from error
 
 
 def _keeps_shapes(
@@ -250,36 +250,36 @@ class _Source:
             return Literal(gguf_list(self._tokenizer, str(segment[1])))
         if kind == "j" and self._tokenizer is not None:
             return Literal(splice.join([dict(read_mapping(segment[1]))], self._tokenizer))
-        raise ValueError(f"a segment of the unknown kind {kind!r}")
+        raise ValueError(f"unknown segment kind {kind!r}")
 
     def _linked(self, names: list[str], dtype: str, body: object, position: object) -> Segment:
         row_map = RowMap.from_json(read_mapping(body), names[0])
         parts = [self._tensors[name] for name in names]
         if type(position) is not int or not 0 <= position < len(row_map.after):
-            raise CorruptError("the source record names no tensor for a row map")
+            raise CorruptError("the source manifest lacks the tensor of a row map")
         if tuple(part.shape for part in parts) != row_map.before:
-            raise CorruptError("the source record gives a tensor another shape", tensor=names[0])
+            raise CorruptError("the source manifest declares another shape for a tensor", tensor=names[0])
         return _as_stored(CanonicalTensor(names[0], tuple(part.piece() for part in parts), row_map, position), dtype)
 
 
 def _as_stored(tensor: CanonicalTensor, dtype: str) -> Segment:
     """The bytes of `tensor` as the source has them: in the same dtype, or in a wider one."""
     if not is_exact(tensor.dtype, dtype):
-        raise CorruptError(f"the source record turns {tensor.dtype} into {dtype}")
+        raise CorruptError(f"the source manifest maps {tensor.dtype} to {dtype}")
     return tensor.out(tensor.name, dtype).stream()
 
 
 def read_mapping(value: object) -> Mapping[str, object]:
     """`value`, an object of JSON. Raises TypeError."""
     if not isinstance(value, Mapping):
-        raise TypeError("an object was expected")
+        raise TypeError("expected an object")
     return value
 
 
 def read_list(value: object) -> list[object]:
     """`value`, an array of JSON. Raises TypeError."""
     if not isinstance(value, list):
-        raise TypeError("a list was expected")
+        raise TypeError("expected a list")
     return value
 
 
@@ -287,21 +287,21 @@ def _names(value: object) -> dict[str, str]:
     """What tensors are called in the source; two of one name could not stand in one file."""
     found = {key: str(name) for key, name in read_mapping(value).items()}
     if len(set(found.values())) < len(found):
-        raise CorruptError("the source record gives two tensors the same name")
+        raise CorruptError("the source manifest has a duplicate tensor name")
     return found
 
 
 def read_count(value: object) -> int:
     """`value`, a length. Raises CorruptError."""
     if type(value) is not int or value < 0:
-        raise CorruptError(f"the source record gives {value!r} as a length")
+        raise CorruptError(f"the source manifest has an invalid length {value!r}")
     return value
 
 
 def _digest(kind: str, value: object) -> Digest:
     label, length = KINDS[kind]
     if not isinstance(value, str) or len(value) != length or not _HEX.fullmatch(value):
-        raise CorruptError(f"the source record gives {value!r:.80} as a {label}")
+        raise CorruptError(f"the source manifest has {value!r:.80}, not a valid {label}")
     return Digest(kind, value)
 
 
@@ -310,25 +310,25 @@ def safe_name(name: object) -> str:
     text = str(name)
     if len(text) > MAX_PATH_CHARS or text.count("/") >= MAX_PATH_PARTS:
         raise LimitError(
-            f"the source record names a path of {len(text)} characters and {text.count('/') + 1} parts; "
-            f"the limits are {MAX_PATH_CHARS} and {MAX_PATH_PARTS}: {text[:40]!r}...",
+            f"the source manifest has a path of {len(text)} characters and {text.count('/') + 1} parts; the "
+            f"limits are {MAX_PATH_CHARS} and {MAX_PATH_PARTS}: {text[:40]!r}...",
             hint="remove files that are nested so deeply",
         )
     if not is_plain(text):
-        raise CorruptError(f"the source record names {name!r}, which is not a plain relative path")
+        raise CorruptError(f"the source manifest lists {name!r}, which is not a plain relative path")
     return text
 
 
 def _check_names(files: Mapping[str, object]) -> None:
     """The names must be able to stand in one folder together."""
     if not files:
-        raise CorruptError("the source record lists no file")
+        raise CorruptError("the source manifest lists no file")
     for name in files:
         parts = name.split("/")
         if any("/".join(parts[:n]) in files for n in range(1, len(parts))):
-            raise CorruptError(f"the source record uses a file as the folder of {name!r}")
+            raise CorruptError(f"the source manifest uses a file as the folder of {name!r}")
         if any(len(part.encode()) > _MAX_NAME_BYTES for part in parts):
-            raise CorruptError("the source record holds an invalid file name")
+            raise CorruptError("the source manifest has an invalid file name")
 
 
 def _check_sizes(files: Iterable[Sequence[list[object]]], every: Iterable[list[object]]) -> None:
@@ -338,18 +338,18 @@ def _check_sizes(files: Iterable[Sequence[list[object]]], every: Iterable[list[o
         head = takewhile(lambda segment: segment[0] not in ("t", "l"), segments)
         n_zeros += sum(read_count(segment[1]) for segment in head if segment[0] == "z")
     if n_zeros > MAX_TEXT_FILE_BYTES:
-        raise LimitError(f"the source record asks for {n_zeros} zero bytes in memory")
+        raise LimitError(f"the source manifest requires {n_zeros} zero bytes in memory")
     n_lists = sum(segment[0] in ("g", "j") for segment in every)
     if n_lists > MAX_RENDERED_LISTS:
-        raise LimitError(f"the source record refers to the tokenizer's lists {n_lists} times")
+        raise LimitError(f"the source manifest refers to the tokenizer's lists {n_lists} times")
 
 
 def _inflate(text: str, n_bytes: int) -> bytes:
     if n_bytes > MAX_HEADER_BYTES:
-        raise LimitError(f"the source record declares {n_bytes} literal bytes")
+        raise LimitError(f"the source manifest declares {n_bytes} literal bytes")
     data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
     if len(data) != n_bytes:
-        raise CorruptError(f"the source record holds {len(data)} literal bytes instead of {n_bytes}")
+        raise CorruptError(f"the source manifest has {len(data)} literal bytes instead of {n_bytes}")
     return data
 
 

@@ -33,7 +33,7 @@ from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 from aprfmt.formats.gguf import GgufNative, GgufPart
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.digest import Digest, PendingCrc, PendingDigest, Trail, digest_of, follow
 from aprfmt.io.pipe import Late, run_jobs, source_chunks
@@ -173,7 +173,7 @@ class RecipeWriter:
     def _check_room(self, n_bytes: int) -> None:
         if len(self._literals) + n_bytes > MAX_LITERAL_BYTES:
             raise LimitError(
-                f"{self._files[-1].name} holds more than {MAX_LITERAL_BYTES} bytes that are neither tensors nor "
+                f"{self._files[-1].name} has more than {MAX_LITERAL_BYTES} bytes that are neither tensors nor "
                 "vocabulary",
                 hint="remove the files that do not belong to the model first",
             )

@@ -116,8 +116,8 @@ _UNPACK: dict[int, Callable[[Packed, int], Source]] = {
 }
 
 _UNPROVEN = (
-    "header and metadata of an encrypted file are not authenticated: anybody may have changed them; "
-    "a signature (public_key) covers them"
+    "header and metadata of an encrypted file are not authenticated: anybody could have changed "
+    "them; only a signature (public_key) covers them"
 )
 
 
@@ -171,12 +171,12 @@ class V1File:
         """Refuses a file that lacks what the caller's keys are for: somebody may have put it in another's place."""
         if encrypted and not self.is_encrypted:
             raise RefusedError(
-                "an encrypted file was expected, but this one is not encrypted",
+                "expected an encrypted file, but this one is not encrypted",
                 path=self.path,
-                hint="if you trust it all the same, read it without a password or private key",
+                hint="if you trust it anyway, read it without a password or private key",
             )
         if signed and not self.header["flags"] & SIGNED:
-            raise ChecksumError("a signed file was expected, but this one is not signed", path=self.path)
+            raise ChecksumError("expected a signed file, but this one is not signed", path=self.path)
 
     @property
     def is_encrypted(self) -> bool:
@@ -229,7 +229,7 @@ class V1File:
     def _compare_size(self, n_bytes: int) -> None:
         if n_bytes != self.header["uncompressed_size"]:
             announced = self.header["uncompressed_size"]
-            self.warnings.append(f"the header declares {announced} bytes of payload, there are {n_bytes}")
+            self.warnings.append(f"the header declares {announced} payload bytes, but the file has {n_bytes}")
 
     def payload_tensor(self, source: Source) -> list[Tensor]:
         """The U8 tensor `payload`, zero-copy over `source` where it is stored plain; none if encrypted."""
@@ -249,14 +249,14 @@ class V1File:
 def _parse_header(source: Source) -> dict[str, Any]:
     path = source.path
     if source.size < _HEADER.size + _FOOTER:
-        raise TruncatedError(f"an APR v1 file has at least 36 bytes, this one {source.size}", path=path)
+        raise TruncatedError(f"an APR v1 file has at least 36 bytes, this one has {source.size}", path=path)
     header = dict(zip(_HEADER_FIELDS, _HEADER.unpack(source.read(0, _HEADER.size)), strict=True))
     if header["magic"] != MAGIC:
-        raise CorruptError("not an APR v1 file: it does not begin with APRN", path=path, offset=0)
+        raise CorruptError("not an APR v1 file: magic is not APRN", path=path, offset=0)
     header["flags"] &= 0x7F
     if header["major"] > 1:
         version = f"{header['major']}.{header['minor']}"
-        raise UnsupportedError(f"APR v1 container of version {version}; 1.0 is the last", path=path, offset=4)
+        raise UnsupportedError(f"unsupported APR v1 container version {version}; the last is 1.0", path=path, offset=4)
     return header
 
 
@@ -266,12 +266,12 @@ def _check_layout(source: Source, end: int, header: dict[str, Any], warnings: li
     path, last = source.path, source.size - _FOOTER
     if end > last:
         raise TruncatedError(
-            f"the header declares {end + _FOOTER} bytes, the file has {source.size}", path=path, offset=8
+            f"the header declares {end + _FOOTER} bytes, but the file has {source.size}", path=path, offset=8
         )
     stored, computed = int.from_bytes(source.read(last, _FOOTER), "little"), crc32_of_range(source, 0, last)
     if stored != computed:
         raise ChecksumError(
-            f"the footer says CRC-32 {stored:08x}, the bytes give {computed:08x}", path=path, offset=last
+            f"CRC-32 mismatch: the footer has {stored:08x}, the bytes give {computed:08x}", path=path, offset=last
         )
     if header["model_type"] not in MODEL_TYPES:
         raise UnsupportedError(f"unknown model type {header['model_type']:#06x}", path=path, offset=6)
@@ -353,7 +353,7 @@ def write_v1(
         StorageError: the operating system refused.
     """
     if password is not None and recipient_public_key is not None:
-        raise UsageError("a payload is encrypted by password or for a recipient, not both")
+        raise UsageError("encrypt the payload by password or for a recipient, not both")
     _check_arguments(model_type, compression, quality, len(payload))
     raw = bytes(metadata) if isinstance(metadata, bytes | bytearray) else dump_metadata(metadata)
     parsed = parse_metadata(raw, os.fspath(path))
@@ -369,7 +369,7 @@ def write_v1(
     elif not bits and parsed.get("license") is not None:
         bits = LICENSED
     if max(len(raw), len(stored)) >= 1 << 32:
-        raise UsageError("an APR v1 file counts metadata and payload in 32 bits", path=path)
+        raise UsageError("metadata and payload sizes of an APR v1 file must fit 32 bits", path=path)
     values = (MAGIC, 1, 0, model_type, len(raw), len(stored), len(payload), compression, bits, quality or 0)
     body = _HEADER.pack(*values) + raw + stored
     if signing_key is not None:
@@ -386,7 +386,7 @@ def _check_arguments(model_type: int, compression: int, quality: int | None, n_p
     if compression not in COMPRESSIONS:
         raise UsageError(f"unknown compression {compression}", hint="0 none, 1 zstd-3, 2 zstd-19, 3 lz4")
     if quality is not None and not 1 <= quality <= 100:
-        raise UsageError(f"quality is {quality}; a validated model has 1 to 100, another one None")
+        raise UsageError(f"quality is {quality}; must be 1 to 100 for a validated model, else None")
     if n_payload > MAX_UNCOMPRESSED_BYTES:
         raise UsageError(f"the payload has {n_payload} bytes; readers stop at {MAX_UNCOMPRESSED_BYTES}")
 

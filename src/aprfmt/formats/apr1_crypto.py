@@ -79,11 +79,11 @@ def decrypt(stored: bytes, path: str, *, password: str | bytes | None, private_k
     """The plain payload. Raises RefusedError without a fitting key, CorruptError where it is too short."""
     if private_key is not None:
         key, rest = _recipient_key(stored, path, private_key)
-        wrong = "the payload was changed, or was not encrypted for this private key"
+        wrong = "the payload was modified, or not encrypted for this private key"
     elif password is not None:
         _check_length(stored, _SALT, path)
         key, rest = _password_key(password, stored[:_SALT]), stored[_SALT:]
-        wrong = "wrong password, or the payload was changed"
+        wrong = "wrong password, or the payload was modified"
     else:
         raise RefusedError(
             "the payload is encrypted", path=path, hint="give the password or the recipient's private key to read_v1"
@@ -158,7 +158,5 @@ def verify(message: Buffer, block: bytes, path: str, trusted_key: bytes | None) 
         Ed25519PublicKey.from_public_bytes(public).verify(bytes(block[:SIGNATURE_BYTES]), message)
     except (InvalidSignature, ValueError):
         if public != embedded:
-            raise ChecksumError("the file was signed with another key than the trusted one", path=path) from None
-        raise ChecksumError(
-            "the signature does not match the file", path=path, hint="the file was changed after it was signed"
-        ) from None
+            raise ChecksumError("the file is signed with another key than the trusted one", path=path) from None
+        raise ChecksumError("signature mismatch", path=path, hint="the file was modified after signing") from None

@@ -91,7 +91,7 @@ def dump_metadata(metadata: Mapping[str, object]) -> bytes:
     try:
         writer.write(values, METADATA_FIELDS, "metadata", 1)
     except (OverflowError, UnicodeEncodeError) as error:
-        raise UsageError(f"a metadata value does not fit the format: {error}") from error
+        raise UsageError(f"metadata value out of range for the format: {error}") from error
     return bytes(writer.out)
 
 
@@ -123,7 +123,7 @@ class _MetadataWriter:
         elif value is None or isinstance(value, bool | int | float | str):
             self.out += self.packer.pack(value)
         else:
-            raise UsageError(f"{where} is a {type(value).__name__}, which JSON cannot hold")
+            raise UsageError(f"{where} is a {type(value).__name__}, which JSON cannot represent")
 
     def write_struct(self, value: object, fields: Fields, where: str, depth: int) -> None:
         if not isinstance(value, Mapping):
@@ -131,7 +131,7 @@ class _MetadataWriter:
         known = dict(fields)
         extra = [key for key in value if key not in known]
         if extra and "*" not in known:
-            raise UsageError(f"unknown field {where}.{extra[0]}", hint="put values of your own under custom")
+            raise UsageError(f"unknown field {where}.{extra[0]}", hint="put your own values under `custom`")
         entries = [(key, kind, value.get(key)) for key, kind in fields if key != "*"]
         entries = [
             (key, kind, item)
@@ -174,11 +174,11 @@ def _unpack_map(raw: bytes) -> JsonObject:
     except CorruptError:
         raise
     except msgpack.ExtraData:
-        raise CorruptError("bytes follow the metadata map inside its section") from None
+        raise CorruptError("trailing bytes after the metadata map") from None
     except msgpack.StackError:
         raise LimitError(f"metadata nested deeper than {MAX_JSON_DEPTH} levels") from None
     except msgpack.FormatError:
-        raise CorruptError("the metadata holds a byte that MessagePack never uses") from None
+        raise CorruptError("invalid MessagePack byte in the metadata") from None
     except UnicodeDecodeError:
         raise CorruptError("text in the metadata is not UTF-8") from None
     except ValueError:

@@ -106,7 +106,7 @@ def open_model(path: Path) -> Model:
         seen: set[str] = set()
         for tensor in tensors:
             if tensor.name in seen:
-                raise CorruptError("two tensors have one name", path=tensor.source.path, tensor=tensor.name)
+                raise CorruptError("duplicate tensor name", path=tensor.source.path, tensor=tensor.name)
             seen.add(tensor.name)
         model = model_of(path, parts)
         stack.pop_all()
@@ -128,7 +128,7 @@ def model_of(path: Path, parts: list[GgufPart]) -> Model:
         load_tokenizer=_load_tokenizer,
         load_hparams=_load_hparams,
         warnings=[
-            f"llama.cpp loads no tensor name of more than {LOADER_NAME_BYTES} bytes: {tensor.name}"
+            f"llama.cpp refuses tensor names over {LOADER_NAME_BYTES} bytes: {tensor.name}"
             for tensor in tensors
             if len(tensor.name.encode("utf-8", "surrogateescape")) > LOADER_NAME_BYTES
         ],
@@ -166,7 +166,7 @@ def _read_all(path: Path, stack: ExitStack) -> list[GgufPart]:
         raise RefusedError(
             f"the file is one of {count} parts, but its name does not end in -0000N-of-{count:05d}.gguf",
             path=path,
-            hint="give the parts the names under which they were written",
+            hint="restore the original file names of the parts",
         )
     own = _split_number(first, "split.no", -1)
     names = [f"{match['stem']}-{no + 1:05d}-of-{count:05d}.gguf" for no in range(count)]
@@ -185,17 +185,17 @@ def _check_parts(parts: list[GgufPart], names: list[str]) -> None:
         found = (_split_number(part, "split.no", -1), _split_number(part, "split.count", 1))
         if found != (no, len(parts)) or Path(part.source.path).name != name:
             raise RefusedError(
-                f"the file is part {found[0] + 1} of {found[1]}, its name says {no + 1} of {len(parts)}",
+                f"the file is part {found[0] + 1} of {found[1]}, but its name says {no + 1} of {len(parts)}",
                 path=part.source.path,
-                hint="give the parts the names under which they were written",
+                hint="restore the original file names of the parts",
             )
     n_tensors = sum(len(part.tensors) for part in parts)
     expected = _split_number(parts[0], "split.tensors.count", n_tensors)
     if expected != n_tensors:
         raise RefusedError(
-            f"the parts hold {n_tensors} tensors, the first one declares {expected}",
+            f"the parts hold {n_tensors} tensors, but the first part declares {expected}",
             path=parts[0].source.path,
-            hint="fetch all parts of one and the same release",
+            hint="download all parts from one release",
         )
 
 
@@ -233,16 +233,16 @@ def read_header(cursor: Cursor) -> tuple[int, int, int]:
     if magic == b"FUGG":
         raise UnsupportedError("a big-endian GGUF file", path=cursor.path, offset=0, hint=_BIG_ENDIAN_HINT)
     if magic != b"GGUF":
-        raise UnknownFormatError("not a GGUF file: its magic is missing", path=cursor.path)
+        raise UnknownFormatError("not a GGUF file: wrong magic", path=cursor.path)
     version = cursor.u32("the version")
     if version and not version & 0xFFFF:
         raise UnsupportedError("a big-endian GGUF file", path=cursor.path, offset=4, hint=_BIG_ENDIAN_HINT)
     if version == 1:
-        hint = "fetch a newer file of the model: version 1 was replaced in August 2023"
+        hint = "download a newer file of the model: version 1 was replaced in August 2023"
         raise UnsupportedError("GGUF version 1", path=cursor.path, offset=4, hint=hint)
     if version not in (2, 3):
         kind = CorruptError if version == 0 else UnsupportedError
-        raise kind(f"GGUF version {version}; versions 2 and 3 can be read", path=cursor.path, offset=4)
+        raise kind(f"unsupported GGUF version {version}; supported: 2 and 3", path=cursor.path, offset=4)
     n_tensors, n_kv = cursor.u64("the tensor count"), cursor.u64("the key count")
     least = n_kv * _LEAST_ENTRY_BYTES + n_tensors * _LEAST_INFO_BYTES
     cursor.need(least, f"a header of {n_kv} keys and {n_tensors} tensors")
@@ -260,7 +260,7 @@ def _read_entries(cursor: Cursor, n_kv: int) -> dict[str, KvEntry]:
     for _ in range(n_kv):
         entry = cursor.entry()
         if entry.key in entries:
-            raise CorruptError(f"the key {entry.key!r} is there twice", path=cursor.path, offset=entry.start)
+            raise CorruptError(f"duplicate key {entry.key!r}", path=cursor.path, offset=entry.start)
         entries[entry.key] = entry
     return entries
 
@@ -287,7 +287,7 @@ def _read_infos(cursor: Cursor, n_tensors: int) -> list[_Info]:
         n_dims = cursor.u32("a tensor's dimension count")
         if n_dims > MAX_DIMS:
             raise LimitError(
-                f"{n_dims} dimensions, GGUF has at most {MAX_DIMS}", path=cursor.path, tensor=name, offset=start
+                f"{n_dims} dimensions; GGUF allows at most {MAX_DIMS}", path=cursor.path, tensor=name, offset=start
             )
         *ne, ggml_type, offset = cursor.unpack(_INFOS[n_dims], "a tensor's dims, type and offset")
         infos.append((name, ggml_type, tuple(ne), offset, start))
@@ -321,7 +321,7 @@ def _stored_as(info: _Info, path: str) -> tuple[str, int]:
             f"unknown GGML type {ggml_type}", path=path, tensor=name, offset=start, hint=f"known: {known}"
         )
     if any(dim >= 1 << 63 for dim in ne):
-        raise LimitError(f"dims {list(ne)} are beyond 2^63", path=path, tensor=name, offset=start)
+        raise LimitError(f"dims {list(ne)} exceed 2^63", path=path, tensor=name, offset=start)
     try:
         return dtype.name, dtype.n_bytes(ne[::-1] or (1,))
     except LimitError as error:

@@ -146,9 +146,7 @@ class Cursor:
             return
         if self.more:
             raise LimitError(
-                f"{what} ends beyond the {MAX_HEADER_BYTES} bytes that a header may have",
-                path=self.path,
-                offset=self.pos,
+                f"{what} extends past the {MAX_HEADER_BYTES}-byte limit of a header", path=self.path, offset=self.pos
             )
         raise TruncatedError(f"{what} needs {n_bytes} bytes, {left} are left", path=self.path, offset=self.pos)
 
@@ -183,7 +181,7 @@ class Cursor:
         start = self.pos
         key = self.string(MAX_KEY_BYTES, "a key")
         if not key:
-            raise CorruptError("a key is empty", path=self.path, offset=start)
+            raise CorruptError("empty key", path=self.path, offset=start)
         kind = self._kind(key)
         value_start = self.pos
         elem_type: GgufType | None = None
@@ -204,7 +202,7 @@ class Cursor:
         number = self.u32(f"the type of {key!r}")
         kind = _TYPES.get(number)
         if kind is None:
-            raise CorruptError(f"key {key!r} has the unknown type {number}", path=self.path, offset=self.pos - 4)
+            raise CorruptError(f"key {key!r} has unknown type {number}", path=self.path, offset=self.pos - 4)
         return kind
 
     def _skip(self, n_bytes: int, key: str) -> None:

@@ -10,7 +10,7 @@ from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.errors import AprError, UnsupportedError, UsageError
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, MAX_DIMS
 from aprfmt.formats.gguf_fields import FORMATS, Cursor, GgufType, check_string, decode
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import Literal, Segment, Zeros
 from aprfmt.io.source import padding
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_KEY_BYTES

@@ -158,7 +158,7 @@ def _read_files(kept: dict[str, bytes], config: Mapping[str, Json] | None) -> To
         return None
     model = parsed.get("model")
     if not isinstance(model, dict):
-        raise CorruptError("there is no `model` object", path=source)
+        raise CorruptError("the `model` object is missing", path=source)
     return _read_document(Document(source, parsed, model, settings, config or {}, kept))
 
 
@@ -168,7 +168,7 @@ def _read_document(document: Document) -> Tokenizer:
     kind = document.model.get("type", "Unigram" if isinstance(stored, list) else "BPE")
     if kind not in ("BPE", "Unigram", "WordPiece"):
         raise UnsupportedError(
-            f"a {kind} model is not supported, only BPE, Unigram and WordPiece",
+            f"unsupported {kind} model; supported: BPE, Unigram and WordPiece",
             path=source,
             hint="llama.cpp does not support this tokenizer either",
         )
@@ -263,7 +263,7 @@ def read_tiktoken(document: Document) -> Tokenizer:
         token.special = True
     tokens, types = place_added(vocab.items(), added, set(), name)
     ids = {token.content: token.id for token in added}
-    note = "" if family else f"{name} does not say how text is split into words"
+    note = "" if family else f"{name} does not define a pre-tokenizer"
     tokenizer = Tokenizer(
         "gpt2",
         tokens,
@@ -274,7 +274,7 @@ def read_tiktoken(document: Document) -> Tokenizer:
         pre_note=note,
     )
     if beyond:
-        tokenizer.notes.append(f"special tokens from id {size} on are beyond the model's vocabulary and left out")
+        tokenizer.notes.append(f"special tokens from id {size} on exceed the model's vocabulary and are dropped")
     fixed = {role: ids[text] for role, text in (family.roles if family else ()) if text in ids}
     return _finish(tokenizer, added, document, fixed)
 

@@ -77,7 +77,7 @@ def read_bpe(document: Document, vocab: Mapping[str, int], added: list[Added], n
     if "tokenizer.json" not in document.files:
         kind = str(document.settings.get("tokenizer_class", "")).removesuffix("Fast")
         name = _PRE_BY_CLASS.get(kind)
-        note = "" if name else "vocab.json and merges.txt do not say how text is split into words"
+        note = "" if name else "vocab.json and merges.txt do not define a pre-tokenizer"
         return Tokenizer("gpt2", tokens, merges, types, pre=name, pre_note=note)
     choice = pre.detect(document.files["tokenizer.json"], parsed)
     return Tokenizer("gpt2", tokens, merges, types, pre=choice.name, pre_note=choice.detail)
@@ -155,7 +155,7 @@ def read_unigram(document: Document, added: list[Added], named: set[str]) -> Tok
     unk = model.get("unk_id")
     if unk is not None:
         if type(unk) is not int or not 0 <= unk < len(pieces):
-            raise CorruptError(f"model.unk_id is {unk!r}, but there are {len(pieces)} pieces", path=source)
+            raise CorruptError(f"model.unk_id is {unk!r}, but the vocabulary has {len(pieces)} tokens", path=source)
         types[unk] = int(TokenType.UNKNOWN)
     stored = [score for _, score in pieces] + [ADDED_SCORE] * (len(tokens) - len(pieces))
     greedy = model.get("byte_fallback") is True
@@ -182,13 +182,13 @@ def read_unigram(document: Document, added: list[Added], named: set[str]) -> Tok
 
 def _read_pieces(vocab: Json, source: str) -> list[tuple[str, float]]:
     if not isinstance(vocab, list):
-        raise CorruptError("model.vocab is not an array of pieces and scores", path=source)
+        raise CorruptError("model.vocab is not an array of tokens and scores", path=source)
     pieces = []
     for n, entry in enumerate(vocab):
         text, score = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
         is_score = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e30
         if not isinstance(text, str) or not isinstance(score, int | float) or not is_score:
-            raise CorruptError(f"model.vocab[{n}] is not a piece with a score: {entry!r}", path=source)
+            raise CorruptError(f"model.vocab[{n}] is not a token with a score: {entry!r}", path=source)
         pieces.append((text, float(score)))
     check_unicode("".join(text for text, _ in pieces), source)
     return pieces
@@ -213,7 +213,7 @@ def _charsmap(data: bytes, source: str) -> dict[str, tuple[KvType, object]]:
     """
     trie = int.from_bytes(data[:4], "little")
     if len(data) < 5 or trie + 4 >= len(data) or trie % 4:
-        raise CorruptError(f"precompiled_charsmap of {len(data)} bytes has a trie of {trie}", path=source)
+        raise CorruptError(f"precompiled_charsmap has {len(data)} bytes, but declares a trie of {trie}", path=source)
     return {CHARSMAP: (("ARRAY", "UINT8"), data)}
 
 
@@ -244,7 +244,7 @@ def read_wordpiece(document: Document, vocab: Mapping[str, int], added: list[Add
     source = document.source
     prefix = document.model.get("continuing_subword_prefix", "##")
     if not isinstance(prefix, str) or not prefix:
-        raise UnsupportedError("a WordPiece model without a prefix for the tails of words", path=source)
+        raise UnsupportedError("a WordPiece model without a continuing subword prefix", path=source)
     unk = document.model.get("unk_token", "[UNK]")
     if not isinstance(unk, str) or unk not in vocab:
         raise CorruptError(f"model.unk_token {unk!r} is not in the vocabulary", path=source)

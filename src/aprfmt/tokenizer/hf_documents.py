@@ -82,7 +82,7 @@ def read_bytes(files: Mapping[str, bytes], name: str) -> bytes:
     """A file of `files`. Raises LimitError."""
     data = files[name]
     if len(data) > MAX_TEXT_FILE_BYTES:
-        raise LimitError(f"{len(data)} bytes are too many for a tokenizer file", path=name)
+        raise LimitError(f"{len(data)} bytes exceed the size limit of a tokenizer file", path=name)
     return data
 
 
@@ -211,7 +211,7 @@ def place_added(
         raise CorruptError("the vocabulary is empty", path=source)
     size = max(ids) + 1
     if size - len(ids) > len(ids) + MAX_VOCAB_HOLES:
-        raise LimitError(f"ids reach {size - 1}, but there are only {len(ids)} tokens", path=source)
+        raise LimitError(f"ids reach {size - 1}, but the vocabulary has only {len(ids)} tokens", path=source)
     tokens = [f"[PAD{i}]" for i in range(size)] if len(ids) < size else [""] * size
     types = [int(TokenType.UNUSED)] * size
     normal = int(TokenType.NORMAL)
@@ -241,7 +241,7 @@ def read_vocab(document: Document) -> dict[str, int]:
 def check_unicode(texts: str, source: str) -> None:
     """Raises CorruptError for a lone surrogate."""
     if not is_unicode(texts):
-        raise CorruptError("model.vocab holds a text with a lone surrogate", path=source)
+        raise CorruptError("model.vocab has a text with a lone surrogate", path=source)
 
 
 def steps_of(step: Json) -> Iterator[JsonObject]:

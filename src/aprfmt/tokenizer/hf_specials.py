@@ -54,9 +54,9 @@ def special_ids(
             found[role] = tokens.index(text)
         elif flags.get(f"add_{role}"):
             raise RefusedError(
-                f"every text is to get the {role} token {text!r}, which is not in the vocabulary",
+                f"the {role} token {text!r}, added to every text, is not in the vocabulary",
                 path="tokenizer_config.json",
-                hint="the tokenizer files belong to different models: take all of them from one",
+                hint="the tokenizer files are from different models: take all from one model",
             )
         else:
             notes.append(f"tokenizer_config.json: the {role} token {text!r} is not in the vocabulary")
