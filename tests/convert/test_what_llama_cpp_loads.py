@@ -34,8 +34,9 @@ def rewritten(
     target: Path,
     keep: Callable[[str], bool] = lambda key: True,
     put: Mapping[str, str] = MappingProxyType({}),
+    rename: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
-    """A copy of a GGUF with those of its keys that are wanted; `put` gives keys a string."""
+    """A copy of a GGUF with those of its keys that are wanted; `put` gives keys a string, `rename` tensors a name."""
     from aprfmt.formats import gguf_write
     from aprfmt.formats.gguf import GgufNative
     from aprfmt.formats.gguf_fields import GgufType
@@ -49,7 +50,7 @@ def rewritten(
         keys: list[Any] = [bytes(pairs.raw(key)) for key in pairs if keep(key) and key not in put]
         keys += [(key, GgufType.STRING, value) for key, value in put.items()]
         tensors = [
-            OutTensor(name, t.dtype, t.shape, t.n_bytes, lambda t=t: [bytes(t.raw())])  # type: ignore[misc]
+            OutTensor(rename.get(name, name), t.dtype, t.shape, t.n_bytes, lambda t=t: [bytes(t.raw())])  # type: ignore[misc]
             for name, t in model.tensors.items()
         ]
         write_file(str(target), FileLayout(target.name, gguf_write.layout(keys, tensors)), WriteOptions())
@@ -168,3 +169,71 @@ def test_a_model_called_phi3_without_its_tokens(
 def test_the_name_does_not_matter_without_a_vocabulary(tmp_path: Path) -> None:
     folder = plain_models.write_folder(tmp_path / "phi-3")
     aprfmt.export_model(folder, tmp_path / "m.gguf", no_tokenizer=True)
+
+
+# --- other logits ---
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+
+
+def test_other_logits_of_short_texts_need_consent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = plain_models.write_folder(tmp_path / "m", rope_parameters={**_YARN, "beta_slow": 0.1})
+    out = tmp_path / "m.gguf"
+    with pytest.raises(SystemExit, match=r"^5$"):
+        main(["export", str(source), "-o", str(out), "--json"])
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "the config has beta_fast 32, beta_slow 0.1" in error["message"]
+    assert "--allow-different" in error["hint"]
+    assert not out.exists()
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["export", str(source), "-o", str(out), "--json", "--allow-different"])
+    report = json.loads(capsys.readouterr().out)
+    assert [(found["beyond"], found["slight"]) for found in report["differences"]] == [(None, False)]
+    assert report["differences"][0]["what"] in report["warnings"]
+    back = aprfmt.export_model(out, tmp_path / "back", format="hf")
+    assert [found["what"] for found in back.differences] == [report["differences"][0]["what"]]
+
+
+def test_other_logits_of_long_texts_are_a_warning_with_their_length(tmp_path: Path) -> None:
+    named: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 48}
+    source = plain_models.write_folder(tmp_path / "m", **named)
+    report = aprfmt.export_model(source, tmp_path / "m.gguf")
+    assert [found["beyond"] for found in report.differences] == [48]
+    assert any("longer than the sliding window of 48 tokens" in warning for warning in report.warnings)
+
+
+def test_rope_factors_that_the_network_does_not_read_are_refused(tmp_path: Path) -> None:
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    named = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16}
+    scaling = {**llama3, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+    source = plain_models.write_folder(
+        tmp_path / "m", plain_models.weights(qk_norm=True), **named, rope_parameters=scaling
+    )
+    with pytest.raises(RefusedError, match=r"rope_type is 'llama3', which llama.cpp's qwen3 does not compute"):
+        aprfmt.export_model(source, tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
+    aprfmt.import_model(source, tmp_path / "m.apr")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf")
+    assert (tmp_path / "back" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+def test_a_tensor_that_the_loader_does_not_read_fails_validation(tmp_path: Path) -> None:
+    plain = plain_models.write_folder(tmp_path / "m")
+    aprfmt.export_model(plain, tmp_path / "m.gguf")
+    assert aprfmt.validate(tmp_path / "m.gguf").passed
+    told = rewritten(tmp_path / "m.gguf", tmp_path / "told.gguf", put={"general.architecture": "llama"})
+    assert aprfmt.validate(told).passed
+    added = rewritten(
+        tmp_path / "m.gguf", tmp_path / "added.gguf", rename={"blk.0.attn_norm.weight": "blk.0.odd.weight"}
+    )
+    said = [check.message for check in aprfmt.validate(added).checks if check.id == "metadata.runtime"]
+    assert "llama.cpp does not load the file: blk.0.odd.weight is unknown to its loader of 'llama'" in said
+
+
+def test_norms_of_64_bits_are_f32_in_a_gguf(tmp_path: Path) -> None:
+    arrays = {name: array.astype(np.float64) for name, array in plain_models.weights().items()}
+    source = plain_models.write_folder(tmp_path / "m", arrays)
+    for dtype in ("f32", "keep"):
+        report = aprfmt.export_model(source, tmp_path / f"{dtype}.gguf", dtype=dtype)
+        assert {*report.dtypes} == {"F32"}
+        assert any("rounded from F64 to F32" in loss for loss in report.losses)

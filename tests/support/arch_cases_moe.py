@@ -100,7 +100,6 @@ _DBRX: Config = {
     "ffn_config": _DBRX_FFN,
     "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
 }
-_YARN_FACTOR = "its graph scales attention by yarn's factor, whatever the scaling is"
 
 CASES: tuple[ArchCase, ...] = (
     *family("mixtral", "Mixtral", _LOCAL, {
@@ -198,7 +197,7 @@ CASES: tuple[ArchCase, ...] = (
     }),
     *family("deepseek_v2", "DeepseekV2", {**_MLA, "q_lora_rank": None, "n_shared_experts": 2}, {
         "q_lora": {"q_lora_rank": 24}, "all_sparse": {"first_k_dense_replace": 0},
-        "linear": (LINEAR, _YARN_FACTOR),
+        "linear": LINEAR,
         "yarn": {"rope_parameters": _DEEPSEEK_YARN},
         "groups": ({"n_routed_experts": 8, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
             "llama.cpp chooses groups by the sum of their two best scores, DeepSeek V2 by the best"),
@@ -206,7 +205,7 @@ CASES: tuple[ArchCase, ...] = (
     }),
     *family("deepseek_v3", "DeepseekV3",
             {**_MLA, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_nextn_predict_layers": 0}, {
-        "whole_q": {"q_lora_rank": None}, "linear": (LINEAR, _YARN_FACTOR),
+        "whole_q": {"q_lora_rank": None}, "linear": LINEAR,
         "yarn": {"rope_parameters": {**_DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
         "one_group": {"n_group": 1, "topk_group": 1}, "no_norm_topk": {"norm_topk_prob": False},
         "all_dense": {"first_k_dense_replace": 3}, "tied": TIED,

@@ -4,44 +4,83 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from aprfmt.arch.converter import look_up
 from aprfmt.arch.fields import as_float, as_int, as_mapping
 from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.heads import has_no_output
-from aprfmt.arch.hparams import active_window
+from aprfmt.arch.hparams import STEP_LIMITS, active_window
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Architecture, Difference
+from aprfmt.arch.loaders import loader_of
+from aprfmt.arch.rope import MAX_HEAD_DIM, original_context, rotary_dim
+from aprfmt.arch.row import POSITIONS, WINDOW, Architecture, Difference
+from aprfmt.records import record
+
+_RAMP = Difference(
+    "llama.cpp's yarn turns from one frequency to the other elsewhere: its beta_fast is 32, its beta_slow 1, and it "
+    "rounds both ends; the config has {betas}",
+    "other_ramp&!gguf=gpt-oss",
+)
+_EPSILONS = (
+    "rms_norm_eps is {epsilon:g}, which llama.cpp takes for all norms; transformers gives those inside attention or "
+    "mixers {inner:g}"
+)
 
 GENERAL: tuple[Difference, ...] = (
     Difference(
-        "llama.cpp does not stretch the rotary frequencies of a longer text (rope_type dynamic)",
+        "llama.cpp does not stretch the rotary frequencies of texts longer than {positions} tokens (rope_type dynamic)",
         "rope_scaling.rope_type=dynamic&!rope_scaling.alpha",
+        beyond=POSITIONS,
     ),
-    Difference(
-        "llama.cpp scales the attention of this network by yarn's factor, which a linear scaling of positions has not",
-        "|".join(f"rope_scaling.rope_type=linear&gguf={gguf}" for gguf in ("deepseek2", "deepseek32", "glm-dsa")),
-    ),
-    Difference("llama.cpp rounds the ends of yarn's ramp, which this config asks not to do (truncate)", "ragged_yarn"),
-    Difference(
-        "llama.cpp's yarn has a beta_fast of 32 and a beta_slow of 1, whatever the config says",
-        "yarn_betas&!gguf=mistral3",
-    ),
+    _RAMP,
+    replace(_RAMP, when="other_ramp&gguf=gpt-oss", slight=True),  # all its published models ask for it
+    Difference("llama.cpp does not limit the time steps (time_step_limit)", "limited_steps"),
+    Difference(_EPSILONS, "two_epsilons&!far_epsilons", slight=True),
+    Difference(_EPSILONS, "far_epsilons"),
 )
 """What concerns every family."""
 
 
-def differences(row: Architecture, h: Hyperparams) -> Iterator[str]:
-    """One sentence for each thing that llama.cpp computes otherwise in the network `h` of the family `row`."""
+@record(frozen=True, slots=True)
+class Found:
+    """A difference of one network.
+
+    Attributes:
+        what: one sentence for the user.
+        beyond: how many tokens a text may have before its logits differ; None where every text's do.
+        slight: whether the order of the most likely tokens stays.
+    """
+
+    what: str
+    beyond: int | None = None
+    slight: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether an export needs the user's consent: the logits of short texts differ."""
+        return self.beyond is None and not self.slight
+
+
+def differences(row: Architecture, h: Hyperparams) -> Iterator[Found]:
+    """Each thing that llama.cpp computes otherwise in the network `h` of the family `row`."""
 
     def value(word: str) -> object:
         if word == "gguf":
             return row.gguf
+        if word == "other_ramp":
+            return _has_other_ramp(row, h)
         return RULES[word](h) if word in RULES else look_up(h.extra, (word,))[0]
 
     for difference in (*GENERAL, *row.differs):
         if not difference.when or holds(difference.when, value):
-            yield difference.what.format(window=f"{active_window(h):,}" if RULES["window"](h) else "")
+            lengths = {WINDOW: active_window(h) or 0, POSITIONS: h.max_position_embeddings or 0}
+            what = difference.what.format(
+                window=f"{lengths[WINDOW]:,}", positions=f"{lengths[POSITIONS]:,}", epsilon=h.rms_norm_eps or 0,
+                inner=_inner_epsilon(h) or 0, betas=_ramp_text(h),
+            )  # fmt: skip
+            beyond = lengths.get(difference.beyond, h.extra.get(difference.beyond) if difference.beyond else None)
+            yield Found(what, as_int(beyond, difference.beyond), difference.slight)
 
 
 def _has_window(h: Hyperparams) -> bool:
@@ -63,29 +102,68 @@ def _betas(h: Hyperparams) -> tuple[float, float]:
     return fast or 32.0, slow or 1.0
 
 
-def _has_own_betas(h: Hyperparams) -> bool:
-    return as_mapping(h.extra.get("rope_scaling")).get("rope_type") == "yarn" and _betas(h) != (32.0, 1.0)
-
-
-def _has_ragged_yarn(h: Hyperparams) -> bool:
-    """Whether the ends of yarn's ramp, which the runtime rounds, are to stay as they are and are not whole."""
+def _ramp(h: Hyperparams, betas: tuple[float, float], *, whole: bool) -> list[float]:
+    """How much of the stretched frequency each pair of a head gets under yarn, 0 to 1; `whole` rounds the ends."""
     scaling = as_mapping(h.extra.get("rope_scaling"))
-    n_dims, base = h.head_dim, h.rope_theta
-    original = scaling.get("original_max_position_embeddings")
-    if scaling.get("rope_type") != "yarn" or scaling.get("truncate") is not False:
+    n_dims = as_int(h.extra.get("qk_rope_head_dim"), "qk_rope_head_dim") or rotary_dim(h) or 0
+    base, original = h.rope_theta or 0.0, original_context(h, scaling) or 0
+    if not 0 < n_dims <= MAX_HEAD_DIM or base <= 1 or original <= 0:
+        return []
+    low, high = (n_dims * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in betas)
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, n_dims - 1)
+    return [min(1.0, max(0.0, (i - low) / max(high - low, 1e-3))) for i in range(n_dims // 2)]
+
+
+def _has_other_ramp(row: Architecture, h: Hyperparams) -> bool:
+    """Whether yarn mixes the frequencies otherwise in llama.cpp, which reads its ends of few families."""
+    scaling = as_mapping(h.extra.get("rope_scaling"))
+    if scaling.get("rope_type") != "yarn":
         return False
-    if not n_dims or not base or base <= 1 or not isinstance(original, int | float) or original <= 0:
-        return True
-    ends = [n_dims * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in _betas(h)]
-    low, high = max(ends[0], 0.0), min(ends[1], n_dims - 1.0)
-    rounded = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), n_dims - 1)
-    return abs(low - rounded[0]) + abs(high - rounded[1]) > _SMALL
+    loader = loader_of(row.gguf)
+    own = loader is not None and "rope.scaling.yarn_beta_fast" in loader.optional
+    ours = _ramp(h, _betas(h), whole=scaling.get("truncate") is not False)
+    theirs = _ramp(h, _betas(h) if own else (32.0, 1.0), whole=True)
+    return any(abs(a - b) > _SMALL for a, b in zip(ours, theirs, strict=True))
+
+
+def _ramp_text(h: Hyperparams) -> str:
+    fast, slow = _betas(h)
+    truncate = as_mapping(h.extra.get("rope_scaling")).get("truncate")
+    return f"beta_fast {fast:g}, beta_slow {slow:g}{', truncate false' if truncate is False else ''}"
+
+
+def _is_other_exaone(h: Hyperparams) -> bool:
+    """Whether llama.cpp rotates layers of an EXAONE 4 that transformers does not, or gives windows to others."""
+    window = active_window(h)
+    if h.num_layers == 64:
+        return window is None
+    return window is not None and ("full_attention" in (layer_kinds(h.extra) or ()) or _has_window(h))
 
 
 def _has_lone_attention(h: Hyperparams) -> bool:
     """Whether a layer has attention but no MLP."""
     sizes = (sizes_of(h, layer) for layer in range(h.num_layers or 0))
     return any(size.get("heads") and not size.get("ffn") for size in sizes)
+
+
+def _inner_epsilon(h: Hyperparams) -> float | None:
+    """The epsilon of norms inside a layer that transformers gives one of their own; None where it has no such norms."""
+    if h.extra.get("kv_lora_rank"):
+        return 1e-6
+    if h.hf_model_type == "falcon_mamba":
+        return as_float(h.extra.get("mixer_rms_eps"), "mixer_rms_eps") or 1e-6
+    return None
+
+
+def _has_two_epsilons(h: Hyperparams) -> bool:
+    inner = _inner_epsilon(h)
+    return inner is not None and h.rms_norm_eps is not None and not math.isclose(h.rms_norm_eps, inner, rel_tol=1e-3)
+
+
+def _has_far_epsilons(h: Hyperparams) -> bool:
+    return _has_two_epsilons(h) and abs((h.rms_norm_eps or 0) - (_inner_epsilon(h) or 0)) > _USUAL_EPSILON
 
 
 def _has_other_head_norm(h: Hyperparams) -> bool:
@@ -100,14 +178,19 @@ def _chooses_positions(h: Hyperparams) -> bool:
 
 
 _SMALL = 1e-3
-"""Of a ramp's end, in dimensions: shows in no logit."""
+"""Of a pair's share of the stretched frequency: shows in no logit."""
+
+_USUAL_EPSILON = 1e-5
+"""The largest epsilon of published models: two of them below it differ by less than other programs' rounding."""
 
 RULES: dict[str, Callable[[Hyperparams], object]] = {
     "window": _has_window,
     "chosen": _chooses_positions,
     "two_thetas": _has_two_thetas,
-    "yarn_betas": _has_own_betas,
-    "ragged_yarn": _has_ragged_yarn,
+    "other_exaone": _is_other_exaone,
+    "limited_steps": lambda h: h.extra.get(STEP_LIMITS),
+    "two_epsilons": _has_two_epsilons,
+    "far_epsilons": _has_far_epsilons,
     "lone_attention": _has_lone_attention,
     "other_head_norm": _has_other_head_norm,
     "layers": lambda h: h.num_layers,

@@ -1,4 +1,4 @@
-"""The keys of a GGUF without which llama.cpp does not load it: those of every file, and those of one family."""
+"""What llama.cpp does not load a GGUF without, or with: keys of every file and of one family, unknown tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from aprfmt.arch.grammar import dims_of, holds_of_gguf, size_words
 from aprfmt.arch.hparams import full_key
+from aprfmt.arch.loaders import Loader, loader_of
 from aprfmt.arch.names import matches
 from aprfmt.arch.row import SELDOM, Architecture, TensorRow
 from aprfmt.types import Shape
@@ -46,7 +47,13 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
 
     `shapes` are those of its tensors, row-major.
     """
+    loader = loader_of(row.gguf)
     wanted = _wanted(row, kv, shapes)
+    if loader is not None:
+        wanted |= dict.fromkeys(full_key(row, key) for key in sorted(loader.required))
+        for name in loader.unknown(shapes):
+            yield name, f"is unknown to its loader of {row.gguf!r}{_switch_of(row, name)}"
+        yield from _wrong_layers(row, loader, kv, shapes)
     for key in wanted:
         if key not in kv:
             yield key, "is missing"
@@ -64,6 +71,70 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
         and not _is_every_fourth(shapes)
     ):
         yield kinds, "is missing, and it is not every fourth layer that has attention"
+
+
+def _wrong_layers(
+    row: Architecture, loader: Loader, kv: Mapping[str, object], shapes: Mapping[str, Shape]
+) -> Iterator[Problem]:
+    """What llama.cpp asserts of layers: sides of the hidden size, layers of every kind, groups to choose from."""
+    hidden = kv.get(full_key(row, "embedding_length"))
+    if isinstance(hidden, int):
+        for name in [*loader.misshapen(shapes, hidden)][:1]:
+            size = "x".join(map(str, shapes[name]))
+            yield name, f"is {size}: the heads have to make up the hidden size, {hidden}, in its {row.gguf!r}"
+    kinds = _kinds_of(loader, shapes)
+    if loader.memory == "hybrid" and len(kinds) == 1:
+        missing = "attention" if "recurrent" in kinds else "recurrent"
+        yield "layer_types", f"has no {missing} layer, of which its {row.gguf!r} needs at least one"
+    pattern = full_key(row, "attention.sliding_window_pattern")
+    flags = kv.get(pattern)
+    if loader.memory == "windowed" and isinstance(flags, list) and flags and full_key(row, _WINDOW) in kv:
+        if not any(flags):
+            yield pattern, f"has no layer with a sliding window, of which its {row.gguf!r} needs at least one"
+        elif all(flags) and row.gguf in _BOTH_MASKS:
+            yield pattern, f"has no layer with full attention, of which its {row.gguf!r} needs at least one"
+    yield from _wrong_groups(row, kv)
+
+
+def _wrong_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Problem]:
+    key = full_key(row, "expert_group_count")
+    names = (key, full_key(row, "expert_group_used_count"), full_key(row, "expert_count"))
+    groups, used, experts = (value if isinstance(value, int) else 0 for value in map(kv.get, names))
+    if groups > 1 and used and experts and (not 0 < used < groups < experts or experts % groups):
+        yield key, f"is {groups}: its loader takes no choice of {used} from {groups} groups of {experts} experts"
+
+
+_WINDOW = "attention.sliding_window"
+_BOTH_MASKS = ("modern-bert", "gemma-embedding")
+"""Encoders with windows: llama.cpp fills the masks of both kinds of layers."""
+
+_RECURRENT = (".ssm_", ".shortconv.", ".time_mix_")
+_ATTENDS = (".attn_k.weight", ".attn_kv_a_mqa.weight", ".attn_qkv.weight")
+
+
+def _kinds_of(loader: Loader, shapes: Mapping[str, Shape]) -> set[str]:
+    """The kinds of layers that tensors show, "attention" and "recurrent"; none where the family has one kind."""
+    if not any(part in name for name in loader.known for part in _RECURRENT):
+        return set()
+    layers: dict[str, set[str]] = {}
+    for name in shapes:
+        layer, dot, _ = name.removeprefix("blk.").partition(".")
+        if dot and name.startswith("blk."):
+            kinds = layers.setdefault(layer, set())
+            kinds |= {"recurrent"} if any(part in name for part in _RECURRENT) else set()
+            kinds |= {"attention"} if name.endswith(_ATTENDS) else set()
+    both = "blk.ssm_in.weight" in loader.needed
+    found = set[str]()
+    for kinds in layers.values():
+        found |= {"recurrent"} if "recurrent" in kinds and not both else kinds
+    return found
+
+
+def _switch_of(row: Architecture, name: str) -> str:
+    """The config.json key that asks for a tensor, where one does."""
+    needs = (match.row.need for match in matches(row, name, "gguf")[:1])
+    keys = {name for key in row.keys for name in key.hf}
+    return "".join(f" (config.json: {need} is true)" for need in needs if need in keys)
 
 
 def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> dict[str, None]:

@@ -10,6 +10,7 @@ Every way in fills one Hyperparams, every way out reads it:
 
 from __future__ import annotations
 
+import math
 import re
 from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
@@ -73,7 +74,7 @@ EXTRA_KEY = "aprfmt.hparams"
 KEPT = (
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "hidden_act",
     "attention_bias", "mlp_bias", "pad_token_id", "quantization_config", "num_nextn_predict_layers",
-    "original_max_position_embeddings",
+    "original_max_position_embeddings", "mixer_rms_eps",
 )  # fmt: skip
 """config.json keys, beside those of a row, that are kept in Hyperparams.extra where a config has them."""
 
@@ -244,7 +245,25 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     if "pad_token_id" in config:
         h.extra["pad_token_id"] = config["pad_token_id"]
     _set_token_ids(h, full)
+    if (limits := _step_limits(config)) is not None:
+        h.extra[STEP_LIMITS] = limits
     return h
+
+
+STEP_LIMITS = "time_step_limit"
+
+
+def _step_limits(config: Mapping[str, object]) -> list[float] | None:
+    """The least and the largest time step of a state space model; None where any is allowed."""
+    limits = config.get(STEP_LIMITS)
+    if not isinstance(limits, list) or len(limits) != 2 or not all(isinstance(n, int | float) for n in limits):
+        return None
+    low, high = limits
+    return None if low <= 0 and high == math.inf else [float(low), min(float(high), _LARGEST_STEP)]
+
+
+_LARGEST_STEP = 1e30
+"""Stands for infinity, which JSON does not have."""
 
 
 def first_class(config: Mapping[str, object]) -> str | None:

@@ -10,10 +10,12 @@ In Hyperparams they are `rope_theta` and, in `extra`:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from aprfmt.arch import yarn
 from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32, plain_value, shorten
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.row import COMPRESSED_ROPE, HALF_ROTARY, ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, Architecture
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.io.jsonx import to_f32
@@ -25,7 +27,7 @@ FREQS = "rope_freqs.weight"
 LONG = "rope_factors_long.weight"
 SHORT = "rope_factors_short.weight"
 
-_MAX_HEAD_DIM = 1 << 20
+MAX_HEAD_DIM = 1 << 20
 _NEVER = 1e30
 """Divisor of a pair that is not rotated: its angle stays 0."""
 
@@ -112,6 +114,9 @@ def _of_compressed(h: Hyperparams, dicts: Mapping[str, object]) -> dict[str, obj
         h.extra["compress_rope_theta"] = own["rope_theta"]
     if out.get("attention_factor") == 1:
         del out["attention_factor"]
+    scaling = _scaling({key: value for key, value in main.items() if key not in ("rope_theta", *PARTIAL)})
+    if own and scaling:  # of the layers that do not compress, which _check_layers refuses
+        h.extra["rope_layers"] = {"main": {**scaling, "rope_theta": main.get("rope_theta")}}
     return out
 
 
@@ -214,8 +219,11 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
     scaling = scaling_of(h)
     kind = str(scaling.get("rope_type", "default")).lower()
     tensor = _KINDS.get(kind)
-    if tensor is None or (tensor and tensor not in row.gguf_only):
-        raise RefusedError(f"a GGUF of this architecture cannot have rope scaling {kind!r}")
+    if tensor is None or (tensor and not reads_factors(row, tensor)):
+        raise RefusedError(
+            f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not compute",
+            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+        )
     out: dict[str, tuple[str, object]] = {}
     if kind in ("linear", "yarn", "longrope"):
         out |= _scaling_keys(h, kind, scaling, row)
@@ -289,20 +297,47 @@ def _scaling_keys(
         for name, suffix in _YARN.items():
             if scaling.get(name) is not None:
                 out.setdefault(base + suffix, ("f32", scaling[name]))
-    attention = attention_factor(h, kind, scaling)
-    has_log = any(key.gguf.endswith("yarn_log_multiplier") for key in row.keys)
-    usual = _usual_attention(kind, scaling)
-    if attention is not None and not has_log and not math.isclose(attention, usual, rel_tol=1e-6):
-        # The runtime multiplies this by yarn's usual factor, and ignores yarn_attn_factor.
-        out[f"{base}attn_factor"] = ("f32", attention / usual)
+    attention = runtime_scales(h, row)[1]
+    if not yarn.same(attention, 1):
+        out[base + "attn_factor"] = ("f32", attention)
     return out
+
+
+def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
+    """(L, r) of arch.yarn that give the network's attention. Raises RefusedError where llama.cpp has none."""
+    scaling = scaling_of(h)
+    kind = str(scaling.get("rope_type", "default")).lower()
+    factor = as_float(scaling.get("factor"), "factor") or 1.0
+    named = as_float(scaling.get("mscale_all_dim"), "mscale_all_dim") or 0.0
+    scores = mscale_of(factor, named) if named and _is_latent(row) else 1.0
+    attention = attention_factor(h, kind, scaling)
+    if attention is None:
+        attention = mscale_of(factor) if kind == "yarn" else 1.0
+    if kind not in ("yarn", "linear"):
+        found = (0.0, attention) if yarn.same(scores, 1) else None
+    else:
+        found = yarn.to_runtime(row.gguf, kind, factor, attention, scores, named)
+    if found is None:
+        raise RefusedError(
+            f"rope_parameters (rope_type {kind}, factor {factor:g}, mscale_all_dim {named:g}) multiplies attention "
+            f"scores by {scores * scores:.4g} and rotations by {attention:.4g}, which llama.cpp's {row.gguf} cannot",
+            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+        )
+    return found
+
+
+def _is_latent(row: Architecture) -> bool:
+    """Whether transformers scales the scores of the family's latent attention by `mscale_all_dim`."""
+    return any("qk_rope_head_dim" in key.hf for key in row.keys) and not any(
+        key.role == COMPRESSED_ROPE for key in row.keys
+    )
 
 
 def from_gguf(h: Hyperparams, row: Architecture, kv: Mapping[str, object], defaults: Mapping[str, object]) -> None:
     """Fills in what the rope keys of a GGUF say. Raises CorruptError."""
     prefix = f"{row.gguf}.rope."
     h.rope_theta = from_f32(kv.get(f"{prefix}freq_base"), f"{prefix}freq_base")
-    scaling = _read_scaling(h, kv, prefix)
+    scaling = _read_scaling(h, row, kv, prefix)
     sections = plain_value(f"{prefix}dimension_sections", kv.get(f"{prefix}dimension_sections"))
     if sections is not None:
         if not isinstance(sections, list):
@@ -325,16 +360,17 @@ def from_gguf(h: Hyperparams, row: Architecture, kv: Mapping[str, object], defau
         h.extra["rope_layers"] = {"sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
-def _read_scaling(h: Hyperparams, kv: Mapping[str, object], prefix: str) -> dict[str, object] | None:
+def _read_scaling(h: Hyperparams, row: Architecture, kv: Mapping[str, object], prefix: str) -> dict[str, object] | None:
     def number(suffix: str) -> float | None:
         return from_f32(kv.get(prefix + suffix), prefix + suffix)
 
     if alpha := number("scaling.alpha"):
         return {"rope_type": "dynamic", "alpha": alpha, "factor": number("scaling.factor") or 1.0}
-    kind, length = kv.get(f"{prefix}scaling.type"), f"{prefix}scaling.original_context_length"
+    length = f"{prefix}scaling.original_context_length"
     # Files from before the scaling keys name a bare linear factor.
     factor = number("scaling.factor") or number("scale_linear")
     attention, original = number("scaling.attn_factor"), as_int(kv.get(length), length)
+    kind = kv.get(f"{prefix}scaling.type")
     if kind is None and attention and original:
         kind = "longrope"
     if kind is None and factor:
@@ -353,17 +389,37 @@ def _read_scaling(h: Hyperparams, kv: Mapping[str, object], prefix: str) -> dict
     for name, suffix in _YARN.items():
         if name != "attn_factor" and (value := number(f"scaling.{suffix}")) is not None:
             scaling[name] = value
-    if attention is not None and attention > 0 and "attention_factor" not in scaling:
-        stored = attention * _usual_attention(kind, scaling)
-        computed = attention_factor(h, kind, scaling)
-        if computed is None or not math.isclose(computed, stored, rel_tol=1e-6):
-            scaling["attention_factor"] = shorten(stored)
+    log = number(yarn.LOG_KEY.removeprefix("rope.")) or 0.0
+    if "attention_factor" not in scaling:
+        attention = attention if attention and attention > 0 else None
+        _set_scales(h, row, scaling, shorten(log / yarn.log_unit(row.gguf)), attention)
     return scaling
 
 
-def _usual_attention(kind: str, scaling: Mapping[str, object]) -> float:
-    """What the runtime multiplies with by itself."""
-    return mscale_of(as_float(scaling.get("factor"), "factor") or 1.0) if kind == "yarn" else 1.0
+def _set_scales(
+    h: Hyperparams, row: Architecture, scaling: dict[str, object], log: float, attention: float | None
+) -> None:
+    """Names in `scaling` what llama.cpp makes of (L, r), where transformers does not do so unasked."""
+    kind, factor = str(scaling["rope_type"]), as_float(scaling.get("factor"), "factor") or 1.0
+    if kind not in ("yarn", "linear"):
+        computed = attention_factor(h, kind, scaling)
+        if attention is not None and (computed is None or not yarn.same(computed, attention)):
+            scaling["attention_factor"] = shorten(attention)
+        return
+    t, s = yarn.from_runtime(row.gguf, kind, factor, log, 1.0 if attention is None else attention)
+    if log and not _is_latent(row):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": log}
+    elif log and not yarn.reads_log(row.gguf):  # it means what it does in other networks
+        scaling |= {"mscale": log, "mscale_all_dim": log}
+        return
+    elif not yarn.same(s, 1) and factor > 1:
+        scaling["mscale_all_dim"] = shorten((s - 1) / (0.1 * math.log(factor)))
+        if yarn.same(t, 1) and kind == "yarn":
+            scaling["mscale"] = scaling["mscale_all_dim"]
+    computed = attention_factor(h, kind, scaling)
+    usual = mscale_of(factor) if kind == "yarn" else 1.0
+    if not yarn.same(usual if computed is None else computed, t):
+        scaling["attention_factor"] = shorten(t)
 
 
 def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> dict[str, object]:
@@ -394,7 +450,8 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
     name = next((key.hf[0] for key in row.keys if key.role == ROTARY_DIM and key.hf), PARTIAL[0])
     if part is not None and "rope_scaling" in out:
         out[name] = rotary_dim(h) if name in COUNTS else part
-    named = next((name for name in THETAS if name in defaults), THETAS[0])
+    own = (key.hf[0] for key in row.keys if key.role == ROPE and key.hf)
+    named = next(own, next((name for name in THETAS if name in defaults), THETAS[0]))
     return {key: value for key, value in out.items() if key not in THETAS or key == named}
 
 
@@ -457,15 +514,21 @@ def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
     kind = str(scaling.get("rope_type", "default")).lower()
     dim = rotary_dim(h) or 0
     theta = h.rope_theta if h.rope_theta is not None else DEFAULT_THETA
-    if kind == "llama3" and FREQS in arch.gguf_only:
+    if kind == "llama3" and reads_factors(arch, FREQS):
         factors = llama3_factors(theta, dim, scaling, h.max_position_embeddings)
         whole = (h.head_dim or 0) // 2 if _halves_full(arch) else 0
         return {FREQS: factors + [1.0] * (whole - len(factors))}  # llama.cpp wants as many as any layer rotates
-    if FREQS in arch.gguf_only and (kind == "proportional" or arch.freqs_always):
+    if reads_factors(arch, FREQS) and (kind == "proportional" or arch.freqs_always):
         return {FREQS: _proportional(h, scaling)}
-    if kind == "longrope" and LONG in arch.gguf_only:
+    if kind == "longrope" and reads_factors(arch, LONG):
         return {LONG: listed_factors(scaling, "long_factor", dim), SHORT: listed_factors(scaling, "short_factor", dim)}
     return {}
+
+
+def reads_factors(row: Architecture, tensor: str) -> bool:
+    """Whether llama.cpp's loader and graph of the family read the tensor of rope factors."""
+    loader = loader_of(row.gguf)
+    return tensor in row.gguf_only and (loader is None or tensor in loader.rope_factors)
 
 
 def listed_factors(scaling: Mapping[str, object], key: str, dim: int) -> list[float]:
@@ -479,7 +542,7 @@ def listed_factors(scaling: Mapping[str, object], key: str, dim: int) -> list[fl
 def _proportional(h: Hyperparams, scaling: Mapping[str, object]) -> list[float]:
     """The first pairs are rotated as those of the whole head would be, the others not at all."""
     head = as_int(h.extra.get("global_head_dim"), "global_head_dim") or h.head_dim or 0
-    if not 0 < head <= _MAX_HEAD_DIM:
+    if not 0 < head <= MAX_HEAD_DIM:
         raise RefusedError(f"a head of {head} values has no rotary frequencies")
     if scaling.get("rope_type", "default") != "proportional":
         return [1.0] * (head // 2)
@@ -539,7 +602,7 @@ def llama3_factors(
     values = {key: as_float(scaling.get(key), key) or default for key, default in defaults.items()}
     factor, low, high = values["factor"], values["low_freq_factor"], values["high_freq_factor"]
     original = values["original_max_position_embeddings"]
-    if head_dim <= 0 or head_dim % 2 or head_dim > _MAX_HEAD_DIM or theta <= 0:
+    if head_dim <= 0 or head_dim % 2 or head_dim > MAX_HEAD_DIM or theta <= 0:
         raise RefusedError(f"a head of {head_dim} values at theta {theta:g} has no rotary frequencies")
     if high < low or min(factor, low) <= 0:
         raise RefusedError("the llama3 rope parameters describe no frequencies")
@@ -563,19 +626,56 @@ def infer_llama3(
 ) -> dict[str, object] | None:
     """A scaling dict that gives these factors; None if none does.
 
-    Low and high frequency factors are taken for 1 and 4, as most models have them, or for 1 and 1, as in Llama 4: they
-    and the context can be scaled together without a difference. The context is the `known` one, 8192, or another power
-    of two that fits.
+    Low and high frequency factors and the context can be scaled together without a difference. As most models have
+    them, low and high are 1 and 4, or 1 and 1, as in Llama 4, and the context is the `known` one, 8192, or another
+    power of two; where none of these fits, the context is that of `known` or 8192, and both factors follow.
     """
     if len(factors) * 2 != head_dim or not factors or not all(map(math.isfinite, factors)) or max(factors) <= 1:
         return None
     key = "original_max_position_embeddings"
-    given = [known[key]] if known and known.get(key) else []
-    contexts = (*given, 8192, *(1 << n for n in range(3, 25)))
-    for high, context in ((high, context) for high in (4.0, 1.0) for context in contexts):
-        factor = shorten(max(factors))
-        scaling: dict[str, object] = {**_LLAMA3, "factor": factor, "high_freq_factor": high, key: context}
+    given = [number for number in [as_int((known or {}).get(key), key)] if number]
+    usual = ((1.0, high, context) for high in (4.0, 1.0) for context in (*given, 8192, *(1 << n for n in range(3, 25))))
+    for low, high, context in (*usual, *_fitted_llama3(factors, theta, head_dim, (given or [8192])[0])):
+        scaling: dict[str, object] = {
+            "factor": shorten(max(factors)), "low_freq_factor": low, "high_freq_factor": high, key: context
+        }  # fmt: skip
         expected = llama3_factors(theta, head_dim, scaling)
         if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(factors, expected, strict=True)):
             return {"rope_type": "llama3", **scaling}
     return None
+
+
+def _fitted_llama3(
+    factors: Sequence[float], theta: float, head_dim: int, context: int
+) -> Iterator[tuple[float, float, int]]:
+    """(low, high, context) that may give the factors, of the line through those between 1 and the largest.
+
+    There 1 / factor is linear in 1 / wavelength. One such factor, or none, leaves a choice of lines: those are tried
+    that begin between it and the next.
+    """
+    largest = max(factors)
+    waves = [2 * math.pi * theta ** (2 * i / head_dim) for i in range(len(factors))]
+    between = [
+        (1 / wave, (1 / factor - 1 / largest) / (1 - 1 / largest))
+        for wave, factor in zip(waves, factors, strict=True)
+        if 1 < factor < largest
+    ]
+    first = next((wave for wave, factor in zip(waves, factors, strict=True) if factor == largest), 2 * waves[-1])
+    before = max((wave for wave, factor in zip(waves, factors, strict=True) if factor == 1), default=waves[0] / 2)
+    if len(between) > 1:
+        (x, y), (x2, y2) = between[0], between[-1]
+        if x != x2 and (slope := (y - y2) / (x - x2)) > 0:
+            yield _llama3_line(slope, slope * x - y, context)
+        return
+    start = 1 / between[0][0] if between else before
+    for part in (0.75, *(0.5**i for i in range(1, 16))):
+        end = start ** (1 - part) * first**part  # the wavelength from which on the factor is the largest
+        x, y = between[0] if between else (1 / (before * end) ** 0.5, 1.0)
+        slope = y / (x - 1 / end)
+        yield _llama3_line(slope, slope / end, context)
+
+
+def _llama3_line(slope: float, offset: float, context: int) -> tuple[float, float, int]:
+    """(low, high, context) of s = slope / wavelength - offset."""
+    width = context / slope
+    return shorten(offset * width), shorten(offset * width + width), context

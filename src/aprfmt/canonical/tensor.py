@@ -132,6 +132,7 @@ class Losses:
     overflows: int = 0
     others: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    differences: list[dict[str, object]] = field(default_factory=list)
 
     def add(self, sentence: str) -> None:
         """Notes what the output does not hold at all."""

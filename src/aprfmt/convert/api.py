@@ -311,6 +311,7 @@ def _report(
         lossless=output.lossless,
         warnings=[*c.warnings, *losses.warnings],
         losses=losses.sentences(),
+        differences=losses.differences,
         plan=options.plan,
     )
     if target.folder or len(output.layouts) > 1:

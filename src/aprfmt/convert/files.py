@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aprfmt.arch.differences import differences
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tensor import CanonicalTensor, Losses
 from aprfmt.convert.recipe import safe_name
 from aprfmt.errors import AprError, ChangedError, NotFoundError, UnknownFormatError
 from aprfmt.formats.apr2_write import MAX_WRITTEN_NAME_BYTES
@@ -166,6 +167,13 @@ _TOLD = {
     "preprocessor_config.json": "image and audio preprocessing",
     "processor_config.json": "image and audio preprocessing",
 }
+
+
+def tell_differences(c: Canonical, losses: Losses) -> None:
+    """Notes in `losses` what llama.cpp computes otherwise than transformers with the network of `c`."""
+    for found in differences(c.arch, c.hparams) if c.arch is not None else ():
+        losses.warnings.append(found.what)
+        losses.differences.append({"what": found.what, "beyond": found.beyond, "slight": found.slight})
 
 
 def say_what_has_no_key(c: Canonical) -> list[str]:

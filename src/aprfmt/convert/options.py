@@ -196,6 +196,7 @@ class Options(Packaged, Shaped):
         "llama.cpp", "Naming of padding tokens in a GGUF: llama.cpp or apr.", metavar="STYLE", section=TOKENIZER
     )
     modelfile: bool = option(False, "Also write an Ollama Modelfile: template, stop tokens, context.")
+    allow_different: bool = option(False, "Write a GGUF that gives other logits in llama.cpp than the model has.")
 
     def non_defaults(self) -> list[str]:
         """The options that differ from their defaults."""

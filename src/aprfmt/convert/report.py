@@ -36,6 +36,9 @@ class Report:
         bits_per_weight: stored bits per parameter; None without parameters.
         lossless: whether the source can be restored byte for byte from the output.
         losses: what the output drops or rounds, one sentence each.
+        differences: what llama.cpp computes otherwise than transformers: `what`, one sentence; `beyond`, the tokens
+            that a text may have before its logits differ, None where every text's do; `slight`, whether the most likely
+            tokens keep their order.
         proven: whether `lossless` was verified: each written file matches the digest that the `.apr` records for its
             source file.
         verify: the result of loading the output in llama.cpp, if requested.
@@ -61,6 +64,7 @@ class Report:
     lossless: bool
     proven: bool = False
     losses: list[str] = field(default_factory=list)
+    differences: list[dict[str, object]] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     written: dict[str, int] = field(default_factory=dict)
     verify: Verification | None = None

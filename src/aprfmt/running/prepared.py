@@ -204,7 +204,10 @@ def exported(
         what = "the towers of " if options.get("mmproj") else ""
         say(f"exporting {what}{name} ({format_bytes(size)}) to the cache, once")
         # What stays on this machine may hold what links lead to.
-        report = convert_model(name, target, force=True, follow_links=True, fsync=False, **options)  # type: ignore[arg-type]
+        options_made = {"force": True, "follow_links": True, "fsync": False, **options}
+        if suffix == ".gguf" and not options.get("mmproj"):
+            options_made["allow_different"] = True  # it runs in llama.cpp, whose answers are asked for
+        report = convert_model(name, target, **options_made)  # type: ignore[arg-type]
 
     entry = folder.entry(f"{stem}-{own}{suffix}", make)
     folder.trim(limit)

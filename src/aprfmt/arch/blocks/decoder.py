@@ -209,7 +209,7 @@ HEAD_DIM = replace(number("head_dim"), converter=head_dim)
 VOCAB = number("vocab_size")
 NO_WINDOW = Difference(
     "llama.cpp attends to all positions: texts longer than the sliding window of {window} tokens get other logits",
-    "window",
+    "window", beyond="window",
 )
 WHOLE_HEADS = Key("", converter=whole_heads)
 """llama.cpp takes projections of hidden_size values only."""

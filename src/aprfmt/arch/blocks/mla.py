@@ -11,7 +11,7 @@ from aprfmt.arch.blocks.moe import (
 )
 from aprfmt.arch.converters.common import (
     gating, mla_key_length, mla_key_width, mla_kv_heads, mla_value_length, mla_value_width, only_true, or_zero,
-    yarn_log_tenth,
+    yarn_log,
 )
 from aprfmt.arch.converters.sparse import turned_keys
 from aprfmt.arch.row import REQUIRED, Key, TensorRow
@@ -67,7 +67,7 @@ def mla_keys(*family: Key) -> tuple[Key, ...]:
         WEIGHTS_SCALE,
         Key("expert_weights_norm", ("norm_topk_prob",), "bool", converter=only_true),
         Key("rope.dimension_count", ("qk_rope_head_dim",)),
-        Key("rope.scaling.yarn_log_multiplier", kind="f32", converter=yarn_log_tenth), must_be("attention_bias", False),
+        Key("rope.scaling.yarn_log_multiplier", kind="f32", converter=yarn_log), must_be("attention_bias", False),
         SILU, *family,
     )
 

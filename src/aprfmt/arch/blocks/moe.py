@@ -8,14 +8,15 @@ from aprfmt.arch.blocks.decoder import (
     DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, SILU, block, embedding, experts, final_norm, flag, fused_experts,
     head, linear, must_be, norm, rename, tensor,
 )
-from aprfmt.arch.converters.common import absent_0, absent_1, absent_1_0, absent_false, equal_heads, some_drafts
+from aprfmt.arch.converters.common import absent_0, absent_1_0, absent_false, equal_heads, some_drafts
+from aprfmt.arch.converters.experts import some_groups
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 
 
 COUNT, USED, WIDTH = EXPERTS
 GROUPS = (
-    Key("expert_group_count", ("n_group",), converter=absent_1),
-    Key("expert_group_used_count", ("topk_group",), converter=absent_1),
+    Key("expert_group_count", ("n_group",), converter=some_groups),
+    Key("expert_group_used_count", ("topk_group",), converter=some_groups),
 )
 SHARED_COUNT = Key("expert_shared_count", ("n_shared_experts",))
 DENSE_LAYERS = Key("leading_dense_block_count", ("first_k_dense_replace",), converter=absent_0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeGuard
 
-from aprfmt.arch import rope
+from aprfmt.arch import rope, yarn
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufKeys, Scope, default, nothing, words
 from aprfmt.arch.converters.layers import (
     FULL,
@@ -17,7 +17,7 @@ from aprfmt.arch.converters.layers import (
     periodic,
     with_plain_kinds,
 )
-from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
+from aprfmt.arch.fields import as_float, as_id, as_int, from_f32
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import scaling_of
 from aprfmt.arch.row import HEAD_DIM, OF_TENSOR, ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, WINDOW
@@ -91,23 +91,10 @@ def _window_from(value: object, scope: Scope) -> object:
     return window
 
 
-def yarn_log_of(scale: float) -> Converter:
-    """`mscale_all_dim` of a yarn dict, times `scale`."""
-
-    def to_gguf(value: object, scope: Scope) -> float | None:
-        scaling = as_mapping(scope.h.extra.get("rope_scaling"))
-        number = as_float(scaling.get("mscale_all_dim"), "mscale_all_dim")
-        return scale * number if number else None
-
-    def from_gguf(value: object, scope: Scope) -> object:
-        number = from_f32(value, scope.key.gguf)
-        scaling = scope.h.extra.get("rope_scaling")
-        if number and isinstance(scaling, dict):
-            scaling["mscale_all_dim"] = shorten(number / scale)
-            scaling.setdefault("mscale", scaling["mscale_all_dim"])
-        return DEFAULT
-
-    return Converter(to_gguf, from_gguf)
+def _yarn_log_to(value: object, scope: Scope) -> float | None:
+    if scaling_of(scope.h).get("rope_type") not in ("yarn", "linear"):
+        return None
+    return yarn.log_unit(scope.row.gguf) * rope.runtime_scales(scope.h, scope.row)[0] or None
 
 
 def unless_named(otherwise: object) -> Converter:
@@ -130,6 +117,7 @@ def over_hidden(width: int | None, scope: Scope) -> object:
 
 
 window = Converter(window_to, _window_from, role=WINDOW)
+yarn_log = Converter(_yarn_log_to, default)
 
 
 def _whole_heads_to(value: object, scope: Scope) -> None:
@@ -176,6 +164,11 @@ def _any_window_to(value: object, scope: Scope) -> int | None:
 def _softcap_from(value: object, scope: Scope) -> object:
     number = from_f32(value, scope.key.gguf)
     return DEFAULT if number is None else number if 0 < number < _NO_CAP else None
+
+
+def _cap_or_30_from(value: object, scope: Scope) -> float | None:
+    """The soft-cap of a runtime that takes 30 where a GGUF names none, and switches it off by 0."""
+    return 30.0 if value is None else from_f32(value, scope.key.gguf) or None
 
 
 def _unscaled_to(value: object, scope: Scope) -> str | None:
@@ -295,12 +288,12 @@ rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_di
 shared_rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from, role=SHARED_ROTARY_DIM)
 head_dim = Converter(_head_dim_to, _head_dim_from, normalize=_head_dim_normalize, role=HEAD_DIM)
 gating = words({"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4})
-yarn_log_tenth = yarn_log_of(0.1)
 whole_heads = Converter(_whole_heads_to, default)
 sliding_layers = Converter(_sliding_to, _sliding_from, layer_types_derive)
 pad_token = Converter(nothing, lambda value, scope: as_id(scope.kv.get(PADDING), PADDING))
 any_window = Converter(_any_window_to, lambda value, scope: as_int(value, scope.key.gguf) or DEFAULT)
 softcap = Converter(lambda value, scope: as_float(value, scope.name) or _NO_CAP, _softcap_from)
+zero_cap = Converter(lambda value, scope: value or 0.0, _cap_or_30_from)
 unscaled = Converter(_unscaled_to, default)
 no_rope_scaling = Converter(lambda value, scope: None if scope.h.extra.get("rope_scaling") else "none", default)
 absent_false = unless_named(False)

@@ -22,6 +22,14 @@ def _same_limit_to(value: object, scope: Scope) -> list[float] | None:
     return _one_for_all_to(scope.h.extra.get("swiglu_limit"), scope)
 
 
+def _some_groups_to(value: object, scope: Scope) -> object:
+    """A number of groups of experts; None where every group is chosen, which llama.cpp does not take."""
+    groups, used = (scope.size(name) or 1 for name in ("n_group", "topk_group"))
+    return None if groups > 1 and used >= groups else value
+
+
+some_groups = Converter(_some_groups_to, lambda value, scope: 1 if value is None else value)
+
 DENSE, SPARSE = "dense", "sparse"
 
 

@@ -97,7 +97,7 @@ _RELU = Difference(
     "llama.cpp passes the inner layer of the classifier through tanh, transformers through ReLU: its scores are others"
 )
 _NO_POOLER = Difference("llama.cpp leaves out the pooler before the classifier, and passes its score through tanh")
-_SOFTMAX = Difference("llama.cpp gives the softmax of the scores, transformers the scores themselves")
+_SOFTMAX = Difference("llama.cpp gives the softmax of the scores, transformers the scores themselves", slight=True)
 
 
 ROWS: tuple[Architecture, ...] = (

@@ -230,7 +230,7 @@ ROWS: tuple[Architecture, ...] = (
             Difference(
                 "llama.cpp's tokens see only those before them: a prompt whose tokens all see each other (prefix_lm) "
                 "gets other logits",
-                "prefix_lm",
+                "prefix_lm", slight=True,
             ),
         ),
     ),

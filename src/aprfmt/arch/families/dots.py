@@ -121,7 +121,7 @@ def _two_geometries() -> tuple[TensorRow, ...]:
 
 _HALVES = Difference(
     "llama.cpp's dots3note rotates the halves of an indexer's queries and keys, transformers neighbours: in texts that "
-    "are longer than index_topk they choose other positions"
+    "are longer than index_topk they choose other positions", beyond="index_topk",
 )
 """Not mended by another order of rows: serving programs know two, told by an index's `indexer_rope_layout`."""
 _DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", converter=step_heads, draft="swa_num_attention_heads")}

@@ -27,8 +27,9 @@ _SHARED = Key("expert_shared_count", ("num_shared_experts",))
 _SHARED_WIDTH = Key("expert_shared_feed_forward_length", converter=shared_width)
 _BY_TYPE = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
 _ONLY_64 = Difference(
-    "llama.cpp's exaone4 has a sliding window, and layers without rotation, in a network of 64 layers only",
-    "window&!layers=64",
+    "llama.cpp's exaone4 has a sliding window, and layers without rotation, in a network of 64 layers only, and there "
+    "always (sliding_window, layer_types)",
+    "other_exaone",
 )
 _V = "visual."
 _PREFIXES = (("model.visual.", _V),)

@@ -133,7 +133,10 @@ _POSITIONS = "image_size/patch_size*image_size/patch_size"
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gemma", gguf="gemma", **hf_names("Gemma", "gemma"), gguf_only=(), head_never=True,
-        tensors=_gemma(), keys=(*DECODER, _NO_BIAS, _CAUSAL),
+        tensors=_gemma(),
+        keys=(
+            *DECODER, _NO_BIAS, _CAUSAL, Key("", ("hidden_act",), "str", allowed=("gelu_pytorch_tanh", "gelu")),
+        ),
     ),
     Architecture(
         id="gemma2", gguf="gemma2", **hf_names("Gemma2", "gemma2"), gguf_only=(), head_never=True,

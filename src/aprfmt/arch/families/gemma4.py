@@ -11,6 +11,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import COUNT, USED, WIDTH
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope
+from aprfmt.arch.converters.common import zero_cap
 from aprfmt.arch.converters.layers import FULL, SLIDING, layer_types, layer_types_derive, number_or_0, slides_of
 from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
@@ -345,7 +346,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.key_length", ("global_head_dim",), converter=global_heads),
             Key("", ("num_global_key_value_heads",), converter=global_kv_heads), Key("", ("per_layer_config",)),
             Key("attention.sliding_window", ("sliding_window",)),
-            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=zero_cap),
             Key("embedding_length_per_layer_input", (_PER_LAYER,), converter=number_or_0),
             Key("", ("vocab_size_per_layer_input",), converter=row_a_token), _SHARED_KV,
             *rename((COUNT, USED, WIDTH), num_experts="num_experts", num_experts_per_tok="top_k_experts"),

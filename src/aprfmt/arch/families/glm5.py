@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.mla import INDEXER, MLA_REQUIRED, indexer, latent_attent
 from aprfmt.arch.blocks.moe import GROUPS, MTP, draft_layer, router_and_experts, selection_bias, shared_expert
 from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, last_stream, streams
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
-from aprfmt.arch.converters.common import dense_first, dense_first_to, rope_keys, yarn_log_tenth
+from aprfmt.arch.converters.common import dense_first, dense_first_to, rope_keys, yarn_log
 from aprfmt.arch.converters.experts import one_for_all, same_limit
 from aprfmt.arch.converters.hybrid import kda_heads, latent_layers
 from aprfmt.arch.converters.sparse import OWN, SHARED, indexers_from, indexers_normalize, indexers_to
@@ -133,7 +133,7 @@ ROWS: tuple[Architecture, ...] = (
             *(
                 replace(GROUPED, kind="i32[]", converter=latent_layers, draft=1) if key.field == "num_kv_heads" else key
                 for key in mla_keys()
-                if key.converter not in (rope_keys, yarn_log_tenth)
+                if key.converter not in (rope_keys, yarn_log)
             ),
             Key("attention.layer_norm_epsilon", kind="f32", constant=1e-6),
             Key("ssm.conv_kernel", (_DELTA["kernel"], "linear_attn_config.short_conv_kernel_size")),

@@ -189,8 +189,8 @@ _NEOX = Architecture(
     ),
     keys=(
         *DIMS, Key("rope.dimension_count", ("rotary_pct",), converter=rotary_dim),
-        Key("use_parallel_residual", ("use_parallel_residual",), "bool"), LAYER_EPS, ROPE,
-        must_be("attention_bias", True), gelu("hidden_act"),
+        Key("use_parallel_residual", ("use_parallel_residual",), "bool"), LAYER_EPS,
+        replace(ROPE, hf=("rotary_emb_base",)), must_be("attention_bias", True), gelu("hidden_act"),
     ),
     gguf_only=(), head_always=True, ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
     prefixes=tuple((name, f"gpt_neox.{name}") for name in ("embed_in.", "layers.", "final_layer_norm.")),

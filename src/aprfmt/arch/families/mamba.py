@@ -78,7 +78,9 @@ def _tied_multiplier_to(value: object, scope: Scope) -> None:
         )
 
 
-attention_indices = Converter(nothing, _listed_from)
+attention_indices = Converter(
+    nothing, _listed_from, normalize=lambda value, scope: [] if value is None else DEFAULT
+)
 attention_period = Converter(nothing, _period_from)
 expert_period = Converter(nothing, _expert_period_from)
 inner_width = Converter(normalize=_inner_width_normalize)
@@ -99,11 +101,11 @@ def _layers(*mixers: TensorRow, feed_forward: tuple[TensorRow, ...]) -> tuple[Te
     )
 
 
-def _half_rotated() -> tuple[TensorRow, ...]:
-    """Attention of which half of each head is rotated: only there GGUF has neighbours where Hugging Face has halves."""
+def _part_rotated() -> tuple[TensorRow, ...]:
+    """Attention of which a part of each head is rotated: only there a GGUF has neighbours instead of halves."""
 
     def order(heads: str) -> tuple[str, ...]:
-        return (f"each:{heads},head_dim,2,head_dim/4",)
+        return (f"each:{heads},head_dim,2,rotary/2",)
 
     orders = {"attn_q.weight": order("heads"), "attn_q.bias": order("heads")}
     orders |= {"attn_k.weight": order("kv_heads"), "attn_k.bias": order("kv_heads")}
@@ -263,7 +265,7 @@ ROWS: tuple[Architecture, ...] = (
         id="bamba", gguf="granitehybrid", **hf_names("Bamba", "bamba"), required={"attention.head_count_kv": ""},
         rope_type=0,
         tensors=_layers(
-            *mixer("mamba.", _BAMBA_MIXER, _SSM), *_half_rotated(),
+            *mixer("mamba.", _BAMBA_MIXER, _SSM), *_part_rotated(),
             feed_forward=gated_mlp("mlp_bias", hf="feed_forward"),
         ),
         keys=(

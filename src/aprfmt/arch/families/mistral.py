@@ -9,13 +9,10 @@ from aprfmt.arch.blocks.decoder import (
 from aprfmt.arch.blocks.mla import MLA_LITE_REQUIRED, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import mixtral_experts, moe_decoder, moe_keys
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.converters.common import BETA, yarn_log_of
+from aprfmt.arch.converters.common import BETA, yarn_log
 from aprfmt.arch.fields import as_float, as_int, from_f32
 from aprfmt.arch.rope import scaling_of
 from aprfmt.arch.row import OPTIONAL, Architecture, Key
-
-
-yarn_log = yarn_log_of(1.0)
 
 
 def _temperature_from(value: object, scope: Scope) -> object:
@@ -35,15 +32,6 @@ llama_4_scaling = Converter(
 )
 
 
-def _unit_mscale_from(value: object, scope: Scope) -> object:
-    """`mscale_all_dim` of a runtime that takes `mscale` for 1."""
-    scaling = scope.h.extra.get("rope_scaling")
-    if value is not None and isinstance(scaling, dict):
-        scaling.setdefault("mscale", 1.0)
-    return yarn_log.from_gguf(value, scope)
-
-
-unit_mscale = Converter(yarn_log.to_gguf, _unit_mscale_from)
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _PLAIN = decoder(*attention(permuted=True))
 
@@ -84,7 +72,7 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Ministral3", "ministral3"), rope_type=0,
         tensors=_PLAIN,
         keys=(
-            *LLAMA_KEYS, Key("rope.scaling.yarn_log_multiplier", (), "f32", converter=unit_mscale),
+            *LLAMA_KEYS, Key("rope.scaling.yarn_log_multiplier", (), "f32", converter=yarn_log),
             Key("attention.temperature_scale", (), "f32", converter=llama_4_scaling), SILU, PAD, WINDOW,
         ),
         differs=(NO_WINDOW,),

@@ -12,6 +12,7 @@ from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, projector, sees, sizes, tower_attention,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converters.common import zero_cap
 from aprfmt.arch.converters.layers import kinds_of, layer_types, periodic, slides_of
 from aprfmt.arch.converters.windows import FOURTH
 from aprfmt.arch.fields import as_int
@@ -77,7 +78,7 @@ ROWS: tuple[Architecture, ...] = (
             *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *gated_mlp(),
         ),
         keys=(
-            *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
+            *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=zero_cap),
             Key("logit_scale", ("output_multiplier",), "f32"), _ALWAYS_WINDOW,
             replace(_LAYERS, converter=last_dense_layer_types),
             Key("", ("layer_rope_theta",), "f32[]", converter=rotated_with_window),

@@ -73,7 +73,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             WIDTH, Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
-            must_be("norm_topk_prob", False), flag("qkv_bias"), *_SPARSE, WINDOW, *_WINDOWED,
+            must_be("norm_topk_prob", False), flag("qkv_bias"), *_SPARSE, WINDOW, SLIDING_LAYERS, *_WINDOWED,
         ),
         differs=(NO_WINDOW,),
     ),

@@ -338,7 +338,7 @@ ROWS: tuple[Architecture, ...] = (
             Difference(
                 "llama.cpp chooses up to indexer_compress_ratio - 1 positions more: texts longer than indexer_budget "
                 "tokens get other logits",
-                "chosen",
+                "chosen", beyond="indexer_budget",
             ),
         ),
     ),

@@ -127,7 +127,7 @@ _T5 = Architecture(
     ),
     gguf_only=(),
     tensors=_t5("first"), keys=(*_KEYS, Key("", ("scale_decoder_outputs",), "bool")), prefixes=_COPIES,
-    differs=(Difference(_SCALED, _IS_SCALED),),
+    differs=(Difference(_SCALED, _IS_SCALED, slight=True),),
 )
 
 
@@ -137,7 +137,7 @@ ROWS: tuple[Architecture, ...] = (
         _T5, id="umt5",
         **class_names("UMT5ForConditionalGeneration", "UMT5Model", types=("umt5",), bare=("UMT5Model",)),
         when="tensors=enc.blk.1.attn_rel_b.weight", tensors=_t5(""), keys=_KEYS,
-        differs=(Difference(_SCALED, "!bare"),),
+        differs=(Difference(_SCALED, "!bare", slight=True),),
     ),
     replace(
         _T5, id="t5encoder", gguf="t5encoder", hf_class="T5EncoderModel",

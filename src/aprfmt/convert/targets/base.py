@@ -141,7 +141,9 @@ TARGETS: tuple[Target, ...] = (
         "gguf",
         "GGUF",
         "gguf:layouts",
-        _HF | MIX | {"no_tokenizer", "mtp_only", "mmproj", "pre", "pad_style", "verify", "modelfile"},
+        _HF
+        | MIX
+        | {"no_tokenizer", "mtp_only", "mmproj", "pre", "pad_style", "verify", "modelfile", "allow_different"},
         ".gguf",
         adapters="adapter:gguf_layouts",
     ),

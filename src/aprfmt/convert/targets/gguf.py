@@ -28,7 +28,7 @@ from aprfmt.canonical.sides import gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded
-from aprfmt.convert.files import say_left_behind, say_what_has_no_key
+from aprfmt.convert.files import say_left_behind, say_what_has_no_key, tell_differences
 from aprfmt.convert.mixes import file_type_of, fitting
 from aprfmt.convert.modelfile import NAME as MODELFILE
 from aprfmt.convert.modelfile import modelfile
@@ -102,9 +102,10 @@ def model_layouts(c: Canonical, work: Work) -> Output:
         )
     _check_name_of_model(c)
     if c.arch is not None:
-        for sentence in differences(c.arch, c.hparams):
-            work.losses.add(sentence)
-            work.losses.warnings.append(sentence)
+        tell_differences(c, work.losses)
+        work.losses.others += [str(found["what"]) for found in work.losses.differences]
+        if not options.allow_different:
+            _refuse_differences(c)
     if options.no_tokenizer:
         _tell_no_tokenizer(c, work.losses)
     note = age_note(c.tokenizer.pre) if c.tokenizer is not None and options.pre is None else None
@@ -154,6 +155,17 @@ def _as_classifier(c: Canonical, losses: Losses) -> Canonical:
     if c.head in c.tensors:
         losses.add(f"{c.head} dropped except for two rows: the GGUF of a reranker has no output head")
     return reranker
+
+
+def _refuse_differences(c: Canonical) -> None:
+    """Raises RefusedError where llama.cpp gives short texts other logits than transformers."""
+    refused = [found.what for found in differences(c.arch, c.hparams) if found.refused] if c.arch is not None else []
+    if refused:
+        raise RefusedError(
+            f"the GGUF would give other logits: {'; '.join(refused)}",
+            path=c.model.path,
+            hint="write it all the same with --allow-different, or as -o NAME.apr, or as -o NAME --format hf",
+        )
 
 
 def _check_name_of_model(c: Canonical) -> None:
@@ -376,8 +388,8 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
         target = "F16" if is_matrix(tensor.name, tensor.shape) else "F32"
     elif row.ggml_id is None:
         raise RefusedError(f"GGUF has no dtype {tensor.dtype}", tensor=tensor.name, hint="convert it with --dtype f16")
-    elif row.name in ("F16", "BF16") and not is_matrix(tensor.name, tensor.shape):
-        target = "F32"  # llama.cpp's kernels want norms and biases in F32; the values stay the same
+    elif row.name == "F64" or (row.name in ("F16", "BF16") and not is_matrix(tensor.name, tensor.shape)):
+        target = "F32"  # llama.cpp computes nothing in F64, and norms and biases in F32 only
     else:
         target = tensor.dtype
     losses.note(tensor.original_dtype, target)

@@ -21,7 +21,7 @@ from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.convert.files import say_left_behind
+from aprfmt.convert.files import say_left_behind, tell_differences
 from aprfmt.convert.recipe import SourceManifest, overlay
 from aprfmt.convert.recipe_writer import restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
@@ -59,6 +59,8 @@ def layouts(c: Canonical, work: Work) -> Output:
 
 def folder(c: Canonical, work: Work, recipe: SourceManifest | None, framework: str) -> Output:
     """The folder; `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX)."""
+    if from_gguf(c):
+        tell_differences(c, work.losses)
     losses, shard_bytes = work.losses, work.options.shard_bytes
     source = source_texts(c, recipe)
     # A config.json of the source names its classes, which expect the names of its weights.

@@ -1,0 +1,80 @@
+"""What llama.cpp's loader of each architecture reads; tools/loaders.py takes it from llama.cpp's source."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from aprfmt.types import Shape
+
+_LAYER = re.compile(r"\.\d+(?=\.)")
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """What llama.cpp reads of the GGUFs of one architecture.
+
+    Attributes:
+        required, optional: keys after the architecture's prefix; only what every model needs is required.
+        needed, known: tensors without their layer ("blk.attn_q.weight"); `needed` are those of every model, `known`
+            are all.
+        rope_factors: tensors of rope factors that the loader and the graph read.
+        square: tensors whose two sides are the hidden size.
+        scales_scores: whether the graph multiplies attention scores by what yarn makes of positions (see arch.yarn).
+        memory: "hybrid" (attention and recurrent layers), "recurrent", "windowed" (two caches of attention), or "".
+    """
+
+    required: frozenset[str]
+    optional: frozenset[str]
+    needed: frozenset[str]
+    known: frozenset[str]
+    rope_factors: frozenset[str]
+    square: frozenset[str]
+    scales_scores: bool
+    memory: str
+
+    def misshapen(self, shapes: Mapping[str, Shape], hidden: int) -> Iterator[str]:
+        """Those of the tensors whose sides are not the hidden size, and should be."""
+        for name, shape in shapes.items():
+            if _LAYER.sub("", name, count=1) in self.square and shape != (hidden, hidden):
+                yield name
+
+    def unknown(self, names: Iterable[str]) -> Iterator[str]:
+        """Those of the tensors that the loader does not read: it then refuses the file."""
+        return (name for name in names if _LAYER.sub("", name, count=1) not in self.known)
+
+    def missing(self, names: Collection[str]) -> Iterator[str]:
+        """The tensors of every model that are not among the names."""
+        found = {_LAYER.sub("", name, count=1) for name in names}
+        return (name for name in sorted(self.needed) if name not in found)
+
+
+@cache
+def loader_of(gguf: str) -> Loader | None:
+    """The loader of a `general.architecture`; None for one that llama.cpp does not know."""
+    common, own = _lines().get(""), _lines().get(gguf)
+    if common is None or own is None or not gguf:
+        return None
+    base, line = json.loads(common), json.loads(own)
+    tensors = line["tensors"]
+    return Loader(
+        required=frozenset(line["keys"]["required"]),
+        optional=frozenset((*line["keys"]["optional"], *base["keys"]["optional"])),
+        needed=frozenset(tensors["required"]),
+        known=frozenset((*tensors["required"], *tensors["optional"], *base["tensors"]["optional"])),
+        rope_factors=frozenset(line["rope_factors"]),
+        square=frozenset(line["square"]),
+        scales_scores=line["scores"],
+        memory=line["memory"],
+    )
+
+
+@cache
+def _lines() -> Mapping[str, str]:
+    """Architecture -> its line of loaders.jsonl."""
+    text = files(__package__).joinpath("loaders.jsonl").read_text("utf-8")
+    return {line.split('"', 4)[3]: line for line in text.splitlines()}

@@ -1,0 +1,162 @@
+"""llama.cpp's loaders, as its own source has them, and the architectures that are written for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from aprfmt.arch import rope, yarn
+from aprfmt.arch.gguf_keys import key_problems
+from aprfmt.arch.grammar import is_needed
+from aprfmt.arch.hparams import to_gguf
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.loaders import Loader, loader_of
+from aprfmt.arch.row import REQUIRED, Architecture
+from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.errors import RefusedError
+from aprfmt.types import Shape
+from loaders import Library, table
+
+ROWS = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def loader(row: Architecture) -> Loader:
+    found = loader_of(row.gguf)
+    assert found is not None
+    return found
+
+
+def test_the_table_is_that_of_the_source(llama_cpp_source: Path) -> None:
+    stored = Path(yarn.__file__).with_name("loaders.jsonl").read_text()
+    assert table(llama_cpp_source) == stored
+
+
+def test_what_is_read_off_code() -> None:
+    library = object.__new__(Library)
+    library.names = {"LLM_KV_A": "%s.a", "LLM_KV_B": "%s.b", "LLM_KV_C": "%s.c", "LLM_TENSOR_X": "blk.%d.x"}
+    read = library.keys(
+        "{ ml.get_key(LLM_KV_A, h.a); ml.get_key(LLM_KV_B, h.b, false); if (h.a) { ml.get_key(LLM_KV_C, h.c); } }"
+    )
+    assert read.to_json() == {"required": ["a"], "optional": ["b", "c"]}
+    code = '{ for (int i = 0; i < n_layer; ++i) { create_tensor(tn(LLM_TENSOR_X, "weight", i), {n_embd, n_embd}, 0); '
+    assert library.tensors(code + "} }").to_json() == {"required": ["blk.x.weight"], "optional": []}
+    assert [*library.square(code)] == ["blk.x.weight"]
+    optional = code.replace(", 0)", ", TENSOR_NOT_REQUIRED)") + "} }"
+    assert library.tensors(optional).to_json() == {"required": [], "optional": ["blk.x.weight"]}
+
+
+@ROWS
+def test_tensors_of_every_model_are_known_to_the_loader(row: Architecture) -> None:
+    always = {n.replace("{n}", "0") for t in row.tensors if t.need == REQUIRED and not t.layers for n in t.gguf}
+    assert not [*loader(row).unknown(always)]
+
+
+@ROWS
+def test_tensors_that_the_loader_needs_are_in_the_row(row: Architecture) -> None:
+    made = {*row.flat_norms, *row.copies, *(name for t in row.tensors for name in t.gguf)}
+    made |= {"token_embd.weight"} if row.id in ("qwen3_tts_talker", "pocket_tts", "pocket_tts_published") else set()
+    assert loader(row).needed <= {n.replace(".{n}", "").replace("blk.0.", "blk.") for n in made}
+
+
+@ROWS
+def test_rope_factors_are_written_where_the_graph_reads_them(row: Architecture) -> None:
+    h = Hyperparams(rope_theta=1e4, head_dim=16, max_position_embeddings=512, extra={"rope_scaling": LLAMA3})
+    reads = rope.FREQS in loader(row).rope_factors and rope.FREQS in row.gguf_only
+    assert bool(rope.factor_tensors(h, row)) == reads
+    if any(key.role == "rope" for key in row.keys) and not reads:
+        with pytest.raises(RefusedError, match=r"rope_type is 'llama3', which llama.cpp's .* does not compute"):
+            rope.to_gguf(h, row)
+
+
+def test_networks_that_load_factors_and_ignore_them() -> None:
+    for gguf in ("falcon-h1", "refact", "pangu-embedded"):
+        found = loader_of(gguf)
+        assert found is not None
+        assert rope.FREQS in found.known
+        assert not found.rope_factors
+
+
+@pytest.mark.parametrize("factor", [1.5, 16.0])
+@pytest.mark.parametrize("gguf", ["llama", "deepseek2", "deepseek32", "mistral4"])
+@pytest.mark.parametrize(("t", "s"), [(1.0, 1.0), (1.277, 1.0), (1.0, 1.277), (0.9, 1.3)])
+def test_attention_scales_come_back(gguf: str, factor: float, t: float, s: float) -> None:
+    found = yarn.to_runtime(gguf, "yarn", factor, t, s, 0.0)
+    if gguf == "llama":
+        assert (found is None) == (s != 1)
+    if found is not None:
+        assert yarn.from_runtime(gguf, "yarn", factor, *found) == pytest.approx((t, s))
+
+
+def test_attention_scales_as_published() -> None:
+    """DeepSeek-V3 names both mscales 1, DeepSeek-V2-Lite 0.707: their GGUFs have a tenth of them, and no factor."""
+    for mscale in (1.0, 0.707):
+        s = 1 + 0.1 * mscale * math.log(40)
+        log, attention = yarn.to_runtime("deepseek2", "yarn", 40.0, 1.0, s, mscale) or (0, 0)
+        assert (log, attention) == pytest.approx((mscale, 1.0))
+    assert yarn.to_runtime("glm-dsa", "yarn", 40.0, 1.0, 1.3, 1.0) is None  # its loader reads no logarithm
+
+
+KV: dict[str, object] = {
+    "block_count": 2, "context_length": 64, "embedding_length": 8, "attention.head_count": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5, "feed_forward_length": 8,
+}  # fmt: skip
+
+
+def problems(row: str, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> str:
+    found = ARCHITECTURES[row]
+    return "; ".join(
+        f"{key} {what}" for key, what in key_problems(found, {f"{found.gguf}.{k}": v for k, v in kv.items()}, shapes)
+    )
+
+
+def test_what_the_loader_does_not_read_or_take() -> None:
+    assert problems("qwen3", KV, {}) == ""
+    said = problems("qwen3", KV, {"blk.1.attn_output.bias": (8,)})
+    assert "blk.1.attn_output.bias is unknown to its loader of 'qwen3' (config.json: attention_bias is true)" in said
+    said = problems("cohere2", KV, {"blk.0.attn_output.weight": (8, 12)})
+    assert "blk.0.attn_output.weight is 8x12: the heads have to make up the hidden size, 8" in said
+    groups = {"expert_count": 6, "expert_used_count": 2, "expert_group_count": 3, "expert_group_used_count": 3}
+    assert "takes no choice of 3 from 3 groups of 6 experts" in problems("deepseek_v3", KV | groups, {})
+    assert "groups" not in problems("deepseek_v3", KV | groups | {"expert_group_used_count": 2}, {})
+
+
+def test_layers_of_one_kind() -> None:
+    ssm, attention = {"blk.0.ssm_out.weight": (8, 16)}, {"blk.1.attn_k.weight": (8, 8)}
+    assert "has no attention layer" in problems("qwen3_next", KV, ssm)
+    assert "has no recurrent layer" in problems("qwen3_next", KV, attention)
+    assert "layer_types" not in problems("qwen3_next", KV, ssm | attention)
+    window = {"attention.sliding_window": 8, "attention.sliding_window_pattern": [False, False]}
+    assert "has no layer with a sliding window" in problems("exaone_moe", KV | window, {})
+    both = window | {"attention.sliding_window_pattern": [True, False]}
+    assert "sliding window" not in problems("exaone_moe", KV | both, {})
+    only = window | {"attention.sliding_window_pattern": [True, True]}
+    assert "has no layer with full attention" in problems("modernbert", KV | only, {})
+    assert "full attention" not in problems("exaone_moe", KV | only, {})
+
+
+def test_every_switch_of_a_tensor_without_a_place_is_refused_by_its_name() -> None:
+    row = ARCHITECTURES["olmo2"]
+    h = Hyperparams(num_layers=1, extra={"attention_bias": True})
+    needs = [t for t in row.tensors if t.need == "attention_bias" and t.gguf[0].endswith("attn_output.bias")]
+    assert needs
+    assert all(is_needed(row, t.need, h) for t in needs)
+    assert "(config.json: attention_bias is true)" in problems("olmo2", KV, {"blk.0.attn_output.bias": (8,)})
+
+
+def test_experts_of_every_group_are_a_plain_choice() -> None:
+    h = Hyperparams(
+        num_layers=1, max_position_embeddings=8, hidden_size=8, intermediate_size=8, num_heads=2, num_experts=4,
+        extra={"n_group": 2, "topk_group": 2},
+    )  # fmt: skip
+    keys = {key for key, _, _ in to_gguf(h, ARCHITECTURES["deepseek_v3"], complete=False)}
+    assert not [key for key in keys if "expert_group" in key]
+    h.extra["topk_group"] = 1
+    keys = {key for key, _, _ in to_gguf(h, ARCHITECTURES["deepseek_v3"], complete=False)}
+    assert len([key for key in keys if "expert_group" in key]) == 2
