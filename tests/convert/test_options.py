@@ -140,6 +140,7 @@ VALUES: dict[str, Any] = {
     "recipe": "mixed_4_6",
     "verify": True,
     "modelfile": True,
+    "allow_different": True,
     "hash": True,
 }
 
