@@ -16,7 +16,7 @@ from typing import Any
 import demo_model
 import pytest
 
-from aprfmt.cli.group import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.main import main
 from aprfmt.errors import Terminated
 

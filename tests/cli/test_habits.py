@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from aprfmt.cli.group import COMMANDS, build
+from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.group import build
 from aprfmt.cli.other_tools import _COMMANDS, _NO_COMMANDS, _OPTIONS, _OPTIONS_OF, rephrase
 from aprfmt.cli.training import _SECTIONS
 from aprfmt.codecs.dtypes import find_dtype

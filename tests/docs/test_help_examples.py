@@ -28,7 +28,7 @@ from tower_models import all_tower_cases, build_tower
 from train_corpora import functions
 
 import aprfmt
-from aprfmt.cli.group import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.main import run
 
 MAY_BE_1 = {"diff", "lint", "qa", "vocab", "bench", "doctor"}

@@ -15,7 +15,7 @@ import pytest
 
 import aprfmt
 import manual
-from aprfmt.cli.group import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 

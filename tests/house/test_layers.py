@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Container, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -132,13 +133,14 @@ def in_our_house() -> dict[str, Path]:
     return {".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
-def test_no_two_modules_import_each_other() -> None:
+def test_no_import_leads_back() -> None:
+    """Through any number of modules, inside functions and by names of the facade too."""
     paths = in_our_house()
     found = {
         name: (imported(path, paths) | {module for _, module in behind_facade(path)}) & {*paths}
         for name, path in paths.items()
     }
-    assert {(one, other) for one in found for other in found[one] if one < other and one in found[other]} == set()
+    TopologicalSorter(found).prepare()  # CycleError names the modules
 
 
 def test_a_class_name_is_used_once() -> None:
@@ -234,7 +236,7 @@ def test_documents_name_every_room_and_the_version() -> None:
 
 
 def test_the_documents_have_every_command_and_exit_code() -> None:
-    from aprfmt.cli.group import COMMANDS
+    from aprfmt.cli.commands import COMMANDS
     from aprfmt.errors import AprError
 
     readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/commands.md").read_text()

@@ -177,7 +177,7 @@ def _all_missing(missing: list[Any]) -> str | None:
 
 def _usage_error(message: str, line: str) -> UsageError:
     """typer's message as one sentence; its suggestion, or the command `line`, starts the hint."""
-    from aprfmt.cli.group import COMMANDS
+    from aprfmt.cli.commands import COMMANDS
     from aprfmt.cli.other_tools import no_such_command, rephrase
 
     message, suggestion = message.strip(), ""

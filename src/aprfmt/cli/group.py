@@ -4,77 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Protocol
 
 import typer
 from typer.core import TyperGroup
 
+from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.complete import SHELL_OPTIONS
 from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out
 from aprfmt.cli.sections import SectionedCommand
 from aprfmt.errors import RunError, UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class CommandRow:
-    """One command: name, `module` or `module:callable` in this package, summary and section in `apr --help`."""
-
-    name: str
-    place: str
-    help: str
-    section: str
-
-
-COMMANDS = {
-    row.name: row
-    for row in (
-        CommandRow("inspect", "look:inspect", "Show a model's container, architecture, dtypes and tokenizer.", "Look"),
-        CommandRow("tensors", "look:tensors", "List tensors, optionally with statistics and hashes.", "Look"),
-        CommandRow("tree", "tree:tree", "Show the module tree, identical layers folded; dot, Mermaid.", "Look"),
-        CommandRow("hex", "hex:hex", "Annotate the bytes of a file, or decode a tensor's blocks.", "Look"),
-        CommandRow("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
-        CommandRow("lint", "lint:lint", "Check a file against best practices; exit 1 on findings.", "Look"),
-        CommandRow("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: error.", "Look"),
-        CommandRow("vocab", "vocab", "Tokenize and decode text; compare two tokenizers.", "Look"),
-        CommandRow("report", "measure:report", "Write an HTML report about a model or a training run.", "Look"),
-        CommandRow("architectures", "look:architectures", "List the supported architectures.", "Look"),
-        CommandRow(
-            "import", "convert:Import", "Import safetensors, Hugging Face, GGUF or hf://... to .apr.", "Convert"
-        ),
-        CommandRow("export", "convert:Export", "Export to GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
-        CommandRow("convert", "convert:Convert", "Convert between any two supported formats in one step.", "Convert"),
-        CommandRow(
-            "quantize", "quantize:Quantize", "Quantize to Q4_K_M, Q8_0, ...; --list shows all types.", "Convert"
-        ),
-        CommandRow("merge", "merge:Merge", "Merge models: linear, slerp, TIES, DARE or stacked layers.", "Convert"),
-        CommandRow(
-            "merge-adapter",
-            "merge_adapter:MergeAdapter",
-            "Merge LoRA adapters into a base; --unmerge extracts one.",
-            "Convert",
-        ),
-        CommandRow("prune", "prune:Prune", "Prune a model's layers, or the width of each layer.", "Convert"),
-        CommandRow("imatrix", "imatrix:ImatrixCommand", "Compute an importance matrix for quantization.", "Convert"),
-        CommandRow(
-            "shard", "convert:ShardCommand", "Split into .apr files of limited size, with a manifest.", "Convert"
-        ),
-        CommandRow("stamp", "stamp:Stamp", "Edit metadata; tensor data is copied unchanged.", "Convert"),
-        CommandRow("run", "run:RunCommand", "Generate text, chat or compute embeddings with llama.cpp.", "Run"),
-        CommandRow("bench", "bench:Bench", "Benchmark speed and memory in llama.cpp.", "Run"),
-        CommandRow("push", "push", "Upload a model to the hub, with a model card.", "Convert"),
-        CommandRow("qa", "qa:qa", "Sanity-check a model; exit 1 if a check fails.", "Run"),
-        CommandRow("distill", "training:Distill", "Train a student on a teacher's outputs.", "Train"),
-        CommandRow("teacher", "teacher:TeacherCommand", "Save a teacher's top-k log-probabilities to files.", "Train"),
-        CommandRow("pretrain", "training:Pretrain", "Train a model on text, without a teacher.", "Train"),
-        CommandRow("data", "data:Data", "Summarize training data and loss masks.", "Train"),
-        CommandRow("eval", "measure:evaluate", "Compute loss on held-out text, and KL from a teacher.", "Train"),
-        CommandRow("doctor", "doctor:doctor", "Check the installation: llama.cpp, torch and extras.", "Try"),
-        CommandRow("demo", "demo", "Round-trip a small model, timing and checking each step.", "Try"),
-    )
-}
 
 _EPILOG = """Every command reads .apr, .gguf, .safetensors, *.safetensors.index.json and Hugging Face
 folders; formats are detected by content, not by suffix. Add --json for one JSON object on stdout. Run

@@ -145,7 +145,7 @@ def rephrase(arguments: Sequence[str]) -> str | None:
     """
     import shlex
 
-    from aprfmt.cli.group import COMMANDS
+    from aprfmt.cli.commands import COMMANDS
 
     if not arguments:
         return None

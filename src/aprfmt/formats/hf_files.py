@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aprfmt.errors import CorruptError, LimitError, RefusedError, storage_errors
 from aprfmt.io.jsonx import check_size
 from aprfmt.io.source import Source, is_file, is_folder
-from aprfmt.limits import MAX_CONFIG_BYTES, MAX_FILE_NAME_BYTES, MAX_TEXT_FILE_BYTES
+from aprfmt.limits import MAX_CONFIG_BYTES, MAX_FILE_NAME_BYTES, MAX_SPLITS, MAX_TEXT_FILE_BYTES
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Json, JsonObject
 
@@ -181,3 +181,17 @@ def read_tokenizer(path: Path) -> Tokenizer:
             "or vocab.json with merges.txt",
         )
     return tokenizer
+
+
+def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
+    """Tensor name -> shard file name of an index. Raises CorruptError, LimitError."""
+    found = parse_object(raw, str(path), "the index").get("weight_map")
+    weight_map = {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+    if not isinstance(found, dict) or len(weight_map) < len(found):
+        raise CorruptError("the index lacks 'weight_map' (tensor names to file names)", path=path)
+    shards = set(weight_map.values())
+    if len(shards) > MAX_SPLITS:
+        raise LimitError(f"the index lists {len(shards)} files; the limit is {MAX_SPLITS}", path=path)
+    for name in shards:
+        check_file_name(name, "the index", path)
+    return weight_map

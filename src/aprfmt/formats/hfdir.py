@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.configless import VARIANT, config_of_tensors
-from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError, storage_errors
+from aprfmt.errors import CorruptError, NotFoundError, RefusedError, storage_errors
 from aprfmt.formats import HF_INDEX_SUFFIX, PICKLE_INDEX_SUFFIX, lora, mistral, pickles
 from aprfmt.formats.hf_files import (
     belongs,
-    check_file_name,
     list_names,
     load_tokenizer,
     parse_config,
-    parse_object,
     read_text_file,
+    read_weight_map,
     select_files,
 )
 from aprfmt.formats.hf_modules import Problem, module_problems, read_modules
 from aprfmt.formats.safetensors import WeightsFile, read_shard
 from aprfmt.io.names import findings
 from aprfmt.io.source import is_file, is_folder
-from aprfmt.limits import MAX_CARRIED_FILES, MAX_SPLITS, MAX_TEXT_BYTES
+from aprfmt.limits import MAX_CARRIED_FILES, MAX_TEXT_BYTES
 from aprfmt.model import Model
 from aprfmt.records import record
 from aprfmt.types import JsonObject
@@ -268,20 +267,6 @@ def _find_index(folder: Path, names: Sequence[str], kind: _Kind) -> tuple[str | 
     if len(found) > 1:
         raise RefusedError("the folder holds several models", path=folder, hint=f"name one: {folder / found[0]}")
     return (found[0] if found and kind.single not in names else None), []
-
-
-def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
-    """Tensor name -> shard file name of an index. Raises CorruptError, LimitError."""
-    found = parse_object(raw, str(path), "the index").get("weight_map")
-    weight_map = {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
-    if not isinstance(found, dict) or len(weight_map) < len(found):
-        raise CorruptError("the index lacks 'weight_map' (tensor names to file names)", path=path)
-    shards = set(weight_map.values())
-    if len(shards) > MAX_SPLITS:
-        raise LimitError(f"the index lists {len(shards)} files; the limit is {MAX_SPLITS}", path=path)
-    for name in shards:
-        check_file_name(name, "the index", path)
-    return weight_map
 
 
 def _read_weights(

@@ -149,7 +149,7 @@ def test_damaged_indexes_are_refused(folder: Path, text: str, kind: type[AprErro
 
 
 def test_an_index_of_too_many_files_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aprfmt.formats.hfdir.MAX_SPLITS", 1)
+    monkeypatch.setattr("aprfmt.formats.hf_files.MAX_SPLITS", 1)
     with pytest.raises(LimitError):
         aprfmt.open(folder)
 
