@@ -19,7 +19,7 @@ from turns import in_turn, turn
 from conformance_report import Result, matrix, verified_text, without_case
 from conformance_results import digest, keep, kept
 
-VOCABULARY = 4096
+VOCABULARY = 512
 TURNS = 16
 
 

@@ -26,6 +26,7 @@ from plain_models import Weights, write_adapter, write_folder, write_seeing_fold
 from plain_models import weights as plain_weights
 from tower_models import all_tower_cases, build_tower
 from train_corpora import functions
+from turns import PARTS, in_turn, turn
 
 import aprfmt
 from aprfmt.cli.commands import COMMANDS
@@ -56,7 +57,14 @@ def examples(name: str) -> list[str]:
     return [re.sub(r"  +\(.*\)$", "", line) for text in blocks for line in text.splitlines()[1:]]
 
 
-EXAMPLES = [(name, line) for name in COMMANDS for line in examples(name)]
+FIRST = {name: line for name in COMMANDS for line in reversed(examples(name))}
+EXAMPLES = in_turn(
+    [(name, line) for name in COMMANDS for line in examples(name)],
+    lambda example: FIRST[example[0]] == example[1],
+    turn(),
+    of=PARTS,
+)
+"""The first example of each command and, by turns, a part of the others."""
 
 
 def write_deep(folder: Path) -> Path:

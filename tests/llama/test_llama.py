@@ -126,6 +126,9 @@ def test_logits_are_those_that_tokens_are_taken_by(gguf: Path, engine: str, tmp_
         assert np.allclose(np.concatenate(apart), together, atol=1e-3)
         again = llama.generate(ids[:-1], 1, reuse=True)  # the context holds all of it
         assert again.ids == made[-1:]
+        for n in (len(ids), 4, len(ids), 1):  # the context holds all, or the beginning
+            llama.last_logits(ids[:n], path)
+            assert np.allclose(np.fromfile(path, np.float32), together[n - 1], atol=1e-3)
 
 
 def test_more_tokens_than_the_context_has_room_for(gguf: Path, engine: str) -> None:

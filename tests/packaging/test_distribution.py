@@ -33,9 +33,14 @@ def run(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | None 
 
 
 def new_environment(path: Path) -> Path:
-    """The Python of a fresh virtual environment."""
-    run(sys.executable, "-m", "venv", path)
+    """The Python of a fresh virtual environment, into which this one's pip installs."""
+    run(sys.executable, "-m", "venv", "--without-pip", path)
     return path / "bin" / "python"
+
+
+def pip_install(python: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +48,7 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
     """What `make dist` writes."""
     work = tmp_path_factory.mktemp("dist")
     python = new_environment(work / "builder")
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "build", "hatchling"], capture_output=True, text=True, check=False
-    )
+    done = pip_install(python, "build", "hatchling")
     if done.returncode:
         message = f"no package index gives `build`: {done.stderr.strip()[-200:]}"
         (pytest.fail if os.environ.get("APR_REQUIRE_MATERIAL") == "1" else pytest.skip)(message)
@@ -58,7 +61,8 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
 def clean(distribution: Distribution, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of programs of an environment that holds the wheel and what it requires, prebuilt packages alone."""
     python = new_environment(tmp_path_factory.mktemp("clean") / "env")
-    run(python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", distribution.wheel)
+    done = pip_install(python, "--only-binary", ":all:", distribution.wheel)
+    assert done.returncode == 0, done.stderr
     return python.parent
 
 
@@ -78,7 +82,7 @@ def test_both_archives_have_the_version_and_what_is_not_code(distribution: Distr
         )
 
 
-def test_the_wheel_does_the_main_job_without_a_compiler(clean: Path, tmp_path: Path, smollm2_gguf: Path) -> None:
+def test_the_wheel_does_the_main_job_without_a_compiler(clean: Path, tmp_path: Path, smollm2_short: Path) -> None:
     nothing = {"PATH": str(clean), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
 
     def apr(*words: str | Path) -> dict[str, Any]:
@@ -88,10 +92,10 @@ def test_the_wheel_does_the_main_job_without_a_compiler(clean: Path, tmp_path: P
         return body
 
     assert apr("--version")["version"] == aprfmt.__version__
-    apr("import", smollm2_gguf, "-o", "model.apr")
+    apr("import", smollm2_short, "-o", "model.apr")
     assert apr("inspect", "model.apr")["architecture"] == "llama"
     apr("export", "model.apr", "-o", "back.gguf")
-    assert (tmp_path / "back.gguf").read_bytes() == smollm2_gguf.read_bytes()
+    assert (tmp_path / "back.gguf").read_bytes() == smollm2_short.read_bytes()
     apr("quantize", "model.apr", "Q4_K_M", "--allow-requantize", "-o", "small.gguf")
     dtypes = apr("inspect", "small.gguf")["dtypes"]
     assert {"Q4_K", "Q6_K", "Q5_0", "Q8_0", "F32"} == set(dtypes), "the mix that llama.cpp makes of these widths"
@@ -107,6 +111,7 @@ def test_what_is_missing_is_named_with_a_command_that_works(clean: Path, tmp_pat
     assert absent["extra train"] == "pip install torch"
     words = absent["extra llama"].partition(",")[0].split()
     assert words[:2] == ["pip", "install"]
-    run(clean / "python", "-m", *words, "--quiet", "--only-binary", ":all:")
+    done = pip_install(clean / "python", "--only-binary", ":all:", *words[2:])
+    assert done.returncode == 0, done.stderr
     after = run(clean / "apr", "doctor", "--json", env={"HOME": str(tmp_path)})
     assert {row["id"]: row["status"] for row in json.loads(after)["findings"]}["llama.cpp"] == "ok"

@@ -50,6 +50,21 @@ def gate(report: QaReport, name: str) -> GateResult:
     return next(each for each in report.gates if each.id == name)
 
 
+@pytest.fixture
+def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the bundled texts: enough to find a fault, while `test_smollm2_passes` reads them whole."""
+    monkeypatch.setattr("aprfmt.running.examined.TEXTS", tuple(text[:_CHARACTERS] for text in TEXTS))
+
+
+_CHARACTERS = 1200
+
+
+@pytest.fixture(scope="module")
+def swapped(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 with the rows of Q and K permuted once less."""
+    return broken_models.reordered(smollm2_gguf, tmp_path_factory.mktemp("swapped") / "m.gguf", HEADS, halves=True)
+
+
 # --- the real model ---
 
 
@@ -69,6 +84,7 @@ def test_smollm2_passes(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) 
     assert values["layers"] > 0.1
 
 
+@pytest.mark.usefixtures("few_texts")
 @pytest.mark.turns(first=False)
 def test_its_apr_passes_too(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
@@ -80,6 +96,7 @@ def test_its_apr_passes_too(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pyt
     assert report.parameters == 134_515_008
 
 
+@pytest.mark.usefixtures("few_texts")
 @pytest.mark.turns(first=False)
 def test_a_layer_of_zeros(smollm2_gguf: Path, tmp_path: Path) -> None:
     report = aprfmt.qa(broken_models.zeroed(smollm2_gguf, tmp_path / "m.gguf", 12))
@@ -106,10 +123,11 @@ ORDERS = [(True, "permuted one time more"), (False, "permuted one time less")]
 MIXES: list[tuple[str, list[str]]] = [("q4_k_m", []), ("q2_k", ["kl", "agreement", "ratio"])]
 
 
+@pytest.mark.usefixtures("few_texts")
 @pytest.mark.turns(first=False)
 @pytest.mark.parametrize(("halves", "must"), ORDERS)
-def test_swapped_rows_of_q_and_k(smollm2_gguf: Path, tmp_path: Path, halves: bool, must: str) -> None:
-    path = broken_models.reordered(smollm2_gguf, tmp_path / "m.gguf", HEADS, halves=halves)
+def test_swapped_rows_of_q_and_k(smollm2_gguf: Path, swapped: Path, tmp_path: Path, halves: bool, must: str) -> None:
+    path = swapped if halves else broken_models.reordered(smollm2_gguf, tmp_path / "m.gguf", HEADS, halves=False)
     report = aprfmt.qa(path)
     assert by_status(report, "fail") == ["rope-order"]
     assert f"in the wrong order, they must be {must}" in gate(report, "rope-order").message
@@ -130,6 +148,7 @@ OTHERS: list[tuple[Callable[[Path, Path], Path], str, str]] = [
 ]
 
 
+@pytest.mark.usefixtures("few_texts")
 @pytest.mark.turns(first=False)
 @pytest.mark.parametrize(("made", "failed", "message"), OTHERS)
 def test_what_another_model_has(
@@ -149,8 +168,8 @@ def test_what_another_model_has(
         ("{{ messages[0]['content'] }}", "drops messages"),
     ],
 )
-def test_templates_that_cannot_be_right(smollm2_gguf: Path, tmp_path: Path, template: str, message: str) -> None:
-    with Examined(str(broken_models.with_template(smollm2_gguf, tmp_path / "m.gguf", template)), None, 0) as x:
+def test_templates_that_cannot_be_right(smollm2_short: Path, tmp_path: Path, template: str, message: str) -> None:
+    with Examined(str(broken_models.with_template(smollm2_short, tmp_path / "m.gguf", template)), None, 0) as x:
         found = chat_template(x)
     assert not found.passed
     assert message in found.message
@@ -161,6 +180,7 @@ def test_an_original_that_is_not_there_is_told_before_any_gate(smollm2_gguf: Pat
         aprfmt.qa(smollm2_gguf, against=tmp_path / "no.gguf", on_gate=lambda gate: pytest.fail("a gate looked"))
 
 
+@pytest.mark.usefixtures("few_texts")
 @pytest.mark.turns(first=False)
 @pytest.mark.parametrize(("mix", "failed"), MIXES)
 def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path, mix: str, failed: list[str]) -> None:
@@ -187,11 +207,10 @@ def test_limits() -> None:
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-def test_rows_are_reordered_in_memory(smollm2_gguf: Path, tmp_path: Path, engine: str) -> None:
+def test_rows_are_reordered_in_memory(smollm2_gguf: Path, swapped: Path, tmp_path: Path, engine: str) -> None:
     """As the bytes of a file with that fault are, and back again."""
     if find_spec(engine) is None:
         pytest.skip(f"{engine} is not installed")
-    swapped = broken_models.reordered(smollm2_gguf, tmp_path / "m.gguf", HEADS, halves=True)
     before = smollm2_gguf.read_bytes()[-4096:]
 
     def last(llama: Llama) -> bytes:

@@ -83,8 +83,10 @@ DIMS: dict[str, Any] = {
 VOCAB = "{vocab}"
 """Stands in the config of a case that transformers does not have for the number of its tokenizer's tokens."""
 
-WHOLE_TOKENIZERS = frozenset(("chameleon", "dspark", "eagle3", "dflash", "gemma4_dspark", "youtu"))
-"""Rows whose cases name ids or sizes of the whole tokenizer, or come near the tolerance with a smaller one."""
+WHOLE_TOKENIZERS = frozenset(("chameleon", "dspark", "gemma4_dspark", "eagle3/plain", "dflash/all_windows", "youtu"))
+"""Rows and cases that name ids or sizes of the whole tokenizer, or come near the tolerance with a smaller one."""
+LEAST_TOKENS = {"gemma4_text": 4096, "minimax_m3": 4096, "xlm-roberta_classifier": 4096}
+"""Tokens with which the cases of a row stay clear of the tolerance: other sizes draw other weights."""
 
 TEXT = "The lazy dog sat by 3 rivers; def f(x): return x + 1 -- and then, in 1984, it rained over the green hills."
 
@@ -162,6 +164,13 @@ def all_cases() -> tuple[ArchCase, ...]:
 def find_case(case_id: str) -> ArchCase:
     """The case of that id."""
     return next(case for case in all_cases() if case.id == case_id)
+
+
+def n_kept(case: ArchCase, limit: int | None) -> int | None:
+    """How many tokens a case has where others have the first `limit` of their tokenizer; None: all of it."""
+    if limit is None or not WHOLE_TOKENIZERS.isdisjoint((case.id, case.row)):
+        return None
+    return max(limit, LEAST_TOKENS.get(case.row, 0))
 
 
 def tokenizer_files(name: str, limit: int | None = None) -> dict[str, bytes]:

@@ -93,6 +93,5 @@ _ADDED = 32
 
 def with_template(source: Path, target: Path, template: str) -> Path:
     """Another chat template."""
-    shutil.copyfile(source, target)
-    stamp(target, set={"tokenizer.chat_template": template}, in_place=True)
+    stamp(source, target, set={"tokenizer.chat_template": template})
     return target

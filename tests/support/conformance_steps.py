@@ -21,9 +21,9 @@ from arch_models import (
     CACHE,
     OF_STATES,
     OF_TEXTS,
-    WHOLE_TOKENIZERS,
     ArchCase,
     build,
+    n_kept,
     quiet_transformers,
     relative_error,
     token_ids,
@@ -115,7 +115,7 @@ class _Run:
         return f"{type(failure).__name__}: {lines[0].replace(f'{self.folder}/', '')}"[:300]
 
     def build(self) -> None:
-        limit = None if self.case.row in WHOLE_TOKENIZERS else self.bench.vocabulary
+        limit = n_kept(self.case, self.bench.vocabulary)
         tokenizers = write_tokenizers(self.bench.work / f"tokenizers-{limit}", [self.case.tokenizer], limit)
         if self.case.target:
             write_target(self.case, self.target, tokenizers)

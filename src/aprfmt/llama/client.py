@@ -281,6 +281,13 @@ class Llama:
         """
         self._ask("logits", ids=[*ids], path=os.path.abspath(path), follow=follow)
 
+    def last_logits(self, ids: Sequence[int], path: PathLike) -> None:
+        """Writes the logits after the last of `ids` into `path`: float32, n_vocab. Raises RunError.
+
+        Tokens that begin as those of the call before are not computed again.
+        """
+        self._ask("last_logits", ids=[*ids], path=os.path.abspath(path))
+
     def measure(self, prompt_tokens: int, tokens: int) -> dict[str, float]:
         """Seconds for a prompt and for a text: see Session.measure."""
         found: dict[str, float] = self._ask("measure", prompt_tokens=prompt_tokens, tokens=tokens)

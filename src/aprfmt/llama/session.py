@@ -359,6 +359,11 @@ class Session:
                 rows[start + i] = self._row(i)
         return len(ids)
 
+    def last_logits(self, ids: list[int], path: str) -> None:
+        """Writes the logits after the last of `ids` to a file: float32. The context may hold the first of them."""
+        self._begin(ids, reuse=True)
+        self._row(-1).tofile(path)
+
     def measure(self, prompt_tokens: int, tokens: int) -> dict[str, float | int]:
         """Computes a prompt of any tokens and, from an empty context, the most likely text of `tokens` tokens.
 

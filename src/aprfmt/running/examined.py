@@ -187,8 +187,7 @@ class Examined:
             shared += 1  # such as a space of its own
         firsts = [ids[shared] if len(ids) > shared else -1 for ids in whole]
         ids = whole[question.right][:shared]
-        *_, (_, rows) = reader.logits(ids)
-        last = rows[0][-1].astype(np.float64)
+        last = reader.last(ids).astype(np.float64)
         values = np.array([last[first] if first >= 0 else -np.inf for first in firsts])
         right = values[question.right]
         log_sum = values.max() + np.log(np.exp(values - values.max()).sum())

@@ -82,6 +82,15 @@ class LogitsReader:
                 rows.append(np.fromfile(path, np.float32).reshape(len(some), each.n_vocab))
             yield start, rows
 
+    def last(self, ids: Sequence[int]) -> Logits:
+        """The first model's logits behind one text [vocabulary]. Raises RunError."""
+        import numpy as np
+
+        path = os.path.join(self._folder, "last")
+        self._models[0].last_logits(ids, path)
+        found: Logits = np.fromfile(path, np.float32)
+        return found
+
     def score(self, ids: Sequence[int], labels: Sequence[int] | None = None) -> Scored:
         """The scores of one text; a label below 0 does not count. Without labels each token is that of the one before.
 
