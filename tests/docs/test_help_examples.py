@@ -26,7 +26,6 @@ from plain_models import Weights, write_adapter, write_folder, write_seeing_fold
 from plain_models import weights as plain_weights
 from tower_models import all_tower_cases, build_tower
 from train_corpora import functions
-from turns import PARTS, in_turn, turn
 
 import aprfmt
 from aprfmt.cli.commands import COMMANDS
@@ -57,14 +56,7 @@ def examples(name: str) -> list[str]:
     return [re.sub(r"  +\(.*\)$", "", line) for text in blocks for line in text.splitlines()[1:]]
 
 
-FIRST = {name: line for name in COMMANDS for line in reversed(examples(name))}
-EXAMPLES = in_turn(
-    [(name, line) for name in COMMANDS for line in examples(name)],
-    lambda example: FIRST[example[0]] == example[1],
-    turn(),
-    of=PARTS,
-)
-"""The first example of each command and, by turns, a part of the others."""
+EXAMPLES = [(name, line) for name in COMMANDS for line in examples(name)]
 
 
 def write_deep(folder: Path) -> Path:
@@ -221,7 +213,10 @@ SETUPS = {
 
 @pytest.mark.slow
 @pytest.mark.llama
-@pytest.mark.parametrize(("name", "line"), EXAMPLES, ids=[line.replace("/", " ") for _, line in EXAMPLES])
+@pytest.mark.turns(rows=True)
+@pytest.mark.parametrize(
+    ("name", "line"), EXAMPLES, ids=[f"{name}/{line.replace('/', ' ')}" for name, line in EXAMPLES]
+)
 def test_the_example_runs(
     name: str,
     line: str,

@@ -75,6 +75,7 @@ def test_links_and_anchors_lead_somewhere_and_nothing_is_loaded_from_elsewhere(s
         assert [load for load in page.loads if re.match(r"(\w+:)?//", load)] == []
 
 
+@pytest.mark.turns(first=False)
 def test_a_broken_link_stops_the_build(tmp_path: Path) -> None:
     for name in ("docs", "tools", "src"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

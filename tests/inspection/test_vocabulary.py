@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from arch_models import write_tokenizers
 
 import aprfmt
 from aprfmt.errors import CorruptError, RefusedError, UsageError
@@ -61,11 +62,11 @@ def test_what_stands_around_a_text(real_tokenizers: dict[str, Path]) -> None:
 
 
 @pytest.mark.turns(first=False)
-def test_the_same_tokenizer_in_every_container(smollm2_gguf: Path, tmp_path: Path) -> None:
-    aprfmt.import_model(smollm2_gguf, tmp_path / "m.apr")
-    aprfmt.export_model(smollm2_gguf, tmp_path / "hf", format="hf")
+def test_the_same_tokenizer_in_every_container(smollm2_short: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(smollm2_short, tmp_path / "m.apr")
+    aprfmt.export_model(smollm2_short, tmp_path / "hf", format="hf")
     for other in ("m.apr", "hf"):
-        found = aprfmt.vocab(smollm2_gguf, against=tmp_path / other)
+        found = aprfmt.vocab(smollm2_short, against=tmp_path / other)
         assert found.identical, differences(found)
         assert found.compared > 80
 
@@ -136,9 +137,9 @@ def test_each_kind_of_difference_is_found(
     assert count is None or found[key][0] == count
 
 
-def test_another_end_token_is_a_difference(smollm2_gguf: Path, tmp_path: Path) -> None:
-    aprfmt.stamp(smollm2_gguf, tmp_path / "m.gguf", set={"tokenizer.ggml.eos_token_id": 0})
-    found = aprfmt.vocab(smollm2_gguf, against=tmp_path / "m.gguf")
+def test_another_end_token_is_a_difference(smollm2_short: Path, tmp_path: Path) -> None:
+    aprfmt.stamp(smollm2_short, tmp_path / "m.gguf", set={"tokenizer.ggml.eos_token_id": 0})
+    found = aprfmt.vocab(smollm2_short, against=tmp_path / "m.gguf")
     assert differences(found) == {"special tokens": (1, "eos is 2 ('<|im_end|>'), not 0 ('<|endoftext|>')")}
 
 
@@ -176,13 +177,13 @@ def test_what_is_no_tokenizer_json() -> None:
 
 
 def test_truncation_and_padding_are_not_done(smollm2_gguf: Path, tmp_path: Path) -> None:
-    aprfmt.export_model(smollm2_gguf, tmp_path / "hf", format="hf")
-    parsed = json.loads((tmp_path / "hf" / "tokenizer.json").read_text())
+    folder = write_tokenizers(tmp_path, ["smollm2"])["smollm2"]
+    parsed = json.loads((folder / "tokenizer.json").read_text())
     parsed["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     padding = {"strategy": {"Fixed": 100}, "direction": "Right", "pad_to_multiple_of": None}
     parsed["padding"] = padding | {"pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>"}
-    (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(parsed))
-    (tokens,) = aprfmt.vocab(tmp_path / "hf", "one two three four").texts
+    (folder / "tokenizer.json").write_text(json.dumps(parsed))
+    (tokens,) = aprfmt.vocab(folder, "one two three four").texts
     assert len(tokens.ids) == 4
 
 

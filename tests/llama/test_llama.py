@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from demo_model import HIDDEN, N_TOKENS, build
+from turns import first_always
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.llama
 Fake = Callable[[str], None]
 
 
-@pytest.fixture(params=list(ENGINES))
+@pytest.fixture(params=first_always(ENGINES))
 def engine(request: pytest.FixtureRequest) -> str:
     """Each engine in turn."""
     if find_spec(request.param) is None:
@@ -128,7 +129,7 @@ def test_logits_are_those_that_tokens_are_taken_by(gguf: Path, engine: str, tmp_
         assert again.ids == made[-1:]
         for n in (len(ids), 4, len(ids), 1):  # the context holds all, or the beginning
             llama.last_logits(ids[:n], path)
-            assert np.allclose(np.fromfile(path, np.float32), together[n - 1], atol=1e-3)
+            assert np.allclose(np.fromfile(path, np.float32), together[n - 1], atol=1e-2)
 
 
 def test_more_tokens_than_the_context_has_room_for(gguf: Path, engine: str) -> None:

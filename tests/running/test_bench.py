@@ -12,6 +12,7 @@ from arch_models import build as build_case
 from arch_models import find_case, write_tokenizers
 from demo_model import build
 from pages import Page
+from turns import first_always
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -32,7 +33,7 @@ def gguf(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", first_always(ENGINES))
 def test_the_times_are_those_of_the_call(smollm2_gguf: Path, engine: str) -> None:
     if find_spec(engine) is None:
         pytest.skip(f"{engine} is not installed")

@@ -15,6 +15,7 @@ import pytest
 from arch_models import build, find_case, write_tokenizers
 from imatrix_files import new_imatrix, old_imatrix
 from llama_peer import LlamaPeer
+from turns import first_always
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -106,7 +107,7 @@ def seen_by_transformers(folder: Path, chunks: Sequence[Sequence[int]]) -> tuple
     return dense, routed
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", first_always(ENGINES))
 def test_sums_are_those_of_what_each_layer_is_given(
     folders: Callable[[str], Path], gguf: Path, text: Path, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from arch_models import build as build_case
 from arch_models import find_case, write_tokenizers
 from pages import Page
+from turns import first_always
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -180,7 +181,6 @@ def test_an_original_that_is_not_there_is_told_before_any_gate(smollm2_gguf: Pat
         aprfmt.qa(smollm2_gguf, against=tmp_path / "no.gguf", on_gate=lambda gate: pytest.fail("a gate looked"))
 
 
-@pytest.mark.usefixtures("few_texts")
 @pytest.mark.turns(first=False)
 @pytest.mark.parametrize(("mix", "failed"), MIXES)
 def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path, mix: str, failed: list[str]) -> None:
@@ -206,7 +206,7 @@ def test_limits() -> None:
     assert limits[-1] == 0.25
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", first_always(ENGINES))
 def test_rows_are_reordered_in_memory(smollm2_gguf: Path, swapped: Path, tmp_path: Path, engine: str) -> None:
     """As the bytes of a file with that fault are, and back again."""
     if find_spec(engine) is None:

@@ -20,6 +20,7 @@ from adapter_models import FAMILIES, write_adapter, write_base
 from arch_models import build, find_case, write_checkpoint, write_tokenizers
 from demo_model import build as build_demo
 from tower_models import all_tower_cases, build_tower
+from turns import first_always
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -45,7 +46,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield
 
 
-@pytest.fixture(params=list(ENGINES))
+@pytest.fixture(params=first_always(ENGINES))
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each engine in turn, for all that runs llama.cpp."""
     if find_spec(request.param) is None:
@@ -77,6 +78,7 @@ def test_a_raw_text_starts_no_process_for_a_template(tmp_path: Path, monkeypatch
 # --- forms ---
 
 
+@pytest.mark.turns(first=False)
 def test_every_form_of_smollm2_gives_the_same_text(smollm2_gguf: Path, tmp_path: Path, capsys: Capture) -> None:
     aprfmt.import_model(smollm2_gguf, tmp_path / "m.apr")
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "hf", dtype="f16")

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 import pytest
@@ -53,6 +53,12 @@ def in_turn(cases: Iterable[Case], always: Callable[[Case], bool], now: int | No
 def examples(whole: int) -> int:
     """Examples of a property that a run draws: other ones each time, a part of the `whole`, which APR_FULL draws."""
     return whole if turn() is None else whole // PARTS
+
+
+def first_always(values: Iterable[Case]) -> list[Any]:
+    """Parameters of a test or a fixture, of which the first always runs and the others take turns."""
+    first, *others = values
+    return [first, *(pytest.param(value, marks=pytest.mark.turns(first=False)) for value in others)]
 
 
 def left_out(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:

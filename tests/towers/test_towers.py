@@ -11,13 +11,10 @@ from converter_peer import ConverterError, ConverterPeer
 from llama_peer import LlamaPeer
 from tower_models import all_tower_cases
 from tower_steps import STEPS, Found, TowerBench, tokenizer_folder
-from turns import PARTS, in_turn, turn
 
 from aprfmt.arch.table import TOWERS
 
 CASES = {case.id: case for case in all_tower_cases()}
-IN_TURN = [case.id for case in in_turn(CASES.values(), lambda case: "/" not in case.id, turn(), of=PARTS)]
-"""The first case of each row and, by turns, a part of the others."""
 Run = Callable[[str], dict[str, Found]]
 
 
@@ -44,8 +41,9 @@ def test_every_row_has_a_case() -> None:
     assert sorted({case.row for case in CASES.values()}) == sorted(row.id for row in TOWERS.values())
 
 
+@pytest.mark.turns(by="case_id", rows=True)
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("case_id", IN_TURN)
+@pytest.mark.parametrize("case_id", CASES)
 def test_case(run: Run, case_id: str, step: str) -> None:
     assert run(case_id)[step].wrong == ""
 

@@ -76,7 +76,7 @@ class LogitsReader:
             rows = []
             for number, each in enumerate(self._models):
                 path = os.path.join(self._folder, f"logits-{number}")
-                with open(path, "wb") as file:
+                with open(path, "ab") as file:  # what is in it is overwritten, so that its pages are used again
                     file.truncate(4 * len(some) * each.n_vocab)
                 each.logits(some, path, follow=start > 0)
                 rows.append(np.fromfile(path, np.float32).reshape(len(some), each.n_vocab))
