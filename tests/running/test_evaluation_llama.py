@@ -41,8 +41,8 @@ def gguf_of(case: str, tmp_path: Path) -> Path:
 
 
 def test_smollm2_both_ways(smollm2_gguf: Path, documents: Path) -> None:
-    ours = aprfmt.evaluate(smollm2_gguf, documents, engine="torch", device="cpu", seq_len=128, limit=384)
-    theirs = aprfmt.evaluate(smollm2_gguf, documents, engine="llama", seq_len=128, limit=384)
+    ours = aprfmt.evaluate(smollm2_gguf, documents, engine="torch", device="cpu", seq_len=256, limit=768)
+    theirs = aprfmt.evaluate(smollm2_gguf, documents, engine="llama", seq_len=256, limit=768)
     assert theirs.ce == pytest.approx(ours.ce, rel=1e-3)
     assert abs(theirs.accuracy - ours.accuracy) < 0.02
     for name in ("documents", "data_tokens", "seq_len", "windows", "tokens", "format", "architecture"):
