@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from aprfmt.arch.blocks.decoder import block, linear, norm, tensor
 from aprfmt.arch.converter import Converter
 from aprfmt.arch.converters.towers import activation
@@ -10,6 +12,23 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 
 TOWER_WIDTH = "hidden_size"
 """What a tower's own width is called in sizes; `hidden` is the language model's."""
+
+
+class Whole(TypedDict):
+    """Fields of a Tower: the classes and model types of the whole network."""
+
+    gguf: str
+    hf_class: str
+    model_type: str
+    hf_classes: tuple[str, ...]
+    model_types: tuple[str, ...]
+
+
+def whole(*names: str, types: tuple[str, ...]) -> Whole:
+    """The classes and model types of the network around a tower, first those of a new config.json."""
+    return {
+        "gguf": "clip", "hf_class": names[0], "model_type": types[0], "hf_classes": names, "model_types": types,
+    }
 
 
 def projector(name: str, *, part: str = "") -> Key:

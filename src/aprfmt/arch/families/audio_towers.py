@@ -6,7 +6,7 @@ from aprfmt.arch.blocks.decoder import linear, norm
 from aprfmt.arch.blocks.hearing import (
     CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, keys_in, own_sizes, whisper,
 )
-from aprfmt.arch.blocks.tower import hears, projector
+from aprfmt.arch.blocks.tower import hears, projector, whole
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, Tower
 
 
@@ -16,10 +16,8 @@ _OWN = ("hidden_size", "intermediate_size", "num_hidden_layers")
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="audioflamingo3_tower", gguf="clip", hf_class="AudioFlamingo3ForConditionalGeneration",
-        model_type="audioflamingo3", hf_classes=("AudioFlamingo3ForConditionalGeneration",),
-        model_types=("audioflamingo3",), when="projector_type=musicflamingo",
-        prefixes=(("model.audio_tower.", "audio_tower."), (f"model.{_MM}", _MM)),
+        id="audioflamingo3_tower", **whole("AudioFlamingo3ForConditionalGeneration", types=("audioflamingo3",)),
+        when="projector_type=musicflamingo", prefixes=(("model.audio_tower.", "audio_tower."), (f"model.{_MM}", _MM)),
         tensors=(
             *whisper("audio_tower.", *_OWN), *linear(f"{_MM}linear_1", "mm.a.mlp.1", "hidden,hidden_size", OPTIONAL),
             *linear(f"{_MM}linear_2", "mm.a.mlp.2", "hidden,hidden", OPTIONAL),
@@ -29,8 +27,7 @@ TOWERS: tuple[Tower, ...] = (
         config={"audio_config.model_type": "audioflamingo3_encoder"},
     ),
     Tower(
-        id="ultravox_tower", gguf="clip", hf_class="UltravoxModel", model_type="ultravox",
-        hf_classes=("UltravoxModel",), model_types=("ultravox",), when="projector_type=ultravox",
+        id="ultravox_tower", **whole("UltravoxModel", types=("ultravox",)), when="projector_type=ultravox",
         tensors=(
             *whisper("audio_tower.", *D_MODEL), *norm(f"{_MM}ln_pre", "mm.a.norm_pre", "stack_factor*d_model"),
             *linear(f"{_MM}linear_1", "mm.a.mlp.1", "hidden_size,stack_factor*d_model"),
@@ -45,9 +42,8 @@ TOWERS: tuple[Tower, ...] = (
         config={"audio_config.model_type": "whisper"},
     ),
     Tower(
-        id="meralion2_tower", gguf="clip", hf_class="MERaLiON2ForConditionalGeneration", model_type="meralion2",
-        hf_classes=("MERaLiON2ForConditionalGeneration",), model_types=("meralion2",), when="projector_type=meralion",
-        text="text_decoder.",
+        id="meralion2_tower", **whole("MERaLiON2ForConditionalGeneration", types=("meralion2",)),
+        when="projector_type=meralion", text="text_decoder.",
         tensors=(
             *whisper("speech_encoder.", *D_MODEL), *norm("ln_speech", "mm.a.norm_pre", "d_model", REQUIRED),
             *(

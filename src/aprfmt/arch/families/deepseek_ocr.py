@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, EQUAL_HEADS, GROUPS, NO_BIAS, SHARED_COUNT, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys,
     router_and_experts, shared_expert,
 )
-from aprfmt.arch.blocks.tower import IMAGE, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes
+from aprfmt.arch.blocks.tower import IMAGE, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, whole
 from aprfmt.arch.converter import Converter, Scope, nothing
 from aprfmt.arch.converters.common import gating, only_true
 from aprfmt.arch.converters.towers import optional_key
@@ -143,8 +143,7 @@ def _ocr(id: str, hf_class: str, when: str, max_tiles: int) -> Tower:
 
 _QWEN = "model.qwen2_model."
 _OCR2 = Tower(
-    id="deepseek_ocr2_vision", gguf="clip", hf_class="DeepseekOCR2ForCausalLM", model_type="deepseek_vl_v2",
-    hf_classes=("DeepseekOCR2ForCausalLM",), model_types=("deepseek_vl_v2",), hf_when=_SAM,
+    id="deepseek_ocr2_vision", **whole("DeepseekOCR2ForCausalLM", types=("deepseek_vl_v2",)), hf_when=_SAM,
     when="projector_type=deepseekocr2", text="",
     tensors=(
         *_sam(),

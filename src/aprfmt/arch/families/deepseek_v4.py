@@ -12,7 +12,7 @@ from aprfmt.arch.blocks.decoder import (
 from aprfmt.arch.blocks.mla import INDEXER
 from aprfmt.arch.blocks.moe import COUNT, MTP, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, draft_layer, packed_experts
 from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, last_stream, streams
-from aprfmt.arch.blocks.tower import IMAGE, USE_SILU, layers, norms, projector, sees
+from aprfmt.arch.blocks.tower import IMAGE, USE_SILU, layers, norms, projector, sees, whole
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
 from aprfmt.arch.converters.common import gating
 from aprfmt.arch.converters.drafts import next_layers
@@ -281,8 +281,7 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="deepseek_v4_vision", gguf="clip", hf_class="DeepseekV4ForCausalLM", model_type="deepseek_v4",
-        hf_classes=("DeepseekV4ForCausalLM",), model_types=("deepseek_v4",), hf_when="vision_n_layers",
+        id="deepseek_v4_vision", **whole("DeepseekV4ForCausalLM", types=("deepseek_v4",)), hf_when="vision_n_layers",
         when="projector_type=deepseek4v", text="",
         tensors=(
             tensor(

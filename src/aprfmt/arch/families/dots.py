@@ -14,7 +14,7 @@ from aprfmt.arch.blocks.moe import (
     draft_layer, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
-    IMAGE, USE_SILU, epsilon, hears, layers, norms, patches, projector, sees, sizes,
+    IMAGE, USE_SILU, epsilon, hears, layers, norms, patches, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Convert, Converter, Scope, default, nothing
 from aprfmt.arch.converters.common import leading_dense
@@ -218,8 +218,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="dots_ocr_vision", gguf="clip", hf_class="DotsOCRForCausalLM", model_type="dots_ocr",
-        hf_classes=("DotsOCRForCausalLM",), model_types=("dots_ocr",), when="projector_type=dots_ocr", text="",
+        id="dots_ocr_vision", **whole("DotsOCRForCausalLM", types=("dots_ocr",)), when="projector_type=dots_ocr",
+        text="",
         tensors=(
             *patches(f"{_V}patch_embed.patchifier.proj", width="embed_dim"),
             *norm(f"{_V}patch_embed.patchifier.norm", "v.pre_ln", "embed_dim"),
@@ -247,8 +247,8 @@ TOWERS: tuple[Tower, ...] = (
         config={"vision_config.model_type": "dots_vit", "vision_config.post_norm": True},
     ),
     Tower(
-        id="dots3_note_towers", gguf="clip", hf_class="Dots3NoteForConditionalGeneration", model_type="dots3_note",
-        hf_classes=("Dots3NoteForConditionalGeneration", "Dots3NoteForCausalLM"), model_types=("dots3_note",),
+        id="dots3_note_towers",
+        **whole("Dots3NoteForConditionalGeneration", "Dots3NoteForCausalLM", types=("dots3_note",)),
         when="vision.projector_type=dots3note_v", text="",
         prefixes=((f"model.{_NOTE_V}", _NOTE_V), ("model.audio_encoder.", "audio_encoder.")),
         tensors=(

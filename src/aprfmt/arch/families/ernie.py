@@ -10,6 +10,7 @@ from aprfmt.arch.blocks.decoder import (
 from aprfmt.arch.blocks.moe import WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, layers, mlp, norms, patches, preprocessor, projector, sees, sizes, tower_attention,
+    whole,
 )
 from aprfmt.arch.converter import Converter, Scope, default
 from aprfmt.arch.converters.common import shared_width
@@ -95,8 +96,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="paddleocr_vision", gguf="clip", hf_class="PaddleOCRVLForConditionalGeneration", model_type="paddleocr_vl",
-        hf_classes=("PaddleOCRVLForConditionalGeneration", "PaddleOCRVisionModel"), model_types=("paddleocr_vl",),
+        id="paddleocr_vision",
+        **whole("PaddleOCRVLForConditionalGeneration", "PaddleOCRVisionModel", types=("paddleocr_vl",)),
         when="projector_type=paddleocr", text="",
         prefixes=(("model.visual.vision_model.", _V), ("model.visual.", _V), ("model.projector.", "mlp_AR.")),
         tensors=(

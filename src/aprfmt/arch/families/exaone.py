@@ -14,7 +14,7 @@ from aprfmt.arch.blocks.moe import (
 )
 from aprfmt.arch.blocks.qwen_vision import merger
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_SILU, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes,
+    IMAGE, TOWER_WIDTH, USE_SILU, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converters.common import leading_dense, shared_width
 from aprfmt.arch.converters.layers import number_or_0
@@ -84,9 +84,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="exaone4_5_vision", gguf="clip", hf_class="Exaone4_5_ForConditionalGeneration", model_type="exaone4_5",
-        hf_classes=("Exaone4_5_ForConditionalGeneration",), model_types=("exaone4_5",), when="projector_type=exaone4_5",
-        text="model.language_model.", prefixes=_PREFIXES,
+        id="exaone4_5_vision", **whole("Exaone4_5_ForConditionalGeneration", types=("exaone4_5",)),
+        when="projector_type=exaone4_5", text="model.language_model.", prefixes=_PREFIXES,
         tensors=(
             *patches_in_time(f"{_V}patch_embed.proj"),
             *layers(

@@ -10,7 +10,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.encoder import ENCODER
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches, projector, sees, sizes, tower_attention,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches, projector, sees, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import any_window, softcap
@@ -188,8 +188,7 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="gemma3_vision", gguf="clip", hf_class="Gemma3ForConditionalGeneration", model_type="gemma3",
-        hf_classes=("Gemma3ForConditionalGeneration",), model_types=("gemma3",), when="projector_type=gemma3",
+        id="gemma3_vision", **whole("Gemma3ForConditionalGeneration", types=("gemma3",)), when="projector_type=gemma3",
         prefixes=(
             ("model.vision_tower.vision_model.", _V), ("model.vision_tower.", _V), ("vision_tower.", _V),
             ("model.multi_modal_projector.", "multi_modal_projector."),

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
-from aprfmt.arch.blocks.tower import IMAGE, USE_GELU, epsilon, hears, layers, projector, sees, sizes
+from aprfmt.arch.blocks.tower import IMAGE, USE_GELU, epsilon, hears, layers, projector, sees, sizes, whole
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, or_default, same
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
@@ -337,8 +337,7 @@ _DEFAULTS = {
     "vision_config.rms_norm_eps": 1e-6, "vision_config.use_clipped_linears": False, "vision_config.standardize": False,
 }
 _VISION_ONLY = Tower(
-    id="gemma4_vision", gguf="clip", hf_class="Gemma4ForConditionalGeneration", model_type="gemma4",
-    hf_classes=("Gemma4ForConditionalGeneration",), model_types=("gemma4",),
+    id="gemma4_vision", **whole("Gemma4ForConditionalGeneration", types=("gemma4",)),
     when="vision.projector_type=gemma4v&!audio.projector_type", text="model.language_model.",
     tensors=_GEMMA4_SEEING, f32=(".position_embd.",),
     keys=_GEMMA4_SEEN,

@@ -14,7 +14,7 @@ from aprfmt.arch.blocks.moe import (
     draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
-    IMAGE, PATCHES, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, patches, projector, sees, sizes,
+    IMAGE, PATCHES, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, patches, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import drafts, leading_dense
@@ -181,8 +181,7 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="cogvlm_vision", gguf="clip", hf_class="CogVLMForCausalLM", model_type="cogvlm",
-        hf_classes=("CogVLMForCausalLM",), model_types=("cogvlm",), when="projector_type=cogvlm", text="",
+        id="cogvlm_vision", **whole("CogVLMForCausalLM", types=("cogvlm",)), when="projector_type=cogvlm", text="",
         tensors=(
             tensor("model.vision.patch_embedding.cls_embedding", "v.class_embd", f"1,{TOWER_WIDTH}"),
             *patches("model.vision.patch_embedding.proj"),

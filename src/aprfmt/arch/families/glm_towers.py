@@ -7,7 +7,7 @@ from aprfmt.arch.blocks.hearing import (
     CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, keys_in, own_sizes, whisper,
 )
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, hears, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes,
+    IMAGE, TOWER_WIDTH, hears, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.towers import activation, optional_key
@@ -86,8 +86,7 @@ _GLM4V = {
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="glmasr_tower", gguf="clip", hf_class="GlmasrModel", model_type="Glmasr", hf_classes=("GlmasrModel",),
-        model_types=("Glmasr",), when="projector_type=glma", text="",
+        id="glmasr_tower", **whole("GlmasrModel", types=("Glmasr",)), when="projector_type=glma", text="",
         tensors=(
             *whisper("audio_encoder.whisper.", *D_MODEL)[:-2],
             *norm("audio_encoder.layer_norm", "mm.a.norm_pre", "d_model", REQUIRED),
@@ -106,10 +105,9 @@ TOWERS: tuple[Tower, ...] = (
         config={"whisper_config.model_type": "whisper"},
     ),
     Tower(
-        id="glm4v_vision", gguf="clip", hf_class="Glm4vForConditionalGeneration", model_type="glm4v",
-        hf_classes=("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
-        model_types=("glm4v", "glm4v_moe"), when="projector_type=glm4v&!tensors=v.attn_q_norm.weight",
-        text="model.language_model.", prefixes=_PREFIXES,
+        id="glm4v_vision",
+        **whole("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", types=("glm4v", "glm4v_moe")),
+        when="projector_type=glm4v&!tensors=v.attn_q_norm.weight", text="model.language_model.", prefixes=_PREFIXES,
         tensors=_tensors(
             *norm(f"{_V}post_conv_layernorm", "v.norm_embd", TOWER_WIDTH),
             tensor(
@@ -121,16 +119,14 @@ TOWERS: tuple[Tower, ...] = (
         keys=sees(*_SIZES, *IMAGE, projector("glm4v"), _HIDDEN_ACT, _EPS, _MERGE, Key("", (_BIAS,), "bool")),
     ),
     Tower(
-        id="glm_ocr_vision", gguf="clip", hf_class="GlmOcrForConditionalGeneration", model_type="glm_ocr",
-        hf_classes=("GlmOcrForConditionalGeneration",), model_types=("glm_ocr",),
+        id="glm_ocr_vision", **whole("GlmOcrForConditionalGeneration", types=("glm_ocr",)),
         when="projector_type=glm4v&tensors=v.attn_q_norm.weight", text="model.language_model.", prefixes=_PREFIXES,
         tensors=_tensors(ffn="intermediate_size", inner="3*hidden", bias=True, qk_norm=True, qkv_bias=_BIAS),
         keys=sees(*_SIZES, *IMAGE, projector("glm4v"), _HIDDEN_ACT, _EPS, _MERGE, Key("", (_BIAS,), "bool")),
     ),
     Tower(
-        id="glm5_next_vision", gguf="clip", hf_class="Glm5NextForConditionalGeneration", model_type="glm5_next",
-        hf_classes=("Glm5NextForConditionalGeneration",), model_types=("glm5_next",), when="projector_type=glm5v",
-        text="model.language_model.", prefixes=_PREFIXES,
+        id="glm5_next_vision", **whole("Glm5NextForConditionalGeneration", types=("glm5_next",)),
+        when="projector_type=glm5v", text="model.language_model.", prefixes=_PREFIXES,
         tensors=_tensors(
             ffn="intermediate_size", inner="projection_intermediate_size", bias=True, qk_norm=True, qkv_bias=_BIAS,
         ),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from aprfmt.arch import projectors
 from aprfmt.arch.blocks.decoder import linear, must_be, norm, tensor
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, hears, layers, projector, sees, siglip, sizes,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, hears, layers, projector, sees, siglip, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, or_default
 from aprfmt.arch.converters.common import numbers
@@ -181,8 +181,7 @@ def _projectors(kind: str) -> tuple[TensorRow, ...]:
 
 
 _SPEECH = Tower(
-    id="granite_speech_tower", gguf="clip", hf_class="GraniteSpeechForConditionalGeneration",
-    model_type="granite_speech", hf_classes=("GraniteSpeechForConditionalGeneration",), model_types=("granite_speech",),
+    id="granite_speech_tower", **whole("GraniteSpeechForConditionalGeneration", types=("granite_speech",)),
     when="projector_type=granite_speech&!audio.feature_layer",
     prefixes=(("model.encoder.", "encoder."), ("model.projector.", "projector.")),
     tensors=(
@@ -259,15 +258,14 @@ _SPEECH = Tower(
 TOWERS: tuple[Tower, ...] = (
     _SPEECH,
     replace(
-        _SPEECH, id="granite_speech_plus_tower", hf_class="GraniteSpeechPlusForConditionalGeneration",
-        model_type="granite_speech_plus", hf_classes=("GraniteSpeechPlusForConditionalGeneration",),
-        model_types=("granite_speech_plus",), when="projector_type=granite_speech&audio.feature_layer",
+        _SPEECH, id="granite_speech_plus_tower",
+        **whole("GraniteSpeechPlusForConditionalGeneration", types=("granite_speech_plus",)),
+        when="projector_type=granite_speech&audio.feature_layer",
         keys=(*_SPEECH.keys, Key("audio.feature_layer", (f"{_C}.cat_hidden_layers",), "i32[]", converter=optional_key)),
     ),
     Tower(
-        id="granite4_vision", gguf="clip", hf_class="Granite4VisionForConditionalGeneration",
-        model_type="granite4_vision", hf_classes=("Granite4VisionForConditionalGeneration",),
-        model_types=("granite4_vision",), when="projector_type=granite4_vision", text="model.language_model.",
+        id="granite4_vision", **whole("Granite4VisionForConditionalGeneration", types=("granite4_vision",)),
+        when="projector_type=granite4_vision", text="model.language_model.",
         prefixes=((_SEES, _SEES), ("model.vision_tower.", _SEES)),
         listed={f"model.{kind}_projectors.": kind for kind in (LAYERWISE, SPATIAL)},
         tensors=(

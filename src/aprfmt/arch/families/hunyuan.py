@@ -9,8 +9,7 @@ from aprfmt.arch.blocks.moe import (
     MTP, NO_BIAS, SIGMOID, WIDTH, draft_layer, moe_decoder, moe_keys, router_and_experts, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches, projector, sees, sizes,
-    tower_attention,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches, projector, sees, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.converters.common import absent_1_0
@@ -82,9 +81,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="hunyuan_vl_vision", gguf="clip", hf_class="HunYuanVLForConditionalGeneration", model_type="hunyuan_vl",
-        hf_classes=("HunYuanVLForConditionalGeneration",), model_types=("hunyuan_vl",), when="projector_type=hunyuanvl",
-        text="", prefixes=(("model.vit.", "vit."),),
+        id="hunyuan_vl_vision", **whole("HunYuanVLForConditionalGeneration", types=("hunyuan_vl",)),
+        when="projector_type=hunyuanvl", text="", prefixes=(("model.vit.", "vit."),),
         tensors=(
             *patches("vit.embeddings.patch_embedding"),
             tensor(

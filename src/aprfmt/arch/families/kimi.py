@@ -12,7 +12,7 @@ from aprfmt.arch.blocks.delta import delta_attention, low_rank
 from aprfmt.arch.blocks.mla import MLA_REQUIRED, latent_attention
 from aprfmt.arch.blocks.moe import DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, moe_decoder, packed_experts, shared_expert
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, fused_attention, layers, mlp, norms, patches, projector, sees, sizes,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, fused_attention, layers, mlp, norms, patches, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.converters.common import (
@@ -328,8 +328,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="kimi_vl_vision", gguf="clip", hf_class="KimiVLForConditionalGeneration", model_type="kimi_vl",
-        hf_classes=("KimiVLForConditionalGeneration",), model_types=("kimi_vl",), when="projector_type=kimivl",
+        id="kimi_vl_vision", **whole("KimiVLForConditionalGeneration", types=("kimi_vl",)),
+        when="projector_type=kimivl",
         tensors=(
             *patches(f"{_V}patch_embed.proj"),
             tensor(
@@ -355,15 +355,14 @@ TOWERS: tuple[Tower, ...] = (
         config={"vision_config.model_type": "moonvit"},
     ),
     Tower(
-        id="kimi_k25_vision", gguf="clip", hf_class="KimiK25ForConditionalGeneration", model_type="kimi_k25",
-        hf_classes=("KimiK25ForConditionalGeneration",), model_types=("kimi_k25",), when="projector_type=kimik25",
+        id="kimi_k25_vision", **whole("KimiK25ForConditionalGeneration", types=("kimi_k25",)),
+        when="projector_type=kimik25",
         tensors=kimi_k25(("proj.0", "proj.2")), f32=(".position_embd.",),
         keys=K25_KEYS,
         config={"vision_config.pos_emb_type": "divided_fixed", "vision_config.mm_projector_type": "patchmerger"},
     ),
     Tower(
-        id="glm5v_vision", gguf="clip", hf_class="Glm5vForConditionalGeneration", model_type="glm5v",
-        hf_classes=("Glm5vForConditionalGeneration",), model_types=("glm5v",), when="projector_type=kimik25",
+        id="glm5v_vision", **whole("Glm5vForConditionalGeneration", types=("glm5v",)), when="projector_type=kimik25",
         tensors=kimi_k25(("linear_1", "linear_2")), f32=(".position_embd.",),
         keys=K25_KEYS,
         config={"vision_config.pos_emb_type": "divided_fixed", "vision_config.mm_projector_type": "patchmerger"},

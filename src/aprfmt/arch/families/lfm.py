@@ -10,7 +10,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.encoder import ENCODER
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, hears, layers, projector, sees, siglip, sizes, tower_attention,
+    IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, hears, layers, projector, sees, siglip, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
 from aprfmt.arch.converters.common import ATTENTION, attention_layers
@@ -200,9 +200,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="lfm2_audio_tower", gguf="clip", hf_class="Lfm2AudioForConditionalGeneration", model_type="lfm2_audio",
-        hf_classes=("Lfm2AudioForConditionalGeneration",), model_types=("lfm2_audio",), when="projector_type=lfm2a",
-        text="lfm.", bare=True,
+        id="lfm2_audio_tower", **whole("Lfm2AudioForConditionalGeneration", types=("lfm2_audio",)),
+        when="projector_type=lfm2a", text="lfm.", bare=True,
         tensors=(
             *_fast_conformer(),
             tensor("audio_embedding.embedding.weight", "a.position_embd.weight", "any_codes,hidden"),
@@ -230,8 +229,7 @@ TOWERS: tuple[Tower, ...] = (
         ),
     ),
     Tower(
-        id="lfm2_vl_vision", gguf="clip", hf_class="Lfm2VlForConditionalGeneration", model_type="lfm2_vl",
-        hf_classes=("Lfm2VlForConditionalGeneration",), model_types=("lfm2_vl",), when="projector_type=lfm2",
+        id="lfm2_vl_vision", **whole("Lfm2VlForConditionalGeneration", types=("lfm2_vl",)), when="projector_type=lfm2",
         prefixes=(
             ("model.vision_tower.vision_model.", "vision_tower.vision_model."),
             ("model.vision_tower.", "vision_tower.vision_model."),

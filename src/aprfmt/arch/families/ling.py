@@ -15,7 +15,7 @@ from aprfmt.arch.blocks.moe import (
     shared_expert,
 )
 from aprfmt.arch.blocks.qwen_vision import MERGED, qwen3_keys, qwen3_sizes, qwen3_vision
-from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, projector, sees
+from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, projector, sees, whole
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, nothing
 from aprfmt.arch.converters.common import drafts, gating, mla_key_length, mla_key_width, mla_value_length
 from aprfmt.arch.converters.experts import limits
@@ -179,10 +179,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="ling3_vl_vision", gguf="clip", hf_class="BailingMoeV3VLForConditionalGeneration",
-        model_type="bailing_moe_v3_vl", hf_classes=("BailingMoeV3VLForConditionalGeneration",),
-        model_types=("bailing_moe_v3_vl",), when="projector_type=ling3vl", text="model.language_model.",
-        prefixes=(("model.visual.", _V),),
+        id="ling3_vl_vision", **whole("BailingMoeV3VLForConditionalGeneration", types=("bailing_moe_v3_vl",)),
+        when="projector_type=ling3vl", text="model.language_model.", prefixes=(("model.visual.", _V),),
         tensors=(
             *qwen3_vision(_V), *norm(f"{_V}merger.norm", "mm.input_norm", TOWER_WIDTH, REQUIRED),
             *linear("linear_proj.0", "mm.0", f"hidden,{MERGED}", REQUIRED),

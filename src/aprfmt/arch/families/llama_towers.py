@@ -5,7 +5,7 @@ from __future__ import annotations
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
 from aprfmt.arch.blocks.tower import (
     ACTIVATION, IMAGE, PATCHES, TOWER_WIDTH, USE_GELU, VISION_EPS, epsilon, intern, layers, mlp, norms, patches,
-    projector, sees, siglip, sizes, tower_attention,
+    projector, sees, siglip, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converter import Converter, Scope
 from aprfmt.arch.converters.towers import inverse, optional_key, ratio_of_ffn
@@ -25,9 +25,9 @@ ffn_of_ratio = Converter(derive=_ffn_of_ratio)
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="idefics3_vision", gguf="clip", hf_class="Idefics3ForConditionalGeneration", model_type="idefics3",
-        hf_classes=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
-        model_types=("idefics3", "smolvlm"), when="projector_type=idefics3", text="model.text_model.",
+        id="idefics3_vision",
+        **whole("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", types=("idefics3", "smolvlm")),
+        when="projector_type=idefics3", text="model.text_model.",
         tensors=(
             *siglip("model.vision_model."),
             *linear(
@@ -43,8 +43,7 @@ TOWERS: tuple[Tower, ...] = (
         ),
     ),
     Tower(
-        id="intern_vision", gguf="clip", hf_class="InternVLChatModel", model_type="internvl_chat",
-        hf_classes=("InternVLChatModel", "InternVisionModel"), model_types=("internvl_chat",),
+        id="intern_vision", **whole("InternVLChatModel", "InternVisionModel", types=("internvl_chat",)),
         when="projector_type=internvl",
         tensors=(
             *intern(None), *norm("mlp1.0", "mm.model.mlp.0", f"4*{TOWER_WIDTH}", REQUIRED),
@@ -61,8 +60,7 @@ TOWERS: tuple[Tower, ...] = (
         config={"vision_config.architectures": ["InternVisionModel"], "vision_config.model_type": "intern_vit_6b"},
     ),
     Tower(
-        id="janus_vision", gguf="clip", hf_class="JanusForConditionalGeneration", model_type="janus",
-        hf_classes=("JanusForConditionalGeneration",), model_types=("janus",), when="projector_type=janus_pro",
+        id="janus_vision", **whole("JanusForConditionalGeneration", types=("janus",)), when="projector_type=janus_pro",
         text="model.language_model.",
         tensors=(
             *patches("model.vision_model.embeddings.patch_embedding"),
@@ -89,8 +87,7 @@ TOWERS: tuple[Tower, ...] = (
         config={"vision_config.model_type": "janus_vision_model"},
     ),
     Tower(
-        id="llama4_vision", gguf="clip", hf_class="Llama4ForConditionalGeneration", model_type="llama4",
-        hf_classes=("Llama4ForConditionalGeneration",), model_types=("llama4",), when="projector_type=llama4",
+        id="llama4_vision", **whole("Llama4ForConditionalGeneration", types=("llama4",)), when="projector_type=llama4",
         prefixes=(("model.vision_model.", "vision_model."), ("model.multi_modal_projector.", "multi_modal_projector.")),
         tensors=(
             tensor("vision_model.class_embedding", "v.class_embd", TOWER_WIDTH),

@@ -13,6 +13,7 @@ from aprfmt.arch.blocks.moe import (
 )
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_SILU, hears, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes,
+    whole,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
 from aprfmt.arch.converters.common import gating, shared_rotary_dim, unless_named
@@ -243,8 +244,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="mimo_v2_towers", gguf="clip", hf_class="MiMoV2ForCausalLM", model_type="mimo_v2",
-        hf_classes=("MiMoV2ForCausalLM",), model_types=("mimo_v2",), when="vision.projector_type=mimovl", text="",
+        id="mimo_v2_towers", **whole("MiMoV2ForCausalLM", types=("mimo_v2",)), when="vision.projector_type=mimovl",
+        text="",
         tensors=(
             *patches_in_time(f"{_V}patch_embed.proj"),
             *layers(

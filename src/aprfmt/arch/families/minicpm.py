@@ -9,9 +9,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.mla import KEY, joint_latent_attention
 from aprfmt.arch.blocks.moe import EQUAL_HEADS
-from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, projector, sees, siglip, sizes,
-)
+from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, projector, sees, siglip, sizes, whole
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, words
 from aprfmt.arch.converters.common import nope_and_rope
 from aprfmt.arch.fields import as_float, as_int
@@ -118,8 +116,7 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="minicpmv4_6_vision", gguf="clip", hf_class="MiniCPMV4_6ForConditionalGeneration", model_type="minicpmv4_6",
-        hf_classes=("MiniCPMV4_6ForConditionalGeneration",), model_types=("minicpmv4_6",),
+        id="minicpmv4_6_vision", **whole("MiniCPMV4_6ForConditionalGeneration", types=("minicpmv4_6",)),
         when="projector_type=minicpmv4_6", text="model.language_model.",
         tensors=(
             *siglip("model.vision_tower."), *norm(f"{_MERGER}layer_norm1", "v.vit_merger.ln1", TOWER_WIDTH, REQUIRED),

@@ -10,8 +10,8 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import SIGMOID, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, shared_expert
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches_in_time, projector, sees, sizes,
-    tower_attention,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches_in_time, projector, sees, sizes, tower_attention,
+    whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import gating
@@ -204,10 +204,11 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="minimax_m3_vision", gguf="clip", hf_class="MiniMaxM3SparseForConditionalGeneration",
-        model_type="minimax_m3_vl",
-        hf_classes=("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3VLForConditionalGeneration"),
-        model_types=("minimax_m3_vl",), when="projector_type=minimax_m3",
+        id="minimax_m3_vision",
+        **whole(
+            "MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3VLForConditionalGeneration", types=("minimax_m3_vl",),
+        ),
+        when="projector_type=minimax_m3",
         tensors=(
             *patches_in_time(f"{_M3_V}embeddings.patch_embedding"),
             *norm(f"{_M3_V}pre_layrnorm", "v.pre_ln", TOWER_WIDTH, REQUIRED),

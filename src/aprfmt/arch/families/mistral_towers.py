@@ -5,7 +5,7 @@ from __future__ import annotations
 from aprfmt.arch.blocks.decoder import linear, norm
 from aprfmt.arch.blocks.hearing import CONVOLUTIONS, HEARING_EPS, MEL, MM, POSITIONS, PREFIXES, whisper
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, epsilon, hears, layers, mlp, norms, patches, projector, sees, sizes, tower_attention,
+    IMAGE, TOWER_WIDTH, epsilon, hears, layers, mlp, norms, patches, projector, sees, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converters.towers import activation
 from aprfmt.arch.row import OPTIONAL, Key, TensorRow, Tower
@@ -59,8 +59,7 @@ _OWN = ("hidden_size", "intermediate_size", "num_hidden_layers")
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="mistral3_vision", gguf="clip", hf_class="Mistral3ForConditionalGeneration", model_type="mistral3",
-        hf_classes=("Mistral3ForConditionalGeneration",), model_types=("mistral3",),
+        id="mistral3_vision", **whole("Mistral3ForConditionalGeneration", types=("mistral3",)),
         when=f"projector_type=pixtral&vision.{_SIDE}", prefixes=_PREFIXES,
         tensors=_tensors(_V, _MM, merges=True),
         keys=(*_KEYS, Key(f"vision.{_SIDE}", (_SIDE,))),
@@ -68,16 +67,18 @@ TOWERS: tuple[Tower, ...] = (
         config={"vision_config.model_type": "pixtral"},
     ),
     Tower(
-        id="lighton_ocr_vision", gguf="clip", hf_class="LightOnOCRForConditionalGeneration", model_type="lighton_ocr",
-        hf_classes=("LightOnOCRForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
-        model_types=("lighton_ocr", "mistral3"), when="projector_type=lightonocr", text="model.language_model.",
+        id="lighton_ocr_vision",
+        **whole(
+            "LightOnOCRForConditionalGeneration", "LightOnOcrForConditionalGeneration",
+            types=("lighton_ocr", "mistral3"),
+        ),
+        when="projector_type=lightonocr", text="model.language_model.",
         tensors=_tensors("model.vision_encoder.", "model.vision_projection.", merges=True),
         keys=(*_keys("lightonocr"), Key(f"vision.{_SIDE}", (_SIDE,))),
         config={"vision_config.model_type": "pixtral"},
     ),
     Tower(
-        id="pixtral_vision", gguf="clip", hf_class="LlavaForConditionalGeneration", model_type="llava",
-        hf_classes=("LlavaForConditionalGeneration",), model_types=("llava",),
+        id="pixtral_vision", **whole("LlavaForConditionalGeneration", types=("llava",)),
         hf_when="vision_config.model_type=pixtral", when=f"projector_type=pixtral&!vision.{_SIDE}", prefixes=_PREFIXES,
         tensors=_tensors(_V, _MM, merges=False),
         keys=_KEYS,
@@ -85,9 +86,8 @@ TOWERS: tuple[Tower, ...] = (
         config={"vision_config.model_type": "pixtral"},
     ),
     Tower(
-        id="voxtral_tower", gguf="clip", hf_class="VoxtralForConditionalGeneration", model_type="voxtral",
-        hf_classes=("VoxtralForConditionalGeneration",), model_types=("voxtral",), when="projector_type=voxtral",
-        prefixes=PREFIXES,
+        id="voxtral_tower", **whole("VoxtralForConditionalGeneration", types=("voxtral",)),
+        when="projector_type=voxtral", prefixes=PREFIXES,
         tensors=(
             *whisper("audio_tower.", *_OWN), *linear(f"{MM}linear_1", "mm.a.mlp.1", "hidden,4*hidden_size"),
             *linear(f"{MM}linear_2", "mm.a.mlp.2", "hidden,hidden"),

@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import NO_BIAS
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, projector, sees, sizes, tower_attention,
+    IMAGE, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, projector, sees, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import zero_cap
@@ -91,8 +91,7 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="muse_glimmer_vision", gguf="clip", hf_class="MuseGlimmerForConditionalGeneration",
-        model_type="muse_glimmer", hf_classes=("MuseGlimmerForConditionalGeneration",), model_types=("muse_glimmer",),
+        id="muse_glimmer_vision", **whole("MuseGlimmerForConditionalGeneration", types=("muse_glimmer",)),
         when="projector_type=muse-glimmer", text="model.language_model.",
         tensors=(
             TensorRow(

@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.moe import (
     COUNT, GROUPS, MTP, SHARED_COUNT, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer,
 )
 from aprfmt.arch.blocks.ssm import dual, mixer
-from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, USE_GELU, layers, mlp, norms, projector, sees, sizes
+from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, USE_GELU, layers, mlp, norms, projector, sees, sizes, whole
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, default, nothing
 from aprfmt.arch.converters.common import attention_layers, inner_size, is_list, largest, per_layer, unscaled
 from aprfmt.arch.converters.layers import FULL, LINEAR, of_layers
@@ -322,8 +322,7 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="nemotron_vl_vision", gguf="clip", hf_class="NemotronH_Nano_VL_V2", model_type="NemotronH_Nano_VL_V2",
-        hf_classes=("NemotronH_Nano_VL_V2", "RADIOModel"), model_types=("NemotronH_Nano_VL_V2",),
+        id="nemotron_vl_vision", **whole("NemotronH_Nano_VL_V2", "RADIOModel", types=("NemotronH_Nano_VL_V2",)),
         hf_when="!sound_config", when="projector_type=nemotron_v2_vl",
         tensors=(
             tensor(f"{_PATCHES}cls_token.token", "v.class_embd", f"any_tokens,{TOWER_WIDTH}"),

@@ -11,7 +11,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import mixtral_experts, moe_decoder, moe_keys
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, tower_attention,
+    IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.converters.common import or_zero
@@ -138,8 +138,7 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="phi4_vision", gguf="clip", hf_class="Phi4ForCausalLMV", model_type="phi4-siglip",
-        hf_classes=("Phi4ForCausalLMV",), model_types=("phi4-siglip",), when="projector_type=phi4", text="",
+        id="phi4_vision", **whole("Phi4ForCausalLMV", types=("phi4-siglip",)), when="projector_type=phi4", text="",
         prefixes=(("vision_tower.", "model.vision_tower.vision_tower."), ("mm_projector.", "model.mm_projector.")),
         tensors=(
             tensor(

@@ -11,7 +11,7 @@ from aprfmt.arch.blocks.qwen_vision import (
 )
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_SILU, fused_attention, hears, layers, mlp, norms, patches_in_time, projector, sees, sizes,
-    tower_attention,
+    tower_attention, whole,
 )
 from aprfmt.arch.converters.towers import window_pattern
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
@@ -100,16 +100,14 @@ _SIZES = sizes(
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="qwen2_vl_vision", gguf="clip", hf_class="Qwen2VLForConditionalGeneration", model_type="qwen2_vl",
-        hf_classes=("Qwen2VLForConditionalGeneration", "Qwen2VLModel"), model_types=("qwen2_vl",),
+        id="qwen2_vl_vision", **whole("Qwen2VLForConditionalGeneration", "Qwen2VLModel", types=("qwen2_vl",)),
         when="projector_type=qwen2vl_merger", text="", prefixes=_PREFIXES,
         tensors=QWEN2_VISION,
         keys=QWEN2_KEYS,
         config={"vision_config.model_type": "qwen2_vl"},
     ),
     Tower(
-        id="qwen2_5_vl_vision", gguf="clip", hf_class="Qwen2_5_VLForConditionalGeneration", model_type="qwen2_5_vl",
-        hf_classes=("Qwen2_5_VLForConditionalGeneration",), model_types=("qwen2_5_vl",),
+        id="qwen2_5_vl_vision", **whole("Qwen2_5_VLForConditionalGeneration", types=("qwen2_5_vl",)),
         when="projector_type=qwen2.5vl_merger", text="", prefixes=_PREFIXES,
         tensors=(
             *patches_in_time(f"{_V}patch_embed.proj"),
@@ -127,19 +125,18 @@ TOWERS: tuple[Tower, ...] = (
         config={"vision_config.model_type": "qwen2_5_vl"},
     ),
     Tower(
-        id="sarashina2_vision", gguf="clip", hf_class="Sarashina2VisionForCausalLM", model_type="sarashina2_vision",
-        hf_classes=("Sarashina2VisionForCausalLM",), model_types=("sarashina2_vision",),
+        id="sarashina2_vision", **whole("Sarashina2VisionForCausalLM", types=("sarashina2_vision",)),
         when="projector_type=qwen2vl_merger", text="llm.", prefixes=_PREFIXES,
         tensors=QWEN2_VISION,
         keys=QWEN2_KEYS,
     ),
     Tower(
-        id="qwen3_vl_vision", gguf="clip", hf_class="Qwen3VLForConditionalGeneration", model_type="qwen3_vl",
-        hf_classes=(
+        id="qwen3_vl_vision",
+        **whole(
             "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration",
             "Qwen3_5MoeForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
+            types=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
         ),
-        model_types=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
         when="projector_type=qwen3vl_merger", text="model.language_model.", prefixes=(("model.visual.", _V),),
         listed={_DEEPSTACK: "vision_config.deepstack_visual_indexes"},
         tensors=(
@@ -149,10 +146,9 @@ TOWERS: tuple[Tower, ...] = (
         keys=sees(*qwen3_sizes("vision_config"), *IMAGE, projector("qwen3vl_merger"), *qwen3_keys("vision_config")),
     ),
     Tower(
-        id="qwen3_omni_towers", gguf="clip", hf_class="Qwen3OmniMoeForConditionalGeneration",
-        model_type="qwen3_omni_moe", hf_classes=("Qwen3OmniMoeForConditionalGeneration",),
-        model_types=("qwen3_omni_moe",), when="vision.projector_type=qwen3vl_merger&audio.projector_type=qwen3a",
-        text="thinker.", listed={f"{_OMNI}merger_list.": f"{_THINKER}.deepstack_visual_indexes"},
+        id="qwen3_omni_towers", **whole("Qwen3OmniMoeForConditionalGeneration", types=("qwen3_omni_moe",)),
+        when="vision.projector_type=qwen3vl_merger&audio.projector_type=qwen3a", text="thinker.",
+        listed={f"{_OMNI}merger_list.": f"{_THINKER}.deepstack_visual_indexes"},
         tensors=(
             tensor(f"{_OMNI}patch_embed.proj.bias", "v.patch_embd.bias", TOWER_WIDTH), *qwen3_vision(_OMNI),
             *_projectors(f"{_OMNI}merger_list.", f"{_OMNI}merger.", "ln_q", "mlp.0", "mlp.2"),
@@ -165,25 +161,23 @@ TOWERS: tuple[Tower, ...] = (
         ),
     ),
     Tower(
-        id="qwen2_audio_tower", gguf="clip", hf_class="Qwen2AudioForConditionalGeneration", model_type="qwen2_audio",
-        hf_classes=("Qwen2AudioForConditionalGeneration",), model_types=("qwen2_audio",), when="projector_type=qwen2a",
-        prefixes=PREFIXES,
+        id="qwen2_audio_tower", **whole("Qwen2AudioForConditionalGeneration", types=("qwen2_audio",)),
+        when="projector_type=qwen2a", prefixes=PREFIXES,
         tensors=(*whisper("audio_tower.", *_D_MODEL), *linear(f"{MM}linear", "mm.a.fc", "hidden,d_model", REQUIRED)),
         f32=(".position_embd.",), f16=CONVOLUTIONS,
         keys=hears(*_SIZES, projector("qwen2a"), MEL, HEARING_EPS, POSITIONS),
         config={"audio_config.model_type": "qwen2_audio_encoder"},
     ),
     Tower(
-        id="qwen3_asr_tower", gguf="clip", hf_class="Qwen3ASRForConditionalGeneration", model_type="qwen3_asr",
-        hf_classes=("Qwen3ASRForConditionalGeneration",), model_types=("qwen3_asr",),
+        id="qwen3_asr_tower", **whole("Qwen3ASRForConditionalGeneration", types=("qwen3_asr",)),
         when="audio.projector_type=qwen3a&!has_vision_encoder", text="thinker.",
         tensors=qwen3_audio("thinker.audio_tower."),
         made=QWEN3_POSITIONS, f32=(".position_embd.",), f16=QWEN3_CONVOLUTIONS,
         keys=hears(*QWEN3_KEYS, projector("qwen3a", part="audio")),
     ),
     Tower(
-        id="qwen2_5_omni_towers", gguf="clip", hf_class="Qwen2_5OmniModel", model_type="qwen2_5_omni",
-        hf_classes=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), model_types=("qwen2_5_omni",),
+        id="qwen2_5_omni_towers",
+        **whole("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration", types=("qwen2_5_omni",)),
         inside=("thinker_config", "qwen2_5_omni_thinker"), when="projector_type=qwen2.5o", text="thinker.",
         prefixes=(("visual.", _OMNI_V), ("audio_tower.", _A)),
         tensors=(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import decoder, hf_names, linear, must_be, norm
 from aprfmt.arch.blocks.mla import MLA_REQUIRED, latent_attention, mla_keys
-from aprfmt.arch.blocks.tower import (
-    ACTIVATION, IMAGE, TOWER_WIDTH, VISION_EPS, projector, sees, siglip, sizes,
-)
+from aprfmt.arch.blocks.tower import ACTIVATION, IMAGE, TOWER_WIDTH, VISION_EPS, projector, sees, siglip, sizes, whole
 from aprfmt.arch.converters.towers import optional_key
 from aprfmt.arch.row import REQUIRED, Architecture, Key, Tower
 
@@ -31,9 +29,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="youtu_vl_vision", gguf="clip", hf_class="YoutuVLForConditionalGeneration", model_type="youtu_vl",
-        hf_classes=("YoutuVLForConditionalGeneration",), model_types=("youtu_vl",), when="projector_type=youtuvl",
-        text="",
+        id="youtu_vl_vision", **whole("YoutuVLForConditionalGeneration", types=("youtu_vl",)),
+        when="projector_type=youtuvl", text="",
         tensors=(
             *linear(
                 "siglip2.vision_model.embeddings.patch_embedding", "v.patch_embd",
