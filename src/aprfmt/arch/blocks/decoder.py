@@ -11,7 +11,7 @@ from aprfmt.arch.converters.common import (
     head_dim, pad_token, rope_keys, rotary_dim, sliding_layers, whole_heads, window,
 )
 from aprfmt.arch.hyperparams import FIELD
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Difference, Key, TensorRow
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 
 
 # What follows `hf` and `gguf`. A thousand rows are made whenever a model is looked at: `replace` is too slow.
@@ -240,23 +240,28 @@ def hf_names(stem: str, model_type: str, *more: str, end: str = "ForCausalLM", a
     """
     stems = (stem, *more)
     return {
-        "hf_class": stem + end,
-        "model_type": model_type,
+        "hf_class": stem + end, "model_type": model_type,
         "hf_classes": tuple(name + e for name in stems for e in (end, "Model")),
-        "bare_classes": tuple(f"{name}Model" for name in stems),
-        "model_types": (model_type, *also),
+        "bare_classes": tuple(f"{name}Model" for name in stems), "model_types": (model_type, *also),
     }
 
 
 def class_names(*names: str, types: tuple[str, ...], bare: tuple[str, ...] = ()) -> Classes:
     """Classes and model types that have no stem in common, the first of each for a config.json that is made anew."""
     return {
-        "hf_class": names[0],
-        "model_type": types[0],
-        "hf_classes": names,
-        "bare_classes": bare,
-        "model_types": types,
+        "hf_class": names[0], "model_type": types[0], "hf_classes": names, "bare_classes": bare, "model_types": types,
     }
+
+
+def variant(
+    base: Architecture, id: str, gguf: str, classes: Classes, *keys: Key, without: tuple[str, ...] = (), when: str = ""
+) -> Architecture:
+    """The network of `base` under other names, with more keys and without those of some config.json names.
+
+    Change further fields by `replace(variant(...), FIELD=...)`.
+    """
+    kept = (key for key in base.keys if not {*key.hf} & {*without})
+    return replace(base, id=id, gguf=gguf, **classes, keys=(*kept, *keys), when=when, hf_when="", other_names=())
 
 
 def flag(name: str) -> Key:
@@ -300,11 +305,8 @@ def decoder(
 ) -> tuple[TensorRow, ...]:
     """A decoder that normalises the inputs of attention and MLP; the MLP is a gated one where `mlp` is empty."""
     return network(
-        *norm("input_layernorm", "attn_norm", bias=norm_bias),
-        *attention_rows,
-        *norm("post_attention_layernorm", "ffn_norm", bias=norm_bias),
-        *(mlp or gated_mlp()),
-        norm_bias=norm_bias,
+        *norm("input_layernorm", "attn_norm", bias=norm_bias), *attention_rows,
+        *norm("post_attention_layernorm", "ffn_norm", bias=norm_bias), *(mlp or gated_mlp()), norm_bias=norm_bias,
     )
 
 

@@ -26,9 +26,7 @@ class Whole(TypedDict):
 
 def whole(*names: str, types: tuple[str, ...]) -> Whole:
     """The classes and model types of the network around a tower, first those of a new config.json."""
-    return {
-        "gguf": "clip", "hf_class": names[0], "model_type": types[0], "hf_classes": names, "model_types": types,
-    }
+    return {"gguf": "clip", "hf_class": names[0], "model_type": types[0], "hf_classes": names, "model_types": types}
 
 
 def projector(name: str, *, part: str = "") -> Key:

@@ -18,10 +18,6 @@ def _one_for_all_from(value: object, scope: Scope) -> object:
     return from_f32(found, scope.key.gguf) or 0.0
 
 
-def _same_limit_to(value: object, scope: Scope) -> list[float] | None:
-    return _one_for_all_to(scope.h.extra.get("swiglu_limit"), scope)
-
-
 def _some_groups_to(value: object, scope: Scope) -> object:
     """A number of groups of experts; None where every group is chosen, which llama.cpp does not take."""
     groups, used = (scope.size(name) or 1 for name in ("n_group", "topk_group"))
@@ -100,4 +96,4 @@ def _limits_from(value: object, scope: Scope) -> object:
 dense_by_tensors = Converter(nothing, _dense_from, normalize=_dense_normalize)
 one_for_all = Converter(_one_for_all_to, _one_for_all_from)
 limits = Converter(_limits_to, _limits_from)
-same_limit = Converter(_same_limit_to, default)
+same_limit = Converter(lambda value, scope: _one_for_all_to(scope.h.extra.get("swiglu_limit"), scope), default)

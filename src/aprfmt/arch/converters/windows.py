@@ -93,8 +93,8 @@ def _hybrid_to(value: object, scope: Scope) -> list[bool] | None:
     )
 
 
-def _hybrid_from(value: object, scope: Scope) -> object:
-    return DEFAULT if value is None else _both_kinds(flags_of(value, scope.key.gguf), scope)
-
-
-hybrid_layers = Converter(_hybrid_to, _hybrid_from, normalize=_hybrid_normalize)
+hybrid_layers = Converter(
+    _hybrid_to,
+    lambda value, scope: DEFAULT if value is None else _both_kinds(flags_of(value, scope.key.gguf), scope),
+    normalize=_hybrid_normalize,
+)

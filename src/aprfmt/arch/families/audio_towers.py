@@ -13,7 +13,6 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, Tower
 _MM = "multi_modal_projector."
 _OWN = ("hidden_size", "intermediate_size", "num_hidden_layers")
 
-
 TOWERS: tuple[Tower, ...] = (
     Tower(
         id="audioflamingo3_tower", **whole("AudioFlamingo3ForConditionalGeneration", types=("audioflamingo3",)),

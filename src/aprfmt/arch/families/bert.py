@@ -56,8 +56,7 @@ def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
             *_layer_norm("attention.output.LayerNorm", "attn_output_norm"),
             *linear("intermediate.dense", "ffn_up", "ffn,hidden", REQUIRED),
             *linear("output.dense", "ffn_down", "hidden,ffn", REQUIRED),
-            *_layer_norm("output.LayerNorm", "layer_output_norm"),
-            hf="encoder.layer.{n}.",
+            *_layer_norm("output.LayerNorm", "layer_output_norm"), hf="encoder.layer.{n}.",
         ),
     )
 
@@ -112,8 +111,7 @@ _DISTILBERT = Architecture(
             *linear("attention.out_lin", "attn_output", "hidden,q", REQUIRED),
             *_layer_norm("sa_layer_norm", "attn_output_norm"), *linear("ffn.lin1", "ffn_up", "ffn,hidden", REQUIRED),
             *linear("ffn.lin2", "ffn_down", "hidden,ffn", REQUIRED),
-            *_layer_norm("output_layer_norm", "layer_output_norm"),
-            hf="transformer.layer.{n}.",
+            *_layer_norm("output_layer_norm", "layer_output_norm"), hf="transformer.layer.{n}.",
         ),
         *hf_only("hidden,hidden", "vocab_transform", "pre_classifier"), *hf_only("hidden", "vocab_layer_norm"),
         *hf_only("vocab,hidden", "vocab_projector"), *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
@@ -125,7 +123,6 @@ _DISTILBERT = Architecture(
     ),
     gguf_only=(), ignored=("embeddings.position_ids",), prefixes=(("distilbert.", ""),),
 )
-
 
 ROWS: tuple[Architecture, ...] = (
     _BERT,

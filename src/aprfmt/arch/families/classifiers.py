@@ -33,10 +33,6 @@ def _labels_to(value: object, scope: Scope) -> list[str]:
     return list(labels.values()) if labels else [f"LABEL_{i}" for i in range(n)]
 
 
-def _labels_from(value: object, scope: Scope) -> object:
-    return {str(i): x for i, x in enumerate(value)} if isinstance(value, list) else DEFAULT
-
-
 def _n_labels_derive(scope: Scope) -> int:
     """As many as have names; without any, what transformers takes, or the runtime of a GGUF."""
     return len(_labels(scope.h) or ()) or (1 if scope.kv else 2)
@@ -47,13 +43,14 @@ def _label_ids_derive(scope: Scope) -> dict[str, int] | None:
     return None if labels is None else {name: i for i, name in enumerate(labels.values())}
 
 
-labels = Converter(_labels_to, _labels_from)
+labels = Converter(
+    _labels_to, lambda value, scope: {str(i): x for i, x in enumerate(value)} if isinstance(value, list) else DEFAULT,
+)
 n_labels = Converter(nothing, default, _n_labels_derive)
 label_ids = Converter(nothing, default, _label_ids_derive)
 LABELS = (
     Key("classifier.output_labels", ("id2label",), "str[]", converter=labels),
-    Key("", ("num_labels",), converter=n_labels),
-    Key("", ("label2id",), converter=label_ids),
+    Key("", ("num_labels",), converter=n_labels), Key("", ("label2id",), converter=label_ids),
 )
 """Names of a classifier's outputs, how many there are, and their numbers by name."""
 _BASES: dict[str, Architecture] = {row.id: row for file in (bert, encoders, qwen) for row in file.ROWS}
@@ -69,8 +66,7 @@ def _classifier(
     own = {name for part in head for name in part.hf}
     network = tuple(
         replace(part, hf=tuple(inside + name for name in part.hf))
-        if part.gguf or part.hf[0].startswith("pooler.")
-        else part
+        if part.gguf or part.hf[0].startswith("pooler.") else part
         for part in row.tensors
         if part.need != HEAD and own.isdisjoint((*part.hf, *(inside + name for name in part.hf)))
     )
@@ -94,11 +90,10 @@ def _outputs(hf: str, bias: str | None = REQUIRED) -> tuple[TensorRow, ...]:
 
 _ROBERTA_HEAD = (*_dense("classifier.dense"), *_outputs("classifier.out_proj"))
 _RELU = Difference(
-    "llama.cpp passes the inner layer of the classifier through tanh, transformers through ReLU: its scores are others"
+    "llama.cpp passes the inner layer of the classifier through tanh, transformers through ReLU: its scores are others",
 )
 _NO_POOLER = Difference("llama.cpp leaves out the pooler before the classifier, and passes its score through tanh")
 _SOFTMAX = Difference("llama.cpp gives the softmax of the scores, transformers the scores themselves", slight=True)
-
 
 ROWS: tuple[Architecture, ...] = (
     _classifier("roberta", ("RobertaForSequenceClassification",), "roberta.", *_ROBERTA_HEAD),

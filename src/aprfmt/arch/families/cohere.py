@@ -55,8 +55,8 @@ def _parallel(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
 _COHERE = (*DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, _LOGIT_SCALE, _UNSCALED, _NO_BIAS, SILU)
 like_experts = Converter(derive=lambda scope: scope.h.moe_intermediate_size)
 norm_of_softmax = Converter(
-        lambda value, scope: value or scope.config("expert_selection_fn") == "softmax", lambda value, scope: bool(value)
-    )
+    lambda value, scope: value or scope.config("expert_selection_fn") == "softmax", lambda value, scope: bool(value),
+)
 
 
 def _dense_prefix(scope: Scope) -> list[str] | None:
@@ -76,7 +76,6 @@ _LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", co
 _SHARED = Key("expert_shared_count", ("num_shared_experts",))
 _SHARED_WIDTH = Key("expert_shared_feed_forward_length", converter=shared_width)
 _BY_TYPE = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

@@ -30,12 +30,10 @@ def _lite_drafts_from(value: object, scope: Scope) -> object:
     return value or 0
 
 
-def _group_choice_from(value: object, scope: Scope) -> str:
-    return "group_limited_greedy" if gguf_int(scope, "expert_group_count") > 1 else "greedy"
-
-
 lite_drafts = Converter(_lite_drafts_to, _lite_drafts_from)
-group_choice = Converter(nothing, _group_choice_from)
+group_choice = Converter(
+    nothing, lambda value, scope: "group_limited_greedy" if gguf_int(scope, "expert_group_count") > 1 else "greedy",
+)
 _DEFAULTS = {
     "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
     "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False,
@@ -45,7 +43,6 @@ _ROTATED = Key("rope.dimension_count", ("qk_rope_head_dim",), field="head_dim")
 _WHOLE_QUERY = f"heads*{KEY.replace('+', '+heads*')},"
 _DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts)
 _LAYERS = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

@@ -170,7 +170,6 @@ _OCR2 = Tower(
     config={"vision_config.model_type": "vision", "vision_config.model_name": "deepencoderv2"},
 )
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(  # DeepSeek's experts behind plain attention, as deepseek-ai/DeepSeek-OCR has them
         id="deepseek_ocr", required={"expert_shared_count": ""}, gguf="deepseek2-ocr",
@@ -188,7 +187,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     _ocr("deepseek_ocr_vision", "DeepseekOCRForCausalLM", "projector_type=deepseekocr&!vision.preproc_max_tiles=32", 9),

@@ -221,7 +221,6 @@ _V4_NAMES = {
     "block_count": "vision_n_layers", "attention.head_count": "vision_n_heads",
 }
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="deepseek_v4",
@@ -277,7 +276,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

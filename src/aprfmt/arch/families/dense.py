@@ -24,7 +24,7 @@ def _head_norms(hf: str, gguf: str, heads: str) -> TensorRow:
 
 
 _STABLELM_FFN_NORM = norm(
-    "post_attention_layernorm", "ffn_norm", bias="!use_parallel_residual", need="!use_parallel_residual"
+    "post_attention_layernorm", "ffn_norm", bias="!use_parallel_residual", need="!use_parallel_residual",
 )
 
 
@@ -72,10 +72,6 @@ def _every_from(value: object, scope: Scope) -> object:
     return value if isinstance(value, list) or value is None else [value] * (scope.h.num_layers or 0)
 
 
-def _multiplied_to(value: object, scope: Scope) -> object:
-    return of_layers(scope, "ffn") if isinstance(value, list) else None
-
-
 _DIVISOR = 256
 """Of the widths of all published OpenELMs."""
 
@@ -92,7 +88,9 @@ def _multiplied_from(value: object, scope: Scope) -> object:
 
 
 in_every_layer = Converter(_every_to, _every_from)
-multiplied_widths = Converter(_multiplied_to, _multiplied_from)
+multiplied_widths = Converter(
+    lambda value, scope: of_layers(scope, "ffn") if isinstance(value, list) else None, _multiplied_from,
+)
 _STACK = "num_layers_per_stack"
 
 

@@ -21,7 +21,6 @@ _NO_SHIFT = Key("diffusion.shift_logits", kind="bool", constant=False)
 _UNTIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 _QKV_BIAS = "include_bias|include_qkv_bias"
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="llada", gguf="llada", **class_names("LLaDAModelLM", types=("llada",)), rope_type=0,

@@ -25,11 +25,7 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, T
 from aprfmt.errors import RefusedError
 
 
-def _text_width(value: object, scope: Scope) -> object:
-    return scope.h.hidden_size or DEFAULT
-
-
-text_width = Converter(nothing, _text_width)
+text_width = Converter(nothing, lambda value, scope: scope.h.hidden_size or DEFAULT)
 
 
 def _indexed_normalize(value: object, scope: Scope) -> object:
@@ -37,10 +33,6 @@ def _indexed_normalize(value: object, scope: Scope) -> object:
     if not isinstance(value, list):
         return DEFAULT
     return ["full_attention" if kind == "indexed_attention" else kind for kind in value]
-
-
-def _indexed_to(value: object, scope: Scope) -> list[bool] | None:
-    return [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None
 
 
 def _indexed_from(value: object, scope: Scope) -> object:
@@ -77,13 +69,15 @@ def _swa_nope_from(value: object, scope: Scope) -> object:
     return DEFAULT if length is None or rotated is None or rotated > length else length - rotated
 
 
-indexed_layers = Converter(_indexed_to, _indexed_from, normalize=_indexed_normalize)
+indexed_layers = Converter(
+    lambda value, scope: [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None,
+    _indexed_from, normalize=_indexed_normalize,
+)
 indexed_without_window = Converter(_without_window_to, default)
 latent_scales = Converter(
-        nothing,
-        lambda value, scope: _latent_scales(scope, True),
-        normalize=lambda value, scope: _latent_scales(scope, value),
-    )
+    nothing, lambda value, scope: _latent_scales(scope, True),
+    normalize=lambda value, scope: _latent_scales(scope, value),
+)
 swa_key_width = Converter(_swa_sum("swa_kv_lora_rank", "qk_rope_head_dim"), default)
 swa_value_width = Converter(_swa_sum("swa_kv_lora_rank"), default)
 swa_key_length = Converter(_swa_sum("swa_qk_nope_head_dim", "qk_rope_head_dim"), _swa_nope_from)
@@ -167,7 +161,6 @@ def _gate_and_up(end: str, dims: str) -> TensorRow:
 
 _V = "vision_tower."
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="dots1", required={"expert_shared_count": "", "expert_gating_func": ""}, gguf="dots1",
@@ -214,7 +207,6 @@ ROWS: tuple[Architecture, ...] = (
         differs=(_HALVES,), gguf_only=(),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

@@ -66,10 +66,6 @@ def _anchor(value: object, scope: Scope) -> object:
     return not (scope.h.hf_architecture == "DSparkSpeculator" or "aux_hidden_state_layer_ids" in scope.h.extra)
 
 
-def _draft_vocabulary(scope: Scope) -> int | None:
-    return scope.h.vocab_size if "d2t" not in scope.names else None
-
-
 def _global_head(value: object, scope: Scope) -> GgufKeys:
     names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
     return GgufKeys(dict.fromkeys(names, ("u32", value)))
@@ -80,19 +76,17 @@ def _all_full(value: object, scope: Scope) -> None:
         raise RefusedError(f"{scope.name}: llama.cpp's draft of a Gemma 4 has layers that see everything only")
 
 
-def _root_of_width(value: object, scope: Scope) -> float | None:
-    return math.sqrt(scope.h.hidden_size) if scope.h.hidden_size else None
-
-
 eagle_layers = Converter(needed, from_target=_eagle_layers)
 target_width = Converter(needed, from_target=lambda target, scope: target.get("hidden_size"))
 dflash_window = Converter(nothing, normalize=_dflash_window)
 partial_rotary = Converter(_partial_rotary, _partial_rotary_from)
 anchor = Converter(normalize=_anchor)
-draft_vocabulary = Converter(nothing, lambda value, scope: None, _draft_vocabulary)
+draft_vocabulary = Converter(
+    nothing, lambda value, scope: None, lambda scope: scope.h.vocab_size if "d2t" not in scope.names else None,
+)
 global_head = Converter(_global_head)
 all_full = Converter(_all_full, derive=lambda scope: [FULL] * (scope.h.num_layers or 0))
-root_of_width = Converter(_root_of_width, default)
+root_of_width = Converter(lambda value, scope: math.sqrt(scope.h.hidden_size) if scope.h.hidden_size else None, default)
 layer_count = Converter(lambda value, scope: scope.h.num_layers, lambda value, scope: DEFAULT)
 target_sections = Converter(from_target=_sections)
 _OWN_VOCABULARY = (
@@ -156,8 +150,8 @@ _BLOCKS_AND_LAYERS = (
 _DFLASH_KEYS = (
     *DECODER, Key("rope.dimension_count", converter=partial_rotary),
     Key("rope.dimension_sections", ("target_rope_sections",), "i32[]", converter=target_sections), WINDOW,
-    SLIDING_LAYERS,
-    Key("", ("dflash_config.use_swa",), "bool", converter=dflash_window), Key("", ("dflash_config.swa_window_size",)),
+    SLIDING_LAYERS, Key("", ("dflash_config.use_swa",), "bool", converter=dflash_window),
+    Key("", ("dflash_config.swa_window_size",)),
     Key("attention.value_scale", ("dflash_config.attention_value_scale",), "f32"),
     Key("attention.causal", ("is_causal", "dflash_config.causal"), "bool"),
     *map(_of_dflash, ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")),
@@ -179,7 +173,6 @@ _MARKOV = (
 )
 _GEMMA4 = next(row for row in gemma4.ROWS if row.id == "gemma4_text")
 _NOT_OF_ASSISTANTS = re.compile(r"attn_[kv]|_exps|_norm_[12]|ffn_gate_inp|per_layer|inp_gate|proj\.|post_norm")
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

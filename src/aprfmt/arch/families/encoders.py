@@ -117,7 +117,7 @@ _JINA3 = Architecture(
     keys=(*DIMS, ROPE, LAYER_EPS, *ENCODER, TYPES, gelu()), gguf_only=(), prefixes=(("roberta.", ""),),
 )
 _NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias") + block(
-    *hf_only("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}."
+    *hf_only("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}.",
 )
 """Of a ModernBERT with `norm_bias`, which llama.cpp does not compute."""
 _MODERN = Architecture(
@@ -128,8 +128,7 @@ _MODERN = Architecture(
         *block(
             *norm("attn_norm", "attn_norm", layers="!first"), *linear("attn.Wqkv", "attn_qkv", "3*q,hidden"),
             *linear("attn.Wo", "attn_output", "hidden,q"), *norm("mlp_norm", "ffn_norm"),
-            *linear("mlp.Wi", "ffn_up", "2*ffn,hidden"), *linear("mlp.Wo", "ffn_down", "hidden,ffn"),
-            hf="layers.{n}.",
+            *linear("mlp.Wi", "ffn_up", "2*ffn,hidden"), *linear("mlp.Wo", "ffn_down", "hidden,ffn"), hf="layers.{n}.",
         ),
         *final_norm("final_norm"), *hf_only("vocab,hidden", "decoder"), *hf_only("hidden,hidden", "head.dense"),
         *hf_only("hidden", "head.norm"), *hf_only("num_labels,hidden", "classifier"), *_NORM_BIASES,
@@ -143,8 +142,7 @@ _MODERN = Architecture(
         Key("hidden_activation", ("hidden_activation",), "str", allowed=("gelu", "silu")), must_be("norm_bias", False),
         must_be("attention_bias", False), must_be("mlp_bias", False),
     ),
-    gguf_only=(), prefixes=(("model.", ""),),
-    nested_rope=True,
+    gguf_only=(), prefixes=(("model.", ""),), nested_rope=True,
 )
 _EUROBERT = Architecture(
     id="eurobert", gguf="eurobert", hf_class="EuroBertModel", model_type="eurobert",
@@ -154,8 +152,7 @@ _EUROBERT = Architecture(
         embedding("embed_tokens"),
         *block(
             *norm("input_layernorm", "attn_norm"), *attention(OPTIONAL), *norm("post_attention_layernorm", "ffn_norm"),
-            *gated_mlp(),
-            hf="layers.{n}.",
+            *gated_mlp(), hf="layers.{n}.",
         ),
         *final_norm("norm"), *hf_only("vocab,hidden", "lm_head"), *hf_only("hidden,hidden", "dense"),
         *hf_only("num_labels,hidden", "classifier"),
@@ -185,15 +182,14 @@ def _two_thirds_from(value: object, scope: Scope) -> object:
 
 
 qk_post_norm = Converter(
-        nothing, lambda value, scope: "blk.0.attn_q_norm.weight" in scope.names, normalize=_post_norm_normalize
-    )
+    nothing, lambda value, scope: "blk.0.attn_q_norm.weight" in scope.names, normalize=_post_norm_normalize,
+)
 two_thirds = Converter(_two_thirds_to, _two_thirds_from)
 # Files of llama.cpp's converter, which do not say it, have the checkpoint's order.
 by_head = Converter(
-        lambda value, scope: None if value else False,
-        lambda value, scope: value is None or bool(value),
-        normalize=lambda value, scope: False,
-    )
+    lambda value, scope: None if value else False, lambda value, scope: value is None or bool(value),
+    normalize=lambda value, scope: False,
+)
 _POST = "qk_post_norm"
 _PRE = f"!{_POST}"
 _JINA = ("JinaBertModel", "JinaBertForMaskedLM")

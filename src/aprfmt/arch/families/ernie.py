@@ -47,7 +47,6 @@ root = Converter(_root_to, default)
 _V = "visual.vision_model."
 _MERGED = f"{TOWER_WIDTH}*spatial_merge_size*spatial_merge_size"
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="ernie4_5", gguf="ernie4_5", **hf_names("Ernie4_5", "ernie4_5", "Ernie4_5_"), rope_type=0, gguf_only=(),
@@ -92,7 +91,6 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, SILU, must_be("use_bias", False)),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

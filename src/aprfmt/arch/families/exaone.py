@@ -35,7 +35,6 @@ _V = "visual."
 _PREFIXES = (("model.visual.", _V),)
 _KV = f"num_key_value_heads*{TOWER_WIDTH}/num_heads"
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="exaone4", gguf="exaone4", **hf_names("Exaone4", "exaone4", also=("exaone4_5_text",)),
@@ -80,7 +79,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

@@ -51,10 +51,6 @@ def _own_dense_first_from(value: object, scope: Scope) -> object:
     return layer_types_from(value, scope) if value is not None else [FULL] * (scope.h.num_layers or 0)
 
 
-def _heads_a_layer_to(value: object, scope: Scope) -> object:
-    return value or [scope.h.num_heads] * (scope.h.num_layers or 0)
-
-
 def _heads_a_layer_from(value: object, scope: Scope) -> object:
     """Heads of each layer; the config's one number is that of the first."""
     if not isinstance(value, list) or not value:
@@ -81,14 +77,15 @@ def _window_rotary_from(value: object, scope: Scope) -> object:
 
 
 full_unless_named = replace(
-        layer_types,
-        to_gguf=lambda value, scope: layer_types_to(value, scope) if scope.config("sliding_window") else None,
-        derive=lambda scope: [FULL] * (scope.h.num_layers or 0),
-    )
+    layer_types, to_gguf=lambda value, scope: layer_types_to(value, scope) if scope.config("sliding_window") else None,
+    derive=lambda scope: [FULL] * (scope.h.num_layers or 0),
+)
 own_dense_first = Converter(
-        _own_dense_first_to, _own_dense_first_from, lambda scope: [FULL] * (scope.h.num_layers or 0)
-    )
-heads_a_layer = Converter(_heads_a_layer_to, _heads_a_layer_from)
+    _own_dense_first_to, _own_dense_first_from, lambda scope: [FULL] * (scope.h.num_layers or 0),
+)
+heads_a_layer = Converter(
+    lambda value, scope: value or [scope.h.num_heads] * (scope.h.num_layers or 0), _heads_a_layer_from,
+)
 window_rotary = Converter(_window_rotary_to, _window_rotary_from)
 
 
@@ -145,7 +142,7 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
             order=turns, pack="mxfp4",
         ),
         TensorRow(
-            pieces("down_proj"), ("ffn_down_exps.weight",), blocks("hidden", "moe_ffn"), gguf_dims=down, pack="mxfp4"
+            pieces("down_proj"), ("ffn_down_exps.weight",), blocks("hidden", "moe_ffn"), gguf_dims=down, pack="mxfp4",
         ),
         split(
             f"{hf}gate_up_proj_bias", "experts,2*moe_ffn",
@@ -168,18 +165,6 @@ def _root_from(value: object, scope: Scope) -> object:
 
 _ORIGINAL = ("original", "yarn")
 """How Grok 2 calls yarn."""
-
-
-def _yarn_to(value: object, scope: Scope) -> str | None:
-    return "yarn" if value in _ORIGINAL else None
-
-
-def _if_yarn_to(value: object, scope: Scope) -> object:
-    return value if scope.config("rope_type") in _ORIGINAL else None
-
-
-def _chunk_width_to(value: object, scope: Scope) -> int | None:
-    return scope.h.head_dim
 
 
 _EVERY = 4
@@ -234,29 +219,24 @@ def _all_layers_to(value: object, scope: Scope) -> None:
         raise RefusedError(f"{scope.name} has layers without experts, which llama.cpp's {scope.row.gguf} does not know")
 
 
-def _all_layers_from(value: object, scope: Scope) -> object:
-    return [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT
-
-
 def _in_each_to(value: object, scope: Scope) -> list[float] | None:
     number = as_float(value, scope.name)
     return None if number is None else [number] * (scope.h.num_layers or 0)
 
 
-def _in_each_from(value: object, scope: Scope) -> object:
-    return value[0] if isinstance(value, list) and value else DEFAULT
-
-
 inverse_root = Converter(_root_to, _root_from)
-original_yarn = Converter(_yarn_to, lambda value, scope: _ORIGINAL[0] if value == "yarn" else None)
-if_yarn = Converter(_if_yarn_to)
-chunk_width = Converter(_chunk_width_to, default)
+original_yarn = Converter(
+    lambda value, scope: "yarn" if value in _ORIGINAL else None,
+    lambda value, scope: _ORIGINAL[0] if value == "yarn" else None,
+)
+if_yarn = Converter(lambda value, scope: value if scope.config("rope_type") in _ORIGINAL else None)
+chunk_width = Converter(lambda value, scope: scope.h.head_dim, default)
 softmax_switch = Converter(lambda value, scope: 1 if value else 2, lambda value, scope: value == 1)
 layout_window = Converter(_layout_window_to)
 window_layout = Converter(nothing, _window_layout_from)
 rope_layout = Converter(_rope_layout_to, _rope_layout_from)
-all_layers = Converter(_all_layers_to, _all_layers_from)
-in_each_layer = Converter(_in_each_to, _in_each_from)
+all_layers = Converter(_all_layers_to, lambda value, scope: [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT)
+in_each_layer = Converter(_in_each_to, lambda value, scope: value[0] if isinstance(value, list) and value else DEFAULT)
 _UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _W123 = ("w1", "w3", "w2")
 _SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
@@ -278,7 +258,6 @@ _YARN = {
     "factor": "scaling_factor", "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attn_factor",
     "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
 }
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

@@ -65,8 +65,8 @@ def _query_scale_to(value: object, scope: Scope) -> None:
 
 any_layer_types = replace(layer_types, to_gguf=_any_layers_to, from_gguf=_any_layers_from)
 query_scale = Converter(
-        _query_scale_to, lambda value, scope: DEFAULT if (scale := _query_scale(scope)) is None else scale
-    )
+    _query_scale_to, lambda value, scope: DEFAULT if (scale := _query_scale(scope)) is None else scale,
+)
 _BOTH_DENSE = "dense_2_out&dense_3_in&!dense_2_bias&!dense_3_bias"
 """llama.cpp has two layers behind the pooling, without biases."""
 _WINDOW = Key("attention.sliding_window", ("sliding_window",))
@@ -82,8 +82,7 @@ def _gemma(*more: TensorRow, after: str = "ffn_norm") -> tuple[TensorRow, ...]:
     """Gemma's decoder: its norms scale by their weight + 1."""
     return network(
         *norm("input_layernorm", "attn_norm", value="plus_one"), *attention("attention_bias", "attention_bias"),
-        *norm("post_attention_layernorm", after, value="plus_one"), *more, *gated_mlp(),
-        norm_value="plus_one",
+        *norm("post_attention_layernorm", after, value="plus_one"), *more, *gated_mlp(), norm_value="plus_one",
     )
 
 
@@ -91,8 +90,7 @@ def _sandwiched(*more: TensorRow) -> tuple[TensorRow, ...]:
     """Gemma's decoder with norms before and behind attention and MLP."""
     return _gemma(
         *norm("pre_feedforward_layernorm", "ffn_norm", value="plus_one"),
-        *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *more,
-        after="post_attention_norm",
+        *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *more, after="post_attention_norm",
     )
 
 
@@ -128,7 +126,6 @@ def _pooled_from(value: object, scope: Scope) -> object:
 pooled_patches = Converter(_pooled_to, _pooled_from)
 _V = "vision_tower.vision_model."
 _POSITIONS = "image_size/patch_size*image_size/patch_size"
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -184,7 +181,6 @@ ROWS: tuple[Architecture, ...] = (
         nested_rope=True,
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

@@ -180,8 +180,8 @@ def _width_a_layer_to(value: object, scope: Scope) -> list[object] | None:
 
 
 last_full_layer_types = replace(
-        layer_types, derive=lambda scope: _last_full(layer_types_derive(scope)), normalize=_last_full_normalize
-    )
+    layer_types, derive=lambda scope: _last_full(layer_types_derive(scope)), normalize=_last_full_normalize,
+)
 global_heads = Converter(_global_heads_to, normalize=_global_heads_normalize)
 global_kv_heads = Converter(derive=lambda scope: scope.h.num_kv_heads)
 window_heads = Converter(_window_heads_to)

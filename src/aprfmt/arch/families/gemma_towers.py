@@ -170,10 +170,6 @@ _POOLED = 3
 """How many patches llama.cpp pools in each direction where a GGUF does not say it."""
 
 
-def _unless_three(value: object, scope: Scope) -> object:
-    return None if value == _POOLED else value
-
-
 def _four_times(value: object, scope: Scope) -> object:
     width = as_int(value, scope.name)
     return 4 * width if width is not None else None
@@ -184,13 +180,9 @@ def _quarter(value: object, scope: Scope) -> object:
     return ffn // 4 if ffn else DEFAULT
 
 
-def _as_many_heads(value: object, scope: Scope) -> object:
-    return or_default(scope.gguf("vision.attention.head_count"), scope)
-
-
-unless_three = Converter(_unless_three, or_default)
+unless_three = Converter(lambda value, scope: None if value == _POOLED else value, or_default)
 four_times = Converter(_four_times, _quarter)
-as_many_heads = Converter(same, _as_many_heads)
+as_many_heads = Converter(same, lambda value, scope: or_default(scope.gguf("vision.attention.head_count"), scope))
 
 
 def has_tensor(name: str) -> Converter:
@@ -342,7 +334,6 @@ _VISION_ONLY = Tower(
     tensors=_GEMMA4_SEEING, f32=(".position_embd.",),
     keys=_GEMMA4_SEEN,
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     _VISION_ONLY,

@@ -97,7 +97,6 @@ def _expert(kind: str, gguf: str) -> tuple[TensorRow, ...]:
 
 _OF_VISION = f"vision_config.{TOWER_WIDTH}"
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="glm", gguf="chatglm", **hf_names("Glm", "glm"), rope_type=0, gguf_only=(),
@@ -177,7 +176,6 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, VOCAB, ROPE_DIM, EQUAL_HEADS, SILU),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

@@ -28,10 +28,6 @@ def _hy_indexers(value: object, scope: Scope) -> object:
     return [OWN if i == 0 or (i - 1) % 4 == 0 else SHARED for i in range(n_layers)]
 
 
-def _own_indexers_from(value: object, scope: Scope) -> object:
-    return [OWN if flag else SHARED for flag in value] if isinstance(value, list) else DEFAULT
-
-
 _ATTENDS, _LINEAR_KIND = "full_attention", "linear_attention"
 
 
@@ -49,7 +45,11 @@ def _latent_or_linear_from(value: object, scope: Scope) -> object:
 
 
 hy_indexers = Converter(indexers_to, indexers_from, normalize=_hy_indexers)
-own_indexers = Converter(indexers_to, _own_indexers_from, normalize=indexers_normalize)
+own_indexers = Converter(
+    indexers_to,
+    lambda value, scope: [OWN if flag else SHARED for flag in value] if isinstance(value, list) else DEFAULT,
+    normalize=indexers_normalize,
+)
 latent_or_linear = Converter(nothing, _latent_or_linear_from, normalize=_latent_or_linear_normalize)
 
 

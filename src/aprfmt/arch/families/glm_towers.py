@@ -83,7 +83,6 @@ _GLM4V = {
     "vision_config.num_heads": 12, _BIAS: False,
 }
 
-
 TOWERS: tuple[Tower, ...] = (
     Tower(
         id="glmasr_tower", **whole("GlmasrModel", types=("Glmasr",)), when="projector_type=glma", text="",

@@ -47,16 +47,12 @@ def _falcon_kind_from(value: object, scope: Scope) -> object:
     norms = 2 if "blk.0.attn_norm_2.weight" in scope.names else 1
     new = norms == 2 or 1 < kv_heads != heads
     return ConfigKeys(
-        new_decoder_architecture=new, multi_query=kv_heads == 1, num_ln_in_parallel_attn=norms if new else None
+        new_decoder_architecture=new, multi_query=kv_heads == 1, num_ln_in_parallel_attn=norms if new else None,
     )
 
 
 def _has_groups(scope: Scope) -> bool:
     return scope.h.num_kv_heads != scope.h.num_heads
-
-
-def _alibi_to(value: object, scope: Scope) -> float | None:
-    return 0.0 if scope.config("attn_config.alibi") is False else as_float(value, scope.name)
 
 
 def _alibi_from(value: object, scope: Scope) -> object:
@@ -72,18 +68,17 @@ multi_query = Converter(nothing, lambda value, scope: scope.h.num_kv_heads == 1 
 multi_query_kv = Converter(normalize=_multi_query_normalize)
 falcon_kv = Converter(normalize=_falcon_kv_normalize)
 falcon_kind = Converter(nothing, _falcon_kind_from)
-expansion = Converter(
-        nothing, lambda value, scope: over_hidden(scope.h.intermediate_size if scope.kv else None, scope)
-    )
+expansion = Converter(nothing, lambda value, scope: over_hidden(scope.h.intermediate_size if scope.kv else None, scope))
 expansion_width = Converter(derive=lambda scope: times_hidden(scope.config("expansion_ratio"), scope))
-kv_named = Converter(
-        nothing, lambda value, scope: scope.h.num_kv_heads if scope.kv and _has_groups(scope) else DEFAULT
-    )
+kv_named = Converter(nothing, lambda value, scope: scope.h.num_kv_heads if scope.kv and _has_groups(scope) else DEFAULT)
 kv_if_named = Converter(
-        lambda value, scope: scope.h.num_kv_heads if _has_groups(scope) else None,
-        normalize=lambda value, scope: scope.size("attn_config.kv_n_heads") or scope.h.num_heads,
-    )
-alibi_bias = Converter(_alibi_to, _alibi_from)
+    lambda value, scope: scope.h.num_kv_heads if _has_groups(scope) else None,
+    normalize=lambda value, scope: scope.size("attn_config.kv_n_heads") or scope.h.num_heads,
+)
+alibi_bias = Converter(
+    lambda value, scope: 0.0 if scope.config("attn_config.alibi") is False else as_float(value, scope.name),
+    _alibi_from,
+)
 _DEALT = More(order=("deal:kv_heads,q/kv_heads,head_dim,head_dim",))
 """Fused attention of which each group holds its heads of Q, one of K, one of V; GGUF has all Q, all K, all V."""
 _QKV = "q+2*kv,hidden"
@@ -122,7 +117,7 @@ _GPT2 = Architecture(
             *conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
             *conv1d("attn.c_proj", "attn_output", "hidden", "hidden"), *conv1d("mlp.c_fc", "ffn_up", "hidden", "ffn"),
             *conv1d("mlp.c_proj", "ffn_down", "ffn", "hidden"),
-        )
+        ),
     ),
     keys=(
         *convert(_GPT_DIMS, intermediate_size=four_hidden), EPSILON, gelu("activation_function"),
@@ -166,7 +161,7 @@ _BIGCODE = Architecture(
             *linear("attn.c_proj", "attn_output", "hidden,q", REQUIRED),
             *linear("mlp.c_fc", "ffn_up", "ffn,hidden", REQUIRED),
             *linear("mlp.c_proj", "ffn_down", "hidden,ffn", REQUIRED),
-        )
+        ),
     ),
     keys=(
         *convert(_GPT_DIMS, intermediate_size=four_hidden), replace(GROUPED, converter=multi_query_kv),
@@ -183,9 +178,8 @@ _NEOX = Architecture(
         *linear("attention.dense", "attn_output", "hidden,q", "attention_bias"),
         *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
         *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", REQUIRED),
-        *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", REQUIRED),
-        hf="gpt_neox.layers.{n}.", embed="gpt_neox.embed_in", last="gpt_neox.final_layer_norm", norm_bias=REQUIRED,
-        out="embed_out",
+        *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", REQUIRED), hf="gpt_neox.layers.{n}.",
+        embed="gpt_neox.embed_in", last="gpt_neox.final_layer_norm", norm_bias=REQUIRED, out="embed_out",
     ),
     keys=(
         *DIMS, Key("rope.dimension_count", ("rotary_pct",), converter=rotary_dim),
@@ -221,8 +215,8 @@ _FALCON = Architecture(
         TensorRow(("post_attention_layernorm.weight",), (), ("hidden",), OPTIONAL),
         TensorRow(("post_attention_layernorm.bias",), (), ("hidden",), OPTIONAL),
         *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", "bias"),
-        *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", "bias"),
-        hf="transformer.h.{n}.", embed="transformer.word_embeddings", last="transformer.ln_f", norm_bias=REQUIRED,
+        *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", "bias"), hf="transformer.h.{n}.",
+        embed="transformer.word_embeddings", last="transformer.ln_f", norm_bias=REQUIRED,
     ),
     keys=(
         *convert(
@@ -252,8 +246,7 @@ _BLOOM = Architecture(
             *linear("self_attention.dense", "attn_output", "hidden,hidden", REQUIRED),
             *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
             *linear("mlp.dense_h_to_4h", "ffn_up", "4*hidden,hidden", REQUIRED),
-            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,4*hidden", REQUIRED),
-            hf="transformer.h.{n}.",
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,4*hidden", REQUIRED), hf="transformer.h.{n}.",
         ),
         *final_norm("transformer.ln_f", REQUIRED), *head(),
     ),
@@ -284,8 +277,7 @@ _MPT = Architecture(
             *optional(*norm("attn.k_ln", "attn_k_norm", "kv", bias=REQUIRED)),
             *linear("attn.out_proj", "attn_output", "hidden,q", OPTIONAL), *norm("norm_2", "ffn_norm", bias=OPTIONAL),
             *linear("ffn.up_proj", "ffn_up", "ffn,hidden", OPTIONAL),
-            *linear("ffn.down_proj", "ffn_down", "hidden,ffn", OPTIONAL),
-            hf="transformer.blocks.{n}.",
+            *linear("ffn.down_proj", "ffn_down", "hidden,ffn", OPTIONAL), hf="transformer.blocks.{n}.",
         ),
         *final_norm("transformer.norm_f", OPTIONAL), *head(),
     ),
@@ -317,7 +309,6 @@ def _refact_width(value: object, scope: Scope) -> object:
 
 refact_width = Converter(normalize=_refact_width)
 _RMS_EPSILON = replace(EPSILON, gguf=RMS_EPS.gguf)
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

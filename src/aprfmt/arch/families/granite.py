@@ -23,10 +23,8 @@ from aprfmt.errors import CorruptError, RefusedError
 
 
 SCALES = (
-    Key("attention.scale", ("attention_multiplier",), "f32"),
-    Key("embedding_scale", ("embedding_multiplier",), "f32"),
-    Key("residual_scale", ("residual_multiplier",), "f32"),
-    Key("logit_scale", ("logits_scaling",), "f32"),
+    Key("attention.scale", ("attention_multiplier",), "f32"), Key("embedding_scale", ("embedding_multiplier",), "f32"),
+    Key("residual_scale", ("residual_multiplier",), "f32"), Key("logit_scale", ("logits_scaling",), "f32"),
 )
 """Granite's multipliers."""
 
@@ -73,7 +71,7 @@ def _granite_mlp() -> tuple[TensorRow, ...]:
 
 _MAMBA_D = ("mamba_expand*hidden", "mamba_d_state")
 _GRANITE_MIXER = dual(
-    *_MAMBA_D, "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias"
+    *_MAMBA_D, "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias",
 )
 _GRANITE = Architecture(
     id="granitemoehybrid", required={"attention.head_count_kv": ""}, gguf="granitehybrid",
@@ -187,9 +185,9 @@ def _granite_shared() -> tuple[TensorRow, ...]:
 
 
 one_more = Converter(
-        lambda value, scope: value - 1 if isinstance(value, int) and value else None,
-        lambda value, scope: value + 1 if isinstance(value, int) else DEFAULT,
-    )
+    lambda value, scope: value - 1 if isinstance(value, int) and value else None,
+    lambda value, scope: value + 1 if isinstance(value, int) else DEFAULT,
+)
 _COUNT, _RANK = "num_adapters", "max_lora_rank"
 _TURNED = "head_dim/2"
 
@@ -221,7 +219,6 @@ def _adapters(hf: str, slices: dict[str, tuple[str, str]], width: str) -> tuple[
 _PARTS = {"attn_q": ("q", "heads"), "attn_k": ("kv", "kv_heads"), "attn_v": ("kv", "")}
 _GATE_UP = {"ffn_gate": ("ffn", ""), "ffn_up": ("ffn", "")}
 _SWITCH_BLOCKS, *_OTHERS = DECODER
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

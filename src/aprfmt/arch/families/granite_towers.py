@@ -254,7 +254,6 @@ _SPEECH = Tower(
     config={f"{_C}.model_type": "granite_speech_encoder", f"{_Q}.model_type": "blip_2_qformer"},
 )
 
-
 TOWERS: tuple[Tower, ...] = (
     _SPEECH,
     replace(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.blocks.decoder import (
     DECODER, PAD, SILU, attention, decoder, experts, gated_mlp, hf_names, linear, must_be, norm, tensor,
 )
@@ -24,19 +26,18 @@ def _over_moe_width(value: object, scope: Scope) -> object:
 
 
 times_moe_width = Converter(width_of_experts, _over_moe_width)
-_BIASED = attention("attention_bias", "attention_bias")
-HUNYUAN_DENSE = decoder(
-    *_BIASED, *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),
-    *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
+_DENSE = Architecture(
+    id="hunyuan_v1_dense", gguf="hunyuan-dense", **hf_names("HunYuanDenseV1", "hunyuan_v1_dense"), gguf_only=(),
+    tensors=decoder(
+        *attention("attention_bias", "attention_bias"), *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),
+        *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
+    ),
+    keys=(*DECODER, PAD, SILU, must_be("attention_bias", False)),
 )
 in_rope = Converter(nothing, lambda value, scope: DEFAULT)
 
-
 ROWS: tuple[Architecture, ...] = (
-    Architecture(
-        id="hunyuan_v1_dense", gguf="hunyuan-dense", **hf_names("HunYuanDenseV1", "hunyuan_v1_dense"), gguf_only=(),
-        tensors=HUNYUAN_DENSE, keys=(*DECODER, PAD, SILU, must_be("attention_bias", False)),
-    ),
+    _DENSE,
     Architecture(
         id="hunyuan_v1_moe", gguf="hunyuan-moe", **hf_names("HunYuanMoEV1", "hunyuan_v1_moe"),
         tensors=moe_decoder(
@@ -70,14 +71,11 @@ ROWS: tuple[Architecture, ...] = (
             must_be("enable_moe_fp32_combine", True), must_be("mlp_bias", False), NO_BIAS,
         ),
     ),
-    Architecture(
-        id="hunyuan_vl", gguf="hunyuan_vl", hf_class="HunYuanDenseV1ForCausalLM", model_type="hunyuan_v1_dense",
-        hf_classes=(), model_types=("hunyuan_vl_text",), gguf_only=(),
-        tensors=HUNYUAN_DENSE,
-        keys=(*DECODER, PAD, Key("rope.scaling.alpha", converter=in_rope), SILU, must_be("attention_bias", False)),
+    replace(
+        _DENSE, id="hunyuan_vl", gguf="hunyuan_vl", hf_classes=(), bare_classes=(), model_types=("hunyuan_vl_text",),
+        keys=(*_DENSE.keys, Key("rope.scaling.alpha", converter=in_rope)),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

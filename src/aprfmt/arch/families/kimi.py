@@ -27,9 +27,7 @@ from aprfmt.errors import RefusedError
 
 
 _KDA_CONFIG = {
-    "head_dim": "linear_head_dim",
-    "num_heads": "linear_num_heads",
-    "short_conv_kernel_size": "linear_conv_kernel_dim",
+    "head_dim": "linear_head_dim", "num_heads": "linear_num_heads", "short_conv_kernel_size": "linear_conv_kernel_dim",
 }
 
 
@@ -143,7 +141,7 @@ _K3_PACKED = {
         },
     }},
     "ignore": [
-        "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "re:.*lm_head.*"
+        "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "re:.*lm_head.*",
     ],
 }
 _K3_GATES = (
@@ -268,7 +266,6 @@ K25_KEYS = sees(
     Key("vision.image_max_pixels", ("preprocessor_config.in_patch_limit",), converter=patches_to_pixels),
 )
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="kimi_linear", gguf="kimi-linear", **hf_names("KimiLinear", "kimi_linear"),
@@ -324,7 +321,6 @@ ROWS: tuple[Architecture, ...] = (
         head_always=True,
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

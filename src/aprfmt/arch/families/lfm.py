@@ -21,11 +21,7 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow, To
 from aprfmt.errors import RefusedError
 
 
-def _as_wide_from(value: object, scope: Scope) -> int | None:
-    return scope.h.hidden_size if scope.gguf("embedding_length_out") else None
-
-
-as_wide = Converter(nothing, _as_wide_from)
+as_wide = Converter(nothing, lambda value, scope: scope.h.hidden_size if scope.gguf("embedding_length_out") else None)
 
 
 def _some_conv_to(value: object, scope: Scope) -> None:
@@ -75,8 +71,7 @@ def _lfm2(*mlp: TensorRow, begin: str = "model.") -> tuple[TensorRow, ...]:
             *norm("operator_norm", "attn_norm"), *_short_conv(), *attention(o_proj="out_proj", layers="!conv"),
             *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", layers="!conv"),
             *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers="!conv"), *norm("ffn_norm", "ffn_norm"),
-            *mlp,
-            hf=f"{begin}layers.{{n}}.",
+            *mlp, hf=f"{begin}layers.{{n}}.",
         ),
         *head(),
     )
@@ -97,11 +92,10 @@ _LFM2_ROW = Architecture(
     ),
     keys=(
         _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, hf=("intermediate_size", "block_ff_dim"), converter=lfm2_width),
-        _HEADS,
-        _SOME_HEADS, ROPE, _LFM2_EPS, *_LFM2_END, _KINDS, ENCODER[1], Key("embedding_length_out", ("dense_1_out",)),
-        Key("", ("dense_1_in",), converter=as_wide), Key("", ("dense_1_bias",), "bool"),
-        Key("", ("block_auto_adjust_ff_dim",), "bool", converter=never_adjusted), Key("", ("full_attn_idxs",)),
-        Key("", ("block_ffn_dim_multiplier",), "f32"), Key("", ("block_multiple_of",)),
+        _HEADS, _SOME_HEADS, ROPE, _LFM2_EPS, *_LFM2_END, _KINDS, ENCODER[1],
+        Key("embedding_length_out", ("dense_1_out",)), Key("", ("dense_1_in",), converter=as_wide),
+        Key("", ("dense_1_bias",), "bool"), Key("", ("block_auto_adjust_ff_dim",), "bool", converter=never_adjusted),
+        Key("", ("full_attn_idxs",)), Key("", ("block_ffn_dim_multiplier",), "f32"), Key("", ("block_multiple_of",)),
     ),
 )
 
@@ -196,7 +190,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

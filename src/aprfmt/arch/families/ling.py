@@ -54,10 +54,6 @@ def _kda_and_value_to(value: object, scope: Scope) -> GgufKeys | None:
     return None if size is None else GgufKeys({"kda.head_dim": ("u32", size), "attention.value_length": ("u32", size)})
 
 
-def _three_sections_to(value: object, scope: Scope) -> object:
-    return [*value[:3], 0] if isinstance(value, list) else None
-
-
 def _group_of_layers_from(value: object, scope: Scope) -> object:
     found = attending(scope)
     return DEFAULT if not found else found[0] + 1
@@ -65,8 +61,9 @@ def _group_of_layers_from(value: object, scope: Scope) -> object:
 
 kda_and_value = Converter(_kda_and_value_to)
 three_sections = Converter(
-        _three_sections_to, lambda value, scope: value[:3] if isinstance(value, list) else None
-    )
+    lambda value, scope: [*value[:3], 0] if isinstance(value, list) else None,
+    lambda value, scope: value[:3] if isinstance(value, list) else None,
+)
 group_of_layers = Converter(nothing, _group_of_layers_from)
 _KDA, _ATTENTION = "linear_attention", "full_attention"
 _ATTENDS = f"{_ATTENTION}|draft"
@@ -82,7 +79,6 @@ _MLA = tuple(
 )
 _COUNT, _USED, _WIDTH = EXPERTS
 _V = "visual."
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -175,7 +171,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

@@ -135,7 +135,6 @@ def _sliding_dim_from(value: object, scope: Scope) -> object:
 
 sliding_rotary_dim = Converter(_sliding_dim_to, _sliding_dim_from)
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="llama", gguf="llama",

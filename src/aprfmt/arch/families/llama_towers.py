@@ -22,7 +22,6 @@ def _ffn_of_ratio(scope: Scope) -> object:
 
 ffn_of_ratio = Converter(derive=_ffn_of_ratio)
 
-
 TOWERS: tuple[Tower, ...] = (
     Tower(
         id="idefics3_vision",

@@ -24,12 +24,8 @@ def _rank_derive(scope: Scope) -> int | None:
 
 
 auto_rank = Converter(
-    derive=_rank_derive, normalize=lambda value, scope: _rank_derive(scope) if value == "auto" else DEFAULT
+    derive=_rank_derive, normalize=lambda value, scope: _rank_derive(scope) if value == "auto" else DEFAULT,
 )
-
-
-def _listed_from(value: object, scope: Scope) -> object:
-    return DEFAULT if (found := attending(scope)) is None else found
 
 
 def _steps(found: list[int], n_layers: int, period: str, offset: str) -> ConfigKeys:
@@ -79,7 +75,8 @@ def _tied_multiplier_to(value: object, scope: Scope) -> None:
 
 
 attention_indices = Converter(
-    nothing, _listed_from, normalize=lambda value, scope: [] if value is None else DEFAULT
+    nothing, lambda value, scope: DEFAULT if (found := attending(scope)) is None else found,
+    normalize=lambda value, scope: [] if value is None else DEFAULT,
 )
 attention_period = Converter(nothing, _period_from)
 expert_period = Converter(nothing, _expert_period_from)
@@ -114,7 +111,7 @@ def _part_rotated() -> tuple[TensorRow, ...]:
 
 
 _BAMBA_MIXER = dual(
-    _INNER, "mamba_d_state", "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias"
+    _INNER, "mamba_d_state", "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias",
 )
 _BAMBA = {
     "hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
@@ -196,8 +193,8 @@ def _twice_to(value: object, scope: Scope) -> object:
 
 
 expanded_twice = Converter(
-        _twice_to, derive=lambda scope: times_hidden(scope.h.extra.get("expand", scope.defaults.get("expand")), scope)
-    )
+    _twice_to, derive=lambda scope: times_hidden(scope.h.extra.get("expand", scope.defaults.get("expand")), scope),
+)
 _BLOCKS, _, _WIDTH, _, _ = DIMS
 _UNBOUNDED = Key("context_length", constant=1 << 20)
 """Written where the network has no positions; a config.json has no such key."""
@@ -230,7 +227,6 @@ _SSM_INNER = Key(
 )
 _RANK = Key("ssm.time_step_rank", ("time_step_rank", "dt_rank"), converter=auto_rank)
 _NORMED = "ssm.dt_b_c_rms"
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

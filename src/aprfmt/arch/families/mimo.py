@@ -55,10 +55,6 @@ def _inclusive_window(value: object, scope: Scope) -> object:
     return DEFAULT if size is None or scope.h.hf_model_type != "mimo_v2_flash" else size + 1
 
 
-def _fused_from(value: object, scope: Scope) -> object:
-    return "fused_qkv" if "blk.0.attn_qkv.weight" in scope.names else DEFAULT
-
-
 def _fused_to(value: object, scope: Scope) -> None:
     """FP8 releases store the fused rows in the order of the devices that they were divided among."""
     packed = as_mapping(scope.h.extra.get("quantization_config"))
@@ -73,7 +69,9 @@ def _fused_to(value: object, scope: Scope) -> None:
 heads_by_window = Converter(_heads_by_window_to, heads_by_window_from)
 windowed_kv_heads = Converter(nothing, _windowed_from, _twice_the_heads)
 mimo_window = Converter(normalize=_inclusive_window)
-fused_by_tensors = Converter(_fused_to, _fused_from)
+fused_by_tensors = Converter(
+    _fused_to, lambda value, scope: "fused_qkv" if "blk.0.attn_qkv.weight" in scope.names else DEFAULT,
+)
 absent_null = unless_named(None)
 
 
@@ -108,10 +106,6 @@ def _numbers(value: object, scope: Scope) -> list[int]:
 
 def _beside(scope: Scope, name: str) -> str:
     return f"{scope.name.rpartition('.')[0]}.{name}"
-
-
-def _book_sizes_to(value: object, scope: Scope) -> object:
-    return book_sizes(value, scope.size(_beside(scope, "num_quantizers")) or 0)
 
 
 def _whole_to(value: object, scope: Scope) -> object:
@@ -159,7 +153,7 @@ def _channels(value: object, scope: Scope) -> object:
     return DEFAULT if channels is None else channels
 
 
-codebook_sizes = Converter(_book_sizes_to)
+codebook_sizes = Converter(lambda value, scope: book_sizes(value, scope.size(_beside(scope, "num_quantizers")) or 0))
 whole_after_windows = Converter(_whole_to, _whole_from)
 channels_of_books = Converter(normalize=_channels, derive=lambda scope: scope.size(_CODE_BOOKS))
 behind_only = Converter(_behind_to, _behind_from)
@@ -240,7 +234,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

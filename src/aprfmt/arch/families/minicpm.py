@@ -22,11 +22,7 @@ def _odd_length_to(value: object, scope: Scope) -> object:
     return None if value == scope.h.plain_head_dim else value
 
 
-def _plain_head(scope: Scope) -> int | None:
-    return scope.h.plain_head_dim
-
-
-odd_value_length = Converter(_odd_length_to, derive=_plain_head, role=SELDOM)
+odd_value_length = Converter(_odd_length_to, derive=lambda scope: scope.h.plain_head_dim, role=SELDOM)
 
 
 def _given_to(value: object, scope: Scope) -> object:
@@ -75,16 +71,12 @@ def _base_width_from(value: object, scope: Scope) -> object:
 depth_scale = Converter(_depth_scale_to, _depth_scale_from)
 base_width = Converter(_base_width_to, _base_width_from)
 _UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}
-
-
-def _one_layer_from(value: object, scope: Scope) -> object:
-    return value[0] if isinstance(value, list) and value else DEFAULT
-
-
 downsampling = words({"4x": 2, "16x": 4})
-one_layer = Converter(lambda value, scope: None if value is None else [value], _one_layer_from)
+one_layer = Converter(
+    lambda value, scope: None if value is None else [value],
+    lambda value, scope: value[0] if isinstance(value, list) and value else DEFAULT,
+)
 _MERGER = "model.vision_tower.vit_merger."
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -112,7 +104,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

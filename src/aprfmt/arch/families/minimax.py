@@ -98,8 +98,8 @@ def _whole_experts(value: object, scope: Scope) -> int | None:
 over_moe_width = Converter(_whole_experts, lambda value, scope: width_of_experts(value, scope) or DEFAULT)
 counted_dense = Converter(counted_dense_to, counted_dense_from, normalize=_counted_dense_normalize)
 indexed_where_sparse = Converter(
-        _where_sparse_to, lambda value, scope: _where_sparse(scope), normalize=_where_sparse_normalize
-    )
+    _where_sparse_to, lambda value, scope: _where_sparse(scope), normalize=_where_sparse_normalize,
+)
 _SPARSE = "sparse_attention_config."
 _PLUS_ONE = "plus_one"
 
@@ -200,7 +200,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

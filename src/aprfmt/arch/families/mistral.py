@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.blocks.decoder import (
     LLAMA_KEYS, NO_WINDOW, PAD, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WINDOW, attention, block, decoder, hf_names,
-    must_be, tensor,
+    must_be, tensor, variant,
 )
 from aprfmt.arch.blocks.mla import MLA_LITE_REQUIRED, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import mixtral_experts, moe_decoder, moe_keys
@@ -19,20 +21,18 @@ def _temperature_from(value: object, scope: Scope) -> object:
     """transformers has no Ministral 3 without a temperature: 0 is what changes nothing."""
     original = "original_max_position_embeddings"
     scope.h.extra["rope_scaling"] = {
-        "rope_type": "default",
-        original: scope.h.max_position_embeddings,
-        **scaling_of(scope.h),
+        "rope_type": "default", original: scope.h.max_position_embeddings, **scaling_of(scope.h),
         BETA: from_f32(value, scope.key.gguf) or 0.0,
     }
     return DEFAULT
 
 
 llama_4_scaling = Converter(
-    lambda value, scope: as_float(scaling_of(scope.h).get(BETA), BETA) or None, _temperature_from
+    lambda value, scope: as_float(scaling_of(scope.h).get(BETA), BETA) or None, _temperature_from,
 )
 
 
-_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 _PLAIN = decoder(*attention(permuted=True))
 
 
@@ -44,29 +44,21 @@ def _temperature_length(value: object, scope: Scope) -> int | None:
 
 
 llama_4_length = Converter(_temperature_length, lambda value, scope: DEFAULT)
-
+_MISTRAL = Architecture(
+    id="mistral", gguf="llama", when="attention.sliding_window&!expert_count", **hf_names("Mistral", "mistral"),
+    rope_type=0,
+    tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW),
+    differs=(NO_WINDOW,),
+)
 
 ROWS: tuple[Architecture, ...] = (
-    Architecture(
-        id="ministral", gguf="llama", when="attention.sliding_window_pattern&!expert_count",
-        **hf_names("Ministral", "ministral"),
-        rope_type=0,
-        tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW, SLIDING_LAYERS),
-        differs=(NO_WINDOW,),
+    variant(
+        _MISTRAL, "ministral", "llama", hf_names("Ministral", "ministral"), SLIDING_LAYERS,
+        when="attention.sliding_window_pattern&!expert_count",
     ),
-    Architecture(
-        id="mistral", gguf="llama", when="attention.sliding_window&!expert_count", **hf_names("Mistral", "mistral"),
-        rope_type=0,
-        gguf_only=_FACTORS,
-        tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW),
-        differs=(NO_WINDOW,),
-    ),
-    Architecture(  # Mistral inside Mistral3, the wrapper
-        id="mistral3", gguf="mistral3", hf_class="MistralForCausalLM", model_type="mistral", hf_classes=(),
-        model_types=(), rope_type=0,
-        tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW),
-        differs=(NO_WINDOW,),
-    ),
+    replace(_MISTRAL, gguf_only=("rope_freqs.weight", *_LONG_AND_SHORT)),
+    # Mistral inside Mistral3, the wrapper
+    replace(_MISTRAL, id="mistral3", gguf="mistral3", hf_classes=(), model_types=(), bare_classes=(), when=""),
     Architecture(
         id="ministral3", gguf="mistral3", when="attention.temperature_scale|rope.scaling.yarn_log_multiplier",
         **hf_names("Ministral3", "ministral3"), rope_type=0,

@@ -56,7 +56,6 @@ _DEFAULTS = {
 }
 _OWN = ("hidden_size", "intermediate_size", "num_hidden_layers")
 
-
 TOWERS: tuple[Tower, ...] = (
     Tower(
         id="mistral3_vision", **whole("Mistral3ForConditionalGeneration", types=("mistral3",)),

@@ -37,8 +37,8 @@ def _window_theta_from(value: object, scope: Scope) -> object:
 
 
 last_dense_layer_types = replace(
-        layer_types, derive=lambda scope: kinds_of([*reversed(periodic(FOURTH, scope.h.num_layers or 0, first=0))])
-    )
+    layer_types, derive=lambda scope: kinds_of([*reversed(periodic(FOURTH, scope.h.num_layers or 0, first=0))]),
+)
 rotated_with_window = Converter(_window_theta_to, _window_theta_from)
 _ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
 _LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
@@ -49,19 +49,14 @@ def _merged_patch(scope: Scope) -> int:
     return (scope.size("vision_config.patch_size") or 0) * (scope.size("vision_config.merge_size") or 0)
 
 
-def _side_to(value: object, scope: Scope) -> object:
-    return (as_int(value, scope.name) or 0) * _merged_patch(scope)
-
-
 def _side_from(value: object, scope: Scope) -> object:
     patch, merge = (as_int(scope.gguf(f"vision.{name}_size"), scope.name) for name in ("patch", "spatial_merge"))
     side = as_int(value, scope.name)
     return side // (patch * merge) if side and patch and merge else DEFAULT
 
 
-side_of_patches = Converter(_side_to, _side_from)
+side_of_patches = Converter(lambda value, scope: (as_int(value, scope.name) or 0) * _merged_patch(scope), _side_from)
 _EMBEDDER = "model.vision_tower.patch_embedder."
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -87,7 +82,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

@@ -61,15 +61,14 @@ def _blocks_from(value: object, scope: Scope) -> object:
     for item in zip(heads, kv_heads, widths, strict=False):
         n_heads, n_kv, width = (as_int(number, name) or 0 for number, name in zip(item, names, strict=True))
         attention = {
-            "n_heads_in_group": n_heads // n_kv if n_kv else None,
-            "no_op": not n_heads,
+            "n_heads_in_group": n_heads // n_kv if n_kv else None, "no_op": not n_heads,
             "replace_with_linear": bool(n_heads and not n_kv),
         }
         blocks.append(
             {
                 "attention": attention,
                 "ffn": {"ffn_mult": 3 * width / (2 * hidden) if width else None, "no_op": not width},
-            }
+            },
         )
     return blocks
 
@@ -118,8 +117,7 @@ def _puzzle_from(value: object, scope: Scope) -> object:
         return DEFAULT
     return [
         {"block_type": "moe", "moe_intermediate_size": width, "num_experts_per_tok": n}
-        if width
-        else {"block_type": "attention" if n_heads else "mamba"}
+        if width else {"block_type": "attention" if n_heads else "mamba"}
         for width, n, n_heads in zip(widths, used, heads, strict=False)
     ]
 
@@ -243,9 +241,9 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
             Key("ssm.group_count", ("n_groups",)), Key("ssm.inner_size", ("mamba_head_dim",), converter=inner_size),
             Key("ssm.time_step_rank", ("mamba_num_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=False),
             HEAD_DIM, Key("", ("layers_block_type",), converter=block_types),
-            Key("", ("hybrid_override_pattern",), "str"),
-            must_be("mlp_hidden_act", "relu2"), must_be("mamba_hidden_act", "silu"), must_be("use_bias", False),
-            must_be("use_conv_bias", True), flag("mlp_bias"),
+            Key("", ("hybrid_override_pattern",), "str"), must_be("mlp_hidden_act", "relu2"),
+            must_be("mamba_hidden_act", "silu"), must_be("use_bias", False), must_be("use_conv_bias", True),
+            flag("mlp_bias"),
         ),
         hf_when=hf_when,
     )
@@ -277,7 +275,6 @@ _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has i
 )
 _V = "vision_model.radio_model.model."
 _PATCHES = f"{_V}patch_generator."
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -318,7 +315,6 @@ ROWS: tuple[Architecture, ...] = (
         differs=(Difference("llama.cpp's deci leaves out a layer that has attention but no MLP", "lone_attention"),),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

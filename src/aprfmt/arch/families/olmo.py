@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.blocks.decoder import (
     DECODER, DIMS, GROUPED, HEAD_DIM, PAD, ROPE, SILU, SLIDING_LAYERS, WHOLE_HEADS, WINDOW, attention, block, embedding,
-    gated_mlp, head, hf_names, must_be, post_norm_decoder,
+    gated_mlp, head, hf_names, must_be, post_norm_decoder, variant,
 )
 from aprfmt.arch.blocks.moe import EQUAL_HEADS, NO_BIAS, moe_decoder, moe_keys, router_and_experts
 from aprfmt.arch.row import Architecture, Difference, Key
 
 
-_OLMO2 = post_norm_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"))
+_OLMO2 = Architecture(
+    id="olmo2", gguf="olmo2", **hf_names("Olmo2", "olmo2"), gguf_only=(), head_always=True,
+    tensors=post_norm_decoder(*attention("attention_bias", "attention_bias", qk_norm="q")),
+    keys=(*DECODER, WHOLE_HEADS, PAD, SILU, must_be("attention_bias", False)),
+)
 _ONE_THETA = Difference("llama.cpp's olmo2 rotates sliding and full layers with one base frequency", "two_thetas")
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -25,17 +30,14 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.clamp_kqv", ("clip_qkv",), "f32"), SILU, PAD, must_be("attention_bias", False),
         ),
     ),
-    Architecture(
-        id="olmo3", gguf="olmo2", when="attention.sliding_window", **hf_names("Olmo3", "olmo3"), gguf_only=(),
-        head_always=True,
-        tensors=_OLMO2,
-        keys=(*DECODER, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, PAD, SILU, must_be("attention_bias", False)),
+    replace(
+        variant(
+            _OLMO2, "olmo3", "olmo2", hf_names("Olmo3", "olmo3"), WINDOW, SLIDING_LAYERS,
+            when="attention.sliding_window",
+        ),
         differs=(_ONE_THETA,), nested_rope=True,
     ),
-    Architecture(
-        id="olmo2", gguf="olmo2", **hf_names("Olmo2", "olmo2"), gguf_only=(), head_always=True,
-        tensors=_OLMO2, keys=(*DECODER, WHOLE_HEADS, PAD, SILU, must_be("attention_bias", False)),
-    ),
+    _OLMO2,
     Architecture(
         id="olmoe", gguf="olmoe", **hf_names("Olmoe", "olmoe"), head_always=True,
         tensors=moe_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()),

@@ -33,7 +33,7 @@ def _mscales_from(value: object, scope: Scope) -> object:
 
 mscales = Converter(nothing, _mscales_from)
 _SPARSEMIXER = Difference(
-    "llama.cpp's phimoe norms without subtracting the mean and weighs both experts by one softmax (no sparsemixer)"
+    "llama.cpp's phimoe norms without subtracting the mean and weighs both experts by one softmax (no sparsemixer)",
 )
 
 
@@ -65,10 +65,6 @@ def _grid_from(value: object, scope: Scope) -> object:
     return (side // patch) ** 2 if side and patch else DEFAULT
 
 
-def _patches_to(value: object, scope: Scope) -> object:
-    return (as_int(value, scope.name) or 0) * _patch(scope) ** 2 or None
-
-
 def _patches_from(value: object, scope: Scope) -> object:
     pixels, patch = as_int(value, scope.name) or 0, _patch(scope)
     return pixels // patch**2 if pixels and patch else DEFAULT
@@ -76,7 +72,9 @@ def _patches_from(value: object, scope: Scope) -> object:
 
 all_but_last = Converter(_all_but_last_to, _all_but_last_from)
 grid_of_patches = Converter(_grid_to, _grid_from)
-pixels_of_patches = Converter(_patches_to, _patches_from)
+pixels_of_patches = Converter(
+    lambda value, scope: (as_int(value, scope.name) or 0) * _patch(scope) ** 2 or None, _patches_from,
+)
 _P = "model.vision_tower.vision_tower.vision_model."
 
 
@@ -134,7 +132,6 @@ ROWS: tuple[Architecture, ...] = (
         differs=(_SPARSEMIXER, NO_WINDOW),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

@@ -18,10 +18,6 @@ from aprfmt.errors import CorruptError
 from aprfmt.text import first_few
 
 
-def _period_of_window_to(value: object, scope: Scope) -> object:
-    return value if scope.config("window_size") else None
-
-
 def _mamba_step_from(value: object, scope: Scope) -> object:
     """The shortest step by which the layers attend that do."""
     found, n_layers = attending(scope), scope.h.num_layers
@@ -46,7 +42,7 @@ def _least_rank(scope: Scope) -> int | None:
     return max(64, scope.h.hidden_size // 16) if scope.h.hidden_size else None
 
 
-period_of_window = Converter(_period_of_window_to)
+period_of_window = Converter(lambda value, scope: value if scope.config("window_size") else None)
 mamba_step = Converter(nothing, _mamba_step_from)
 heads_by_size = Converter(_heads_by_size_to, default)
 least_rank = Converter(derive=_least_rank)
@@ -97,7 +93,6 @@ shared_heads = Converter(from_gguf=_shared_from)
 _UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 # Each KV head serves every `heads/n_shared_head`-th head, in llama.cpp as many neighbours.
 _NEIGHBOURS = ("swap:1,n_shared_head,heads/n_shared_head",)
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

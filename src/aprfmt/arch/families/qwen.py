@@ -16,11 +16,11 @@ from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 _WINDOWED = (flag("use_sliding_window"), Key("", ("max_window_layers",)))
 _SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 number_of = Converter(
-        derive=lambda scope: 0, normalize=lambda value, scope: len(value) if isinstance(value, list) else DEFAULT
-    )
+    derive=lambda scope: 0, normalize=lambda value, scope: len(value) if isinstance(value, list) else DEFAULT,
+)
 _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": 32}
 _DEEPSTACK = Key(
-    "n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), converter=number_of
+    "n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), converter=number_of,
 )
 """How many layers of the vision tower also feed the first layers of the language model."""
 
@@ -36,7 +36,7 @@ def _published_experts() -> tuple[TensorRow, ...]:
     order, down = ("deal:experts,moe_ffn,moe_ffn",), "experts,moe_ffn,hidden"
     return (
         split(
-            "mlp.experts.gate_up_proj", "experts,hidden,2*moe_ffn", stacked, order=order, layers="moe", transposed=True
+            "mlp.experts.gate_up_proj", "experts,hidden,2*moe_ffn", stacked, order=order, layers="moe", transposed=True,
         ),
         tensor("mlp.experts.down_proj", "ffn_down_exps.weight", down, layers="moe", transposed=True),
     )

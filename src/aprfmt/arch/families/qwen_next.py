@@ -149,16 +149,14 @@ _FUSED = _delta_net(
         {"attn_qkv.weight": f"{_QKV},hidden", "attn_gate.weight": f"{_V},hidden"},
         order=(f"deal:{_K_HEADS},{_K_DIM},{_K_DIM},{_RUN},{_RUN}",),
     ),
-    *linear("in_proj_ba", "ssm_ba", f"2*{_V_HEADS},hidden"),
-    tiled=False,
+    *linear("in_proj_ba", "ssm_ba", f"2*{_V_HEADS},hidden"), tiled=False,
 )
 """Qwen3-Next: one projection for Q, K, V and Z, dealt out by the heads of K; another for beta and alpha."""
 _SEPARATE = _delta_net(
     *linear("in_proj_qkv", "attn_qkv", f"{_QKV},hidden", order=_QKV_ORDER),
     *linear("in_proj_z", "attn_gate", f"{_V},hidden", order=_V_ORDER),
     *linear("in_proj_b", "ssm_beta", f"{_V_HEADS},hidden", order=_V_ORDER),
-    *linear("in_proj_a", "ssm_alpha", f"{_V_HEADS},hidden", order=_V_ORDER),
-    tiled=True,
+    *linear("in_proj_a", "ssm_alpha", f"{_V_HEADS},hidden", order=_V_ORDER), tiled=True,
 )
 _MLP = gated_mlp()
 _EXPERTS = (

@@ -97,7 +97,6 @@ _SIZES = sizes(
     head_count="encoder_attention_heads",
 )
 
-
 TOWERS: tuple[Tower, ...] = (
     Tower(
         id="qwen2_vl_vision", **whole("Qwen2VLForConditionalGeneration", "Qwen2VLModel", types=("qwen2_vl",)),

@@ -33,10 +33,6 @@ def _rank_from(rank: int) -> Converter:
     return Converter(derive=lambda scope: 2 * rank if (scope.h.hidden_size or 0) >= _LARGE else rank)
 
 
-def _width_6(scope: Scope) -> int | None:
-    return int(scope.h.hidden_size * 3.5) // 32 * 32 if scope.h.hidden_size else None
-
-
 def _heads_to(value: object, scope: Scope) -> GgufKeys | None:
     size = scope.h.plain_head_dim
     return None if size is None else GgufKeys({"wkv.head_size": ("u32", size), "attention.head_count": ("u32", 0)})
@@ -46,7 +42,7 @@ mix_rank = _rank(32)
 decay_rank = _rank(64)
 mix_rank_in_qwen = _rank_from(32)
 decay_rank_in_qwen = _rank_from(64)
-rwkv_width = Converter(derive=_width_6)
+rwkv_width = Converter(derive=lambda scope: int(scope.h.hidden_size * 3.5) // 32 * 32 if scope.h.hidden_size else None)
 state_heads = Converter(_heads_to, heads_from)
 _BLOCKS, _, _WIDTH, _FFN, _HEADS = DIMS
 _MIX, _DECAY = "time_mix_extra_dim", "time_decay_extra_dim"
@@ -108,15 +104,11 @@ def _width_7(scope: Scope) -> int | None:
     return -(-int(hidden * ratio) // 32) * 32 if ratio and hidden else None
 
 
-def _gate_rank_to(value: object, scope: Scope) -> int:
-    return _GATE_RANK if value else 0
-
-
 rwkv7_width = Converter(derive=_width_7)
 rank_by_root = _rank_by(0.5, 1.8)
 value_rank = _rank_by(0.5, 1.3)
 gate_rank = _rank_by(0.8, 0.6)
-has_gate = Converter(_gate_rank_to, lambda value, scope: bool(value))
+has_gate = Converter(lambda value, scope: _GATE_RANK if value else 0, lambda value, scope: bool(value))
 idle_heads = Converter(lambda value, scope: 0, heads_from)
 _RANK_KEYS = (
     Key("attention.decay_lora_rank", ("lora_rank_decay",), converter=rank_by_root),
@@ -126,7 +118,7 @@ _RANK_KEYS = (
 )
 _RANKS = {letter: key.hf[0] for letter, key in zip("wavg", _RANK_KEYS, strict=True)}
 _FLA_RANKS = dict(
-    zip("wavg", ("decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim"), strict=True)
+    zip("wavg", ("decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim"), strict=True),
 )
 _FIXED = {"w": "64", "a": "64", "v": "32", "g": "128"}
 _REQUIRED = {"wkv.head_size": "", **dict.fromkeys([key.gguf for key in _RANK_KEYS[:3]], "")}
@@ -209,8 +201,7 @@ _PLAIN = (
         *norm("ln2", "attn_norm_2", bias=REQUIRED),
         tensor("feed_forward.x_k", "channel_mix_lerp_k.weight", _ROW, gguf_dims=("hidden",)),
         *linear("feed_forward.key", "channel_mix_key", "ffn,hidden"),
-        *linear("feed_forward.value", "channel_mix_value", "hidden,ffn"),
-        hf="model.blocks.{n}.",
+        *linear("feed_forward.value", "channel_mix_value", "hidden,ffn"), hf="model.blocks.{n}.",
     ),
     *final_norm("model.ln_out", bias=REQUIRED), *head("head"),
 )
@@ -242,7 +233,6 @@ _RWKV7 = Architecture(
     ),
     head_always=True,
 )
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

@@ -420,7 +420,6 @@ _POCKET_TTS = Tower(
     ),
 )
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="wavtokenizer_dec", required=dict.fromkeys(_SOUND_KEYS, ""), gguf="wavtokenizer-dec",
@@ -526,7 +525,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     _QWEN3_TTS,

@@ -29,10 +29,6 @@ def _rotated_parts(scope: Scope) -> list[float]:
     return [1.0 if kind == "sliding_attention" else 0.5 for kind in layer_kinds(scope.h.extra) or ()]
 
 
-def _rotary_parts_normalize(value: object, scope: Scope) -> object:
-    return DEFAULT if value is not None else _rotated_parts(scope) or DEFAULT
-
-
 def _half_rotary_to(value: object, scope: Scope) -> None:
     if value is not None and value != _rotated_parts(scope):
         raise RefusedError(
@@ -45,7 +41,10 @@ def _half_rotary_from(value: object, scope: Scope) -> object:
     return _rotated_parts(scope) or DEFAULT
 
 
-half_rotary = Converter(_half_rotary_to, _half_rotary_from, normalize=_rotary_parts_normalize, role=HALF_ROTARY)
+half_rotary = Converter(
+    _half_rotary_to, _half_rotary_from,
+    normalize=lambda value, scope: DEFAULT if value is not None else _rotated_parts(scope) or DEFAULT, role=HALF_ROTARY,
+)
 
 
 def _enumerated_dense_normalize(value: object, scope: Scope) -> object:
@@ -69,11 +68,10 @@ def _same_heads_to(value: object, scope: Scope) -> list[int] | None:
     return None if count is None or kinds is None else [count] * len(kinds)
 
 
-def _first_of(value: object, scope: Scope) -> object:
-    return as_int(value[0] if isinstance(value, list) and value else value, scope.key.gguf)
-
-
-same_heads = Converter(_same_heads_to, _first_of)
+same_heads = Converter(
+    _same_heads_to,
+    lambda value, scope: as_int(value[0] if isinstance(value, list) and value else value, scope.key.gguf),
+)
 _WINDOWED_HEADS = "num_sliding_attention_heads"
 
 
@@ -118,16 +116,12 @@ def _square_to(value: object, scope: Scope) -> object:
     return stride**2 if stride else None
 
 
-def _square_from(value: object, scope: Scope) -> object:
-    return isqrt(as_int(value, scope.name) or 0) or DEFAULT
-
-
 def _ffn_of_width(scope: Scope) -> object:
     width, ratio = scope.size("vision_config.width"), as_float(scope.config("vision_config.mlp_ratio"), scope.name)
     return round(width * ratio) if width and ratio else None
 
 
-squared = Converter(_square_to, _square_from)
+squared = Converter(_square_to, lambda value, scope: isqrt(as_int(value, scope.name) or 0) or DEFAULT)
 ffn_of_width = Converter(derive=_ffn_of_width)
 _V = "vision_model."
 _W = "width"
@@ -211,7 +205,6 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=("rope_freqs.weight",),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     _step("step_vl_vision", "StepVLForConditionalGeneration", "step_robotics"),

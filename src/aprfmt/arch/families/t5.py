@@ -130,7 +130,6 @@ _T5 = Architecture(
     differs=(Difference(_SCALED, _IS_SCALED, slight=True),),
 )
 
-
 ROWS: tuple[Architecture, ...] = (
     _T5,
     replace(

@@ -11,7 +11,6 @@ from aprfmt.arch.row import REQUIRED, Architecture, Key, Tower
 
 _OF_EXPERTS = ("expert_", "leading_dense")
 
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(  # every layer is one of DeepSeek's leading dense ones
         id="youtu", required=MLA_REQUIRED | {"attention.q_lora_rank": ""}, gguf="deepseek2",
@@ -25,7 +24,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
 )
-
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
