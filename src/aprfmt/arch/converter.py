@@ -185,12 +185,13 @@ class Converter:
     role: str = ""
 
 
-EQUAL = Converter()
+if_given = Converter()
+"""Equal values; a GGUF without the key stays without it."""
 
 
 def converter_of(key: Key) -> Converter:
     """The converter of a key; that of equal values where it names none."""
-    return key.converter or EQUAL
+    return key.converter or if_given
 
 
 def words(table: Mapping[str, int]) -> Converter:

@@ -39,11 +39,6 @@ _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|MXFP\d|BF16|F16|F32)[A-Z0-9_]*)
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.apr")
 
 
-def is_address(text: str) -> bool:
-    """Whether the text names a repository, or a page of one, whatever is on this disk."""
-    return text.startswith(("hf://", "https://", "http://"))
-
-
 def looks_like_a_repository(text: str) -> bool:
     """Whether a path that is not there may mean a repository: org/name, but no file's name and in no folder."""
     if not _BARE.fullmatch(text) or os.path.exists(text.partition("/")[0]):

@@ -20,7 +20,6 @@ _ROOM = 512
 """Bytes of a structure of parameters, more than any layout has. Wherever it is an argument, it is the last one, on the
 stack or behind a pointer, so a function does not see what follows the fields that it knows."""
 
-LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, Pointer)
 EVAL_CALLBACK = ctypes.CFUNCTYPE(c_bool, Pointer, c_bool, Pointer)
 """ggml_backend_sched_eval_callback: (tensor, whether it only asks if the tensor is wanted, user data)."""
 

@@ -80,6 +80,5 @@ def _pattern_from(value: object, scope: Scope) -> object:
     return list(range(step - 1, depth, step)) if step and depth else DEFAULT
 
 
-optional_key = Converter()
 activation = Converter(_activation_to, _activation_from)
 window_pattern = Converter(_pattern_to, _pattern_from)

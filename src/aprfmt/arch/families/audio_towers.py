@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import linear, norm
-from aprfmt.arch.blocks.hearing import (
-    CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, keys_in, own_sizes, whisper,
-)
+from aprfmt.arch.blocks.hearing import CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, keys_in, own_sizes, whisper
 from aprfmt.arch.blocks.tower import hears, projector, whole
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, Tower
 

@@ -7,8 +7,7 @@ from aprfmt.arch.blocks.decoder import (
     must_be, plain_mlp,
 )
 from aprfmt.arch.blocks.mla import (
-    INDEXER, KEY, MLA_LITE_REQUIRED, SPARSE_REQUIRED, indexer, joint_latent_attention, mla_decoder,
-    mla_keys,
+    INDEXER, KEY, MLA_LITE_REQUIRED, SPARSE_REQUIRED, indexer, joint_latent_attention, mla_decoder, mla_keys,
 )
 from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, EQUAL_HEADS, NO_BIAS, SHARED_COUNT, WIDTH, draft_layer, moe_decoder, moe_keys, router_and_experts,

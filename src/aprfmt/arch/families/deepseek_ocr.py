@@ -10,9 +10,8 @@ from aprfmt.arch.blocks.moe import (
     router_and_experts, shared_expert,
 )
 from aprfmt.arch.blocks.tower import IMAGE, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, whole
-from aprfmt.arch.converter import Converter, Scope, nothing
+from aprfmt.arch.converter import Converter, Scope, if_given, nothing
 from aprfmt.arch.converters.common import gating, only_true
-from aprfmt.arch.converters.towers import optional_key
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow, Tower
 
 
@@ -134,7 +133,7 @@ def _ocr(id: str, hf_class: str, when: str, max_tiles: int) -> Tower:
             Key("vision.patch_size", (f"{_CLIP}.patch_size",)), Key("vision.embedding_length", (f"{_CLIP}.width",)),
             Key("vision.block_count", (f"{_CLIP}.layers",)), Key("vision.attention.head_count", (f"{_CLIP}.heads",)),
             Key("vision.feed_forward_length", converter=four_a_head),
-            Key("", ("preprocessor_config.image_seq_length",), converter=optional_key),
+            Key("", ("preprocessor_config.image_seq_length",), converter=if_given),
             Key("vision.projector.scale_factor", converter=patches_a_token),
         ),
         config={"vision_config.model_type": "vision", "vision_config.model_name": "deeplip_b_l"},
@@ -164,7 +163,7 @@ _OCR2 = Tower(
     keys=sees(
         *_sam_keys(6), projector("deepseekocr2"), *sizes(embedding_length="width.qwen2-0-5b.dim", block_count="layers"),
         Key("vision.attention.head_count_kv", constant=2),
-        Key("", ("preprocessor_config.image_seq_length",), converter=optional_key),
+        Key("", ("preprocessor_config.image_seq_length",), converter=if_given),
         Key("vision.projector.scale_factor", converter=patches_a_token),
     ),
     config={"vision_config.model_type": "vision", "vision_config.model_name": "deepencoderv2"},

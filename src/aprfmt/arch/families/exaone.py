@@ -16,9 +16,10 @@ from aprfmt.arch.blocks.qwen_vision import merger
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_SILU, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes, whole,
 )
+from aprfmt.arch.converter import if_given
 from aprfmt.arch.converters.common import leading_dense, shared_width
 from aprfmt.arch.converters.layers import number_or_0
-from aprfmt.arch.converters.towers import optional_key, window_pattern
+from aprfmt.arch.converters.towers import window_pattern
 from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, Tower
 
 
@@ -100,7 +101,7 @@ TOWERS: tuple[Tower, ...] = (
             preprocessor("vision.image_max_pixels", "max_pixels"),
             Key("vision.attention.head_count_kv", ("vision_config.num_key_value_heads",)),
             Key("vision.attention.layer_norm_epsilon", ("vision_config.rms_norm_eps", "rms_norm_eps"), "f32"),
-            Key("vision.window_size", ("vision_config.window_size",), converter=optional_key),
+            Key("vision.window_size", ("vision_config.window_size",), converter=if_given),
             Key("vision.n_wa_pattern", ("vision_config.fullatt_block_indexes",), converter=window_pattern),
         ),
     ),

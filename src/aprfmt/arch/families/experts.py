@@ -14,9 +14,9 @@ from aprfmt.arch.blocks.moe import (
     COUNT, DENSE_LAYERS, GROUPS, NO_BIAS, SIGMOID, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys,
     router_and_experts, selection_bias, shared_expert,
 )
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, if_given, nothing
 from aprfmt.arch.converters.common import (
-    absent_0, any_window, dense_first, dense_first_to, gating, gguf_int, if_given, leading_dense, softcap,
+    absent_0, any_window, dense_first, dense_first_to, gating, gguf_int, leading_dense, softcap,
 )
 from aprfmt.arch.converters.layers import (
     FULL, SLIDING, layer_types, layer_types_derive, layer_types_from, layer_types_to, periodic, slides_of,

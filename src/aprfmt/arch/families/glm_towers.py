@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
-from aprfmt.arch.blocks.hearing import (
-    CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, keys_in, own_sizes, whisper,
-)
+from aprfmt.arch.blocks.hearing import CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, keys_in, own_sizes, whisper
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, hears, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes, whole,
 )
-from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.converters.towers import activation, optional_key
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, if_given
+from aprfmt.arch.converters.towers import activation
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
 
@@ -131,7 +129,7 @@ TOWERS: tuple[Tower, ...] = (
         ),
         keys=sees(
             *_SIZES, *IMAGE, projector("glm5v"), _HIDDEN_ACT, _EPS, Key(f"vision.{_SIDE}", (f"vision_config.{_SIDE}",)),
-            Key("vision.swiglu_clamp", ("vision_config.swiglu_limit",), "f32", converter=optional_key),
+            Key("vision.swiglu_clamp", ("vision_config.swiglu_limit",), "f32", converter=if_given),
             preprocessor("vision.image_min_pixels", "min_image_tokens", converter=tokens_as_pixels),
             preprocessor("vision.image_max_pixels", "max_image_tokens", converter=tokens_as_pixels),
             Key("", ("preprocessor_config.patch_size",)), Key("", ("preprocessor_config.merge_size",)),

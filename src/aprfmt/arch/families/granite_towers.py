@@ -10,9 +10,8 @@ from aprfmt.arch.blocks.decoder import linear, must_be, norm, tensor
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, hears, layers, projector, sees, siglip, sizes, whole,
 )
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, or_default
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, if_given, or_default
 from aprfmt.arch.converters.common import numbers
-from aprfmt.arch.converters.towers import optional_key
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.projectors import LAYERWISE, MAP, SPATIAL, SPATIAL_LAYER, TARGETS, TEXT_LAYERS, VISION_LAYERS
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
@@ -260,7 +259,7 @@ TOWERS: tuple[Tower, ...] = (
         _SPEECH, id="granite_speech_plus_tower",
         **whole("GraniteSpeechPlusForConditionalGeneration", types=("granite_speech_plus",)),
         when="projector_type=granite_speech&audio.feature_layer",
-        keys=(*_SPEECH.keys, Key("audio.feature_layer", (f"{_C}.cat_hidden_layers",), "i32[]", converter=optional_key)),
+        keys=(*_SPEECH.keys, Key("audio.feature_layer", (f"{_C}.cat_hidden_layers",), "i32[]", converter=if_given)),
     ),
     Tower(
         id="granite4_vision", **whole("Granite4VisionForConditionalGeneration", types=("granite4_vision",)),

@@ -7,8 +7,8 @@ from aprfmt.arch.blocks.tower import (
     ACTIVATION, IMAGE, PATCHES, TOWER_WIDTH, USE_GELU, VISION_EPS, epsilon, intern, layers, mlp, norms, patches,
     projector, sees, siglip, sizes, tower_attention, whole,
 )
-from aprfmt.arch.converter import Converter, Scope
-from aprfmt.arch.converters.towers import inverse, optional_key, ratio_of_ffn
+from aprfmt.arch.converter import Converter, Scope, if_given
+from aprfmt.arch.converters.towers import inverse, ratio_of_ffn
 from aprfmt.arch.fields import as_float
 from aprfmt.arch.row import REQUIRED, Key, Tower
 
@@ -53,8 +53,8 @@ TOWERS: tuple[Tower, ...] = (
         keys=sees(
             *sizes(), *IMAGE, projector("internvl"), VISION_EPS, ACTIVATION,
             Key("vision.projector.scale_factor", ("downsample_ratio",), converter=inverse),
-            Key("vision.preproc_min_tiles", ("min_dynamic_patch",), converter=optional_key),
-            Key("vision.preproc_max_tiles", ("max_dynamic_patch",), converter=optional_key),
+            Key("vision.preproc_min_tiles", ("min_dynamic_patch",), converter=if_given),
+            Key("vision.preproc_max_tiles", ("max_dynamic_patch",), converter=if_given),
         ),
         config={"vision_config.architectures": ["InternVisionModel"], "vision_config.model_type": "intern_vit_6b"},
     ),

@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches_in_time, projector, sees, sizes, tower_attention,
     whole,
 )
-from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, if_given
 from aprfmt.arch.converters.common import gating
 from aprfmt.arch.converters.experts import DENSE, SPARSE, counted_dense_from, counted_dense_to, width_of_experts
 from aprfmt.arch.converters.layers import flags_of
@@ -46,7 +46,6 @@ def _same_alpha_to(value: object, scope: Scope) -> None:
         raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} scales every residual alike")
 
 
-one_alpha = Converter()
 same_alpha = Converter(_same_alpha_to, lambda value, scope: scope.h.extra.get("layernorm_full_attention_alpha"))
 lightning_layers = Converter(_lightning_layers_to, _lightning_layers_from)
 _LIGHTNING, _ATTENTION = "linear_attention", "full_attention"
@@ -192,7 +191,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *moe_keys(count="num_local_experts"),
-            Key("residual_scale", (f"{_SCALES[0]}_alpha",), "f32", converter=one_alpha),
+            Key("residual_scale", (f"{_SCALES[0]}_alpha",), "f32", converter=if_given),
             *(Key("", (f"{name}_alpha",), "f32", converter=same_alpha) for name in _SCALES[1:]),
             *(must_be(f"{name}_beta", 1.0) for name in _SCALES), ROPE_DIM,
             Key("attention.recurrent_layers", ("attn_type_list",), "bool[]", converter=lightning_layers),

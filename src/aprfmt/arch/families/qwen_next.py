@@ -9,8 +9,8 @@ from aprfmt.arch.blocks.decoder import (
     head, linear, must_be, network, norm, split, tensor,
 )
 from aprfmt.arch.blocks.moe import MTP, draft_layer, mtp_names, router_and_experts, shared_expert
-from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, default, nothing
-from aprfmt.arch.converters.common import attending_layers, if_given, inner_size, of_tensor, recurrent_layers
+from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, default, if_given, nothing
+from aprfmt.arch.converters.common import attending_layers, inner_size, of_tensor, recurrent_layers
 from aprfmt.arch.converters.layers import FULL
 from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.grammar import layer_kinds

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
-from aprfmt.arch.blocks.hearing import (
-    CONVOLUTIONS, HEARING_EPS, MEL, MM, POSITIONS, PREFIXES, QWEN3_KEYS, whisper,
-)
-from aprfmt.arch.blocks.qwen_vision import (
-    MERGED, merger, qwen3_keys, qwen3_sizes, qwen3_vision,
-)
+from aprfmt.arch.blocks.hearing import CONVOLUTIONS, HEARING_EPS, MEL, MM, POSITIONS, PREFIXES, QWEN3_KEYS, whisper
+from aprfmt.arch.blocks.qwen_vision import MERGED, merger, qwen3_keys, qwen3_sizes, qwen3_vision
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_SILU, fused_attention, hears, layers, mlp, norms, patches_in_time, projector, sees, sizes,
     tower_attention, whole,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aprfmt.arch.blocks.decoder import decoder, hf_names, linear, must_be, norm
 from aprfmt.arch.blocks.mla import MLA_REQUIRED, latent_attention, mla_keys
 from aprfmt.arch.blocks.tower import ACTIVATION, IMAGE, TOWER_WIDTH, VISION_EPS, projector, sees, siglip, sizes, whole
-from aprfmt.arch.converters.towers import optional_key
+from aprfmt.arch.converter import if_given
 from aprfmt.arch.row import REQUIRED, Architecture, Key, Tower
 
 
@@ -41,7 +41,7 @@ TOWERS: tuple[Tower, ...] = (
         keys=sees(
             *sizes(), *IMAGE, projector("youtuvl"), VISION_EPS, ACTIVATION,
             Key("vision.spatial_merge_size", ("vision_config.spatial_merge_size",)),
-            Key("vision.window_size", ("vision_config.window_size",), converter=optional_key),
+            Key("vision.window_size", ("vision_config.window_size",), converter=if_given),
             Key("vision.wa_layer_indexes", ("vision_config.fullatt_block_indexes",), "i32[]"),
         ),
         config={"vision_config.model_type": "siglip2_vision_model"},
