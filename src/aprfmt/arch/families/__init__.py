@@ -19,6 +19,9 @@ INDEX = Path(__file__).with_name("index.jsonl")
 DEFAULTS = Path(__file__).with_name("defaults.jsonl")
 """What absent config.json keys mean: a line for each architecture and model type; see tools/defaults.py."""
 
+_FIRST = "llama"
+"""Of architectures that fit a checkpoint equally, those of this family count before the others."""
+
 
 @cache
 def listed(*, towers: bool = False) -> dict[str, Listed]:
@@ -30,7 +33,8 @@ def listed(*, towers: bool = False) -> dict[str, Listed]:
 
 def index_of_rows() -> str:
     """The text of index.jsonl: a line for each architecture and tower, without empty fields."""
-    files = sorted(path.stem for path in INDEX.parent.glob("*.py") if path.stem != "__init__")
+    files = [path.stem for path in INDEX.parent.glob("*.py") if path.stem != "__init__"]
+    files.sort(key=lambda file: (file != _FIRST, file))
     lines = [_line(file, row) for file in files for row in rows_of(file)]
     lines += [_line(file, row) for file in files for row in towers_of(file)]
     return "".join(json.dumps({name: value for name, value in line.items() if value}) + "\n" for line in lines)
