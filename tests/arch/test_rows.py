@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import doctest
+import json
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from aprfmt.arch.families import INDEX, index_of_rows
+from aprfmt.arch.families import DEFAULTS, INDEX, index_of_rows, listed
 from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, LAYER_SIZES, dims_of, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import MIRROR, ORDERS, UNIT_COLUMNS, VALUES
 from aprfmt.arch.row import HEAD, INT32, OPTIONAL, OUTPUT, PLUS_ROW, PRODUCT, REQUIRED, Architecture, TensorRow
-from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
+from aprfmt.arch.table import ARCHITECTURES, TOWERS, find, find_gguf
 
 
 def test_the_index_says_what_rows_are_found_by() -> None:
     assert INDEX.read_text("utf-8") == index_of_rows(), "bring it up to date: python tools/row_index.py"
+
+
+def test_defaults_are_in_their_file_alone() -> None:
+    """Each line is of an architecture or a tower, which has none beside it."""
+    lines = [json.loads(line) for line in DEFAULTS.read_text("utf-8").splitlines()]
+    assert {line["row"] for line in lines} <= {*ARCHITECTURES, *TOWERS}
+    for file in {row.file for row in (*listed().values(), *listed(towers=True).values())}:
+        module = import_module(f"aprfmt.arch.families.{file}")
+        own = [row.id for row in (*getattr(module, "ROWS", ()), *getattr(module, "TOWERS", ())) if row.defaults]
+        assert not own, f"move their defaults to {DEFAULTS.name}"
 
 
 by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
