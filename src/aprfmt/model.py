@@ -15,7 +15,7 @@ from aprfmt.errors import AprError, ChecksumError, LimitError, UnknownTensorErro
 from aprfmt.io.crc import ReadChecksum
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_NAMES_CHARS
-from aprfmt.text import first_few, format_bytes, plural
+from aprfmt.text import first_few, format_bytes, format_shape, plural
 from aprfmt.types import Array, PathLike, Shape
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Tensor:
     def _repr_html_(self) -> str:
         from aprfmt.html.notebook import small_figure, small_table
 
-        rows = [("tensor", self.name), ("dtype", self.dtype), ("shape", _dims(self.shape))]
+        rows = [("tensor", self.name), ("dtype", self.dtype), ("shape", format_shape(self.shape))]
         rows += [("size", format_bytes(self.n_bytes)), ("file", str(self.source.path))]
         try:
             figure = self._histogram()
@@ -211,7 +211,7 @@ class Tensors(Mapping[str, Tensor]):
         from aprfmt.html.notebook import small_table
 
         shown = list(self.values())[:_SHOWN_ROWS]
-        rows = [(t.name, t.dtype, _dims(t.shape), format_bytes(t.n_bytes)) for t in shown]
+        rows = [(t.name, t.dtype, format_shape(t.shape), format_bytes(t.n_bytes)) for t in shown]
         more = [(f"and {len(self) - len(shown)} more",)] if len(self) > len(shown) else []
         return small_table([*rows, *more], ("tensor", "dtype", "shape", "size"))
 
@@ -362,7 +362,3 @@ class Model:
             ]
         )
         return f"{facts}<details><summary>tensors</summary>{self.tensors._repr_html_()}</details>"
-
-
-def _dims(shape: Shape) -> str:
-    return " × ".join(map(str, shape)) or "scalar"

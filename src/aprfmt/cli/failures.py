@@ -108,11 +108,12 @@ def _classify(error: BaseException) -> tuple[int, AprError]:
 
     if isinstance(error, typer.TyperException):
         known, missing = _missing(error)
-        message = _all_missing(missing) or error.format_message()
+        near = _nearest(error)
+        message: str = _all_missing(missing) or (str(getattr(error, "message", "")) if near else error.format_message())
         line = complete(out.arguments, known, missing) if missing else ""
         if (context := getattr(error, "ctx", None)) is not None and "extra argument" in message:
             line = place_extra(out.arguments, context.command.params) or ""
-        return 2, _usage_error(message, line)
+        return 2, _usage_error(message, near, line)
     message = f"internal error: {type(error).__name__}: {error}"
     hint = "set APR_DEBUG=1 for a traceback; please report this bug"
     return EXIT_INTERNAL, AprError(message, code="internal", hint=hint)
@@ -145,16 +146,23 @@ def _sibling(path: str) -> str | None:
     return f"did you mean {os.path.join(folder, near[0])}?" if near else None
 
 
-def _alike(names: list[str], message: str) -> list[str]:
-    """Filters typer's suggestions: those similar to the word at the end of `message`."""
-    from difflib import SequenceMatcher
+def _nearest(error: Exception) -> list[str]:
+    """The options or commands that an unknown one was possibly meant to be."""
+    from difflib import SequenceMatcher, get_close_matches
 
-    word = re.split(r"[\s'\"]+", message.rstrip("'\""))[-1].lstrip("-")
-    bare = {name: name.strip("'").lstrip("-") for name in names}
+    from aprfmt.cli.commands import COMMANDS
+
+    if options := getattr(error, "possibilities", None):
+        word, names = str(getattr(error, "option_name", "")), {name: name.lstrip("-") for name in sorted(options)}
+    elif out.command not in COMMANDS:
+        word, names = out.command, {repr(name): name for name in get_close_matches(out.command, COMMANDS)}
+    else:
+        return []
+    word = word.lstrip("-")
     return [
-        name
-        for name, text in bare.items()
-        if word in text or text in word or SequenceMatcher(None, word, text).ratio() >= _ALIKE
+        shown
+        for shown, name in names.items()
+        if word in name or name in word or SequenceMatcher(None, word, name).ratio() >= _ALIKE
     ]
 
 
@@ -175,25 +183,19 @@ def _all_missing(missing: list[Any]) -> str | None:
     return f"Missing {' and '.join(names)}" if len(names) > 1 else None
 
 
-def _usage_error(message: str, line: str) -> UsageError:
-    """typer's message as one sentence; its suggestion, or the command `line`, starts the hint."""
+def _usage_error(message: str, near: list[str], line: str) -> UsageError:
+    """typer's message as one sentence; the names that are `near`, or the command `line`, start the hint."""
     from aprfmt.cli.commands import COMMANDS
     from aprfmt.cli.other_tools import no_such_command, rephrase
 
-    message, suggestion = message.strip(), ""
-    for introduction in ("Did you mean ", "(Possible options: "):
-        if introduction in message:
-            message, _, suggestion = message.partition(introduction)
-    message = message.replace("valid int range", "whole number").replace("valid float range", "number")
-    # Strip the parenthesis of a suggestion; keep those of the message.
-    message = message.rstrip(" (." if suggestion else " .")
+    message = message.replace("valid int range", "whole number").replace("valid float range", "number").strip(" .")
+    message = message[:1].lower() + message[1:]
     if elsewhere := no_such_command(out.command):
-        return UsageError(message[:1].lower() + message[1:], hint=elsewhere)
-    near = " or ".join(_alike(suggestion.partition("?")[0].rstrip(")").split(", "), message))
-    hint = f"did you mean {near}? " if near else ""
+        return UsageError(message, hint=elsewhere)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
     if line:
         hint = f"{line}; "
     if ours := rephrase(out.arguments):
         hint = f"apr equivalent: {ours}; "
     command = f"apr {out.command}" if out.command in COMMANDS else "apr"
-    return UsageError(message[:1].lower() + message[1:], hint=f"{hint}{command} --help")
+    return UsageError(message, hint=f"{hint}{command} --help")

@@ -51,6 +51,7 @@ def build(wanted: str | None) -> typer.Typer:
     settings = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(
         cls=_Group,
+        suggest_commands=False,  # failures.py does, by the table
         help="Package language models as APR, GGUF, safetensors or Hugging Face folders, without loss.",
         epilog=_EPILOG,
         rich_markup_mode=None,

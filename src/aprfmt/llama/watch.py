@@ -36,7 +36,6 @@ class Watcher:
         library.declare("ggml_backend_buffer_is_host", c_bool, [c_void_p])
         self._weights: dict[str, Any] = {}
         self._states: dict[int, np.ndarray[Any, np.dtype[np.float32]]] | None = None
-        self._none: int | None = None
         self.failure: Exception | None = None
         self.callback = EVAL_CALLBACK(self._called)
 
