@@ -8,8 +8,9 @@ from typing import TypedDict, Unpack
 
 from aprfmt.arch.converter import Converter
 from aprfmt.arch.converters.common import (
-    head_dim, pad_token, rope_keys, rotary_dim, sliding_layers, whole_heads, window,
+    attention_layers, head_dim, pad_token, rope_keys, rotary_dim, sliding_layers, whole_heads, window,
 )
+from aprfmt.arch.converters.layers import layer_types
 from aprfmt.arch.hyperparams import FIELD
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 
@@ -217,6 +218,12 @@ WINDOW = Key("attention.sliding_window", ("sliding_window",), converter=window)
 PAD = Key("", ("pad_token_id",), converter=pad_token)
 """For families whose configs name a padding token where they are silent; a GGUF keeps it with the tokenizer."""
 SLIDING_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=sliding_layers)
+ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
+"""The window of families whose layers say by their type whether they have it."""
+WINDOW_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
+"""Which layers have a window, by `layer_types`."""
+KV_HEADS_BY_LAYER = replace(GROUPED, kind="i32[]", converter=attention_layers)
+"""KV heads by layer, 0 where a layer has no attention: so a GGUF tells the kinds of layers."""
 EXPERTS = tuple(map(number, ("num_experts", "num_experts_per_tok", "moe_intermediate_size")))
 DECODER: tuple[Key, ...] = (*DIMS, GROUPED, ROPE, RMS_EPS, HEAD_DIM)
 """Keys of a plain decoder with grouped-query attention, rotary positions and RMS norms."""

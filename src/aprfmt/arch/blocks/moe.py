@@ -8,7 +8,9 @@ from aprfmt.arch.blocks.decoder import (
     DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, SILU, block, embedding, experts, final_norm, flag, fused_experts,
     head, linear, must_be, norm, rename, tensor,
 )
-from aprfmt.arch.converters.common import absent_0, absent_1_0, absent_false, equal_heads, some_drafts
+from aprfmt.arch.converters.common import (
+    absent_0, absent_1_0, absent_false, equal_heads, leading_dense, shared_width, some_drafts,
+)
 from aprfmt.arch.converters.experts import some_groups
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 
@@ -19,6 +21,10 @@ GROUPS = (
     Key("expert_group_used_count", ("topk_group",), converter=some_groups),
 )
 SHARED_COUNT = Key("expert_shared_count", ("n_shared_experts",))
+MLP_LAYER_TYPES = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
+"""Which layers are dense: the first ones only."""
+NUM_SHARED_EXPERTS = Key("expert_shared_count", ("num_shared_experts",))
+SHARED_WIDTH = Key("expert_shared_feed_forward_length", converter=shared_width)
 DENSE_LAYERS = Key("leading_dense_block_count", ("first_k_dense_replace",), converter=absent_0)
 WEIGHTS_SCALE = Key("expert_weights_scale", ("routed_scaling_factor",), "f32", converter=absent_1_0)
 WEIGHTS_NORM = Key("expert_weights_norm", ("norm_topk_prob",), "bool", converter=absent_false)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, convert, embedding, final_norm,
-    gated_mlp, head, hf_names, must_be, network, norm, rename,
+    ALWAYS_WINDOW, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, ROPE_DIM, SILU, VOCAB, WINDOW_LAYERS, attention, block,
+    convert, embedding, final_norm, gated_mlp, head, hf_names, must_be, network, norm, rename,
 )
 from aprfmt.arch.blocks.moe import (
-    COUNT, DENSE_LAYERS, MTP, NO_BIAS, USED, WIDTH, draft_layer, router_and_experts, shared_expert,
+    COUNT, DENSE_LAYERS, MLP_LAYER_TYPES, MTP, NO_BIAS, NUM_SHARED_EXPERTS, SHARED_WIDTH, USED, WIDTH, draft_layer,
+    router_and_experts, shared_expert,
 )
 from aprfmt.arch.converter import Converter, Scope
-from aprfmt.arch.converters.common import gating, leading_dense, shared_width, unscaled
+from aprfmt.arch.converters.common import gating, unscaled
 from aprfmt.arch.converters.layers import kinds_of, layer_types, own_layer_types, periodic, positive, some_layer_types
 from aprfmt.arch.converters.windows import FOURTH
 from aprfmt.arch.fields import as_int
@@ -36,7 +37,6 @@ def _large_qk_norm_to(value: object, scope: Scope) -> None:
 # Command-R has few positions, and under another key those that it was trained with.
 trained_length = Converter(lambda value, scope: scope.size("model_max_length") or value)
 large_qk_norm = Converter(_large_qk_norm_to)
-_WINDOW = Key("attention.sliding_window", ("sliding_window",))
 _ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=own_layer_types)
 _SOME_LAYERS = replace(_ODD_LAYERS, converter=some_layer_types)
 _LOGIT_SCALE = Key("logit_scale", ("logit_scale",), "f32")
@@ -71,11 +71,6 @@ def _dense_prefix(scope: Scope) -> list[str] | None:
 
 
 dense_prefix_layer_types = replace(layer_types, derive=_dense_prefix)
-_ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
-_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
-_SHARED = Key("expert_shared_count", ("num_shared_experts",))
-_SHARED_WIDTH = Key("expert_shared_feed_forward_length", converter=shared_width)
-_BY_TYPE = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -94,7 +89,7 @@ ROWS: tuple[Architecture, ...] = (
         id="cohere2", required={"attention.sliding_window": "", "logit_scale": ""}, gguf="cohere2",
         **hf_names("Cohere2", "cohere2"), rope_type=0, gguf_only=(), head_never=True,
         tensors=_parallel(*attention("attention_bias", "attention_bias")),
-        keys=(*_COHERE, _WINDOW, _SOME_LAYERS, VOCAB, ROPE_DIM),
+        keys=(*_COHERE, ALWAYS_WINDOW, _SOME_LAYERS, VOCAB, ROPE_DIM),
     ),
     Architecture(
         id="cohere2_moe",
@@ -118,11 +113,11 @@ ROWS: tuple[Architecture, ...] = (
             ),
             GROUPED, ROPE, LAYER_EPS, Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), "f32"),
             *rename((COUNT, USED, WIDTH), num_experts="num_experts", moe_intermediate_size="intermediate_size"),
-            HEAD_DIM, Key("logit_scale", ("logit_scale",), "f32"), _ALWAYS_WINDOW,
-            replace(_LAYERS, converter=dense_prefix_layer_types), VOCAB, DENSE_LAYERS, _BY_TYPE,
+            HEAD_DIM, Key("logit_scale", ("logit_scale",), "f32"), ALWAYS_WINDOW,
+            replace(WINDOW_LAYERS, converter=dense_prefix_layer_types), VOCAB, DENSE_LAYERS, MLP_LAYER_TYPES,
             Key("expert_gating_func", ("expert_selection_fn",), converter=gating),
             Key("expert_weights_norm", ("norm_topk_prob",), "bool", converter=norm_of_softmax),
-            replace(_SHARED, converter=positive), _SHARED_WIDTH,
+            replace(NUM_SHARED_EXPERTS, converter=positive), SHARED_WIDTH,
             must_be("shared_expert_combination_strategy", "average"),
             must_be("prefix_dense_sliding_window_pattern", 1), ROPE_DIM, MTP, _UNSCALED, NO_BIAS, SILU,
         ),

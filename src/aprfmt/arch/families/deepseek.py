@@ -10,8 +10,8 @@ from aprfmt.arch.blocks.mla import (
     INDEXER, KEY, MLA_LITE_REQUIRED, SPARSE_REQUIRED, indexer, joint_latent_attention, mla_decoder, mla_keys,
 )
 from aprfmt.arch.blocks.moe import (
-    DENSE_LAYERS, EQUAL_HEADS, NO_BIAS, SHARED_COUNT, WIDTH, draft_layer, moe_decoder, moe_keys, router_and_experts,
-    selection_bias, shared_expert,
+    DENSE_LAYERS, EQUAL_HEADS, MLP_LAYER_TYPES, NO_BIAS, SHARED_COUNT, WIDTH, draft_layer, moe_decoder, moe_keys,
+    router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.converter import Converter, Scope, nothing
 from aprfmt.arch.converters.common import drafts, gating, gguf_int, leading_dense, no_rope_scaling, nope_and_rope
@@ -33,15 +33,10 @@ lite_drafts = Converter(_lite_drafts_to, _lite_drafts_from)
 group_choice = Converter(
     nothing, lambda value, scope: "group_limited_greedy" if gguf_int(scope, "expert_group_count") > 1 else "greedy",
 )
-_DEFAULTS = {
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
-    "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False,
-}
 _ROTATED = Key("rope.dimension_count", ("qk_rope_head_dim",), field="head_dim")
 """What the rope parameters call a head is the part of it that is rotated."""
 _WHOLE_QUERY = f"heads*{KEY.replace('+', '+heads*')},"
 _DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts)
-_LAYERS = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -103,6 +98,6 @@ ROWS: tuple[Architecture, ...] = (
         id="deepseek_v32", required={**SPARSE_REQUIRED, "expert_gating_func": ""}, gguf="deepseek32",
         **hf_names("DeepseekV32", "deepseek_v32"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer(), *draft_layer())),
-        keys=mla_keys(*INDEXER, _DRAFTS, _LAYERS), gguf_only=(),
+        keys=mla_keys(*INDEXER, _DRAFTS, MLP_LAYER_TYPES), gguf_only=(),
     ),
 )

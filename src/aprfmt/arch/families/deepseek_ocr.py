@@ -38,7 +38,6 @@ def _patches_a_token(value: object, scope: Scope) -> object:
 
 four_a_head = Converter(_four_a_head, nothing)
 patches_a_token = Converter(_patches_a_token, nothing)
-_HALVES = {"preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5]}
 _SAM = "vision_config.width.sam_vit_b"
 _SAM_WIDTH = f"{_SAM}.width"
 _NECK = "256"

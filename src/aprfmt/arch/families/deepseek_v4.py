@@ -193,15 +193,6 @@ _KEYS = (
     must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
 )
 _OF_DRAFTS = {"block_count": draft_stages, "attention.compress_ratios": no_ratios, "hash_layer_count": no_tables}
-_DEFAULTS = {
-    "moe_intermediate_size": 2048, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024,
-    "num_experts_per_tok": 6, "n_routed_experts": 256, "n_shared_experts": 1, "scoring_func": "sqrtsoftplus",
-    "norm_topk_prob": True, "routed_scaling_factor": 1.5, "max_position_embeddings": 1048576,
-    "compress_rope_theta": 160000.0, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "swiglu_limit": 10.0,
-    "sliding_window": 128, "o_groups": 8, "o_lora_rank": 1024, "index_n_heads": 64, "index_head_dim": 128,
-    "index_topk": 512, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
-    "bos_token_id": 0, "eos_token_id": 1,
-}
 _PACKED = {
     "quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "activation_scheme": "dynamic",
     "weight_block_size": [128, 128], "expert_dtype": "fp4", "modules_to_not_convert": ["attn", "shared_experts"],
@@ -214,7 +205,6 @@ def _sixteen_tokens(value: object, scope: Scope) -> object:
 
 
 sixteen_tokens = Converter(_sixteen_tokens, nothing)
-_HALVES = {"preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5]}
 _V4_SIDE = "vision_patch_size"
 _V4_NAMES = {
     "patch_size": _V4_SIDE, "embedding_length": "vision_dim", "feed_forward_length": "vision_inter_dim",

@@ -18,7 +18,6 @@ _MASKED = (
 """Every position sees every other; what is still to be found stands there as the mask token."""
 _NO_SHIFT = Key("diffusion.shift_logits", kind="bool", constant=False)
 """The logits of a position are those of its own token, not of the next."""
-_UNTIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 _QKV_BIAS = "include_bias|include_qkv_bias"
 
 ROWS: tuple[Architecture, ...] = (

@@ -10,14 +10,13 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.mla import INDEXER, SPARSE_REQUIRED, indexer, mla_keys
 from aprfmt.arch.blocks.moe import (
-    DENSE_LAYERS, EQUAL_HEADS, GROUPS, MTP, NO_BIAS, SHARED_COUNT, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH,
-    draft_layer, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
+    DENSE_LAYERS, EQUAL_HEADS, GROUPS, MLP_LAYER_TYPES, MTP, NO_BIAS, SHARED_COUNT, SIGMOID, WEIGHTS_NORM,
+    WEIGHTS_SCALE, WIDTH, draft_layer, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
     IMAGE, USE_SILU, epsilon, hears, layers, norms, patches, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Convert, Converter, Scope, default, nothing
-from aprfmt.arch.converters.common import leading_dense
 from aprfmt.arch.converters.windows import step_heads, windowed_heads
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.grammar import layer_kinds
@@ -81,7 +80,6 @@ latent_scales = Converter(
 swa_key_width = Converter(_swa_sum("swa_kv_lora_rank", "qk_rope_head_dim"), default)
 swa_value_width = Converter(_swa_sum("swa_kv_lora_rank"), default)
 swa_key_length = Converter(_swa_sum("swa_qk_nope_head_dim", "qk_rope_head_dim"), _swa_nope_from)
-_LAYERS = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
 _WINDOW, _INDEXED = "sliding_attention|draft", "!sliding_attention&!draft"
 _ROTATED = "qk_rope_head_dim"
 
@@ -202,7 +200,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.value_length_mla_swa", ("swa_v_head_dim",)),
             Key("", ("apply_mla_qkv_lora_rescale",), "bool", converter=latent_scales), must_be("use_dsa", True),
             must_be("k_rope_only_layernorm", True), must_be("n_group", 1), must_be("attention_gate_type", "headwise"),
-            must_be("swa_attention_gate_type", "headwise"), _LAYERS, MTP,
+            must_be("swa_attention_gate_type", "headwise"), MLP_LAYER_TYPES, MTP,
         ),
         differs=(_HALVES,), gguf_only=(),
     ),

@@ -5,28 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW,
-    attention, block, gated_mlp, hf_names, linear, must_be, network, norm, post_norm_decoder, rename,
+    ALWAYS_WINDOW, DECODER, DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WHOLE_HEADS,
+    WINDOW, attention, block, gated_mlp, hf_names, linear, must_be, network, norm, post_norm_decoder, rename,
 )
 from aprfmt.arch.blocks.moe import (
-    DENSE_LAYERS, GROUPS, MTP, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_decoder, moe_keys,
-    mtp_names, router_and_experts, selection_bias, shared_expert,
+    DENSE_LAYERS, GROUPS, MLP_LAYER_TYPES, MTP, NUM_SHARED_EXPERTS, SHARED_WIDTH, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE,
+    WIDTH, draft_layer, moe_decoder, moe_keys, mtp_names, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.blocks.qwen_vision import merger
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_SILU, layers, mlp, norms, patches_in_time, preprocessor, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import if_given
-from aprfmt.arch.converters.common import leading_dense, shared_width
 from aprfmt.arch.converters.layers import number_or_0
 from aprfmt.arch.converters.towers import window_pattern
 from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, Tower
 
 
-_ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
-_SHARED = Key("expert_shared_count", ("num_shared_experts",))
-_SHARED_WIDTH = Key("expert_shared_feed_forward_length", converter=shared_width)
-_BY_TYPE = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
 _ONLY_64 = Difference(
     "llama.cpp's exaone4 has a sliding window, and layers without rotation, in a network of 64 layers only, and there "
     "always (sliding_window, layer_types)",
@@ -61,8 +56,8 @@ ROWS: tuple[Architecture, ...] = (
         ),
         drafts=mtp_names(),
         keys=moe_keys(
-            VOCAB, *GROUPS, WIDTH, _SHARED, _SHARED_WIDTH, WEIGHTS_SCALE, WEIGHTS_NORM, SIGMOID, DENSE_LAYERS, _BY_TYPE,
-            _ALWAYS_WINDOW, SLIDING_LAYERS,
+            VOCAB, *GROUPS, WIDTH, NUM_SHARED_EXPERTS, SHARED_WIDTH, WEIGHTS_SCALE, WEIGHTS_NORM, SIGMOID, DENSE_LAYERS,
+            MLP_LAYER_TYPES, ALWAYS_WINDOW, SLIDING_LAYERS,
             Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=number_or_0),
             Key("rope.scaling.type", kind="str", constant="none"),
         ),

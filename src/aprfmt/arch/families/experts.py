@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, attention,
-    class_names, convert, experts, fused_experts, gated_mlp, hf_names, linear, must_be, network, norm, rename, split,
-    tensor,
+    ALWAYS_WINDOW, DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW,
+    WINDOW_LAYERS, attention, class_names, convert, experts, fused_experts, gated_mlp, hf_names, linear, must_be,
+    network, norm, rename, split, tensor,
 )
 from aprfmt.arch.blocks.moe import (
-    COUNT, DENSE_LAYERS, GROUPS, NO_BIAS, SIGMOID, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys,
-    router_and_experts, selection_bias, shared_expert,
+    COUNT, DENSE_LAYERS, GROUPS, MLP_LAYER_TYPES, NO_BIAS, NUM_SHARED_EXPERTS, SIGMOID, USED, WEIGHTS_NORM,
+    WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, if_given, nothing
-from aprfmt.arch.converters.common import (
-    absent_0, any_window, dense_first, dense_first_to, gating, gguf_int, leading_dense, softcap,
-)
+from aprfmt.arch.converters.common import absent_0, any_window, dense_first, dense_first_to, gating, gguf_int, softcap
 from aprfmt.arch.converters.layers import (
     FULL, SLIDING, layer_types, layer_types_derive, layer_types_from, layer_types_to, periodic, slides_of,
 )
@@ -96,12 +94,8 @@ def _dense_list_from(value: object, scope: Scope) -> object:
 
 
 leading_dense_list = Converter(dense_first_to, _dense_list_from, normalize=dense_first)
-_ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
-_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
 _FOURTH = Key("", ("layer_types",), "str[]", converter=every_fourth_full)
-_SHARED = Key("expert_shared_count", ("num_shared_experts",))
 _GATING = Key("expert_gating_func", ("score_func",), converter=gating)
-_BY_TYPE = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
 _ONE_THETA = Difference("llama.cpp's mellum rotates sliding and full layers with one base frequency", "two_thetas")
 
 
@@ -237,7 +231,6 @@ window_layout = Converter(nothing, _window_layout_from)
 rope_layout = Converter(_rope_layout_to, _rope_layout_from)
 all_layers = Converter(_all_layers_to, lambda value, scope: [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT)
 in_each_layer = Converter(_in_each_to, lambda value, scope: value[0] if isinstance(value, list) and value else DEFAULT)
-_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _W123 = ("w1", "w3", "w2")
 _SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 _ROUTED = rename((COUNT, USED), num_experts=("num_local_experts", "num_experts"))
@@ -336,7 +329,7 @@ ROWS: tuple[Architecture, ...] = (
             *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
-            VOCAB, ROPE_DIM, *GROUPS, WIDTH, _SHARED,
+            VOCAB, ROPE_DIM, *GROUPS, WIDTH, NUM_SHARED_EXPERTS,
             Key("leading_dense_block_count", ("num_dense_layers",), converter=absent_0),
             replace(WEIGHTS_SCALE, hf=("route_scale",)), replace(WEIGHTS_NORM, hf=("route_norm",)), _GATING, WINDOW,
             _FOURTH, Key("", ("global_attn_every_n_layers",)), must_be("mup_enabled", True), NO_BIAS,
@@ -373,12 +366,12 @@ ROWS: tuple[Architecture, ...] = (
             *(key for key in moe_keys(VOCAB, WIDTH) if key.field != "num_heads"),
             Key("", ("num_attention_heads",), field="num_heads"),
             Key("attention.head_count", ("num_attention_heads_per_layer",), "u32[]", converter=heads_a_layer), ROPE_DIM,
-            Key("rope.dimension_count_swa", converter=window_rotary), replace(_ALWAYS_WINDOW, converter=any_window),
-            replace(_LAYERS, converter=own_dense_first),
+            Key("rope.dimension_count_swa", converter=window_rotary), replace(ALWAYS_WINDOW, converter=any_window),
+            replace(WINDOW_LAYERS, converter=own_dense_first),
             Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
             Key("expert_weights_norm", kind="bool", constant=True),
             replace(WEIGHTS_SCALE, hf=("moe_routed_scaling_factor",)), SIGMOID, DENSE_LAYERS,
-            replace(_BY_TYPE, converter=leading_dense_list), Key("", ("gating",), "str"),
+            replace(MLP_LAYER_TYPES, converter=leading_dense_list), Key("", ("gating",), "str"),
             must_be("moe_router_logit_softcapping", 0.0), NO_BIAS,
         ),
     ),

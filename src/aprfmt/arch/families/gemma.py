@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import isqrt
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, attention, class_names, gated_mlp, hf_names, must_be, network, norm, tensor,
+    ALWAYS_WINDOW, DECODER, attention, class_names, gated_mlp, hf_names, must_be, network, norm, tensor,
 )
 from aprfmt.arch.blocks.encoder import ENCODER
 from aprfmt.arch.blocks.tower import (
@@ -69,7 +69,6 @@ query_scale = Converter(
 )
 _BOTH_DENSE = "dense_2_out&dense_3_in&!dense_2_bias&!dense_3_bias"
 """llama.cpp has two layers behind the pooling, without biases."""
-_WINDOW = Key("attention.sliding_window", ("sliding_window",))
 _ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=own_layer_types)
 _SOME_LAYERS = replace(_ODD_LAYERS, converter=some_layer_types)
 _QUERY_SCALE = Key("", ("query_pre_attn_scalar",), converter=query_scale)
@@ -140,7 +139,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_sandwiched(),
         keys=(
             *DECODER, Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32", converter=softcap),
-            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=softcap), _WINDOW,
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=softcap), ALWAYS_WINDOW,
             _SOME_LAYERS,
             _QUERY_SCALE, _NO_BIAS, _GELU, _CAUSAL,
         ),
@@ -151,8 +150,8 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         tensors=_GEMMA3,
         keys=(
-            *_GEMMA3_KEYS, replace(_WINDOW, converter=any_window), replace(_ODD_LAYERS, converter=any_layer_types),
-            _CAUSAL,
+            *_GEMMA3_KEYS, replace(ALWAYS_WINDOW, converter=any_window),
+            replace(_ODD_LAYERS, converter=any_layer_types), _CAUSAL,
         ),
         nested_rope=True,
     ),
@@ -170,7 +169,7 @@ ROWS: tuple[Architecture, ...] = (
             tensor("3_Dense.linear.weight", "dense_3.weight", "hidden,dense_2_out", _BOTH_DENSE),
         ),
         keys=(
-            *_GEMMA3_KEYS, _WINDOW, _ODD_LAYERS, ENCODER[1],
+            *_GEMMA3_KEYS, ALWAYS_WINDOW, _ODD_LAYERS, ENCODER[1],
             *(
                 Key(f"dense_{n}_feat_{side}", (f"dense_{n}_{side}",), converter=both_dense)
                 for n in (2, 3)

@@ -6,8 +6,8 @@ from collections.abc import Sized
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, block, class_names, embedding, final_norm, flag, gated_mlp, head, linear,
-    must_be, norm, number, rename, tensor,
+    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, WINDOW_LAYERS, block, class_names, embedding, final_norm, flag, gated_mlp,
+    head, linear, must_be, norm, number, rename, tensor,
 )
 from aprfmt.arch.blocks.moe import COUNT, USED, WIDTH
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope
@@ -193,10 +193,8 @@ row_a_token = Converter(_n_tokens_to, _n_tokens_from)
 width_a_layer = Converter(_width_a_layer_to)
 shared_kv_from_20 = Converter(_shared_from_20_to, lambda value, scope: value or 0)
 ten_sparse_layers = Converter(_sparsity_to, lambda value, scope: _sparsity(scope), _sparsity_derive)
-_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
 _SHARED_KV = Key("attention.shared_kv_layers", ("num_kv_shared_layers",), converter=shared_kv)
 _GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
-_TOKENS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 
 
 def _attention(kind: str, head_dim: str, kv_heads: str, values: str = REQUIRED) -> tuple[TensorRow, ...]:
@@ -315,7 +313,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *_widths(width_a_layer), GROUPED, ROPE, RMS_EPS, HEAD_DIM,
             Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", constant=30.0),
-            Key("attention.sliding_window", ("sliding_window",)), _LAYERS,
+            Key("attention.sliding_window", ("sliding_window",)), WINDOW_LAYERS,
             Key("embedding_length_per_layer_input", (_PER_LAYER,), constant=256),
             Key("", ("vocab_size_per_layer_input",), converter=row_a_token),
             replace(_SHARED_KV, converter=shared_kv_from_20),
@@ -341,7 +339,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *_widths(double_wide), replace(GROUPED, kind="u32[]", converter=window_kv_heads), ROPE, RMS_EPS,
-            replace(_LAYERS, converter=last_full_layer_types),
+            replace(WINDOW_LAYERS, converter=last_full_layer_types),
             replace(number("head_dim"), gguf="attention.key_length_swa", converter=window_heads),
             Key("attention.key_length", ("global_head_dim",), converter=global_heads),
             Key("", ("num_global_key_value_heads",), converter=global_kv_heads), Key("", ("per_layer_config",)),

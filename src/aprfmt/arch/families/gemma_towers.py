@@ -320,14 +320,6 @@ _GEMMA4_HEARD = hears(
     Key("", ("audio_config.use_clipped_linears",), "bool", converter=has_tensor("a.blk.0.attn_q.input_min")),
     projector("gemma4a", part="audio"),
 )
-_COLOURS = {"preprocessor_config.image_mean": [0.0, 0.0, 0.0], "preprocessor_config.image_std": [1.0, 1.0, 1.0]}
-_DEFAULTS = {
-    **_COLOURS, "vision_config.hidden_size": 768, "vision_config.intermediate_size": 3072,
-    "vision_config.num_hidden_layers": 16, "vision_config.num_attention_heads": 12,
-    "vision_config.num_key_value_heads": 12, "vision_config.head_dim": 64, "vision_config.patch_size": 16,
-    "vision_config.pooling_kernel_size": 3, "vision_config.position_embedding_size": 10240,
-    "vision_config.rms_norm_eps": 1e-6, "vision_config.use_clipped_linears": False, "vision_config.standardize": False,
-}
 _VISION_ONLY = Tower(
     id="gemma4_vision", **whole("Gemma4ForConditionalGeneration", types=("gemma4",)),
     when="vision.projector_type=gemma4v&!audio.projector_type", text="model.language_model.",

@@ -10,14 +10,14 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.mla import INDEXER, SPARSE_REQUIRED, indexer, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import (
-    BIAS_FLAG, DENSE_LAYERS, EQUAL_HEADS, GROUPS, MTP, SHARED_COUNT, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH,
-    draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
+    BIAS_FLAG, DENSE_LAYERS, EQUAL_HEADS, GROUPS, MLP_LAYER_TYPES, MTP, SHARED_COUNT, SIGMOID, WEIGHTS_NORM,
+    WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
     IMAGE, PATCHES, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, patches, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.converters.common import drafts, leading_dense
+from aprfmt.arch.converters.common import drafts
 from aprfmt.arch.converters.sparse import indexers_from, indexers_normalize, indexers_to
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.rope import DEFAULT_THETA
@@ -45,14 +45,8 @@ def _halved(row: TensorRow) -> TensorRow:
 
 
 _GLM_KEYS = (*DECODER, ROPE_DIM, flag("attention_bias"), SILU)
-_GLM_OCR = {
-    "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "attention_bias": False,
-    "tie_word_embeddings": False,
-}
-_GLM4V = {**_GLM_OCR, "max_position_embeddings": 32768, "num_key_value_heads": 2, "attention_bias": True}
 glm_indexers = Converter(indexers_to, indexers_from, normalize=indexers_normalize)
 _DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts)
-_LAYERS = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
 
 
 def _half_to(value: object, scope: Scope) -> int | None:
@@ -79,7 +73,6 @@ def _ratio_to(value: object, scope: Scope) -> float | None:
 
 half = Converter(_half_to, _half_from)
 rope_ratio = Converter(_ratio_to, _ratio_from)
-_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 
 
 def _expert(kind: str, gguf: str) -> tuple[TensorRow, ...]:
@@ -135,7 +128,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=mla_decoder((selection_bias(),), (*indexer("indexer"), *draft_layer())),
         keys=mla_keys(
             *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=glm_indexers), _DRAFTS,
-            _LAYERS
+            MLP_LAYER_TYPES
         ),
         gguf_only=(),
     ),

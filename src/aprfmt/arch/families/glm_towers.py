@@ -70,16 +70,6 @@ _SIZES = sizes(block_count="depth", head_count="num_heads")
 _HIDDEN_ACT = Key("", ("vision_config.hidden_act",), "str", converter=activation)
 _EPS = Key("vision.attention.layer_norm_epsilon", ("vision_config.rms_norm_eps",), "f32")
 _MERGE = Key("", (f"vision_config.{_SIDE}",))
-_DEFAULTS = {
-    "vision_config.depth": 24, "vision_config.hidden_act": "silu", "vision_config.image_size": 336,
-    "vision_config.patch_size": 14, "vision_config.rms_norm_eps": 1e-5, f"vision_config.{_SIDE}": 2,
-    "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
-}
-_GLM4V = {
-    **_DEFAULTS, "vision_config.hidden_size": 1536, "vision_config.intermediate_size": 13696,
-    "vision_config.num_heads": 12, _BIAS: False,
-}
 
 TOWERS: tuple[Tower, ...] = (
     Tower(

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from aprfmt.arch import projectors
 from aprfmt.arch.blocks.decoder import (
-    DECODER, DIMS, EXPERTS, GROUPED, LLAMA_KEYS, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, class_names,
-    decoder, embedding, final_norm, flag, fused_experts, gated_mlp, head, hf_names, linear, must_be, network, norm,
-    rename, split, tensor,
+    ALWAYS_WINDOW, DECODER, DIMS, EXPERTS, KV_HEADS_BY_LAYER, LLAMA_KEYS, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB,
+    WINDOW_LAYERS, attention, block, class_names, decoder, embedding, final_norm, flag, fused_experts, gated_mlp, head,
+    hf_names, linear, must_be, network, norm, rename, split, tensor,
 )
 from aprfmt.arch.blocks.moe import BIAS_FLAG, COUNT, USED, moe_decoder, moe_keys
 from aprfmt.arch.blocks.ssm import dual, mixer
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.converters.common import attention_layers, expand, numbers
+from aprfmt.arch.converters.common import expand, numbers
 from aprfmt.arch.converters.hybrid import mixed_layers
 from aprfmt.arch.converters.layers import layer_types, positive
 from aprfmt.arch.converters.windows import full_every_fourth
@@ -47,8 +47,6 @@ used_experts = Converter(lambda value, scope: value if scope.h.num_experts else 
 rope_switch = Converter(_rope_switch_to, lambda value, scope: "rope" if value else None)
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 _SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
-_SOME_HEADS = replace(GROUPED, kind="i32[]", converter=attention_layers)
-"""KV heads by layer, 0 where a layer has no attention: that is how a GGUF tells the kinds of layers."""
 _KINDS = Key("", ("layer_types",), converter=mixed_layers)
 _GRANITE_SHARED = (
     split(
@@ -83,7 +81,7 @@ _GRANITE = Architecture(
         *norm("post_attention_layernorm", "ffn_norm"), *_granite_mlp(),
     ),
     keys=(
-        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, converter=lone_width), _HEADS, _SOME_HEADS, ROPE, RMS_EPS,
+        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, converter=lone_width), _HEADS, KV_HEADS_BY_LAYER, ROPE, RMS_EPS,
         replace(EXPERTS[0], hf=("num_local_experts",), converter=some_experts),
         replace(EXPERTS[1], converter=used_experts),
         VOCAB, ROPE_DIM, *SCALES, Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
@@ -115,8 +113,6 @@ def _rope_pattern_from(value: object, scope: Scope) -> object:
 
 dense_first_layer_types = replace(layer_types, derive=full_every_fourth)
 rope_pattern = Converter(_rope_pattern_to, _rope_pattern_from)
-_ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
-_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
 
 
 def _granite(*mlp: TensorRow) -> tuple[TensorRow, ...]:
@@ -145,7 +141,7 @@ def _swa_experts() -> tuple[TensorRow, ...]:
 
 
 _GRANITE_KEYS = (
-    *DECODER, VOCAB, ROPE_DIM, *SCALES, SILU, _ALWAYS_WINDOW, replace(_LAYERS, converter=dense_first_layer_types),
+    *DECODER, VOCAB, ROPE_DIM, *SCALES, SILU, ALWAYS_WINDOW, replace(WINDOW_LAYERS, converter=dense_first_layer_types),
     Key("attention.rope_pattern", ("layer_rope_theta",), "bool[]", converter=rope_pattern),
     Key("", ("no_rope_layers",), "i32[]"), flag("attention_bias"),
 )

@@ -123,14 +123,6 @@ _SIZES = (
     Key("", ("mlp_layer_types",), "str[]", converter=leading_dense), WEIGHTS_SCALE,
     Key("", ("layer_types",), converter=kda_layers), Key("", ("linear_attn_config",), converter=kda_config),
 )
-_DEFAULTS = {
-    "hidden_act": "silu", "num_key_value_heads": 32, "num_experts": 256, "num_experts_per_token": 8,
-    "num_shared_experts": 1, "routed_scaling_factor": 2.446, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-    "v_head_dim": 128, "qk_nope_head_dim": 128, "num_expert_group": 1, "topk_group": 1, "moe_renormalize": True,
-    "model_max_length": 1048576, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_bias": False,
-    "moe_intermediate_size": 1024, _SIZE: 128, _HEADS: 32, _KERNEL: 4, "pad_token_id": 163839, "bos_token_id": 163584,
-    "eos_token_id": 163586,
-}
 _LATENT = "routed_expert_hidden_size"
 _K3_PACKED = {
     "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
@@ -220,7 +212,6 @@ position_image = Converter(_position_image, nothing)
 least_pixels = Converter(_least_pixels, nothing)
 patches_to_pixels = Converter(_pixels_to, _pixels_from)
 _V = "vision_tower."
-_HALVES = {"preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5]}
 _GRID = "init_pos_emb_height,init_pos_emb_width"
 _CELLS = "init_pos_emb_height*init_pos_emb_width"
 _K25 = "vt_hidden_size"

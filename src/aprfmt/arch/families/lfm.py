@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, VOCAB, More, attention, block, class_names, embedding, experts, gated_mlp,
-    head, linear, must_be, norm, tensor,
+    DIMS, EXPERTS, KV_HEADS_BY_LAYER, RMS_EPS, ROPE, VOCAB, More, attention, block, class_names, embedding, experts,
+    gated_mlp, head, linear, must_be, norm, tensor,
 )
 from aprfmt.arch.blocks.encoder import ENCODER
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, hears, layers, projector, sees, siglip, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
-from aprfmt.arch.converters.common import ATTENTION, attention_layers
+from aprfmt.arch.converters.common import ATTENTION
 from aprfmt.arch.converters.hybrid import mixed_layers
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.grammar import layer_kinds
@@ -77,8 +77,6 @@ def _lfm2(*mlp: TensorRow, begin: str = "model.") -> tuple[TensorRow, ...]:
     )
 
 
-_SOME_HEADS = replace(GROUPED, kind="i32[]", converter=attention_layers)
-"""KV heads by layer, 0 where a layer has no attention: that is how a GGUF tells the kinds of layers."""
 _KINDS = Key("", ("layer_types",), converter=mixed_layers)
 _LFM2_EPS = replace(RMS_EPS, hf=("norm_eps",))
 _LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False), Key("", converter=some_conv))
@@ -92,7 +90,7 @@ _LFM2_ROW = Architecture(
     ),
     keys=(
         _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, hf=("intermediate_size", "block_ff_dim"), converter=lfm2_width),
-        _HEADS, _SOME_HEADS, ROPE, _LFM2_EPS, *_LFM2_END, _KINDS, ENCODER[1],
+        _HEADS, KV_HEADS_BY_LAYER, ROPE, _LFM2_EPS, *_LFM2_END, _KINDS, ENCODER[1],
         Key("embedding_length_out", ("dense_1_out",)), Key("", ("dense_1_in",), converter=as_wide),
         Key("", ("dense_1_bias",), "bool"), Key("", ("block_auto_adjust_ff_dim",), "bool", converter=never_adjusted),
         Key("", ("full_attn_idxs",)), Key("", ("block_ffn_dim_multiplier",), "f32"), Key("", ("block_multiple_of",)),
@@ -184,9 +182,10 @@ ROWS: tuple[Architecture, ...] = (
             *experts("feed_forward.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
         ),
         keys=(
-            *DIMS, _SOME_HEADS, ROPE, _LFM2_EPS, *EXPERTS, Key("leading_dense_block_count", ("num_dense_layers",)),
-            Key("expert_gating_func", constant=2), *_LFM2_END, _KINDS, must_be("use_expert_bias", True),
-            must_be("norm_topk_prob", True), must_be("routed_scaling_factor", 1.0),
+            *DIMS, KV_HEADS_BY_LAYER, ROPE, _LFM2_EPS, *EXPERTS,
+            Key("leading_dense_block_count", ("num_dense_layers",)), Key("expert_gating_func", constant=2), *_LFM2_END,
+            _KINDS, must_be("use_expert_bias", True), must_be("norm_topk_prob", True),
+            must_be("routed_scaling_factor", 1.0),
         ),
     ),
 )

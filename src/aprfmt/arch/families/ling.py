@@ -29,7 +29,6 @@ def _expert_width_to(value: object, scope: Scope) -> object:
 
 
 expert_width = Converter(_expert_width_to)
-_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _NO_BIASES = (must_be("use_bias", False), must_be("use_qkv_bias", False))
 _QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weight": "kv,hidden"}
 

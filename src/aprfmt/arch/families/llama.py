@@ -115,7 +115,6 @@ def _llama4_experts() -> tuple[TensorRow, ...]:
 
 _QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weight": "kv,hidden"}
 _META_LAYOUT = Key("tensor_data_layout", (), "str", constant="Meta AI original pth")
-_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}
 
 
 def _sliding_dim_to(value: object, scope: Scope) -> int | None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, class_names, embedding,
-    experts, final_norm, flag, fused_experts, gated_mlp, head, hf_names, linear, must_be, norm, rename,
+    DECODER, DIMS, EXPERTS, KV_HEADS_BY_LAYER, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, class_names,
+    embedding, experts, final_norm, flag, fused_experts, gated_mlp, head, hf_names, linear, must_be, norm, rename,
 )
 from aprfmt.arch.blocks.ssm import dual, mixer, selective
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
-from aprfmt.arch.converters.common import attention_layers, expand, inner_size, times_hidden
+from aprfmt.arch.converters.common import expand, inner_size, times_hidden
 from aprfmt.arch.converters.hybrid import attending
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import Architecture, Key, TensorRow
@@ -85,7 +85,6 @@ heads_of_width = Converter(nothing, _head_width_normalize, normalize=_head_width
 norm_behind_gate = Converter(_norm_behind_gate_to, lambda value, scope: not scope.h.extra.get("mamba_rms_norm"))
 tied_multiplier = Converter(_tied_multiplier_to)
 _SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
-_SOME_HEADS = replace(GROUPED, kind="i32[]", converter=attention_layers)
 _INNER = "mamba_expand*hidden"
 _TWICE = Key("ssm.inner_size", ("mamba_expand",), converter=expand, allowed=(2,))
 
@@ -113,12 +112,6 @@ def _part_rotated() -> tuple[TensorRow, ...]:
 _BAMBA_MIXER = dual(
     _INNER, "mamba_d_state", "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias",
 )
-_BAMBA = {
-    "hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 0.5,
-    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
-    "mamba_conv_bias": True, "mamba_proj_bias": False,
-}
 _JAMBA_MIXER = (
     *selective(_INNER, "mamba_d_state", "mamba_dt_rank", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias"),
     *norm("dt_layernorm", "ssm_dt_norm", "mamba_dt_rank"), *norm("b_layernorm", "ssm_b_norm", "mamba_d_state"),
@@ -159,17 +152,6 @@ def _scaled(rows: tuple[TensorRow, ...]) -> Iterator[TensorRow]:
         scale = _IN_SCALES if name == "ssm_in.weight" else (_SCALED[name],) if name in _SCALED else ()
         named = ("blk.{n}.ffn_norm",) if name == "ffn_norm.weight" else row.gguf  # as llama.cpp calls it there
         yield replace(row, gguf=named, scale=scale)
-
-
-_ONES = {
-    "key_multiplier": 1.0, "attention_in_multiplier": 1.0, "attention_out_multiplier": 1.0, "ssm_in_multiplier": 1.0,
-    "ssm_out_multiplier": 1.0, "embedding_multiplier": 1.0, "lm_head_multiplier": 1.0,
-}
-_FALCON = {
-    **_BAMBA, **_ONES, "max_position_embeddings": 8192, "projectors_bias": False, "mamba_rms_norm": False,
-    "mamba_norm_before_gate": True, "mamba_d_ssm": 1024, "mlp_multipliers": [1.0, 1.0], "ssm_multipliers": [1.0] * 5,
-}
-del _FALCON["partial_rotary_factor"]
 
 
 def _padded_normalize(value: object, scope: Scope) -> object:
@@ -217,10 +199,6 @@ def _mamba_keys(inner: Key, *family: Key) -> tuple[Key, ...]:
     )
 
 
-_MAMBA = {
-    "layer_norm_epsilon": 1e-5, "expand": 2, "conv_kernel": 4, "state_size": 16, "time_step_rank": "auto",
-    "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True,
-}
 _SELECTIVE = _mamba(selective("ffn", "state_size", "time_step_rank", "conv_kernel", "use_bias", "use_conv_bias"))
 _SSM_INNER = Key(
     "ssm.inner_size", ("intermediate_size", "d_inner"), field="intermediate_size", converter=expanded_twice,
@@ -265,7 +243,7 @@ ROWS: tuple[Architecture, ...] = (
             feed_forward=gated_mlp("mlp_bias", hf="feed_forward"),
         ),
         keys=(
-            *DIMS, _SOME_HEADS, ROPE, RMS_EPS, VOCAB, ROPE_DIM, Key("ssm.conv_kernel", ("mamba_d_conv",)),
+            *DIMS, KV_HEADS_BY_LAYER, ROPE, RMS_EPS, VOCAB, ROPE_DIM, Key("ssm.conv_kernel", ("mamba_d_conv",)),
             Key("ssm.state_size", ("mamba_d_state",)), Key("ssm.group_count", ("mamba_n_groups",)), _TWICE,
             Key("ssm.time_step_rank", ("mamba_n_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=True),
             Key("", ("attn_layer_indices",), converter=attention_indices), SILU, flag("attention_bias"),
@@ -277,7 +255,7 @@ ROWS: tuple[Architecture, ...] = (
         id="jamba", gguf="jamba", **hf_names("Jamba", "jamba"), required={"attention.head_count_kv": ""},
         tensors=_layers(*mixer("mamba.", _JAMBA_MIXER, _SSM), *attention(layers=_ATTENTION), feed_forward=_EXPERTS),
         keys=(
-            *DIMS, _SOME_HEADS, Key("ssm.conv_kernel", ("mamba_d_conv",)), _TWICE,
+            *DIMS, KV_HEADS_BY_LAYER, Key("ssm.conv_kernel", ("mamba_d_conv",)), _TWICE,
             Key("ssm.state_size", ("mamba_d_state",)),
             Key("ssm.time_step_rank", ("mamba_dt_rank",), converter=auto_rank),
             RMS_EPS, *rename(EXPERTS[:2], num_experts=("num_experts", "num_local_experts")),

@@ -70,7 +70,6 @@ def _base_width_from(value: object, scope: Scope) -> object:
 
 depth_scale = Converter(_depth_scale_to, _depth_scale_from)
 base_width = Converter(_base_width_to, _base_width_from)
-_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}
 downsampling = words({"4x": 2, "16x": 4})
 one_layer = Converter(
     lambda value, scope: None if value is None else [value],

@@ -47,13 +47,6 @@ def _keys(name: str) -> tuple[Key, ...]:
 
 
 _KEYS = _keys("pixtral")
-_DEFAULTS = {
-    "vision_config.hidden_size": 1024, "vision_config.intermediate_size": 4096, "vision_config.num_hidden_layers": 24,
-    "vision_config.num_attention_heads": 16, "vision_config.image_size": 1024, "vision_config.patch_size": 16,
-    "vision_config.hidden_act": "gelu", "vision_config.layer_norm_eps": 1e-5,
-    "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
-}
 _OWN = ("hidden_size", "intermediate_size", "num_hidden_layers")
 
 TOWERS: tuple[Tower, ...] = (

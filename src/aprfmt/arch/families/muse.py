@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, attention, class_names, gated_mlp, linear, must_be, network, norm, tensor,
+    ALWAYS_WINDOW, DECODER, WINDOW_LAYERS, attention, class_names, gated_mlp, linear, must_be, network, norm, tensor,
 )
 from aprfmt.arch.blocks.moe import NO_BIAS
 from aprfmt.arch.blocks.tower import (
@@ -40,8 +40,6 @@ last_dense_layer_types = replace(
     layer_types, derive=lambda scope: kinds_of([*reversed(periodic(FOURTH, scope.h.num_layers or 0, first=0))]),
 )
 rotated_with_window = Converter(_window_theta_to, _window_theta_from)
-_ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
-_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
 
 
 def _merged_patch(scope: Scope) -> int:
@@ -74,8 +72,8 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=zero_cap),
-            Key("logit_scale", ("output_multiplier",), "f32"), _ALWAYS_WINDOW,
-            replace(_LAYERS, converter=last_dense_layer_types),
+            Key("logit_scale", ("output_multiplier",), "f32"), ALWAYS_WINDOW,
+            replace(WINDOW_LAYERS, converter=last_dense_layer_types),
             Key("", ("layer_rope_theta",), "f32[]", converter=rotated_with_window),
             Key("", ("qk_scale_factor",), "f32"),
             must_be("post_norm_eps", 1e-8), must_be("hidden_activation", "silu"), NO_BIAS,

@@ -90,7 +90,6 @@ def _shared_from(value: object, scope: Scope) -> object:
 
 unshared_heads = Converter(normalize=_unshared)
 shared_heads = Converter(from_gguf=_shared_from)
-_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 # Each KV head serves every `heads/n_shared_head`-th head, in llama.cpp as many neighbours.
 _NEIGHBOURS = ("swap:1,n_shared_head,heads/n_shared_head",)
 

@@ -18,7 +18,6 @@ _SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 number_of = Converter(
     derive=lambda scope: 0, normalize=lambda value, scope: len(value) if isinstance(value, list) else DEFAULT,
 )
-_DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": 32}
 _DEEPSTACK = Key(
     "n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), converter=number_of,
 )

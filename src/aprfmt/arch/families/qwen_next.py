@@ -188,12 +188,6 @@ def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
     )
 
 
-_DEFAULTS = {
-    "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-    "attention_bias": False, "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
 _SECTIONS = Key("rope.dimension_sections", (), "i32[]", converter=qwen3_5_sections)
 
 

@@ -110,13 +110,6 @@ _SCALED = (
 )
 _NAMED = "!bare&!model_type=mt5&"
 _IS_SCALED = f"{_NAMED}scale_decoder_outputs|{_NAMED}tied&!scale_decoder_outputs=False"
-_DEFAULTS: dict[str, object] = {
-    "n_positions": 512, "d_kv": 64, "layer_norm_epsilon": 1e-6, "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128, "tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": 1,
-    "is_encoder_decoder": True,
-}
-_RELU: dict[str, object] = {"feed_forward_proj": "relu"}
-_GELU: dict[str, object] = {"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}
 # Old checkpoints hold the embedding under the names of both stacks too.
 _COPIES = (("encoder.embed_tokens.", "shared."), ("decoder.embed_tokens.", "shared."))
 _T5 = Architecture(
