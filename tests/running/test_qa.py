@@ -163,7 +163,7 @@ def test_what_another_model_has(
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (LLAMA3, "not tokens of this vocabulary: <|start_header_id|>, <|end_header_id|>, <|eot_id|>"),
+        (LLAMA3, "markers that are not in the vocabulary: <|start_header_id|>, <|end_header_id|>, <|eot_id|>"),
         ("{% for m in messages %}{{ m['content'] }{% endfor %}", "line 1"),
         ("{{ raise_exception('only one turn') }}", "only one turn"),
         ("{{ messages[0]['content'] }}", "drops messages"),
