@@ -25,7 +25,7 @@ _LAZY = {
     "import_model": "aprfmt.convert.api",
     "export_model": "aprfmt.convert.api",
     "convert_model": "aprfmt.convert.api",
-    "quantize_model": "aprfmt.api",
+    "quantize_model": "aprfmt.running.quantize",
     "merge": "aprfmt.convert.combining:merge_models",
     "merge_models": "aprfmt.convert.combining",
     "merge_adapter": "aprfmt.convert.merging",
@@ -58,8 +58,8 @@ _LAZY = {
     "qa": "aprfmt.api",
     "QaReport": "aprfmt.running.qa",
     "BenchReport": "aprfmt.running.bench",
-    "imatrix": "aprfmt.api",
-    "merge_imatrix": "aprfmt.api",
+    "imatrix": "aprfmt.running.imatrix",
+    "merge_imatrix": "aprfmt.running.imatrix",
     "ImatrixReport": "aprfmt.running.importance",
     "Evaluation": "aprfmt.running.evaluation",
     "report": "aprfmt.api",
@@ -144,20 +144,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from aprfmt.api import (
-        bench,
-        data,
-        embed,
-        imatrix,
-        lint,
-        lint_rules,
-        merge_imatrix,
-        qa,
-        quantize_model,
-        report,
-        run,
-        validate,
-    )
+    from aprfmt.api import bench, data, embed, lint, lint_rules, qa, report, run, validate
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import convert_model, export_model, import_model
     from aprfmt.convert.combining import merge_models
@@ -187,8 +174,10 @@ if TYPE_CHECKING:
     from aprfmt.running.embeddings import Embeddings
     from aprfmt.running.evaluation import Evaluation
     from aprfmt.running.generate import RunResult
+    from aprfmt.running.imatrix import imatrix, merge_imatrix
     from aprfmt.running.importance import ImatrixReport
     from aprfmt.running.qa import QaReport
+    from aprfmt.running.quantize import quantize_model
     from aprfmt.running.teacher import TeacherReport
     from aprfmt.texts.summary import DataReport
     from aprtrain.api import evaluate, teacher

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt import formats
-from aprfmt.convert.options import QuantizeCall, options_of
 from aprfmt.errors import AprError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.io.pipe import StartProgress
-from aprfmt.schema import takes
-from aprfmt.types import PathLike
-
-AUTO = "auto"
-"""In the place of an importance matrix: it is computed."""
+from aprfmt.schema import check_numbers
+from aprfmt.types import PathLike, paths_of
 
 if TYPE_CHECKING:
-    from aprfmt.convert.report import Report
     from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.validate import Validation, ValidationRule
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.embeddings import Embeddings
     from aprfmt.running.generate import RunResult
-    from aprfmt.running.importance import ImatrixReport
     from aprfmt.running.qa import GateResult, QaReport
     from aprfmt.texts.summary import DataReport
 
@@ -55,7 +48,7 @@ def data(
     from aprfmt.texts.sources import split_weights
     from aprfmt.texts.summary import summarise
 
-    given = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
+    given = paths_of(paths)
     places, weights = split_weights([formats.path_text(path, "paths") for path in given])
     with formats.open(formats.path_text(model, "model")) as opened:
         encoder = Encoder(opened.tokenizer)
@@ -99,7 +92,7 @@ def bench(
     from aprfmt.running.bench import measure, parse_gates
 
     check_numbers(prompt_tokens=(prompt_tokens, 1), tokens=(tokens, 1), runs=(runs, 1), threads=(threads, 0))
-    paths = [files] if isinstance(files, str | os.PathLike) else [*files]
+    paths = paths_of(files)
     if not paths:
         raise UsageError("no model to measure")
     names = [formats.path_text(path, "files") for path in paths]
@@ -192,203 +185,6 @@ def _page_target(
         target, [*sources, *(str(path) for path in inside if not path.name.endswith((".html", ".htm")))], force
     )
     return target
-
-
-def check_numbers(**given: tuple[object, int]) -> None:
-    """Raises UsageError for a value that is not an integer from its least one on; None means no value."""
-    for name, (value, least) in given.items():
-        if value is not None and (type(value) is not int or value < least):
-            raise UsageError(f"{name} must be a number from {least} on, not {value!r:.40}")
-
-
-def imatrix(
-    file: PathLike,
-    data: PathLike | Sequence[PathLike],
-    output: PathLike,
-    *,
-    chunks: int | None = None,
-    chunk_size: int = 512,
-    process_output: bool = False,
-    parse_special: bool = False,
-    text_field: str = "text",
-    resume: bool = False,
-    threads: int = 0,
-    gpu_layers: int = 0,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    log: Callable[[str], None] = lambda line: None,
-) -> ImatrixReport:
-    """Computes the importance matrix of the model `file` on text, through llama.cpp.
-
-    Plain text is one text, whatever the number of its files' lines; records of other files are put together with blank
-    lines. It is cut into chunks that the model sees one by one, each with the token that begins a text.
-
-    Args:
-        file: the model, in any form.
-        data: text, jsonl or Parquet files or folders of them.
-        output: the file to write; of the old form where it ends with .dat, else a GGUF.
-        chunks: stop after so many chunks of text.
-        chunk_size: tokens of a chunk.
-        process_output: give the output head an entry too.
-        parse_special: names of special tokens in the text mean those tokens.
-        text_field: where a record's text is.
-        resume: go on where a run into the same output was interrupted.
-        threads: threads of llama.cpp; 0: half of the processors.
-        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
-        plan: only say how much text there is.
-        force: replace an existing output.
-        progress: called with the tokens to compute; gives the function to call as they are.
-        log: called with a line where a model that is not a GGUF is exported first.
-
-    Raises:
-        RefusedError: for an output that is the model or the text, for text that is shorter than a chunk, and to resume
-            a run of another model or text.
-        RunError: llama.cpp does not compute the model.
-    """
-    from aprfmt.running.importance import ImatrixRequest, compute
-    from aprfmt.running.prepared import prepare
-    from aprfmt.texts.sources import check_text_field, list_files
-
-    check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
-    paths = [data] if isinstance(data, str | os.PathLike) else [*data]
-    texts = [Path(formats.path_text(path, "data")) for path in paths]
-    files = list_files(texts, Counter())
-    if text_field != "text":
-        check_text_field(files, text_field)
-    prepared = prepare(file, say=log)
-    name = formats.path_text(file, "file")
-    wanted = ImatrixRequest(
-        prepared.path,
-        name,
-        prepared.key,
-        chunk_size=chunk_size,
-        chunks=chunks,
-        output=process_output,
-        parse_special=parse_special,
-        n_threads=threads,
-        gpu_layers=gpu_layers,
-    )
-    target = formats.path_text(output, "output")
-    names = [path.name for path in texts]
-    return compute(
-        wanted,
-        _text_of(texts, text_field),
-        names,
-        target,
-        inputs=[*prepared.sources, *(str(file.path) for file in files)],
-        resume=resume,
-        plan=plan,
-        force=force,
-        progress=progress,
-    )
-
-
-def _text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
-    """Plain text as it is; a blank line between files, between records and between messages."""
-    from aprfmt.texts.records import Marked, RecordReader, as_text
-    from aprfmt.texts.sources import list_files
-
-    between, reader = "", RecordReader(separator=0, render=as_text, text_field=text_field, strict=True)
-    for file in list_files(paths, Counter()):
-        if file.kind == "tokens":
-            raise UsageError("token shards are not text", path=file.path, hint="name the text that they were made of")
-        plain = file.kind in ("text", "source")
-        for document in reader.documents(file):
-            yield between
-            yield document.text if isinstance(document, Marked) else str(document)
-            between = "" if plain else "\n\n"
-        between = "\n\n"
-
-
-@takes(QuantizeCall)
-def quantize_model(call: QuantizeCall) -> Report:
-    """Stores the weights of a model in fewer bits, as the `.gguf` or `.apr` file `dst`.
-
-    Args:
-        src: the model.
-        dst: what to write.
-        mix: a preset of llama.cpp ("q4_k_m"), with `pure` also a single type.
-        log: called with a line now and then while an importance matrix is computed.
-    """
-    from aprfmt.convert.api import convert
-    from aprfmt.convert.mixes import require_quantized
-
-    given = options_of(call, dtype=call.mix)
-    texts = paths_of(call.data)
-    if isinstance(call.mix, str):
-        require_quantized(call.mix)
-    warnings: list[str] = []
-    if call.imatrix == AUTO:
-        if call.plan:
-            raise UsageError(
-                f"--plan does nothing, and --imatrix {AUTO} computes",
-                hint="apr imatrix FILE --data TEXT -o OUT --plan says how much text there is",
-            )
-        given["imatrix"], warnings = cached_imatrix(
-            call.src, texts, chunks=call.chunks, text_field=call.text_field, log=call.log
-        )
-    else:
-        auto_only = {"data": texts, "chunks": call.chunks is not None, "text-field": call.text_field != "text"}
-        for name, is_given in auto_only.items():
-            if is_given:
-                raise UsageError(f"--{name} goes with --imatrix {AUTO}")
-    report = convert(call.src, call.dst, given, inputs=texts)
-    report.warnings[:0] = warnings
-    return report
-
-
-def cached_imatrix(
-    file: PathLike,
-    data: Sequence[PathLike],
-    *,
-    chunks: int | None = None,
-    text_field: str = "text",
-    progress: StartProgress | None = None,
-    log: Callable[[str], None] = lambda line: None,
-) -> tuple[str, list[str]]:
-    """(importance matrix of the model `file` on the text `data`, what the user should know of it).
-
-    It is kept in the cache, and found again for the same model, text, field and number of chunks; a computation that
-    was interrupted goes on. Raises what `imatrix` does.
-    """
-    from aprfmt.formats.imatrix import DEFAULT_CHUNK, read_sums
-    from aprfmt.io.cache import CacheFolder
-    from aprfmt.running.importance import remarks
-    from aprfmt.running.prepared import key, prepare
-
-    if not data:
-        raise UsageError(f"--imatrix {AUTO} computes an importance matrix of text", hint="give the text with --data")
-    model = prepare(file, say=log)
-    texts = [formats.path_text(path, "data") for path in data]
-    own = key(texts, {"model": model.key, "chunks": chunks, "text_field": text_field})
-    name = f"{Path(formats.path_text(file, 'file')).stem[:40]}-{own}.imatrix.gguf"
-
-    def make(target: Path) -> None:
-        log(f"computing an importance matrix of {', '.join(texts)}, once")
-        imatrix(
-            file,
-            texts,
-            target,
-            chunks=chunks,
-            chunk_size=DEFAULT_CHUNK,
-            text_field=text_field,
-            resume=True,
-            progress=progress,
-        )
-
-    entry = CacheFolder("imatrix").entry(name, make)
-    entry.confirm()
-    return str(entry.path), remarks(read_sums(entry.path), str(entry.path))
-
-
-def merge_imatrix(
-    files: Sequence[PathLike], output: PathLike, *, plan: bool = False, force: bool = False
-) -> ImatrixReport:
-    """Adds importance matrices of one model, of either form. Raises RefusedError where they are of different models."""
-    from aprfmt.running.importance import merge
-
-    return merge(files, formats.path_text(output, "output"), plan=plan, force=force)
 
 
 def run(
@@ -491,13 +287,8 @@ def embed(
     return compute(file, [text] if isinstance(text, str) else [*text], loading, log)
 
 
-def paths_of(value: PathLike | Sequence[PathLike]) -> list[PathLike]:
-    """One path or several as a list."""
-    return [value] if isinstance(value, str | os.PathLike) else [*value]
-
-
 def _adapters(value: PathLike | Sequence[PathLike | tuple[PathLike, float]]) -> list[tuple[PathLike, float]]:
-    given = [value] if isinstance(value, str | os.PathLike) else [*value]
+    given = paths_of(value)
     return [one if isinstance(one, tuple) else (one, 1.0) for one in given]
 
 

@@ -15,6 +15,8 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from aprfmt.errors import UsageError
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _S = TypeVar("_S")
@@ -128,3 +130,10 @@ def _documented(text: str, options: dict[str, OptionRow]) -> str:
         for row in options.values()
     ]
     return "\n".join([head, *lines]) + raises + tail
+
+
+def check_numbers(**given: tuple[object, int]) -> None:
+    """Raises UsageError for a value that is not an integer from its least one on; None means no value."""
+    for name, (value, least) in given.items():
+        if value is not None and (type(value) is not int or value < least):
+            raise UsageError(f"{name} must be a number from {least} on, not {value!r:.40}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+_T = TypeVar("_T")
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,3 +30,8 @@ JsonObject: TypeAlias = "dict[str, Json]"
 
 Numbers: TypeAlias = dict[str, float | None]
 """Measured numbers by name; None for one that was not measured. JSON data."""
+
+
+def paths_of(value: PathLike | Sequence[PathLike | _T]) -> list[PathLike | _T]:
+    """One path or several as a list; several may hold other things too."""
+    return [value] if isinstance(value, str | os.PathLike) else [*value]

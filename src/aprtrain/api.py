@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt import formats
-from aprfmt.api import check_numbers, paths_of
 from aprfmt.errors import MissingDependencyError, UnsupportedError, UsageError
 from aprfmt.io.pipe import StartProgress
-from aprfmt.types import PathLike
+from aprfmt.schema import check_numbers
+from aprfmt.types import PathLike, paths_of
 
 if TYPE_CHECKING:
     from aprfmt.running.evaluation import Evaluation

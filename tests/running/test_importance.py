@@ -423,7 +423,7 @@ def test_the_plan_writes_nothing(gguf: Path, text: Path, tmp_path: Path, capsys:
 
 def test_text_of_several_files(gguf: Path, text: Path, tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    from aprfmt.api import _text_of
+    from aprfmt.running.imatrix import _text_of
 
     assert (
         "".join(_text_of([text, tmp_path / "b.jsonl", text]))

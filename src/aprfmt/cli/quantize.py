@@ -54,9 +54,9 @@ class Quantize(Conversion):
             hint = f"apr quantize {self.file or 'FILE'} TYPE, such as q4_k_m; apr quantize --list shows all"
             raise UsageError(f"{missing} is missing", hint=hint)
         import aprfmt
-        from aprfmt.api import AUTO, cached_imatrix
         from aprfmt.convert.mixes import find_mix, quantized_name
         from aprfmt.io.sink import check_target
+        from aprfmt.running.imatrix import AUTO, cached_imatrix
 
         if find_mix(self.file) and not find_mix(self.mix) and not Path(self.file).exists():
             raise UsageError("FILE must come before TYPE", hint=f"apr quantize {self.mix} {self.file}")

@@ -1,0 +1,174 @@
+"""`imatrix`, `merge_imatrix`, and the matrix that a quantization computes for itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt import formats
+from aprfmt.errors import UsageError
+from aprfmt.io.pipe import StartProgress
+from aprfmt.schema import check_numbers
+from aprfmt.types import PathLike, paths_of
+
+if TYPE_CHECKING:
+    from aprfmt.running.importance import ImatrixReport
+
+
+AUTO = "auto"
+"""In the place of an importance matrix: it is computed."""
+
+
+def imatrix(
+    file: PathLike,
+    data: PathLike | Sequence[PathLike],
+    output: PathLike,
+    *,
+    chunks: int | None = None,
+    chunk_size: int = 512,
+    process_output: bool = False,
+    parse_special: bool = False,
+    text_field: str = "text",
+    resume: bool = False,
+    threads: int = 0,
+    gpu_layers: int = 0,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> ImatrixReport:
+    """Computes the importance matrix of the model `file` on text, through llama.cpp.
+
+    Plain text is one text, whatever the number of its files' lines; records of other files are put together with blank
+    lines. It is cut into chunks that the model sees one by one, each with the token that begins a text.
+
+    Args:
+        file: the model, in any form.
+        data: text, jsonl or Parquet files or folders of them.
+        output: the file to write; of the old form where it ends with .dat, else a GGUF.
+        chunks: stop after so many chunks of text.
+        chunk_size: tokens of a chunk.
+        process_output: give the output head an entry too.
+        parse_special: names of special tokens in the text mean those tokens.
+        text_field: where a record's text is.
+        resume: go on where a run into the same output was interrupted.
+        threads: threads of llama.cpp; 0: half of the processors.
+        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
+        plan: only say how much text there is.
+        force: replace an existing output.
+        progress: called with the tokens to compute; gives the function to call as they are.
+        log: called with a line where a model that is not a GGUF is exported first.
+
+    Raises:
+        RefusedError: for an output that is the model or the text, for text that is shorter than a chunk, and to resume
+            a run of another model or text.
+        RunError: llama.cpp does not compute the model.
+    """
+    from aprfmt.running.importance import ImatrixRequest, compute
+    from aprfmt.running.prepared import prepare
+    from aprfmt.texts.sources import check_text_field, list_files
+
+    check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
+    paths = paths_of(data)
+    texts = [Path(formats.path_text(path, "data")) for path in paths]
+    files = list_files(texts, Counter())
+    if text_field != "text":
+        check_text_field(files, text_field)
+    prepared = prepare(file, say=log)
+    name = formats.path_text(file, "file")
+    wanted = ImatrixRequest(
+        prepared.path,
+        name,
+        prepared.key,
+        chunk_size=chunk_size,
+        chunks=chunks,
+        output=process_output,
+        parse_special=parse_special,
+        n_threads=threads,
+        gpu_layers=gpu_layers,
+    )
+    target = formats.path_text(output, "output")
+    names = [path.name for path in texts]
+    return compute(
+        wanted,
+        _text_of(texts, text_field),
+        names,
+        target,
+        inputs=[*prepared.sources, *(str(file.path) for file in files)],
+        resume=resume,
+        plan=plan,
+        force=force,
+        progress=progress,
+    )
+
+
+def _text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
+    """Plain text as it is; a blank line between files, between records and between messages."""
+    from aprfmt.texts.records import Marked, RecordReader, as_text
+    from aprfmt.texts.sources import list_files
+
+    between, reader = "", RecordReader(separator=0, render=as_text, text_field=text_field, strict=True)
+    for file in list_files(paths, Counter()):
+        if file.kind == "tokens":
+            raise UsageError("token shards are not text", path=file.path, hint="name the text that they were made of")
+        plain = file.kind in ("text", "source")
+        for document in reader.documents(file):
+            yield between
+            yield document.text if isinstance(document, Marked) else str(document)
+            between = "" if plain else "\n\n"
+        between = "\n\n"
+
+
+def cached_imatrix(
+    file: PathLike,
+    data: Sequence[PathLike],
+    *,
+    chunks: int | None = None,
+    text_field: str = "text",
+    progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> tuple[str, list[str]]:
+    """(importance matrix of the model `file` on the text `data`, what the user should know of it).
+
+    It is kept in the cache, and found again for the same model, text, field and number of chunks; a computation that
+    was interrupted goes on. Raises what `imatrix` does.
+    """
+    from aprfmt.formats.imatrix import DEFAULT_CHUNK, read_sums
+    from aprfmt.io.cache import CacheFolder
+    from aprfmt.running.importance import remarks
+    from aprfmt.running.prepared import key, prepare
+
+    if not data:
+        raise UsageError(f"--imatrix {AUTO} computes an importance matrix of text", hint="give the text with --data")
+    model = prepare(file, say=log)
+    texts = [formats.path_text(path, "data") for path in data]
+    own = key(texts, {"model": model.key, "chunks": chunks, "text_field": text_field})
+    name = f"{Path(formats.path_text(file, 'file')).stem[:40]}-{own}.imatrix.gguf"
+
+    def make(target: Path) -> None:
+        log(f"computing an importance matrix of {', '.join(texts)}, once")
+        imatrix(
+            file,
+            texts,
+            target,
+            chunks=chunks,
+            chunk_size=DEFAULT_CHUNK,
+            text_field=text_field,
+            resume=True,
+            progress=progress,
+        )
+
+    entry = CacheFolder("imatrix").entry(name, make)
+    entry.confirm()
+    return str(entry.path), remarks(read_sums(entry.path), str(entry.path))
+
+
+def merge_imatrix(
+    files: Sequence[PathLike], output: PathLike, *, plan: bool = False, force: bool = False
+) -> ImatrixReport:
+    """Adds importance matrices of one model, of either form. Raises RefusedError where they are of different models."""
+    from aprfmt.running.importance import merge
+
+    return merge(files, formats.path_text(output, "output"), plan=plan, force=force)
