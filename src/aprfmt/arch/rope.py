@@ -450,8 +450,10 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
     name = next((key.hf[0] for key in row.keys if key.role == ROTARY_DIM and key.hf), PARTIAL[0])
     if part is not None and "rope_scaling" in out:
         out[name] = rotary_dim(h) if name in COUNTS else part
-    own = (key.hf[0] for key in row.keys if key.role == ROPE and key.hf)
-    named = next(own, next((name for name in THETAS if name in defaults), THETAS[0]))
+    named = next((name for name in THETAS if name in defaults), THETAS[0])
+    if own := [key.hf[0] for key in row.keys if key.role == ROPE and key.hf]:
+        named = own[0]
+        out[named] = theta
     return {key: value for key, value in out.items() if key not in THETAS or key == named}
 
 
