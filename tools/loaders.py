@@ -131,6 +131,10 @@ class Library:
             "keys": self.keys(hparams).to_json(),
             "tensors": read.to_json(),
             "rope_factors": factors if _rotates_by_factors(graph) else [],
+            "window_factor": "freq_scale_l" in graph
+            and "attn_factor_l" not in graph
+            and "rope_freq_scale_train_swa" not in hparams,
+            "full_first": bool(re.search(r"load_swa_pattern\([^)]*\btrue\)", hparams)),
             "square": sorted(self.square(tensors)),
             "scores": "attn_factor_org" in graph,
             "memory": self.memory(enum, hparams),

@@ -160,3 +160,31 @@ def test_experts_of_every_group_are_a_plain_choice() -> None:
     h.extra["topk_group"] = 1
     keys = {key for key, _, _ in to_gguf(h, ARCHITECTURES["deepseek_v3"], complete=False)}
     assert len([key for key in keys if "expert_group" in key]) == 2
+
+
+def test_rotated_parts_that_no_head_has() -> None:
+    assert "is 5, and values are rotated in pairs" in problems("qwen3_next", KV | {"rope.dimension_count": 5}, {})
+    sections = {"rope.dimension_sections": [11, 11, 10, 0], "attention.key_length": 12}
+    assert "are 32 pairs of a head of 12 values" in problems("qwen3_5_text", KV | sections, {})
+    fitting = sections | {"attention.key_length": 64}
+    assert "pairs" not in problems("qwen3_5_text", KV | fitting, {})
+
+
+def test_periods_of_windows() -> None:
+    one = {"block_count": 1, "attention.sliding_window": 8, "attention.sliding_window_pattern": 3}
+    assert "has no layer with a sliding window" in problems("modernbert", KV | one, {})
+    assert "sliding window" not in problems("modernbert", KV | one | {"block_count": 2}, {})
+    assert "sliding window" not in problems("exaone_moe", KV | one, {})
+
+
+def test_layers_with_a_window_take_no_factor_of_the_others() -> None:
+    yarn_of = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    sliding = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    h = Hyperparams(rope_theta=1e6, head_dim=16, extra={"rope_scaling": yarn_of, "rope_layers": sliding})
+    row = ARCHITECTURES["gemma3_text"]
+    assert rope.runtime_scales(h, row)[1] == pytest.approx(1)
+    h.extra["rope_scaling"] = {**yarn_of, "attention_factor": 1.3}
+    with pytest.raises(RefusedError, match=r"multiplies rotations by 1.3, and llama.cpp's gemma3 those of sliding"):
+        rope.runtime_scales(h, row)
+    del h.extra["rope_layers"]
+    assert rope.runtime_scales(h, row)[1] > 1

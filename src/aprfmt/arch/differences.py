@@ -150,7 +150,7 @@ def _has_lone_attention(h: Hyperparams) -> bool:
 
 def _inner_epsilon(h: Hyperparams) -> float | None:
     """The epsilon of norms inside a layer that transformers gives one of their own; None where it has no such norms."""
-    if h.extra.get("kv_lora_rank"):
+    if h.extra.get("kv_lora_rank") or h.extra.get("linear_key_head_dim"):  # latent vectors; queries of the delta rule
         return 1e-6
     if h.hf_model_type == "falcon_mamba":
         return as_float(h.extra.get("mixer_rms_eps"), "mixer_rms_eps") or 1e-6

@@ -86,14 +86,38 @@ def _wrong_layers(
     if loader.memory == "hybrid" and len(kinds) == 1:
         missing = "attention" if "recurrent" in kinds else "recurrent"
         yield "layer_types", f"has no {missing} layer, of which its {row.gguf!r} needs at least one"
-    pattern = full_key(row, "attention.sliding_window_pattern")
-    flags = kv.get(pattern)
-    if loader.memory == "windowed" and isinstance(flags, list) and flags and full_key(row, _WINDOW) in kv:
-        if not any(flags):
-            yield pattern, f"has no layer with a sliding window, of which its {row.gguf!r} needs at least one"
-        elif all(flags) and row.gguf in _BOTH_MASKS:
-            yield pattern, f"has no layer with full attention, of which its {row.gguf!r} needs at least one"
+    yield from _wrong_windows(row, loader, kv)
+    yield from _wrong_rotation(row, kv)
     yield from _wrong_groups(row, kv)
+
+
+def _wrong_windows(row: Architecture, loader: Loader, kv: Mapping[str, object]) -> Iterator[Problem]:
+    """Patterns without a layer of a kind that the runtime asks for."""
+    key = full_key(row, "attention.sliding_window_pattern")
+    pattern, layers = kv.get(key), kv.get(full_key(row, "block_count"))
+    if loader.memory != "windowed" or full_key(row, _WINDOW) not in kv:
+        return
+    if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0 and isinstance(layers, int):
+        full = 0 if loader.full_first else pattern - 1
+        pattern = [i % pattern != full for i in range(min(layers, pattern))]
+    if not isinstance(pattern, list) or not pattern:
+        return
+    if not any(pattern):
+        yield key, f"has no layer with a sliding window, of which its {row.gguf!r} needs at least one"
+    elif all(pattern) and row.gguf in _BOTH_MASKS:
+        yield key, f"has no layer with full attention, of which its {row.gguf!r} needs at least one"
+
+
+def _wrong_rotation(row: Architecture, kv: Mapping[str, object]) -> Iterator[Problem]:
+    """Rotated parts of a head that the runtime cannot cut into pairs or sections."""
+    for suffix in ("rope.dimension_count", "rope.dimension_count_swa"):
+        count = kv.get(full_key(row, suffix))
+        if isinstance(count, int) and count % 2:
+            yield full_key(row, suffix), f"is {count}, and values are rotated in pairs"
+    sections, size = (kv.get(full_key(row, key)) for key in ("rope.dimension_sections", "attention.key_length"))
+    pairs = sum(n for n in sections if isinstance(n, int)) if isinstance(sections, list) else 0
+    if isinstance(size, int) and pairs > size:
+        yield full_key(row, "rope.dimension_sections"), f"are {pairs} pairs of a head of {size} values"
 
 
 def _wrong_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Problem]:

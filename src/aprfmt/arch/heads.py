@@ -7,9 +7,17 @@ export to GGUF says what stays behind.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 
 from aprfmt.records import record
+
+
+def repeats_embedding(head_always: bool, extra: Mapping[str, object]) -> bool:
+    """Whether a GGUF has a tied head as a tensor: its loader insists on one, or T5's logits are not scaled by d_model,
+    which the GGUF of a T5 tells by its head.
+    """
+    return head_always or extra.get("scale_decoder_outputs") is False
 
 
 @record(frozen=True, slots=True)

@@ -23,6 +23,8 @@ class Loader:
         needed, known: tensors without their layer ("blk.attn_q.weight"); `needed` are those of every model, `known`
             are all.
         rope_factors: tensors of rope factors that the loader and the graph read.
+        window_factor: whether layers with a window are not stretched, and are scaled by `rope.scaling.attn_factor`.
+        full_first: whether of a period of layers the first sees everything, not the last.
         square: tensors whose two sides are the hidden size.
         scales_scores: whether the graph multiplies attention scores by what yarn makes of positions (see arch.yarn).
         memory: "hybrid" (attention and recurrent layers), "recurrent", "windowed" (two caches of attention), or "".
@@ -33,6 +35,8 @@ class Loader:
     needed: frozenset[str]
     known: frozenset[str]
     rope_factors: frozenset[str]
+    window_factor: bool
+    full_first: bool
     square: frozenset[str]
     scales_scores: bool
     memory: str
@@ -67,6 +71,8 @@ def loader_of(gguf: str) -> Loader | None:
         needed=frozenset(tensors["required"]),
         known=frozenset((*tensors["required"], *tensors["optional"], *base["tensors"]["optional"])),
         rope_factors=frozenset(line["rope_factors"]),
+        window_factor=line["window_factor"],
+        full_first=line["full_first"],
         square=frozenset(line["square"]),
         scales_scores=line["scores"],
         memory=line["memory"],

@@ -36,6 +36,8 @@ _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
 MAIN = "full_attention"
 """The layer type whose rope parameters are the main ones."""
 
+ELSEWHERE = "an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf"
+
 THETAS = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_global_theta")
 LOCAL_THETAS = ("rope_local_base_freq", "local_rope_theta", "rope_local_theta", "swa_rope_theta")
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rope_percent")
@@ -221,8 +223,7 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
     tensor = _KINDS.get(kind)
     if tensor is None or (tensor and not reads_factors(row, tensor)):
         raise RefusedError(
-            f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not compute",
-            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+            f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not compute", hint=ELSEWHERE
         )
     out: dict[str, tuple[str, object]] = {}
     if kind in ("linear", "yarn", "longrope"):
@@ -317,13 +318,25 @@ def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
         found = (0.0, attention) if yarn.same(scores, 1) else None
     else:
         found = yarn.to_runtime(row.gguf, kind, factor, attention, scores, named)
+    if found is not None and not yarn.same(found[1], 1) and _scales_windows(h, row):
+        raise RefusedError(
+            f"rope_parameters.full_attention multiplies rotations by {attention:.4g}, and llama.cpp's {row.gguf} those "
+            "of sliding layers too",
+            hint=ELSEWHERE,
+        )
     if found is None:
         raise RefusedError(
             f"rope_parameters (rope_type {kind}, factor {factor:g}, mscale_all_dim {named:g}) multiplies attention "
             f"scores by {scores * scores:.4g} and rotations by {attention:.4g}, which llama.cpp's {row.gguf} cannot",
-            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+            hint=ELSEWHERE,
         )
     return found
+
+
+def _scales_windows(h: Hyperparams, row: Architecture) -> bool:
+    """Whether llama.cpp multiplies layers with a window by the factor of the others."""
+    loader = loader_of(row.gguf)
+    return row.nested_rope and loader is not None and loader.window_factor and "rope_layers" in h.extra
 
 
 def _is_latent(row: Architecture) -> bool:
@@ -638,6 +651,8 @@ def infer_llama3(
     given = [number for number in [as_int((known or {}).get(key), key)] if number]
     usual = ((1.0, high, context) for high in (4.0, 1.0) for context in (*given, 8192, *(1 << n for n in range(3, 25))))
     for low, high, context in (*usual, *_fitted_llama3(factors, theta, head_dim, (given or [8192])[0])):
+        if not 0 < low <= high < math.inf:
+            continue
         scaling: dict[str, object] = {
             "factor": shorten(max(factors)), "low_freq_factor": low, "high_freq_factor": high, key: context
         }  # fmt: skip
@@ -673,6 +688,8 @@ def _fitted_llama3(
     for part in (0.75, *(0.5**i for i in range(1, 16))):
         end = start ** (1 - part) * first**part  # the wavelength from which on the factor is the largest
         x, y = between[0] if between else (1 / (before * end) ** 0.5, 1.0)
+        if x <= 1 / end:
+            continue
         slope = y / (x - 1 / end)
         yield _llama3_line(slope, slope / end, context)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from aprfmt.arch import names
-from aprfmt.arch.heads import has_no_output
+from aprfmt.arch.heads import has_no_output, repeats_embedding
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link
 from aprfmt.arch.row import Architecture
@@ -56,7 +56,7 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
             tensor=head,
         )
     # Where llama.cpp's loader insists on a head, a tied one is the embedding once more.
-    if row.head_always and head not in tensors and embedding is not None:
+    if repeats_embedding(row.head_always, h.extra) and head not in tensors and embedding is not None:
         link = find_link(row, h, head, {head: embedding.shape}, "hf") if embedding.link is None else None
         out.append(CanonicalTensor("output.weight", embedding.pieces, link.row_map if link else embedding.row_map))
         if has_no_output(h.hf_architecture) and names.matches(row, "output.bias", "gguf"):

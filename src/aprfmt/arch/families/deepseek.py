@@ -63,6 +63,11 @@ ROWS: tuple[Architecture, ...] = (
                 "llama.cpp chooses groups of experts by the sum of their two best scores, DeepSeek V2 by the best",
                 "topk_method=group_limited_greedy",
             ),
+            Difference(
+                "llama.cpp makes the weights of chosen experts add up to 1 (norm_topk_prob is true), transformers "
+                "does not",
+                "norm_topk_prob",
+            ),
         ),
         gguf_only=(),
     ),

@@ -112,6 +112,8 @@ _NAMED = "!bare&!model_type=mt5&"
 _IS_SCALED = f"{_NAMED}scale_decoder_outputs|{_NAMED}tied&!scale_decoder_outputs=False"
 # Old checkpoints hold the embedding under the names of both stacks too.
 _COPIES = (("encoder.embed_tokens.", "shared."), ("decoder.embed_tokens.", "shared."))
+scaled_by_tie = Converter(nothing, lambda value, scope: "output.weight" not in scope.names if scope.names else DEFAULT)
+
 _T5 = Architecture(
     id="t5", gguf="t5",
     **class_names(
@@ -119,7 +121,8 @@ _T5 = Architecture(
         types=("t5", "mt5"), bare=("T5Model", "MT5Model"),
     ),
     gguf_only=(),
-    tensors=_t5("first"), keys=(*_KEYS, Key("", ("scale_decoder_outputs",), "bool")), prefixes=_COPIES,
+    tensors=_t5("first"), prefixes=_COPIES,
+    keys=(*_KEYS, Key("", ("scale_decoder_outputs",), "bool", converter=scaled_by_tie)),
     differs=(Difference(_SCALED, _IS_SCALED, slight=True),),
 )
 
