@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
+from aprfmt.records import record
 from aprfmt.types import Shape
 
 _LAYER = re.compile(r"\.\d+(?=\.)")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Loader:
     """What llama.cpp reads of the GGUFs of one architecture.
 
@@ -82,5 +82,5 @@ def loader_of(gguf: str) -> Loader | None:
 @cache
 def _lines() -> Mapping[str, str]:
     """Architecture -> its line of loaders.jsonl."""
-    text = files(__package__).joinpath("loaders.jsonl").read_text("utf-8")
+    text = Path(__file__).with_name("loaders.jsonl").read_text("utf-8")
     return {line.split('"', 4)[3]: line for line in text.splitlines()}

@@ -21,24 +21,24 @@ _A = TypeVar("_A", bound=Architecture)
 class _Rows(Mapping[str, _A], Generic[_A]):
     """The rows themselves; the file of one is imported when it is wanted."""
 
-    def __init__(self, known: Mapping[str, Listed], load: Callable[[str], tuple[_A, ...]]) -> None:
-        self._known, self._load = known, load
+    def __init__(self, load: Callable[[str], tuple[_A, ...]], *, towers: bool = False) -> None:
+        self._load, self._towers = load, towers
 
     def __getitem__(self, name: str) -> _A:
-        return next(row for row in self._load(self._known[name].file) if row.id == name)
+        return next(row for row in self._load(listed(towers=self._towers)[name].file) if row.id == name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
+        return iter(listed(towers=self._towers))
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(listed(towers=self._towers))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known
+        return name in listed(towers=self._towers)
 
 
-ARCHITECTURES: Mapping[str, Architecture] = _Rows(LISTED, rows_of)
-TOWERS: Mapping[str, Tower] = _Rows(listed(towers=True), towers_of)
+ARCHITECTURES: Mapping[str, Architecture] = _Rows(rows_of)
+TOWERS: Mapping[str, Tower] = _Rows(towers_of, towers=True)
 """Row id -> row."""
 
 

@@ -23,12 +23,14 @@ _FIRST = "llama"
 """Of architectures that fit a checkpoint equally, those of this family count before the others."""
 
 
+_TOWER = '"tower": true'
+
+
 @cache
 def listed(*, towers: bool = False) -> dict[str, Listed]:
     """Id -> what an architecture, or a tower, is found by; imports no family."""
-    lines = INDEX.read_text("utf-8").splitlines()
-    found = (Listed(**line) for line in json.loads(f"[{','.join(lines)}]"))
-    return {row.id: row for row in found if row.tower == towers}
+    lines = (line for line in INDEX.read_text("utf-8").splitlines() if (_TOWER in line) == towers)
+    return {row.id: row for row in (Listed(**line) for line in json.loads(f"[{','.join(lines)}]"))}
 
 
 def index_of_rows() -> str:

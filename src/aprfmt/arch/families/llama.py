@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, DIMS, GROUPED, LAYER_EPS, LLAMA_KEYS, PAD, RMS_EPS, ROPE, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WINDOW,
-    attention, class_names, decoder, flag, fused_qkv, gated_mlp, hf_names, linear, must_be, network, norm, plain_mlp,
-    rename, split, tensor,
+    DECODER, LLAMA_KEYS, PAD, SILU, attention, class_names, decoder, flag, gated_mlp, hf_names, must_be, norm,
+    plain_mlp,
 )
 from aprfmt.arch.blocks.encoder import ENCODER
-from aprfmt.arch.blocks.moe import NO_BIAS, WIDTH, moe_decoder, moe_keys, shared_expert
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.converters.common import is_list
 from aprfmt.arch.converters.heads import pooling
-from aprfmt.arch.converters.windows import every_fourth_full, fourth_full_to
-from aprfmt.arch.fields import as_float, as_int, as_mapping
 from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.errors import RefusedError
 
@@ -67,72 +63,6 @@ def _head_norms(side: str, heads: str) -> tuple[TensorRow, ...]:
     order = (f"swap:{heads},2,head_dim/2",)
     return tuple(replace(row, dims=(f"{heads},head_dim",), order=order, flat=True) for row in rows)
 
-
-def _stepped_to(value: object, scope: Scope) -> None:
-    step, n_layers = scope.size("interleave_moe_layer_step") or 1, scope.h.num_layers or 0
-    if isinstance(value, list) and value != list(range(step - 1, n_layers, step)):
-        raise RefusedError(
-            f"{scope.name} is not every layer at a step of {step} (interleave_moe_layer_step), where llama.cpp's "
-            f"{scope.row.gguf} looks for experts"
-        )
-
-
-_BARE_EXPERTS = 128
-"""So many experts has the Llama 4 whose Q and K llama.cpp does not norm."""
-
-
-def _normed_to(value: object, scope: Scope) -> None:
-    if bool(value) == (scope.h.num_experts == _BARE_EXPERTS):
-        raise RefusedError(
-            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} norms Q and K but for networks of {_BARE_EXPERTS} "
-            "experts"
-        )
-
-
-stepped_moe_layers = Converter(_stepped_to)
-not_of_128_experts = Converter(_normed_to, lambda value, scope: scope.h.num_experts != _BARE_EXPERTS)
-every_fourth_unchunked = Converter(fourth_full_to, lambda value, scope: None)
-_FOURTH = Key("", ("layer_types",), "str[]", converter=every_fourth_full)
-
-
-def _llama4_experts() -> tuple[TensorRow, ...]:
-    """Gate beside up, as [experts, in, out]."""
-    halves = dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "experts,moe_ffn,hidden")
-    return (
-        *linear("feed_forward.router", "ffn_gate_inp", "experts,hidden", layers="moe"),
-        split(
-            "feed_forward.experts.gate_up_proj", "experts,hidden,2*moe_ffn", halves, transposed=True,
-            order=("deal:experts,moe_ffn,moe_ffn",), layers="moe",
-        ),
-        tensor(
-            "feed_forward.experts.down_proj", "ffn_down_exps.weight", "experts,moe_ffn,hidden", transposed=True,
-            gguf_dims=("experts,hidden,moe_ffn",), layers="moe",
-        ),
-        *shared_expert("feed_forward.shared_expert", "moe_ffn", layers="moe"),
-        *gated_mlp(hf="feed_forward", layers="dense"),
-    )
-
-
-_QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weight": "kv,hidden"}
-_META_LAYOUT = Key("tensor_data_layout", (), "str", constant="Meta AI original pth")
-
-
-def _sliding_dim_to(value: object, scope: Scope) -> int | None:
-    """Rotated values of a head in the layers that have a window."""
-    sliding = as_mapping(as_mapping(scope.h.extra.get("rope_layers")).get("sliding_attention"))
-    part = as_float(sliding.get("partial_rotary_factor"), "partial_rotary_factor")
-    return None if scope.h.head_dim is None else int(scope.h.head_dim * (1.0 if part is None else part))
-
-
-def _sliding_dim_from(value: object, scope: Scope) -> object:
-    count, layers = as_int(value, scope.key.gguf), as_mapping(scope.h.extra.get("rope_layers"))
-    if count is not None and scope.h.head_dim and "sliding_attention" in layers:
-        sliding = {**as_mapping(layers["sliding_attention"]), "partial_rotary_factor": count / scope.h.head_dim}
-        scope.h.extra["rope_layers"] = {**layers, "sliding_attention": sliding}
-    return DEFAULT
-
-
-sliding_rotary_dim = Converter(_sliding_dim_to, _sliding_dim_from)
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -187,100 +117,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
         differs=(
             Difference("llama.cpp gives the MLP of a Chameleon with swin_norm what attention adds alone", "swin_norm"),
-        ),
-    ),
-    Architecture(
-        id="llama4_text", required={"interleave_moe_layer_step": "", "expert_feed_forward_length": ""}, gguf="llama4",
-        **class_names("Llama4ForCausalLM", "Llama4TextModel", types=("llama4_text",), bare=("Llama4TextModel",)),
-        rope_type=0,
-        tensors=moe_decoder(*attention("attention_bias", "attention_bias"), *_llama4_experts()),
-        keys=(
-            *rename(
-                moe_keys(VOCAB, ROPE_DIM, WIDTH, NO_BIAS, count="num_local_experts"),
-                intermediate_size="intermediate_size_mlp", moe_intermediate_size="intermediate_size",
-            ),
-            Key("interleave_moe_layer_step", ("interleave_moe_layer_step",)),
-            Key("", ("moe_layers",), "i32[]", converter=stepped_moe_layers),
-            Key("", ("no_rope_layers",), "i32[]", converter=every_fourth), Key("", ("no_rope_layer_interval",)),
-            replace(_FOURTH, converter=every_fourth_unchunked),
-            Key("", ("use_qk_norm",), "bool", converter=not_of_128_experts),
-            must_be("attention_chunk_size", 8192), Key("", ("attn_temperature_tuning",), "bool", allowed=(True, 4)),
-            must_be("floor_scale", 8192), must_be("attn_scale", 0.1),
-        ),
-    ),
-    Architecture(
-        id="internlm2", gguf="internlm2", **hf_names("InternLM2", "internlm2"), rope_type=0,
-        tensors=network(
-            *norm("attention_norm", "attn_norm"),
-            # Each group holds its queries, one key and one value; queries and keys are in llama's rotary order.
-            split(
-                "attention.wqkv.weight", "q+2*kv,hidden", _QKV,
-                order=("deal:kv_heads,q/kv_heads,head_dim,head_dim", "head:q+kv,heads+kv_heads,2,head_dim/2"),
-            ),
-            *linear("attention.wo", "attn_output", "hidden,q"), *norm("ffn_norm", "ffn_norm"),
-            *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2")),
-            embed="model.tok_embeddings", out="output",
-        ),
-        keys=(*DECODER, SILU, flag("bias")),
-    ),
-    Architecture(
-        id="orion", gguf="orion", **hf_names("Orion", "orion"),
-        tensors=decoder(*attention(), norm_bias="required"),
-        # Its config says rms_norm_eps, its norms are layer norms.
-        keys=(
-            _META_LAYOUT, *rename(DIMS, max_position_embeddings=("max_sequence_length", "max_position_embeddings")),
-            GROUPED, replace(LAYER_EPS, hf=("rms_norm_eps",)), ROPE, SILU,
-        ),
-    ),
-    Architecture(
-        id="xverse", gguf="xverse", **hf_names("Xverse", "xverse"), rope_type=0,
-        tensors=decoder(*attention(permuted=True)), keys=(*DECODER, _META_LAYOUT, ROPE_DIM, SILU),
-    ),
-    Architecture(
-        id="baichuan", gguf="baichuan", **hf_names("Baichuan", "baichuan", "BaiChuan"), rope_type=0,
-        tensors=network(
-            *norm("input_layernorm", "attn_norm"),
-            split(
-                "self_attn.W_pack.weight", "q+2*kv,hidden", _QKV, order=("head:q+kv,heads+kv_heads,2,head_dim/2",)
-            ),
-            *linear("self_attn.o_proj", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
-            *gated_mlp(),
-        ),
-        keys=(
-            *rename(DIMS, max_position_embeddings=("model_max_length", "max_position_embeddings")), RMS_EPS, ROPE,
-            _META_LAYOUT, ROPE_DIM, SILU,
-        ),
-    ),
-    Architecture(
-        id="maincoder", gguf="maincoder", **hf_names("Maincoder", "maincoder"),
-        tensors=decoder(*attention(qk_norm="head_dim")), keys=(*DECODER, ROPE_DIM, SILU),
-    ),
-    Architecture(
-        id="pangu_embedded", gguf="pangu-embedded", **hf_names("PanguEmbedded", "PanguEmbedded"),
-        tensors=decoder(*attention("bias", "bias")), keys=(*DECODER, VOCAB, ROPE_DIM, SILU, flag("bias")),
-    ),
-    Architecture(
-        id="nanbeige", gguf="nanbeige", **hf_names("Nanbeige", "nanbeige"), rope_type=0,
-        tensors=decoder(*attention(permuted=True)),
-        keys=(
-            *DECODER, VOCAB, ROPE_DIM, Key("num_loops", ("num_loops",)),
-            Key("skip_loop_final_norm", ("skip_loop_final_norm",), "bool"), SILU,
-        ),
-    ),
-    # As XHToken/Spark-X2.5-1.7B has it.
-    Architecture(
-        id="spark2_5", gguf="spark2_5",
-        required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""},
-        **hf_names("Spark2_5", "spark2_5"), gguf_only=(), nested_rope=True,
-        tensors=decoder(
-            *fused_qkv("self_attn.q_k_v_proj", "q+2*kv,hidden"),
-            *linear("self_attn.g_proj", "attn_gate", "heads,hidden"),
-            *linear("self_attn.o_proj", "attn_output", "hidden,q"),
-        ),
-        keys=(
-            *DECODER, VOCAB, WINDOW, SLIDING_LAYERS, ROPE_DIM,
-            Key("rope.dimension_count_swa", converter=sliding_rotary_dim), must_be("gate_attn_act_mode", "sigmoid"),
-            must_be("headwise_attn_output_gate", True), must_be("hidden_act", "gelu"),
         ),
     ),
 )
