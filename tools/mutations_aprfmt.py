@@ -107,6 +107,9 @@ APRFMT = (
     Mutation("a page takes a model's text for HTML", "aprfmt/html/page.py",
         "test_hostile_text.py::test_a_page_says_it_as_text",
         "    return escape(", "    return str("),
+    Mutation("a template shows a model's text as HTML", "aprfmt/html/page.py",
+        "test_hostile_text.py::test_a_page_says_it_as_text",
+        "else Markup(text(value))", "else Markup(value)"),
     # the terminal
     Mutation("a model's text drives the terminal", "aprfmt/cli/output.py",
         "test_cli_output.py::test_streamed_text_cannot_drive_the_terminal",
