@@ -222,7 +222,7 @@ def refused(folder: Path, tmp_path: Path, words: str, kind: type[AprError] = Ref
     [
         ({"bits": 7}, "7-bit affine quantization"),
         ({"bits": 8}, "do not match scales"),
-        ({"group_size": 48}, "no groups of 48"),
+        ({"group_size": 48}, "groups of 48"),
         ({"group_size": 64}, "do not match scales"),
         ({"mode": "mxfp9"}, "mode 'mxfp9'"),
         ({"mode": "mxfp4"}, "has biases"),
@@ -254,7 +254,7 @@ def test_a_part_that_is_missing(part: str, words: str, folder: Path, tmp_path: P
     ("asked", "words", "kind"),
     [
         ({"bits": 7}, "7-bit affine quantization", UsageError),
-        ({"bits": 4, "group_size": 16}, "no groups of 16", UsageError),
+        ({"bits": 4, "group_size": 16}, "groups of 16", UsageError),
         ({"bits": 4, "group_size": 128}, "no weight has rows that groups of 128 divide", RefusedError),
         ({"recipe": "mixed_1_2"}, "unknown recipe", UsageError),
         ({"recipe": "mixed_3_4", "bits": 4}, "cannot be given together", UsageError),

@@ -149,7 +149,7 @@ _BAD = (
     Bad("list that is not JSON", _put("modules.json", b"[{"), r"modules\.json is not JSON", "bert"),
     Bad("pooling without config", _put("1_Pooling/config.json", None), r"1_Pooling/config\.json is missing"),
     Bad("layer without config", _put("2_Dense/config.json", None), r"2_Dense/config\.json is missing"),
-    Bad("config that is a list", _put("2_Dense/config.json", b"[]"), r"2_Dense/config\.json is missing or no JSON"),
+    Bad("config that is a list", _put("2_Dense/config.json", b"[]"), r"2_Dense/config\.json is missing or not a JSON"),
     Bad("layer without weights", _put("3_Dense/model.safetensors", None), "3_Dense.*missing|missing.*3_Dense"),
     Bad("layer that says no sizes", _edit("2_Dense/config.json", in_features=None), "lacks valid in_features"),
     Bad("sizes that are not sizes", _edit("2_Dense/config.json", out_features=-3), "lacks valid in_features"),

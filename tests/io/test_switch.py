@@ -228,7 +228,7 @@ def test_a_temporary_folder_that_was_renewed(folder: Path, monkeypatch: pytest.M
 def test_a_new_file_that_is_another_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(folder, monkeypatch, 2)
     (begun(folder) / "m-1").write_text("evil")
-    refused(folder, "m-1 in it is not the file")
+    refused(folder, "m-1 in it was modified")
 
 
 def test_a_file_that_was_to_go_and_is_another_one_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,7 +326,7 @@ def test_there_is_nothing_to_go_on_from(gguf: Path, text: Path, tmp_path: Path) 
 
 def test_text_that_is_too_short(gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("three little words")
-    with pytest.raises(RefusedError, match="too short for an importance matrix: it has less than 512 tokens") as caught:
+    with pytest.raises(RefusedError, match="too short for an importance matrix: fewer than 512 tokens") as caught:
         aprfmt.imatrix(gguf, tmp_path / "t.txt", tmp_path / "m.gguf")
     assert "--chunk-size" in (caught.value.hint or "")
     assert not (tmp_path / "m.gguf").exists()

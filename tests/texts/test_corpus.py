@@ -176,7 +176,7 @@ def test_held_out_files_of_their_own_must_not_be_trained_on(tmp_path: Path) -> N
     assert sorted(texts(corpus.held_out)) == sorted(functions(6, seed=9))
     assert len(corpus.train.ends) == 30
     leaking = write_jsonl(tmp_path / "leaking.jsonl", [*functions(6, seed=9), functions(30)[17]])
-    with pytest.raises(RefusedError, match="1 held-out documents are in the training data too") as caught:
+    with pytest.raises(RefusedError, match="1 held-out documents are also in the training data") as caught:
         make(tmp_path, train, held_out_paths=[leaking])
     assert caught.value.exit_code == 5
 
@@ -262,7 +262,7 @@ def test_shards_of_an_earlier_run_are_opened_where_they_are(tmp_path: Path) -> N
         prepare([tmp_path / "data"], other, tmp_path / "other")
     options: list[dict[str, Any]] = [{"held_out": 0.5}, {"held_out_paths": [tmp_path / "a.jsonl"]}]
     for wish in options:  # no option is passed over in silence
-        with pytest.raises(UsageError, match=r"split already: a fraction of 0\.01 is held out"):
+        with pytest.raises(UsageError, match=r"already split: a fraction of 0\.01 is held out"):
             prepare([tmp_path / "data"], TOKENIZER, tmp_path / "other", **wish)
 
 

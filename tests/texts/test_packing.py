@@ -134,7 +134,7 @@ def test_one_input_with_two_last_labels_is_refused() -> None:
     same = varied(16, seed=1)
     tokens = [token for i in range(60) for token in (*same, i, *varied(15, seed=i + 2))]
     error = refused(Windows(part(tokens), 16, FILLER))
-    assert "the same input as another one but a different last label, such as sequences 0 and " in str(error)
+    assert "the same input as another but a different last label, such as sequences 0 and " in str(error)
 
 
 def test_real_text_passes(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_source_tree_is_read_in_order_without_what_is_no_source(
         "files that are not source code": 1,
         "hidden folders": 1,
         "hidden files": 1,
-        "links and devices": 2,
+        "symlinks and devices": 2,
     }
     walk = os.walk
 

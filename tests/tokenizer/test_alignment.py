@@ -125,7 +125,7 @@ def test_a_control_token_without_a_row_does_not_count() -> None:
 def test_holes_are_no_tokens() -> None:
     holes = words(["a", "[PAD1]", "c"], [NORMAL, UNUSED, NORMAL])
     assert token_bytes(holes, 1) is None
-    with pytest.raises(RefusedError, match="id 1 is not a token for the teacher and 'b' to the student"):
+    with pytest.raises(RefusedError, match="id 1 is not a token for the teacher and 'b' for the student"):
         align(holes, words(["a", "b", "c"]), 4, 4)
     assert token_bytes(words(["[PAD7]"]), 0) == b"[PAD7]"  # a word, as its number is not its id
 

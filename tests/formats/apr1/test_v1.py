@@ -223,7 +223,7 @@ def test_a_small_file_cannot_unpack_to_more_than_the_limit(put: Put, monkeypatch
             unpack(packed(data, "x"), (40 << 20) - 1)
     with pytest.raises(CorruptError):  # says 512 MiB, cannot hold it
         compress.unlz4(packed(struct.pack("<I", 512 << 20) + b"\x10a", "x"))
-    with pytest.raises(CorruptError, match="cannot unpack to 5"):  # more than incompressible data take
+    with pytest.raises(CorruptError, match="cannot decompress to 5"):  # more than incompressible data take
         compress.unlz4(packed(struct.pack("<I", 5) + bytes(22), "x"))
     monkeypatch.setattr(compress, "MAX_LZ4_BYTES", 40 << 20)
     with pytest.raises(LimitError, match="bytes of memory; the limit"):

@@ -260,7 +260,7 @@ def test_json_files_are_measured_before_they_are_parsed(monkeypatch: pytest.Monk
             assert read() == {"a": [[], [], []]}
             patch.setattr(jsonx, "_SURELY_SMALL", 0)
             patch.setattr(jsonx, "MAX_PARSED_BYTES", 100)
-            with pytest.raises(LimitError, match="a JSON text of 19 bytes that may take"):
+            with pytest.raises(LimitError, match="parsing 19 bytes of JSON may take"):
                 read()
 
 
