@@ -4,7 +4,7 @@
 
 A sentence is a string of the code with a space between two words: help, messages, hints, rows of reports, notes and
 headings; of docstrings, those of commands and of public functions, which become help and the manual. A value in an
-f-string is written as `{}`. Markup and texts of several paragraphs are left out.
+f-string is written as `{}`. Markup is left out.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ INVENTORY = ROOT / "tests" / "house" / "strings.txt"
 
 _PROSE = re.compile(r"[A-Za-z{}'’`)][,;:.…]? [(\"'`{]?[A-Za-z{]")
 _WORD = re.compile(r"(?<![\w{.])[a-z]{2,}(?![\w}])")
-_OTHER = re.compile(r"\s*<[a-z!/]|(?s:.*)\n\s*\n(?s:.*)\n\s*\n")
+_MARKUP = re.compile(r"\s*<[a-z!/]")
+_NOT_PRINTED = SOURCES / "aprfmt" / "running" / "qa_text.py"  # what `apr qa` lets a model read
 _DOCUMENTED = {"src/aprfmt/api.py", "src/aprfmt/convert/api.py", "src/aprtrain/api.py"}
 """Modules of which the public functions make the reference of the manual."""
 
 
 def sentences(path: Path) -> Iterator[str]:
-    """The sentences of one module, in the order of its lines."""
+    """The sentences of one module, in the order of its syntax tree."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name = path.relative_to(ROOT).as_posix()
     documented = name.startswith("src/aprfmt/cli/") or name in _DOCUMENTED
     docstrings = {id(node.value): kept and documented for node, kept in _docstrings(tree)}
-    found = [(node, _text(node)) for node in _strings(tree) if docstrings.get(id(node), True)]
-    for _, text in sorted(found, key=lambda pair: (pair[0].lineno, pair[0].col_offset)):
-        if _PROSE.search(text) and _WORD.search(text) and not _OTHER.match(text):
+    for text in (_text(node) for node in _strings(tree) if docstrings.get(id(node), True)):
+        if _PROSE.search(text) and _WORD.search(text) and not _MARKUP.match(text):
             yield " ".join(text.split())
 
 
@@ -70,7 +70,7 @@ def _text(node: ast.Constant | ast.JoinedStr) -> str:
 def inventory() -> str:
     """The whole file."""
     blocks = []
-    for path in sorted(SOURCES.rglob("*.py")):
+    for path in sorted({*SOURCES.rglob("*.py")} - {_NOT_PRINTED}):
         if lines := list(sentences(path)):
             blocks.append("\n".join([f"== {path.relative_to(SOURCES).as_posix()}", *lines]))
     return "\n\n".join(blocks) + "\n"

@@ -195,7 +195,7 @@ _ENGINES = ("torch", "llama")
 
 def _check_engine(engine: str | None, device: str | None) -> None:
     if engine not in (None, *_ENGINES):
-        raise UsageError(f"there is no engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
+        raise UsageError(f"unknown engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
     if engine == "llama" and device is not None:
         raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
 

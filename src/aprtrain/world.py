@@ -143,7 +143,7 @@ def device_of(word: str, local_rank: int = 0) -> torch.device:
     index = local_rank if device.index is None else device.index
     if index >= torch.cuda.device_count():
         raise MissingDependencyError(
-            f"there is no cuda:{index}; {torch.cuda.device_count()} devices are visible",
+            f"no device cuda:{index}; {torch.cuda.device_count()} devices are visible",
             hint="--device cuda takes the first; CUDA_VISIBLE_DEVICES decides which are visible",
         )
     return torch.device("cuda", index)

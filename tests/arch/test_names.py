@@ -184,7 +184,7 @@ def test_shapes() -> None:
     names.check_shapes(LLAMA, h, {"rope_freqs.weight": (4,)})
     for name, shape in shapes.items():
         for wrong in ((*shape[:-1], shape[-1] + 1), (*shape, 1), (shape[0] * 2, *shape[1:]), ()):
-            with pytest.raises(RefusedError, match="hyper-parameters ask for") as info:
+            with pytest.raises(RefusedError, match="hyper-parameters require") as info:
                 names.check_shapes(LLAMA, h, {**shapes, name: wrong})
             assert info.value.tensor == name
 

@@ -74,7 +74,7 @@ def find(monkeypatch: pytest.MonkeyPatch, spec: Any) -> Any:
 def test_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert find(monkeypatch, None) == "libggml-python is not installed"
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    assert "has no" in find(monkeypatch, spec)
+    assert "lacks" in find(monkeypatch, spec)
     monkeypatch.setattr(backend, "_find", lambda package: f"no {package}")
     assert [*backend.libraries()] == []
     assert backend.absence() == "no llama_cpp; no libggml"

@@ -99,7 +99,7 @@ def test_draft_layers_stay_behind_or_stand_alone(
         same_values(PACKED[name].case, ours, theirs)
         assert list_keys(ours) == list_keys(theirs)
         report = aprfmt.export_model(path, tmp_path / "m.gguf", pre="smollm", force=True)
-        said = [loss for loss in report.losses if "dropped: --mtp-only writes them to a GGUF of their own" in loss]
+        said = [loss for loss in report.losses if "dropped: --mtp-only writes them to a separate GGUF" in loss]
         assert len(said) == 1
 
 

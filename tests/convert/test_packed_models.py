@@ -171,7 +171,7 @@ def test_an_unknown_scheme_is_refused_and_can_be_kept(tmp_path: Path) -> None:
 
 def test_wrong_shapes_of_packed_weights_are_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "f", {UP: fp8("block", FFN - 1, HIDDEN)})
-    with pytest.raises(aprfmt.AprError, match="hyper-parameters ask for"):
+    with pytest.raises(aprfmt.AprError, match="hyper-parameters require"):
         aprfmt.import_model(folder, tmp_path / "m.apr")
 
 

@@ -128,7 +128,7 @@ def test_refusals(tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UnsupportedError, match="encoder"):
         aprfmt.evaluate(gguf_of("t5", tmp_path), documents, engine="llama")
     gguf = gguf_of("llama", tmp_path)
-    with pytest.raises(UsageError, match="no engine"):
+    with pytest.raises(UsageError, match="unknown engine"):
         aprfmt.evaluate(gguf, documents, engine="onnx")
     with pytest.raises(UsageError, match="device"):
         aprfmt.evaluate(gguf, documents, engine="llama", device="cpu")

@@ -207,7 +207,7 @@ def test_the_commands(gemma: Path, tmp_path: Path) -> None:
     apr("export", gemma, "-o", tmp_path / "m.gguf", "--mmproj", "--dtype", "bf16")
     text = json.loads(apr("export", gemma, "-o", tmp_path / "t.gguf", "--json"))
     assert any("vision tower" in loss for loss in text["losses"])
-    assert f"write the towers to a GGUF of their own: apr export {gemma} -o mmproj.gguf --mmproj" in text["losses"]
+    assert f"write the towers to a separate GGUF: apr export {gemma} -o mmproj.gguf --mmproj" in text["losses"]
     apr("import", tmp_path / "t.gguf", "--mmproj", tmp_path / "m.gguf", "-o", tmp_path / "one.apr")
     shown = json.loads(apr("inspect", tmp_path / "m.gguf", "--json"))
     assert shown["towers"] == {

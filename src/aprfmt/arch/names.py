@@ -476,7 +476,7 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
                 for dim, size in zip(dims_of(dims[0]), known[0], strict=True)
             )
             raise RefusedError(
-                f"its shape is {list(shape)}, but the hyper-parameters ask for [{want}]", tensor=name, hint=_DAMAGED
+                f"its shape is {list(shape)}, but the hyper-parameters require [{want}]", tensor=name, hint=_DAMAGED
             )
         right.add(alike)
 

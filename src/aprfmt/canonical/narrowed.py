@@ -129,7 +129,7 @@ def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
             hint="drop MTP layers with --no-mtp; towers cannot be kept",
         )
     if any(isinstance(c.hparams.extra.get(name), list) for name in lists):
-        raise RefusedError("its layers have widths of their own", path=path, hint="layers can be left out of it")
+        raise RefusedError("its layers differ in width", path=path, hint="layers can be left out of it")
     return row
 
 

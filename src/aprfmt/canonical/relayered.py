@@ -184,7 +184,7 @@ def _check(stack: _Stack) -> None:
         for match in matches(row, name)[:1]:
             if match.layer is None and any("layers" in size_words(size) for size in _sizes(match.row.dims)):
                 raise RefusedError(
-                    f"its shape {list(tensor.shape)} depends on the number of layers, each of which has a part of it",
+                    f"its shape {list(tensor.shape)} depends on the number of layers",
                     path=stack.path,
                     tensor=name,
                     hint="the layers of networks with such a table cannot be changed",
@@ -302,7 +302,7 @@ def _leading(stack: _Stack, name: str, value: int) -> int:
     among = [layer < counts[model] for model, layer in stack.layers]
     number = sum(among)
     if not all(among[:number]):
-        raise stack.refuse(name, f"the first {value} layers are of their own kind, and would not be the first")
+        raise stack.refuse(name, f"the first {value} layers differ from the others and must stay first")
     return number
 
 

@@ -335,7 +335,7 @@ def detect_apr(source: Source, path: Path) -> str:
     if source.size < 4:
         raise TruncatedError(f"an APR file truncated after {source.size} bytes", path=path, offset=source.size)
     raise UnknownFormatError(
-        "begins with APR, but is none of APR\\0, APRN, APR1, APR2", path=path, hint="the file may be damaged"
+        "starts with APR, but is not APR\\0, APRN, APR1 or APR2", path=path, hint="the file may be damaged"
     )
 
 

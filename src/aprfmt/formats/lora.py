@@ -168,8 +168,8 @@ def other_kind(name: str, path: PathLike, tensor: str | None = None) -> RefusedE
         f"the adapter is {name}, but only plain LoRA can be converted",
         path=path,
         tensor=tensor,
-        hint="merge it into its base with the program that made it and convert the result; "
-        "apr import --allow-unmapped carries the folder as it is",
+        hint="merge it into its base with the program that made it and convert the result; apr import "
+        "--allow-unmapped keeps the folder unchanged",
     )
 
 

@@ -391,9 +391,7 @@ RULES = (
     ValidationRule("container.footer", 15, "the file checksum matches", _footer),
     ValidationRule("container.protection", 0, "checksums protect the file", _protection),
     ValidationRule("record.names", 5, "no restored file has a name that other programs act on", _file_names),
-    ValidationRule(
-        "container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents
-    ),
+    ValidationRule("container.extents", 10, "every tensor is inside the file and its size matches its shape", _extents),
     ValidationRule("tensors.unique", 5, "every tensor name is unique", _duplicates),
     ValidationRule("values.finite", 15, "no value is NaN or infinite", _finite),
     ValidationRule("values.zero", 10, "no weight is all zeros", _zeros),

@@ -163,7 +163,7 @@ def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: M
     """
     outs = [out_tensor(name, weights.dtype, tensor) for name, tensor in weights.tensors.items()]
     if not outs:
-        raise RunError("there is no tensor to save", path=path)
+        raise RunError("no tensors to save", path=path)
     for name, tensor in weights.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise RunError(f"a weight is not finite as {weights.dtype}", tensor=name, hint="save with --save-dtype f32")
@@ -338,7 +338,7 @@ class Saver:
                 aprfmt.export_model(path, path.with_suffix(".gguf"), plan=True)
             except AprError as error:
                 hint = f" ({error.hint})" if error.hint else ""
-                self.tell(f"warning: a GGUF cannot be made of this student: {error.message}{hint}")
+                self.tell(f"warning: cannot convert this student to GGUF: {error.message}{hint}")
         finally:
             path.unlink(missing_ok=True)
 
@@ -469,14 +469,10 @@ def clear(folder: Path, *, is_new: bool) -> None:
 def check_resumable(folder: Path, wanted: bool | int, steps: Collection[int]) -> None:
     """Raises RefusedError where the checkpoint of step `wanted`, for True any, is none of these `steps`."""
     if not steps and wanted is True:
-        raise RefusedError(
-            "there is no checkpoint to resume from", path=folder, hint="leave --resume out to start a new run"
-        )
+        raise RefusedError("no checkpoint to resume from", path=folder, hint="leave --resume out to start a new run")
     if wanted is not True and wanted not in steps:
-        there = f"there are {', '.join(map(str, steps))}" if steps else "there are none"
-        raise RefusedError(
-            f"there is no checkpoint of step {wanted}", path=folder, hint=f"{there}; --resume: the latest"
-        )
+        there = f"available steps: {', '.join(map(str, steps)) or 'none'}"
+        raise RefusedError(f"no checkpoint of step {wanted}", path=folder, hint=f"{there}; --resume: the latest")
 
 
 def prepare_folder(folder: Path, *, resumes: bool) -> None:

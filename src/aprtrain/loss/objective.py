@@ -61,7 +61,7 @@ class Objective:
         if self.kind == "jsd" and not 0 < self.beta < 1:
             raise UsageError(
                 f"the JSD's beta must lie between 0 and 1, both excluded, not {self.beta}",
-                hint="its limits are the Kullback-Leibler divergences: ask for forward or reverse",
+                hint="its limits are the KL divergences: use forward or reverse",
             )
 
     def weights(self) -> tuple[float, float]:

@@ -186,7 +186,7 @@ def test_a_student_that_no_gguf_can_hold_is_told_of_before_the_first_step(tmp_pa
     assert rehearsed(tiny, tmp_path / "run", "layers:0,1") == []
     told = rehearsed(tiny, tmp_path / "run", "layers:0,3")
     assert len(told) == 1
-    assert "a GGUF cannot be made of this student: no_rope_layers" in told[0]
+    assert "cannot convert this student to GGUF: no_rope_layers" in told[0]
 
 
 def test_a_disk_that_will_be_full_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -550,7 +550,7 @@ def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest
     [
         ([], 2, "the teacher is missing"),
         (["TEACHER", "--from-vllm", "r.jsonl"], 2, "takes the place of a teacher"),
-        (["TEACHER", "--engine", "magic"], 2, "no engine"),
+        (["TEACHER", "--engine", "magic"], 2, "unknown engine"),
         (["TEACHER", "--engine", "llama", "--device", "cpu"], 2, "device is torch's"),
         (["TEACHER", "--engine", "torch", "--threads", "2"], 2, "are llama.cpp's"),
         (["TEACHER", "--device", "cpu", "--gpu-layers", "2"], 2, "are llama.cpp's"),

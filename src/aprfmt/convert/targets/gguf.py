@@ -130,7 +130,7 @@ def _with_layers_asked_for(c: Canonical, work: Work) -> Canonical:
         work.losses.add(f"{plural(n_left, 'tensor')} of the main model dropped (--mtp-only)")
     elif c.arch is not None and c.arch.drafts_apart and not from_gguf(c):
         c, left = without_drafts(c)
-        work.losses.others += [f"{part} dropped: --mtp-only writes them to a GGUF of their own" for part in left]
+        work.losses.others += [f"{part} dropped: --mtp-only writes them to a separate GGUF" for part in left]
     return c
 
 
@@ -340,7 +340,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     for part in stay.outside_parts():
         losses.add(f"{part} dropped: the GGUF of a language model cannot hold them")
     if stay.outside and has_tower(c):
-        losses.add(f"write the towers to a GGUF of their own: apr export {c.model.path} -o mmproj.gguf --mmproj")
+        losses.add(f"write the towers to a separate GGUF: apr export {c.model.path} -o mmproj.gguf --mmproj")
     tensors = c.tensors | carried
     side = gguf_side(row, c.hparams, tensors) if row is not None else list(tensors.values())
     targets = quantization.targets(c, side, losses) if quantization is not None else {}

@@ -176,7 +176,7 @@ def _plan_tensor(
             f"mlx_lm would read this {tensor.dtype} weight as a quantized one",
             path=c.model.path,
             tensor=tensor.name,
-            hint="export to .apr or GGUF, which keep it as it is",
+            hint="export to .apr or GGUF, which keep it unchanged",
         )
     module, scheme = tensor.name.removesuffix(".weight"), plan.of(tensor)
     out = tensor.out(tensor.name, dtype, overflow=losses.overflow)
