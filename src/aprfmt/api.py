@@ -85,7 +85,7 @@ def bench(
         log: called with a line where a model is exported first.
 
     Raises:
-        UsageError: for a gate that there is not.
+        UsageError: unknown gate.
         UnsupportedError: for an encoder.
         RunError: llama.cpp does not compute a model.
     """
@@ -140,7 +140,7 @@ def qa(
         on_gate: called with each gate as soon as it has looked.
 
     Raises:
-        UsageError: for the name of a gate that there is not.
+        UsageError: unknown gate.
         UnsupportedError: for an encoder.
         MissingDependencyError: without llama.cpp.
     """
@@ -217,7 +217,7 @@ def run(
     Args:
         file: the model. What is not a GGUF is exported into a cache first, once.
         prompt: what the user says, or with `raw` a text to continue.
-        system: what the model is told before.
+        system: the system message.
         raw: continue `prompt` as it is, without a chat template; None: where the model has no template.
         template: file of a chat template, or the name of one of the model's or of llama.cpp's.
         max_tokens: at most so many; None: until the model ends or the context is full, 256 with `raw`.
@@ -408,7 +408,7 @@ def lint(file: PathLike, *, fail_at: str = "warn", select: Sequence[str] = (), i
         ignore: ids of rules not to apply.
 
     Raises:
-        UsageError: for a level or a rule that there is not.
+        UsageError: unknown level or rule.
     """
     from aprfmt.inspection.lint.run import lint as look
 

@@ -32,7 +32,7 @@ def evaluate(
 ) -> Evaluation:
     """Scores the model `file`, in any container, on the text of `data`.
 
-    Both engines read the same windows, in which a document sees nothing of the others.
+    Both engines score the same sequences; attention stays inside each document.
 
     Args:
         file: the model.
@@ -41,14 +41,14 @@ def evaluate(
         engine: "torch", for the families that `aprtrain` trains, or "llama", for every decoder that llama.cpp runs;
             None: torch on a GPU where there is one and it can, else llama.cpp, which also computes where torch cannot.
         device: of torch: "cuda", "cuda:N" or "cpu"; nothing else is tried when it is missing. Names the engine torch.
-        seq_len: tokens of a window; None: 2048, or the context of a model where it is less.
+        seq_len: tokens of a sequence; None: 2048, or the context of a model where it is less.
         limit: score about so many tokens, spread evenly over the data; None: all.
         text_field: where a record's text is.
         log: called with a line now and then about how far it is.
 
     Raises:
         MissingDependencyError: without torch.
-        RunError: the evaluation failed; there is no score then.
+        RunError: the evaluation failed, without a score.
     """
     for name, value in (("seq_len", seq_len), ("limit", limit)):
         if value is not None and (type(value) is not int or value < 2):
@@ -111,7 +111,7 @@ def teacher(
         top_k: most likely ids to keep of each position.
         temperature: at which the mass of all other ids is kept, beside 1; (): 2, 3 and 4.
         student: the model whose tokenizer reads the text; None: `file`.
-        seq_len: tokens of a window; None: 2048, or the context of the teacher where it is less.
+        seq_len: tokens of a sequence; None: 2048, or the context of the teacher where it is less.
         held_out: share of the documents that is held out.
         text_field: where a record's text is.
         strict: whether a bad record is an error; otherwise it is counted and left out.
@@ -127,7 +127,7 @@ def teacher(
 
     Raises:
         MissingDependencyError: without torch.
-        RefusedError: the folder holds files of another run; the tokenizers differ; vLLM was not asked for a window.
+        RefusedError: the folder holds files of another run; the tokenizers differ; the vLLM responses lack a sequence.
         RunError: the teacher does not compute probabilities.
     """
     check_numbers(top_k=(top_k, 1), seq_len=(seq_len, 2), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
