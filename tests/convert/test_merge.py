@@ -599,7 +599,7 @@ def test_models_of_other_networks_are_refused_before_a_byte_is_written(folders: 
         assert error.value.tensor == tensor
         assert not (tmp_path / "out").exists()
 
-    refused("of the architecture qwen2, and .* of llama", folders["qwen2"])
+    refused("architecture is qwen2, but .* has llama", folders["qwen2"])
     down = "model.layers.1.mlp.down_proj.weight"
     narrow = changed(folders["llama1"], tmp_path / "narrow", lambda name, v: v[:, :-8] if name == down else v)
     refused(r"the weight is \[\d+, \d+\], but in .* it is \[", narrow, down)

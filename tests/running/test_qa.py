@@ -302,7 +302,7 @@ def test_the_order_of_a_model_that_guesses_is_not_judged(
 
 
 def test_a_gate_that_has_nothing_to_look_at(small: Callable[[str], Path]) -> None:
-    with Examined(str(small("mamba")), None, 0) as x, pytest.raises(SkippedError, match="rotated") as caught:
+    with Examined(str(small("mamba")), None, 0) as x, pytest.raises(SkippedError, match="per-head rotary") as caught:
         gates._rope_order(x)
     assert not caught.value.required
 
