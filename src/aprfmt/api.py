@@ -36,7 +36,7 @@ def data(
     Args:
         paths: text, jsonl, csv or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
         model: whose tokenizer and chat template they are read with.
-        text_field: where a record's text is.
+        text_field: field of a record's text.
         strict: whether a bad record is an error; otherwise it is counted and left out.
         log: called with a line for the first bad record of each kind, and now and then.
 
@@ -69,25 +69,25 @@ def bench(
     progress: StartProgress | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> BenchReport:
-    """Measures the speed of models in llama.cpp; several are loaded together and computed in turns.
+    """Benchmarks models in llama.cpp; several models are loaded together and run in turns.
 
     Args:
-        files: a model in any form, or several.
-        prompt_tokens: length of the prompt.
-        tokens: length of the text.
-        runs: runs that count, after one to warm up.
-        threads: threads of llama.cpp; 0: half of the processors.
-        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
-        gates: limits by name (running.bench.GATES), or NAME=VALUE each.
-        output: a page to write, a .html.
+        files: one or more models, in any format.
+        prompt_tokens: prompt length.
+        tokens: number of tokens to generate.
+        runs: measured runs, after one warm-up run.
+        threads: llama.cpp threads; 0: half of the CPUs.
+        gpu_layers: layers to offload to a GPU, if llama.cpp supports it.
+        gates: limits by name (running.bench.GATES), or as NAME=VALUE.
+        output: an HTML page to write.
         force: replace an existing output.
-        progress: called with the tokens to compute; gives the function to call as they are.
-        log: called with a line where a model is exported first.
+        progress: called with the number of tokens to compute; returns a function to call as they are computed.
+        log: called with a line when a model is exported first.
 
     Raises:
         UsageError: unknown gate.
-        UnsupportedError: for an encoder.
-        RunError: llama.cpp does not compute a model.
+        UnsupportedError: the model is an encoder.
+        RunError: llama.cpp cannot run a model.
     """
     from aprfmt.running.bench import measure, parse_gates
 
@@ -127,22 +127,22 @@ def qa(
     log: Callable[[str], None] = lambda line: None,
     on_gate: Callable[[GateResult], None] = lambda gate: None,
 ) -> QaReport:
-    """Examines a model that generates text by gates that it can fail; docs/qa.md says what each shows.
+    """Sanity-checks a generative model; docs/qa.md describes each gate.
 
     Args:
-        file: the model, in any form.
-        against: what it was made from, to compare with.
-        allow_skip: gates that may be skipped.
-        threads: threads of llama.cpp; 0: half of the processors.
-        output: a page to write, a .html, whether the model passes or not.
+        file: the model, in any format.
+        against: the original model to compare with.
+        allow_skip: gates that may be skipped without failing.
+        threads: llama.cpp threads; 0: half of the CPUs.
+        output: an HTML page to write, whether the model passes or not.
         force: replace an existing output.
-        log: called with a line where a model is exported first.
-        on_gate: called with each gate as soon as it has looked.
+        log: called with a line when a model is exported first.
+        on_gate: called with each gate's result.
 
     Raises:
         UsageError: unknown gate.
-        UnsupportedError: for an encoder.
-        MissingDependencyError: without llama.cpp.
+        UnsupportedError: the model is an encoder.
+        MissingDependencyError: llama.cpp is not installed.
     """
     from aprfmt.running.qa import examine
 
@@ -212,33 +212,33 @@ def run(
     on_text: Callable[[str], None] | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
-    """What the model `file`, in any form, answers to `prompt`, through llama.cpp.
+    """Generates text with the model `file` in llama.cpp.
 
     Args:
-        file: the model. What is not a GGUF is exported into a cache first, once.
-        prompt: what the user says, or with `raw` a text to continue.
+        file: the model, in any format; exported to a cached GGUF first if needed.
+        prompt: the user message, or with `raw` the text to continue.
         system: the system message.
-        raw: continue `prompt` as it is, without a chat template; None: where the model has no template.
-        template: file of a chat template, or the name of one of the model's or of llama.cpp's.
-        max_tokens: at most so many; None: until the model ends or the context is full, 256 with `raw`.
-        temperature: 0 takes the most likely token each time; the next four count where it is more.
-        top_k: draw from the k most likely tokens; 0: from all.
-        top_p: draw from the most likely tokens that have this probability together.
-        min_p: draw from tokens with at least this share of the most likely one's probability.
-        seed: the same seed draws the same tokens.
-        stop: words that end the answer and do not belong to it.
-        lora: adapters of any form, each with its scale where that is not 1.
-        image, audio: files that the prompt is about; "<__media__>" in the prompt says where they belong.
-        mmproj: GGUF of the towers that see and hear; None: the model's own.
-        ctx: tokens of the context; 0: those that the model was trained with; None: these, at most 4096.
-        threads: threads of llama.cpp; 0: half of the processors.
-        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
-        dtype: what the weights become in the export, such as "q8_0".
-        on_text: called with each piece of the answer as it comes.
-        log: called with a line before something is exported.
+        raw: continue `prompt` without a chat template; None: if the model has no template.
+        template: a chat template file, or the name of a template of the model or of llama.cpp.
+        max_tokens: maximum tokens to generate; None: until an end token or a full context, 256 with `raw`.
+        temperature: 0: greedy decoding; the next four apply only above 0.
+        top_k: sample from the k most likely tokens; 0: from all.
+        top_p: sample from the most likely tokens with this cumulative probability.
+        min_p: minimum probability relative to the most likely token.
+        seed: seed of the sampler.
+        stop: strings that end generation; not part of the answer.
+        lora: LoRA adapters in any format, each with an optional scale.
+        image, audio: files for the prompt; "<__media__>" marks their positions.
+        mmproj: GGUF of vision and audio towers; None: the model's own.
+        ctx: context size; 0: the model's training context; None: the same, at most 4096.
+        threads: llama.cpp threads; 0: half of the CPUs.
+        gpu_layers: layers to offload to a GPU, if llama.cpp supports it.
+        dtype: dtype of the export, such as "q8_0".
+        on_text: called with each part of the answer as it is generated.
+        log: called with a line before an export.
 
     Raises:
-        MissingDependencyError: without llama.cpp.
+        MissingDependencyError: llama.cpp is not installed.
         RunError: llama.cpp refuses the model, dies, or computes NaN.
     """
     from aprfmt.running.generate import Loading, Prompt, Runner, sampling_of
@@ -273,12 +273,12 @@ def embed(
     dtype: str = "keep",
     log: Callable[[str], None] = lambda line: None,
 ) -> Embeddings:
-    """The vectors that the model `file`, in any form, makes of texts, through llama.cpp, pooled as the file says.
+    """Computes embeddings of texts with the model `file` in llama.cpp, pooled as the model specifies.
 
-    A reranker compares the first text with each of the others. The other options are those of `run`.
+    A reranker scores the first text against each of the others. Other options are those of `run`.
 
     Raises:
-        RunError: a text is longer than the context; llama.cpp refuses the model.
+        RunError: a text exceeds the context, or llama.cpp refuses the model.
     """
     from aprfmt.running.embeddings import compute
     from aprfmt.running.generate import Loading
@@ -300,12 +300,12 @@ def validate(
     base: PathLike | None = None,
     progress: StartProgress | None = None,
 ) -> Validation:
-    """Applies every rule to the model at `path`; every value is decoded.
+    """Applies every rule to the model at `path`; decodes every value.
 
-    `strict` counts warnings as failures and compares the source files that an `.apr` would give back with the digests
-    that it was imported with. A score under `min_score` fails. A warning costs its rule's weight, too. `base` is the
-    model that an adapter is compared with. `progress` is called with the bytes to decode, its result with
-    (bytes, tensor) as they are.
+    `strict` counts warnings as failures and compares the source files that an `.apr` restores with the digests of
+    their import. A score below `min_score` fails; a warning also costs its rule's weight. `base` is the base model to
+    compare an adapter with. `progress` is called with the number of bytes to decode; it returns a function to call
+    with (bytes, tensor).
     """
     from aprfmt.convert.integrity import altered_files
     from aprfmt.inspection import validate as rules
@@ -323,7 +323,7 @@ def validate(
             yield rules.Check("fail", altered(name, kind))
 
     restored = rules.ValidationRule(
-        "source.restored", 0, "every source file comes out with the digest of its import", look
+        "source.restored", 0, "every restored source file has the digest of its import", look
     )
     return rules.validate(
         path, strict=strict, min_score=min_score, base=base, progress=progress, more=[restored] if strict else []
@@ -338,22 +338,22 @@ def report(
     follow_links: bool = False,
     progress: StartProgress | None = None,
 ) -> dict[str, object]:
-    """What there is to say of a model, or of a training run by its folder, and a page of it where `output` is named.
+    """Reports on a model or on the folder of a training run; writes a page if `output` is given.
 
     Args:
-        file: the model or the folder.
-        output: a .html; of a run also a .png of the curves, which needs matplotlib.
+        file: the model, or the folder of a run.
+        output: an .html page; for a run also a .png of the curves, which needs matplotlib.
         force: replace an existing output.
-        follow_links: show files that links bring from outside the model's folder.
-        progress: called with the bytes of a model that are read; gives the function to call with each piece.
+        follow_links: follow symlinks that point outside the model's folder.
+        progress: called with the number of bytes to read; returns a function to call with the bytes read.
 
     Returns:
         The object of `apr report --json`.
 
     Raises:
-        AprError: with code "usage" for another suffix.
+        UsageError: unsupported suffix.
         ChecksumError: the model is damaged.
-        RefusedError: links lead out of the model's folder.
+        RefusedError: symlinks point outside the model's folder.
     """
     from aprfmt.html.file import write_page
     from aprfmt.inspection.run_report import is_run, summarise, write_report
@@ -386,7 +386,7 @@ def report(
 
 
 def lint_rules() -> tuple[ValidationRule, ...]:
-    """The rules of `apr lint`: id, level, what holds where it passes, why, and where that is written."""
+    """The rules of `apr lint`: id, level, requirement, reason and source."""
     from aprfmt.convert.mixes import MIXES, OTHER_FILE_TYPES, find_mix
     from aprfmt.inspection.lint.table import rules
 
@@ -399,13 +399,13 @@ def lint_rules() -> tuple[ValidationRule, ...]:
 
 
 def lint(file: PathLike, *, fail_at: str = "warn", select: Sequence[str] = (), ignore: Sequence[str] = ()) -> Lint:
-    """What the model `file` could do better; no value of a tensor is decoded.
+    """Checks the model `file` against best practices; decodes no tensor values.
 
     Args:
         file: the model.
-        fail_at: "error", "warn" or "info": findings from this level on make `passed` false.
-        select: ids of the rules to apply, globs too; none: all.
-        ignore: ids of rules not to apply.
+        fail_at: "error", "warn" or "info": lowest level of findings that makes `passed` false.
+        select: ids or globs of the rules to apply; empty: all.
+        ignore: ids or globs of rules to skip.
 
     Raises:
         UsageError: unknown level or rule.

@@ -30,24 +30,24 @@ def evaluate(
     text_field: str = "text",
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
-    """Scores the model `file`, in any container, on the text of `data`.
+    """Computes loss and perplexity of the model `file` on the text of `data`.
 
     Both engines score the same sequences; attention stays inside each document.
 
     Args:
         file: the model.
-        data: a text, jsonl or Parquet file or a folder of them; of a run's token shards the held-out part is read.
-        teacher: a model to compare with.
-        engine: "torch", for the families that `aprtrain` trains, or "llama", for every decoder that llama.cpp runs;
-            None: torch on a GPU where there is one and it can, else llama.cpp, which also computes where torch cannot.
-        device: of torch: "cuda", "cuda:N" or "cpu"; nothing else is tried when it is missing. Names the engine torch.
+        data: a text, jsonl or Parquet file, or a folder of them; of a run's token shards, the held-out part.
+        teacher: a model to compute the KL divergence from.
+        engine: "torch", for the families that `aprtrain` supports, or "llama", for every decoder of llama.cpp; None:
+            torch on a GPU if available and supported, else llama.cpp.
+        device: torch device: "cuda", "cuda:N" or "cpu", without fallback. Implies the engine "torch".
         seq_len: tokens of a sequence; None: 2048, or the context of a model where it is less.
-        limit: score about so many tokens, spread evenly over the data; None: all.
-        text_field: where a record's text is.
-        log: called with a line now and then about how far it is.
+        limit: number of tokens to score, spread evenly over the data; None: all.
+        text_field: field of a record's text.
+        log: called with progress lines.
 
     Raises:
-        MissingDependencyError: without torch.
+        MissingDependencyError: torch is not installed.
         RunError: the evaluation failed, without a score.
     """
     for name, value in (("seq_len", seq_len), ("limit", limit)):
@@ -100,59 +100,59 @@ def teacher(
     progress: StartProgress | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> TeacherReport:
-    """Writes what the model `file` says on text, as files for `apr distill --teacher-logprobs`.
+    """Saves the top-k log-probabilities of the model `file` on text for `apr distill --teacher-logprobs`.
 
-    The same call goes on where an earlier one was interrupted.
+    The same call resumes an interrupted one.
 
     Args:
         file: the teacher, in any container; None with `from_vllm` or `prompts`.
         data: text, jsonl or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
-        output: the folder to write; the tokens of the text are put into it too.
-        top_k: most likely ids to keep of each position.
-        temperature: at which the mass of all other ids is kept, beside 1; (): 2, 3 and 4.
-        student: the model whose tokenizer reads the text; None: `file`.
+        output: the folder to write, including the token shards of the text.
+        top_k: most likely tokens to save per position.
+        temperature: temperatures at which to save the residual mass, in addition to 1; (): 2, 3 and 4.
+        student: the model whose tokenizer is used; None: `file`.
         seq_len: tokens of a sequence; None: 2048, or the context of the teacher where it is less.
-        held_out: share of the documents that is held out.
-        text_field: where a record's text is.
-        strict: whether a bad record is an error; otherwise it is counted and left out.
+        held_out: fraction of the documents to hold out.
+        text_field: field of a record's text.
+        strict: fail on invalid records; otherwise they are counted and skipped.
         engine: "torch" or "llama", see `evaluate`.
-        device: of torch: "cuda", "cuda:N" or "cpu". Names the engine torch.
-        threads: threads of llama.cpp; 0: half of the processors.
-        gpu_layers: layers that llama.cpp computes on a GPU, if it can.
-        from_vllm: JSON lines of vLLM's responses to take the probabilities from; they are known at temperature 1 alone.
-        prompts: only write the prompts to ask vLLM for, as JSON lines.
-        plan: only say how much there is to write.
-        progress: called with the tokens to compute; gives the function to call as they are.
-        log: called with a line now and then.
+        device: torch device: "cuda", "cuda:N" or "cpu". Implies the engine "torch".
+        threads: llama.cpp threads; 0: half of the CPUs.
+        gpu_layers: layers to offload to a GPU, if llama.cpp supports it.
+        from_vllm: JSON lines of vLLM responses with the log-probabilities, at temperature 1 only.
+        prompts: only write the prompts for vLLM, as JSON lines.
+        plan: report the amount of output without writing.
+        progress: called with the number of tokens to compute; returns a function to call as they are computed.
+        log: called with progress lines.
 
     Raises:
-        MissingDependencyError: without torch.
+        MissingDependencyError: torch is not installed.
         RefusedError: the folder holds files of another run; the tokenizers differ; the vLLM responses lack a sequence.
-        RunError: the teacher does not compute probabilities.
+        RunError: the teacher's logits are not finite.
     """
     check_numbers(top_k=(top_k, 1), seq_len=(seq_len, 2), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
     if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
-        raise UsageError(f"held_out is a share above 0, at most 0.9, not {held_out!r:.40}")
+        raise UsageError(f"held_out must be above 0 and at most 0.9, not {held_out!r:.40}")
     if not all(isinstance(t, (int, float)) and 0.05 <= t <= 100 for t in temperature):
-        raise UsageError(f"temperature holds numbers from 0.05 to 100, not {[*temperature]!r:.60}")
+        raise UsageError(f"temperature must be numbers from 0.05 to 100, not {[*temperature]!r:.60}")
     if from_vllm is not None and (file is not None or set(temperature) - {1}):
         raise UsageError(
-            "from_vllm takes the place of a teacher, and its file knows temperature 1 alone",
-            hint="leave out the model and --temperature; --student names the model whose tokenizer reads the text",
+            "from_vllm replaces the teacher and only has temperature 1",
+            hint="drop the model and --temperature; --student sets the model whose tokenizer is used",
         )
     if from_vllm is not None and prompts is not None:
         raise UsageError(
-            "prompts are written first, and from_vllm takes what a server answered", hint="leave out one of the two"
+            "prompts and from_vllm exclude each other: write the prompts first", hint="drop one of the two"
         )
     machine = {"engine": engine, "device": device, "threads": threads, "gpu_layers": gpu_layers}
     others = [name for name, value in machine.items() if value]
     if others and (from_vllm is not None or prompts is not None):
-        raise UsageError(f"nothing is computed here: {others[0]} is for a teacher", hint="leave it out")
+        raise UsageError(f"{others[0]} has no effect without a teacher to run", hint="drop it")
     _check_engine(engine, device)
     if (engine == "torch" or device is not None) and (threads or gpu_layers):
-        raise UsageError("threads and gpu_layers are llama.cpp's, and torch is to compute", hint="leave them out")
+        raise UsageError("threads and gpu_layers apply to llama.cpp, but the engine is torch", hint="drop them")
     if find_spec("torch") is None:
-        raise MissingDependencyError("a teacher's files need torch", hint="pip install torch")
+        raise MissingDependencyError("writing teacher files needs torch", hint="pip install torch")
     if file is None and from_vllm is None and prompts is None:
         raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
     from aprfmt.texts.sources import split_weights
@@ -197,7 +197,7 @@ def _check_engine(engine: str | None, device: str | None) -> None:
     if engine not in (None, *_ENGINES):
         raise UsageError(f"unknown engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
     if engine == "llama" and device is not None:
-        raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
+        raise UsageError("device applies to torch, but the engine is llama", hint="drop one of the two")
 
 
 def _engine_for(models: Sequence[str], device: str | None) -> str:

@@ -507,11 +507,11 @@ def test_a_mix_computes_its_matrix_on_a_field(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--imatrix", "auto"], "give the text with --data"),
-        (["--data", "t.txt"], "--data goes with --imatrix auto"),
-        (["--chunks", "3"], "--chunks goes with --imatrix auto"),
-        (["--text-field", "body"], "--text-field goes with --imatrix auto"),
-        (["--imatrix", "auto", "--data", "t.txt", "--plan"], "--plan does nothing"),
+        (["--imatrix", "auto"], "needs text"),
+        (["--data", "t.txt"], "--data requires --imatrix auto"),
+        (["--chunks", "3"], "--chunks requires --imatrix auto"),
+        (["--text-field", "body"], "--text-field requires --imatrix auto"),
+        (["--imatrix", "auto", "--data", "t.txt", "--plan"], "--plan cannot be combined"),
     ],
 )
 def test_what_auto_needs(

@@ -52,7 +52,7 @@ def merge_models(call: MergeCall) -> Report:
 
     Args:
         models: the models; none with `config`.
-        dst: what to write.
+        dst: the output file or folder.
 
     Raises:
         AprError: for models of different architectures or vocabularies, an invalid recipe, and as convert_model.

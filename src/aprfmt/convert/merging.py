@@ -39,7 +39,7 @@ def merge_adapter(call: MergeAdapterCall) -> Report:
     Args:
         base: the model.
         adapter: the adapter, or several.
-        dst: what to write.
+        dst: the output file or folder.
 
     Raises:
         AprError: for an adapter of another base model, and as convert_model.
@@ -71,7 +71,7 @@ def extract_adapter(call: ExtractAdapterCall) -> Report:
     Args:
         base: the model.
         tuned: the model after fine-tuning.
-        dst: what to write.
+        dst: the output file or folder.
 
     Raises:
         AprError: for models of different architectures, and if no weight changed.

@@ -27,7 +27,7 @@ def prune_model(call: PruneCall) -> Report:
 
     Args:
         src: the model.
-        dst: what to write.
+        dst: the output file or folder.
 
     Raises:
         AprError: code "usage" if none or both of drop_layers and keep_layers are given, for unknown layers, if none or

@@ -76,8 +76,8 @@ class Loading:
 
     Attributes:
         ctx: tokens of the context; 0: those that the model was trained with; None: these, at most DEFAULT_CONTEXT.
-        threads: threads of llama.cpp; 0: half of the processors.
-        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
+        threads: llama.cpp threads; 0: half of the CPUs.
+        gpu_layers: layers to offload to a GPU, if llama.cpp supports it.
         lora: adapters to apply, each with its scale.
         mmproj: GGUF of the towers (vision, audio), or a model that has them.
         media: whether there will be pictures or sound.
@@ -166,7 +166,7 @@ class Runner:
     """A model that is ready to answer. Use in `with`.
 
     Args:
-        file: the model, in any form.
+        file: the model, in any format.
         loading: how to load it.
         say: called with a line before something is exported.
 
@@ -311,7 +311,7 @@ class Runner:
             stop: words that end the answer.
             media: files of pictures and sound.
             reuse: what the context holds of the prompt is not computed again.
-            on_text: called with each piece of the answer as it comes.
+            on_text: called with each part of the answer as it is generated.
         """
         facts = self.llama.facts
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):

@@ -39,32 +39,32 @@ def imatrix(
     progress: StartProgress | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> ImatrixReport:
-    """Computes the importance matrix of the model `file` on text, through llama.cpp.
+    """Computes the importance matrix of the model `file` on text with llama.cpp.
 
-    Plain text is one text, whatever the number of its files' lines; records of other files are put together with blank
-    lines. It is cut into chunks that the model sees one by one, each with the token that begins a text.
+    Plain text files are joined into one text; records of other files are joined with blank lines. The text is split
+    into chunks that are evaluated separately, each with a BOS token.
 
     Args:
-        file: the model, in any form.
-        data: text, jsonl or Parquet files or folders of them.
-        output: the file to write; of the old form where it ends with .dat, else a GGUF.
-        chunks: stop after so many chunks of text.
-        chunk_size: tokens of a chunk.
-        process_output: give the output head an entry too.
-        parse_special: names of special tokens in the text mean those tokens.
-        text_field: where a record's text is.
-        resume: go on where a run into the same output was interrupted.
-        threads: threads of llama.cpp; 0: half of the processors.
-        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
-        plan: only say how much text there is.
+        file: the model, in any format.
+        data: text, jsonl or Parquet files, or folders of them.
+        output: the file to write; .dat: the legacy format, else GGUF.
+        chunks: maximum number of chunks.
+        chunk_size: tokens per chunk.
+        process_output: include the output head.
+        parse_special: parse special tokens in the text.
+        text_field: field of a record's text.
+        resume: resume an interrupted run with the same output.
+        threads: llama.cpp threads; 0: half of the CPUs.
+        gpu_layers: layers to offload to a GPU, if llama.cpp supports it.
+        plan: report the amount of text without computing.
         force: replace an existing output.
-        progress: called with the tokens to compute; gives the function to call as they are.
-        log: called with a line where a model that is not a GGUF is exported first.
+        progress: called with the number of tokens to compute; returns a function to call as they are computed.
+        log: called with a line when a model is exported to GGUF first.
 
     Raises:
-        RefusedError: for an output that is the model or the text, for text that is shorter than a chunk, and to resume
-            a run of another model or text.
-        RunError: llama.cpp does not compute the model.
+        RefusedError: the output is an input, the text is shorter than a chunk, or the run to resume is of another
+            model or text.
+        RunError: llama.cpp cannot run the model.
     """
     from aprfmt.running.importance import ImatrixRequest, compute
     from aprfmt.running.prepared import prepare
@@ -130,10 +130,10 @@ def cached_imatrix(
     progress: StartProgress | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[str, list[str]]:
-    """(importance matrix of the model `file` on the text `data`, what the user should know of it).
+    """Returns (path of the importance matrix of the model `file` on the text `data`, warnings about it).
 
-    It is kept in the cache, and found again for the same model, text, field and number of chunks; a computation that
-    was interrupted goes on. Raises what `imatrix` does.
+    The file is cached by model, text, field and number of chunks; an interrupted computation is resumed. Raises the
+    same errors as `imatrix`.
     """
     from aprfmt.formats.imatrix import DEFAULT_CHUNK, read_sums
     from aprfmt.io.cache import CacheFolder
@@ -141,7 +141,7 @@ def cached_imatrix(
     from aprfmt.running.prepared import key, prepare
 
     if not data:
-        raise UsageError(f"--imatrix {AUTO} computes an importance matrix of text", hint="give the text with --data")
+        raise UsageError(f"--imatrix {AUTO} needs text", hint="give it with --data")
     model = prepare(file, say=log)
     texts = [formats.path_text(path, "data") for path in data]
     own = key(texts, {"model": model.key, "chunks": chunks, "text_field": text_field})
@@ -168,7 +168,7 @@ def cached_imatrix(
 def merge_imatrix(
     files: Sequence[PathLike], output: PathLike, *, plan: bool = False, force: bool = False
 ) -> ImatrixReport:
-    """Adds importance matrices of one model, of either form. Raises RefusedError where they are of different models."""
+    """Merges importance matrices of one model, in either format. Raises RefusedError if the models differ."""
     from aprfmt.running.importance import merge
 
     return merge(files, formats.path_text(output, "output"), plan=plan, force=force)

@@ -116,7 +116,7 @@ def compute(
         resume: go on from the state of an earlier run.
         plan: only count chunks.
         force: replace the target.
-        progress: called with the tokens to compute; gives the function to call as they are.
+        progress: called with the number of tokens to compute; returns a function to call as they are computed.
 
     Raises:
         RefusedError: the target is an input, the text is too short, or `resume` finds the state of another run.

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @takes(QuantizeCall)
 def quantize_model(call: QuantizeCall) -> Report:
-    """Stores the weights of a model in fewer bits, as the `.gguf` or `.apr` file `dst`.
+    """Quantizes a model to the `.gguf` or `.apr` file `dst`.
 
     Args:
         src: the model.
-        dst: what to write.
-        mix: a preset of llama.cpp ("q4_k_m"), with `pure` also a single type.
-        log: called with a line now and then while an importance matrix is computed.
+        dst: the file to write.
+        mix: a quantization preset of llama.cpp ("q4_k_m"); with `pure` also a single type.
+        log: called with progress lines while an importance matrix is computed.
     """
     from aprfmt.convert.api import convert
     from aprfmt.convert.mixes import require_quantized
@@ -35,8 +35,8 @@ def quantize_model(call: QuantizeCall) -> Report:
     if call.imatrix == AUTO:
         if call.plan:
             raise UsageError(
-                f"--plan does nothing, and --imatrix {AUTO} computes",
-                hint="apr imatrix FILE --data TEXT -o OUT --plan says how much text there is",
+                f"--plan cannot be combined with --imatrix {AUTO}, which computes",
+                hint="apr imatrix FILE --data TEXT -o OUT --plan reports the amount of text",
             )
         given["imatrix"], warnings = cached_imatrix(
             call.src, texts, chunks=call.chunks, text_field=call.text_field, log=call.log
@@ -45,7 +45,7 @@ def quantize_model(call: QuantizeCall) -> Report:
         auto_only = {"data": texts, "chunks": call.chunks is not None, "text-field": call.text_field != "text"}
         for name, is_given in auto_only.items():
             if is_given:
-                raise UsageError(f"--{name} goes with --imatrix {AUTO}")
+                raise UsageError(f"--{name} requires --imatrix {AUTO}")
     report = convert(call.src, call.dst, given, inputs=texts)
     report.warnings[:0] = warnings
     return report
