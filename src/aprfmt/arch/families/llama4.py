@@ -31,8 +31,8 @@ _BARE_EXPERTS = 128
 def _normed_to(value: object, scope: Scope) -> None:
     if bool(value) == (scope.h.num_experts == _BARE_EXPERTS):
         raise RefusedError(
-            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} norms Q and K but for networks of {_BARE_EXPERTS} "
-            "experts"
+            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} norms Q and K except in networks of "
+            f"{_BARE_EXPERTS} experts"
         )
 
 
