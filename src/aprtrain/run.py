@@ -262,10 +262,15 @@ def _note_peak_rate(device: torch.device) -> None:
         features.current().miss("mfu", f"the peak FLOP/s of {name} are unknown")
 
 
-def _inputs(config: Config) -> Iterator[str]:
-    """The files and folders that a run reads."""
+def _inputs(config: Config, folder: Path) -> Iterator[str]:
+    """The files and folders that a run reads, without the token shards of its own folder.
+
+    Data that are the folder itself are left out: `prepare` refuses them.
+    """
     yield from (path for path in (config.teacher, config.student, config.teacher_logprobs, config.eval_data) if path)
-    yield from map(str, split_weights(config.data)[0])
+    for path in split_weights(config.data)[0]:
+        if path.absolute() not in (folder.absolute(), folder.absolute() / _TOKENS):
+            yield str(path)
 
 
 @contextmanager
@@ -278,7 +283,7 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved]]:
     assert config.output is not None
     path = Path(config.output)
     if world.is_first:
-        check_apart(path, _inputs(config))
+        check_apart(path, _inputs(config, path))
     is_new = not path.exists()
     with lock_folder(path) if world.is_first else nullcontext():
         try:

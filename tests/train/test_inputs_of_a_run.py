@@ -59,7 +59,6 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "the teacher's files": lambda: given(teacher_logprobs="run/tokens"),
     "a file of data": lambda: given(data="run/tokens/x"),
     "data with a weight": lambda: [*given(data="d.txt:1"), "--data", "run/tokens/x:2"],
-    "a folder of data": lambda: given(data="run/tokens"),
     "what is evaluated": lambda: given(eval_data="run/../run/tokens/x"),
     "a link to the student": linked("s.apr", "run/latest.apr"),
     "a link to a folder of data": linked("s", "run/out", data="s/a"),
