@@ -171,6 +171,14 @@ def _take(scope: Scope, value: object) -> None:
             scope.put(default)
 
 
+def normalize(scopes: Sequence[Scope]) -> None:
+    """Brings the values of a config.json, all of which are read, into the form in which they are held."""
+    for scope in scopes:
+        convert = converter_of(scope.key).normalize
+        if convert is not None and (value := convert(scope.value, scope)) is not DEFAULT:
+            _take(scope, value)
+
+
 def _fill(h: Hyperparams, scopes: Sequence[Scope]) -> None:
     """Sets what follows from other numbers: sizes, then heads, which need sizes, then what is counted in those."""
     for only_sizes in (True, False):
@@ -222,10 +230,7 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
         if not found:
             value, _ = look_up(defaults, scope.key.hf)
         scope.put(scope.key.constant if value is None else value)
-    for scope in scopes:
-        normalize = converter_of(scope.key).normalize
-        if normalize is not None and (value := normalize(scope.value, scope)) is not DEFAULT:
-            _take(scope, value)
+    normalize(scopes)
     _fill(h, scopes)
     rope.read(h, config, defaults, row)
     h.rope_type = row.rope_type if row else None

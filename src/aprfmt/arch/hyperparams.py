@@ -98,6 +98,6 @@ FIELDS: tuple[HparamField, ...] = (
     HparamField("vocab_size", "vocab_size", ("vocab_size",), ("n_vocab",)),
 )  # fmt: skip
 """The numbers of typed APR metadata, in the order in which llama.cpp's converter writes them: the one table of their
-spellings, from which rows take their keys (rows/parts.py)."""
+spellings, from which rows take their keys (blocks/decoder.py)."""
 
 FIELD = {f.name: f for f in FIELDS}

@@ -204,7 +204,7 @@ class Architecture:
             `{n}` all layers. A beginning without `{m}` is of the first. On the way back the first that fits is taken.
         drafts_apart: of a family whose GGUFs have draft layers only in a file of their own: beginnings of the names of
             tensors that stand there in place of the network's, and how these begin.
-        defaults: what an absent config.json key means, by model type ("" for all of them).
+        defaults: what an absent config.json key means, by model type ("" for all); read from families/defaults.jsonl.
         config: what a rebuilt config.json says beside the keys, whatever the source.
         head_always: whether llama.cpp wants `output.weight` even where it is the embedding; a GGUF then gets a copy.
         no_vocabulary: whether the network reads no text; a GGUF of a model without tokenizer then says so.

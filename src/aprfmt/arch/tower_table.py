@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch.converter import DEFAULT, Scope, converter_of, look_up
+from aprfmt.arch.converter import Scope, converter_of, look_up
 from aprfmt.arch.families import listed
 from aprfmt.arch.fields import as_text
 from aprfmt.arch.grammar import holds, is_gguf_of
-from aprfmt.arch.hparams import defaults_of, first_class, set_path
+from aprfmt.arch.hparams import defaults_of, first_class, normalize, set_path
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import OF_TENSOR, Tower
 from aprfmt.arch.table import TOWERS
@@ -52,10 +52,7 @@ def from_config(config: Mapping[str, object], row: Tower, hidden_size: int | Non
         if value is None:
             value = look_up(defaults, scope.key.hf)[0]
         scope.put(scope.key.constant if value is None else value)
-    for scope in scopes:
-        normalize = converter_of(scope.key).normalize
-        if normalize is not None and (value := normalize(scope.value, scope)) is not DEFAULT:
-            scope.put(value)
+    normalize(scopes)
     for scope in scopes:
         derive = converter_of(scope.key).derive
         if derive is not None and scope.value is None:
