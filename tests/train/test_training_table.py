@@ -23,44 +23,44 @@ HEADING = "## What stops a run before it wastes time"
 
 SHOWN: dict[str, list[str]] = {
     "no CUDA device, unless": ["no GPU"],
-    "teacher and student of the same dims": [
+    "teacher and student with the same dims": [
         "the same file", "the same file with consent", "a re-quantized copy", "all layers of the teacher",
     ],
     "KL to the teacher below": ["a re-quantized copy with consent"],
     "a teacher worse on held-out text": ["a random teacher", "a damaged teacher"],
     "different tokenizers": ["a permuted tokenizer", "a head narrower than the vocabulary"],
-    "a teacher that gives more than": [
+    "a teacher with more than": [
         "test_training_table.py::test_a_teacher_that_uses_tokens_that_its_student_lacks"
     ],
-    "files of a teacher: made with": ["test_teacher_files.py::test_files_that_do_not_fit_are_refused_by_name"],
-    "files of a teacher: cut short": ["test_teacher_files.py::test_no_bit_of_the_files_turns_over_unnoticed"],
+    "teacher files: made with": ["test_teacher_files.py::test_files_that_do_not_fit_are_refused_by_name"],
+    "teacher files: truncated": ["test_teacher_files.py::test_no_bit_of_the_files_turns_over_unnoticed"],
     "more than 90 %": ["test_training_table.py::test_conversations_whose_answers_are_too_rare"],
     "conversations for a student": ["test_training_table.py::test_conversations_that_a_template_does_not_take"],
     "conversations, and a chat": ["test_training_table.py::test_conversations_that_a_template_does_not_take"],
-    "a weight that takes": [
+    "a weight that repeats": [
         "test_mixtures.py::test_a_weight_that_takes_a_source_twice_is_refused",
         "test_training_table.py::test_a_weight_that_a_source_does_not_last_for",
     ],
     "constant data": ["constant data", "one input, many labels", "blank data", "data that end"],
-    "windows longer than": ["test_training_table.py::test_windows_beyond_the_context"],
+    "sequences longer than": ["test_training_table.py::test_windows_beyond_the_context"],
     "another run in the same folder": ["test_training_table.py::test_another_run_in_the_folder"],
     "a plan larger than": [
         "test_guards.py::test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors",
         "test_training_table.py::test_a_plan_beyond_the_memory_of_the_gpu",
     ],
-    "a teacher in blocks or fp8 on a GPU": [
+    "a teacher in GGML blocks or fp8 on a GPU": [
         "test_features.py::test_a_packed_teacher_on_a_gpu_without_triton_is_refused",
         "test_features.py::test_e4m3_on_a_gpu_without_it_is_refused",
     ],
-    "a first step beyond": ["test_distill_command.py::test_a_stall_is_a_json_error_with_exit_8"],
-    "a GPU below 5 %": ["test_guards.py::test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once"],
+    "a first step longer than": ["test_distill_command.py::test_a_stall_is_a_json_error_with_exit_8"],
+    "GPU utilization below 5 %": ["test_guards.py::test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once"],
     "a memory peak": ["test_guards.py::test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors"],
-    "a loss or gradient": [
+    "a non-finite loss or gradient": [
         "test_loop.py::test_a_nan_stops_the_run_and_the_weights_before_it_are_saved",
         "test_training_table.py::test_a_run_that_diverges",
     ],
-    "a checkpoint to resume from": ["test_training_table.py::test_a_damaged_checkpoint"],
-    "a master weight or moment": ["test_training_table.py::test_a_master_weight_that_is_not_finite"],
+    "a damaged checkpoint to resume from": ["test_training_table.py::test_a_damaged_checkpoint"],
+    "a non-finite master weight or moment": ["test_training_table.py::test_a_master_weight_that_is_not_finite"],
 }  # fmt: skip
 """How a row of the table begins -> names of rows of test_bad_input, and of other tests."""
 

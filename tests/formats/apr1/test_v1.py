@@ -108,7 +108,7 @@ def test_refuses_the_malformed_vectors(vector: Vector, name: str, kind: type[Apr
 
 def test_a_wrong_uncompressed_size_is_told(vector: Vector) -> None:
     with aprfmt.open(vector("v1_uncompressed_size_lies")) as model:
-        assert any("declares 1 bytes" in text for text in model.warnings)
+        assert any("declares 1 payload bytes" in text for text in model.warnings)
         assert model.tensors["payload"].n_bytes == 61
     file = aprfmt.read_v1(vector("v1_uncompressed_size_lies"))
     assert len(file.payload) == 61
