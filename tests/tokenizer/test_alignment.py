@@ -110,7 +110,7 @@ def test_a_teacher_may_have_more_words_where_that_is_asked_for() -> None:
     assert found.dropped_rows == slice(2, 4)
     with pytest.raises(RefusedError, match="the student's tokenizer has 2 tokens"):
         align(student, teacher, 8, 8, "renormalise")
-    with pytest.raises(RefusedError, match="id 1 is 'x' to the teacher"):
+    with pytest.raises(RefusedError, match="id 1 is 'x' for the teacher"):
         align(words(["a", "x", "c"]), student, 8, 8, "renormalise")
 
 
