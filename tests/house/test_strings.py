@@ -40,6 +40,10 @@ def inventory() -> str:
     return strings.inventory()
 
 
+def test_the_inventory_of_sentences_is_current() -> None:
+    assert strings.INVENTORY.read_text(encoding="utf-8") == inventory(), "run python tools/strings.py"
+
+
 def test_no_sentence_is_in_a_dialect() -> None:
     found = {
         (line, phrase)
