@@ -126,7 +126,7 @@ def test_a_digest_that_is_none(digest: object, kind: str, folder: Path, tmp_path
     value = record(tmp_path / "m.apr")
     value["files"][0][kind] = digest
     with_record(tmp_path / "m.apr", value)
-    with pytest.raises(CorruptError, match=f"as a {KINDS[kind][0]}"):
+    with pytest.raises(CorruptError, match=f"not a valid {KINDS[kind][0]}"):
         aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

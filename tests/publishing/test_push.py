@@ -127,7 +127,7 @@ def test_a_link_that_leads_out_is_not_published(hub: Hub, gguf: Path, tmp_path: 
 
 def test_a_card_by_hand_stays(hub: Hub, gguf: Path) -> None:
     hub.exists, hub.files = True, {"README.md": CARD}
-    assert aprfmt.push(gguf, "org/name").card == "recreated"
+    assert aprfmt.push(gguf, "org/name").card == "renewed"
     card = card_of(hub)
     assert card.encode().startswith(CARD)
     assert card.count(BEGIN) == card.count(END) == 1

@@ -133,15 +133,15 @@ _SWITCHES = (
 
 
 def is_of_mlx(arguments: Sequence[str]) -> bool:
-    """Whether a command line is one of mlx_lm.convert, where `-q` asks for a quantization."""
+    """Whether a command line is one of mlx_lm.convert, where `-q` means quantize."""
     return any(word.partition("=")[0] == "--hf-path" for word in arguments)
 
 
 def rephrase(arguments: Sequence[str]) -> str | None:
-    """The command line `arguments` (without `apr`) as this program would have it; None where nothing is known.
+    """The equivalent `apr` command line of another program's `arguments`; None if unknown.
 
-    Options go by the table; `quantize IN OUT TYPE`, llama-quantize's order, becomes `quantize IN TYPE -o OUT`, and what
-    mlx_lm.convert does unasked is said: four bits, and the name of its folder.
+    Options are mapped by the table; `quantize IN OUT TYPE` of llama-quantize becomes `quantize IN TYPE -o OUT`, and the
+    defaults of mlx_lm.convert (four bits, output folder) are made explicit.
     """
     import shlex
 
@@ -179,9 +179,9 @@ def rephrase(arguments: Sequence[str]) -> str | None:
 
 
 def complete(arguments: Sequence[str], known: Sequence[Any], missing: Sequence[Any]) -> str:
-    """The command line `arguments` with names for what is `missing` of it, of typer's `known` parameters.
+    """The command line `arguments` with placeholders for its `missing` parameters, of typer's `known` ones.
 
-    As with `cp`, a word behind those that the command takes is the output.
+    As with `cp`, an extra last argument is the output.
     """
     import shlex
 
@@ -200,7 +200,7 @@ def complete(arguments: Sequence[str], known: Sequence[Any], missing: Sequence[A
 
 
 def place_extra(arguments: Sequence[str], known: Sequence[Any]) -> str | None:
-    """The command line `arguments` with a name for the one word too many; None where it could mean anything."""
+    """The command line `arguments` with an option for its one extra argument; None if ambiguous."""
     import shlex
 
     n_places = sum(p.param_type_name == "argument" for p in known)
@@ -217,7 +217,7 @@ def place_extra(arguments: Sequence[str], known: Sequence[Any]) -> str | None:
 
 
 def no_such_command(word: str) -> str | None:
-    """What does here what the command `word` does elsewhere, as a hint; None where nothing is known."""
+    """A hint with our equivalent of another program's command `word`; None if unknown."""
     import shlex
 
     from aprfmt.io.source import exists

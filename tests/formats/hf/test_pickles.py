@@ -311,7 +311,7 @@ BAD: dict[str, tuple[Callable[[Path], object], type[AprError], str]] = {
     "compressed": (compressed, RefusedError, "is compressed"),
     "big-endian": (big_endian, UnsupportedError, "big-endian"),
     "cut": (cut, AprError, "."),
-    "a shard is missing": (without_a_shard, RefusedError, "is missing"),
+    "a shard is missing": (without_a_shard, RefusedError, "but missing"),
     "no state dict": (saved(torch.ones(3)), RefusedError, "not a state dict"),
     "numbers": (saved({"a": 1}), RefusedError, "not a state dict"),
     "transposed": (saved({"w": torch.ones(3, 4).T}), RefusedError, "a strided view"),
