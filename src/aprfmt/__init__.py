@@ -39,7 +39,7 @@ _LAZY = {
     "validate": "aprfmt.api",
     "Validation": "aprfmt.inspection.validate",
     "diff": "aprfmt.inspection.diff",
-    "Comparison": "aprfmt.inspection.diff",
+    "Comparison": "aprfmt.inspection.comparison",
     "lint": "aprfmt.api",
     "lint_rules": "aprfmt.api",
     "Lint": "aprfmt.inspection.lint.run",
@@ -160,8 +160,9 @@ if TYPE_CHECKING:
     from aprfmt.formats.apr2_write import rewrite as rewrite_file
     from aprfmt.formats.apr_metadata import canonicalize_aliases
     from aprfmt.formats.apr_metadata import dump as dump_metadata
+    from aprfmt.inspection.comparison import Comparison
     from aprfmt.inspection.describe import Inspection, inspect
-    from aprfmt.inspection.diff import Comparison, diff
+    from aprfmt.inspection.diff import diff
     from aprfmt.inspection.hex.run import HexDump, hex
     from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.tree import Tree, tree

@@ -98,3 +98,21 @@ def name_filter(glob: str | None) -> Callable[[str], bool]:
         return lambda name: True
     pattern = glob if any(c in glob for c in "*?[") else f"*{glob}*"
     return lambda name: fnmatchcase(name, pattern)
+
+
+def percent(value: float | None) -> str:
+    """A share of one: `8.42 %`, `3e-05 %`, and an infinity where there is no such figure."""
+    return "∞" if value is None else "0 %" if value == 0 else f"{100 * value:.3g} %"
+
+
+def decibels(value: float | None) -> str:
+    """`27.4`; a dash where nothing differs, or everything."""
+    return "–" if value is None else f"{value:.1f}"
+
+
+def cosine(value: float | None) -> str:
+    """Six digits, and as many nines as it takes where it is all but one."""
+    if value is None:
+        return "–"
+    far = 1 - value
+    return f"{value:.6f}" if far >= 1e-6 or far <= 0 else f"1−{far:.0e}"

@@ -11,7 +11,8 @@ import pytest
 from pages import Page
 
 import aprfmt
-from aprfmt.inspection.diff import ModelDifference, diff, same_files
+from aprfmt.inspection.comparison import ModelDifference
+from aprfmt.inspection.diff import diff, same_files
 from aprfmt.inspection.distance import Distance
 
 Q = "model.layers.0.self_attn.q_proj.weight"

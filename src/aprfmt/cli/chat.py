@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from aprfmt.cli.output import out, printable
-from aprfmt.errors import AprError, UsageError
+from aprfmt.errors import AprError
 from aprfmt.llama.client import LlamaDiedError
 from aprfmt.text import format_seconds, plural
 
 if TYPE_CHECKING:
-    from aprfmt.cli.run import RunCommand
+    from aprfmt.llama.engine import Sampling
     from aprfmt.running.conversation import Conversation
-    from aprfmt.running.generate import RunResult
+    from aprfmt.running.generate import Loading, RunResult
 
 _PROMPT = ">>> "
 _HELP = """\
@@ -25,36 +25,25 @@ _HELP = """\
 Ctrl-C stops an answer. End a line with \\ to continue it."""
 
 
-def chat(options: RunCommand) -> None:
-    """Reads messages until the end of input, and prints the answers of the model of `options`."""
+def chat(
+    file: str,
+    loading: Loading,
+    *,
+    media: list[str],
+    sampling: Sampling,
+    system: str | None,
+    max_tokens: int | None,
+    stop: Sequence[str],
+) -> None:
+    """Reads messages until the end of input, and prints the answers of the model `file`; `media` go with the first."""
     from aprfmt.running.conversation import Conversation
-    from aprfmt.running.generate import Loading, Prompt, Runner, sampling_of
+    from aprfmt.running.generate import Prompt, Runner
 
-    if options.raw:
-        raise UsageError("a conversation needs a chat template, which --raw disables", hint="give a text to continue")
-    media = [*(options.image or ()), *(options.audio or ())]
     Prompt("", media=media).check()
-    sampling = sampling_of(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        seed=options.seed,
-    )
-    loading = Loading(
-        ctx=options.ctx,
-        threads=options.threads,
-        gpu_layers=options.gpu_layers,
-        lora=[one if isinstance(one, tuple) else (one, 1.0) for one in options.adapters()],
-        mmproj=options.mmproj,
-        media=bool(media),
-        template=options.template,
-        dtype=options.dtype,
-    )
     with suppress(ImportError):
         import readline  # noqa: F401  # input() then edits lines and remembers them
-    with Runner(options.file, loading, out.progress_line) as runner:
-        talk = Conversation(runner, options.system, options.max_tokens, sampling, options.stop or ())
+    with Runner(file, loading, out.progress_line) as runner:
+        talk = Conversation(runner, system, max_tokens, sampling, stop)
         runner.chat_text([{"role": "user", "content": "Hello"}])  # fail early without a chat template
         out.progress_line("/help lists commands, Ctrl-D exits")
         while (line := _read()) is not None:

@@ -15,7 +15,7 @@ from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, plural
 
 if TYPE_CHECKING:
-    from aprfmt.inspection.diff import Comparison, ModelDifference
+    from aprfmt.inspection.comparison import Comparison, ModelDifference
     from aprfmt.inspection.distance import Distance
 
 _MAX_DIFFERENCES = 40
@@ -106,7 +106,7 @@ def _difference_detail(row: ModelDifference) -> str:
 
 
 def _figures_of(distance: Distance) -> list[str]:
-    from aprfmt.inspection.diff_page import cosine, decibels, percent
+    from aprfmt.text import cosine, decibels, percent
 
     return [percent(distance.relative_rmse), decibels(distance.snr_db), cosine(distance.cosine)]
 

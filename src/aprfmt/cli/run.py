@@ -103,11 +103,11 @@ class RunCommand(Common, LlamaMachine):
         if self.embed:
             self._embed(self.embed)
             return
-        from aprfmt.cli.chat import chat, statistics
+        from aprfmt.cli.chat import statistics
 
         text = self._text()
         if text is None:
-            chat(self)
+            self._chat()
             return
         json = out.mode == "json"
         found = aprfmt.run(
@@ -170,6 +170,38 @@ class RunCommand(Common, LlamaMachine):
             except ValueError:
                 found.append(text)  # a name with a colon, such as C:\adapter or hf://
         return found
+
+    def _chat(self) -> None:
+        from aprfmt.cli.chat import chat
+        from aprfmt.running.generate import Loading, sampling_of
+
+        if self.raw:
+            raise UsageError(
+                "a conversation needs a chat template, which --raw disables", hint="give a text to continue"
+            )
+        media = [*(self.image or ()), *(self.audio or ())]
+        loading = Loading(
+            ctx=self.ctx,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            lora=[one if isinstance(one, tuple) else (one, 1.0) for one in self.adapters()],
+            mmproj=self.mmproj,
+            media=bool(media),
+            template=self.template,
+            dtype=self.dtype,
+        )
+        sampling = sampling_of(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
+        )
+        chat(
+            self.file,
+            loading,
+            media=media,
+            sampling=sampling,
+            system=self.system,
+            max_tokens=self.max_tokens,
+            stop=self.stop or (),
+        )
 
     def _embed(self, texts: list[str]) -> None:
         for field in fields(self):

@@ -109,7 +109,7 @@ def convert(
         require_llama()
     with ExitStack() as stack:
         opened = stack.enter_context(watch_opened())
-        quantization = quantization_of(options, target)
+        quantization = quantization_of(options, target.name, target.takes)
         model, confirm, towers = stack.enter_context(_opened(src, target, options))
         stores = limit_stores(model.sources, options.disk_bytes)
         if not options.plan:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
@@ -37,9 +36,6 @@ from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
-
-if TYPE_CHECKING:
-    from aprfmt.convert.targets.base import Target
 
 # Values of --dtype that are not mixes.
 PLAIN = ("keep", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "aprq4", "aprq8")
@@ -213,8 +209,8 @@ def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> QuantizationPreset | N
 # --- options ---
 
 
-def quantization_of(options: Options, target: Target) -> Quantization | None:
-    """The quantization that `options` request for `target`; None without a mix.
+def quantization_of(options: Options, target: str, takes: Collection[str]) -> Quantization | None:
+    """The quantization that `options` request for `target`, which takes the options `takes`; None without a preset.
 
     Raises UsageError (unknown names, a broken pattern, options that only go with a mix) and what read_imatrix does.
     """
@@ -228,8 +224,8 @@ def quantization_of(options: Options, target: Target) -> Quantization | None:
                 hint="apr quantize --list shows the presets",
             )
         return None
-    if not target.takes & MIX:
-        container = "safetensors" if target.name in ("hf", "mlx") else target.name
+    if MIX.isdisjoint(takes):
+        container = "safetensors" if target in ("hf", "mlx") else target
         raise RefusedError(
             f"{container} has no dtype {mix.dtype}: a quantization preset needs a .gguf or .apr output",
             hint="write a .gguf or .apr file, or use --dtype f32, f16 or bf16",
@@ -245,7 +241,7 @@ def quantization_of(options: Options, target: Target) -> Quantization | None:
         leave_output=options.leave_output,
         imatrix=imatrix is not None,
         # The native ids of an .apr for these two allow padded rows.
-        padded=("Q4_K", "Q6_K") if options.pure and target.name == "apr" else (),
+        padded=("Q4_K", "Q6_K") if options.pure and target == "apr" else (),
     )
     return Quantization(mix, overrides, options.allow_requantize, imatrix)
 

@@ -13,10 +13,10 @@ from aprfmt.html.heatmaps import Cell, Legend, heat_map
 from aprfmt.html.page import grid, heading, headline, page, paragraph, table, tiles
 from aprfmt.inspection.distance import TensorFigures
 from aprfmt.inspection.layers import Layers, by_layer
-from aprfmt.text import format_bytes, plural
+from aprfmt.text import cosine, decibels, format_bytes, percent, plural
 
 if TYPE_CHECKING:
-    from aprfmt.inspection.diff import Comparison, ModelDifference
+    from aprfmt.inspection.comparison import Comparison, ModelDifference
 
 _SHOWN_ROWS = 500
 """Rows in the document, the worst ones: its search box finds the others too."""
@@ -136,21 +136,3 @@ def _others(rows: Sequence[ModelDifference]) -> str:
         return "–" if value is None else str(value)
 
     return table(["what", "name", "A", "B"], [[r.what or r.kind, r.name, words(r.a), words(r.b)] for r in rows])
-
-
-def percent(value: float | None) -> str:
-    """A share of one: `8.42 %`, `3e-05 %`, and an infinity where there is no such figure."""
-    return "∞" if value is None else "0 %" if value == 0 else f"{100 * value:.3g} %"
-
-
-def decibels(value: float | None) -> str:
-    """`27.4`; a dash where nothing differs, or everything."""
-    return "–" if value is None else f"{value:.1f}"
-
-
-def cosine(value: float | None) -> str:
-    """Six digits, and as many nines as it takes where it is all but one."""
-    if value is None:
-        return "–"
-    far = 1 - value
-    return f"{value:.6f}" if far >= 1e-6 or far <= 0 else f"1−{far:.0e}"
