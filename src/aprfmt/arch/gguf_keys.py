@@ -138,7 +138,8 @@ _ATTENDS = (".attn_k.weight", ".attn_kv_a_mqa.weight", ".attn_qkv.weight")
 
 def _kinds_of(loader: Loader, shapes: Mapping[str, Shape]) -> set[str]:
     """The kinds of layers that tensors show, "attention" and "recurrent"; none where the family has one kind."""
-    if not any(part in name for name in loader.known for part in _RECURRENT):
+    weights = [name for name in loader.known if name.endswith(".weight")]  # every loader knows the scales of ssm_in
+    if not any(part in name for name in weights for part in _RECURRENT):
         return set()
     layers: dict[str, set[str]] = {}
     for name in shapes:
