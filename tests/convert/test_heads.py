@@ -120,7 +120,7 @@ def test_every_file_comes_back_and_what_stays_is_named(case: Case, tmp_path: Pat
     assert aprfmt.import_model(source, tmp_path / "m.apr").lossless
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf")
     assert _files(tmp_path / "back") == _files(source)
-    report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", dtype="f32")
+    report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", dtype="f32", allow_different=True)
     assert [loss for loss in report.losses if case.left in loss], report.losses
     with aprfmt.open(tmp_path / "m.gguf") as model:
         assert not [name for name in model.tensors if name.startswith("cls")]
@@ -211,7 +211,7 @@ def test_a_head_that_contradicts_its_config_is_refused(bad: Bad, tmp_path: Path)
 
 def test_a_gguf_whose_outputs_have_other_names_fails(tmp_path: Path) -> None:
     build(find_case("bert_classifier"), tmp_path / "m", write_tokenizers(tmp_path / "tok", ["bert"], 4000))
-    aprfmt.export_model(tmp_path / "m", tmp_path / "m.gguf", dtype="f32")
+    aprfmt.export_model(tmp_path / "m", tmp_path / "m.gguf", dtype="f32", allow_different=True)
     with aprfmt.open(tmp_path / "m.gguf") as model:
         native = model.native_as(GgufNative)
         assert native is not None
@@ -237,5 +237,5 @@ def test_llama_cpp_loads_what_is_left_of_a_network(case: str, tmp_path: Path, ll
     base = find_case(case)
     hf_class = base.model_class.replace("ForCausalLM", "ForSequenceClassification")
     folder = write(Case(case, hf_class, ""), tmp_path / "m")
-    aprfmt.export_model(folder, tmp_path / "m.gguf", dtype="f32")
+    aprfmt.export_model(folder, tmp_path / "m.gguf", dtype="f32", allow_different=True)
     llama_cpp.load(tmp_path / "m.gguf")

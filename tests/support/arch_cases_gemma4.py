@@ -28,6 +28,7 @@ _GEMMA4: Config = {
     "global_head_dim": 16,
     "sliding_window": 8,
     "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
 }
 _DENSE: Config = {"enable_moe_block": False, "num_experts": None, "top_k_experts": None, "moe_intermediate_size": None}
 _PER_LAYER: Config = {"hidden_size_per_layer_input": 24}

@@ -33,6 +33,8 @@ _HALF_ROTATED = (
     "half of each head is rotated; the converter puts the rows in order, and llama.cpp turns them, as if all of it were"
 )
 
+_LINEAR = "cancels the factor of yarn by which llama.cpp scales scores, whatever the scaling"
+
 _EXP = "-exp(A_log) rounded correctly from float64; torch's float32 exp is off by the last bit now and then"
 
 _THETA = "what configs that are silent mean; llama.cpp takes the same where the key is missing"
@@ -51,6 +53,7 @@ _OUTPUTS = (
 )
 
 EXPLAINED: tuple[Explained, ...] = (
+    Explained("deepseek_v?/linear", "deepseek2.rope.scaling.yarn_log_multiplier", _LINEAR),
     Explained("bert_classifier*", "cls.weight", _POOLER),
     Explained("bert_classifier*", "cls.bias", _POOLER),
     Explained("bert_classifier/two", "cls.output.*", _OUTPUTS),

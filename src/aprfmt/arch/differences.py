@@ -36,6 +36,12 @@ GENERAL: tuple[Difference, ...] = (
     _RAMP,
     replace(_RAMP, when="other_ramp&gguf=gpt-oss", slight=True),  # all its published models ask for it
     Difference("llama.cpp does not limit the time steps (time_step_limit)", "limited_steps"),
+    Difference(
+        "llama.cpp takes the weights as they are, and transformers divides each out_proj by the root of the number of "
+        "layers whenever it loads them (rescale_prenorm_residual)",
+        "rescale_prenorm_residual",
+        slight=True,
+    ),
     Difference(_EPSILONS, "two_epsilons&!far_epsilons", slight=True),
     Difference(_EPSILONS, "far_epsilons"),
 )

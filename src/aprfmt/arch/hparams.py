@@ -74,7 +74,7 @@ EXTRA_KEY = "aprfmt.hparams"
 KEPT = (
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "hidden_act",
     "attention_bias", "mlp_bias", "pad_token_id", "quantization_config", "num_nextn_predict_layers",
-    "original_max_position_embeddings", "mixer_rms_eps",
+    "original_max_position_embeddings", "mixer_rms_eps", "rescale_prenorm_residual",
 )  # fmt: skip
 """config.json keys, beside those of a row, that are kept in Hyperparams.extra where a config has them."""
 
