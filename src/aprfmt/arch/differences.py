@@ -10,7 +10,7 @@ from aprfmt.arch.converter import look_up
 from aprfmt.arch.fields import as_float, as_int, as_mapping
 from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.heads import has_no_output
-from aprfmt.arch.hparams import STEP_LIMITS, active_window
+from aprfmt.arch.hparams import STEP_LIMITS, active_window, defaults_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.rope import MAX_HEAD_DIM, original_context, rotary_dim
@@ -37,9 +37,15 @@ GENERAL: tuple[Difference, ...] = (
     replace(_RAMP, when="other_ramp&gguf=gpt-oss", slight=True),  # all its published models ask for it
     Difference("llama.cpp does not limit the time steps (time_step_limit)", "limited_steps"),
     Difference(
+        "llama.cpp has one GELU, the tanh formula in half precision: logits differ by about 3e-4, and a folder made "
+        "from the GGUF has the family's usual activation",
+        "other_gelu",
+        slight=True,
+    ),
+    Difference(
         "llama.cpp takes the weights as they are, and transformers divides each out_proj by the root of the number of "
         "layers whenever it loads them (rescale_prenorm_residual)",
-        "rescale_prenorm_residual",
+        "rescale_prenorm_residual&gguf=mamba|rescale_prenorm_residual&gguf=mamba2",
         slight=True,
     ),
     Difference(_EPSILONS, "two_epsilons&!far_epsilons", slight=True),
@@ -74,8 +80,8 @@ def differences(row: Architecture, h: Hyperparams) -> Iterator[Found]:
     def value(word: str) -> object:
         if word == "gguf":
             return row.gguf
-        if word == "other_ramp":
-            return _has_other_ramp(row, h)
+        if word in RULES_OF_ROW:
+            return RULES_OF_ROW[word](row, h)
         return RULES[word](h) if word in RULES else look_up(h.extra, (word,))[0]
 
     for difference in (*GENERAL, *row.differs):
@@ -134,6 +140,13 @@ def _has_other_ramp(row: Architecture, h: Hyperparams) -> bool:
     return any(abs(a - b) > _SMALL for a, b in zip(ours, theirs, strict=True))
 
 
+def _has_other_gelu(row: Architecture, h: Hyperparams) -> bool:
+    """Whether the activation is another GELU than the family's usual one."""
+    usual = defaults_of(row, h.hf_model_type)
+    keys = (key.hf[0] for key in row.keys if "gelu_new" in key.allowed)
+    return any(name in usual and h.extra.get(name, usual[name]) != usual[name] for name in keys)
+
+
 def _ramp_text(h: Hyperparams) -> str:
     fast, slow = _betas(h)
     truncate = as_mapping(h.extra.get("rope_scaling")).get("truncate")
@@ -188,6 +201,12 @@ _SMALL = 1e-3
 
 _USUAL_EPSILON = 1e-5
 """The largest epsilon of published models: two of them below it differ by less than other programs' rounding."""
+
+RULES_OF_ROW: dict[str, Callable[[Architecture, Hyperparams], object]] = {
+    "other_ramp": _has_other_ramp,
+    "other_gelu": _has_other_gelu,
+}
+"""The same, of words that depend on the architecture."""
 
 RULES: dict[str, Callable[[Hyperparams], object]] = {
     "window": _has_window,
