@@ -132,6 +132,7 @@ def test_layers_of_one_kind() -> None:
     assert "has no attention layer" in problems("qwen3_next", KV, ssm)
     assert "has no recurrent layer" in problems("qwen3_next", KV, attention)
     assert "layer_types" not in problems("qwen3_next", KV, ssm | attention)
+    assert "layer_types" not in problems("qwen3_next", KV | {"nextn_predict_layers": 1, "block_count": 2}, attention)
     window = {"attention.sliding_window": 8, "attention.sliding_window_pattern": [False, False]}
     assert "has no layer with a sliding window" in problems("exaone_moe", KV | window, {})
     both = window | {"attention.sliding_window_pattern": [True, False]}

@@ -82,7 +82,9 @@ def _wrong_layers(
         for name in [*loader.misshapen(shapes, hidden)][:1]:
             size = "x".join(map(str, shapes[name]))
             yield name, f"is {size}: the heads have to make up the hidden size, {hidden}, in its {row.gguf!r}"
-    kinds = _kinds_of(loader, shapes)
+    layers, drafts = (kv.get(full_key(row, key)) for key in ("block_count", "nextn_predict_layers"))
+    own = layers - (drafts if isinstance(drafts, int) else 0) if isinstance(layers, int) else None
+    kinds = _kinds_of(loader, shapes, own)
     if loader.memory == "hybrid" and len(kinds) == 1:
         missing = "attention" if "recurrent" in kinds else "recurrent"
         yield "layer_types", f"has no {missing} layer, of which its {row.gguf!r} needs at least one"
@@ -136,15 +138,17 @@ _RECURRENT = (".ssm_", ".shortconv.", ".time_mix_")
 _ATTENDS = (".attn_k.weight", ".attn_kv_a_mqa.weight", ".attn_qkv.weight")
 
 
-def _kinds_of(loader: Loader, shapes: Mapping[str, Shape]) -> set[str]:
-    """The kinds of layers that tensors show, "attention" and "recurrent"; none where the family has one kind."""
+def _kinds_of(loader: Loader, shapes: Mapping[str, Shape], own: int | None) -> set[str]:
+    """The kinds of the network's `own` layers that tensors show, "attention" and "recurrent"; none of a family with one
+    kind, or of a file with MTP layers only.
+    """
     weights = [name for name in loader.known if name.endswith(".weight")]  # every loader knows the scales of ssm_in
     if not any(part in name for name in weights for part in _RECURRENT):
         return set()
     layers: dict[str, set[str]] = {}
     for name in shapes:
         layer, dot, _ = name.removeprefix("blk.").partition(".")
-        if dot and name.startswith("blk."):
+        if dot and name.startswith("blk.") and layer.isdecimal() and (own is None or int(layer) < own):
             kinds = layers.setdefault(layer, set())
             kinds |= {"recurrent"} if any(part in name for part in _RECURRENT) else set()
             kinds |= {"attention"} if name.endswith(_ATTENDS) else set()
