@@ -133,10 +133,11 @@ def test_every_form_gives_the_same_model(name: str, base: Base, tmp_path: Path) 
     folder, _, _ = base(name)
     aprfmt.export_model(folder, tmp_path / "m.gguf")
     aprfmt.import_model(folder, tmp_path / "m.apr")
-    aprfmt.prune_model(folder, tmp_path / "cut", keep_layers="1", format="hf")
+    kept = [1, 2] if name == "qwen3_5_text" else [1]  # llama.cpp takes no network with layers of one kind there
+    aprfmt.prune_model(folder, tmp_path / "cut", keep_layers=",".join(map(str, kept)), format="hf")
     aprfmt.export_model(tmp_path / "cut", tmp_path / "wanted.gguf")
     for i, source in enumerate((folder, tmp_path / "m.gguf", tmp_path / "m.apr")):
-        aprfmt.prune_model(source, tmp_path / f"{i}.gguf", keep_layers=[1])
+        aprfmt.prune_model(source, tmp_path / f"{i}.gguf", keep_layers=kept)
         assert _content(tmp_path / f"{i}.gguf") == _content(tmp_path / "wanted.gguf"), source.name
     if name != "qwen3_5_text":  # whose norms are rounded on the way
         aprfmt.prune_model(tmp_path / "m.gguf", tmp_path / "again", keep_layers=[1], format="hf")
