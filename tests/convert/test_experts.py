@@ -141,7 +141,8 @@ def test_a_draft_layer_stays_behind_and_is_said(tmp_path: Path, tokenizers: dict
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
     report = convert_model(tmp_path / "hf", tmp_path / "with.gguf")
     assert _gguf(tmp_path / "with.gguf") == _gguf(tmp_path / "without.gguf")
-    (loss,) = report.losses
+    epsilon, loss = report.losses
+    assert epsilon.startswith("rms_norm_eps is 1e-05")
     assert loss.startswith(f"{len(draft)} tensors of the MTP layers (model.layers.3.*, ")
     assert ") dropped: " in loss
     report = convert_model(tmp_path / "hf", tmp_path / "m.apr")

@@ -153,8 +153,8 @@ _BAD = (
     Bad("layer without weights", _put("3_Dense/model.safetensors", None), "3_Dense.*missing|missing.*3_Dense"),
     Bad("layer that says no sizes", _edit("2_Dense/config.json", in_features=None), "lacks valid in_features"),
     Bad("sizes that are not sizes", _edit("2_Dense/config.json", out_features=-3), "lacks valid in_features"),
-    Bad("layer for another width", _edit("2_Dense/config.json", in_features=32), "takes 32 values, .* gives 64"),
-    Bad("layers that do not fit", _edit("3_Dense/config.json", in_features=95), "takes 95 values, .* gives 96"),
+    Bad("layer for another width", _edit("2_Dense/config.json", in_features=32), "takes 32 values, .* outputs 64"),
+    Bad("layers that do not fit", _edit("3_Dense/config.json", in_features=95), "takes 95 values, .* outputs 96"),
     Bad("weights of another shape", _edit("3_Dense/config.json", out_features=63), r"needs a weight of \[63, 96\]"),
 )
 

@@ -180,7 +180,7 @@ def test_names_in_which_case_does_not_count(at: Path, monkeypatch: pytest.Monkey
         patch.setattr(os, "stat", folded)
         with pytest.raises(RefusedError, match="the output is the input"):
             check_target("A.GGUF", ["a.gguf"], True)
-        with pytest.raises(RefusedError, match=r"holds the input Config\.json"):
+        with pytest.raises(RefusedError, match=r"contains the input Config\.json"):
             check_inputs_stay(at / "d", ["Config.json"], [str(at / "d" / "config.json")])
     check_inputs_stay(at / "d", ["Config.json"], [str(at / "d" / "config.json")])
 
