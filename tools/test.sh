@@ -22,7 +22,7 @@ for old in "$runs"-*; do
 done
 export TMPDIR="$runs-$$"
 rm -rf "$TMPDIR"
-mkdir -m 700 "$TMPDIR"
+mkdir -m 711 "$TMPDIR" # tests of permissions act as another user
 finish() {
   if [ $? = 0 ]; then rm -rf "$TMPDIR" || true; else echo "temporary files: $TMPDIR" >&2; fi
 }

@@ -110,7 +110,7 @@ def test_versioned_sentencepiece_models_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"quantization": {"qformat_weight": "nvfp4"}}, "weights are nvfp4"),
+        ({"quantization": {"qformat_weight": "nvfp4"}}, "declares nvfp4 weights"),
         ({**LATENT, "moe": {**LATENT["moe"], "route_every_n": 2}}, "every layer of 2"),
     ],
 )

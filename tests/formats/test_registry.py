@@ -169,7 +169,7 @@ FAULTS = {
     "exit in open": ({"detect": "return True", "open": "raise SystemExit"}, "failed in open: SystemExit"),
     "no model": ({"detect": "return True", "open": "return 1"}, "failed in open: it returned a int, not a Model"),
     "neither": ({"after": "rude = 1"}, "is neither a reader (detect, open) nor a target (layouts)"),
-    "odd suffixes": ({"after": "rude.suffixes = None"}, r"needs a name \(str\) and suffixes"),
+    "odd suffixes": ({"after": "rude.suffixes = None"}, "needs a name (str) and suffixes"),
     "a truth that exits": (
         {"detect": "return Odd()", "after": "class Odd:\n    def __bool__(self): sys.exit(0)"},
         "failed in detect: SystemExit: 0"),

@@ -69,7 +69,7 @@ def test_files_that_others_could_write_are_not_used(cache: CacheFolder, bits: in
     for _ in range(2):
         with pytest.raises(StorageError, match="other users could write to the cache") as caught:
             cache.entry("a.gguf", refuse)
-    assert str(caught.value.hint).startswith(f"rm -r {cache.path}, or APR_CACHE=")
+    assert str(caught.value.hint).startswith(f"rm -r {cache.path}, or set APR_CACHE=")
     assert mode(cache.path) == bits
 
 
@@ -146,7 +146,7 @@ def test_another_users_folder_is_refused(cache: CacheFolder, monkeypatch: pytest
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(StorageError, match="belongs to another user") as caught:
         cache.entry("a.gguf", write)
-    assert caught.value.hint == "APR_CACHE=FOLDER to use another one"
+    assert caught.value.hint == "set APR_CACHE=FOLDER to use another one"
 
 
 def test_a_folder_that_anybody_can_exchange_is_refused(cache: CacheFolder) -> None:

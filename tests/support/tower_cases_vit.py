@@ -153,6 +153,12 @@ CASES = (
                 **TEXT,
                 **{"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
                 **{"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e7,
+                    "partial_rotary_factor": 0.5,
+                    "mrope_section": [2, 1, 1],
+                },
             },
             "vision_config": {**_VIT, "patch_size": 14, "image_size": 980},
             "insert_layer_id": 1,

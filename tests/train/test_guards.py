@@ -224,7 +224,7 @@ def test_a_device_that_is_not_there_is_an_error_and_not_another_device(
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(MissingDependencyError, match="no cuda:2"):
+    with pytest.raises(MissingDependencyError, match="no device cuda:2"):
         device_of("cuda:2")
     for word in ("auto", "gpu", "mps", ""):
         with pytest.raises(UsageError):
