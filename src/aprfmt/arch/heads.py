@@ -13,11 +13,13 @@ from functools import cache
 from aprfmt.records import record
 
 
-def repeats_embedding(head_always: bool, extra: Mapping[str, object]) -> bool:
-    """Whether a GGUF has a tied head as a tensor: its loader insists on one, or T5's logits are not scaled by d_model,
-    which the GGUF of a T5 tells by its head.
+def repeats_embedding(head_always: bool, has_tied_head: bool, extra: Mapping[str, object]) -> bool:
+    """Whether a GGUF stores a tied head as a tensor of its own.
+
+    Some loaders require one. A T5 with a tied head whose logits are not scaled by d_model needs one, too: llama.cpp
+    scales those of a GGUF without.
     """
-    return head_always or extra.get("scale_decoder_outputs") is False
+    return head_always or (has_tied_head and extra.get("scale_decoder_outputs") is False)
 
 
 @record(frozen=True, slots=True)

@@ -56,7 +56,8 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
             tensor=head,
         )
     # Where llama.cpp's loader insists on a head, a tied one is the embedding once more.
-    if repeats_embedding(row.head_always, h.extra) and head not in tensors and embedding is not None:
+    is_tied = bool(h.tied) and h.hf_architecture not in row.bare_classes
+    if repeats_embedding(row.head_always, is_tied, h.extra) and head not in tensors and embedding is not None:
         link = find_link(row, h, head, {head: embedding.shape}, "hf") if embedding.link is None else None
         out.append(CanonicalTensor("output.weight", embedding.pieces, link.row_map if link else embedding.row_map))
         if has_no_output(h.hf_architecture) and names.matches(row, "output.bias", "gguf"):
