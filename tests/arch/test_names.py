@@ -161,7 +161,7 @@ def test_promised_biases_must_be_there() -> None:
 
 
 def test_unknown_tensors_are_named_with_the_nearest() -> None:
-    with pytest.raises(UnmappedError, match=r"nearest is '\S+\.0\.self_attn\.q_proj\.bias'") as info:
+    with pytest.raises(UnmappedError, match=r"closest name is '\S+\.0\.self_attn\.q_proj\.bias'") as info:
         names.check_tensors(QWEN2, small(QWEN2), ["model.layers.0.self_attn.q_proj.bais"])
     assert info.value.tensor == "model.layers.0.self_attn.q_proj.bais"
 

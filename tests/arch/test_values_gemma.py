@@ -90,7 +90,7 @@ def test_only_unusual_layer_types_are_written(base: dict[str, Any], row: str, us
 
 
 def test_gemma2_without_sliding_layers_has_no_runtime() -> None:
-    with pytest.raises(RefusedError, match="at least one sliding layer"):
+    with pytest.raises(RefusedError, match="at least one sliding-window layer"):
         keys({**GEMMA2, "layer_types": [FULL] * 4}, "gemma2")
 
 

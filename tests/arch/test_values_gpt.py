@@ -156,7 +156,7 @@ def test_roberta_counts_positions_behind_the_padding_token(padding: int) -> None
 
 
 def test_roberta_without_a_position_is_refused() -> None:
-    with pytest.raises(RefusedError, match="none after the padding token"):
+    with pytest.raises(RefusedError, match="start after the padding id"):
         gguf_keys(read("roberta", pad_token_id=1, max_position_embeddings=2))
 
 

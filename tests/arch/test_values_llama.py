@@ -50,7 +50,7 @@ def test_qwen2_refuses_heads_that_its_runtime_does_not_load() -> None:
     assert "qwen2.attention.key_length" not in gguf("qwen2")
     assert gguf("qwen2", head_dim=16)["qwen2.attention.key_length"] == 16
     for config in ({"head_dim": 32}, {"hidden_size": 32, "head_dim": 16}):
-        with pytest.raises(RefusedError, match="do not make up the hidden size"):
+        with pytest.raises(RefusedError, match="to equal the hidden size"):
             gguf("qwen2", **config)
 
 

@@ -123,11 +123,14 @@ def test_transformers_computes_the_same_from_the_folder_of_two_ggufs(granite: Pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda config: config.update(downsample_rate="1.5"), "downsample_rate is '1.5', not two sides"),
+        (lambda config: config.update(downsample_rate="1.5"), "downsample_rate is '1.5', not two sizes"),
         (lambda config: config.update({MAP: [[-4, 0], [-2, 5]]}), "two projectors feed layer 5"),
         (lambda config: config.update({MAP: [[-4, 3], [-2, 0]][::-1], TARGETS: [1, 2, 4, -6]}), "feed layer 0"),
-        (lambda config: config.update(spatial_vision_layer=0), "takes states 0 of a tower with 7 layers"),
-        (lambda config: config.update(spatial_vision_layer=-8), "takes states -8 of a tower with 7 layers"),
+        (lambda config: config.update(spatial_vision_layer=0), "refers to hidden state 0, but the tower has 7 layers"),
+        (
+            lambda config: config.update(spatial_vision_layer=-8),
+            "refers to hidden state -8, but the tower has 7 layers",
+        ),
         (lambda config: config["qformer_config"].update(num_hidden_layers=2), "num_hidden_layers is 2"),
         (lambda config: config["qformer_config"].update(hidden_act="relu"), "hidden_act is 'relu'"),
     ],

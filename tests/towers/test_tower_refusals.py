@@ -317,11 +317,11 @@ def test_what_llama_cpp_takes_for_granted_of_a_codec_must_hold(tmp_path: Path) -
         ("encoder_skip_layer_id", 2, "encoder_skip_layer_id is 2"),
         ("encoder_causal", False, "encoder_causal is False"),
         ("hybrid_attention", False, "hybrid_attention is False"),
-        ("encoder_attn_window_size", [8, 8], r"encoder_attn_window_size is \[8, 8\].*looks back alone"),
+        ("encoder_attn_window_size", [8, 8], r"encoder_attn_window_size is \[8, 8\].*left context only"),
         ("encoder_attn_window_size", [-1, 0], r"encoder_attn_window_size is \[-1, 0\]"),
         ("codebook_size", [24, 16, 12], "8 entries, config.json says 12"),
         ("codebook_size", "24", "codebook_size is '24'"),
-        ("num_quantizers", 2, "audio_channels is 3, and audio_tokenizer/config.json has 2 codebooks"),
+        ("num_quantizers", 2, "audio_channels is 3, but audio_tokenizer/config.json has 2 codebooks"),
     ],
 )
 def test_what_llama_cpp_takes_for_granted_of_codes_of_sounds_must_hold(

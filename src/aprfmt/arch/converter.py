@@ -123,7 +123,7 @@ def flattened(config: Mapping[str, object]) -> Mapping[str, object]:
 def check_layers(h: Hyperparams) -> None:
     """Raises LimitError for more layers than lists may be made for."""
     if h.num_layers is not None and h.num_layers > MAX_LAYERS:
-        raise LimitError(f"{h.num_layers} layers are more than the {MAX_LAYERS} that a network may have")
+        raise LimitError(f"{h.num_layers} layers exceed the limit of {MAX_LAYERS}")
 
 
 DEFAULT: object = object()
@@ -202,14 +202,14 @@ def words(table: Mapping[str, int]) -> Converter:
         if value is None:
             return None
         if not isinstance(value, str) or value not in table:
-            raise RefusedError(f"{scope.name} is {value!r:.40}, which has no number in a GGUF")
+            raise RefusedError(f"{scope.name} is {value!r:.40}, which GGUF has no enum value for")
         return table[value]
 
     def from_gguf(value: object, scope: Scope) -> object:
         if value is None:
             return DEFAULT
         if not isinstance(value, int) or value not in back:
-            raise CorruptError(f"{scope.key.gguf} is {value!r:.40}, an unknown number")
+            raise CorruptError(f"{scope.key.gguf} is {value!r:.40}, an unknown enum value")
         return back[value]
 
     return Converter(to_gguf, from_gguf)

@@ -18,33 +18,31 @@ from aprfmt.arch.row import POSITIONS, WINDOW, Architecture, Difference
 from aprfmt.records import record
 
 _RAMP = Difference(
-    "llama.cpp's yarn turns from one frequency to the other elsewhere: its beta_fast is 32, its beta_slow 1, and it "
-    "rounds both ends; the config has {betas}",
+    "llama.cpp's YaRN uses another ramp: beta_fast 32, beta_slow 1, both bounds rounded; the config has {betas}",
     "other_ramp&!gguf=gpt-oss",
 )
 _EPSILONS = (
-    "rms_norm_eps is {epsilon:g}, which llama.cpp takes for all norms; transformers gives those inside attention or "
-    "mixers {inner:g}"
+    "llama.cpp uses rms_norm_eps {epsilon:g} in all norms; transformers uses {inner:g} inside attention or mixers"
 )
 
 GENERAL: tuple[Difference, ...] = (
     Difference(
-        "llama.cpp does not stretch the rotary frequencies of texts longer than {positions} tokens (rope_type dynamic)",
+        "llama.cpp does not apply dynamic RoPE scaling: logits differ for texts longer than {positions} tokens",
         "rope_scaling.rope_type=dynamic&!rope_scaling.alpha",
         beyond=POSITIONS,
     ),
     _RAMP,
     replace(_RAMP, when="other_ramp&gguf=gpt-oss", slight=True),  # all its published models ask for it
-    Difference("llama.cpp does not limit the time steps (time_step_limit)", "limited_steps"),
+    Difference("llama.cpp does not clamp time steps (time_step_limit)", "limited_steps"),
     Difference(
-        "llama.cpp has one GELU, the tanh formula in half precision: logits differ by about 3e-4, and a folder made "
-        "from the GGUF has the family's usual activation",
+        "llama.cpp computes every GELU by the tanh formula in half precision: logits differ by about 3e-4, and a "
+        "folder made from the GGUF has the family's default activation",
         "other_gelu",
         slight=True,
     ),
     Difference(
-        "llama.cpp takes the weights as they are, and transformers divides each out_proj by the root of the number of "
-        "layers whenever it loads them (rescale_prenorm_residual)",
+        "llama.cpp uses the weights as stored; transformers divides each out_proj by the square root of the number of "
+        "layers on every load (rescale_prenorm_residual)",
         "rescale_prenorm_residual&gguf=mamba|rescale_prenorm_residual&gguf=mamba2",
         slight=True,
     ),

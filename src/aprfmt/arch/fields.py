@@ -110,7 +110,7 @@ def typed_key(key: str, kind: str, value: object) -> GgufKey:
         fits = value is not None and abs(value) <= 3.4e38
     elif kind == "i32":
         if isinstance(value, bool) or not isinstance(value, int):
-            raise CorruptError(f"{key} is {_short(value)}, not a whole number")
+            raise CorruptError(f"{key} is {_short(value)}, not an integer")
         fits = -(1 << 31) <= value < 1 << 31
     elif not isinstance(value, bool if kind == "bool" else str):
         raise CorruptError(f"{key} is {_short(value)}, not {_A[kind]}")
@@ -119,7 +119,7 @@ def typed_key(key: str, kind: str, value: object) -> GgufKey:
     return key, _TYPES[kind], value
 
 
-_A = {"i32": "a whole number", "bool": "true or false", "str": "a string"}
+_A = {"i32": "an integer", "bool": "true or false", "str": "a string"}
 _PYTHON: dict[str, type] = {"i32": int, "bool": bool, "str": str}
 
 
@@ -153,7 +153,7 @@ def converter_value(key: str, kind: str, value: object) -> object:
         if inner != kind or (items and all(isinstance(item, bool) for item in items)):
             return items
         if not items or items.count(items[0]) != len(items):
-            raise CorruptError(f"{key} differs from layer to layer")
+            raise CorruptError(f"{key} differs between layers")
         return items[0]
     if value is None or (inner == "str" == kind and isinstance(value, str)):
         return value

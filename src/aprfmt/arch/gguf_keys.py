@@ -52,7 +52,7 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
     if loader is not None:
         wanted |= dict.fromkeys(full_key(row, key) for key in sorted(loader.required))
         for name in loader.unknown(shapes):
-            yield name, f"is unknown to its loader of {row.gguf!r}{_switch_of(row, name)}"
+            yield name, f"is not a tensor of its {row.gguf!r}{_switch_of(row, name)}"
         yield from _wrong_layers(row, loader, kv, shapes)
     for key in wanted:
         if key not in kv:
@@ -61,7 +61,7 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
     for key in (full_key(row, suffix) for suffix in _BY_LAYER):
         value = kv.get(key)
         if isinstance(value, Sized) and not isinstance(value, str | bytes) and len(value) != layers:
-            yield key, f"has {len(value)} numbers for {layers} layers"
+            yield key, f"has {len(value)} values for {layers} layers"
     yield from _wrong_defaults(row, kv, shapes)
     yield from _wrong_depths(row, kv, shapes)
     kinds = full_key(row, "attention.recurrent_layers")
@@ -70,7 +70,7 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
         and kinds not in kv
         and not _is_every_fourth(shapes)
     ):
-        yield kinds, "is missing, and it is not every fourth layer that has attention"
+        yield kinds, "is missing, and the attention layers are not every fourth layer"
 
 
 def _wrong_layers(
@@ -81,13 +81,13 @@ def _wrong_layers(
     if isinstance(hidden, int):
         for name in [*loader.misshapen(shapes, hidden)][:1]:
             size = "x".join(map(str, shapes[name]))
-            yield name, f"is {size}: the heads have to make up the hidden size, {hidden}, in its {row.gguf!r}"
+            yield name, f"is {size}: its {row.gguf!r} needs heads times head_dim to equal the hidden size, {hidden}"
     layers, drafts = (kv.get(full_key(row, key)) for key in ("block_count", "nextn_predict_layers"))
     own = layers - (drafts if isinstance(drafts, int) else 0) if isinstance(layers, int) else None
     kinds = _kinds_of(loader, shapes, own)
     if loader.memory == "hybrid" and len(kinds) == 1:
         missing = "attention" if "recurrent" in kinds else "recurrent"
-        yield "layer_types", f"has no {missing} layer, of which its {row.gguf!r} needs at least one"
+        yield "layer_types", f"has no {missing} layer, but its {row.gguf!r} needs at least one"
     yield from _wrong_windows(row, loader, kv)
     yield from _wrong_rotation(row, kv)
     yield from _wrong_groups(row, kv)
@@ -105,9 +105,9 @@ def _wrong_windows(row: Architecture, loader: Loader, kv: Mapping[str, object]) 
     if not isinstance(pattern, list) or not pattern:
         return
     if not any(pattern):
-        yield key, f"has no layer with a sliding window, of which its {row.gguf!r} needs at least one"
+        yield key, f"has no sliding-window layer, but its {row.gguf!r} needs at least one"
     elif all(pattern) and row.gguf in _BOTH_MASKS:
-        yield key, f"has no layer with full attention, of which its {row.gguf!r} needs at least one"
+        yield key, f"has no full-attention layer, but its {row.gguf!r} needs at least one"
 
 
 def _wrong_rotation(row: Architecture, kv: Mapping[str, object]) -> Iterator[Problem]:
@@ -115,11 +115,11 @@ def _wrong_rotation(row: Architecture, kv: Mapping[str, object]) -> Iterator[Pro
     for suffix in ("rope.dimension_count", "rope.dimension_count_swa"):
         count = kv.get(full_key(row, suffix))
         if isinstance(count, int) and count % 2:
-            yield full_key(row, suffix), f"is {count}, and values are rotated in pairs"
+            yield full_key(row, suffix), f"is {count}, an odd number"
     sections, size = (kv.get(full_key(row, key)) for key in ("rope.dimension_sections", "attention.key_length"))
     pairs = sum(n for n in sections if isinstance(n, int)) if isinstance(sections, list) else 0
     if isinstance(size, int) and pairs > size:
-        yield full_key(row, "rope.dimension_sections"), f"are {pairs} pairs of a head of {size} values"
+        yield full_key(row, "rope.dimension_sections"), f"add up to {pairs} pairs, but a head has {size} values"
 
 
 def _wrong_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Problem]:
@@ -127,7 +127,7 @@ def _wrong_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Probl
     names = (key, full_key(row, "expert_group_used_count"), full_key(row, "expert_count"))
     groups, used, experts = (value if isinstance(value, int) else 0 for value in map(kv.get, names))
     if groups > 1 and used and experts and (not 0 < used < groups < experts or experts % groups):
-        yield key, f"is {groups}: its loader takes no choice of {used} from {groups} groups of {experts} experts"
+        yield key, f"is {groups}: its loader cannot select {used} of {groups} groups of {experts} experts"
 
 
 _WINDOW = "attention.sliding_window"
@@ -229,7 +229,7 @@ def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping
         absent = [suffix for suffix in keys if full_key(row, suffix) not in kv]
         if name.endswith(".weight") and absent and shape and shape[0] != rows and absent[0] not in said:
             said.add(absent[0])
-            yield full_key(row, absent[0]), f"is missing: {name} has {shape[0]} rows, and llama.cpp expects {rows}"
+            yield full_key(row, absent[0]), f"is missing: {name} has {shape[0]} rows, but llama.cpp expects {rows}"
 
 
 def _wrong_depths(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
@@ -243,7 +243,7 @@ def _wrong_depths(row: Architecture, kv: Mapping[str, object], shapes: Mapping[s
         depth = next((depths[word] for word in key.hf if word in depths), None)
         name, layers = full_key(row, key.gguf), kv.get(full_key(row, "block_count"))
         if depth is not None and name not in kv and depth != layers:
-            yield name, f"is missing: there are {depth} such layers, and llama.cpp takes {layers}"
+            yield name, f"is missing: the file has {depth} such layers, but llama.cpp assumes {layers}"
 
 
 def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:

@@ -99,7 +99,7 @@ def parse_condition(condition: str) -> tuple[tuple[Fact, ...], ...]:
     def parse(text: str) -> Fact:
         match = re.fullmatch(_FACT, text, re.ASCII)
         if match is None:
-            raise ValueError(f"{text!r} is not a fact of a condition")
+            raise ValueError(f"unknown condition {text!r}")
         return match[2], match[3] or "", bool(match[1])
 
     return tuple(tuple(map(parse, facts.split("&"))) for facts in condition.split("|"))
@@ -390,7 +390,7 @@ def factor_of(word: str, h: Hyperparams, layer: int | None) -> float:
         value = value[int(index)] if isinstance(value, list) and int(index) < len(value) else "nothing"
     number = as_float(value, word)
     if number == 0:
-        raise CorruptError(f"{word} is 0, which no tensor can be divided by")
+        raise CorruptError(f"{word} is 0, so tensors cannot be divided by it")
     return 1.0 if number is None else number
 
 

@@ -312,7 +312,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
         raise UnmappedError(f"architecture {h.architecture!r} has no Hugging Face class in the architecture table")
     missing = _missing(h, row) + (["vocab_size"] if h.vocab_size is None else [])
     if missing and complete:
-        raise RefusedError(f"a config.json needs {', '.join(missing)}, which the source does not give")
+        raise RefusedError(f"a config.json needs {', '.join(missing)}, which the source lacks")
     hf_class, model_type = hf_identity(h, row)
     if complete and hf_class in row.other_names:
         hf_class, model_type = row.hf_class, row.model_type
@@ -462,7 +462,7 @@ def _without_drafts(kv: Mapping[str, object], row: Architecture) -> Mapping[str,
     if not layers or not drafts:
         return kv
     if drafts > layers:
-        raise CorruptError(f"{drafts_name} is {drafts}, of {layers} layers")
+        raise CorruptError(f"{drafts_name} is {drafts}, but the network has {layers} layers")
     prefix, n = f"{row.gguf}.", layers - drafts
     values = {key: kv[key] for key in kv if key.startswith(prefix)}
     whole = {full_key(row, "rope.dimension_sections"), *(full_key(row, k.gguf) for k in row.keys if k.draft == OWN)}
@@ -531,7 +531,7 @@ def to_gguf(
     missing = _missing(h, arch)
     if missing and complete:
         raise RefusedError(
-            f"a GGUF needs {', '.join(missing)}, which the source does not give",
+            f"a GGUF needs {', '.join(missing)}, which the source lacks",
             hint=f"set it first: apr stamp FILE --set {missing[0]}=VALUE -o OUT.apr",
         )
     if vocab_size is not None:
@@ -598,8 +598,8 @@ def _gguf_side(scope: Scope) -> object:
     if allowed and value is not None and ("silu" if value == "swish" else value) not in allowed:
         known = " or ".join(map(repr, allowed[:2]))
         raise RefusedError(
-            f"{scope.name} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {known}",
-            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+            f"{scope.name} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} implies {known}",
+            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
         )
     return converter_of(key).to_gguf(value, scope) if key.constant is None else key.constant
 

@@ -104,16 +104,16 @@ def check_order(order: Order, n_rows: int) -> None:
     """Raises RefusedError where `n_rows` rows do not divide as the order asks."""
     name, args = order
     if name not in ORDERS or len(args) not in ORDERS[name][1] or min(args) < 0:
-        raise RefusedError(f"{_text(order)} is not an order of rows")
+        raise RefusedError(f"unknown row order {_text(order)}")
     if name == "parts" and sorted(args) != list(range(len(args))):
-        raise RefusedError(f"{_text(order)} does not take each part once")
+        raise RefusedError(f"{_text(order)} is not a permutation of all parts")
     whole = {"parts": len(args), "swap": prod(args), "deal": args[0] * sum(args[1:]), "each": prod(args[:2])}
     groups = whole.get(name, prod(args[1:]))
     rest = {"tail": n_rows - args[0], "head": min(args[0], n_rows)}.get(name, n_rows)
     if groups == 0 or rest < groups or rest % groups or (name in ("deal", "each") and rest != groups):
-        raise RefusedError(f"{n_rows} rows cannot be divided as {_text(order)} asks")
+        raise RefusedError(f"row order {_text(order)} does not divide {n_rows} rows")
     if name == "each" and prod(args[2:]) > args[1]:
-        raise RefusedError(f"{_text(order)} turns more rows than a group has")
+        raise RefusedError(f"row order {_text(order)} permutes more rows than a group has")
 
 
 def _text(order: Order) -> str:
@@ -231,7 +231,7 @@ def check_value_map(value: str) -> None:
     else:
         good = value in ("", *VALUES, PLUS_ROW, INT32, PRODUCT, UNIT_COLUMNS)
     if not good:
-        raise ValueError("an unknown map of values")
+        raise ValueError("unknown value map")
 
 
 # --- row maps ---
@@ -325,11 +325,13 @@ class RowMap:
             raise RefusedError("padding needs a single, untransposed tensor", tensor=tensor)
         if self.value == PRODUCT:
             if len(self.before) != 2 or prod(self.before[0]) != prod(self.before[1]):
-                raise RefusedError(f"{_shapes(self.before)} are not two tensors of as many values", tensor=tensor)
+                raise RefusedError(
+                    f"{_shapes(self.before)} must be two tensors with the same number of values", tensor=tensor
+                )
             n_before //= 2
         if n_before != n_after:
             raise RefusedError(
-                f"{_shapes(self.before)} and {_shapes(self.after)} do not hold the same number of values",
+                f"{_shapes(self.before)} and {_shapes(self.after)} have different numbers of values",
                 tensor=tensor,
                 hint="the config or metadata belongs to another model, or the tensor is damaged",
             )
@@ -337,9 +339,9 @@ class RowMap:
             return
         whole = self.row_elements
         if whole == 0 or any(prod(shape) % whole for shape in (*self.before, *self.after)):
-            raise RefusedError(f"{_shapes(self.after)} cannot be cut into rows of {whole} values", tensor=tensor)
+            raise RefusedError(f"{_shapes(self.after)} does not divide into rows of {whole} values", tensor=tensor)
         if self.scales and (sum(rows for rows, _ in self.scales) != self.n_rows or any(self.after_transposed)):
-            raise RefusedError(f"{self.n_rows} rows cannot be multiplied run by run as the row map says", tensor=tensor)
+            raise RefusedError(f"the row mapping's scales do not match {self.n_rows} rows", tensor=tensor)
         try:
             for order in self.orders:
                 check_order(order, self.n_rows - self.lead - self.trail)
@@ -373,7 +375,7 @@ class RowMap:
     def from_json(cls, body: object, tensor: str) -> RowMap:
         """What to_json gave. Raises RefusedError, ValueError, TypeError or KeyError for anything else."""
         if not isinstance(body, Mapping):
-            raise TypeError("a row map is an object")
+            raise TypeError("a row mapping must be an object")
         row_map = cls(
             _read_shapes(body["before"]),
             _read_shapes(body["after"]),
@@ -392,10 +394,10 @@ class RowMap:
         )
         check_value_map(row_map.value)
         if row_map.pack not in ("", *PACKS):
-            raise ValueError("an unknown packing")
+            raise ValueError("unknown packing")
         flags = row_map.after_transposed
         if not row_map.before or not row_map.after or (flags and len(flags) != len(row_map.after)):
-            raise ValueError("a row map without tensors")
+            raise ValueError("a row mapping without tensors")
         if not row_map.pack:
             row_map.check(tensor)
         return row_map
@@ -436,7 +438,7 @@ def _read_scales(value: object) -> tuple[Scale, ...]:
     for scale in _list(value):
         rows, *numbers = _list(scale)
         if not all(isinstance(number, int | float) and math.isfinite(number) and number for number in numbers):
-            raise ValueError("rows are multiplied by numbers other than 0")
+            raise ValueError("row scales must be finite numbers other than 0")
         found.append((_size(rows), tuple(float(str(number)) for number in numbers)))
     return tuple(found)
 
@@ -446,7 +448,7 @@ def _read_orders(value: object) -> tuple[Order, ...]:
     for order in _list(value):
         name, *args = _list(order)
         if name not in ORDERS:
-            raise ValueError("an unknown order of rows")
+            raise ValueError("unknown row order")
         found.append((str(name), tuple(map(_size, args))))
     return tuple(found)
 
@@ -482,9 +484,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         number = evaluate(text, sizes)
         if number is None:
             raise RefusedError(
-                f"{text} is unknown, or its sizes do not divide, so the rows cannot be put in order",
-                tensor=hf[0],
-                hint=_NO_DIMS,
+                f"{text} is unknown or not an integer, so the rows cannot be reordered", tensor=hf[0], hint=_NO_DIMS
             )
         return number
 
@@ -564,7 +564,7 @@ def _both_sides(
             after = [(len(hf), *one) if stacked else one]
     for name, shape in zip((*hf, *gguf), (*before, *after), strict=True):
         if shape is None:
-            raise RefusedError("its shape does not follow from the known hyper-parameters", tensor=name, hint=_NO_DIMS)
+            raise RefusedError("its shape does not follow from the hyper-parameters", tensor=name, hint=_NO_DIMS)
     return tuple(s for s in before if s is not None), tuple(s for s in after if s is not None)
 
 

@@ -387,9 +387,9 @@ def _check_name(
         side, found = "gguf", _reading(arch, name, "gguf")
     if found is None:
         raise UnmappedError(
-            f"the tensor has no name in architecture {arch.id!r}; the nearest is {nearest(arch, name)!r}",
+            f"unknown tensor for architecture {arch.id!r}; the closest name is {nearest(arch, name)!r}",
             tensor=name,
-            hint="check --arch, or carry it under its own name with --allow-unmapped",
+            hint="check --arch, or keep the name with --allow-unmapped",
         )
     template, layer, expert = found
     rows = _index(arch, side)[template]
@@ -402,14 +402,14 @@ def _check_name(
         raise RefusedError(f"it belongs to layer {layer}, but the network has {depths[depth]} {what}", tensor=name)
     if layer is not None and not any(lies_in(row.layers, layer) for row, _ in rows):
         raise RefusedError(
-            f"unexpected tensor in layer {layer}: by the config only {first.layers} layers have one",
+            f"unexpected tensor in layer {layer}: in this config only {first.layers} layers have one",
             tensor=name,
             hint="the config or metadata belongs to another model",
         )
     count = count_of(first.count, layer) if expert is not None else None
     if expert is not None and count is not None and expert >= count:
         what = first.count.replace("_", " ")
-        raise RefusedError(f"its number is {expert}, but the network has {count} {what}", tensor=name)
+        raise RefusedError(f"expert {expert} does not exist: the network has {count} {what}", tensor=name)
 
 
 @cache
@@ -467,7 +467,7 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         if layer is not None and len(found) > 1:
             found = [one for one in found if has_layer(one.row.layers, hparams, layer)] or found
         if 0 in shape:
-            raise RefusedError(f"its shape is {list(shape)}: it is empty", tensor=name, hint=_DAMAGED)
+            raise RefusedError(f"it is empty: its shape is {list(shape)}", tensor=name, hint=_DAMAGED)
         dims = [_dims_of(match) for match in found]
         known = [shape_of(one, sizes(layer)) for one in dims]
         if not any(_fits(shape, one) for one in known):

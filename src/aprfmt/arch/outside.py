@@ -159,7 +159,7 @@ def without_place(all_names: Collection[str], hf_class: str | None) -> Iterator[
         kind = "pooler" if "pooler" in words else str(head or HEAD)
         found.setdefault("network" if _IN_LAYER.search(name) else kind, []).append(name)
     for kind, own in found.items():
-        yield f"a GGUF has no place for {plural(len(own), 'tensor')} of the {kind}: {first_few(own)}"
+        yield f"a GGUF cannot hold {plural(len(own), 'tensor')} of the {kind}: {first_few(own)}"
 
 
 # --- names ---

@@ -69,14 +69,14 @@ def _is_numbers(value: object) -> bool:
 def check(found: list[Projector]) -> None:
     """Raises RefusedError for what llama.cpp's network does not compute."""
     layers = [one.text_layer for one in found]
-    hint = "an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf"
+    hint = "use another output format: -o NAME.apr, or -o NAME --format hf"
     if twice := [layer for layer in layers if layers.count(layer) > 1]:
-        what = f"two projectors feed layer {twice[0]} of the language model, and llama.cpp takes one"
+        what = f"two projectors feed layer {twice[0]} of the language model; llama.cpp supports one"
         raise RefusedError(what, hint=hint)
     if layers and layers[0] != 0:
         raise RefusedError(
-            f"no projector feeds layer 0 of the language model, the first feeds layer {layers[0]}: llama.cpp's network "
-            "takes the features of the first for embeddings",
+            f"no projector feeds layer 0 of the language model, the first feeds layer {layers[0]}: llama.cpp uses the "
+            "first one's features as embeddings",
             hint=hint,
         )
 
@@ -129,9 +129,9 @@ def with_layers(config: dict[str, object], mapping: object) -> dict[str, object]
     found = projectors(config, None)
     if sorted(layers) != list(range(len(found))):
         raise RefusedError(
-            f"the towers have {len(found)} projectors, and the language model's deepstack_mapping names "
+            f"the towers have {len(found)} projectors, but the language model's deepstack_mapping names "
             f"{sorted(layers)}",
-            hint="it belongs to another model: give the mmproj that was published with this one",
+            hint="it belongs to another model: use the mmproj published with this one",
         )
     pairs = [(one.item, [one.vision_layer, layers[i]]) for i, one in enumerate(found) if one.kind == LAYERWISE]
     targets = [(one.item, layers[i]) for i, one in enumerate(found) if one.kind == SPATIAL]

@@ -36,7 +36,7 @@ _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
 MAIN = "full_attention"
 """The layer type whose rope parameters are the main ones."""
 
-ELSEWHERE = "an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf"
+ELSEWHERE = "use another output format: -o NAME.apr, or -o NAME --format hf"
 
 THETAS = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_global_theta")
 LOCAL_THETAS = ("rope_local_base_freq", "local_rope_theta", "rope_local_theta", "swa_rope_theta")
@@ -223,7 +223,7 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
     tensor = _KINDS.get(kind)
     if tensor is None or (tensor and not reads_factors(row, tensor)):
         raise RefusedError(
-            f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not compute", hint=ELSEWHERE
+            f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not support", hint=ELSEWHERE
         )
     out: dict[str, tuple[str, object]] = {}
     if kind in ("linear", "yarn", "longrope"):
@@ -263,7 +263,7 @@ def _check_layers(h: Hyperparams, row: Architecture) -> None:
         other_base = value.get("rope_theta") != h.rope_theta
         alone = name != "sliding_attention" or not row.nested_rope
         if rest != {"rope_type": "default"} or (other_base and alone):
-            raise RefusedError(f"a GGUF of this architecture cannot give {name} layers rope parameters of their own")
+            raise RefusedError(f"a GGUF of this architecture cannot hold separate rope parameters for {name} layers")
 
 
 def _sliding(h: Hyperparams) -> object:
@@ -279,7 +279,7 @@ def _stretch(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -> float:
     try:
         return float(alpha ** (h.head_dim / (h.head_dim - 2)))
     except OverflowError:
-        raise RefusedError(f"rope alpha {alpha:g} gives no base frequency") from None
+        raise RefusedError(f"rope alpha {alpha:g} gives no valid base frequency") from None
 
 
 def _scaling_keys(
@@ -320,14 +320,14 @@ def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
         found = yarn.to_runtime(row.gguf, kind, factor, attention, scores, named)
     if found is not None and not yarn.same(found[1], 1) and _scales_windows(h, row):
         raise RefusedError(
-            f"rope_parameters.full_attention multiplies rotations by {attention:.4g}, and llama.cpp's {row.gguf} those "
+            f"rope_parameters.full_attention scales RoPE by {attention:.4g}; llama.cpp's {row.gguf} would scale that "
             "of sliding layers too",
             hint=ELSEWHERE,
         )
     if found is None:
         raise RefusedError(
-            f"rope_parameters (rope_type {kind}, factor {factor:g}, mscale_all_dim {named:g}) multiplies attention "
-            f"scores by {scores * scores:.4g} and rotations by {attention:.4g}, which llama.cpp's {row.gguf} cannot",
+            f"rope_parameters (rope_type {kind}, factor {factor:g}, mscale_all_dim {named:g}) scales attention scores "
+            f"by {scores * scores:.4g} and RoPE by {attention:.4g}, which llama.cpp's {row.gguf} does not support",
             hint=ELSEWHERE,
         )
     return found
@@ -558,7 +558,7 @@ def _proportional(h: Hyperparams, scaling: Mapping[str, object]) -> list[float]:
     """The first pairs are rotated as those of the whole head would be, the others not at all."""
     head = as_int(h.extra.get("global_head_dim"), "global_head_dim") or h.head_dim or 0
     if not 0 < head <= MAX_HEAD_DIM:
-        raise RefusedError(f"a head of {head} values has no rotary frequencies")
+        raise RefusedError(f"no rotary frequencies for a head of {head} values")
     if scaling.get("rope_type", "default") != "proportional":
         return [1.0] * (head // 2)
     part = as_float(h.extra.get("partial_rotary_factor"), "partial_rotary_factor")
@@ -579,7 +579,7 @@ def read_factor_tensors(h: Hyperparams, tensors: Mapping[str, Sequence[float]]) 
         if scaling is not None:
             h.extra["rope_scaling"] = scaling
         elif any(value != 1 for value in freqs):
-            warnings.append("the rope frequencies of the GGUF are not those of a known scaling")
+            warnings.append("the rope frequencies of the GGUF match no known scaling")
     if LONG in tensors and SHORT in tensors:
         scaling = {**scaling_of(h), "rope_type": "longrope"}
         scaling["short_factor"] = [shorten(value) for value in tensors[SHORT]]
@@ -618,9 +618,9 @@ def llama3_factors(
     factor, low, high = values["factor"], values["low_freq_factor"], values["high_freq_factor"]
     original = values["original_max_position_embeddings"]
     if head_dim <= 0 or head_dim % 2 or head_dim > MAX_HEAD_DIM or theta <= 0:
-        raise RefusedError(f"a head of {head_dim} values at theta {theta:g} has no rotary frequencies")
+        raise RefusedError(f"no rotary frequencies for a head of {head_dim} values at theta {theta:g}")
     if high < low or min(factor, low) <= 0:
-        raise RefusedError("the llama3 rope parameters describe no frequencies")
+        raise RefusedError("invalid llama3 rope parameters")
     factors = []
     for i in range(0, head_dim, 2):
         # Rounded to float32 at every step, as the converter's tensors are: so the bytes are the same.

@@ -10,7 +10,10 @@ from importlib.resources import files
 
 TRANSFORMERS, CONVERTER = "transformers", "converter"
 
-_HOW = {TRANSFORMERS: "llama.cpp gives transformers' logits", CONVERTER: "the GGUF is that of llama.cpp's converter"}
+_HOW = {
+    TRANSFORMERS: "same logits in llama.cpp as in transformers",
+    CONVERTER: "same GGUF as from llama.cpp's converter",
+}
 
 
 @dataclass(frozen=True, slots=True)

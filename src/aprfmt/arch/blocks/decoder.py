@@ -209,7 +209,7 @@ HEAD_DIM = replace(number("head_dim"), converter=head_dim)
 """Stands for key_length and value_length; written where the config names a head size or it is not hidden / heads."""
 VOCAB = number("vocab_size")
 NO_WINDOW = Difference(
-    "llama.cpp attends to all positions: texts longer than the sliding window of {window} tokens get other logits",
+    "llama.cpp ignores the sliding window: logits differ for texts longer than {window} tokens",
     "window", beyond="window",
 )
 WHOLE_HEADS = Key("", converter=whole_heads)

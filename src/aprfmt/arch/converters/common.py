@@ -35,7 +35,7 @@ of_tensor = Converter(role=OF_TENSOR)
 def numbers(value: object, name: str) -> list[int]:
     """A list of integers; `name` is its config.json key. Raises RefusedError for anything else."""
     if not isinstance(value, list) or not all(type(number) is int for number in value):
-        raise RefusedError(f"{name} is {value!r:.40}, not a list of whole numbers")
+        raise RefusedError(f"{name} is {value!r:.40}, not a list of integers")
     return list(value)
 
 
@@ -125,8 +125,8 @@ def _whole_heads_to(value: object, scope: Scope) -> None:
     h = scope.h
     if h.head_dim and h.hidden_size and h.num_heads and h.num_heads * h.head_dim != h.hidden_size:
         raise RefusedError(
-            f"{h.num_heads} heads of {h.head_dim} values do not make up the hidden size, {h.hidden_size}, which "
-            f"llama.cpp's {scope.row.gguf} expects"
+            f"llama.cpp's {scope.row.gguf} needs heads times head_dim to equal the hidden size: {h.num_heads} x "
+            f"{h.head_dim} is not {h.hidden_size}"
         )
 
 
@@ -134,7 +134,8 @@ def _equal_heads_to(value: object, scope: Scope) -> None:
     h = scope.h
     if h.num_kv_heads != h.num_heads:
         raise RefusedError(
-            f"{h.num_kv_heads} key-value heads for {h.num_heads} heads: llama.cpp's {scope.row.gguf} has equally many"
+            f"llama.cpp's {scope.row.gguf} does not support grouped-query attention: {h.num_kv_heads} key-value heads "
+            f"for {h.num_heads} heads"
         )
 
 
@@ -218,7 +219,7 @@ def dense_first_to(value: object, scope: Scope) -> None:
     """Writes no key. Raises RefusedError for a dense layer behind the first sparse one."""
     if isinstance(value, list) and "dense" in value[scope.size("first_k_dense_replace") or 0 :]:
         raise RefusedError(
-            f"{scope.name} has dense layers after sparse ones, which a GGUF of {scope.row.gguf!r} cannot have"
+            f"{scope.name} has dense layers after MoE layers, which a GGUF of {scope.row.gguf!r} cannot express"
         )
 
 

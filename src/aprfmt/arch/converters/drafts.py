@@ -5,13 +5,13 @@ from __future__ import annotations
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.errors import RefusedError
 
-_HINT = "--target-model DIR gives the folder of the model that it drafts for"
+_HINT = "set the target model's folder with --target-model DIR"
 
 
 def needed(value: object, scope: Scope) -> object:
     """What llama.cpp needs to know of the other model."""
     if value is None:
-        raise RefusedError(f"{scope.name} is unknown: the draft model's own config.json does not say it", hint=_HINT)
+        raise RefusedError(f"{scope.name} is unknown: it is not in the draft model's config.json", hint=_HINT)
     return value
 
 

@@ -68,7 +68,7 @@ def counted_dense_to(value: object, scope: Scope) -> int | None:
         return None
     n_dense = next((i for i, kind in enumerate(value) if kind != DENSE), len(value))
     if DENSE in value[n_dense:]:
-        raise RefusedError(f"{scope.name} has dense layers after sparse ones, which llama.cpp does not load")
+        raise RefusedError(f"{scope.name} has dense layers after MoE layers, which llama.cpp does not support")
     return n_dense
 
 

@@ -30,8 +30,8 @@ def _latent_layers_to(value: object, scope: Scope) -> list[int] | None:
 def _kda_heads_to(value: object, scope: Scope) -> None:
     if value != scope.h.num_heads:
         raise RefusedError(
-            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} has as many heads in every layer, "
-            f"{scope.h.num_heads} by num_attention_heads"
+            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} has num_attention_heads ({scope.h.num_heads}) "
+            "heads in every layer"
         )
 
 

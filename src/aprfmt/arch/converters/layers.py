@@ -55,9 +55,7 @@ def layer_types_to(value: object, scope: Scope) -> list[bool] | None:
     slides = slides_of(value)
     expected = layer_types_derive(scope)
     if not scope.key.gguf and expected is not None and slides_of(expected) != slides:
-        raise RefusedError(
-            f"a GGUF of {scope.row.id} always means one pattern of layer_types, and this model has another"
-        )
+        raise RefusedError(f"layer_types differs from the fixed pattern of a GGUF of {scope.row.id}")
     return slides
 
 
@@ -99,7 +97,7 @@ def _some_layers_to(value: object, scope: Scope) -> list[bool] | None:
     """The runtime asserts that some layer slides, and a file of this architecture cannot say that none does."""
     sliding = layer_types_to(value, scope)
     if sliding and not any(sliding):
-        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} needs at least one sliding layer")
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} needs at least one sliding-window layer")
     return own_layers_to(value, scope)
 
 

@@ -15,7 +15,7 @@ _TURN = 64
 
 def _turned_keys_to(value: object, scope: Scope) -> object:
     if isinstance(value, int) and value % _TURN:
-        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} computes multiples of {_TURN} only")
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} supports multiples of {_TURN} only")
     return value
 
 
@@ -28,7 +28,7 @@ def indexers_to(value: object, scope: Scope) -> list[bool] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not set(map(str, value)) <= {OWN, SHARED}:
-        raise CorruptError(f"{scope.name} may only have the words {OWN!r} and {SHARED!r}")
+        raise CorruptError(f"{scope.name} may contain only {OWN!r} and {SHARED!r}")
     return [kind == OWN for kind in value]
 
 

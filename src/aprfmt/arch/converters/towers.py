@@ -13,14 +13,14 @@ def book_sizes(value: object, n_books: int) -> list[int]:
     """How many entries each book of a quantizer has, by what a config says: a number, or a list whose last goes on."""
     listed = [value] if type(value) is int else value if isinstance(value, list) else []
     if not listed or not all(type(size) is int and size > 0 for size in listed):
-        raise RefusedError(f"codebook_size is {value!r:.40}, not how many entries the books have")
+        raise RefusedError(f"codebook_size is {value!r:.40}, not a positive integer or a list of them")
     return [*listed, *[listed[-1]] * max(0, n_books - len(listed))][:n_books]
 
 
 def _inverse_to(value: object, scope: Scope) -> object:
     ratio = as_float(value, scope.name) or 0.0
     if not 0 < ratio <= 1:
-        raise RefusedError(f"{scope.name} is {value!r:.40}, not a share of 1")
+        raise RefusedError(f"{scope.name} is {value!r:.40}, not above 0 and at most 1")
     return int(1.0 / ratio)
 
 
@@ -50,8 +50,8 @@ def _activation_to(value: object, scope: Scope) -> object:
     if word.startswith("gelu"):
         return GgufKeys({"use_gelu": ("bool", True)})
     raise RefusedError(
-        f"{scope.name} is {word!r:.40}, and llama.cpp's network knows gelu and silu here",
-        hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+        f"{scope.name} is {word!r:.40}; llama.cpp supports gelu and silu here",
+        hint="use another output format: -o NAME.apr, or -o NAME --format hf",
     )
 
 
@@ -65,12 +65,12 @@ def _pattern_to(value: object, scope: Scope) -> object:
     layers = value if isinstance(value, list) else []
     numbers = [as_int(item, scope.name) or 0 for item in layers]
     if not numbers:
-        raise RefusedError(f"{scope.name} is missing: which layers attend to the whole image is unknown")
+        raise RefusedError(f"{scope.name} is missing, so the full-attention layers are unknown")
     step = numbers[0] + 1
     if any(b - a != step for a, b in pairwise(numbers)):
         raise RefusedError(
-            f"{scope.name} is {numbers}; llama.cpp knows layers that attend to the whole image at equal distances only",
-            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+            f"{scope.name} is {numbers}; llama.cpp supports evenly spaced full-attention layers only",
+            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
         )
     return step
 

@@ -58,7 +58,9 @@ def fourth_full_to(value: object, scope: Scope) -> None:
     """Writes no key. Raises RefusedError where other layers than each fourth see everything."""
     kinds = value if isinstance(value, list) else []
     if kinds and slides_of(kinds) != periodic(FOURTH, len(kinds)):
-        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} lets exactly every fourth layer see everything")
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} has full attention in exactly every fourth layer"
+        )
 
 
 def _fourth_full(scope: Scope) -> list[str] | None:

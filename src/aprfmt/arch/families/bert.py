@@ -20,7 +20,7 @@ def _offset_positions_to(value: object, scope: Scope) -> int | None:
     if positions is None or padding is None:
         return positions
     if positions <= padding + 1:
-        raise RefusedError(f"{positions} positions leave none after the padding token, {padding}")
+        raise RefusedError(f"{positions} positions are not enough: they start after the padding id {padding}")
     return positions - padding - 1
 
 

@@ -90,10 +90,10 @@ def _outputs(hf: str, bias: str | None = REQUIRED) -> tuple[TensorRow, ...]:
 
 _ROBERTA_HEAD = (*_dense("classifier.dense"), *_outputs("classifier.out_proj"))
 _RELU = Difference(
-    "llama.cpp passes the inner layer of the classifier through tanh, transformers through ReLU: its scores are others",
+    "llama.cpp applies tanh inside the classifier, transformers ReLU: scores differ",
 )
-_NO_POOLER = Difference("llama.cpp leaves out the pooler before the classifier, and passes its score through tanh")
-_SOFTMAX = Difference("llama.cpp gives the softmax of the scores, transformers the scores themselves", slight=True)
+_NO_POOLER = Difference("llama.cpp skips the pooler before the classifier and applies tanh to the score")
+_SOFTMAX = Difference("llama.cpp returns the softmax of the scores, transformers the scores", slight=True)
 
 ROWS: tuple[Architecture, ...] = (
     _classifier("roberta", ("RobertaForSequenceClassification",), "roberta.", *_ROBERTA_HEAD),

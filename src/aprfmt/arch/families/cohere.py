@@ -29,8 +29,8 @@ def _large_qk_norm_to(value: object, scope: Scope) -> None:
     normed, n_layers = bool(value), scope.h.num_layers or 0
     if normed != (n_layers >= _NORMED_LAYERS):
         raise RefusedError(
-            f"use_qk_norm is {normed} in a network of {n_layers} layers: llama.cpp's {scope.row.gguf} norms Q and K "
-            f"from {_NORMED_LAYERS} layers on, and only then"
+            f"use_qk_norm is {normed} with {n_layers} layers: llama.cpp's {scope.row.gguf} norms Q and K if, and only "
+            f"if, a model has {_NORMED_LAYERS} layers or more"
         )
 
 

@@ -60,12 +60,12 @@ ROWS: tuple[Architecture, ...] = (
         keys=mla_keys(Key("", ("topk_method",), "str", converter=group_choice), Key("", ("moe_layer_freq",))),
         differs=(
             Difference(
-                "llama.cpp chooses groups of experts by the sum of their two best scores, DeepSeek V2 by the best",
+                "llama.cpp selects expert groups by the sum of their two best scores, DeepSeek V2 by the best score",
                 "topk_method=group_limited_greedy",
             ),
             Difference(
-                "llama.cpp makes the weights of chosen experts add up to 1 (norm_topk_prob is true), transformers "
-                "does not",
+                "llama.cpp normalizes the weights of the selected experts (norm_topk_prob is true), transformers does "
+                "not",
                 "norm_topk_prob",
             ),
         ),

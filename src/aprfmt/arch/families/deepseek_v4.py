@@ -37,25 +37,25 @@ def _ratios_normalize(value: object, scope: Scope) -> object:
     rates = {**_RATES, **as_mapping(extra.pop("compress_rates", None))}
     if rates != _RATES:
         raise RefusedError(
-            f"compress_rates {rates} are not those of any published model",
-            hint=f"layers compress by {_RATES[_CHOSEN]} and {_RATES[_ALL]} positions",
+            f"unsupported compress_rates {rates}",
+            hint=f"supported rates: {_RATES[_CHOSEN]} and {_RATES[_ALL]}",
         )
     if kinds is None and (value is not None or n_layers is None):
         return DEFAULT
     if kinds is None:
         kinds = [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(n_layers or 0)]
     if not isinstance(kinds, list) or any(kind not in (*rates, _WINDOW) for kind in kinds):
-        raise CorruptError(f"layer_types may only have the words {_WINDOW!r}, {_CHOSEN!r} and {_ALL!r}")
+        raise CorruptError(f"layer_types may contain only {_WINDOW!r}, {_CHOSEN!r} and {_ALL!r}")
     return [rates.get(kind, 0) for kind in kinds]
 
 
 def _ratios_to(value: object, scope: Scope) -> object:
     for ratio in value if isinstance(value, list) else ():
         if ratio not in (0, *_RATES.values()):
-            raise RefusedError(f"{scope.name} has {ratio}: llama.cpp's {scope.row.gguf} knows 0, 4 and 128 only")
+            raise RefusedError(f"{scope.name} has {ratio}: llama.cpp's {scope.row.gguf} supports 0, 4 and 128 only")
     if isinstance(value, list) and _RATES[_CHOSEN] not in value:
         raise RefusedError(
-            f"{scope.name} has no {_RATES[_CHOSEN]}: llama.cpp's {scope.row.gguf} stops without such a layer"
+            f"{scope.name} lacks {_RATES[_CHOSEN]}: llama.cpp's {scope.row.gguf} needs at least one such layer"
         )
     return value
 
@@ -75,7 +75,7 @@ def _hashed_normalize(value: object, scope: Scope) -> object:
 def _hashed_to(value: object, scope: Scope) -> object:
     if scope.h.extra.get("mlp_layer_types"):
         raise RefusedError(
-            f"mlp_layer_types: llama.cpp's {scope.row.gguf} has tables of experts in the first layers only"
+            f"mlp_layer_types: llama.cpp's {scope.row.gguf} supports hash-routed experts in the first layers only"
         )
     return value
 
@@ -83,7 +83,7 @@ def _hashed_to(value: object, scope: Scope) -> object:
 def _all_streams(value: object, scope: Scope) -> int | None:
     width, n_streams = scope.h.hidden_size, as_int(scope.h.extra.get("hc_mult"), "hc_mult")
     if n_streams not in (None, _N_STREAMS):
-        raise RefusedError(f"hc_mult is {n_streams}: llama.cpp's {scope.row.gguf} computes {_N_STREAMS} streams only")
+        raise RefusedError(f"hc_mult is {n_streams}: llama.cpp's {scope.row.gguf} supports {_N_STREAMS} only")
     return width * n_streams if width and n_streams else None
 
 

@@ -53,7 +53,7 @@ def _layers_of_stack_to(value: object, scope: Scope) -> int | None:
     passed = None if layers is None else _passes(scope, layers)
     if passed is not None and passed != scope.h.num_layers:
         raise RefusedError(
-            f"num_hidden_layers is {scope.h.num_layers}, but {scope.name}, H_cycles and L_cycles make it {passed}"
+            f"num_hidden_layers is {scope.h.num_layers}, but {scope.name}, H_cycles and L_cycles give {passed}"
         )
     return layers
 
@@ -173,7 +173,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, WHOLE_HEADS, SILU, must_be("attention_bias", False), Key("", ("weight_bits",))),
         differs=(
             Difference(
-                "llama.cpp takes the weights as they are, and this network rounds them to three values as it runs",
+                "llama.cpp uses the weights as stored; this model rounds them to ternary values at run time",
                 "weight_bits|quantization_config.quantization_mode=online",
             ),
         ),
@@ -226,8 +226,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         differs=(
             Difference(
-                "llama.cpp's tokens see only those before them: a prompt whose tokens all see each other (prefix_lm) "
-                "gets other logits",
+                "llama.cpp uses causal attention: logits differ for prompts with bidirectional attention (prefix_lm)",
                 "prefix_lm", slight=True,
             ),
         ),

@@ -112,8 +112,8 @@ def _two_geometries() -> tuple[TensorRow, ...]:
 
 
 _HALVES = Difference(
-    "llama.cpp's dots3note rotates the halves of an indexer's queries and keys, transformers neighbours: in texts that "
-    "are longer than index_topk they choose other positions", beyond="index_topk",
+    "llama.cpp's dots3note applies NEOX-style RoPE to the indexer, transformers interleaved RoPE: texts longer than "
+    "index_topk select other positions", beyond="index_topk",
 )
 """Not mended by another order of rows: serving programs know two, told by an index's `indexer_rope_layout`."""
 _DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", converter=step_heads, draft="swa_num_attention_heads")}
@@ -122,7 +122,7 @@ _DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", converter=step_heads
 def _counts_to(value: object, scope: Scope) -> object:
     """Numbers of experts a layer; a config says -1 where there are none."""
     if not isinstance(value, list) or not all(type(count) is int for count in value):
-        raise RefusedError(f"{scope.name} is {value!r:.40}, not a list of numbers of experts")
+        raise RefusedError(f"{scope.name} is {value!r:.40}, not a list of expert counts")
     return [max(0, count) for count in value]
 
 

@@ -73,7 +73,7 @@ def _global_head(value: object, scope: Scope) -> GgufKeys:
 
 def _all_full(value: object, scope: Scope) -> None:
     if isinstance(value, list) and set(map(str, value)) - {FULL}:
-        raise RefusedError(f"{scope.name}: llama.cpp's draft of a Gemma 4 has layers that see everything only")
+        raise RefusedError(f"{scope.name}: llama.cpp's Gemma 4 draft model supports full-attention layers only")
 
 
 eagle_layers = Converter(needed, from_target=_eagle_layers)

@@ -22,7 +22,7 @@ from aprfmt.errors import RefusedError
 def _every_layer_to(value: object, scope: Scope) -> object:
     """The step between layers with experts, which the runtime takes for 1."""
     if value not in (None, 1):
-        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} looks for experts in every layer")
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} needs experts in every layer")
     return value
 
 

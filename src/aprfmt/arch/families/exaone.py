@@ -23,8 +23,8 @@ from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, Tower
 
 
 _ONLY_64 = Difference(
-    "llama.cpp's exaone4 has a sliding window, and layers without rotation, in a network of 64 layers only, and there "
-    "always (sliding_window, layer_types)",
+    "llama.cpp's exaone4 has sliding-window and NoPE layers in models of 64 layers only, and always there "
+    "(sliding_window, layer_types)",
     "other_exaone",
 )
 _V = "visual."

@@ -31,7 +31,7 @@ same_theta = Converter(from_gguf=lambda value, scope: scope.h.rope_theta)
 
 def _all_sparse_to(value: object, scope: Scope) -> None:
     if isinstance(value, list) and "dense" in value:
-        raise RefusedError(f"{scope.name} has dense layers: llama.cpp's {scope.row.gguf} gives every layer experts")
+        raise RefusedError(f"{scope.name} has dense layers: llama.cpp's {scope.row.gguf} needs experts in every layer")
 
 
 all_sparse = Converter(_all_sparse_to)
@@ -96,7 +96,7 @@ def _dense_list_from(value: object, scope: Scope) -> object:
 leading_dense_list = Converter(dense_first_to, _dense_list_from, normalize=dense_first)
 _FOURTH = Key("", ("layer_types",), "str[]", converter=every_fourth_full)
 _GATING = Key("expert_gating_func", ("score_func",), converter=gating)
-_ONE_THETA = Difference("llama.cpp's mellum rotates sliding and full layers with one base frequency", "two_thetas")
+_ONE_THETA = Difference("llama.cpp's mellum uses one rope_theta for sliding and full layers", "two_thetas")
 
 
 def _odd_layer_types(value: object, scope: Scope) -> object:
@@ -183,8 +183,8 @@ def _layout_window_to(value: object, scope: Scope) -> object:
         return None
     if value != _WINDOW or layout != _layout(scope):
         raise RefusedError(
-            f"llama.cpp's {scope.row.gguf} has windows of {_WINDOW} tokens in all but every {_EVERY}th layer from the "
-            f"first on; this model has {value} in layers {layout}"
+            f"llama.cpp's {scope.row.gguf} has windows of {_WINDOW} tokens in all layers except every {_EVERY}th from "
+            f"the first on; this model has {value} in layers {layout}"
         )
     return value
 
@@ -199,7 +199,7 @@ def _rope_layout_to(value: object, scope: Scope) -> None:
     windows = any(_as_layout(scope.config("sliding_window_layout"), scope))
     expected = _layout(scope) if windows else [1] * (scope.h.num_layers or 0)
     if isinstance(value, list) and value != expected:
-        raise RefusedError(f"llama.cpp's {scope.row.gguf} rotates the layers {expected}, not those of {scope.name}")
+        raise RefusedError(f"llama.cpp's {scope.row.gguf} needs {scope.name} to be {expected}")
 
 
 def _rope_layout_from(value: object, scope: Scope) -> object:
@@ -210,7 +210,8 @@ def _rope_layout_from(value: object, scope: Scope) -> object:
 
 def _all_layers_to(value: object, scope: Scope) -> None:
     if isinstance(value, list) and not all(value):
-        raise RefusedError(f"{scope.name} has layers without experts, which llama.cpp's {scope.row.gguf} does not know")
+        raise RefusedError(f"{scope.name} has layers without experts: llama.cpp's {scope.row.gguf} needs experts in "
+            "every layer")
 
 
 def _in_each_to(value: object, scope: Scope) -> list[float] | None:
@@ -449,7 +450,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         differs=(
             Difference(
-                "llama.cpp gives GroveMoE's chunk experts what the routed experts have made of a token, not the token"
+                "llama.cpp feeds GroveMoE's chunk experts the output of the routed experts instead of the hidden state"
             ),
         ),
     ),

@@ -58,8 +58,8 @@ def _query_scale_to(value: object, scope: Scope) -> None:
     number, runtime = as_float(value, scope.name), _query_scale(scope)
     if number is not None and runtime is not None and number != runtime:
         raise RefusedError(
-            f"{scope.name} is {number:g}; llama.cpp's {scope.row.gguf} of these dimensions scales by {runtime}",
-            hint="a GGUF has no key for it",
+            f"{scope.name} is {number:g}; llama.cpp's {scope.row.gguf} scales by {runtime} at these dimensions",
+            hint="GGUF has no key for it",
         )
 
 

@@ -42,10 +42,10 @@ def _global_heads_normalize(value: object, scope: Scope) -> object:
     full = [i for i, kind in enumerate(kinds) if kind == FULL] if isinstance(kinds, list) else []
     own = [dict(as_mapping(layers.get(i))) for i in full]
     if set(layers) - set(full) or any(one != own[0] for one in own) or not own:
-        raise RefusedError("per_layer_config tells apart more than the layers that see everything from the others")
+        raise RefusedError("per_layer_config must set the full-attention layers only, and all alike")
     more = set(own[0]) - {"head_dim", "num_key_value_heads"}
     if more:
-        raise RefusedError(f"per_layer_config gives layers a {min(more)} of their own, which no such network has")
+        raise RefusedError(f"per_layer_config sets {min(more)}, which is not supported per layer")
     return ConfigKeys(
         global_head_dim=own[0].get("head_dim", scope.h.head_dim),
         num_global_key_value_heads=own[0].get("num_key_value_heads"),
@@ -78,7 +78,7 @@ def _window_kv_heads_from(value: object, scope: Scope) -> object:
         return value[0] if isinstance(value, list) and value.count(value[0]) == len(value) else value
     kinds = [{heads for heads, one in zip(value, slides, strict=True) if bool(one) is kind} for kind in (True, False)]
     if any(len(kind) > 1 for kind in kinds):
-        raise CorruptError(f"{scope.key.gguf} differs between layers of one kind")
+        raise CorruptError(f"{scope.key.gguf} differs between layers of the same type")
     windowed, other = (next(iter(kind), None) for kind in kinds)
     heads = other if windowed is None else windowed
     return ConfigKeys(num_key_value_heads=heads, num_global_key_value_heads=heads if other is None else other)
@@ -100,7 +100,7 @@ def _double_wide_from(value: object, scope: Scope) -> object:
     first = len(value) - shared
     wide = value[-1] != value[0]
     if value != [value[0] * (2 if wide and i >= first else 1) for i in range(len(value))]:
-        raise CorruptError(f"{scope.key.gguf} differs between layers of one kind")
+        raise CorruptError(f"{scope.key.gguf} differs between layers of the same type")
     return ConfigKeys(intermediate_size=value[0], use_double_wide_mlp=wide)
 
 
@@ -113,8 +113,8 @@ def _shared_kv_to(value: object, scope: Scope) -> object:
     first = n_layers - shared
     if first < 2 or [kinds[first - 2], kinds[first - 1]] != [SLIDING, FULL]:
         raise RefusedError(
-            f"{scope.name} is {shared}: llama.cpp's {scope.row.gguf} takes the keys and values of layers {first - 2} "
-            f"and {first - 1}, which would have to be one with a window and one without"
+            f"{scope.name} is {shared}: llama.cpp's {scope.row.gguf} shares the keys and values of layers {first - 2} "
+            f"and {first - 1}, which must be a sliding-window and a full-attention layer"
         )
     return shared
 
@@ -137,7 +137,8 @@ def _n_tokens_from(value: object, scope: Scope) -> object:
 def _n_tokens_to(value: object, scope: Scope) -> None:
     rows, vocab = as_int(value, scope.name), scope.h.vocab_size
     if scope.config("hidden_size_per_layer_input") and rows is not None and vocab is not None and rows > vocab:
-        raise RefusedError(f"{scope.name} is {rows}: llama.cpp's {scope.row.gguf} has one for each of {vocab} tokens")
+        raise RefusedError(f"{scope.name} is {rows}: llama.cpp's {scope.row.gguf} supports at most the vocabulary "
+            f"size, {vocab}")
 
 
 _KV_LAYERS, _SPARSE_LAYERS, _SPARSITY = 20, 10, 0.95
@@ -151,8 +152,8 @@ def _sparsity(scope: Scope) -> list[float]:
 def _sparsity_to(value: object, scope: Scope) -> None:
     if value is not None and value != _sparsity(scope):
         raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} has a sparsity of {_SPARSITY} in the first {_SPARSE_LAYERS} "
-            "layers, and of 0 in the others"
+            f"{scope.name}: llama.cpp's {scope.row.gguf} has a fixed sparsity of {_SPARSITY} in the first "
+            f"{_SPARSE_LAYERS} layers and of 0 in the others"
         )
 
 
@@ -166,8 +167,8 @@ def _shared_from_20_to(value: object, scope: Scope) -> object:
     shared, n_layers = as_int(value, scope.name) or 0, scope.h.num_layers or 0
     if shared != max(0, n_layers - _KV_LAYERS):
         raise RefusedError(
-            f"{scope.name} is {shared} of {n_layers} layers: llama.cpp's {scope.row.gguf} gives the first "
-            f"{_KV_LAYERS} keys and values of their own"
+            f"{scope.name} is {shared} of {n_layers} layers: in llama.cpp's {scope.row.gguf} exactly the first "
+            f"{_KV_LAYERS} layers have their own keys and values"
         )
     return _shared_kv_to(value, scope)
 

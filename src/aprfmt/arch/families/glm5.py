@@ -61,8 +61,8 @@ def _listed_dense_from(value: object, scope: Scope) -> object:
 
 listed_dense = Converter(dense_first_to, _listed_dense_from, normalize=dense_first)
 _NEIGHBOURS = Difference(
-    "llama.cpp's hy_v4 rotates neighbouring values of queries and keys, transformers the two halves of a head: of the "
-    "same rows, which llama.cpp's converter leaves as they are, each computes other logits"
+    "llama.cpp's hy_v4 applies interleaved RoPE, transformers NEOX-style RoPE, and llama.cpp's converter does not "
+    "permute the rows: logits differ"
 )
 """Not mended by another order of rows: mlx-lm rotates neighbours of the published ones too."""
 _LINEAR, _LATENT = "linear_attention", "!linear_attention"

@@ -148,7 +148,7 @@ _RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the 
     keys=(*DIMS, LAYER_EPS, gelu(), Key("", ("sparse_mode",), "str")), gguf_only=(),
     differs=(
         Difference(
-            "llama.cpp attends to all positions, also where ruGPT3XL leaves some out (sparse_mode)",
+            "llama.cpp ignores ruGPT3XL's sparse attention (sparse_mode) and attends to all positions",
             "sparse_mode&!sparse_mode=none",
         ),
     ),

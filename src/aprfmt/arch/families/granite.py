@@ -36,7 +36,7 @@ def _lone_width_to(value: object, scope: Scope) -> object:
 
 def _rope_switch_to(value: object, scope: Scope) -> bool:
     if value not in (None, "rope", "nope"):
-        raise RefusedError(f"a GGUF cannot have position_embedding_type {value!r:.40}")
+        raise RefusedError(f"GGUF does not support position_embedding_type {value!r:.40}")
     return bool(value == "rope")
 
 
@@ -103,7 +103,7 @@ def _rope_pattern_to(value: object, scope: Scope) -> list[bool] | None:
     if not isinstance(listed, list):
         raise CorruptError(f"{scope.name} is not a list")
     if value is not None and {theta for theta in listed if theta} - {scope.h.rope_theta}:
-        raise RefusedError(f"{scope.name}: a GGUF of {scope.row.gguf} has one base frequency for all layers")
+        raise RefusedError(f"{scope.name}: a GGUF of {scope.row.gguf} has one rope_theta for all layers")
     return None if all(listed) else [bool(item) for item in listed]
 
 

@@ -26,7 +26,7 @@ def _output(number: int, depth: int, scope: Scope) -> int:
     layer = number + depth if number < 0 else number - 1
     if not 0 <= layer < depth:
         raise RefusedError(
-            f"{scope.name} takes states {number} of a tower with {depth} layers, which none of them gives",
+            f"{scope.name} refers to hidden state {number}, but the tower has {depth} layers",
             hint="check deepstack_layer_map and spatial_vision_layer of config.json",
         )
     return layer
@@ -54,7 +54,7 @@ def _layers_from(value: object, scope: Scope) -> object:
         or [offset for offset, _ in by_corner] != list(range(len(by_corner)))
     ):
         raise RefusedError(
-            f"feature_layer {layers!r:.60} and spatial_offsets {offsets!r:.60} name no projectors of the family",
+            f"feature_layer {layers!r:.60} and spatial_offsets {offsets!r:.60} match no projectors of the family",
             hint="check the program that wrote the GGUF",
         )
     pairs = sorted([layer - depth, i] for i, layer in enumerate(layers) if offsets[i] < 0)
@@ -68,7 +68,7 @@ def _side(part: int) -> Converter:
 
     def to_gguf(value: object, scope: Scope) -> object:
         if not isinstance(value, str) or re.fullmatch(r"[1-9]\d*/[1-9]\d*", value) is None:
-            raise RefusedError(f"{scope.name} is {value!r:.40}, not two sides as in 4/8")
+            raise RefusedError(f"{scope.name} is {value!r:.40}, not two sizes such as 4/8")
         return int(value.split("/")[part])
 
     def from_gguf(value: object, scope: Scope) -> object:
@@ -114,8 +114,8 @@ def _one_width_to(value: object, scope: Scope) -> object:
     for name, other in others.items():
         if other not in (None, value):
             raise RefusedError(
-                f"{scope.name} is {value!r:.40} and {name} is {other}, and llama.cpp's network has one width",
-                hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+                f"{scope.name} is {value!r:.40}, but {name} is {other}: llama.cpp supports one width only",
+                hint="use another output format: -o NAME.apr, or -o NAME --format hf",
             )
     return value
 

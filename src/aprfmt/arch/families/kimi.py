@@ -74,17 +74,17 @@ def _k3_config(value: object, scope: Scope) -> object:
 
 def _k3_config_to(value: object, scope: Scope) -> None:
     if as_mapping(value).get("use_full_rank_gate") is False:
-        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} loads gates of full rank only")
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} supports full-rank gates only")
 
 
 def _one_group_to(value: object, scope: Scope) -> None:
     if value not in (None, 1):
-        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} chooses experts without groups")
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} does not support expert groups")
 
 
 def _no_low_rank_to(value: object, scope: Scope) -> None:
     if value is not None:
-        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} loads queries of full rank only")
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} supports full-rank queries only")
 
 
 kda_layers = Converter(nothing, _kda_layers_from, normalize=_kda_layers_normalize)
@@ -171,8 +171,8 @@ def _side_to(value: object, scope: Scope) -> object:
     sides = {as_int(side, scope.name) for side in value} if isinstance(value, list) else set()
     if len(sides) != 1:
         raise RefusedError(
-            f"{scope.name} is {value!r:.40}; llama.cpp merges as many patches in both directions",
-            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+            f"{scope.name} is {value!r:.40}; llama.cpp merges square groups of patches only",
+            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
         )
     return sides.pop()
 

@@ -29,8 +29,7 @@ def _some_conv_to(value: object, scope: Scope) -> None:
     kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
     if kinds and len({kind in ATTENTION for kind in kinds}) == 1:
         raise RefusedError(
-            f"all layers are of one kind, {kinds[0]}: llama.cpp's {scope.row.gguf} loads networks that mix attention "
-            "and convolutions only"
+            f"all layers are {kinds[0]}: llama.cpp's {scope.row.gguf} needs both attention and convolution layers"
         )
 
 

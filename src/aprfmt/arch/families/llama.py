@@ -32,7 +32,7 @@ def _rotated_derive(scope: Scope) -> list[int]:
 def _rotated_to(value: object, scope: Scope) -> None:
     if isinstance(value, list) and [int(bool(item)) for item in value] != _rotated(len(value), _STEP):
         raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} leaves exactly every fourth layer without rotation"
+            f"{scope.name}: llama.cpp's {scope.row.gguf} skips RoPE in exactly every fourth layer"
         )
 
 
@@ -116,7 +116,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("vq_config",)), SILU, *_NO_BIASES,
         ),
         differs=(
-            Difference("llama.cpp gives the MLP of a Chameleon with swin_norm what attention adds alone", "swin_norm"),
+            Difference("llama.cpp feeds the MLP the attention output without the residual (swin_norm)", "swin_norm"),
         ),
     ),
 )

@@ -19,8 +19,8 @@ def _stepped_to(value: object, scope: Scope) -> None:
     step, n_layers = scope.size("interleave_moe_layer_step") or 1, scope.h.num_layers or 0
     if isinstance(value, list) and value != list(range(step - 1, n_layers, step)):
         raise RefusedError(
-            f"{scope.name} is not every layer at a step of {step} (interleave_moe_layer_step), where llama.cpp's "
-            f"{scope.row.gguf} looks for experts"
+            f"{scope.name} does not match interleave_moe_layer_step {step}, by which llama.cpp's {scope.row.gguf} "
+            "finds the MoE layers"
         )
 
 
@@ -31,8 +31,8 @@ _BARE_EXPERTS = 128
 def _normed_to(value: object, scope: Scope) -> None:
     if bool(value) == (scope.h.num_experts == _BARE_EXPERTS):
         raise RefusedError(
-            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} norms Q and K except in networks of "
-            f"{_BARE_EXPERTS} experts"
+            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} norms Q and K unless the model has {_BARE_EXPERTS} "
+            "experts"
         )
 
 

@@ -62,7 +62,7 @@ def _head_width_normalize(value: object, scope: Scope) -> object:
 def _norm_behind_gate_to(value: object, scope: Scope) -> None:
     if value and scope.config("mamba_rms_norm"):
         raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} normalises what the gate lets through, not before it"
+            f"{scope.name}: llama.cpp's {scope.row.gguf} norms after the gate, not before it"
         )
 
 
@@ -70,7 +70,7 @@ def _tied_multiplier_to(value: object, scope: Scope) -> None:
     if scope.h.tied and value != scope.h.extra.get("lm_head_multiplier"):
         raise RefusedError(
             f"embedding_multiplier is {value} and lm_head_multiplier {scope.h.extra.get('lm_head_multiplier')}: a GGUF "
-            "has them in the weights, and here both are of the one embedding"
+            "folds them into the weights, and a tied embedding can take only one"
         )
 
 
@@ -168,8 +168,8 @@ def _twice_to(value: object, scope: Scope) -> object:
     width, hidden = as_int(value, scope.name), scope.h.hidden_size
     if width is not None and hidden is not None and width != 2 * hidden:
         raise RefusedError(
-            f"{scope.name} is {width}, {width / hidden:g} times the hidden size: llama.cpp's {scope.row.gguf} "
-            "loads an expansion by 2 only"
+            f"{scope.name} is {width}, {width / hidden:g} times the hidden size: llama.cpp's {scope.row.gguf} supports "
+            "an expansion of 2 only"
         )
     return value
 

@@ -60,9 +60,9 @@ def _fused_to(value: object, scope: Scope) -> None:
     packed = as_mapping(scope.h.extra.get("quantization_config"))
     if value == "fused_qkv" and packed.get("quant_method") == "fp8":
         raise RefusedError(
-            f"{scope.name} is {value!r} and the weights are FP8: the rows of qkv_proj are ordered by device, and "
-            "no key has the number of devices",
-            hint="an .apr or a folder can hold the model; for a GGUF take the BF16 release",
+            f"{scope.name} is {value!r} and the weights are FP8: the rows of qkv_proj are ordered by device, and the "
+            "config lacks the number of devices",
+            hint="write an .apr or a folder; for a GGUF use the BF16 release",
         )
 
 
@@ -100,7 +100,7 @@ _WHOLE, _WINDOW = -1, 0
 def _numbers(value: object, scope: Scope) -> list[int]:
     """A list of numbers. Raises RefusedError for anything else."""
     if not isinstance(value, list) or not all(type(number) is int for number in value):
-        raise RefusedError(f"{scope.name} is {value!r:.40}, not a list of whole numbers")
+        raise RefusedError(f"{scope.name} is {value!r:.40}, not a list of integers")
     return list(value)
 
 
@@ -119,8 +119,8 @@ def _whole_from(value: object, scope: Scope) -> object:
     step = marks.index(_WHOLE) + 1 if _WHOLE in marks else len(marks) + 1
     if [_WHOLE if layer % step == step - 1 else _WINDOW for layer in range(len(marks))] != marks:
         raise RefusedError(
-            f"{scope.row.gguf}.{scope.key.gguf} is {marks!r:.60}: layers that attend to all at unequal distances",
-            hint="no config.json of the family can say that; check the program that wrote the GGUF",
+            f"{scope.row.gguf}.{scope.key.gguf} is {marks!r:.60}: full-attention layers are not evenly spaced",
+            hint="a config.json of this family cannot express that; check the program that wrote the GGUF",
         )
     return ConfigKeys({scope.name: step, _beside(scope, "hybrid_attention"): True})
 
@@ -129,8 +129,8 @@ def _behind_to(value: object, scope: Scope) -> object:
     sides = _numbers(value, scope)
     if len(sides) != 2 or sides[0] <= 0 or sides[1] != 0:
         raise RefusedError(
-            f"{scope.name} is {value!r:.40}; llama.cpp's network looks back alone, [number, 0]",
-            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+            f"{scope.name} is {value!r:.40}; llama.cpp supports left context only: [number, 0]",
+            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
         )
     return sides[0]
 
@@ -147,8 +147,8 @@ def _channels(value: object, scope: Scope) -> object:
     channels, books = as_int(value, scope.name), scope.size(_CODE_BOOKS)
     if channels is not None and books is not None and channels != books:
         raise RefusedError(
-            f"{scope.name} is {channels}, and audio_tokenizer/config.json has {books} codebooks",
-            hint="the files belong to different models; fetch the repository again",
+            f"{scope.name} is {channels}, but audio_tokenizer/config.json has {books} codebooks",
+            hint="the files belong to different models; download the repository again",
         )
     return DEFAULT if channels is None else channels
 

@@ -28,8 +28,8 @@ odd_value_length = Converter(_odd_length_to, derive=lambda scope: scope.h.plain_
 def _given_to(value: object, scope: Scope) -> object:
     if value is None:
         raise RefusedError(
-            f"{scope.name} is null: llama.cpp's {scope.row.gguf} knows only networks that have it",
-            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+            f"{scope.name} is null: llama.cpp's {scope.row.gguf} requires it",
+            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
         )
     return value
 

@@ -43,7 +43,7 @@ def _lightning_layers_from(value: object, scope: Scope) -> object:
 
 def _same_alpha_to(value: object, scope: Scope) -> None:
     if value != scope.h.extra.get("layernorm_full_attention_alpha"):
-        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} scales every residual alike")
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} has one residual scale")
 
 
 same_alpha = Converter(_same_alpha_to, lambda value, scope: scope.h.extra.get("layernorm_full_attention_alpha"))
@@ -80,7 +80,7 @@ def _where_sparse_normalize(value: object, scope: Scope) -> object:
 def _where_sparse_to(value: object, scope: Scope) -> None:
     if value is not None and value != _where_sparse(scope):
         raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} chooses blocks of positions in exactly the layers with experts"
+            f"{scope.name}: llama.cpp's {scope.row.gguf} has block-sparse attention in exactly the MoE layers"
         )
 
 
@@ -90,7 +90,7 @@ def _whole_experts(value: object, scope: Scope) -> int | None:
     if total is None or not width:
         return None
     if total % width:
-        raise RefusedError(f"{scope.name} is {total}: llama.cpp's {scope.row.gguf} knows multiples of {width} only")
+        raise RefusedError(f"{scope.name} is {total}: llama.cpp's {scope.row.gguf} supports multiples of {width} only")
     return total // width
 
 

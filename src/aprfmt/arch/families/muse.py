@@ -27,7 +27,7 @@ def _window_theta_to(value: object, scope: Scope) -> None:
         return
     if [theta or 0 for theta in value] != [scope.h.rope_theta if one else 0 for one in slides_of(kinds)]:
         raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates the layers with a window, and no others"
+            f"{scope.name}: llama.cpp's {scope.row.gguf} applies RoPE in sliding-window layers, and only there"
         )
 
 

@@ -75,7 +75,7 @@ def _blocks_from(value: object, scope: Scope) -> object:
 
 def _blocks_normalize(value: object, scope: Scope) -> object:
     if isinstance(value, list) and len(value) != scope.h.num_layers:
-        raise CorruptError(f"{scope.name} describes {len(value)} layers, and the network has {scope.h.num_layers}")
+        raise CorruptError(f"{scope.name} describes {len(value)} layers, but the network has {scope.h.num_layers}")
     return DEFAULT
 
 
@@ -142,7 +142,7 @@ def _block_types(value: object, scope: Scope) -> object:
     if value is not None or pattern is None:
         return DEFAULT
     if not isinstance(pattern, str) or not set(pattern) <= set(_BLOCK_OF):
-        raise CorruptError(f"hybrid_override_pattern {pattern!r:.40} may only have the letters {''.join(_BLOCK_OF)}")
+        raise CorruptError(f"hybrid_override_pattern {pattern!r:.40} may contain only the letters {''.join(_BLOCK_OF)}")
     return [_BLOCK_OF[letter] for letter in pattern]
 
 
@@ -312,7 +312,7 @@ ROWS: tuple[Architecture, ...] = (
             RMS_EPS,
             VOCAB, ROPE_DIM, WHOLE_HEADS, must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
         ),
-        differs=(Difference("llama.cpp's deci leaves out a layer that has attention but no MLP", "lone_attention"),),
+        differs=(Difference("llama.cpp's deci skips layers that have attention but no MLP", "lone_attention"),),
     ),
 )
 

@@ -17,7 +17,7 @@ _OLMO2 = Architecture(
     tensors=post_norm_decoder(*attention("attention_bias", "attention_bias", qk_norm="q")),
     keys=(*DECODER, WHOLE_HEADS, PAD, SILU, must_be("attention_bias", False)),
 )
-_ONE_THETA = Difference("llama.cpp's olmo2 rotates sliding and full layers with one base frequency", "two_thetas")
+_ONE_THETA = Difference("llama.cpp's olmo2 uses one rope_theta for sliding and full layers", "two_thetas")
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

@@ -33,7 +33,7 @@ def _mscales_from(value: object, scope: Scope) -> object:
 
 mscales = Converter(nothing, _mscales_from)
 _SPARSEMIXER = Difference(
-    "llama.cpp's phimoe norms without subtracting the mean and weighs both experts by one softmax (no sparsemixer)",
+    "llama.cpp's phimoe uses RMSNorm instead of LayerNorm, and one softmax over both experts instead of sparsemixer",
 )
 
 
@@ -56,7 +56,7 @@ def _grid_to(value: object, scope: Scope) -> object:
     """The side of the image whose patches have a learned position each."""
     positions, patch = as_int(value, scope.name) or 0, _patch(scope)
     if isqrt(positions) ** 2 != positions:
-        raise RefusedError(f"{scope.name} is {positions}; llama.cpp's positions are those of a square image")
+        raise RefusedError(f"{scope.name} is {positions}; llama.cpp supports square images only")
     return isqrt(positions) * patch or None
 
 

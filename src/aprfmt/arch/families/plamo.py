@@ -27,8 +27,7 @@ def _mamba_step_from(value: object, scope: Scope) -> object:
         if layer_kinds({"mamba_step": step}, n_layers) == hybrid_kinds(found, n_layers):
             return step
     raise CorruptError(
-        f"{scope.row.gguf}.attention.head_count_kv has heads in the layers {first_few(found)}, which is not a step of "
-        "attention layers"
+        f"{scope.row.gguf}.attention.head_count_kv: the attention layers {first_few(found)} are not evenly spaced"
     )
 
 

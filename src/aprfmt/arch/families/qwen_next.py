@@ -36,7 +36,7 @@ def _tables_to(value: object, scope: Scope) -> list[int] | None:
     """The layer with the table, counted from 0."""
     layers = value if isinstance(value, list) else []
     if len(layers) > 1:
-        raise RefusedError(f"{scope.name} is {layers}: llama.cpp's {scope.row.gguf} has a table in one layer only")
+        raise RefusedError(f"{scope.name} is {layers}: llama.cpp's {scope.row.gguf} supports one such layer only")
     return [layer - 1 for layer in layers] or None
 
 
@@ -53,7 +53,7 @@ def _row_width_to(value: object, scope: Scope) -> int | None:
         return None
     width, heads = as_int(value, scope.name) or scope.h.hidden_size, _hashes(scope)
     if width != scope.h.hidden_size:
-        raise RefusedError(f"{scope.name} is {width}: llama.cpp's {scope.row.gguf} takes the hidden size only")
+        raise RefusedError(f"{scope.name} is {width}: llama.cpp's {scope.row.gguf} supports the hidden size only")
     return width // heads if width and heads and width % heads == 0 else None
 
 
@@ -328,8 +328,8 @@ ROWS: tuple[Architecture, ...] = (
         ),
         differs=(
             Difference(
-                "llama.cpp chooses up to indexer_compress_ratio - 1 positions more: texts longer than indexer_budget "
-                "tokens get other logits",
+                "llama.cpp selects up to indexer_compress_ratio - 1 more positions: logits differ for texts longer "
+                "than indexer_budget tokens",
                 "chosen", beyond="indexer_budget",
             ),
         ),

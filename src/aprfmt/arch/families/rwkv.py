@@ -227,7 +227,7 @@ _RWKV7 = Architecture(
     ),
     differs=(
         Difference(
-            "llama.cpp normalises the output of each head with an epsilon of 64e-5, that of 64 values and 1e-5",
+            "llama.cpp's head norm uses a fixed epsilon of 64e-5 (64 values, norm_eps 1e-5)",
             "other_head_norm",
         ),
     ),

@@ -18,9 +18,9 @@ from aprfmt.errors import RefusedError
 def _folded_to(value: object, scope: Scope) -> None:
     """A GGUF of these holds an embedding that is computed, of which the checkpoint cannot be made again."""
     raise RefusedError(
-        f"llama.cpp's {scope.row.gguf} needs the product of embedding and projection, which no checkpoint stores and "
-        "which cannot be reversed",
-        hint="an .apr or a folder holds the model as it is; for a GGUF take llama.cpp's convert_hf_to_gguf.py",
+        f"llama.cpp's {scope.row.gguf} stores the product of embedding and projection, which is not in the checkpoint "
+        "and cannot be reversed",
+        hint="write an .apr or a folder; for a GGUF use llama.cpp's convert_hf_to_gguf.py",
     )
 
 

@@ -32,7 +32,8 @@ def _rotated_parts(scope: Scope) -> list[float]:
 def _half_rotary_to(value: object, scope: Scope) -> None:
     if value is not None and value != _rotated_parts(scope):
         raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates all of a head where there is a window, half elsewhere"
+            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates whole heads in sliding-window layers, half of each "
+            "head elsewhere"
         )
 
 
@@ -55,7 +56,7 @@ def _enumerated_dense_normalize(value: object, scope: Scope) -> object:
     if listed is None:
         return after(3, n_layers)
     if not isinstance(listed, str) or not all(part.strip().isdecimal() for part in listed.split(",") if part.strip()):
-        raise CorruptError("moe_layers_enum is not a list of layers, separated by commas")
+        raise CorruptError("moe_layers_enum is not a comma-separated list of layers")
     routed = {int(part) for part in listed.split(",") if part.strip()}
     return [SPARSE if i in routed else DENSE for i in range(n_layers)]
 

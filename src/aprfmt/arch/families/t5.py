@@ -18,8 +18,8 @@ def _as_deep_to(value: object, scope: Scope) -> object:
     depth, encoder = as_int(value, scope.name), scope.h.num_layers
     if depth is not None and encoder is not None and depth > encoder:
         raise RefusedError(
-            f"{scope.name} is {depth}, and the encoder has {encoder} layers: llama.cpp's {scope.row.gguf} loads no "
-            "decoder that is deeper than its encoder"
+            f"{scope.name} is {depth}, but the encoder has {encoder} layers: llama.cpp's {scope.row.gguf} does not "
+            "support a decoder deeper than the encoder"
         )
     return depth
 
@@ -105,8 +105,8 @@ _KEYS = (
     Key("decoder_start_token_id", ("decoder_start_token_id",)), must_be("is_encoder_decoder", True),
 )
 _SCALED = (
-    "llama.cpp does not divide the logits by the root of d_model, as transformers does: they come out that much "
-    "larger, in the same order"
+    "llama.cpp does not divide the logits by sqrt(d_model) as transformers does: they are larger by that factor, in "
+    "the same order"
 )
 _NAMED = "!bare&!model_type=mt5&"
 _IS_SCALED = f"{_NAMED}scale_decoder_outputs|{_NAMED}tied&!scale_decoder_outputs=False"
