@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.errors import UnmappedError
+from aprfmt.errors import RefusedError, UnmappedError
 
 ROWS = ("llama", "qwen3", "gpt2", "gpt_neox", "gemma2", "mixtral", "deepseek_v3", "bert", "mamba", "falcon")
 
@@ -56,3 +56,16 @@ def test_a_network_of_its_own_gets_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(UnmappedError) as caught:
         aprfmt.import_model(folder, tmp_path / "m.apr")
     assert str(caught.value.hint).startswith("the nearest is 'Qwen3ForCausalLM'")
+
+
+def test_a_config_without_sizes_is_not_called_missing(tmp_path: Path) -> None:
+    folder = checkpoint("llama", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+    }
+    del config["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RefusedError, match=r"config.json does not give hidden_size$") as caught:
+        aprfmt.import_model(folder, tmp_path / "m.apr")
+    assert "AutoConfig.from_pretrained('DIR').save_pretrained('DIR')" in str(caught.value.hint)

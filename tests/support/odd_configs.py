@@ -34,7 +34,8 @@ TOLERANCE = 2e-3
 """Relative error of logits that counts as right; llama.cpp computes some activations by tables of half precision."""
 
 RIGHT, REFUSED, SAID, WRONG, UNLOADABLE, SKIPPED = "right", "refused", "said", "WRONG", "unloadable", "skipped"
-FINE = frozenset((RIGHT, REFUSED, SAID, SKIPPED))
+SAME = "same"
+FINE = frozenset((RIGHT, REFUSED, SAID, SKIPPED, SAME))
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,29 @@ def read_cases(path: Path = CASES) -> Iterator[OddConfig]:
 
 
 def judge(case: OddConfig, work: Path, llama: LlamaPeer) -> dict[str, Verdict]:
-    """Both directions: "to_gguf" and "from_gguf"."""
+    """Both directions, "to_gguf" and "from_gguf", and "apr": whether an `.apr` gives the folder back."""
+    folder = work / "tiny"
+    write_model(case, folder, work)
+    return {"apr": _through_apr(folder, work), **_judge_gguf(case, folder, work, llama)}
+
+
+def _through_apr(folder: Path, work: Path) -> Verdict:
+    """Whether an import and an export give the folder back byte for byte."""
     import aprfmt
 
-    folder, gguf = work / "tiny", work / "tiny.gguf"
-    write_model(case, folder, work)
+    try:
+        aprfmt.convert_model(folder, work / "tiny.apr")
+        aprfmt.convert_model(work / "tiny.apr", work / "again", format="hf")
+    except aprfmt.AprError as error:
+        return Verdict(WRONG, None, str(error))
+    other = [path.name for path in folder.iterdir() if path.read_bytes() != (work / "again" / path.name).read_bytes()]
+    return Verdict(WRONG if other else SAME, None, ", ".join(other))
+
+
+def _judge_gguf(case: OddConfig, folder: Path, work: Path, llama: LlamaPeer) -> dict[str, Verdict]:
+    import aprfmt
+
+    gguf = work / "tiny.gguf"
     ids = token_ids(folder, 60)[:60]
     wanted = transformers_logits(folder, ids, case.kind)
     skipped = Verdict(SKIPPED, None, "no GGUF")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sized
 from typing import TypeAlias
 
-from aprfmt.arch.grammar import dims_of, holds_of_gguf, size_words
+from aprfmt.arch.grammar import dims_of, holds_of_gguf, parse_condition, size_words
 from aprfmt.arch.hparams import full_key
 from aprfmt.arch.loaders import Loader, loader_of
 from aprfmt.arch.names import matches
@@ -162,8 +162,9 @@ def _kinds_of(loader: Loader, shapes: Mapping[str, Shape], own: int | None) -> s
 def _switch_of(row: Architecture, name: str) -> str:
     """The config.json key that asks for a tensor, where one does."""
     needs = (match.row.need for match in matches(row, name, "gguf")[:1])
+    words = (word for need in needs for facts in parse_condition(need) for word, _, _ in facts)
     keys = {name for key in row.keys for name in key.hf}
-    return "".join(f" (config.json: {need} is true)" for need in needs if need in keys)
+    return "".join(f" (config.json: {word} is true)" for word in [*words][:1] if word in keys)
 
 
 def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> dict[str, None]:

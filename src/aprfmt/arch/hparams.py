@@ -310,7 +310,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
     row = row or _row_of(h)
     if row is None:
         raise UnmappedError(f"architecture {h.architecture!r} has no Hugging Face class in the architecture table")
-    missing = _missing(h, row) + (["vocab_size"] if h.vocab_size is None else [])
+    missing = [*missing_sizes(h, row)] + (["vocab_size"] if h.vocab_size is None else [])
     if missing and complete:
         raise RefusedError(f"a config.json needs {', '.join(missing)}, which the source lacks")
     hf_class, model_type = hf_identity(h, row)
@@ -373,14 +373,15 @@ def set_path(config: dict[str, object], name: str, value: object) -> None:
     set_path(inner, rest, value)
 
 
-def _missing(h: Hyperparams, row: Architecture) -> list[str]:
-    """Sizes that the row's keys name and the source does not give."""
+def missing_sizes(h: Hyperparams, row: Architecture) -> dict[str, str]:
+    """Sizes that the row's keys name and the source does not give, with their config.json keys."""
     named = {
         key.field: key.hf[0]
         for key in row.keys
         if key.field in _REQUIRED and key.constant is None and key.hf and key.converter is None
     }
-    return [name for name in _REQUIRED if name in named and getattr(h, name) is None and named[name] not in h.extra]
+    sizes = (name for name in _REQUIRED if name in named and getattr(h, name) is None)
+    return {name: named[name] for name in sizes if named[name] not in h.extra}
 
 
 def hf_identity(h: Hyperparams, row: Architecture) -> tuple[str, str]:
@@ -528,7 +529,7 @@ def to_gguf(
     Raises RefusedError for what is missing or has no GGUF form; with `complete` False it is left out. A value that
     its key cannot hold is refused too; with `misfits` it is a Misfit.
     """
-    missing = _missing(h, arch)
+    missing = [*missing_sizes(h, arch)]
     if missing and complete:
         raise RefusedError(
             f"a GGUF needs {', '.join(missing)}, which the source lacks",

@@ -8,9 +8,10 @@ from dataclasses import replace
 from aprfmt.arch import mlx, names
 from aprfmt.arch.converter import check_layers
 from aprfmt.arch.grammar import FIELD_OF_SIZE
+from aprfmt.arch.hparams import missing_sizes
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.canonical.detection import find_row, hparams_as
+from aprfmt.canonical.detection import config_of, find_row, hparams_as
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.model_kinds import looks_like_adapter
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -23,10 +24,18 @@ def require_config(model: Model, allow_no_config: bool, arch: str | None = None)
     """Refuses weights without a config.json, unless the user says that they go without."""
     if allow_no_config or model.convention != "hf" or model.hparams.hidden_size is not None:
         return
-    if hparams_as(model, find_row(model, arch)).hidden_size is not None:
-        return
-    if looks_like_adapter(model):
-        return  # its config describes the base model's
+    row = find_row(model, arch)
+    hparams = hparams_as(model, row)
+    if hparams.hidden_size is not None or looks_like_adapter(model):
+        return  # an adapter's config describes the base model's
+    if config_of(model):
+        keys = missing_sizes(hparams, row).values() if row is not None else ()
+        raise RefusedError(
+            f"config.json does not give {', '.join(keys or ['hidden_size'])}",
+            path=model.path,
+            hint="use the config.json that the model was saved with, or add transformers' defaults to it: python -c "
+            "\"from transformers import AutoConfig; AutoConfig.from_pretrained('DIR').save_pretrained('DIR')\"",
+        )
     raise RefusedError(
         "no config.json found next to the weights: dimensions and architecture are unknown",
         path=model.path,

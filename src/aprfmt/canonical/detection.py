@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 
 from aprfmt.arch import hparams as hp
@@ -31,13 +32,18 @@ def find_row(model: Model, arch: str | None = None) -> Architecture | None:
     return row_of(model.hparams, kv=kv, tensor_names=model.tensors)
 
 
+def config_of(model: Model) -> Mapping[str, object] | None:
+    """The config.json of a checkpoint; None where it has none. Raises CorruptError, UnsupportedError."""
+    folder, single = model.native_as(HfNative), model.native_as(SafetensorsNative)
+    return hfdir.config_of(folder) if folder else safetensors.config_of(single) if single else None
+
+
 def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
     """A copy of the model's hyper-parameters; those of a checkpoint read as the `row`, whatever its config names."""
     told = deepcopy(model.hparams)
     if row is None or model.convention != "hf" or told.architecture == row.id:
         return told
-    folder, single = model.native_as(HfNative), model.native_as(SafetensorsNative)
-    config = hfdir.config_of(folder) if folder else safetensors.config_of(single) if single else None
+    config = config_of(model)
     if config is None:
         return told
     found = hp.from_hf_config(config, row)

@@ -29,6 +29,8 @@ DENSE_LAYERS = Key("leading_dense_block_count", ("first_k_dense_replace",), conv
 WEIGHTS_SCALE = Key("expert_weights_scale", ("routed_scaling_factor",), "f32", converter=absent_1_0)
 WEIGHTS_NORM = Key("expert_weights_norm", ("norm_topk_prob",), "bool", converter=absent_false)
 SIGMOID = Key("expert_gating_func", constant=2)
+ALL_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
+"""llama.cpp loads experts in every layer."""
 BIAS_FLAG = flag("attention_bias")
 NO_BIAS = must_be("attention_bias", False)
 EQUAL_HEADS = Key("", converter=equal_heads)

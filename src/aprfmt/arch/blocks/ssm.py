@@ -34,9 +34,12 @@ def selective(inner: str, state: str, rank: str, kernel: str, bias: str, conv_bi
 
 
 def dual(
-    inner: str, state: str, heads: str, groups: str, kernel: str, bias: str, conv_bias: str
+    inner: str, state: str, heads: str, groups: str, kernel: str, bias: str, conv_bias: str, out_bias: str = ""
 ) -> tuple[TensorRow, ...]:
-    """The mixer of Mamba 2: `heads` heads, each of `groups` groups of them with its own B and C, a grouped norm."""
+    """The mixer of Mamba 2: `heads` heads, each of `groups` groups of them with its own B and C, a grouped norm.
+
+    `out_bias` is the need of the output projection's bias, where it has one of its own.
+    """
     channels = f"{inner}+2*{groups}*{state}"
     return (
         *linear("in_proj", "ssm_in", f"{channels}+{inner}+{heads},hidden", bias), *_conv(channels, kernel, conv_bias),
@@ -44,5 +47,5 @@ def dual(
         tensor("A_log", "ssm_a", heads, value="minus_exp", gguf_dims=(f"{heads},1",)),
         tensor("D", "ssm_d", heads, gguf_dims=(f"{heads},1",)),
         tensor("norm.weight", "ssm_norm.weight", inner, gguf_dims=(f"{groups},{inner}/{groups}",)),
-        *linear("out_proj", "ssm_out", f"hidden,{inner}", bias),
+        *linear("out_proj", "ssm_out", f"hidden,{inner}", out_bias or bias),
     )

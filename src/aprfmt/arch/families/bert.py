@@ -42,6 +42,20 @@ def _layer_norm(hf: str, gguf: str) -> tuple[TensorRow, ...]:
     )
 
 
+_ENCODES = (must_be("is_decoder", False), must_be("add_cross_attention", False))
+_CROSS = tuple(
+    replace(row, need="add_cross_attention")
+    for row in (
+        *hf_only(
+            "q,hidden", *(f"crossattention.self.{name}" for name in ("query", "key", "value")),
+            "crossattention.output.dense",
+        ),
+        *hf_only("hidden", "crossattention.output.LayerNorm"),
+    )
+)
+"""Attention to an encoder's output, of a BERT that is a decoder; llama.cpp has none."""
+
+
 def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
     """BERT's network: norms behind attention and MLP, biases everywhere, token types."""
     return (
@@ -56,7 +70,7 @@ def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
             *_layer_norm("attention.output.LayerNorm", "attn_output_norm"),
             *linear("intermediate.dense", "ffn_up", "ffn,hidden", REQUIRED),
             *linear("output.dense", "ffn_down", "hidden,ffn", REQUIRED),
-            *_layer_norm("output.LayerNorm", "layer_output_norm"), hf="encoder.layer.{n}.",
+            *_layer_norm("output.LayerNorm", "layer_output_norm"), *_CROSS, hf="encoder.layer.{n}.",
         ),
     )
 
@@ -72,7 +86,7 @@ _BERT = Architecture(
         *hf_only("vocab", "cls.predictions.bias"),
         *hf_only("num_labels,hidden", "cls.seq_relationship", "classifier", "qa_outputs"),
     ),
-    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), must_be("is_decoder", False)), gguf_only=(),
+    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), *_ENCODES), gguf_only=(),
     ignored=("embeddings.position_ids",), prefixes=(("bert.", ""),),
 )
 
@@ -92,7 +106,7 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
         ),
         keys=(
             *convert(DIMS, max_position_embeddings=offset_positions), LAYER_EPS, *ENCODER, TYPES, gelu(),
-            must_be("is_decoder", False),
+            *_ENCODES,
         ),
         gguf_only=(), ignored=("embeddings.position_ids",), prefixes=(("roberta.", ""),),
     )

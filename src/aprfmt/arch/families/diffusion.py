@@ -8,7 +8,7 @@ from aprfmt.arch.blocks.decoder import (
     DECODER, DIMS, GROUPED, PAIRS, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, attention, class_names, decoder,
     hf_names, linear, must_be, network, norm, rename,
 )
-from aprfmt.arch.blocks.moe import NO_BIAS, WIDTH, moe_decoder, moe_keys, router_and_experts
+from aprfmt.arch.blocks.moe import ALL_SPARSE, NO_BIAS, WIDTH, moe_decoder, moe_keys, router_and_experts
 from aprfmt.arch.row import REQUIRED, Architecture, Key
 
 
@@ -70,8 +70,8 @@ ROWS: tuple[Architecture, ...] = (
         id="rnd1", gguf="rnd1", **class_names("RND1", "RND1LM", types=("rnd1",)), gguf_only=(),
         tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
         keys=moe_keys(
-            WIDTH, *_MASKED, NO_BIAS, must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1),
-            must_be("mlp_only_layers", []), must_be("use_sliding_window", False),
+            WIDTH, *_MASKED, NO_BIAS, must_be("norm_topk_prob", True), *ALL_SPARSE,
+            must_be("use_sliding_window", False),
         ),
     ),
 )

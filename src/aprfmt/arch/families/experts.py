@@ -11,8 +11,8 @@ from aprfmt.arch.blocks.decoder import (
     network, norm, rename, split, tensor,
 )
 from aprfmt.arch.blocks.moe import (
-    COUNT, DENSE_LAYERS, GROUPS, MLP_LAYER_TYPES, NO_BIAS, NUM_SHARED_EXPERTS, SIGMOID, USED, WEIGHTS_NORM,
-    WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
+    ALL_SPARSE, COUNT, DENSE_LAYERS, GROUPS, MLP_LAYER_TYPES, NO_BIAS, NUM_SHARED_EXPERTS, SIGMOID, USED,
+    WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, if_given, nothing
 from aprfmt.arch.converters.common import absent_0, any_window, dense_first, dense_first_to, gating, gguf_int, softcap
@@ -233,7 +233,6 @@ rope_layout = Converter(_rope_layout_to, _rope_layout_from)
 all_layers = Converter(_all_layers_to, lambda value, scope: [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT)
 in_each_layer = Converter(_in_each_to, lambda value, scope: value[0] if isinstance(value, list) and value else DEFAULT)
 _W123 = ("w1", "w3", "w2")
-_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 _ROUTED = rename((COUNT, USED), num_experts=("num_local_experts", "num_experts"))
 
 
@@ -446,7 +445,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=moe_keys(
             WIDTH, Key("expert_chunk_feed_forward_length", converter=chunk_width), Key("experts_per_group", constant=2),
             Key("expert_group_scale", kind="f32", constant=0.05), must_be("attention_bias", False),
-            must_be("norm_topk_prob", True), must_be("use_sliding_window", False), *_SPARSE,
+            must_be("norm_topk_prob", True), must_be("use_sliding_window", False), *ALL_SPARSE,
         ),
         differs=(
             Difference(

@@ -79,6 +79,12 @@ def _pooled_indexer() -> tuple[TensorRow, ...]:
     )
 
 
+_SAVED_GATES = (
+    *linear("mlp.linear_gate", "ffn_gate", "ffn,hidden", layers="dense"),
+    *linear("mlp.shared_experts.linear_gate", "ffn_gate_shexp", "n_shared_experts*moe_ffn,hidden", layers="moe"),
+)
+"""Gates of Hunyuan 4's MLPs under the names that transformers saves them by; its streams, too, are saved by others."""
+
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="hy_v4",
@@ -91,6 +97,7 @@ ROWS: tuple[Architecture, ...] = (
             embedding(),
             *block(
                 *streams("hc_attn_layer.hc_pre.hc_", "hc_mlp_layer.hc_pre.hc_", "2*hc_mult", "2"),
+                *streams("hc_pre.hc_attn_layer.hc_", "hc_pre.hc_mlp_layer.hc_", "2*hc_mult", "2"), *_SAVED_GATES,
                 *norm("input_layernorm", "attn_norm"), *latent_attention(),
                 *linear("self_attn.linear_gate", "attn_gate", "heads*v_head_dim,hidden"),
                 tensor("self_attn.learnable_sink_param", "attn_sinks.weight", "heads"), *indexer("indexer"),
@@ -100,7 +107,8 @@ ROWS: tuple[Architecture, ...] = (
                 *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
                 *gated_mlp(layers="dense"),
             ),
-            *last_stream("model.hc_head.hc_head_"), *final_norm(), *head(),
+            *last_stream("model.hc_head.hc_head_"), *last_stream("model.hc_pre.hc_head.hc_head_"), *final_norm(),
+            *head(),
         ),
         keys=(
             *(key for key in mla_keys() if key not in GROUPS), must_be("n_group", 1), must_be("topk_group", 1),

@@ -99,7 +99,7 @@ _MOE = (
     *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
     tensor("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias", "experts", layers="moe"),
     *shared_expert("block_sparse_moe.shared_experts", "num_shared_experts*moe_ffn", layers="moe"),
-    *gated_mlp(layers="dense"),
+    *gated_mlp(layers="dense"), *gated_mlp(hf="block_sparse_moe", layers="dense"),  # as transformers saves it
 )
 _COUNT, _USED, _WIDTH = EXPERTS
 _SIZES = (

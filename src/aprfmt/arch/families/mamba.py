@@ -141,7 +141,7 @@ _FALCON_MIXER = tuple(
     replace(row, need="mamba_rms_norm") if row.gguf == ("ssm_norm.weight",) else row
     for row in dual(
         "mamba_d_ssm", "mamba_d_state", "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias",
-        "mamba_conv_bias",
+        "mamba_conv_bias", "projectors_bias",
     )
 )
 

@@ -20,7 +20,7 @@ from aprfmt.arch.converters.layers import FULL, LINEAR, of_layers
 from aprfmt.arch.converters.towers import inverse
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import MOST, OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow, Tower
-from aprfmt.errors import CorruptError
+from aprfmt.errors import CorruptError, RefusedError
 
 
 _UNSCALED = Key("rope.scaling.type", kind="str", converter=unscaled)
@@ -160,7 +160,16 @@ def _count_layers(scope: Scope) -> int | None:
     return len(kinds) if isinstance(kinds, list | str) else None
 
 
-block_types = Converter(nothing, _block_types_from, normalize=_block_types)
+def _block_types_to(value: object, scope: Scope) -> None:
+    """Refuses plain MLPs beside experts: llama.cpp loads experts in every layer with an MLP."""
+    if isinstance(value, list) and {"mlp", "moe"} <= set(map(str, value)):
+        raise RefusedError(
+            f"{scope.name} has moe layers and mlp layers (the first is layer {value.index('mlp')}); llama.cpp's "
+            f"{scope.row.gguf} loads one of these kinds only"
+        )
+
+
+block_types = Converter(_block_types_to, _block_types_from, normalize=_block_types)
 listed_layers = Converter(derive=_count_layers)
 mlp_layers = Converter(lambda value, scope: per_layer(value, scope, "mlp"), largest)
 moe_layers = Converter(lambda value, scope: per_layer(scope.h.moe_intermediate_size or 0, scope, "moe"), default)
@@ -198,10 +207,11 @@ def _experts() -> tuple[TensorRow, ...]:
     return (
         *linear("gate", "ffn_gate_inp", "experts,hidden"),
         tensor("gate.e_score_correction_bias", "exp_probs_b.bias", "experts"),
-        *linear("fc1_latent_proj", "ffn_latent_down", f"{latent},hidden", need=latent),
-        *linear("fc2_latent_proj", "ffn_latent_up", f"hidden,{latent}", need=latent), *_ungated("hidden", f"!{latent}"),
-        *_ungated(latent, latent), *linear("shared_experts.up_proj", "ffn_up_shexp", f"{_SHARED},hidden"),
-        *linear("shared_experts.down_proj", "ffn_down_shexp", f"hidden,{_SHARED}"),
+        *linear("fc1_latent_proj", "ffn_latent_down", f"{latent},hidden", f"mlp_bias&{latent}", need=latent),
+        *linear("fc2_latent_proj", "ffn_latent_up", f"hidden,{latent}", f"mlp_bias&{latent}", need=latent),
+        *_ungated("hidden", f"!{latent}"),
+        *_ungated(latent, latent), *linear("shared_experts.up_proj", "ffn_up_shexp", f"{_SHARED},hidden", "mlp_bias"),
+        *linear("shared_experts.down_proj", "ffn_down_shexp", f"hidden,{_SHARED}", "mlp_bias"),
     )
 
 
@@ -250,7 +260,7 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
 
 
 _MOE_ROW = _row(
-    "nemotron_h_moe", mixer("mixer.", _experts(), _MOE),
+    "nemotron_h_moe", (*mixer("mixer.", _experts(), _MOE), *mixer("mixer.", _mlp(), _MLP)),
     (
         Key("feed_forward_length", kind="i32[]", converter=moe_layers, draft=MOST),
         replace(COUNT, hf=("n_routed_experts",)), USED, *GROUPS, WIDTH,

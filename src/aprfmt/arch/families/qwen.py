@@ -8,13 +8,14 @@ from aprfmt.arch.blocks.decoder import (
     DECODER, DIMS, NO_WINDOW, RMS_EPS, ROPE, SILU, SLIDING_LAYERS, WHOLE_HEADS, WINDOW, attention, decoder, flag,
     gated_mlp, hf_names, linear, must_be, network, norm, split, tensor,
 )
-from aprfmt.arch.blocks.moe import NO_BIAS, WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert
+from aprfmt.arch.blocks.moe import (
+    ALL_SPARSE, NO_BIAS, WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert,
+)
 from aprfmt.arch.converter import DEFAULT, Converter
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 
 
 _WINDOWED = (flag("use_sliding_window"), Key("", ("max_window_layers",)))
-_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 number_of = Converter(
     derive=lambda scope: 0, normalize=lambda value, scope: len(value) if isinstance(value, list) else DEFAULT,
 )
@@ -72,7 +73,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             WIDTH, Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
-            must_be("norm_topk_prob", False), flag("qkv_bias"), *_SPARSE, WINDOW, SLIDING_LAYERS, *_WINDOWED,
+            must_be("norm_topk_prob", False), flag("qkv_bias"), *ALL_SPARSE, WINDOW, SLIDING_LAYERS, *_WINDOWED,
         ),
         differs=(NO_WINDOW,),
     ),
@@ -82,7 +83,7 @@ ROWS: tuple[Architecture, ...] = (
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"), *router_and_experts("moe"),
             *gated_mlp(layers="dense"),
         ),
-        keys=moe_keys(WIDTH, must_be("norm_topk_prob", True), NO_BIAS, *_SPARSE, WINDOW, *_WINDOWED),
+        keys=moe_keys(WIDTH, must_be("norm_topk_prob", True), NO_BIAS, *ALL_SPARSE, WINDOW, *_WINDOWED),
         differs=(NO_WINDOW,),
     ),
     Architecture(
@@ -109,7 +110,7 @@ ROWS: tuple[Architecture, ...] = (
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"), *router_and_experts("moe"),
             *_published_experts(), *gated_mlp(layers="dense"),
         ),
-        keys=moe_keys(WIDTH, _DEEPSTACK, must_be("norm_topk_prob", True), NO_BIAS, *_SPARSE),
+        keys=moe_keys(WIDTH, _DEEPSTACK, must_be("norm_topk_prob", True), NO_BIAS, *ALL_SPARSE),
     ),
     Architecture(
         id="qwen", gguf="qwen", **hf_names("QWen", "qwen", end="LMHeadModel"),

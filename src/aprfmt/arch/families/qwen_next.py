@@ -8,7 +8,7 @@ from aprfmt.arch.blocks.decoder import (
     DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, More, block, class_names, convert, embedding, gated_mlp,
     head, linear, must_be, network, norm, split, tensor,
 )
-from aprfmt.arch.blocks.moe import MTP, draft_layer, mtp_names, router_and_experts, shared_expert
+from aprfmt.arch.blocks.moe import ALL_SPARSE, MTP, draft_layer, mtp_names, router_and_experts, shared_expert
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, default, if_given, nothing
 from aprfmt.arch.converters.common import attending_layers, inner_size, of_tensor, recurrent_layers
 from aprfmt.arch.converters.layers import FULL
@@ -160,8 +160,9 @@ _SEPARATE = _delta_net(
 )
 _MLP = gated_mlp()
 _EXPERTS = (
-    *router_and_experts(), *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size"),
-    *linear("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "1,hidden"),
+    *router_and_experts("moe"),
+    *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size", layers="moe"),
+    *linear("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "1,hidden", layers="moe"),
 )
 
 
@@ -264,8 +265,8 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen3_next", gguf="qwen3next",
         **class_names("Qwen3NextForCausalLM", "Qwen3NextModel", types=("qwen3_next",), bare=("Qwen3NextModel",)),
-        tensors=_decoder(*_FUSED, *_EXPERTS), drafts=mtp_names(),
-        keys=_keys(must_be("norm_topk_prob", True), experts=True),
+        tensors=_decoder(*_FUSED, *_EXPERTS, *gated_mlp(layers="dense")), drafts=mtp_names(),
+        keys=_keys(must_be("norm_topk_prob", True), *ALL_SPARSE, experts=True),
     ),
     _QWEN3_5_ROW,
     replace(
