@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.layouts import E2M1_VALUES, IQ4_VALUES, LAYOUTS, parts_of
+from aprfmt.codecs.layouts import IQ4_VALUES, LAYOUTS, parts_of
 from aprfmt.codecs.recode import decode
 
 Values = dict[str, Sequence[float]]
 f4 = np.float32
+
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""What the codes of MXFP4 and NVFP4 mean: floats of 2 bits of exponent and 1 of mantissa."""
 
 
 def each(n: int, scales: Sequence[float]) -> Sequence[float]:

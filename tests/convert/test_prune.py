@@ -17,6 +17,7 @@ from arch_models import build, find_case, inputs, token_ids, transformers_logits
 from draft_models import write_drafted
 
 import aprfmt
+from aprfmt.arch.projectors import DEEPSTACK, MAP, TARGETS
 from aprfmt.arch.row import Key
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical.read import canonical
@@ -26,7 +27,6 @@ from aprfmt.canonical.relayered import (
     LEADING,
     NUMBERS,
     NUMBERS_FROM_1,
-    OTHER_LISTS,
     PER_LAYER,
     TRAILING,
     parse_layers,
@@ -34,6 +34,15 @@ from aprfmt.canonical.relayered import (
     relayered,
 )
 from aprfmt.errors import AprError, UsageError
+
+OTHER_LISTS = frozenset(
+    (
+        *("adapter_substitute_token_ids", "adapter_token_ids", "aux_hidden_state_layer_ids", "target_layer_ids"),
+        *("dflash_config.target_layer_ids", "dspark_target_layer_ids", "eagle_aux_hidden_state_layer_ids", "id2label"),
+        *("mrope_section", "target_rope_sections", DEEPSTACK, MAP, TARGETS),
+    )
+)
+"""config.json keys with lists that have nothing to do with the layers of the network."""
 
 Built = tuple[Path, Any, list[int]]
 Base = Callable[[str], Built]

@@ -24,7 +24,7 @@ from aprfmt.arch.layer_sizes import layer_sizes
 from aprfmt.arch.links import Link
 from aprfmt.arch.names import matches
 from aprfmt.arch.outside import layer_of
-from aprfmt.arch.projectors import DEEPSTACK, MAP, TARGETS, fed_layers
+from aprfmt.arch.projectors import DEEPSTACK, fed_layers
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -79,15 +79,6 @@ BY_NUMBER: Mapping[str, Callable[[Hyperparams, int], object]] = {
     "deepstack_layers": lambda h, layer: min(layer, _int(h, "deepstack_layers")),
 }
 """config.json key -> what follows from it and a layer's number, where no list and no tensor tells."""
-
-OTHER_LISTS = frozenset(
-    (
-        *("adapter_substitute_token_ids", "adapter_token_ids", "aux_hidden_state_layer_ids", "target_layer_ids"),
-        *("dflash_config.target_layer_ids", "dspark_target_layer_ids", "eagle_aux_hidden_state_layer_ids", "id2label"),
-        *("mrope_section", "target_rope_sections", DEEPSTACK, MAP, TARGETS),
-    )
-)
-"""config.json keys with lists that have nothing to do with this network's layers."""
 
 _SLOPES = ("minimax_text_01", "bailing_moe_v3")
 """Rows whose linear attention forgets at a rate that a layer's number and the number of layers give."""

@@ -1,4 +1,4 @@
-"""Shell completion of values: quantization presets, dtypes, formats, architectures, tensor names."""
+"""Shell completion of values: quantization presets, architectures, tensor names."""
 
 from __future__ import annotations
 
@@ -18,18 +18,6 @@ def complete_mix(incomplete: str) -> list[str]:
     from aprfmt.convert.mixes import ALIASES, MIXES
 
     return _beginning((*MIXES, *ALIASES), incomplete)
-
-
-def complete_dtype(incomplete: str) -> list[str]:
-    """Completes --dtype: float types, aprq8 and quantization presets."""
-    return [*_beginning(("keep", "f32", "f16", "bf16", "f8_e4m3", "aprq8"), incomplete), *complete_mix(incomplete)]
-
-
-def complete_format(incomplete: str) -> list[str]:
-    """Completes the names of output formats."""
-    from aprfmt.convert.targets.base import targets
-
-    return _beginning((target.name for target in targets()), incomplete)
 
 
 def complete_architecture(incomplete: str) -> list[str]:

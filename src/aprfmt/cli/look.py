@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from aprfmt.model import Tensor
     from aprfmt.types import JsonObject
 
-_IDENTITY = ("name", "description", "author", "version", "source", "original_format", "created_at")
-_PROVENANCE = (("license", "license"), ("data_source", "data source"), ("data_license", "data license"))
 _MARKS = {"pass": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red"), "skip": ("-   ", "dim")}
 _MAX_OF_RULE = 20
-_VALUE_WIDTH = 72
 
 
 def inspect(

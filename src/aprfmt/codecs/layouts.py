@@ -18,9 +18,6 @@ Decoded: TypeAlias = Mapping[str, Sequence[Number]]
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the codes of IQ4_NL and IQ4_XS stand for."""
 
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What the codes of MXFP4 and NVFP4 stand for: floats of 2 bits of exponent and 1 of mantissa."""
-
 
 @dataclass(frozen=True, slots=True)
 class BlockField:
