@@ -10,6 +10,8 @@ from aprfmt.arch.differences import GENERAL, RULES, RULES_OF_ROW, differences
 from aprfmt.arch.grammar import parse_condition
 from aprfmt.arch.hparams import from_hf_config, keys_of, to_gguf
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.loaders import OUTPUT_HEAD, knows_head
+from aprfmt.arch.names import special
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError
@@ -18,7 +20,7 @@ from aprfmt.errors import RefusedError
 def told(case: ArchCase) -> list[str]:
     """Why llama.cpp does not load the network, or what it computes otherwise."""
     h, row = from_hf_config(config_of(case)), ARCHITECTURES[case.row]
-    if row.head_never and not h.tied:
+    if not knows_head(row.gguf) and special(row, OUTPUT_HEAD) and not h.tied:
         return ["refused where the head's bytes are known"]
     try:
         to_gguf(h, row)

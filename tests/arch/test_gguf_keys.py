@@ -10,7 +10,8 @@ from test_keys import config_of
 
 from aprfmt.arch.gguf_keys import ALWAYS, key_problems
 from aprfmt.arch.hparams import from_hf_config, full_key, to_gguf
-from aprfmt.arch.row import OF_TENSOR
+from aprfmt.arch.loaders import loader_of
+from aprfmt.arch.row import OF_TENSOR, REQUIRED
 from aprfmt.arch.table import ARCHITECTURES
 
 BASE = [case for case in all_cases() if not case.llama_cpp_cannot]
@@ -28,11 +29,12 @@ def written(case: ArchCase) -> dict[str, Any]:
 @pytest.mark.parametrize("case", BASE, ids=lambda case: case.id)
 def test_we_write_every_key(case: ArchCase) -> None:
     row = ARCHITECTURES[case.row]
-    kv = written(case)
+    kv, loader = written(case), loader_of(row.gguf)
     has_experts = from_hf_config(config_of(case)).num_experts
     shapes = {"blk.0.ffn_gate_inp.weight": (4, 64)} if has_experts else {}
     assert list(key_problems(row, kv, shapes)) == []
-    for suffix in (*ALWAYS, *(key for key, when in row.required.items() if not when)):
+    needed = [key.gguf for key in row.keys if key.needed == REQUIRED]
+    for suffix in dict.fromkeys((*ALWAYS, *needed, *sorted(loader.required if loader else ()))):
         key = full_key(row, suffix)
         assert key in [name for name, _ in key_problems(row, {k: v for k, v in kv.items() if k != key}, shapes)]
 

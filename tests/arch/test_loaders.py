@@ -11,9 +11,10 @@ import pytest
 from aprfmt.arch import rope, yarn
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.grammar import is_needed
+from aprfmt.arch.heads import repeats_embedding
 from aprfmt.arch.hparams import to_gguf
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.loaders import Loader, loader_of
+from aprfmt.arch.loaders import Loader, knows_head, loader_of
 from aprfmt.arch.row import REQUIRED, Architecture
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError
@@ -68,7 +69,7 @@ def test_tensors_that_the_loader_needs_are_in_the_row(row: Architecture) -> None
 @ROWS
 def test_rope_factors_are_written_where_the_graph_reads_them(row: Architecture) -> None:
     h = Hyperparams(rope_theta=1e4, head_dim=16, max_position_embeddings=512, extra={"rope_scaling": LLAMA3})
-    reads = rope.FREQS in loader(row).rope_factors and rope.FREQS in row.gguf_only
+    reads = rope.FREQS in loader(row).rope_factors
     assert bool(rope.factor_tensors(h, row)) == reads
     if any(key.role == "rope" for key in row.keys) and not reads:
         with pytest.raises(RefusedError, match=r"rope_type is 'llama3', which llama.cpp's .* does not support"):
@@ -191,3 +192,9 @@ def test_layers_with_a_window_take_no_factor_of_the_others() -> None:
         rope.runtime_scales(h, row)
     del h.extra["rope_layers"]
     assert rope.runtime_scales(h, row)[1] > 1
+
+
+def test_the_loader_decides_whether_a_tied_head_is_repeated() -> None:
+    assert not any(repeats_embedding(gguf, True, {}) for gguf in ("llama", "gemma", "t5"))
+    assert all(repeats_embedding(gguf, True, {}) for gguf in ("gpt-oss", "internlm2", "baichuan"))
+    assert [knows_head(gguf) for gguf in ("gemma", "llama")] == [False, True]

@@ -14,7 +14,7 @@ from aprfmt.arch import names
 from aprfmt.arch.grammar import dims_of, evaluate
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import link_of
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, ROPE_FACTORS, Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.errors import RefusedError, UnmappedError
 
@@ -81,7 +81,7 @@ def test_names_are_llama_cpps(arch: Architecture) -> None:
         for name in row.gguf:
             bare = re.sub(r"\.(weight|bias|scale|lora_[ab])$", "", re.sub(r"\.\d+\.", ".{n}.", name))
             assert bare in (known if always else every), name
-    assert {name.rpartition(".")[0] for name in arch.gguf_only} <= every
+    assert {name.rpartition(".")[0] for name in ROPE_FACTORS} <= every
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,18 @@ from aprfmt.arch.families import DEFAULTS, INDEX, index_of_rows, listed
 from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, LAYER_SIZES, dims_of, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import MIRROR, ORDERS, UNIT_COLUMNS, VALUES
-from aprfmt.arch.row import HEAD, INT32, OPTIONAL, OUTPUT, PLUS_ROW, PRODUCT, REQUIRED, Architecture, TensorRow
+from aprfmt.arch.row import (
+    HEAD,
+    INT32,
+    OPTIONAL,
+    OUTPUT,
+    PLUS_ROW,
+    PRODUCT,
+    REQUIRED,
+    ROPE_FACTORS,
+    Architecture,
+    TensorRow,
+)
 from aprfmt.arch.table import ARCHITECTURES, TOWERS, find, find_gguf
 
 
@@ -76,7 +87,7 @@ def test_names_of_tensors_fit_together(row: Architecture) -> None:
         for name in t.hf:  # in two rows only where they exclude each other: by layer, shape, or what belongs to them
             same = [r for r in row.tensors if name in r.hf]
             assert len({(r.layers, r.hf, r.need, r.dims) for r in same}) == len(same), name
-        assert not set(t.gguf) & set(row.gguf_only), t.hf
+        assert not set(t.gguf) & set(ROPE_FACTORS), t.hf
 
 
 def sizes(t: TensorRow) -> list[str]:

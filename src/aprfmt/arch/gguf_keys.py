@@ -10,7 +10,7 @@ from aprfmt.arch.grammar import dims_of, holds_of_gguf, parse_condition, size_wo
 from aprfmt.arch.hparams import full_key
 from aprfmt.arch.loaders import Loader, loader_of
 from aprfmt.arch.names import matches
-from aprfmt.arch.row import SELDOM, Architecture, TensorRow
+from aprfmt.arch.row import REQUIRED, SELDOM, Architecture, TensorRow
 from aprfmt.types import Shape
 
 Problem: TypeAlias = tuple[str, str]
@@ -173,7 +173,8 @@ def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Sh
     recurrent = any(".ssm_" in name for name in shapes)
     epsilons = [key.gguf for key in row.keys if key.gguf in _EPS]
     usual = [*(key for key in _USUAL if key in own and recurrent), *epsilons[:1]]
-    family = [key for key, when in row.required.items() if not when or holds_of_gguf(when, row, kv, shapes)]
+    needed = {key.gguf: key.needed for key in row.keys if key.needed}
+    family = [key for key, when in needed.items() if when == REQUIRED or holds_of_gguf(when, row, kv, shapes)]
     wanted = dict.fromkeys(full_key(row, key) for key in (*ALWAYS, *usual, *family))
     for name in shapes:
         for match in matches(row, name, "gguf")[:1]:

@@ -10,16 +10,17 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
+from aprfmt.arch.loaders import needs_head
 from aprfmt.records import record
 
 
-def repeats_embedding(head_always: bool, has_tied_head: bool, extra: Mapping[str, object]) -> bool:
-    """Whether a GGUF stores a tied head as a tensor of its own.
+def repeats_embedding(gguf: str, has_tied_head: bool, extra: Mapping[str, object]) -> bool:
+    """Whether a GGUF of the architecture `gguf` stores a tied head as a tensor of its own.
 
     Some loaders require one. A T5 with a tied head whose logits are not scaled by d_model needs one, too: llama.cpp
     scales those of a GGUF without.
     """
-    return head_always or (has_tied_head and extra.get("scale_decoder_outputs") is False)
+    return needs_head(gguf) or (has_tied_head and extra.get("scale_decoder_outputs") is False)
 
 
 @record(frozen=True, slots=True)

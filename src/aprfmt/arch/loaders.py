@@ -11,6 +11,7 @@ from pathlib import Path
 from aprfmt.records import record
 from aprfmt.types import Shape
 
+OUTPUT_HEAD = "output.weight"
 _LAYER = re.compile(r"\.\d+(?=\.)")
 
 
@@ -77,6 +78,18 @@ def loader_of(gguf: str) -> Loader | None:
         scales_scores=line["scores"],
         memory=line["memory"],
     )
+
+
+def needs_head(gguf: str) -> bool:
+    """Whether llama.cpp wants `output.weight` of the architecture even where it is the embedding."""
+    loader = loader_of(gguf)
+    return loader is not None and OUTPUT_HEAD in loader.needed
+
+
+def knows_head(gguf: str) -> bool:
+    """Whether llama.cpp's network of the architecture can have a head that is not the embedding."""
+    loader = loader_of(gguf)
+    return loader is None or OUTPUT_HEAD in loader.known
 
 
 @cache

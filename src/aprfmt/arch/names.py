@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from aprfmt.arch.grammar import dims_of, evaluate, has_layer, is_needed, shape_of, size_words, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Architecture, TensorRow, Tower
+from aprfmt.arch.row import ROPE_FACTORS, Architecture, TensorRow, Tower
 from aprfmt.arch.table import LISTED
 from aprfmt.arch.wrappers import BEGINNINGS
 from aprfmt.errors import RefusedError, UnmappedError
@@ -214,7 +214,7 @@ def ignorable(arch: Architecture, name: str) -> bool:
 
 def is_gguf_only(arch: Architecture, name: str) -> bool:
     """Whether the GGUF tensor `name` follows from the rest of the network, so that a checkpoint has none for it."""
-    if name in arch.gguf_only or name in arch.copies:
+    if name in ROPE_FACTORS or name in arch.copies:
         return True
     made = arch.made if isinstance(arch, Tower) else arch.flat_norms
     return any(template in made for template, *_ in _templates(name)) and not matches(arch, name, "gguf")

@@ -16,16 +16,22 @@ from aprfmt.arch import yarn
 from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32, plain_value, shorten
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import loader_of
-from aprfmt.arch.row import COMPRESSED_ROPE, HALF_ROTARY, ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, Architecture
+from aprfmt.arch.row import (
+    COMPRESSED_ROPE,
+    HALF_ROTARY,
+    ROPE,
+    ROPE_FACTORS,
+    ROTARY_DIM,
+    SHARED_ROTARY_DIM,
+    Architecture,
+)
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.io.jsonx import to_f32
 
 DEFAULT_THETA = 10000.0
 """Base frequency where a Hugging Face config names none."""
 
-FREQS = "rope_freqs.weight"
-LONG = "rope_factors_long.weight"
-SHORT = "rope_factors_short.weight"
+FREQS, LONG, SHORT = ROPE_FACTORS
 
 MAX_HEAD_DIM = 1 << 20
 _NEVER = 1e30
@@ -543,7 +549,7 @@ def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
 def reads_factors(row: Architecture, tensor: str) -> bool:
     """Whether llama.cpp's loader and graph of the family read the tensor of rope factors."""
     loader = loader_of(row.gguf)
-    return tensor in row.gguf_only and (loader is None or tensor in loader.rope_factors)
+    return loader is None or tensor in loader.rope_factors
 
 
 def listed_factors(scaling: Mapping[str, object], key: str, dim: int) -> list[float]:

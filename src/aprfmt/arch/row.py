@@ -48,6 +48,9 @@ SELDOM = "seldom"
 MOST = "most"
 OWN = "own"
 
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""GGUF tensors that follow from the rope parameters: llama3's, then longrope's."""
+
 WHOLE_KEYS = ("general.", "tokenizer.", "diffusion.", "xielu.", "vision.pos_emb_")
 """Beginnings of GGUF keys that stand without the architecture's prefix."""
 
@@ -134,6 +137,8 @@ class Key:
         draft: what the list of a GGUF, with a value a layer, has for each draft layer behind the last; MOST for the
             largest of the others, OWN where config.json lists the draft layers too (0 for those that it does not), or
             the config.json key of a number; None for what is not such a list.
+        needed: condition for llama.cpp not to load a file, or to guess wrong, without the key: REQUIRED for always, or
+            over GGUF keys after the prefix and `tensors=NAME`. What its loaders always read is in loaders.jsonl.
     """
 
     gguf: str
@@ -144,6 +149,7 @@ class Key:
     converter: Converter | None = None
     allowed: tuple[object, ...] = ()
     draft: object = None
+    needed: str = ""
 
     @property
     def role(self) -> str:
@@ -194,7 +200,6 @@ class Architecture:
             tensors, whole and without "blk.N.", nothing where they are unknown.
         hf_when: condition that tells configs of this row from those of other rows with the same class. Words are
             config.json keys, `layer_types` among them by whatever key a config names the kinds of its layers.
-        gguf_only: GGUF tensors without a Hugging Face counterpart; they follow from the hyper-parameters.
         copies: GGUF tensors that llama.cpp's loader insists on, though its network never reads them, and the GGUF
             tensors whose values they get.
         ignored: endings of Hugging Face tensors that hold no weights (buffers of old checkpoints).
@@ -206,13 +211,9 @@ class Architecture:
             tensors that stand there in place of the network's, and how these begin.
         defaults: what an absent config.json key means, by model type ("" for all); read from families/defaults.jsonl.
         config: what a rebuilt config.json says beside the keys, whatever the source.
-        head_always: whether llama.cpp wants `output.weight` even where it is the embedding; a GGUF then gets a copy.
         no_vocabulary: whether the network reads no text; a GGUF of a model without tokenizer then says so.
-        head_never: whether llama.cpp knows only the tied network; one with a head of its own is refused for GGUF.
         packed_config: `quantization_config` of a config.json whose weights came packed out of a GGUF (see pack).
         differs: what llama.cpp computes otherwise; an export to GGUF says so.
-        required: GGUF keys after the prefix without which llama.cpp does not load a file of the family, beside those
-            of arch.gguf_keys, each with a condition over such keys and `tensors=NAME`, "" for always.
         nested_rope: whether config.json spells rope parameters by layer type (full_attention, sliding_attention).
         flat_norms: norms of a layer that a GGUF has and a checkpoint does not, by name -> the config key that all their
             values are, "" for 1.
@@ -233,7 +234,6 @@ class Architecture:
     rope_type: int = 2
     when: str = ""
     hf_when: str = ""
-    gguf_only: tuple[str, ...] = ("rope_freqs.weight",)
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     prefixes: tuple[tuple[str, str], ...] = ()
@@ -243,12 +243,9 @@ class Architecture:
     config: Mapping[str, object] = field(default_factory=dict)
     packed_config: Mapping[str, object] = field(default_factory=dict)
     differs: tuple[Difference, ...] = ()
-    required: Mapping[str, str] = field(default_factory=dict)
     nested_rope: bool = False
     flat_norms: Mapping[str, str] = field(default_factory=dict)
     freqs_always: bool = False
-    head_always: bool = False
-    head_never: bool = False
     no_vocabulary: bool = False
 
 

@@ -11,7 +11,8 @@ from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.flat_norms import flat_norms, read_flat_norms
 from aprfmt.arch.grammar import factor_names, has_layer
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import OF_TENSOR, Architecture
+from aprfmt.arch.loaders import needs_head
+from aprfmt.arch.row import OF_TENSOR, ROPE_FACTORS, Architecture
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.rowmap import BufferedPiece
@@ -113,7 +114,7 @@ def restore_bits(tensors: dict[str, CanonicalTensor], kept: Envelope) -> None:
 
 def complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
     """What a GGUF says elsewhere than in its keys: rope scaling as tensors, the class by the table."""
-    stored = [name for name in (*row.gguf_only, *flat_norms(row, 0)) if name in model.tensors]
+    stored = [name for name in (*ROPE_FACTORS, *flat_norms(row, 0)) if name in model.tensors]
     divisors = {name: model.tensors[name].numpy().reshape(-1).tolist() for name in stored}
     warnings = rope.read_factor_tensors(hparams, divisors)
     read_flat_norms(hparams, row, divisors)
@@ -147,7 +148,7 @@ def drop_tied_head(
         if hparams.tied is None and embedding is not None:
             hparams.tied = True
         return {}
-    copied = row is not None and row.head_always and not hparams.tied and from_gguf
+    copied = row is not None and needs_head(row.gguf) and not hparams.tied and from_gguf
     if embedding is None or not (hparams.tied or copied):
         return {}
     hparams.tied = same = is_copy(head, embedding)

@@ -10,6 +10,7 @@ from aprfmt.arch import names
 from aprfmt.arch.heads import has_no_output, repeats_embedding
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link
+from aprfmt.arch.loaders import OUTPUT_HEAD, knows_head
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.naming import check_whole, to_hf
 from aprfmt.canonical.rowmap import BufferedPiece
@@ -50,14 +51,14 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
     for name, link in _walk(row, h, tensors):
         out += [tensors[name]] if link is None else to_link(link, tensors)
     head, embedding = names.head(row), tensors.get(names.embedding(row))
-    if row.head_never and head in tensors:
+    if head in tensors and names.special(row, OUTPUT_HEAD) and not knows_head(row.gguf):
         raise RefusedError(
             f"llama.cpp's {row.gguf} network has no separate output head, and this one differs from the embedding",
             tensor=head,
         )
     # Where llama.cpp's loader insists on a head, a tied one is the embedding once more.
     is_tied = bool(h.tied) and h.hf_architecture not in row.bare_classes
-    if repeats_embedding(row.head_always, is_tied, h.extra) and head not in tensors and embedding is not None:
+    if repeats_embedding(row.gguf, is_tied, h.extra) and head not in tensors and embedding is not None:
         link = find_link(row, h, head, {head: embedding.shape}, "hf") if embedding.link is None else None
         out.append(CanonicalTensor("output.weight", embedding.pieces, link.row_map if link else embedding.row_map))
         if has_no_output(h.hf_architecture) and names.matches(row, "output.bias", "gguf"):

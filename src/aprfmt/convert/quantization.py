@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.links import Link
+from aprfmt.arch.loaders import needs_head
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
@@ -321,7 +322,7 @@ def with_apr_names(
             extra = {key: value for key, value in c.hparams.extra.items() if key != "quantization_config"}
             c = replace(c, hparams=replace(c.hparams, extra=extra))
     # The GGUF holds a copy of the embedding as its head; the `.apr` has the embedding alone, in the head's type.
-    if row.head_always and names.head(row) not in c.tensors and OUTPUT in chosen:
+    if needs_head(row.gguf) and names.head(row) not in c.tensors and OUTPUT in chosen:
         targets[names.embedding(row)] = chosen[OUTPUT]
     if not moved:
         return c, targets

@@ -222,7 +222,7 @@ ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
 """The window of families whose layers say by their type whether they have it."""
 WINDOW_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
 """Which layers have a window, by `layer_types`."""
-KV_HEADS_BY_LAYER = replace(GROUPED, kind="i32[]", converter=attention_layers)
+KV_HEADS_BY_LAYER = replace(GROUPED, kind="i32[]", converter=attention_layers, needed=REQUIRED)
 """KV heads by layer, 0 where a layer has no attention: so a GGUF tells the kinds of layers."""
 EXPERTS = tuple(map(number, ("num_experts", "num_experts_per_tok", "moe_intermediate_size")))
 DECODER: tuple[Key, ...] = (*DIMS, GROUPED, ROPE, RMS_EPS, HEAD_DIM)
@@ -269,6 +269,11 @@ def variant(
     """
     kept = (key for key in base.keys if not {*key.hf} & {*without})
     return replace(base, id=id, gguf=gguf, **classes, keys=(*kept, *keys), when=when, hf_when="", other_names=())
+
+
+def needs(*names: str) -> tuple[Key, ...]:
+    """GGUF keys that other keys of the row write and that no file may lack (see Key.needed)."""
+    return tuple(Key(name, needed=REQUIRED) for name in names)
 
 
 def flag(name: str) -> Key:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from aprfmt.arch.converters.heads import pooling, pooling_of_modules
-from aprfmt.arch.row import OPTIONAL, Key, TensorRow
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 
 
 ENCODER = (Key("attention.causal", kind="bool", constant=False), Key("pooling_type", ("pooling",), converter=pooling))
 """Keys of every encoder; `pooling` is what a sentence-transformers folder says beside config.json."""
 POOLED = Key("pooling_type", ("pooling",), converter=pooling_of_modules)
 """The same for all other families: llama.cpp pools the hidden states of any network, where it is asked for them."""
-TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",))
+TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",), needed=REQUIRED)
 """Rows of the token type embedding, which the runtime wants to know of the tokenizer."""
 HEADS = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
 """Endings of the class names of networks with something on top of the encoder that a GGUF has no place for."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.blocks.decoder import (
-    DIMS, RMS_EPS, ROPE, SILU, VOCAB, gated_mlp, linear, must_be, norm, optional, rename, split,
+    DIMS, GROUPED, RMS_EPS, ROPE, SILU, VOCAB, gated_mlp, linear, must_be, norm, optional, rename, split,
 )
 from aprfmt.arch.blocks.moe import (
     COUNT, DENSE_LAYERS, GROUPS, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, moe_decoder, router_and_experts,
@@ -50,17 +52,31 @@ def mla_decoder(router: tuple[TensorRow, ...] = (), more: tuple[TensorRow, ...] 
     )
 
 
+LATENT_SIZES = (
+    Key("attention.kv_lora_rank", ("kv_lora_rank",)),
+    Key("attention.key_length", converter=mla_key_width, needed=REQUIRED),
+    Key("attention.key_length_mla", ("qk_nope_head_dim",), converter=mla_key_length),
+    Key("attention.value_length_mla", ("v_head_dim",), converter=mla_value_length),
+    Key("rope.dimension_count", ("qk_rope_head_dim",)),
+)
+"""Sizes of latent attention between other kinds of layers."""
+
+
 def mla_keys(*family: Key) -> tuple[Key, ...]:
     """Sizes of a decoder with latent attention and routed experts, and the family's own keys."""
     return (
         *DIMS,
         # The runtime sees one key-value head, the latent vector.
-        Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads", converter=mla_kv_heads), ROPE,
-        RMS_EPS, *rename((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")), *GROUPS,
+        replace(GROUPED, converter=mla_kv_heads, needed=REQUIRED), ROPE, RMS_EPS,
+        *rename((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")), *GROUPS,
         Key("expert_gating_func", ("scoring_func",), converter=gating),
-        Key("attention.key_length", converter=mla_key_width),
+        Key("attention.key_length", converter=mla_key_width, needed=REQUIRED),
         Key("attention.value_length", converter=mla_value_width), DENSE_LAYERS, VOCAB,
-        Key("attention.q_lora_rank", ("q_lora_rank",), converter=or_zero),
+        # Not of the Lite models, known by their layers, whose Q has no low rank.
+        Key(
+            "attention.q_lora_rank", ("q_lora_rank",), converter=or_zero,
+            needed="!block_count=26&!block_count=27&!block_count=48",
+        ),
         Key("attention.kv_lora_rank", ("kv_lora_rank",)),
         Key("attention.key_length_mla", ("qk_nope_head_dim",), converter=mla_key_length),
         Key("attention.value_length_mla", ("v_head_dim",), converter=mla_value_length), WIDTH, SHARED_COUNT,
@@ -89,12 +105,6 @@ INDEXER = (
     Key("attention.indexer.top_k", ("index_topk",)),
 )
 """Heads of the indexer, their length, and how many positions a query sees."""
-MLA_REQUIRED = {"expert_shared_count": "", "attention.head_count_kv": "", "attention.key_length": ""}
-MLA_LITE_REQUIRED = {
-    **MLA_REQUIRED, "expert_feed_forward_length": "",
-    # The layer counts of the Lite models, whose Q has no low rank.
-    "attention.q_lora_rank": "!block_count=26&!block_count=27&!block_count=48",
-}
 KEY, KV_LATENT = "qk_nope_head_dim+head_dim", "kv_lora_rank"
 
 
@@ -107,8 +117,3 @@ def joint_latent_attention(*queries: TensorRow) -> tuple[TensorRow, ...]:
         *linear("self_attn.o_proj", "attn_output", "hidden,heads*v_head_dim"),
     )
 
-
-SPARSE_REQUIRED = {
-    **MLA_REQUIRED, "attention.q_lora_rank": "", "attention.indexer.head_count": "", "attention.indexer.key_length": "",
-    "attention.indexer.top_k": "",
-}

@@ -77,7 +77,7 @@ def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
 
 _POSITIONS = tensor("embeddings.position_embeddings.weight", "position_embd.weight", "positions,hidden")
 _BERT = Architecture(
-    id="bert", required={"tokenizer.ggml.token_type_count": ""}, gguf="bert", hf_class="BertModel", model_type="bert",
+    id="bert", gguf="bert", hf_class="BertModel", model_type="bert",
     hf_classes=classes("Bert", *HEADS, "ForPreTraining"), bare_classes=classes("Bert", *HEADS, "ForPreTraining"),
     model_types=("bert",),
     tensors=(
@@ -86,7 +86,7 @@ _BERT = Architecture(
         *hf_only("vocab", "cls.predictions.bias"),
         *hf_only("num_labels,hidden", "cls.seq_relationship", "classifier", "qa_outputs"),
     ),
-    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), *_ENCODES), gguf_only=(),
+    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), *_ENCODES),
     ignored=("embeddings.position_ids",), prefixes=(("bert.", ""),),
 )
 
@@ -95,9 +95,9 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
     """BERT whose positions count from the id of the padding token on; a GGUF is known by its vocabulary."""
     names = tuple(name for s in (stem, *more) for name in classes(s, *HEADS))
     return Architecture(
-        id=model_type, required={"tokenizer.ggml.token_type_count": ""}, gguf="bert", hf_class=f"{stem}Model",
-        model_type=model_type, hf_classes=names, bare_classes=names,
-        model_types=(model_type, *(name.lower() for name in more)), when=f"tokenizer.ggml.model={vocabulary}",
+        id=model_type, gguf="bert", hf_class=f"{stem}Model", model_type=model_type, hf_classes=names,
+        bare_classes=names, model_types=(model_type, *(name.lower() for name in more)),
+        when=f"tokenizer.ggml.model={vocabulary}",
         tensors=(
             *_bert(replace(_POSITIONS, gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")),
             *hf_only("hidden,hidden", "pooler.dense", "lm_head.dense"), *hf_only("hidden", "lm_head.layer_norm"),
@@ -108,14 +108,14 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
             *convert(DIMS, max_position_embeddings=offset_positions), LAYER_EPS, *ENCODER, TYPES, gelu(),
             *_ENCODES,
         ),
-        gguf_only=(), ignored=("embeddings.position_ids",), prefixes=(("roberta.", ""),),
+        ignored=("embeddings.position_ids",), prefixes=(("roberta.", ""),),
     )
 
 
 _DISTILBERT = Architecture(
-    id="distilbert", required={"tokenizer.ggml.token_type_count": ""}, gguf="bert", hf_class="DistilBertModel",
-    model_type="distilbert", hf_classes=classes("DistilBert", *HEADS), bare_classes=classes("DistilBert", *HEADS),
-    model_types=("distilbert",), when="tensors&!tensors=token_types.weight",
+    id="distilbert", gguf="bert", hf_class="DistilBertModel", model_type="distilbert",
+    hf_classes=classes("DistilBert", *HEADS), bare_classes=classes("DistilBert", *HEADS), model_types=("distilbert",),
+    when="tensors&!tensors=token_types.weight",
     tensors=(
         embedding("embeddings.word_embeddings"), _POSITIONS, *_layer_norm("embeddings.LayerNorm", "token_embd_norm"),
         *block(
@@ -133,9 +133,9 @@ _DISTILBERT = Architecture(
     keys=(
         Key("attention.layer_norm_epsilon", kind="f32", field="rms_norm_eps", constant=1e-12),
         *rename(DIMS, num_layers="n_layers", hidden_size="dim", intermediate_size="hidden_dim", num_heads="n_heads"),
-        *ENCODER, Key("tokenizer.ggml.token_type_count", constant=1), gelu("activation"),
+        *ENCODER, Key("tokenizer.ggml.token_type_count", constant=1, needed=REQUIRED), gelu("activation"),
     ),
-    gguf_only=(), ignored=("embeddings.position_ids",), prefixes=(("distilbert.", ""),),
+    ignored=("embeddings.position_ids",), prefixes=(("distilbert.", ""),),
 )
 
 ROWS: tuple[Architecture, ...] = (

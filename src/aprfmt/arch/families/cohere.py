@@ -74,7 +74,7 @@ dense_prefix_layer_types = replace(layer_types, derive=_dense_prefix)
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="cohere", gguf="command-r", **hf_names("Cohere", "cohere"), rope_type=0, gguf_only=(), head_never=True,
+        id="cohere", gguf="command-r", **hf_names("Cohere", "cohere"), rope_type=0,
         tensors=_parallel(
             *attention("attention_bias", "attention_bias"),
             *norm("self_attn.q_norm", "attn_q_norm", "heads,head_dim", need="use_qk_norm"),
@@ -86,18 +86,12 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="cohere2", required={"attention.sliding_window": "", "logit_scale": ""}, gguf="cohere2",
-        **hf_names("Cohere2", "cohere2"), rope_type=0, gguf_only=(), head_never=True,
+        id="cohere2", gguf="cohere2", **hf_names("Cohere2", "cohere2"), rope_type=0,
         tensors=_parallel(*attention("attention_bias", "attention_bias")),
         keys=(*_COHERE, ALWAYS_WINDOW, _SOME_LAYERS, VOCAB, ROPE_DIM),
     ),
     Architecture(
-        id="cohere2_moe",
-        required={
-            "attention.sliding_window": "", "logit_scale": "", "leading_dense_block_count": "",
-            "expert_feed_forward_length": "",
-        },
-        gguf="cohere2moe", **hf_names("Cohere2Moe", "cohere2_moe"), rope_type=0, gguf_only=(),
+        id="cohere2_moe", gguf="cohere2moe", **hf_names("Cohere2Moe", "cohere2_moe"), rope_type=0,
         tensors=network(
             *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias"),
             *router_and_experts("moe"),

@@ -6,16 +6,14 @@ from aprfmt.arch.blocks.decoder import (
     DIMS, GROUPED, RMS_EPS, ROPE, ROPE_DIM, VOCAB, WHOLE_HEADS, attention, decoder, gated_mlp, hf_names, linear,
     must_be, plain_mlp,
 )
-from aprfmt.arch.blocks.mla import (
-    INDEXER, KEY, MLA_LITE_REQUIRED, SPARSE_REQUIRED, indexer, joint_latent_attention, mla_decoder, mla_keys,
-)
+from aprfmt.arch.blocks.mla import INDEXER, KEY, indexer, joint_latent_attention, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, EQUAL_HEADS, MLP_LAYER_TYPES, NO_BIAS, SHARED_COUNT, WIDTH, draft_layer, moe_decoder, moe_keys,
     router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.converter import Converter, Scope, nothing
 from aprfmt.arch.converters.common import drafts, gating, gguf_int, leading_dense, no_rope_scaling, nope_and_rope
-from aprfmt.arch.row import Architecture, Difference, Key
+from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key
 
 
 def _lite_drafts_to(value: object, scope: Scope) -> object:
@@ -40,8 +38,7 @@ _DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=d
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="deepseek", required={"expert_shared_count": ""}, gguf="deepseek", **hf_names("Deepseek", "deepseek"),
-        rope_type=0,
+        id="deepseek", gguf="deepseek", **hf_names("Deepseek", "deepseek"), rope_type=0,
         tensors=moe_decoder(
             *attention(permuted=True), *router_and_experts("moe"),
             *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
@@ -54,8 +51,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="deepseek_v2", required=MLA_LITE_REQUIRED, gguf="deepseek2", **hf_names("DeepseekV2", "deepseek_v2"),
-        rope_type=0,
+        id="deepseek_v2", gguf="deepseek2", **hf_names("DeepseekV2", "deepseek_v2"), rope_type=0,
         tensors=mla_decoder(),
         keys=mla_keys(Key("", ("topk_method",), "str", converter=group_choice), Key("", ("moe_layer_freq",))),
         differs=(
@@ -69,11 +65,9 @@ ROWS: tuple[Architecture, ...] = (
                 "norm_topk_prob",
             ),
         ),
-        gguf_only=(),
     ),
     Architecture(
-        id="deepseek_v3", required=MLA_LITE_REQUIRED, gguf="deepseek2",
-        when="expert_gating_func=2|tensors=exp_probs_b.bias",
+        id="deepseek_v3", gguf="deepseek2", when="expert_gating_func=2|tensors=exp_probs_b.bias",
         **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite", "kimi_k2")), rope_type=0,
         tensors=mla_decoder((selection_bias(),), draft_layer()),
         keys=mla_keys(
@@ -82,27 +76,24 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("moe_layer_freq",)),
             Key("", ("mlp_layer_types",), "str[]", converter=leading_dense),
         ),
-        gguf_only=(),
     ),
     # As PLM-Team/PLM-1.8B-Base has it.
     Architecture(
-        id="plm", gguf="plm", required={"attention.key_length": "", "attention.value_length": ""},
-        **hf_names("PLM", "plm"), rope_type=0, gguf_only=(), head_never=True,
+        id="plm", gguf="plm", **hf_names("PLM", "plm"), rope_type=0,
         tensors=decoder(
             *joint_latent_attention(*linear("self_attn.q_proj", "attn_q", f"{_WHOLE_QUERY}hidden")),
             mlp=plain_mlp(None, "mlp.up_proj", "mlp.down_proj"),
         ),
         keys=(
             *DIMS, GROUPED, _ROTATED, ROPE, RMS_EPS, VOCAB, Key("attention.kv_lora_rank", ("kv_lora_rank",)),
-            Key("attention.key_length", ("qk_nope_head_dim",), converter=nope_and_rope),
-            Key("attention.value_length", ("v_head_dim",)), EQUAL_HEADS, must_be("attention_bias", False),
-            must_be("hidden_act", "relu2"),
+            Key("attention.key_length", ("qk_nope_head_dim",), converter=nope_and_rope, needed=REQUIRED),
+            Key("attention.value_length", ("v_head_dim",), needed=REQUIRED), EQUAL_HEADS,
+            must_be("attention_bias", False), must_be("hidden_act", "relu2"),
         ),
     ),
     Architecture(
-        id="deepseek_v32", required={**SPARSE_REQUIRED, "expert_gating_func": ""}, gguf="deepseek32",
-        **hf_names("DeepseekV32", "deepseek_v32"), rope_type=0,
+        id="deepseek_v32", gguf="deepseek32", **hf_names("DeepseekV32", "deepseek_v32"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer(), *draft_layer())),
-        keys=mla_keys(*INDEXER, _DRAFTS, MLP_LAYER_TYPES), gguf_only=(),
+        keys=mla_keys(*INDEXER, _DRAFTS, MLP_LAYER_TYPES),
     ),
 )

@@ -170,8 +170,8 @@ _OCR2 = Tower(
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(  # DeepSeek's experts behind plain attention, as deepseek-ai/DeepSeek-OCR has them
-        id="deepseek_ocr", required={"expert_shared_count": ""}, gguf="deepseek2-ocr",
-        hf_class="DeepseekOCRForCausalLM", model_type="deepseek_vl_v2", hf_classes=(), model_types=(), gguf_only=(),
+        id="deepseek_ocr", gguf="deepseek2-ocr", hf_class="DeepseekOCRForCausalLM", model_type="deepseek_vl_v2",
+        hf_classes=(), model_types=(),
         tensors=moe_decoder(
             *attention(), *router_and_experts("moe"),
             *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
     DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, SILU, block, embedding, experts, final_norm, head, hf_names, linear,
-    must_be, norm, optional, rename, tensor,
+    must_be, needs, norm, optional, rename, tensor,
 )
 from aprfmt.arch.blocks.mla import INDEXER
 from aprfmt.arch.blocks.moe import COUNT, MTP, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, draft_layer, packed_experts
@@ -213,29 +213,20 @@ _V4_NAMES = {
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="deepseek_v4",
-        required={
-            "attention.q_lora_rank": "", "attention.sliding_window": "", "attention.compress_ratios": "",
-            "attention.compress_rope_freq_base": "", "hyper_connection.count": "",
-            "hyper_connection.sinkhorn_iterations": "", "hyper_connection.epsilon": "", "hash_layer_count": "",
-            "expert_gating_func": "", "attention.head_count_kv": "", "attention.value_length": "",
-            "expert_weights_scale": "", "expert_weights_norm": "", "swiglu_clamp_exp": "",
-            "attention.indexer.top_k": "",
-        },
-        gguf="deepseek4", **hf_names("DeepseekV4", "deepseek_v4"), head_always=True, packed_config=_PACKED,
-        gguf_only=(), drafts=(("mtp.{m}.", "layers.{n}."),), drafts_apart=(("mtp.0.hc_head_", "hc_head_"),),
+        id="deepseek_v4", gguf="deepseek4", **hf_names("DeepseekV4", "deepseek_v4"), packed_config=_PACKED,
+        drafts=(("mtp.{m}.", "layers.{n}."),), drafts_apart=(("mtp.0.hc_head_", "hc_head_"),),
         prefixes=(("model.embed_tokens.", "embed."), ("model.hc_head.hc_", "hc_head_"), ("model.", "")),
         tensors=(
             embedding("embed"), *block(*_LAYER, *_draft(), hf="layers.{n}."), *last_stream("hc_head_"),
             *final_norm("norm"), *head("head"),
         ),
-        keys=_KEYS,
+        keys=(*_KEYS, *needs("attention.head_count_kv", "attention.value_length")),
     ),
     Architecture(
         id="deepseek_v4_dspark",
-        required={"target_layers": "", "attention.q_lora_rank": "", "attention.sliding_window": ""}, gguf="dflash",
+        gguf="dflash",
         when="hyper_connection.count", hf_class="DeepseekV4DSparkModel", model_type="deepseek_v4",
-        hf_classes=("DeepseekV4DSparkModel",), model_types=(), packed_config=_PACKED, gguf_only=(),
+        hf_classes=("DeepseekV4DSparkModel",), model_types=(), packed_config=_PACKED,
         # The last stage has what follows all of them; published drafts have three.
         prefixes=tuple(
             (f"mtp.{stage}.{name}", f"mtp.2.{name}")
@@ -261,8 +252,9 @@ ROWS: tuple[Architecture, ...] = (
                 for key in _KEYS if key not in (MTP, _ALL_STREAMS)
             ),
             Key("block_size", ("dspark_block_size",)),
-            Key("target_layers", ("dspark_target_layer_ids",), "i32[]", converter=next_layers),
+            Key("target_layers", ("dspark_target_layer_ids",), "i32[]", converter=next_layers, needed=REQUIRED),
             Key("tokenizer.ggml.mask_token_id", ("dspark_noise_token_id",)), Key("", ("dspark_markov_rank",)),
+            *needs("attention.q_lora_rank", "attention.sliding_window"),
         ),
     ),
 )

@@ -114,8 +114,7 @@ _XIELU = {"alpha_n": "1", "alpha_p": "1", "beta": "", "eps": ""}
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="apertus", required=dict.fromkeys((f"xielu.{name}" for name in _XIELU), ""), gguf="apertus",
-        **hf_names("Apertus", "apertus"), head_always=True,
+        id="apertus", gguf="apertus", **hf_names("Apertus", "apertus"),
         tensors=network(
             *norm("attention_layernorm", "attn_norm"),
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
@@ -132,7 +131,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="seed_oss", gguf="seed_oss", **hf_names("SeedOss", "seed_oss"), gguf_only=(),
+        id="seed_oss", gguf="seed_oss", **hf_names("SeedOss", "seed_oss"),
         tensors=network(
             *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_out_bias"),
             *norm("post_attention_layernorm", "post_attention_norm"), *gated_mlp("mlp_bias"),
@@ -143,8 +142,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="stablelm", gguf="stablelm", **hf_names("StableLm", "stablelm", "StableLMEpoch"), gguf_only=(),
-        head_always=True,
+        id="stablelm", gguf="stablelm", **hf_names("StableLm", "stablelm", "StableLMEpoch"),
         tensors=network(
             *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention("use_qkv_bias"),
             _head_norms("q_layernorm", "attn_q_norm", "heads"), _head_norms("k_layernorm", "attn_k_norm", "kv_heads"),
@@ -161,7 +159,6 @@ ROWS: tuple[Architecture, ...] = (
         **class_names(
             "BitNetForCausalLM", "BitnetForCausalLM", "BitNetModel", types=("bitnet",), bare=("BitNetModel",),
         ),
-        gguf_only=(), head_never=True,
         tensors=decoder(
             *attention("attention_bias", "attention_bias"), *norm("self_attn.attn_sub_norm", "attn_sub_norm"),
             *norm("self_attn.inner_attn_ln", "attn_sub_norm"),
@@ -180,7 +177,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As apple/OpenELM-270M has it.
     Architecture(
-        id="openelm", gguf="openelm", **hf_names("OpenELM", "openelm"), gguf_only=(), head_never=True,
+        id="openelm", gguf="openelm", **hf_names("OpenELM", "openelm"),
         tensors=network(
             *norm("attn_norm", "attn_norm"), *linear("attn.qkv_proj", "attn_qkv", "q+2*kv,hidden"),
             *norm("attn.q_norm", "attn_q_norm", "head_dim"), *norm("attn.k_norm", "attn_k_norm", "head_dim"),
@@ -210,8 +207,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # What runs H_cycles times: L_cycles times the low stack, then the high one.
     Architecture(
-        id="hrm_text", gguf="hrm_text", **hf_names("HrmText", "hrm_text"), gguf_only=(),
-        required={f"hrm.{key}": "" for key in ("layers_per_stack", "h_cycles", "l_cycles")},
+        id="hrm_text", gguf="hrm_text", **hf_names("HrmText", "hrm_text"),
         tensors=(
             embedding(), tensor("model.z_L_init", "hrm.z_l_init", "hidden"), *_stack("L_module"),
             *_stack("H_module", _STACK), *head(),

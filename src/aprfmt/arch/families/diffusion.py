@@ -47,7 +47,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="llada_moe", gguf="llada-moe", **hf_names("LLaDAMoE", "lladamoe", end="ModelLM"), gguf_only=(),
+        id="llada_moe", gguf="llada-moe", **hf_names("LLaDAMoE", "lladamoe", end="ModelLM"),
         tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
         keys=(
             *rename(
@@ -67,7 +67,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, WHOLE_HEADS, *_MASKED, SILU, must_be("use_sliding_window", False)),
     ),
     Architecture(
-        id="rnd1", gguf="rnd1", **class_names("RND1", "RND1LM", types=("rnd1",)), gguf_only=(),
+        id="rnd1", gguf="rnd1", **class_names("RND1", "RND1LM", types=("rnd1",)),
         tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
         keys=moe_keys(
             WIDTH, *_MASKED, NO_BIAS, must_be("norm_topk_prob", True), *ALL_SPARSE,

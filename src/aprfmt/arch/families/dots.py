@@ -8,7 +8,7 @@ from dataclasses import replace
 from aprfmt.arch.blocks.decoder import (
     DIMS, NO_WINDOW, attention, gated_mlp, hf_names, linear, must_be, norm, split, tensor,
 )
-from aprfmt.arch.blocks.mla import INDEXER, SPARSE_REQUIRED, indexer, mla_keys
+from aprfmt.arch.blocks.mla import INDEXER, indexer, mla_keys
 from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, EQUAL_HEADS, GROUPS, MLP_LAYER_TYPES, MTP, NO_BIAS, SHARED_COUNT, SIGMOID, WEIGHTS_NORM,
     WEIGHTS_SCALE, WIDTH, draft_layer, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
@@ -161,26 +161,23 @@ _V = "vision_tower."
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="dots1", required={"expert_shared_count": "", "expert_gating_func": ""}, gguf="dots1",
-        **hf_names("Dots1", "dots1"), head_always=True,
+        id="dots1", gguf="dots1", **hf_names("Dots1", "dots1"),
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
             *router_and_experts("moe", (selection_bias(),)),
             *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
-            *GROUPS, WIDTH, DENSE_LAYERS, SHARED_COUNT, WEIGHTS_SCALE, WEIGHTS_NORM,
-            # llama.cpp aborts without it.
-            SIGMOID, NO_BIAS, EQUAL_HEADS, Key("", ("sliding_window",)), Key("", ("max_window_layers",)),
+            *GROUPS, WIDTH, DENSE_LAYERS, SHARED_COUNT, WEIGHTS_SCALE, WEIGHTS_NORM, replace(SIGMOID, needed=REQUIRED),
+            NO_BIAS, EQUAL_HEADS, Key("", ("sliding_window",)), Key("", ("max_window_layers",)),
             Key("", ("layer_types",), "str[]"), count="n_routed_experts",
         ),
-        gguf_only=(),
         differs=(NO_WINDOW,),
     ),
     Architecture(
-        id="dots3_note", required={**SPARSE_REQUIRED, "attention.sliding_window": "", "attention.kv_lora_rank_swa": ""},
-        gguf="dots3note", **hf_names("Dots3Note", "dots3_note", "Dots3NoteText", also=("dots3_note_text",)),
-        rope_type=0, nested_rope=True,
+        id="dots3_note", gguf="dots3note",
+        **hf_names("Dots3Note", "dots3_note", "Dots3NoteText", also=("dots3_note_text",)), rope_type=0,
+        nested_rope=True,
         tensors=moe_decoder(
             *_two_geometries(), *router_and_experts("moe&!draft", (selection_bias("moe&!draft"),)),
             *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe&!draft"),
@@ -202,7 +199,7 @@ ROWS: tuple[Architecture, ...] = (
             must_be("k_rope_only_layernorm", True), must_be("n_group", 1), must_be("attention_gate_type", "headwise"),
             must_be("swa_attention_gate_type", "headwise"), MLP_LAYER_TYPES, MTP,
         ),
-        differs=(_HALVES,), gguf_only=(),
+        differs=(_HALVES,),
     ),
 )
 

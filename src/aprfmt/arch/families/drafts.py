@@ -10,7 +10,7 @@ from dataclasses import replace
 from aprfmt.arch import rope
 from aprfmt.arch.blocks.decoder import (
     DECODER, DIMS, GROUPED, PAIRS, RMS_EPS, ROPE, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WINDOW, attention, block,
-    gated_mlp, linear, must_be, norm, tensor,
+    gated_mlp, linear, must_be, needs, norm, tensor,
 )
 from aprfmt.arch.blocks.encoder import hf_only
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, default, nothing
@@ -18,7 +18,7 @@ from aprfmt.arch.converters.drafts import needed, next_layers
 from aprfmt.arch.converters.layers import FULL, SLIDING
 from aprfmt.arch.families import gemma4
 from aprfmt.arch.fields import as_int
-from aprfmt.arch.row import HAS_TENSORS, OPTIONAL, PLUS_ROW, Architecture, Key, TensorRow
+from aprfmt.arch.row import HAS_TENSORS, OPTIONAL, PLUS_ROW, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.errors import RefusedError
 
 
@@ -144,7 +144,8 @@ def _of_dflash(name: str, kind: str = "u32", *more: str) -> Key:
 
 _BLOCKS_AND_LAYERS = (
     Key("block_size", ("dflash_config.block_size", "block_size")),
-    Key("target_layers", ("dflash_config.target_layer_ids", "target_layer_ids"), "i32[]", converter=next_layers),
+    Key("target_layers", ("dflash_config.target_layer_ids", "target_layer_ids"), "i32[]", converter=next_layers,
+        needed=REQUIRED),
     Key("tokenizer.ggml.mask_token_id", ("dflash_config.mask_token_id", "mask_token_id")),
 )
 _DFLASH_KEYS = (
@@ -176,8 +177,7 @@ _NOT_OF_ASSISTANTS = re.compile(r"attn_[kv]|_exps|_norm_[12]|ffn_gate_inp|per_la
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="eagle3", required={"target_layers": "", "target_hidden_size": ""}, gguf="eagle3",
-        hf_class="LlamaForCausalLMEagle3", model_type="llama",
+        id="eagle3", gguf="eagle3", hf_class="LlamaForCausalLMEagle3", model_type="llama",
         hf_classes=("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
         other_names=("Eagle3Speculator",), model_types=(), rope_type=0,
         prefixes=(("layers.0.", "midlayer."), ("model.layers.0.", "midlayer."), ("model.", "")),
@@ -198,7 +198,8 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DECODER, VOCAB, ROPE_DIM,
-            Key("target_layers", ("eagle_aux_hidden_state_layer_ids",), "i32[]", converter=eagle_layers),
+            Key("target_layers", ("eagle_aux_hidden_state_layer_ids",), "i32[]", converter=eagle_layers,
+                needed=REQUIRED),
             Key("target_hidden_size", ("target_hidden_size",), converter=target_width),
             Key("norm_before_residual", ("norm_before_residual",), "bool"),
             Key("norm_before_fc", ("norm_before_fc",), "bool"), Key("", ("draft_vocab_size",)),
@@ -206,15 +207,15 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="dflash", required={"target_layers": ""}, gguf="dflash", hf_class="DFlashDraftModel", model_type="qwen3",
+        id="dflash", gguf="dflash", hf_class="DFlashDraftModel", model_type="qwen3",
         hf_classes=("DFlashDraftModel", "DFlash2DraftModel", "MuseGlimmerAssistantModel"),
-        other_names=("MuseGlimmerAssistantModel",), model_types=("muse_glimmer_assistant",), gguf_only=(),
+        other_names=("MuseGlimmerAssistantModel",), model_types=("muse_glimmer_assistant",),
         prefixes=(("model.", ""), ("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm.")),
         tensors=_dflash(*_SELECTOR), keys=_DFLASH_KEYS,
     ),
     Architecture(
-        id="gemma4_dspark", required={"target_layers": ""}, gguf="dflash", when="tensors=layer_output_scale.weight",
-        hf_class="Gemma4DSparkModel", model_type="gemma4_dspark", hf_classes=("Gemma4DSparkModel",), model_types=(),
+        id="gemma4_dspark", gguf="dflash", when="tensors=layer_output_scale.weight", hf_class="Gemma4DSparkModel",
+        model_type="gemma4_dspark", hf_classes=("Gemma4DSparkModel",), model_types=(),
         prefixes=(("model.", ""), ("confidence_proj.", "confidence_head.proj.")),
         tensors=_dflash(*_MARKOV, layer=_GEMMA4_LAYER),
         keys=(
@@ -229,12 +230,11 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="dspark", required={"target_layers": ""}, gguf="dflash", when="tensors=markov_w1.weight",
-        hf_class="DSparkDraftModel", model_type="qwen3",
+        id="dspark", gguf="dflash", when="tensors=markov_w1.weight", hf_class="DSparkDraftModel", model_type="qwen3",
         hf_classes=(
             "DSparkDraftModel", "DSparkSpeculator", "Qwen3DSparkModel", "Lfm2DSparkDraftModel", "LingDSparkModel",
         ),
-        model_types=(), gguf_only=(), prefixes=(("model.", ""),),
+        model_types=(), prefixes=(("model.", ""),),
         tensors=_dflash(*_SELECTOR, *_MARKOV, *_OWN_VOCABULARY, vocabulary="draft_vocab_size"),
         keys=(
             *_DFLASH_KEYS, Key("", ("aux_hidden_state_layer_ids",), "i32[]"), *_MARKOV_KEYS,
@@ -261,9 +261,9 @@ ROWS: tuple[Architecture, ...] = (
                 replace(key, converter=None) if key.gguf == "attention.shared_kv_layers" else key
                 for key in _GEMMA4.keys
             ),
-            Key("embedding_length_out", ("backbone_hidden_size",)), Key("nextn_predict_layers", converter=layer_count),
+            Key("embedding_length_out", ("backbone_hidden_size",), needed=REQUIRED),
+            Key("nextn_predict_layers", converter=layer_count), *needs("embedding_length_per_layer_input"),
             Key("", ("num_centroids",)),
         ),
-        required={**_GEMMA4.required, "embedding_length_out": ""}, head_never=True,
     ),
 )

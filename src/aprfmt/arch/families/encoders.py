@@ -69,9 +69,9 @@ def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tu
 
 
 _NOMIC = Architecture(
-    id="nomic_bert", required={"tokenizer.ggml.token_type_count": ""}, gguf="nomic-bert", hf_class="NomicBertModel",
-    model_type="nomic_bert", hf_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER),
-    bare_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER), model_types=("nomic_bert",),
+    id="nomic_bert", gguf="nomic-bert", hf_class="NomicBertModel", model_type="nomic_bert",
+    hf_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER), bare_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER),
+    model_types=("nomic_bert",),
     tensors=(
         *_rotary_bert(
             "attn",
@@ -94,11 +94,10 @@ _NOMIC = Architecture(
         ),
         ROPE, LAYER_EPS, HEAD_DIM, *ENCODER, TYPES, must_be("hidden_act", "silu"),
     ),
-    gguf_only=(), prefixes=(("nomic_bert.", ""),),
+    prefixes=(("nomic_bert.", ""),),
 )
 _JINA3 = Architecture(
-    id="jina_embeddings_v3", required={"tokenizer.ggml.token_type_count": ""}, gguf="jina-bert-v3",
-    hf_class="JinaEmbeddingsV3Model", model_type="jina_embeddings_v3",
+    id="jina_embeddings_v3", gguf="jina-bert-v3", hf_class="JinaEmbeddingsV3Model", model_type="jina_embeddings_v3",
     hf_classes=classes("JinaEmbeddingsV3", *HEADS, CLASSIFIER),
     bare_classes=classes("JinaEmbeddingsV3", *HEADS, CLASSIFIER), model_types=("jina_embeddings_v3",),
     tensors=(
@@ -114,7 +113,7 @@ _JINA3 = Architecture(
         *hf_only("vocab,hidden", "lm_head.decoder"), *hf_only("vocab", "lm_head.bias"),
         *hf_only("num_labels,hidden", "classifier.out_proj", "classifier", "qa_outputs"),
     ),
-    keys=(*DIMS, ROPE, LAYER_EPS, *ENCODER, TYPES, gelu()), gguf_only=(), prefixes=(("roberta.", ""),),
+    keys=(*DIMS, ROPE, LAYER_EPS, *ENCODER, TYPES, gelu()), prefixes=(("roberta.", ""),),
 )
 _NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias") + block(
     *hf_only("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}.",
@@ -142,7 +141,7 @@ _MODERN = Architecture(
         Key("hidden_activation", ("hidden_activation",), "str", allowed=("gelu", "silu")), must_be("norm_bias", False),
         must_be("attention_bias", False), must_be("mlp_bias", False),
     ),
-    gguf_only=(), prefixes=(("model.", ""),), nested_rope=True,
+    prefixes=(("model.", ""),), nested_rope=True,
 )
 _EUROBERT = Architecture(
     id="eurobert", gguf="eurobert", hf_class="EuroBertModel", model_type="eurobert",
@@ -161,7 +160,7 @@ _EUROBERT = Architecture(
         *DIMS, GROUPED, ROPE, RMS_EPS, HEAD_DIM, *ENCODER, NO_SCALING, must_be("hidden_act", "silu"),
         must_be("mlp_bias", False), must_be("attention_bias", False),
     ),
-    gguf_only=(), prefixes=(("model.", ""),),
+    prefixes=(("model.", ""),),
 )
 
 
@@ -204,8 +203,8 @@ ROWS: tuple[Architecture, ...] = (
     _MODERN,
     _EUROBERT,
     Architecture(
-        id="jina_bert_v2", required={"tokenizer.ggml.token_type_count": ""}, gguf="jina-bert-v2", hf_class=_JINA[1],
-        model_type="bert", hf_classes=_JINA, bare_classes=_JINA, model_types=(),
+        id="jina_bert_v2", gguf="jina-bert-v2", hf_class=_JINA[1], model_type="bert", hf_classes=_JINA,
+        bare_classes=_JINA, model_types=(),
         tensors=(
             embedding("embeddings.word_embeddings"),
             tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "type_vocab_size,hidden"),
@@ -235,7 +234,7 @@ ROWS: tuple[Architecture, ...] = (
             *DIMS, LAYER_EPS, *ENCODER, TYPES, Key("", ("qk_post_norm", "auto_map"), converter=qk_post_norm),
             must_be("feed_forward_type", "geglu"), must_be("position_embedding_type", "alibi"), gelu(),
         ),
-        gguf_only=(), prefixes=(("bert.", ""),),
+        prefixes=(("bert.", ""),),
     ),
     Architecture(
         id="neobert", gguf="neo-bert", hf_class=_NEO[0], model_type="neobert", hf_classes=_NEO, bare_classes=_NEO,
@@ -257,6 +256,6 @@ ROWS: tuple[Architecture, ...] = (
             replace(RMS_EPS, hf=("norm_eps",)), *ENCODER, NO_SCALING,
             Key("attention.qkv_by_head", (_BY_HEAD,), "bool", converter=by_head),
         ),
-        gguf_only=(), ignored=("freqs_cis",), prefixes=(("model.", ""),),
+        ignored=("freqs_cis",), prefixes=(("model.", ""),),
     ),
 )

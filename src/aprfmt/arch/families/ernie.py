@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isqrt
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, PAD, SILU, attention, decoder, gated_mlp, hf_names, linear, must_be, norm, tensor,
+    DECODER, PAD, SILU, attention, decoder, gated_mlp, hf_names, linear, must_be, needs, norm, tensor,
 )
 from aprfmt.arch.blocks.moe import WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert
 from aprfmt.arch.blocks.tower import (
@@ -49,15 +49,13 @@ _MERGED = f"{TOWER_WIDTH}*spatial_merge_size*spatial_merge_size"
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="ernie4_5", gguf="ernie4_5", **hf_names("Ernie4_5", "ernie4_5", "Ernie4_5_"), rope_type=0, gguf_only=(),
+        id="ernie4_5", gguf="ernie4_5", **hf_names("Ernie4_5", "ernie4_5", "Ernie4_5_"), rope_type=0,
         prefixes=(("ernie.", "model."),),
         tensors=decoder(*attention("use_bias", "use_bias"), mlp=gated_mlp("use_bias")),
         keys=(*DECODER, PAD, SILU, must_be("use_bias", False)),
     ),
     Architecture(
-        id="ernie4_5_moe",
-        required={"interleave_moe_layer_step": "", "expert_shared_feed_forward_length": "expert_shared_count"},
-        gguf="ernie4_5-moe", **hf_names("Ernie4_5_Moe", "ernie4_5_moe"), rope_type=0,
+        id="ernie4_5_moe", gguf="ernie4_5-moe", **hf_names("Ernie4_5_Moe", "ernie4_5_moe"), rope_type=0,
         tensors=moe_decoder(
             *attention("use_bias", "use_bias"),
             *router_and_experts(
@@ -76,19 +74,19 @@ ROWS: tuple[Architecture, ...] = (
             head_bias="use_bias&output",
         ),
         keys=moe_keys(
-            Key("interleave_moe_layer_step", ("moe_layer_interval",), converter=every_layer),
+            Key("interleave_moe_layer_step", ("moe_layer_interval",), converter=every_layer, needed=REQUIRED),
             Key("leading_dense_block_count", ("moe_layer_start_index",)), WIDTH,
             Key("expert_shared_count", ("moe_num_shared_experts",)),
-            Key("expert_shared_feed_forward_length", converter=shared_width),
+            Key("expert_shared_feed_forward_length", converter=shared_width, needed="expert_shared_count"),
             Key("", ("moe_layer_end_index",), "i32", converter=last_layer), must_be("use_bias", False),
             count="moe_num_experts", used="moe_k",
         ),
     ),
     Architecture(
-        id="paddleocr", required={"rope.dimension_sections": ""}, gguf="paddleocr", hf_class="LlamaForCausalLM",
-        model_type="llama", hf_classes=(), model_types=("paddleocr_vl_text",), gguf_only=(),
+        id="paddleocr", gguf="paddleocr", hf_class="LlamaForCausalLM", model_type="llama", hf_classes=(),
+        model_types=("paddleocr_vl_text",),
         tensors=decoder(*attention("use_bias", "use_bias"), mlp=gated_mlp("use_bias")),
-        keys=(*DECODER, SILU, must_be("use_bias", False)),
+        keys=(*DECODER, SILU, must_be("use_bias", False), *needs("rope.dimension_sections")),
     ),
 )
 

@@ -39,9 +39,7 @@ ROWS: tuple[Architecture, ...] = (
         differs=(_ONLY_64,),
     ),
     Architecture(
-        id="exaone_moe",
-        required={"attention.sliding_window": "", "expert_gating_func": "", "expert_feed_forward_length": ""},
-        gguf="exaone-moe", **hf_names("ExaoneMoe", "exaone_moe", "ExaoneMoE"), head_always=True,
+        id="exaone_moe", gguf="exaone-moe", **hf_names("ExaoneMoe", "exaone_moe", "ExaoneMoE"),
         tensors=moe_decoder(
             *attention(qk_norm="head_dim"),
             *router_and_experts(
@@ -63,7 +61,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="exaone", gguf="exaone", **hf_names("Exaone", "exaone"), gguf_only=("rope_freqs.weight",),
+        id="exaone", gguf="exaone", **hf_names("Exaone", "exaone"),
         tensors=network(
             *norm("ln_1", "attn_norm"), *attention(hf="attn.attention", o_proj="out_proj"), *norm("ln_2", "ffn_norm"),
             *gated_mlp(names=("c_fc_0", "c_fc_1", "c_proj")),

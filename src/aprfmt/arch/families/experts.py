@@ -254,8 +254,7 @@ _YARN = {
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="dbrx", required={"attention.clamp_kqv": ""}, gguf="dbrx", **hf_names("Dbrx", "dbrx"), gguf_only=(),
-        head_always=True,
+        id="dbrx", gguf="dbrx", **hf_names("Dbrx", "dbrx"),
         tensors=network(
             *norm("norm_attn_norm.norm_1", "attn_norm"),
             *linear("norm_attn_norm.attn.Wqkv", "attn_qkv", "q+2*kv,hidden"),
@@ -290,14 +289,14 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="gpt_oss", required={"attention.sliding_window": ""},
+        id="gpt_oss",
         packed_config={
             "quant_method": "mxfp4",
             "modules_to_not_convert": [
                 "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
             ],
         },
-        gguf="gpt-oss", **hf_names("GptOss", "gpt_oss"), head_always=True,
+        gguf="gpt-oss", **hf_names("GptOss", "gpt_oss"),
         tensors=network(
             *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias"),
             tensor("self_attn.sinks", "attn_sinks.weight", "heads"),
@@ -314,9 +313,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="afmoe",
-        required={"expert_shared_count": "", "expert_feed_forward_length": "", "attention.sliding_window": ""},
-        gguf="afmoe", **hf_names("Afmoe", "afmoe"), gguf_only=(),
+        id="afmoe", gguf="afmoe", **hf_names("Afmoe", "afmoe"),
         tensors=network(
             *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
             *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
@@ -331,13 +328,13 @@ ROWS: tuple[Architecture, ...] = (
         keys=moe_keys(
             VOCAB, ROPE_DIM, *GROUPS, WIDTH, NUM_SHARED_EXPERTS,
             Key("leading_dense_block_count", ("num_dense_layers",), converter=absent_0),
-            replace(WEIGHTS_SCALE, hf=("route_scale",)), replace(WEIGHTS_NORM, hf=("route_norm",)), _GATING, WINDOW,
+            replace(WEIGHTS_SCALE, hf=("route_scale",)), replace(WEIGHTS_NORM, hf=("route_norm",)), _GATING,
+            replace(WINDOW, needed=REQUIRED),
             _FOURTH, Key("", ("global_attn_every_n_layers",)), must_be("mup_enabled", True), NO_BIAS,
         ),
     ),
     Architecture(
-        id="mellum", required={"expert_feed_forward_length": ""}, gguf="mellum", **hf_names("Mellum", "mellum"),
-        gguf_only=(), head_always=True, nested_rope=True,
+        id="mellum", gguf="mellum", **hf_names("Mellum", "mellum"), nested_rope=True,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"), *router_and_experts("moe"),
             *gated_mlp(layers="dense"),
@@ -349,8 +346,7 @@ ROWS: tuple[Architecture, ...] = (
         differs=(_ONE_THETA,),
     ),
     Architecture(
-        id="laguna", required={"leading_dense_block_count": "", "expert_feed_forward_length": ""}, gguf="laguna",
-        **hf_names("Laguna", "laguna"), gguf_only=(), nested_rope=True,
+        id="laguna", gguf="laguna", **hf_names("Laguna", "laguna"), nested_rope=True,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
             *linear("self_attn.g_proj", "attn_gate", "heads,hidden", need="!gating=per-element"),
@@ -377,7 +373,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As keyfan/grok-1-hf has it.
     Architecture(
-        id="grok", gguf="grok", **hf_names("Grok", "grok-1"), gguf_only=(),
+        id="grok", gguf="grok", **hf_names("Grok", "grok-1"),
         tensors=network(
             *norm("rms_norm", "attn_norm"), *linear("multi_head_attention.query", "attn_q", "q,hidden"),
             *linear("multi_head_attention.key", "attn_k", "kv,hidden"),
@@ -392,7 +388,7 @@ ROWS: tuple[Architecture, ...] = (
     # As xai-org/grok-2 has it.
     Architecture(
         id="grok2", gguf="grok", when="tensors=post_ffw_norm.weight", hf_class="Grok1ForCausalLM", model_type="git",
-        hf_classes=("Grok1ForCausalLM",), model_types=(), gguf_only=(),
+        hf_classes=("Grok1ForCausalLM",), model_types=(),
         tensors=network(
             *norm("pre_attn_norm", "attn_norm"), *attention(), *norm("post_attn_norm", "attn_output_norm"),
             *norm("pre_moe_norm", "ffn_norm"), *gated_mlp(),
@@ -428,9 +424,8 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As inclusionAI/GroveMoE-Inst has it.
     Architecture(
-        id="grovemoe", gguf="grovemoe", required={"expert_group_scale": "", "experts_per_group": ""},
+        id="grovemoe", gguf="grovemoe",
         **class_names("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM", types=("grove_moe",)),
-        gguf_only=(),
         tensors=moe_decoder(
             *attention(qk_norm="head_dim"), *router_and_experts(),
             *(
@@ -456,7 +451,6 @@ ROWS: tuple[Architecture, ...] = (
     # As PowerInfer/SmallThinker-4BA0.6B-Instruct and SmallThinker-21BA3B-Instruct have it.
     Architecture(
         id="smallthinker", gguf="smallthinker", **hf_names("SmallThinker", "smallthinker", "Smallthinker"),
-        gguf_only=(),
         tensors=moe_decoder(
             *attention(), *linear("block_sparse_moe.primary_router", "ffn_gate_inp", "experts,hidden"),
             *experts("block_sparse_moe.experts.{e}.", ("gate", "up", "down")),
@@ -480,9 +474,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As deepgrove/maple-preview has it.
     Architecture(
-        id="maple", gguf="maple",
-        required={"attention.sliding_window": "", "attention.sliding_window_pattern": "", "swiglu_clamp_exp": ""},
-        **hf_names("Maple", "maple"), gguf_only=(),
+        id="maple", gguf="maple", **hf_names("Maple", "maple"),
         tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
         keys=(
             *convert(moe_keys(WIDTH, VOCAB, ROPE_DIM, WINDOW, SLIDING_LAYERS), intermediate_size=if_given),

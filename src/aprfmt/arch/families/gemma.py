@@ -128,14 +128,14 @@ _POSITIONS = "image_size/patch_size*image_size/patch_size"
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="gemma", gguf="gemma", **hf_names("Gemma", "gemma"), gguf_only=(), head_never=True,
+        id="gemma", gguf="gemma", **hf_names("Gemma", "gemma"),
         tensors=_gemma(),
         keys=(
             *DECODER, _NO_BIAS, _CAUSAL, Key("", ("hidden_act",), "str", allowed=("gelu_pytorch_tanh", "gelu")),
         ),
     ),
     Architecture(
-        id="gemma2", gguf="gemma2", **hf_names("Gemma2", "gemma2"), gguf_only=(), head_never=True,
+        id="gemma2", gguf="gemma2", **hf_names("Gemma2", "gemma2"),
         tensors=_sandwiched(),
         keys=(
             *DECODER, Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32", converter=softcap),
@@ -147,7 +147,6 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gemma3_text", gguf="gemma3",
         **class_names("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", types=("gemma3_text", "gemma3")),
-        gguf_only=(),
         tensors=_GEMMA3,
         keys=(
             *_GEMMA3_KEYS, replace(ALWAYS_WINDOW, converter=any_window),
@@ -156,9 +155,8 @@ ROWS: tuple[Architecture, ...] = (
         nested_rope=True,
     ),
     Architecture(
-        id="gemma_embedding", required={"attention.sliding_window": ""}, gguf="gemma-embedding",
-        hf_class="Gemma3TextModel", model_type="gemma3_text", hf_classes=("Gemma3TextModel",),
-        bare_classes=("Gemma3TextModel",), model_types=(), gguf_only=(), prefixes=(("model.", ""),),
+        id="gemma_embedding", gguf="gemma-embedding", hf_class="Gemma3TextModel", model_type="gemma3_text",
+        hf_classes=("Gemma3TextModel",), bare_classes=("Gemma3TextModel",), model_types=(), prefixes=(("model.", ""),),
         tensors=(
             *(
                 replace(row, hf=tuple(name.removeprefix("model.") for name in row.hf))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
     DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, WINDOW_LAYERS, block, class_names, embedding, final_norm, flag, gated_mlp,
-    head, linear, must_be, norm, number, rename, tensor,
+    head, linear, must_be, needs, norm, number, rename, tensor,
 )
 from aprfmt.arch.blocks.moe import COUNT, USED, WIDTH
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope
@@ -298,9 +298,8 @@ def _widths(converter: Converter) -> tuple[Key, ...]:
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="gemma3n_text", required={"attention.sliding_window": ""}, gguf="gemma3n",
+        id="gemma3n_text", gguf="gemma3n",
         **class_names("Gemma3nForCausalLM", "Gemma3nTextModel", types=("gemma3n_text",), bare=("Gemma3nTextModel",)),
-        gguf_only=(),
         tensors=(
             embedding(), *_per_layer_model(), _streams("altup_projections", "altup_proj"),
             _streams("altup_unembed_projections", "altup_unembd_proj"),
@@ -348,15 +347,12 @@ ROWS: tuple[Architecture, ...] = (
             Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=zero_cap),
             Key("embedding_length_per_layer_input", (_PER_LAYER,), converter=number_or_0),
             Key("", ("vocab_size_per_layer_input",), converter=row_a_token), _SHARED_KV,
+            *needs("rope.dimension_count_swa"),
             *rename((COUNT, USED, WIDTH), num_experts="num_experts", num_experts_per_tok="top_k_experts"),
             flag("enable_moe_block"), Key("", ("attention_k_eq_v",), "bool", converter=values_are_keys),
             flag("use_double_wide_mlp"), Key("", ("use_bidirectional_attention",), "str", allowed=("vision",)),
             must_be("attention_bias", False), _GELU,
         ),
-        required={
-            "attention.sliding_window": "", "attention.sliding_window_pattern": "", "attention.key_length_swa": "",
-            "attention.value_length_swa": "", "embedding_length_per_layer_input": "", "rope.dimension_count_swa": "",
-        },
         nested_rope=True, freqs_always=True,
     ),
 )

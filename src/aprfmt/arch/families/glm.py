@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
     DECODER, DIMS, GROUPED, RMS_EPS, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, attention, block, class_names, embedding,
-    final_norm, flag, fused_mlp, fused_qkv, gated_mlp, head, hf_names, linear, must_be, network, norm, rename, tensor,
+    final_norm, flag, fused_mlp, fused_qkv, gated_mlp, head, hf_names, linear, must_be, needs, network, norm, rename,
+    tensor,
 )
-from aprfmt.arch.blocks.mla import INDEXER, SPARSE_REQUIRED, indexer, mla_decoder, mla_keys
+from aprfmt.arch.blocks.mla import INDEXER, indexer, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import (
     BIAS_FLAG, DENSE_LAYERS, EQUAL_HEADS, GROUPS, MLP_LAYER_TYPES, MTP, SHARED_COUNT, SIGMOID, WEIGHTS_NORM,
     WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
@@ -92,21 +93,21 @@ _OF_VISION = f"vision_config.{TOWER_WIDTH}"
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="glm", gguf="chatglm", **hf_names("Glm", "glm"), rope_type=0, gguf_only=(),
+        id="glm", gguf="chatglm", **hf_names("Glm", "glm"), rope_type=0,
         tensors=_glm(*norm("post_attention_layernorm", "ffn_norm")), keys=(*_GLM_KEYS, WHOLE_HEADS),
     ),
     Architecture(
-        id="glm4", gguf="glm4", **hf_names("Glm4", "glm4"), rope_type=0, gguf_only=(),
+        id="glm4", gguf="glm4", **hf_names("Glm4", "glm4"), rope_type=0,
         tensors=(*_GLM4, *block(*draft_layer())), keys=(*_GLM_KEYS, MTP),
     ),
     Architecture(  # of GLM-4.1V and GLM-OCR: llama.cpp turns halves where positions are triples
-        id="glm4v", required={"rope.dimension_sections": ""}, gguf="glm4", when="rope.dimension_sections",
-        hf_class="Glm4ForCausalLM", model_type="glm4", hf_classes=(),
-        model_types=("glm4v", "glm4v_text", "glm_ocr", "glm_ocr_text"), rope_type=0, gguf_only=(),
-        tensors=(*(_halved(row) for row in _GLM4), *block(*draft_layer())), keys=(*_GLM_KEYS, MTP),
+        id="glm4v", gguf="glm4", when="rope.dimension_sections", hf_class="Glm4ForCausalLM", model_type="glm4",
+        hf_classes=(), model_types=("glm4v", "glm4v_text", "glm_ocr", "glm_ocr_text"), rope_type=0,
+        tensors=(*(_halved(row) for row in _GLM4), *block(*draft_layer())),
+        keys=(*_GLM_KEYS, MTP, *needs("rope.dimension_sections")),
     ),
     Architecture(
-        id="glm4_moe", required={"expert_shared_count": ""}, gguf="glm4moe",
+        id="glm4_moe", gguf="glm4moe",
         **hf_names("Glm4Moe", "glm4_moe", "SolarOpen", also=("glm4v_moe_text", "solar_open")),
         tensors=network(
             *norm("input_layernorm", "attn_norm"), *attention("attention_bias"),
@@ -121,21 +122,19 @@ ROWS: tuple[Architecture, ...] = (
             flag("use_qk_norm"), Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts),
             count="n_routed_experts",
         ),
-        gguf_only=(),
     ),
     Architecture(
-        id="glm_moe_dsa", required=SPARSE_REQUIRED, gguf="glm-dsa", **hf_names("GlmMoeDsa", "glm_moe_dsa"), rope_type=0,
+        id="glm_moe_dsa", gguf="glm-dsa", **hf_names("GlmMoeDsa", "glm_moe_dsa"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer("indexer"), *draft_layer())),
         keys=mla_keys(
             *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=glm_indexers), _DRAFTS,
             MLP_LAYER_TYPES
         ),
-        gguf_only=(),
     ),
     # As zai-org/chatglm3-6b and glm-4-9b-chat have it.
     Architecture(
         id="chatglm", gguf="chatglm", when="tensors=attn_qkv.weight",
-        **class_names("ChatGLMModel", "ChatGLMForConditionalGeneration", types=("chatglm",)), rope_type=0, gguf_only=(),
+        **class_names("ChatGLMModel", "ChatGLMForConditionalGeneration", types=("chatglm",)), rope_type=0,
         ignored=(".rotary_pos_emb.inv_freq",),
         tensors=network(
             *norm("input_layernorm", "attn_norm"),
@@ -161,7 +160,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As zai-org/cogvlm-chat-hf has it. The tensors for pictures are the network's: llama.cpp insists on them.
     Architecture(
-        id="cogvlm", gguf="cogvlm", **hf_names("CogVLM", "cogvlm"), gguf_only=(),
+        id="cogvlm", gguf="cogvlm", **hf_names("CogVLM", "cogvlm"),
         tensors=network(
             *norm("input_layernorm", "attn_norm"), *_expert("language", ""), *_expert("vision", "vis_"),
             *norm("post_attention_layernorm", "ffn_norm"),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    GROUPED, block, embedding, final_norm, fused_experts, gated_mlp, head, hf_names, linear, must_be, network, norm,
-    tensor,
+    block, embedding, final_norm, fused_experts, gated_mlp, head, hf_names, linear, must_be, network, norm, tensor,
 )
 from aprfmt.arch.blocks.delta import delta_attention, low_rank
-from aprfmt.arch.blocks.mla import INDEXER, MLA_REQUIRED, indexer, latent_attention, mla_keys
+from aprfmt.arch.blocks.mla import INDEXER, indexer, latent_attention, mla_keys
 from aprfmt.arch.blocks.moe import GROUPS, MTP, draft_layer, router_and_experts, selection_bias, shared_expert
 from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, last_stream, streams
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
@@ -87,12 +86,7 @@ _SAVED_GATES = (
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="hy_v4",
-        required={
-            **MLA_REQUIRED, "attention.q_lora_rank": "", "hyper_connection.count": "", "hyper_connection.epsilon": "",
-            "hyper_connection.magnitude": "",
-        },
-        gguf="hy_v4", **hf_names("HYV4", "hy_v4"), rope_type=0, head_always=True,
+        id="hy_v4", gguf="hy_v4", **hf_names("HYV4", "hy_v4"), rope_type=0,
         tensors=(
             embedding(),
             *block(
@@ -117,15 +111,10 @@ ROWS: tuple[Architecture, ...] = (
             Key("hyper_connection.magnitude", ("hc_magnitude",), "f32"),
             Key("", ("mlp_layer_types",), "str[]", converter=listed_dense),
         ),
-        differs=(_NEIGHBOURS,), gguf_only=(),
+        differs=(_NEIGHBOURS,),
     ),
     Architecture(
-        id="glm5_next",
-        required={
-            **MLA_REQUIRED, "attention.q_lora_rank": "", "kda.head_dim": "", "attention.indexer.kpool": "",
-            "hyper_connection.count": "", "hyper_connection.sinkhorn_iterations": "",
-        },
-        gguf="glm5-next", **hf_names("Glm5Next", "glm5_next_text"), head_always=True,
+        id="glm5_next", gguf="glm5-next", **hf_names("Glm5Next", "glm5_next_text"),
         tensors=network(
             *streams("hc_attn_", "hc_ffn_", "2*hc_mult+hc_mult*hc_mult", "3", "!draft"),
             *norm("input_layernorm", "attn_norm"),
@@ -139,7 +128,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *(
-                replace(GROUPED, kind="i32[]", converter=latent_layers, draft=1) if key.field == "num_kv_heads" else key
+                replace(key, kind="i32[]", converter=latent_layers, draft=1) if key.field == "num_kv_heads" else key
                 for key in mla_keys()
                 if key.converter not in (rope_keys, yarn_log)
             ),
@@ -157,6 +146,5 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("layer_types",), "str[]", converter=latent_or_linear),
             Key("", ("mlp_layer_types",), "str[]", converter=listed_dense), must_be("mla_use_nope", True), MTP,
         ),
-        gguf_only=(),
     ),
 )

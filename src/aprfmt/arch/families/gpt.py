@@ -123,7 +123,7 @@ _GPT2 = Architecture(
         *convert(_GPT_DIMS, intermediate_size=four_hidden), EPSILON, gelu("activation_function"),
         must_be("scale_attn_weights", True), must_be("scale_attn_by_inverse_layer_idx", False),
     ),
-    gguf_only=(), ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
+    ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
 )
 _RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the names of Llama
     id="rugpt3xl", gguf="gpt2", **hf_names("RuGPT3XL", "rugpt3xl"),
@@ -145,7 +145,7 @@ _RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the 
         ),
         *final_norm(bias=REQUIRED), *head(),
     ),
-    keys=(*DIMS, LAYER_EPS, gelu(), Key("", ("sparse_mode",), "str")), gguf_only=(),
+    keys=(*DIMS, LAYER_EPS, gelu(), Key("", ("sparse_mode",), "str")),
     differs=(
         Difference(
             "llama.cpp ignores ruGPT3XL's sparse attention (sparse_mode) and attends to all positions",
@@ -168,10 +168,10 @@ _BIGCODE = Architecture(
         Key("", ("multi_query",), "bool", converter=multi_query), EPSILON, gelu("activation_function"),
         must_be("scale_attn_weights", True),
     ),
-    gguf_only=(), ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
+    ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
 )
 _NEOX = Architecture(
-    id="gpt_neox", required={"use_parallel_residual": ""}, gguf="gptneox", **hf_names("GPTNeoX", "gpt_neox"),
+    id="gpt_neox", gguf="gptneox", **hf_names("GPTNeoX", "gpt_neox"),
     tensors=network(
         *norm("input_layernorm", "attn_norm", bias=REQUIRED),
         *linear("attention.query_key_value", "attn_qkv", _QKV, "attention_bias", **_DEALT),
@@ -186,7 +186,7 @@ _NEOX = Architecture(
         Key("use_parallel_residual", ("use_parallel_residual",), "bool"), LAYER_EPS,
         replace(ROPE, hf=("rotary_emb_base",)), must_be("attention_bias", True), gelu("hidden_act"),
     ),
-    gguf_only=(), head_always=True, ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+    ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
     prefixes=tuple((name, f"gpt_neox.{name}") for name in ("embed_in.", "layers.", "final_layer_norm.")),
 )
 
@@ -232,7 +232,7 @@ _FALCON = Architecture(
         Key("", ("new_decoder_architecture",), "bool", converter=falcon_kind), EPSILON, ROPE, must_be("alibi", False),
         must_be("parallel_attn", True), must_be("bias", False), gelu("activation"),
     ),
-    gguf_only=(), ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
+    ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
     prefixes=_bare("word_embeddings.", "h.", "ln_f."),
 )
 _BLOOM = Architecture(
@@ -262,7 +262,7 @@ _BLOOM = Architecture(
         Key("attention.head_count_kv", field="num_kv_heads"), EPSILON,
         must_be("apply_residual_connection_post_layernorm", False),
     ),
-    gguf_only=(), prefixes=_bare("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
+    prefixes=_bare("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
 )
 _MPT = Architecture(
     id="mpt", gguf="mpt",
@@ -297,7 +297,7 @@ _MPT = Architecture(
         Key("", ("attn_config.softmax_scale",), "f32", allowed=(None,)),
         Key("", ("logit_scale",), "f32", allowed=(None,)), flag("no_bias"),
     ),
-    gguf_only=(), prefixes=_bare("wte.", "wpe.", "blocks.", "norm_f."),
+    prefixes=_bare("wte.", "wpe.", "blocks.", "norm_f."),
 )
 
 
@@ -312,7 +312,7 @@ _RMS_EPSILON = replace(EPSILON, gguf=RMS_EPS.gguf)
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="starcoder2", gguf="starcoder2", **hf_names("Starcoder2", "starcoder2"), gguf_only=(),
+        id="starcoder2", gguf="starcoder2", **hf_names("Starcoder2", "starcoder2"),
         tensors=decoder(
             *attention("use_bias", "use_bias"), mlp=plain_mlp("use_bias", "mlp.c_fc", "mlp.c_proj"), norm_bias=REQUIRED
         ),
@@ -323,7 +323,7 @@ ROWS: tuple[Architecture, ...] = (
         differs=(NO_WINDOW,),
     ),
     Architecture(
-        id="jais2", gguf="jais2", **hf_names("Jais2", "jais2"), gguf_only=(),
+        id="jais2", gguf="jais2", **hf_names("Jais2", "jais2"),
         tensors=decoder(
             *attention("attention_bias", "attention_bias"),
             mlp=plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"), norm_bias=REQUIRED,
@@ -341,7 +341,7 @@ ROWS: tuple[Architecture, ...] = (
     _BLOOM,
     _MPT,
     Architecture(
-        id="codeshell", gguf="codeshell", **hf_names("CodeShell", "codeshell"), gguf_only=(), head_always=True,
+        id="codeshell", gguf="codeshell", **hf_names("CodeShell", "codeshell"),
         ignored=(".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"),
         tensors=network(
             *norm("ln_1", "attn_norm", bias=REQUIRED), *linear("attn.c_attn", "attn_qkv", "q+2*kv,hidden", REQUIRED),
@@ -363,7 +363,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As smallcloudai/Refact-1_6B-fim has it.
     Architecture(
-        id="refact", gguf="refact", **hf_names("GPTRefact", "gpt_refact"), gguf_only=(),
+        id="refact", gguf="refact", **hf_names("GPTRefact", "gpt_refact"),
         tensors=network(
             *norm("ln_1", "attn_norm"), *linear("attn.q", "attn_q", "hidden,hidden"),
             split(
@@ -392,7 +392,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As inceptionai/jais-family-590m and core42/jais-13b have it; a GGUF has both scales in the matrices.
     Architecture(
-        id="jais", gguf="jais", **hf_names("JAIS", "jais", end="LMHeadModel"), gguf_only=(), head_always=True,
+        id="jais", gguf="jais", **hf_names("JAIS", "jais", end="LMHeadModel"),
         ignored=(".attn.bias", ".attn.masked_bias", ".relative_pe.slopes"),
         tensors=(
             tensor("transformer.wte.weight", "token_embd.weight", "vocab,hidden", scale=(":mup_embeddings_scale",)),
@@ -422,8 +422,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As lewtun/talkie-1930-13b-it-hf has it, which rotates the other way round than llama.cpp.
     Architecture(
-        id="talkie", gguf="talkie", required={"logit_scale": ""}, **hf_names("Talkie", "talkie"), gguf_only=(),
-        prefixes=(("lm_head.weight", "lm_head"),),
+        id="talkie", gguf="talkie", **hf_names("Talkie", "talkie"), prefixes=(("lm_head.weight", "lm_head"),),
         tensors=(
             embedding("model.embed"),
             *block(

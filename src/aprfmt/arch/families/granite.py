@@ -72,7 +72,7 @@ _GRANITE_MIXER = dual(
     *_MAMBA_D, "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias",
 )
 _GRANITE = Architecture(
-    id="granitemoehybrid", required={"attention.head_count_kv": ""}, gguf="granitehybrid",
+    id="granitemoehybrid", gguf="granitehybrid",
     when="logit_scale|embedding_scale",  # Bamba has none
     **class_names("GraniteMoeHybridForCausalLM", types=("granitemoehybrid",)), rope_type=0,
     tensors=network(
@@ -145,7 +145,6 @@ _GRANITE_KEYS = (
     Key("attention.rope_pattern", ("layer_rope_theta",), "bool[]", converter=rope_pattern),
     Key("", ("no_rope_layers",), "i32[]"), flag("attention_bias"),
 )
-_GRANITE_REQUIRED = {"logit_scale": "", "attention.sliding_window": "", "attention.sliding_window_pattern": ""}
 
 
 def _mapping_to(value: object, scope: Scope) -> object:
@@ -218,8 +217,7 @@ _SWITCH_BLOCKS, *_OTHERS = DECODER
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="granite", required={"logit_scale": ""}, gguf="granite",
-        **hf_names("Granite", "granite", also=("granite4_vision_text",)), rope_type=0,
+        id="granite", gguf="granite", **hf_names("Granite", "granite", also=("granite4_vision_text",)), rope_type=0,
         tensors=_BIASED,
         keys=(
             *LLAMA_KEYS, *SCALES, SILU, *_BIASES,
@@ -228,15 +226,16 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="granitemoe",
-        required={"logit_scale": "", "expert_shared_feed_forward_length": "tensors=ffn_up_shexp.weight"},
-        gguf="granitemoe", **hf_names("GraniteMoe", "granitemoe"), rope_type=0,
+        id="granitemoe", gguf="granitemoe", **hf_names("GraniteMoe", "granitemoe"), rope_type=0,
         tensors=moe_decoder(*attention("attention_bias", "attention_bias", permuted=True), *_granite_experts()),
-        keys=moe_keys(VOCAB, ROPE_DIM, *SCALES, BIAS_FLAG, count="num_local_experts"),
+        keys=moe_keys(
+            VOCAB, ROPE_DIM, *SCALES, Key("expert_shared_feed_forward_length", needed="tensors=ffn_up_shexp.weight"),
+            BIAS_FLAG, count="num_local_experts",
+        ),
     ),
     Architecture(
-        id="granitemoeshared", required={"logit_scale": "", "expert_shared_feed_forward_length": ""}, gguf="granitemoe",
-        when="expert_shared_feed_forward_length", **hf_names("GraniteMoeShared", "granitemoeshared"), rope_type=0,
+        id="granitemoeshared", gguf="granitemoe", when="expert_shared_feed_forward_length",
+        **hf_names("GraniteMoeShared", "granitemoeshared"), rope_type=0,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", permuted=True), *_granite_experts(), *_granite_shared()
         ),
@@ -249,10 +248,6 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="granite_switch", gguf="graniteswitch", **hf_names("GraniteSwitch", "granite_switch"), rope_type=0,
         ignored=(".rotary_emb.inv_freq", "adapter_token_ids", "control_to_substitute_lut"),
-        required={
-            "logit_scale": "",
-            **{f"adapters.{key}": "" for key in ("count", "lora_rank", "token_ids_activate", "token_ids_substitute")},
-        },
         tensors=(
             embedding(),
             *block(
@@ -289,18 +284,16 @@ ROWS: tuple[Architecture, ...] = (
     ),
     _GRANITE,
     replace(
-        _GRANITE, id="granite4", required={"logit_scale": ""}, gguf="granite",
-        hf_when="layer_types&!layer_types=linear_attention&!layer_types=mamba",
+        _GRANITE, id="granite4", gguf="granite", hf_when="layer_types&!layer_types=linear_attention&!layer_types=mamba",
         when="ssm.inner_size",  # GraniteForCausalLM has no such key
     ),
     Architecture(
-        id="granite_swa", required=_GRANITE_REQUIRED, gguf="granite_swa", **hf_names("GraniteSWA", "granite_swa"),
-        rope_type=0,
+        id="granite_swa", gguf="granite_swa", **hf_names("GraniteSWA", "granite_swa"), rope_type=0,
         tensors=_granite(*gated_mlp("mlp_bias")), keys=(*_GRANITE_KEYS, flag("mlp_bias")),
     ),
     Architecture(
-        id="granitemoe_swa", required=_GRANITE_REQUIRED, gguf="granite_swa", when="expert_count",
-        **hf_names("GraniteMoeSWA", "granitemoe_swa"), rope_type=0,
+        id="granitemoe_swa", gguf="granite_swa", when="expert_count", **hf_names("GraniteMoeSWA", "granitemoe_swa"),
+        rope_type=0,
         tensors=_granite(*_swa_experts()),
         keys=(
             *_GRANITE_KEYS, *rename((COUNT, USED), num_experts=("num_local_experts",)),

@@ -27,7 +27,7 @@ def _over_moe_width(value: object, scope: Scope) -> object:
 
 times_moe_width = Converter(width_of_experts, _over_moe_width)
 _DENSE = Architecture(
-    id="hunyuan_v1_dense", gguf="hunyuan-dense", **hf_names("HunYuanDenseV1", "hunyuan_v1_dense"), gguf_only=(),
+    id="hunyuan_v1_dense", gguf="hunyuan-dense", **hf_names("HunYuanDenseV1", "hunyuan_v1_dense"),
     tensors=decoder(
         *attention("attention_bias", "attention_bias"), *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),
         *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
@@ -52,7 +52,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
             Key("expert_shared_count", ("num_shared_expert",)), NO_BIAS, used="moe_topk",
         ),
-        gguf_only=(),
     ),
     Architecture(
         id="hy_v3", gguf="hy_v3", **hf_names("HYV3", "hy_v3"),

@@ -9,15 +9,13 @@ from aprfmt.arch.blocks.decoder import (
     norm, rename, tensor,
 )
 from aprfmt.arch.blocks.delta import delta_attention, low_rank
-from aprfmt.arch.blocks.mla import MLA_REQUIRED, latent_attention
+from aprfmt.arch.blocks.mla import LATENT_SIZES, latent_attention
 from aprfmt.arch.blocks.moe import DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, moe_decoder, packed_experts, shared_expert
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, fused_attention, layers, mlp, norms, patches, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
-from aprfmt.arch.converters.common import (
-    absent_1, leading_dense, mla_key_length, mla_key_width, mla_value_length, mla_value_width,
-)
+from aprfmt.arch.converters.common import absent_1, leading_dense, mla_value_width
 from aprfmt.arch.converters.hybrid import attending, hybrid_kinds, kda_heads, latent_layers
 from aprfmt.arch.converters.layers import FULL
 from aprfmt.arch.fields import as_int, as_mapping
@@ -104,7 +102,7 @@ _MOE = (
 _COUNT, _USED, _WIDTH = EXPERTS
 _SIZES = (
     *rename(DIMS, max_position_embeddings=("model_max_length", "max_position_embeddings")),
-    replace(GROUPED, kind="i32[]", converter=latent_layers), RMS_EPS,
+    replace(GROUPED, kind="i32[]", converter=latent_layers, needed=REQUIRED), RMS_EPS,
     *rename(
         (_COUNT, _USED), num_experts=("num_experts", "num_local_experts"),
         num_experts_per_tok=("num_experts_per_token", "num_experts_per_tok"),
@@ -115,10 +113,7 @@ _SIZES = (
     Key("ssm.conv_kernel", (_KERNEL, "linear_attn_config.short_conv_kernel_size")),
     Key("kda.head_dim", (_SIZE, "linear_attn_config.head_dim")),
     Key("", (_HEADS, "linear_attn_config.num_heads"), converter=kda_heads),
-    Key("attention.kv_lora_rank", ("kv_lora_rank",)), Key("attention.key_length", converter=mla_key_width),
-    Key("attention.key_length_mla", ("qk_nope_head_dim",), converter=mla_key_length),
-    Key("attention.value_length_mla", ("v_head_dim",), converter=mla_value_length),
-    Key("rope.dimension_count", ("qk_rope_head_dim",)), must_be("mla_use_nope", True), _WIDTH,
+    *LATENT_SIZES, must_be("mla_use_nope", True), _WIDTH,
     Key("expert_shared_count", ("num_shared_experts", "n_shared_experts")), DENSE_LAYERS,
     Key("", ("mlp_layer_types",), "str[]", converter=leading_dense), WEIGHTS_SCALE,
     Key("", ("layer_types",), converter=kda_layers), Key("", ("linear_attn_config",), converter=kda_config),
@@ -260,7 +255,6 @@ K25_KEYS = sees(
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="kimi_linear", gguf="kimi-linear", **hf_names("KimiLinear", "kimi_linear"),
-        required={**MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "ssm.conv_kernel": ""}, gguf_only=(),
         tensors=moe_decoder(
             *delta_attention(
                 *low_rank("f"), *low_rank("g"), tensor("A_log", "ssm_a", f"1,1,{_HEADS},1", value="minus_exp")
@@ -272,16 +266,10 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.value_length", ("head_dim",), field="head_dim"), must_be("moe_renormalize", True),
             must_be("attention_bias", False), SILU,
         ),
-        head_always=True,
     ),
     Architecture(
-        id="kimi_k3",
-        required={
-            **MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "ssm.conv_kernel": "",
-            "attn_res.block_size": "", "activation.situ_beta": "", "activation.situ_linear_beta": "",
-        },
-        gguf="kimi-k3", **class_names("KimiK3ForConditionalGeneration", types=("kimi_k3",)),
-        inside=("text_config", "kimi_linear"), packed_config=_K3_PACKED, gguf_only=(),
+        id="kimi_k3", gguf="kimi-k3", **class_names("KimiK3ForConditionalGeneration", types=("kimi_k3",)),
+        inside=("text_config", "kimi_linear"), packed_config=_K3_PACKED,
         prefixes=(("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
         tensors=tuple(
             replace(row, hf=tuple(f"language_model.{name}" for name in row.hf))
@@ -309,7 +297,6 @@ ROWS: tuple[Architecture, ...] = (
             flag("mla_use_output_gate"), flag("latent_moe_use_norm"), must_be("attention_bias", False),
             must_be("hidden_act", "situ"),
         ),
-        head_always=True,
     ),
 )
 

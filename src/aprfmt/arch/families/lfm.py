@@ -81,7 +81,7 @@ _LFM2_EPS = replace(RMS_EPS, hf=("norm_eps",))
 _LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False), Key("", converter=some_conv))
 _LFM2_MLP = gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))
 _LFM2_ROW = Architecture(
-    id="lfm2", required={"attention.head_count_kv": ""}, gguf="lfm2",
+    id="lfm2", gguf="lfm2",
     **class_names("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", types=("lfm2",), bare=("Lfm2Model",)),
     tensors=(
         *_lfm2(*_LFM2_MLP), tensor("1_Dense.linear.weight", "dense_2.weight", "dense_1_out,hidden", "dense_1_out"),
@@ -172,8 +172,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="lfm2_moe", required={"expert_gating_func": "", "attention.head_count_kv": ""}, gguf="lfm2moe",
-        **class_names("Lfm2MoeForCausalLM", types=("lfm2_moe",)),
+        id="lfm2_moe", gguf="lfm2moe", **class_names("Lfm2MoeForCausalLM", types=("lfm2_moe",)),
         tensors=_lfm2(
             *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"), layers="dense"),
             *linear("feed_forward.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),

@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
     gated_mlp, hf_names, linear, must_be, network, norm, rename, split, tensor,
 )
 from aprfmt.arch.blocks.delta import delta_attention
-from aprfmt.arch.blocks.mla import MLA_REQUIRED, latent_attention
+from aprfmt.arch.blocks.mla import LATENT_SIZES, latent_attention
 from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, GROUPS, MTP, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts,
     shared_expert,
@@ -17,7 +17,7 @@ from aprfmt.arch.blocks.moe import (
 from aprfmt.arch.blocks.qwen_vision import MERGED, qwen3_keys, qwen3_sizes, qwen3_vision
 from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, projector, sees, whole
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, nothing
-from aprfmt.arch.converters.common import drafts, gating, mla_key_length, mla_key_width, mla_value_length
+from aprfmt.arch.converters.common import drafts, gating
 from aprfmt.arch.converters.experts import limits
 from aprfmt.arch.converters.hybrid import attending, latent_layers
 from aprfmt.arch.row import HEAD, OPTIONAL, OWN, REQUIRED, Architecture, Key, TensorRow, Tower
@@ -83,7 +83,6 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="bailing_moe_v3", gguf="bailingmoe3",
         **class_names("BailingMoeV3ForCausalLM", types=("bailing_hybrid", "bailing_moe_v3")),
-        required={**MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "kda.gate_lower_bound": ""},
         tensors=network(
             *norm("input_layernorm", "attn_norm"),
             *delta_attention(
@@ -100,17 +99,14 @@ ROWS: tuple[Architecture, ...] = (
             embed="model.word_embeddings",
         ),
         keys=(
-            *DIMS, replace(GROUPED, kind="i32[]", converter=latent_layers, draft=1), ROPE, RMS_EPS,
+            *DIMS, replace(GROUPED, kind="i32[]", converter=latent_layers, draft=1, needed=REQUIRED), ROPE, RMS_EPS,
             *rename((_COUNT, _USED), num_experts=("num_experts",)), *GROUPS,
             Key("expert_gating_func", ("score_function",), converter=gating), VOCAB,
             Key("ssm.conv_kernel", ("short_conv_kernel_size",)),
             Key("kda.head_dim", ("head_dim",), field="head_dim", converter=kda_and_value),
             Key("kda.safe_gate", ("kda_safe_gate",), "bool", constant=True),
             Key("kda.gate_lower_bound", ("kda_lower_bound",), "f32"), Key("attention.q_lora_rank", ("q_lora_rank",)),
-            Key("attention.kv_lora_rank", ("kv_lora_rank",)), Key("attention.key_length", converter=mla_key_width),
-            Key("attention.key_length_mla", ("qk_nope_head_dim",), converter=mla_key_length),
-            Key("attention.value_length_mla", ("v_head_dim",), converter=mla_value_length),
-            Key("rope.dimension_count", ("qk_rope_head_dim",)),
+            *LATENT_SIZES,
             Key("rope.dimension_sections", ("mrope_section",), "i32[]", converter=three_sections), _WIDTH,
             Key("expert_shared_feed_forward_length", (_SHARED,)), Key("expert_shared_count", ("num_shared_experts",)),
             DENSE_LAYERS, WEIGHTS_SCALE, WEIGHTS_NORM,
@@ -123,8 +119,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As inclusionAI/Ling-lite has it.
     Architecture(
-        id="bailing_moe", gguf="bailingmoe", required={"expert_shared_count": ""},
-        **hf_names("BailingMoe", "bailing_moe"), rope_type=0,
+        id="bailing_moe", gguf="bailingmoe", **hf_names("BailingMoe", "bailing_moe"), rope_type=0,
         tensors=_bailing(
             split(
                 "attention.query_key_value.weight", "q+2*kv,hidden", _QKV,
@@ -143,13 +138,12 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As inclusionAI/Ling-mini-2.0 and sarvamai/sarvam-30b have it.
     Architecture(
-        id="bailing_moe_v2", gguf="bailingmoe2", required={"expert_shared_count": "", "expert_gating_func": ""},
+        id="bailing_moe_v2", gguf="bailingmoe2",
         **class_names(
             "BailingMoeV2ForCausalLM", "BailingMoeV2Model", "SarvamMoEForCausalLM",
             "modeling_sarvam_moe.SarvamMoEForCausalLM", types=("bailing_moe_v2", "sarvam_moe"),
             bare=("BailingMoeV2Model",),
         ),
-        gguf_only=(),
         tensors=_bailing(
             *linear("attention.query_key_value", "attn_qkv", "q+2*kv,hidden"),
             *norm("attention.query_layernorm", "attn_q_norm", "head_dim"),

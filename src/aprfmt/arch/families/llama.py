@@ -72,14 +72,14 @@ ROWS: tuple[Architecture, ...] = (
             "IQuestCoderForCausalLM", "LlamaModel", types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder"),
             bare=("LlamaModel",),
         ),
-        rope_type=0, gguf_only=_FACTORS,
+        rope_type=0,
         tensors=_BIASED, keys=(*LLAMA_KEYS, SILU, *_BIASES, Key("", ("clip_qkv",), "f32")),
         differs=(Difference("llama.cpp's llama does not clip Q, K and V (clip_qkv)", "clip_qkv"),),
     ),
     Architecture(
         id="llama_bidirec", gguf="llama-embed",
         **class_names("LlamaBidirectionalModel", types=("llama_bidirec",), bare=("LlamaBidirectionalModel",)),
-        rope_type=0, gguf_only=_FACTORS,
+        rope_type=0,
         tensors=_BIASED, keys=(*LLAMA_KEYS, ENCODER[0], replace(ENCODER[1], converter=pooling_avg), SILU, *_BIASES),
     ),
     Architecture(
@@ -91,7 +91,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*LLAMA_KEYS, must_be("hidden_act", "relu2"), *_NO_BIASES),
     ),
     Architecture(
-        id="smollm3", gguf="smollm3", **hf_names("SmolLM3", "smollm3"), rope_type=0, gguf_only=(),
+        id="smollm3", gguf="smollm3", **hf_names("SmolLM3", "smollm3"), rope_type=0,
         tensors=_BIASED,
         keys=(
             *LLAMA_KEYS, SILU, PAD, *_NO_BIASES, Key("", ("no_rope_layers",), "i32[]", converter=every_fourth),
@@ -105,7 +105,7 @@ ROWS: tuple[Architecture, ...] = (
             "ChameleonForConditionalGeneration", "ChameleonForCausalLM", "ChameleonModel", types=("chameleon",),
             bare=("ChameleonModel",),
         ),
-        rope_type=0, gguf_only=(),
+        rope_type=0,
         tensors=decoder(
             *attention("attention_bias", "attention_bias", permuted=True), *_head_norms("q", "heads"),
             *_head_norms("k", "kv_heads"),

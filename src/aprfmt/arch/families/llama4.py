@@ -61,7 +61,7 @@ def _llama4_experts() -> tuple[TensorRow, ...]:
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="llama4_text", required={"interleave_moe_layer_step": "", "expert_feed_forward_length": ""}, gguf="llama4",
+        id="llama4_text", gguf="llama4",
         **class_names("Llama4ForCausalLM", "Llama4TextModel", types=("llama4_text",), bare=("Llama4TextModel",)),
         rope_type=0,
         tensors=moe_decoder(*attention("attention_bias", "attention_bias"), *_llama4_experts()),

@@ -96,9 +96,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As XHToken/Spark-X2.5-1.7B has it.
     Architecture(
-        id="spark2_5", gguf="spark2_5",
-        required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""},
-        **hf_names("Spark2_5", "spark2_5"), gguf_only=(), nested_rope=True,
+        id="spark2_5", gguf="spark2_5", **hf_names("Spark2_5", "spark2_5"), nested_rope=True,
         tensors=decoder(
             *fused_qkv("self_attn.q_k_v_proj", "q+2*kv,hidden"),
             *linear("self_attn.g_proj", "attn_gate", "heads,hidden"),

@@ -236,8 +236,7 @@ ROWS: tuple[Architecture, ...] = (
         prefixes=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),
     ),
     Architecture(
-        id="bamba", gguf="granitehybrid", **hf_names("Bamba", "bamba"), required={"attention.head_count_kv": ""},
-        rope_type=0,
+        id="bamba", gguf="granitehybrid", **hf_names("Bamba", "bamba"), rope_type=0,
         tensors=_layers(
             *mixer("mamba.", _BAMBA_MIXER, _SSM), *_part_rotated(),
             feed_forward=gated_mlp("mlp_bias", hf="feed_forward"),
@@ -252,7 +251,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="jamba", gguf="jamba", **hf_names("Jamba", "jamba"), required={"attention.head_count_kv": ""},
+        id="jamba", gguf="jamba", **hf_names("Jamba", "jamba"),
         tensors=_layers(*mixer("mamba.", _JAMBA_MIXER, _SSM), *attention(layers=_ATTENTION), feed_forward=_EXPERTS),
         keys=(
             *DIMS, KV_HEADS_BY_LAYER, Key("ssm.conv_kernel", ("mamba_d_conv",)), _TWICE,

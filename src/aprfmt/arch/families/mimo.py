@@ -197,8 +197,7 @@ def _local() -> tuple[TensorRow, ...]:
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="mimo_v2_flash", required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""},
-        gguf="mimo2", **hf_names("MiMoV2Flash", "mimo_v2_flash", "MiMoV2", also=("mimo_v2",)), head_always=True,
+        id="mimo_v2_flash", gguf="mimo2", **hf_names("MiMoV2Flash", "mimo_v2_flash", "MiMoV2", also=("mimo_v2",)),
         nested_rope=True, drafts=(("model.mtp.layers.{m}.", "model.layers.{n}."),),
         tensors=network(
             *norm("input_layernorm", "attn_norm"), *_mimo_attention(),

@@ -79,14 +79,13 @@ _MERGER = "model.vision_tower.vit_merger."
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="minicpm3", gguf="minicpm3", required={"attention.q_lora_rank": "", "attention.key_length": ""},
-        **hf_names("MiniCPM3", "minicpm3"), gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
+        id="minicpm3", gguf="minicpm3", **hf_names("MiniCPM3", "minicpm3"),
         tensors=decoder(*joint_latent_attention(*_LOW_RANK)),
         keys=(
             *DIMS, GROUPED, _ROTATED, ROPE, RMS_EPS, VOCAB,
             Key("attention.q_lora_rank", ("q_lora_rank",), converter=given),
             Key("attention.kv_lora_rank", ("kv_lora_rank",)),
-            Key("attention.key_length", ("qk_nope_head_dim",), converter=nope_and_rope),
+            Key("attention.key_length", ("qk_nope_head_dim",), converter=nope_and_rope, needed=REQUIRED),
             Key("attention.value_length", ("v_head_dim",), converter=odd_value_length), EQUAL_HEADS,
             must_be("scale_emb", 12), must_be("scale_depth", 1.4), must_be("dim_model_base", 256),
             must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
@@ -94,7 +93,6 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="minicpm", gguf="minicpm", **hf_names("MiniCPM", "minicpm"), rope_type=0,
-        gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
         tensors=decoder(*attention(permuted=True)),
         keys=(
             *DECODER, Key("embedding_scale", ("scale_emb",), "f32"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    ROPE_DIM, SILU, attention, class_names, experts, gated_mlp, hf_names, linear, must_be, network, norm, rename,
+    ROPE_DIM, SILU, attention, class_names, experts, gated_mlp, hf_names, linear, must_be, needs, network, norm, rename,
     tensor,
 )
 from aprfmt.arch.blocks.moe import SIGMOID, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, shared_expert
@@ -121,13 +121,7 @@ _M3_TURN = ("each:num_attention_heads,80,2,3,13",)
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="minimax_m3",
-        required={
-            "expert_gating_func": "", "expert_shared_count": "",
-            **{f"attention.indexer.{name}": "" for name in ("head_count", "key_length", "top_k")},
-            **{f"attention.indexer.{name}": "" for name in ("block_size", "local_blocks")},
-        },
-        gguf="minimax-m3", **hf_names("MiniMaxM3Sparse", "minimax_m3_vl_text", also=("minimax_m3",)), head_always=True,
+        id="minimax_m3", gguf="minimax-m3", **hf_names("MiniMaxM3Sparse", "minimax_m3_vl_text", also=("minimax_m3",)),
         tensors=network(
             *norm("input_layernorm", "attn_norm", value=_PLUS_ONE), *attention(),
             *norm("self_attn.q_norm", "attn_q_norm", "head_dim", value=_PLUS_ONE),
@@ -161,11 +155,9 @@ ROWS: tuple[Architecture, ...] = (
             Key("", (f"{_SPARSE}sparse_attention_freq",)), must_be("swiglu_alpha", 1.702), must_be("swiglu_limit", 7.0),
             Key("", ("hidden_act",), "str", allowed=("silu", "swigluoai")),
         ),
-        gguf_only=(),
     ),
     Architecture(
-        id="minimax_m2", required={"expert_gating_func": "", "feed_forward_length": ""}, gguf="minimax-m2",
-        **hf_names("MiniMaxM2", "minimax_m2"), head_always=True,
+        id="minimax_m2", gguf="minimax-m2", **hf_names("MiniMaxM2", "minimax_m2"),
         tensors=moe_decoder(
             *attention(qk_norm="q"), *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
             tensor("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias", "experts"),
@@ -173,14 +165,13 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             SIGMOID, Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
+            *needs("expert_gating_func", "feed_forward_length"),
             replace(ROPE_DIM, hf=("rotary_dim",)), count="num_local_experts",
         ),
-        gguf_only=(),
     ),
     Architecture(
         id="minimax_text_01", gguf="minimax-01",
         **class_names("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", types=("minimax_text_01", "minimax_m1")),
-        required={"residual_scale": ""},
         tensors=moe_decoder(
             *linear("self_attn.qkv_proj", "attn_qkv", "3*q,hidden", layers=_LIGHTNING),
             *norm("self_attn.norm", "attn_norm_2", "q", layers=_LIGHTNING),

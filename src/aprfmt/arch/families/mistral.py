@@ -8,7 +8,7 @@ from aprfmt.arch.blocks.decoder import (
     LLAMA_KEYS, NO_WINDOW, PAD, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WINDOW, attention, block, decoder, hf_names,
     must_be, tensor, variant,
 )
-from aprfmt.arch.blocks.mla import MLA_LITE_REQUIRED, mla_decoder, mla_keys
+from aprfmt.arch.blocks.mla import mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import mixtral_experts, moe_decoder, moe_keys
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import BETA, yarn_log
@@ -32,7 +32,6 @@ llama_4_scaling = Converter(
 )
 
 
-_LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 _PLAIN = decoder(*attention(permuted=True))
 
 
@@ -56,7 +55,7 @@ ROWS: tuple[Architecture, ...] = (
         _MISTRAL, "ministral", "llama", hf_names("Ministral", "ministral"), SLIDING_LAYERS,
         when="attention.sliding_window_pattern&!expert_count",
     ),
-    replace(_MISTRAL, gguf_only=("rope_freqs.weight", *_LONG_AND_SHORT)),
+    _MISTRAL,
     # Mistral inside Mistral3, the wrapper
     replace(_MISTRAL, id="mistral3", gguf="mistral3", hf_classes=(), model_types=(), bare_classes=(), when=""),
     Architecture(
@@ -76,8 +75,7 @@ ROWS: tuple[Architecture, ...] = (
         differs=(NO_WINDOW,),
     ),
     Architecture(
-        id="mistral4",
-        required={**MLA_LITE_REQUIRED, "attention.temperature_length": "attention.temperature_scale"}, gguf="mistral4",
+        id="mistral4", gguf="mistral4",
         **hf_names("Mistral4", "mistral4"), rope_type=0,
         # All experts stand in two tensors; Mistral's own layout has each by itself.
         tensors=(
@@ -92,8 +90,8 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *(key for key in mla_keys() if key.gguf != "expert_gating_func"), Key("expert_gating_func", constant=1),
             Key("attention.temperature_scale", (), "f32", converter=llama_4_scaling),
-            Key("attention.temperature_length", converter=llama_4_length), must_be("rope_interleave", True), PAD,
+            Key("attention.temperature_length", converter=llama_4_length, needed="attention.temperature_scale"),
+            must_be("rope_interleave", True), PAD,
         ),
-        gguf_only=(),
     ),
 )

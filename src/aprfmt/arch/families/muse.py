@@ -58,10 +58,9 @@ _EMBEDDER = "model.vision_tower.patch_embedder."
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="muse_glimmer_text", required={"attention.sliding_window": "", "logit_scale": ""}, gguf="muse-glimmer",
+        id="muse_glimmer_text", gguf="muse-glimmer",
         **class_names("MuseGlimmerForCausalLM", "MuseGlimmerTextModel", types=("muse_glimmer_text",)), rope_type=0,
-        gguf_only=(), flat_norms={"blk.{n}.attn_q_norm.weight": "qk_scale_factor", "blk.{n}.attn_k_norm.weight": ""},
-        head_always=True,
+        flat_norms={"blk.{n}.attn_q_norm.weight": "qk_scale_factor", "blk.{n}.attn_k_norm.weight": ""},
         tensors=network(
             *norm("input_layernorm", "attn_norm", value="plus_one"),
             *attention("attention_bias", "attention_bias", permuted=True),

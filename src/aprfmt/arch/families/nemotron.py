@@ -236,9 +236,8 @@ def _drafts() -> tuple[tuple[str, str], ...]:
 def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf_when: str = "") -> Architecture:
     """One of the two rows of the class: GGUF has a name for those with experts."""
     return Architecture(
-        id=id, required={"attention.head_count_kv": "", "feed_forward_length": ""}, gguf=id,
-        **class_names("NemotronHForCausalLM", types=("nemotron_h",)), gguf_only=(), prefixes=(("model.", "backbone."),),
-        drafts=_drafts(),
+        id=id, gguf=id, **class_names("NemotronHForCausalLM", types=("nemotron_h",)),
+        prefixes=(("model.", "backbone."),), drafts=_drafts(),
         tensors=network(
             *norm("norm", "attn_norm"), *mixer("mixer.", _MIXER, _SSM), *mixer("mixer.", _attention(), _ATTENTION),
             *feed_forward, *draft_layer(), *norm("post_attention_layernorm", "post_attention_norm", layers="draft"),
@@ -246,8 +245,8 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
         ),
         keys=(
             replace(_BLOCKS, converter=listed_layers), _CONTEXT, _WIDTH, *keys, _HEADS,
-            replace(GROUPED, kind="i32[]", converter=attention_layers, draft=MOST), MTP, _EPS, VOCAB, ROPE_DIM,
-            Key("ssm.conv_kernel", ("conv_kernel",)), Key("ssm.state_size", ("ssm_state_size",)),
+            replace(GROUPED, kind="i32[]", converter=attention_layers, draft=MOST, needed=REQUIRED), MTP, _EPS, VOCAB,
+            ROPE_DIM, Key("ssm.conv_kernel", ("conv_kernel",)), Key("ssm.state_size", ("ssm_state_size",)),
             Key("ssm.group_count", ("n_groups",)), Key("ssm.inner_size", ("mamba_head_dim",), converter=inner_size),
             Key("ssm.time_step_rank", ("mamba_num_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=False),
             HEAD_DIM, Key("", ("layers_block_type",), converter=block_types),
@@ -262,7 +261,7 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
 _MOE_ROW = _row(
     "nemotron_h_moe", (*mixer("mixer.", _experts(), _MOE), *mixer("mixer.", _mlp(), _MLP)),
     (
-        Key("feed_forward_length", kind="i32[]", converter=moe_layers, draft=MOST),
+        Key("feed_forward_length", kind="i32[]", converter=moe_layers, draft=MOST, needed=REQUIRED),
         replace(COUNT, hf=("n_routed_experts",)), USED, *GROUPS, WIDTH,
         Key("expert_shared_feed_forward_length", (_SHARED,)), SHARED_COUNT, WEIGHTS_NORM, WEIGHTS_SCALE,
         Key("moe_latent_size", ("moe_latent_size",)),
@@ -270,7 +269,7 @@ _MOE_ROW = _row(
     hf_when="layer_types=moe",
 )
 _BY_BLOCK = {
-    "feed_forward_length": Key("feed_forward_length", kind="i32[]", converter=puzzle_widths),
+    "feed_forward_length": Key("feed_forward_length", kind="i32[]", converter=puzzle_widths, needed=REQUIRED),
     "expert_feed_forward_length": Key("expert_feed_forward_length", kind="i32[]", converter=puzzle_widths),
     "expert_used_count": Key("expert_used_count", kind="i32[]", converter=puzzle_used),
 }
@@ -288,7 +287,7 @@ _PATCHES = f"{_V}patch_generator."
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="nemotron", gguf="nemotron", **hf_names("Nemotron", "nemotron"), gguf_only=(), head_always=True,
+        id="nemotron", gguf="nemotron", **hf_names("Nemotron", "nemotron"),
         tensors=network(
             *norm("input_layernorm", "attn_norm", bias=REQUIRED, value="plus_one"),
             *attention("attention_bias", "attention_bias"),
@@ -301,7 +300,10 @@ ROWS: tuple[Architecture, ...] = (
             _UNSCALED, WHOLE_HEADS, flag("attention_bias"), flag("mlp_bias"), must_be("hidden_act", "relu2"),
         ),
     ),
-    _row("nemotron_h", mixer("mixer.", _mlp(), _MLP), (replace(_FFN, kind="i32[]", converter=mlp_layers),)),
+    _row(
+        "nemotron_h", mixer("mixer.", _mlp(), _MLP),
+        (replace(_FFN, kind="i32[]", converter=mlp_layers, needed=REQUIRED),),
+    ),
     _MOE_ROW,
     _PUZZLE,
     # As Deci/DeciLM-7B and nvidia/Llama-3_1-Nemotron-51B-Instruct have it.

@@ -13,7 +13,7 @@ from aprfmt.arch.row import Architecture, Difference, Key
 
 
 _OLMO2 = Architecture(
-    id="olmo2", gguf="olmo2", **hf_names("Olmo2", "olmo2"), gguf_only=(), head_always=True,
+    id="olmo2", gguf="olmo2", **hf_names("Olmo2", "olmo2"),
     tensors=post_norm_decoder(*attention("attention_bias", "attention_bias", qk_norm="q")),
     keys=(*DECODER, WHOLE_HEADS, PAD, SILU, must_be("attention_bias", False)),
 )
@@ -21,7 +21,7 @@ _ONE_THETA = Difference("llama.cpp's olmo2 uses one rope_theta for sliding and f
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="olmo", gguf="olmo", **hf_names("Olmo", "olmo", "OLMo"), rope_type=0, gguf_only=(),
+        id="olmo", gguf="olmo", **hf_names("Olmo", "olmo", "OLMo"), rope_type=0,
         tensors=(
             embedding(), *block(*attention("attention_bias", "attention_bias", permuted=True), *gated_mlp()), *head(),
         ),
@@ -39,7 +39,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     _OLMO2,
     Architecture(
-        id="olmoe", gguf="olmoe", **hf_names("Olmoe", "olmoe"), head_always=True,
+        id="olmoe", gguf="olmoe", **hf_names("Olmoe", "olmoe"),
         tensors=moe_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()),
         keys=moe_keys(
             NO_BIAS, EQUAL_HEADS, WHOLE_HEADS, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False)

@@ -90,7 +90,7 @@ def _behind(*rows: TensorRow) -> tuple[TensorRow, ...]:
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="phi", gguf="phi2", **hf_names("Phi", "phi"), gguf_only=(), head_always=True,
+        id="phi", gguf="phi2", **hf_names("Phi", "phi"),
         tensors=network(
             *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention(REQUIRED, REQUIRED, o_proj="dense"),
             *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
@@ -105,7 +105,6 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="phi3", gguf="phi3", **hf_names("Phi3", "phi3"),
-        gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
         tensors=network(
             *norm("input_layernorm", "attn_norm"), *linear("self_attn.qkv_proj", "attn_qkv", "q+2*kv,hidden"),
             *linear("self_attn.o_proj", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
@@ -118,7 +117,7 @@ ROWS: tuple[Architecture, ...] = (
         differs=(NO_WINDOW,),
     ),
     Architecture(
-        id="phimoe", gguf="phimoe", **hf_names("Phimoe", "phimoe", "PhiMoE"), head_always=True,
+        id="phimoe", gguf="phimoe", **hf_names("Phimoe", "phimoe", "PhiMoE"),
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias"), *mixtral_experts(),
             norm_bias=REQUIRED, head_bias="lm_head_bias&output",
@@ -128,7 +127,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", converter=mscales),
             Key("", ("router_jitter_noise",), "f32"), count="num_local_experts",
         ),
-        gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
         differs=(_SPARSEMIXER, NO_WINDOW),
     ),
 )

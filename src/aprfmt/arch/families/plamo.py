@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, DIMS, GROUPED, HEAD_DIM, NO_WINDOW, RMS_EPS, ROPE, SILU, VOCAB, WINDOW, class_names, gated_mlp, hf_names,
-    linear, must_be, network, norm, rename, tensor,
+    DECODER, DIMS, HEAD_DIM, KV_HEADS_BY_LAYER, NO_WINDOW, RMS_EPS, ROPE, SILU, VOCAB, WINDOW, class_names, gated_mlp,
+    hf_names, linear, must_be, network, norm, rename, tensor,
 )
 from aprfmt.arch.blocks.ssm import mixer
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
-from aprfmt.arch.converters.common import attention_layers, largest
+from aprfmt.arch.converters.common import largest
 from aprfmt.arch.converters.hybrid import attending, hybrid_kinds
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import Architecture, Key, TensorRow
@@ -95,7 +95,6 @@ _NEIGHBOURS = ("swap:1,n_shared_head,heads/n_shared_head",)
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="plamo2", gguf="plamo2", **class_names("Plamo2ForCausalLM", "PLaMo2ForCausalLM", types=("plamo2",)),
-        required={"attention.head_count_kv": ""},
         tensors=_layers(
             *mixer("mixer.", _MAMBA, _SSM), *linear("mixer.qkv_proj", "attn_qkv", _QKV, layers=_ATTENTION),
             tensor("mixer.q_weight", "attn_q_norm.weight", "heads,head_dim", layers=_ATTENTION),
@@ -104,7 +103,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             VOCAB, _BLOCKS, replace(_HEADS, kind="u32[]", converter=most),
-            replace(GROUPED, kind="i32[]", converter=attention_layers), _CONTEXT, _WIDTH,
+            KV_HEADS_BY_LAYER, _CONTEXT, _WIDTH,
             *rename((HEAD_DIM,), head_dim="hidden_size_per_head"), RMS_EPS, ROPE, Key("ssm.state_size", (_STATE,)),
             Key("ssm.conv_kernel", ("mamba_d_conv",)), Key("ssm.time_step_rank", (_COUNT,)),
             Key("ssm.inner_size", converter=heads_by_size), Key("ssm.group_count", constant=0), _FFN,
@@ -131,7 +130,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As pfnet/plamo-13b has it, whose config names no length.
     Architecture(
-        id="plamo", gguf="plamo", **hf_names("Plamo", "plamo"), gguf_only=(),
+        id="plamo", gguf="plamo", **hf_names("Plamo", "plamo"),
         tensors=network(
             *norm("norm", "attn_norm"), *linear("self_attn.q_proj", "attn_q", "hidden,hidden", order=_NEIGHBOURS),
             *linear("self_attn.k_proj", "attn_k", "kv,hidden"), *linear("self_attn.v_proj", "attn_v", "kv,hidden"),

@@ -44,13 +44,12 @@ def _published_experts() -> tuple[TensorRow, ...]:
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="qwen2", gguf="qwen2", **hf_names("Qwen2", "qwen2"), gguf_only=(),
+        id="qwen2", gguf="qwen2", **hf_names("Qwen2", "qwen2"),
         tensors=decoder(*attention(REQUIRED)), keys=(*DECODER, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
         differs=(NO_WINDOW,),
     ),
     Architecture(  # as KORMo-Team/KORMo-10B-base has it: a llama in all but the names of its norms
         id="kormo", gguf="qwen2", when="tensors=attn_q.weight&!tensors=attn_q.bias", **hf_names("KORMo", "kormo"),
-        gguf_only=(),
         tensors=network(
             *norm("pre_attention_layernorm", "attn_norm"), *attention(), *norm("pre_mlp_layernorm", "ffn_norm"),
             *gated_mlp(),
@@ -58,13 +57,13 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, WHOLE_HEADS, SILU, must_be("attention_bias", False), must_be("mlp_bias", False)),
     ),
     Architecture(
-        id="qwen3", gguf="qwen3", **hf_names("Qwen3", "qwen3"), gguf_only=(),
+        id="qwen3", gguf="qwen3", **hf_names("Qwen3", "qwen3"),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
         keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, must_be("attention_bias", False)),
         differs=(NO_WINDOW,),
     ),
     Architecture(
-        id="qwen2_moe", gguf="qwen2moe", **hf_names("Qwen2Moe", "qwen2_moe"), head_always=True,
+        id="qwen2_moe", gguf="qwen2moe", **hf_names("Qwen2Moe", "qwen2_moe"),
         tensors=moe_decoder(
             *attention("qkv_bias"), *router_and_experts("moe"),
             *linear("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "1,hidden", layers="moe"),
@@ -87,25 +86,23 @@ ROWS: tuple[Architecture, ...] = (
         differs=(NO_WINDOW,),
     ),
     Architecture(
-        id="qwen2_vl", required={"rope.dimension_sections": ""}, gguf="qwen2vl", hf_class="Qwen2ForCausalLM",
-        model_type="qwen2",
+        id="qwen2_vl", gguf="qwen2vl", hf_class="Qwen2ForCausalLM", model_type="qwen2",
         hf_classes=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"),
         bare_classes=("Qwen2VLModel",),
-        model_types=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text"), gguf_only=(),
+        model_types=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text"),
         tensors=decoder(*attention(REQUIRED)), keys=(*DECODER, SILU, must_be("use_sliding_window", False)),
         config=_language("Qwen2"),
     ),
     Architecture(
-        id="qwen3_vl", required={"rope.dimension_sections": ""}, gguf="qwen3vl", hf_class="Qwen3ForCausalLM",
-        model_type="qwen3", hf_classes=("Qwen3VLForConditionalGeneration",),
-        model_types=("qwen3_vl", "qwen3_vl_text", "qwen3_asr_text"), gguf_only=(),
+        id="qwen3_vl", gguf="qwen3vl", hf_class="Qwen3ForCausalLM", model_type="qwen3",
+        hf_classes=("Qwen3VLForConditionalGeneration",), model_types=("qwen3_vl", "qwen3_vl_text", "qwen3_asr_text"),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
         keys=(*DECODER, _DEEPSTACK, SILU, must_be("use_sliding_window", False), must_be("attention_bias", False)),
         config=_language("Qwen3"),
     ),
     Architecture(
-        id="qwen3_vl_moe", required={"rope.dimension_sections": ""}, gguf="qwen3vlmoe", hf_class="Qwen3MoeForCausalLM",
-        model_type="qwen3_moe", hf_classes=(), model_types=("qwen3_vl_moe_text", "qwen3_omni_moe_text"), gguf_only=(),
+        id="qwen3_vl_moe", gguf="qwen3vlmoe", hf_class="Qwen3MoeForCausalLM", model_type="qwen3_moe", hf_classes=(),
+        model_types=("qwen3_vl_moe_text", "qwen3_omni_moe_text"),
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"), *router_and_experts("moe"),
             *_published_experts(), *gated_mlp(layers="dense"),

@@ -197,7 +197,7 @@ def _qwen3_5(id: str, gguf: str, name: str, layer: tuple[TensorRow, ...], keys: 
     model_type = f"{id}_text"
     classes = (f"{name}ForCausalLM", f"{name}TextModel")
     return Architecture(
-        id=model_type, required={"rope.dimension_sections": ""}, gguf=gguf, hf_class=classes[0], model_type=model_type,
+        id=model_type, gguf=gguf, hf_class=classes[0], model_type=model_type,
         hf_classes=(*classes, f"{name}ForConditionalGeneration", f"{name}Model"), bare_classes=(classes[1],),
         model_types=(model_type, id),
         tensors=_decoder(*_SEPARATE, *layer), keys=(*keys, _SECTIONS), drafts=mtp_names(),
@@ -233,7 +233,7 @@ _INDEXER = (
     *norm("self_attn.indexer.k_layernorm", "indexer.k_norm", "indexer_head_dim", value=_PLUS_ONE,
         layers="full_attention"),
 )
-_NGRAMS = "ple.ple_embedding"
+_NGRAMS, _TABLES = "ple.ple_embedding", "ple.layers"
 _CONSTANTS = {
     "ple.layer_multipliers": ("layer_multipliers", "ngram_size"),
     "ple.head_offsets": ("ngram_heads_offsets", "ngram_heads"),
@@ -282,18 +282,6 @@ ROWS: tuple[Architecture, ...] = (
         id="qwen4_exp_text", gguf="qwen4exp", hf_class="Qwen4ExpForCausalLM", model_type="qwen4_exp_text",
         hf_classes=("Qwen4ExpForCausalLM", "Qwen4ExpTextModel", "Qwen4ExpForConditionalGeneration", "Qwen4ExpModel"),
         bare_classes=("Qwen4ExpTextModel",), model_types=("qwen4_exp_text", "qwen4_exp"),
-        required={
-            "rope.dimension_sections": "", "hyper_connection.count": "", "hyper_connection.low_rank": "",
-            **{f"attention.indexer.{name}": "" for name in ("head_count", "key_length", "top_k")},
-            "ple.layers": "ple.ngram_size", "embedding_length_per_layer_input": "ple.layers",
-            **{
-                f"ple.{name}": "ple.layers"
-                for name in (
-                    "ngram_size", "heads_per_ngram", "eos_token_id", "layer_multipliers", "head_offsets",
-                    "head_vocab_sizes",
-                )
-            },
-        },
         tensors=(
             embedding(), _SHARDS,
             *block(
@@ -312,14 +300,14 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.indexer.key_length", ("indexer_head_dim",)),
             Key("attention.indexer.top_k", ("indexer_budget",)), must_be("indexer_kv_heads", 1),
             Key("attention.compress_ratios", ("indexer_compress_ratio",), "i32[]", converter=ratio_a_layer),
-            Key("ple.layers", ("ple_layer_ids",), "i32[]", converter=table_layers),
-            Key("ple.ngram_size", ("ngram_size",), converter=of_table),
-            Key("ple.heads_per_ngram", ("heads_per_ngram",), converter=of_table),
+            Key("ple.layers", ("ple_layer_ids",), "i32[]", converter=table_layers, needed="ple.ngram_size"),
+            Key("ple.ngram_size", ("ngram_size",), converter=of_table, needed=_TABLES),
+            Key("ple.heads_per_ngram", ("heads_per_ngram",), converter=of_table, needed=_TABLES),
             Key("ple.conv_kernel", ("ple_conv_kernel_size",), converter=of_table),
-            Key("ple.eos_token_id", converter=end_of_ngrams),
+            Key("ple.eos_token_id", converter=end_of_ngrams, needed=_TABLES),
             Key("ple.image_token_id", ("image_token_id",), converter=of_table),
-            Key("embedding_length_per_layer_input", ("ple_embed_dim",), converter=row_width),
-            *(Key(gguf, (f"model.layers.{{n}}.{_NGRAMS}.{name}",), "u64[]", converter=of_tensor)
+            Key("embedding_length_per_layer_input", ("ple_embed_dim",), converter=row_width, needed=_TABLES),
+            *(Key(gguf, (f"model.layers.{{n}}.{_NGRAMS}.{name}",), "u64[]", converter=of_tensor, needed=_TABLES)
               for gguf, (name, _) in _CONSTANTS.items()),
             Key("", ("ngram_vocab_size_base",), converter=first_prime),
             Key("", ("make_ngram_vocab_size_divisible_by",)),

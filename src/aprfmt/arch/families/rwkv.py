@@ -121,7 +121,6 @@ _FLA_RANKS = dict(
     zip("wavg", ("decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim"), strict=True),
 )
 _FIXED = {"w": "64", "a": "64", "v": "32", "g": "128"}
-_REQUIRED = {"wkv.head_size": "", **dict.fromkeys([key.gguf for key in _RANK_KEYS[:3]], "")}
 _FIRST = {f"blk.0.time_mix_v{i}.weight": f"blk.0.time_mix_a{i}.weight" for i in range(3)}
 """The first layer has no earlier values to mix its own with."""
 _PROJECTIONS = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
@@ -218,8 +217,7 @@ def _keys(eps: str, head_size: str, *ranks: Key) -> tuple[Key, ...]:
 
 
 _RWKV7 = Architecture(
-    id="rwkv7", gguf="rwkv7", **class_names("RWKV7ForCausalLM", types=("rwkv7", "rwkv7_fla")), required=_REQUIRED,
-    gguf_only=(), copies=_FIRST,
+    id="rwkv7", gguf="rwkv7", **class_names("RWKV7ForCausalLM", types=("rwkv7", "rwkv7_fla")), copies=_FIRST,
     tensors=_FLA,
     keys=(
         *_keys("norm_eps", "head_dim", *map(lambda key, hf: replace(key, hf=(hf,)), _RANK_KEYS, _FLA_RANKS.values())),
@@ -231,13 +229,11 @@ _RWKV7 = Architecture(
             "other_head_norm",
         ),
     ),
-    head_always=True,
 )
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="rwkv6", gguf="rwkv6", **class_names("Rwkv6ForCausalLM", types=("rwkv6",)),
-        required={"wkv.head_size": "", _MIX: "", _DECAY: ""}, gguf_only=(),
         tensors=(
             embedding("rwkv.embeddings"), *norm("rwkv.blocks.0.pre_ln", "token_embd_norm", bias=REQUIRED),
             *block(
@@ -254,11 +250,9 @@ ROWS: tuple[Architecture, ...] = (
             Key(_FFN.gguf, _FFN.hf, field=_FFN.field, converter=rwkv_width), Key("attention.head_count", constant=0),
             must_be("head_size_divisor", 8),
         ),
-        head_always=True,
     ),
     Architecture(
         id="rwkv6qwen2", gguf="rwkv6qwen2", **class_names("RWKV6Qwen2ForCausalLM", types=("rwkv6qwen2",)),
-        required={"wkv.head_size": "", _MIX: "", _DECAY: ""}, gguf_only=(),
         tensors=decoder(
             *_low_ranks("self_attn.", _SHIFT_RANK, _DECAY_RANK, ("parts:3,1,2,0,4",)),
             *linear("self_attn.q_proj", "time_mix_receptance", "q,hidden", "attention_bias"),
@@ -274,7 +268,6 @@ ROWS: tuple[Architecture, ...] = (
             _FFN, RMS_EPS, Key("token_shift_count", constant=1), GROUPED, flag("attention_bias"),
             must_be("attention_output_bias", False), SILU,
         ),
-        head_always=True,
     ),
     _RWKV7,
     replace(
@@ -283,8 +276,7 @@ ROWS: tuple[Architecture, ...] = (
         differs=(),
     ),
     Architecture(
-        id="rwkv_hybrid", gguf="arwkv7", **class_names("RwkvHybridForCausalLM", types=("rwkv_hybrid",)),
-        required=_REQUIRED, gguf_only=(), copies=_FIRST,
+        id="rwkv_hybrid", gguf="arwkv7", **class_names("RwkvHybridForCausalLM", types=("rwkv_hybrid",)), copies=_FIRST,
         tensors=(
             embedding(), *_idle(f"model.layers.0.{_INSIDE_QWEN}", _FIXED["v"]),
             *block(
@@ -303,6 +295,5 @@ ROWS: tuple[Architecture, ...] = (
             Key("token_shift_count", constant=1), replace(_HEADS, converter=idle_heads), must_be("wkv_version", 7),
             must_be("head_size_divisor", 8), flag("wkv_has_group_norm"), SILU,
         ),
-        head_always=True,
     ),
 )

@@ -25,10 +25,6 @@ def _folded_to(value: object, scope: Scope) -> None:
 
 
 folded = Converter(_folded_to, default)
-_SOUND_KEYS = (
-    "features_length", "attention.group_norm_epsilon", "attention.group_norm_groups", "posnet.embedding_length",
-    "posnet.block_count", "convnext.embedding_length", "convnext.block_count",
-)
 _POS, _NEXT = "posnet.n_embd", "convnext.n_embd"
 
 
@@ -422,7 +418,7 @@ _POCKET_TTS = Tower(
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="wavtokenizer_dec", required=dict.fromkeys(_SOUND_KEYS, ""), gguf="wavtokenizer-dec",
+        id="wavtokenizer_dec", gguf="wavtokenizer-dec",
         **class_names("WavTokenizerDec", types=("wavtokenizer_dec",), bare=("WavTokenizerDec",)), no_vocabulary=True,
         tensors=(
             tensor("backbone.embedding.weight", "token_embd.weight", "vocab,n_embd_features"),
@@ -439,19 +435,22 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *rename(DIMS, num_layers="n_layer", intermediate_size="n_ff", num_heads="n_head"),
-            replace(LAYER_EPS, hf=("layer_norm_epsilon",)), VOCAB, Key("features_length", ("n_embd_features",)),
+            replace(LAYER_EPS, hf=("layer_norm_epsilon",)), VOCAB,
+            Key("features_length", ("n_embd_features",), needed=REQUIRED),
             Key("attention.group_norm_epsilon", ("group_norm_epsilon",), "f32"),
-            Key("attention.group_norm_groups", ("group_norm_groups",)), Key("posnet.embedding_length", (_POS,)),
-            Key("posnet.block_count", ("posnet.n_layer",), allowed=(6,)), Key("convnext.embedding_length", (_NEXT,)),
-            Key("convnext.block_count", ("convnext.n_layer",)), ENCODER[0],
+            Key("attention.group_norm_groups", ("group_norm_groups",)),
+            Key("posnet.embedding_length", (_POS,), needed=REQUIRED),
+            Key("posnet.block_count", ("posnet.n_layer",), allowed=(6,), needed=REQUIRED),
+            Key("convnext.embedding_length", (_NEXT,), needed=REQUIRED),
+            Key("convnext.block_count", ("convnext.n_layer",), needed=REQUIRED), ENCODER[0],
         ),
-        gguf_only=(), ignored=("codebook.cluster_size", "codebook.embed_avg", "codebook.inited"),
+        ignored=("codebook.cluster_size", "codebook.embed_avg", "codebook.inited"),
     ),
     # Of both networks below llama.cpp's file holds a computed embedding: none is made, and none is of these rows.
     Architecture(
         id="qwen3_tts_talker", gguf="qwen3tts",
         **class_names("Qwen3TTSTalkerForConditionalGeneration", types=("qwen3_tts_talker",)),
-        when="tensors=text_embd.weight", gguf_only=(),
+        when="tensors=text_embd.weight",
         tensors=(
             *_placeless("vocab,text_hidden_size", "talker.model.text_embedding.weight"),
             *_placeless("vocab_size,hidden", "talker.model.codec_embedding.weight"),
@@ -478,7 +477,7 @@ ROWS: tuple[Architecture, ...] = (
             "PocketTTSModel", "PocketTTSForConditionalGeneration", types=("pocket_tts",),
             bare=("PocketTTSModel", "PocketTTSForConditionalGeneration"),
         ),
-        when="tensors=text_embd.weight", gguf_only=(),
+        when="tensors=text_embd.weight",
         tensors=(
             *_placeless("vocab,hidden", "model.embed_tokens.weight"),
             *_placeless("hidden,latent_dim", "model.audio_prompt_proj.weight", "model.audio_latent_proj.weight"),
@@ -497,7 +496,7 @@ ROWS: tuple[Architecture, ...] = (
     # The same network as it is published, without a config.json (arch.configless).
     Architecture(
         id="pocket_tts_published", gguf="pockettts", when="tensors=bos_emb.weight",
-        **class_names("FlowLMModel", types=("pockettts",), bare=("FlowLMModel",)), gguf_only=(),
+        **class_names("FlowLMModel", types=("pockettts",), bare=("FlowLMModel",)),
         tensors=(
             *_placeless("vocab,hidden", "flow_lm.conditioner.embed.weight"),
             *_placeless("latent_dim", "flow_lm.bos_emb", "flow_lm.emb_mean", "flow_lm.emb_std"),

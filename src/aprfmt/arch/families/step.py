@@ -169,8 +169,7 @@ def _step(id: str, hf_class: str, model_type: str) -> Tower:
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="step3p5", required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""}, gguf="step35",
-        **hf_names("Step3p5", "step3p5"), head_always=True, nested_rope=True,
+        id="step3p5", gguf="step35", **hf_names("Step3p5", "step3p5"), nested_rope=True,
         tensors=network(
             *norm("input_layernorm", "attn_norm", value="plus_one"), *_step_attention(),
             *norm("post_attention_layernorm", "ffn_norm", value="plus_one"), *_step_experts(),
@@ -203,7 +202,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("swiglu_clamp_shexp", ("swiglu_limits_shared",), "f32[]", converter=limits, draft=OWN), MTP, NO_BIAS,
             must_be("mlp_bias", False),
         ),
-        gguf_only=("rope_freqs.weight",),
     ),
 )
 

@@ -120,7 +120,6 @@ _T5 = Architecture(
         "T5ForConditionalGeneration", "T5WithLMHeadModel", "T5Model", "MT5ForConditionalGeneration", "MT5Model",
         types=("t5", "mt5"), bare=("T5Model", "MT5Model"),
     ),
-    gguf_only=(),
     tensors=_t5("first"), prefixes=_COPIES,
     keys=(*_KEYS, Key("", ("scale_decoder_outputs",), "bool", converter=scaled_by_tie)),
     differs=(Difference(_SCALED, _IS_SCALED, slight=True),),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import decoder, hf_names, linear, must_be, norm
-from aprfmt.arch.blocks.mla import MLA_REQUIRED, latent_attention, mla_keys
+from aprfmt.arch.blocks.mla import latent_attention, mla_keys
 from aprfmt.arch.blocks.tower import ACTIVATION, IMAGE, TOWER_WIDTH, VISION_EPS, projector, sees, siglip, sizes, whole
 from aprfmt.arch.converter import if_given
 from aprfmt.arch.row import REQUIRED, Architecture, Key, Tower
@@ -13,8 +13,8 @@ _OF_EXPERTS = ("expert_", "leading_dense")
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(  # every layer is one of DeepSeek's leading dense ones
-        id="youtu", required=MLA_REQUIRED | {"attention.q_lora_rank": ""}, gguf="deepseek2",
-        when="expert_feed_forward_length&!expert_count", **hf_names("Youtu", "youtu"), rope_type=0, gguf_only=(),
+        id="youtu", gguf="deepseek2", when="expert_feed_forward_length&!expert_count", **hf_names("Youtu", "youtu"),
+        rope_type=0,
         tensors=decoder(*latent_attention()),
         keys=(
             *(key for key in mla_keys() if not key.gguf.startswith(_OF_EXPERTS)),
