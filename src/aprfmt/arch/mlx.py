@@ -131,7 +131,7 @@ def mlx_row(row: Architecture) -> Architecture:
     """The tensors of the `row` that mlx_lm has otherwise, as a row whose GGUF side has mlx_lm's names and shapes."""
     network = NETWORKS[row.id]
     found = tuple(changed for tensor in row.tensors if (changed := _changed(network, tensor)) is not None)
-    return replace(row, tensors=found, gguf_only=(), prefixes=(), drafts=())
+    return replace(row, tensors=found, prefixes=(), drafts=())
 
 
 def _changed(network: MlxNetwork, tensor: TensorRow) -> TensorRow | None:
