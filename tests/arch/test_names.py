@@ -200,3 +200,18 @@ def test_layers_of_a_second_stack_are_numbered_behind_the_first_in_a_gguf() -> N
         assert [(match.row.first, match.layer) for match in found] == [(first, layer)]
     beyond = names.in_stacks(names.matches(arch, "blk.6.ffn_down.weight", "gguf"), h)
     assert {match.layer for match in beyond} == {6}
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        "module.model.layers.0.mlp.up_proj.weight", "_orig_mod.model.layers.0.mlp.up_proj.weight",
+        "module._orig_mod.model.layers.0.mlp.up_proj.weight", "_orig_mod.module.model.layers.0.mlp.up_proj.weight",
+        "_forward_module.model.layers.0._orig_mod.mlp.up_proj.weight",
+        "_fsdp_wrapped_module.model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight",
+        "module.layers.0.mlp.up_proj.weight",
+    ],
+)  # fmt: skip
+def test_names_of_wrapped_modules_are_those_of_the_network(saved: str) -> None:
+    assert names.canonical_name(LLAMA, saved) == "model.layers.0.mlp.up_proj.weight"
+    assert names.canonical_name(LLAMA, f"model.{saved}") is None

@@ -27,6 +27,7 @@ def refusal(tensors: Mapping[str, Tensor], quantization: Any) -> RefusedError:
     return error
 
 
+ONE_SCALE = ("fp8-tensor", "bitnet", "bitnet-auto")
 # What a weight can be decoded without: then other checks decide.
 OPTIONAL = ("g_idx", "_bias", "weight_format", "input_scale", "input_global_scale")
 PIECES = [(name, n) for name, make in pm.CASES.items() for n in make().tensors if not n.endswith(OPTIONAL)]
@@ -54,7 +55,7 @@ def test_nvfp4_without_its_overall_scale_is_no_mxfp4() -> None:
 def test_a_piece_of_another_shape_is_refused(name: str, piece: str) -> None:
     case = pm.CASES[name]()
     old = case.tensors[piece]
-    if "quant_state" in piece or (name == "fp8-tensor" and piece.endswith(".weight")):
+    if "quant_state" in piece or (name in ONE_SCALE and piece.endswith(".weight")):
         return  # a text may have any length, and one scale fits any weight
     for axis in range(len(old.shape)):
         whole_rows = axis == 1 and piece.endswith(".weight") and "nvfp4" not in name and name != "fp8-block"
@@ -185,6 +186,8 @@ def test_rows_laid_out_for_a_gpu_are_refused() -> None:
     [
         ({"quant_method": "hqq"}, "hqq"),
         ({"quant_method": "torchao"}, "torchao"),
+        ({"quant_method": "quark"}, "quark"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "auto-round"),
         ({"quant_method": 7}, "does not name"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
         ({"quant_method": "gptq", "is_marlin_format": True}, "Marlin"),
@@ -205,6 +208,14 @@ def test_rows_laid_out_for_a_gpu_are_refused() -> None:
 def test_ways_to_pack_that_are_not_decoded_are_named(method: Any, word: str) -> None:
     error = refusal({}, method)
     assert word in error.message
+
+
+def test_codes_of_three_bits_get_the_line_that_decodes_them() -> None:
+    case = pm.CASES["ct-pack-4"]()
+    group = {"weights": {"num_bits": 3, "type": "int", "symmetric": True, "strategy": "group", "group_size": 16}}
+    error = refusal(case.tensors, case.quantization | {"config_groups": {"group_0": group}})
+    assert "num_bits 3 is not supported" in error.message
+    assert "CompressedTensorsConfig as C" in str(error.hint)
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "ct-pack-4", "fp8-block", "mxfp4", "bnb-nf4", "bnb-int8"])

@@ -304,7 +304,27 @@ def _nibbles(codes: Array) -> Array:
     return words
 
 
+def bitnet(*, auto: bool = False, seed: int = 0) -> Packed:
+    """BitNet: ternary values plus one, row 0, 3, 6 and 9 of twelve in the two-bit fields of a byte."""
+    codes = np.random.default_rng(seed).integers(0, 3, (12, 5))
+    octets = sum(codes[3 * part : 3 * part + 3] << 2 * part for part in range(4))
+    scale = np.array([4.0], dtype="<f4")
+    tensors = [tensor(f"{BASE}.weight", "U8", octets), tensor(f"{BASE}.weight_scale", "F32", scale)]
+    settings = {"quant_method": "bitnet", "linear_class": "autobitlinear" if auto else "bitlinear"}
+    return Packed(named(tensors), settings, (codes - 1).astype("<f4") * np.float32(4.0 if auto else 0.25))
+
+
+def auto_round(stored: str, made: Packed) -> Packed:
+    """The same under AutoRound's own name."""
+    settings = {**made.quantization, "quant_method": "auto-round", "packing_format": f"auto_round:{stored}"}
+    return Packed(made.tensors, settings, made.values)
+
+
 CASES: dict[str, Callable[[], Packed]] = {
+    "bitnet": bitnet,
+    "bitnet-auto": lambda: bitnet(auto=True),
+    "auto-round-gptq": lambda: auto_round("auto_gptq", gptq()),
+    "auto-round-awq": lambda: auto_round("auto_awq", awq()),
     "mlx-affine": mlx,
     "mlx-mxfp4": mlx_mxfp4,
     "fp8-block": fp8,

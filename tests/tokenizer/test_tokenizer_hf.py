@@ -125,6 +125,12 @@ def test_old_files() -> None:
     tok = hf.read_files(files)
     assert tok is not None
     assert (tok.tokens[4], tok.merges, tok.pre) == ("<|x|>", ["a b", "ab b"], "gpt-2")
+    del files["tokenizer_config.json"]
+    named = hf.read_files(files, {"model_type": "gpt2"})
+    unnamed = hf.read_files(files, {"model_type": "llama"})
+    assert named is not None
+    assert unnamed is not None
+    assert (named.pre, unnamed.pre) == ("gpt-2", None)
 
 
 def test_sentencepiece_style_bpe_gets_scores_in_merge_order() -> None:

@@ -77,6 +77,20 @@ def test_special_tokens_are_those_of_the_class(
     assert tok.merges[:3] == ["a b", "ab c", "b c"]
 
 
+def test_llama_3_is_known_by_its_model_and_size() -> None:
+    family = ranks.family_of("tokenizer.model", "", "llama", 128000)
+    assert family is not None
+    assert family.pre == "llama-bpe"
+    specials = family.specials(128000)
+    assert len(specials) == len(set(specials)) == 256
+    ids = {text: i for i, text in enumerate(specials, 128000)}
+    wanted = {"<|end_of_text|>": 128001, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "<|python_tag|>": 128010}
+    assert {text: ids[text] for text in wanted} == wanted
+    assert ids["<|reserved_special_token_247|>"] == 128255
+    assert ranks.family_of("tokenizer.model", "", "llama", 200000) is None
+    assert ranks.family_of("tokenizer.model", "", "qwen2", 128000) is None
+
+
 def test_special_tokens_beyond_the_models_vocabulary_are_left_out_and_said() -> None:
     tok = read({"tiktoken.model": tiktoken_file(SMALL)}, {"vocab_size": 300})
     assert len(tok.tokens) == 300

@@ -153,9 +153,20 @@ def canonical_name(arch: Architecture, name: str) -> str | None:
     return next((spelled for spelled in ways_to_spell(arch, name) if is_known(arch, spelled)), None)
 
 
+_TORCH_WRAPPERS = re.compile(
+    r"^(?:module\.)+|(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
+    r"(?:module\.)*"
+)
+"""DataParallel and DDP, torch.compile, FSDP, activation checkpointing, Lightning."""
+
+
 def ways_to_spell(arch: Architecture, name: str) -> Iterator[str]:
-    """`name`, then what it may be in the table: bare models and wrappers begin the same names otherwise."""
+    """`name`, then what it may be in the table: bare models and wrappers begin the same names otherwise, and names that
+    PyTorch's own wrappers were saved with hold these too."""
     yield name
+    if (plain := _TORCH_WRAPPERS.sub("", name)) != name:
+        name = plain
+        yield name
     insides = [name[len(beginning) :] for beginning in BEGINNINGS if name.startswith(beginning)]
     yield from insides
     for inside in (name, *insides):

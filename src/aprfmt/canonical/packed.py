@@ -30,6 +30,14 @@ from aprfmt.types import Shape
 HF_QUANT = "hf_quant_config.json"
 
 UNPACK_HINT = "dequantize it with the tool that quantized it, or keep it quantized with --dtype keep"
+_ORIGINAL = "convert the model that it was quantized from (base_model in its README.md)"
+_WAYS = {
+    "auto-round": f"{_ORIGINAL}, or write it by auto-round with --format auto_gptq; --dtype keep keeps it quantized",
+    "quark": f"{_ORIGINAL}; --dtype keep keeps it quantized",
+    "torchao": f"{_ORIGINAL}, or load it with torchao and save weight.dequantize() of each module; "
+    "--dtype keep keeps it quantized",
+}
+"""Method -> what to do where no decoder here handles it."""
 _CONFIG_HINT = "download config.json and the weights again, from the same revision"
 
 _CT_FORMATS = ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
@@ -416,10 +424,8 @@ def settings_of(config: Mapping[str, object]) -> dict[str, object] | None:
         raise RefusedError("quantization_config of config.json is not a JSON object", hint=_CONFIG_HINT)
     method = _method(found)
     if method not in METHODS:
-        known = ", ".join(METHODS)
-        raise RefusedError(
-            f"weights quantized with {method} cannot be decoded", hint=f"supported: {known}; {UNPACK_HINT}"
-        )
+        way = _WAYS.get(method, f"supported: {', '.join(METHODS)}; {UNPACK_HINT}")
+        raise RefusedError(f"weights quantized with {method} cannot be decoded", hint=way)
     problem = _problem(method, found)
     if problem is not None:
         raise RefusedError(f"{method}: {problem} is not supported", hint=UNPACK_HINT)
@@ -448,9 +454,16 @@ def _stored(config: Mapping[str, object]) -> object:
     return None
 
 
+_STORED_BY_AUTOROUND = {"gptq": "gptq", "awq": "awq"}
+"""`packing_format` of AutoRound -> the method whose layout it is."""
+
+
 def _method(settings: Mapping[str, object]) -> str:
     method = settings.get("quant_method")
     if isinstance(method, str) and method:
+        if method.lower().replace("_", "-").removeprefix("intel/") == "auto-round":
+            stored = str(settings.get("packing_format") or settings.get("backend"))
+            return _STORED_BY_AUTOROUND.get(stored.rpartition(":")[2].removeprefix("auto_"), "auto-round")
         return method.lower().replace("_", "-") if method.lower() != "fbgemm_fp8" else "fbgemm_fp8"
     if "load_in_4bit" in settings or "load_in_8bit" in settings:
         return "bitsandbytes"

@@ -338,6 +338,11 @@ TRANSPOSED_STEP = 1 << 20  # fewer, longer reads where columns of the stored ten
 
 
 CONFIG_HINT = "config.json does not match these weights: download both again from one revision"
+DEQUANTIZE_HINT = (
+    'python -c "from transformers import AutoModelForCausalLM as M, CompressedTensorsConfig as C; '
+    "M.from_pretrained('DIR', quantization_config=C(dequantize=True), dtype='auto').save_pretrained('OUT')\""
+)
+"""The line that decodes what compressed-tensors packed."""
 
 
 # --- bitsandbytes: 4-bit codes of NF4 and FP4 in flat blocks, and LLM.int8 rows ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aprfmt.codecs.packed import (
     CONFIG_HINT,
+    DEQUANTIZE_HINT,
     FLOATS,
     TRANSPOSED_STEP,
     Decoded,
@@ -171,11 +172,41 @@ def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded((rows, columns), tile)
 
 
+def bitnet(pieces: Pieces, settings: Settings) -> Decoded:
+    """Ternary values plus one, four quarters of the rows in one byte [out / 4, in], the first in the lowest bits.
+
+    AutoBitLinear multiplies by the one scale, BitLinear divides by it.
+    """
+    import numpy as np
+
+    packed, scale = pieces[".weight"], pieces[".weight_scale"]
+    expect("BitNet", packed, ("U8",), ndim=2)
+    expect("BitNet", scale, FLOATS)
+    if count(scale) != 1:
+        raise refusal("BitNet", scale.name, f"has shape {list(scale.shape)}, expected one value")
+    factor, (quarter, width) = flat(scale)[0], packed.shape
+    if settings.get("linear_class", "bitlinear") == "bitlinear":
+        if factor == 0:
+            raise refusal("BitNet", scale.name, "is zero, but weights are divided by it")
+        factor = 1 / factor
+
+    def tile(rows: range, columns: range) -> Array:
+        part, first = divmod(rows.start, quarter)
+        octets = region(packed, width, range(first, first + len(rows)), columns)
+        values: Array = (octets >> 2 * part & 3).astype(np.float32) - np.float32(1)
+        return values * np.float32(factor)
+
+    return Decoded((4 * quarter, width), tile, period=quarter)
+
+
 def _packed_bits(packed: TensorSource, columns: int, settings: Settings) -> int:
     named = [weights.get("num_bits") for weights in weight_arguments(settings)]
     fit = [bits for bits in (2, 4, 8) if bits in named and -(-columns // (32 // bits)) == packed.shape[1]]
     if len(fit) == 1:
         return fit[0]
+    if odd := [bits for bits in named if bits not in (2, 4, 8) and bits is not None]:
+        what = f"num_bits {odd[0]} is not supported (only 2, 4 and 8)"
+        raise refusal("compressed-tensors", packed.name, what, DEQUANTIZE_HINT)
     what = f"codes of shape {list(packed.shape)} for {columns} inputs match no num_bits of config.json"
     raise refusal("compressed-tensors", packed.name, f"{what} (supported: 2, 4 and 8)", CONFIG_HINT)
 

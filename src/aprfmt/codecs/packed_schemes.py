@@ -7,7 +7,7 @@ from functools import partial
 from aprfmt.codecs.packed import Scheme
 from aprfmt.codecs.packed_bnb import bnb4, llm_int8
 from aprfmt.codecs.packed_floats import FLOATS_OF_8_BITS, fp8, int8, mxfp4_experts, mxfp4_matrix, nvfp4
-from aprfmt.codecs.packed_ints import awq, gptq, pack_quantized
+from aprfmt.codecs.packed_ints import awq, bitnet, gptq, pack_quantized
 from aprfmt.codecs.packed_mlx import mlx_affine, mlx_floats
 
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
@@ -48,6 +48,7 @@ SCHEMES: tuple[Scheme, ...] = (
            mxfp4_matrix),
     Scheme("int8", "INT8", _CT, ".weight", ("I8",), (".weight_scale",), (".weight_zero_point", ".weight_g_idx"),
            ".weight", int8),
+    Scheme("bitnet", "BitNet", ("bitnet",), ".weight", ("U8",), (".weight_scale",), (), ".weight", bitnet),
     Scheme("mxfp4", "MXFP4", ("mxfp4",), "_blocks", ("U8",), ("_scales",), (), "", mxfp4_experts),
     Scheme("bnb-nf4", "NF4", _BNB, _STATE + "nf4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight",
            partial(bnb4, "nf4")),

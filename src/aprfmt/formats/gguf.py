@@ -47,7 +47,7 @@ _LEAST_ENTRY_BYTES = 14
 _LEAST_INFO_BYTES = 24
 _INFOS = tuple(struct.Struct(f"<{n}QIQ") for n in range(MAX_DIMS + 1))
 PART_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
-_BIG_ENDIAN_HINT = "convert it with llama.cpp's gguf-py script gguf_convert_endian.py first"
+_BIG_ENDIAN_HINT = "convert it in place: pip install gguf; gguf-convert-endian FILE little"
 
 
 # --- key-value pairs ---

@@ -38,6 +38,10 @@ MOST_BYTES = 8 << 20
 
 _RESAVE = "rewrite it with torch.save(torch.load(PATH, weights_only=True), PATH)"
 _AGAIN = "download it again"
+_CONTIGUOUS = (
+    "save it again: python -c \"import torch; f = 'FILE'; "
+    'torch.save({k: v.contiguous() for k, v in torch.load(f, weights_only=True).items()}, f)"'
+)
 
 # Type of a storage -> torch's name of its dtype.
 _STORAGES = {
@@ -326,7 +330,7 @@ def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> 
         dim != 1 and stride != sizes[i + 1] for i, (dim, stride) in enumerate(zip(shape, strides, strict=True))
     ):
         what = f"it is a strided view: strides {list(strides)}"
-        raise RefusedError(what, tensor=name, hint="save it again with .contiguous()")
+        raise RefusedError(what, tensor=name, hint=_CONTIGUOUS)
     size = _SIZES.get(value.dtype, 1)
     n_bytes, at = sizes[0] * size, storage.start + offset * size
     if not n_bytes:

@@ -248,7 +248,8 @@ def read_tiktoken(document: Document) -> Tokenizer:
     """
     name, settings = document.source, document.settings
     known = ranks.read_ranks(read_bytes(document.files, name), name)
-    family = ranks.family_of(name, str(settings.get("tokenizer_class", "")).removesuffix("Fast"))
+    tokenizer_class = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
+    family = ranks.family_of(name, tokenizer_class, str(document.config.get("model_type")), len(known))
     n = max(known.values()) + 1
     vocab = {ranks.in_letters(token): i for token, i in known.items()}
     added = read_added({}, settings, vocab, name)

@@ -44,6 +44,11 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 _PRE_BY_CLASS = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
+_CLASS_BY_MODEL_TYPE = {
+    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "opt"), "GPT2Tokenizer"),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
+}
+"""What AutoTokenizer takes where tokenizer_config.json names no class."""
 
 
 _GREEDY_NOTE = (
@@ -75,7 +80,8 @@ def read_bpe(document: Document, vocab: Mapping[str, int], added: list[Added], n
         scores = _scores_of_merges(tokens, types, merges)
         return Tokenizer("llama", tokens, merges, types, scores, pre="default", flags=flags)
     if "tokenizer.json" not in document.files:
-        kind = str(document.settings.get("tokenizer_class", "")).removesuffix("Fast")
+        named = document.settings.get("tokenizer_class")
+        kind = str(named or _CLASS_BY_MODEL_TYPE.get(str(document.config.get("model_type")))).removesuffix("Fast")
         name = _PRE_BY_CLASS.get(kind)
         note = "" if name else "vocab.json and merges.txt do not define a pre-tokenizer"
         return Tokenizer("gpt2", tokens, merges, types, pre=name, pre_note=note)

@@ -90,12 +90,27 @@ _FAMILIES = {
     "ChatGLM4Tokenizer": Family("chatglm-bpe", roles=(("unk", "<|endoftext|>"), ("eot", "<|user|>"))),
 }
 """By tokenizer_class."""
+_LLAMA3_SPECIALS = (
+    "<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>",
+    "<|finetune_right_pad_id|>", "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eom_id|>", "<|eot_id|>", "<|python_tag|>", *(f"<|reserved_special_token_{i}|>" for i in range(3, 248)),
+)  # fmt: skip
+"""As Llama 3.1 to 3.3 name them; Llama 3.0 reserves ids 128004, 128008 and 128010."""
+_FAMILIES_BY_SIZE = {
+    ("llama", 128000): Family(
+        "llama-bpe",
+        lambda n: list(_LLAMA3_SPECIALS),
+        assumed=(("bos", "<|begin_of_text|>"), ("eos", "<|end_of_text|>")),
+    )
+}
+"""By model type and number of ranks: Llama 3's own tokenizer.model."""
 _CLASS_OF_FILE = {"qwen.tiktoken": "QWenTokenizer", "hy.tiktoken": "HYTokenizer", "tiktoken.model": "TikTokenTokenizer"}
 
 
-def family_of(name: str, tokenizer_class: str) -> Family | None:
-    """The family of a tiktoken file: by tokenizer_config.json's `tokenizer_class`, else by the file's name."""
-    return _FAMILIES.get(tokenizer_class) or _FAMILIES.get(_CLASS_OF_FILE.get(name, ""))
+def family_of(name: str, tokenizer_class: str, model_type: str, n_ranks: int) -> Family | None:
+    """The family of a tiktoken file: by `tokenizer_class`, the file's name, or model type and size."""
+    named = _FAMILIES.get(tokenizer_class) or _FAMILIES.get(_CLASS_OF_FILE.get(name, ""))
+    return named or _FAMILIES_BY_SIZE.get((model_type, n_ranks))
 
 
 def looks_like_ranks(data: bytes) -> bool:

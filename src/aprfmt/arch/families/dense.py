@@ -173,6 +173,10 @@ ROWS: tuple[Architecture, ...] = (
                 "llama.cpp uses the weights as stored; this model rounds them to ternary values at run time",
                 "weight_bits|quantization_config.quantization_mode=online",
             ),
+            Difference(
+                "transformers rounds the inputs of BitNet's projections to 8 bits; llama.cpp does not",
+                "quantization_config.quant_method=bitnet", slight=True,
+            ),
         ),
     ),
     # As apple/OpenELM-270M has it.
