@@ -44,6 +44,14 @@ _HELPERS = {
     "create_tensor_gate_up_exps": (("FFN_GATE_UP_EXPS", "FFN_GATE_EXPS", "FFN_UP_EXPS"), ("weight",)),
 }
 
+_SCALED = re.compile(r'\b(\w+_s) = create_tensor\(tn\((LLM_TENSOR_\w+),\s*"scale"')
+_SCALE_HELPERS = {
+    "build_qkv(": ("wqkv_s", "wq_s", "wk_s", "wv_s"),
+    "build_mamba_layer(": ("ssm_in_s", "ssm_out_s"),
+    "build_mamba2_layer(": ("ssm_in_s", "ssm_out_s"),
+}
+"""Functions of other files that multiply by scales of weights."""
+
 
 @dataclass
 class Reads:
@@ -137,6 +145,7 @@ class Library:
             "full_first": bool(re.search(r"load_swa_pattern\([^)]*\btrue\)", hparams)),
             "square": sorted(self.square(tensors)),
             "scores": "attn_factor_org" in graph,
+            "scales": sorted(self.scales(graph)),
             "memory": self.memory(enum, hparams),
             "asserts": sorted({*_asserted(hparams), *_asserted(tensors), *_asserted(graph)}),
         }
@@ -192,6 +201,14 @@ class Library:
                     for suffix in suffixes:
                         found.add(self.tensor(f"LLM_TENSOR_{enum}", suffix), required=False)
         return found
+
+    def scales(self, graph: str) -> Iterator[str]:
+        """The scales of weights that the code of a graph multiplies by; the loader reads them for every network."""
+        used = {*re.findall(r"\b\w+_s\b", graph)}
+        used |= {name for helper, names in _SCALE_HELPERS.items() if helper in graph for name in names}
+        for name, enum in {*_SCALED.findall(self.text(BASE, "load_tensors"))}:
+            if name in used:
+                yield self.tensor(enum, "scale")
 
     def square(self, code: str) -> Iterator[str]:
         """The tensors that the code of a loader wants as wide as the hidden size on both sides."""

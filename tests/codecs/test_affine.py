@@ -12,7 +12,7 @@ import pytest
 
 from aprfmt.canonical.packed import packed_weights
 from aprfmt.codecs import affine, ggml, packed, plain
-from aprfmt.codecs.affine import BITS, GROUP_SIZES, Affine, Quantized, Regrouped
+from aprfmt.codecs.affine import BITS, GROUP_SIZES, PARTS, Affine, quantized, regrouped
 from aprfmt.codecs.recode import encode
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import safetensors
@@ -53,12 +53,12 @@ def stored(data: bytes, step: int) -> Iterator[Item]:
 def test_codes_scales_and_biases_are_those_of_mlx(bits: int, group_size: int, dtype: str, peer: Path) -> None:
     name = f"affine-{dtype}-{bits}-{group_size}"
     data = plain.encode(DTYPES[dtype], values().reshape(-1)).tobytes()
-    weight = Quantized("w", values().shape, DTYPES[dtype], Affine(bits, group_size), lambda unit: stored(data, 1001))
+    weight = quantized("w", DTYPES[dtype], Affine(bits, group_size), lambda unit: stored(data, 1001))
     with safetensors.open_model(peer / f"{name}.safetensors") as model:
-        for part in affine.PARTS:
+        for part in PARTS:
             tensor = model.tensors[f"{name}.{part}"]
             assert tensor.shape == Affine(bits, group_size).part_shape(values().shape, part)
-            assert b"".join(map(bytes, run_jobs(weight.items(part)))) == bytes(tensor.raw())
+            assert b"".join(map(bytes, run_jobs(weight.items(PARTS.index(part))))) == bytes(tensor.raw())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,12 +103,10 @@ def test_what_is_packed_is_unpacked(bits: int) -> None:
 
 def test_scales_are_the_same_whether_codes_were_made_before_or_not() -> None:
     data = values().tobytes()
-    first, second = (
-        Quantized("w", values().shape, "F32", Affine(4, 32), lambda unit: stored(data, 4096)) for _ in range(2)
-    )
-    alone = {part: b"".join(map(bytes, run_jobs(first.items(part)))) for part in ("scales", "biases")}
-    for part in affine.PARTS:
-        after = b"".join(map(bytes, run_jobs(second.items(part))))
+    first, second = (quantized("w", "F32", Affine(4, 32), lambda unit: stored(data, 4096)) for _ in range(2))
+    alone = {part: b"".join(map(bytes, run_jobs(first.items(PARTS.index(part))))) for part in ("scales", "biases")}
+    for part in PARTS:
+        after = b"".join(map(bytes, run_jobs(second.items(PARTS.index(part)))))
         assert part == "weight" or after == alone[part]
 
 
@@ -116,9 +114,9 @@ def test_scales_are_the_same_whether_codes_were_made_before_or_not() -> None:
 def test_values_without_a_scale_are_refused(bad: float) -> None:
     data = values()
     data[3, 5] = bad
-    weight = Quantized("layers.0.w", data.shape, "F32", Affine(4, 64), lambda unit: stored(data.tobytes(), 4096))
+    weight = quantized("layers.0.w", "F32", Affine(4, 64), lambda unit: stored(data.tobytes(), 4096))
     with pytest.raises(RefusedError, match="no finite scale") as caught:
-        list(run_jobs(weight.items("weight")))
+        list(run_jobs(weight.items(0)))
     assert caught.value.tensor == "layers.0.w"
 
 
@@ -130,10 +128,10 @@ def test_blocks_are_groups_of_32_and_the_same_blocks_again(dtype: str) -> None:
     assert np.allclose(decoded, ggml.decode(dtype, data), rtol=1e-6, atol=1e-9)
     assert bytes(affine.write_blocks(dtype, codes, scales, biases)) == data
     assert affine.fitting_blocks(affine.BITS_OF_BLOCKS[dtype], [(scales, biases)]) == dtype
-    groups = Regrouped("w", dtype, lambda unit: stored(data, 777))
-    words = np.frombuffer(b"".join(map(bytes, run_jobs(groups.items("weight")))), "<u4")
-    assert np.array_equal(packed.unpack(words, groups.affine.bits), codes.reshape(-1))
-    halves = [b"".join(map(bytes, run_jobs(groups.items(part)))) for part in ("scales", "biases")]
+    groups = regrouped("w", dtype, lambda unit: stored(data, 777))
+    words = np.frombuffer(b"".join(map(bytes, run_jobs(groups.items(0)))), "<u4")
+    assert np.array_equal(packed.unpack(words, affine.BITS_OF_BLOCKS[dtype]), codes.reshape(-1))
+    halves = [b"".join(map(bytes, run_jobs(groups.items(PARTS.index(part))))) for part in ("scales", "biases")]
     assert np.array_equal(np.frombuffer(halves[0], "<f2"), scales)
     assert np.array_equal(np.frombuffer(halves[1], "<f2"), biases)
 
@@ -151,9 +149,9 @@ def test_scales_that_f16_does_not_hold_fit_no_blocks() -> None:
 
 def test_blocks_whose_biases_f16_does_not_hold_are_refused() -> None:
     data = encode("Q8_0", np.full((1, 32), 60_000.0, np.float32) * 2)
-    groups = Regrouped("w", "Q8_0", lambda unit: stored(data, 34))
+    groups = regrouped("w", "Q8_0", lambda unit: stored(data, 34))
     with pytest.raises(RefusedError, match="overflow F16"):
-        list(run_jobs(groups.items("biases")))
+        list(run_jobs(groups.items(2)))
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(1, 64), (7, 64), (4, 16), (4, 0), ("4", 64), (True, 64), (4, None)])

@@ -116,11 +116,44 @@ def _compressed_mxfp4(name: str, values: Any, size: Sequence[int]) -> Parts:
     return {f"{name}_packed": pairs, f"{name}_scale": exponents}, meant
 
 
+def _nvfp4(values: Any) -> tuple[Any, Any, Any, Any]:
+    """(bytes of two codes, E4M3 scales, the scale of the tensor, the values that they mean)."""
+    import torch
+
+    rows, columns = values.shape
+    groups = values.reshape(rows, columns // 16, 16)
+    overall = torch.exp2(torch.log2(values.abs().max() / (6 * 448)).ceil())  # its inverse is exact, too
+    scale = (groups.abs().amax(-1) / 6 / overall).to(torch.float8_e4m3fn)
+    own = scale.float() * overall
+    table = torch.tensor(_FP4)
+    index = ((groups / own[..., None]).abs()[..., None] - table).abs().argmin(-1)
+    codes = (index + 8 * (groups < 0)).to(torch.uint8).reshape(rows, columns // 2, 2)
+    meant = table[index] * torch.where(groups < 0, -1.0, 1.0) * own[..., None]
+    return codes[..., 0] | codes[..., 1] << 4, scale, overall, meant.reshape(rows, columns)
+
+
+def _modelopt_nvfp4(name: str, values: Any, size: Sequence[int]) -> Parts:
+    import torch
+
+    pairs, scale, overall, meant = _nvfp4(values)
+    inputs = torch.tensor(0.5 if "mlp" in name else 0.25)
+    base = name.removesuffix("weight")
+    parts = {name: pairs, f"{name}_scale": scale, f"{name}_scale_2": overall, f"{base}input_scale": inputs}
+    return parts, meant
+
+
+def _compressed_nvfp4(name: str, values: Any, size: Sequence[int]) -> Parts:
+    pairs, scale, overall, meant = _nvfp4(values)
+    return {f"{name}_packed": pairs, f"{name}_scale": scale, f"{name}_global_scale": (1 / overall).reshape(1)}, meant
+
+
 PACKINGS: Mapping[str, Callable[[str, Any, Sequence[int]], Parts]] = {
     "scale_inv": _inverse_scales,
     "fp8": _fp8_exponents,
     "fp4": _fp4_exponents,
     "mxfp4": _compressed_mxfp4,
+    "modelopt_nvfp4": _modelopt_nvfp4,
+    "nvfp4": _compressed_nvfp4,
 }
 
 _V4_FP8 = r"attn\.w(q_a|q_b|kv|o_a|o_b)\.weight|indexer\.wq_b|shared_experts\.w\d|\.[eh]_proj|main_proj"
@@ -153,6 +186,30 @@ _PROJECTIONS = (
 def _fp8_of(case: str, **more: Any) -> PackedCheckpoint:
     """A family whose linear layers are FP8 in blocks; a tiny weight has several of these, and parts of some."""
     return PackedCheckpoint(case, {_PROJECTIONS: "scale_inv"}, {**FP8, "weight_block_size": [16, 32]}, **more)
+
+
+_LINEAR = r"\.(q|k|v|o|gate|up|down)_proj\.weight$"
+_SIZES_OF_64 = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
+_MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "mlp.gate"]}
+_CT_NVFP4 = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16
+            },
+        }
+    },
+    "ignore": ["lm_head"],
+}  # fmt: skip
+
+
+def nvfp4_checkpoint(case: str) -> PackedCheckpoint:
+    """A case as ModelOpt quantizes it to NVFP4."""
+    return PackedCheckpoint(case, {_LINEAR: "modelopt_nvfp4"}, _MODELOPT, config=_SIZES_OF_64)
 
 
 PACKED: dict[str, PackedCheckpoint] = {
@@ -209,19 +266,28 @@ PACKED: dict[str, PackedCheckpoint] = {
     "bailing_moe_v3": _fp8_of("bailing_moe_v3"),
     "dots3_note": _fp8_of("dots3_note", raw=True),
     "glm5_next": _fp8_of("glm5_next"),
+    # As nvidia/Llama-3.1-8B-Instruct-FP4 and nvidia/Qwen3-30B-A3B-FP4 have them.
+    "llama_nvfp4": nvfp4_checkpoint("llama"),
+    "qwen3_moe_nvfp4": nvfp4_checkpoint("qwen3_moe"),
+    # As llm-compressor writes them.
+    "qwen3_nvfp4": PackedCheckpoint("qwen3", {_LINEAR: "nvfp4"}, _CT_NVFP4, config=_SIZES_OF_64),
 }
 """Name -> the family."""
 
 
 def write_packed(name: str, folder: Path, plain: Path) -> None:
     """Writes the packed Hugging Face folder of PACKED[name], and a folder of the same network in plain floats."""
+    write_packed_case(PACKED[name], folder, plain)
+
+
+def write_packed_case(packed: PackedCheckpoint, folder: Path, plain: Path) -> None:
+    """The same for a checkpoint that is not in the table."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    packed = PACKED[name]
     found = arch_models.find_case(packed.case)
     case = replace(found, config={**found.config, **packed.config}, tokenizer=BYTES)
-    tokenizer = folder.parent / f".{name}-tokenizer"
+    tokenizer = folder.parent / f".{folder.name}-{plain.name}-tokenizer"
     if not tokenizer.is_dir():
         tokenizer.mkdir(parents=True)
         write_byte_tokenizer(tokenizer)

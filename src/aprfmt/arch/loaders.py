@@ -28,6 +28,7 @@ class Loader:
         full_first: whether of a period of layers the first sees everything, not the last.
         square: tensors whose two sides are the hidden size.
         scales_scores: whether the graph multiplies attention scores by what yarn makes of positions (see arch.yarn).
+        scales: scales of weights ("blk.ffn_down.scale") that the graph multiplies by; it ignores others.
         memory: "hybrid" (attention and recurrent layers), "recurrent", "windowed" (two caches of attention), or "".
     """
 
@@ -40,7 +41,12 @@ class Loader:
     full_first: bool
     square: frozenset[str]
     scales_scores: bool
+    scales: frozenset[str]
     memory: str
+
+    def multiplies(self, scale: str) -> bool:
+        """Whether the graph multiplies the product with a weight by the scale of that name."""
+        return _LAYER.sub("", scale, count=1) in self.scales
 
     def misshapen(self, shapes: Mapping[str, Shape], hidden: int) -> Iterator[str]:
         """Those of the tensors whose sides are not the hidden size, and should be."""
@@ -76,6 +82,7 @@ def loader_of(gguf: str) -> Loader | None:
         full_first=line["full_first"],
         square=frozenset(line["square"]),
         scales_scores=line["scores"],
+        scales=frozenset(line["scales"]),
         memory=line["memory"],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 from aprfmt.arch import mlx, names
 from aprfmt.arch.grammar import has_layer, is_unwanted
@@ -13,7 +14,7 @@ from aprfmt.arch.outside import names_drafts
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.detection import find_part
 from aprfmt.canonical.model_kinds import ADAPTER
-from aprfmt.canonical.packed import PackedTensor, Packing
+from aprfmt.canonical.packed import AS_STORED, Decoding, PackedTensor, Packing, scaled_weights
 from aprfmt.canonical.rowmap import keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor, is_copy
 from aprfmt.codecs.dtypes import DTYPES
@@ -29,6 +30,7 @@ def name_tensors(
     allow_unmapped: bool,
     packs: Packing,
     elsewhere: Collection[str],
+    decoding: Decoding = AS_STORED,
 ) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor], dict[str, str]]:
     """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the others,
     those `elsewhere`; names of the source that hold the bytes of another one again, and that one's name.
@@ -42,7 +44,8 @@ def name_tensors(
     tensors: dict[str, CanonicalTensor] = {}
     others: dict[str, CanonicalTensor] = {}
     copies: dict[str, str] = {}
-    for tensor in _named(model, row, h, allow_unmapped, packs, elsewhere):
+    entries = scaled_weights(model, decoding, partial(_is_scale, row, model.convention))
+    for tensor in _named(model, entries, row, h, allow_unmapped, packs, elsewhere):
         found = others if tensor.name in elsewhere or tensor.pieces[0].name in elsewhere else tensors
         first = found.setdefault(tensor.name, tensor)
         if first is tensor:
@@ -53,8 +56,16 @@ def name_tensors(
     return tensors, others, copies
 
 
+def _is_scale(row: Architecture | None, convention: str, name: str) -> bool:
+    """Whether a tensor of the name may be the scale of a weight, and not one that the family names itself."""
+    if row is None:
+        return True
+    return not names.matches(row, name, "gguf" if convention == "gguf" else "hf")
+
+
 def _named(
     model: Model,
+    entries: Sequence[Tensor | PackedTensor],
     row: Architecture | None,
     h: Hyperparams,
     allow_unmapped: bool,
@@ -76,7 +87,6 @@ def _named(
         return name not in elsewhere or (names_drafts(row) and not names.matches(row, name))
 
     # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
-    entries = model.tensors.entries
     decoded = packs.parts if packs.decoded else frozenset()
     found = {t.name: hf_name(t.name) for t in entries if t.name not in decoded}
     from_gguf = {t.name: t for t in entries if is_linked(t.name)}
@@ -169,7 +179,7 @@ def to_hf(link: Link, pieces: tuple[TensorSource, ...]) -> list[CanonicalTensor]
     ]
 
 
-def _from_gguf(tensors: Mapping[str, Tensor], link: Link) -> list[CanonicalTensor]:
+def _from_gguf(tensors: Mapping[str, Tensor | PackedTensor], link: Link) -> list[CanonicalTensor]:
     """The Hugging Face tensors that the GGUF tensors of a link hold.
 
     Blocks that cannot come into Hugging Face order without being decoded keep the GGUF name.
@@ -181,7 +191,9 @@ def _from_gguf(tensors: Mapping[str, Tensor], link: Link) -> list[CanonicalTenso
     return to_hf(link, pieces)
 
 
-def _matching(arch: Architecture, found: list[Match], tensor: Tensor, h: Hyperparams, there: Collection[str]) -> Match:
+def _matching(
+    arch: Architecture, found: list[Match], tensor: TensorSource, h: Hyperparams, there: Collection[str]
+) -> Match:
     """The row for the tensor's layer, its dtype (packed rows take what they pack), what is beside it, the config."""
     return min(
         found,

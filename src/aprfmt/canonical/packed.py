@@ -7,7 +7,7 @@ weight becomes one Piece that decodes what is read of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +17,17 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import FLOATS_BY_TORCH, Decoded, PackedBlocks, Scheme, weight_arguments
+from aprfmt.codecs.packed import (
+    FLOATS_BY_TORCH,
+    INPUT_SCALE,
+    SCALE,
+    Decoded,
+    PackedBlocks,
+    Scheme,
+    TensorScales,
+    weight_arguments,
+)
+from aprfmt.codecs.packed_blocks import scaled
 from aprfmt.codecs.packed_schemes import METHODS, SCHEMES
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
@@ -121,6 +131,16 @@ class PackedTensor:
         return tuple(piece.name for piece in self.pieces)
 
     @property
+    def is_stored(self) -> bool:
+        """Whether the blocks are those that a piece is stored as."""
+        return self.blocks is not None and self.pieces[0].dtype == self.dtype
+
+    @property
+    def scales(self) -> TensorScales:
+        """The scales of the tensor that its blocks need beside them."""
+        return self.blocks.scales if self.blocks is not None else {}
+
+    @property
     def decoded(self) -> Decoded:
         """Gives the values."""
         form = self.form
@@ -130,6 +150,10 @@ class PackedTensor:
     def n_bytes(self) -> int:
         """Bytes once decoded."""
         return DTYPES[self.dtype].n_bytes(self.shape)
+
+    def decoded_piece(self) -> PackedTensor:
+        """The weight as values instead of blocks, in what it was packed from."""
+        return replace(self, dtype=self.form.dtype, blocks=None) if self.blocks is not None else self
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset` of the decoded weight."""
@@ -154,11 +178,13 @@ class Decoding:
         decode: whether they are decoded at all.
         dtype: to what, before any conversion; None: to what they were packed from.
         keep_blocks: whether those stay packed that a GGUF of this architecture holds as they are.
+        keep_scales: whether blocks may have a scale of the tensor beside them.
     """
 
     decode: bool = False
     dtype: str | None = None
     keep_blocks: bool = False
+    keep_scales: bool = True
 
 
 AS_STORED = Decoding()
@@ -218,7 +244,7 @@ def packing(
     if row is not None and decoding.keep_blocks and any(one.pack for one in row.tensors):
         weights = [weight for weight in weights if not _has_row(row, h, weight)]
     if decoding.decode and decoding.keep_blocks and decoding.dtype is None:
-        weights = [weight if weight.pieces[0].name in elsewhere else _as_blocks(weight) for weight in weights]
+        weights = [w if w.pieces[0].name in elsewhere else _as_blocks(w, decoding) for w in weights]
     if not weights:
         return Packing()
     used = {piece.name for weight in weights for piece in weight.pieces}
@@ -234,10 +260,55 @@ def packing(
     return Packing(weights, parts, decoded=True)
 
 
-def _as_blocks(weight: PackedTensor) -> PackedTensor:
+def _as_blocks(weight: PackedTensor, decoding: Decoding) -> PackedTensor:
     """The weight as GGML blocks, where there are some that hold its codes and scales as they are."""
     blocks = weight.decoded.blocks()
-    return weight if blocks is None else replace(weight, dtype=blocks.dtype, blocks=blocks)
+    if blocks is None or (blocks.scales and not decoding.keep_scales):
+        return weight
+    return replace(weight, dtype=blocks.dtype, blocks=blocks)
+
+
+# --- GGML blocks with a scale of the tensor ---
+
+_GGUF_ENDINGS = {SCALE: ".scale", INPUT_SCALE: ".input_scale"}
+_HF_ENDINGS = {SCALE: ".weight_scale_2", INPUT_SCALE: ".input_scale"}
+_SCALED = Scheme("scaled", "scaled blocks", (), ".weight", (), (), (), ".weight", scaled)
+
+
+def scale_name(weight: str, which: str, *, gguf: bool) -> str:
+    """The name of a scale of the tensor `weight`: llama.cpp's in a GGUF, else ModelOpt's."""
+    return weight.removesuffix(".weight") + (_GGUF_ENDINGS if gguf else _HF_ENDINGS)[which]
+
+
+def scaled_weights(model: Model, decoding: Decoding, takes: Callable[[str], bool]) -> list[Tensor | PackedTensor]:
+    """The tensors of a GGUF or an `.apr`, with each weight of blocks and its scales as one.
+
+    `takes` tells whether a name may be that of a scale. Raises RefusedError for scales that do not fit the weight.
+    """
+    entries = model.tensors.entries
+    gguf, used = model.convention == "gguf", set[str]()
+    endings = _GGUF_ENDINGS if gguf else _HF_ENDINGS
+    if model.convention == "hf" or not any(t.name.endswith(tuple(endings.values())) for t in entries):
+        return [*entries]
+    found: list[Tensor | PackedTensor] = []
+    for tensor in entries:
+        own = {}
+        if tensor.name.endswith(".weight") and DTYPES[tensor.dtype].kind == "ggml":
+            names_ = {which: scale_name(tensor.name, which, gguf=gguf) for which in endings}
+            own = {w: model.tensors[n] for w, n in names_.items() if n in model.tensors and takes(n)}
+        used |= {scale.name for scale in own.values()}
+        found.append(_scaled(tensor, own, decoding) if own else tensor)
+    return [t for t in found if t.name not in used]
+
+
+def _scaled(tensor: Tensor, own: Mapping[str, Tensor], decoding: Decoding) -> PackedTensor:
+    pieces = {".weight": tensor, **own}
+    values = _decoded(_SCALED, pieces, {})
+    form = PackedForm(_SCALED, {}, (*pieces,), tensor.shape, "BF16")
+    weight = PackedTensor(tensor.name, decoding.dtype or form.dtype, form, tuple(pieces.values()), values)
+    is_kept = not decoding.decode or (decoding.keep_blocks and decoding.keep_scales and decoding.dtype is None)
+    blocks = values.blocks()
+    return replace(weight, dtype=tensor.dtype, blocks=blocks) if is_kept and blocks is not None else weight
 
 
 def _has_row(row: Architecture, h: Hyperparams, weight: PackedTensor) -> bool:

@@ -78,7 +78,7 @@ def canonical(
             take_factors(hparams, row, kept)
     elsewhere = outside(row, hparams, model.tensors) if row is not None else set[str]()
     packs = packing(model, row, hparams, decoding, elsewhere, allow_unmapped=allow_unmapped)
-    tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
+    tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere, decoding)
     tensors = names_from_mlx(row, hparams, tensors) if decoding.decode and model.convention != "gguf" else tensors
     if row is not None:
         complete_from_tensors(row, hparams, tensors, model.convention == "gguf")

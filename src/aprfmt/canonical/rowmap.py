@@ -7,15 +7,17 @@ columns, mapped values) works on single elements: quantized tensors are decoded 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import lcm, prod
 from threading import Lock
 
 from aprfmt.arch.links import UNIT_COLUMNS, RowMap, indices, map_values
 from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, PRODUCT
+from aprfmt.canonical.packed import PackedTensor
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.packed import SCALE, TensorScales
 from aprfmt.codecs.recode import Items, decode, recode
 from aprfmt.codecs.stream import TensorSource, regroup
 from aprfmt.errors import RefusedError
@@ -33,6 +35,7 @@ class BufferedPiece:
     dtype: str
     shape: Shape
     make: Callable[[], Iterable[Buffer]]
+    scales: TensorScales = field(default_factory=dict)
     _data: bytes | None = None
 
     @property
@@ -61,6 +64,7 @@ class Produced:
     n_bytes: int
     items: Items
     held_bytes: int = 0
+    scales: TensorScales = field(default_factory=dict)
 
     def chunks(self) -> Iterator[Buffer]:
         """Its bytes, piece by piece."""
@@ -72,11 +76,16 @@ class Produced:
 
     def values(self) -> Array:
         """The tensor in memory, decoded."""
-        return decode(self.dtype, self.data(), self.shape)
+        made = self.without_scales()
+        return decode(made.dtype, made.data(), made.shape)
+
+    def without_scales(self) -> Produced:
+        """The same values in a dtype that needs no scales of the tensor beside it: F32 where there are some."""
+        return as_it_is(_floats(self.piece(""))) if self.scales else self
 
     def piece(self, name: str) -> TensorSource:
         """Its bytes as something that another RowMap can read from."""
-        return BufferedPiece(name, self.dtype, self.shape, self.chunks)
+        return BufferedPiece(name, self.dtype, self.shape, self.chunks, self.scales)
 
 
 _INTEGERS = ("I64", "I32")
@@ -106,7 +115,40 @@ def keeps_dtype(pieces: Sequence[TensorSource], row_map: RowMap) -> bool:
 def as_it_is(piece: TensorSource) -> Produced:
     """The output of a map that changes nothing; most tensors of a large model are one of these."""
     held = piece.n_bytes if isinstance(piece, BufferedPiece) else 0
-    return Produced(piece.dtype, piece.shape, piece.n_bytes, partial(_whole, piece, piece.n_bytes), held)
+    return Produced(
+        piece.dtype, piece.shape, piece.n_bytes, partial(_whole, piece, piece.n_bytes), held, scales_of(piece)
+    )
+
+
+def scales_of(piece: TensorSource) -> TensorScales:
+    """The scales of the tensor that the blocks of a piece need beside them."""
+    return piece.scales if isinstance(piece, PackedTensor | BufferedPiece) else {}
+
+
+def _scales_after(pieces: Sequence[TensorSource], row_map: RowMap, position: int, inverse: bool) -> TensorScales | None:
+    """The scales of an output tensor, from those of the pieces its rows come from.
+
+    None where rows of one matrix have different ones, which no output has a place for.
+    """
+    import numpy as np
+
+    if row_map.pack or row_map.lead or row_map.trail or row_map.skip or row_map.cut or not row_map.moves_rows_only:
+        return None
+    shapes = row_map.before if inverse else row_map.after
+    shape, width = shapes[position], row_map.row_elements
+    first = sum(map(prod, shapes[:position])) // width
+    index = indices(row_map.orders, row_map.n_rows, inverse=inverse) if row_map.orders else np.arange(row_map.n_rows)
+    index = index[first : first + prod(shape) // width].reshape(prod(shape[:-2]), -1)
+    found: dict[str, tuple[float, ...]] = {}
+    for which in dict.fromkeys(which for piece in pieces for which in scales_of(piece)):
+        own = [np.array(scales_of(piece).get(which, (1.0,))) for piece in pieces]
+        of_rows = [np.repeat(v, prod(p.shape) // width // len(v)) for v, p in zip(own, pieces, strict=True)]
+        matrices = np.concatenate(of_rows)[index]
+        if (matrices == matrices[:, :1]).all():
+            found[which] = tuple(matrices[:, 0].tolist())
+        elif which == SCALE:
+            return None
+    return found
 
 
 def produce(pieces: Sequence[TensorSource], row_map: RowMap, position: int, *, inverse: bool = False) -> Produced:
@@ -122,6 +164,10 @@ def produce(pieces: Sequence[TensorSource], row_map: RowMap, position: int, *, i
         return _product(pieces, shape, position, inverse)
     if row_map.lead or row_map.trail:
         return _padded(pieces, row_map, position, inverse)
+    scales: TensorScales = {}
+    if any(map(scales_of, pieces)):
+        after = _scales_after(pieces, row_map, position, inverse) if keeps_dtype(pieces, row_map) else None
+        pieces, scales = (pieces, after) if after is not None else ([_floats(piece) for piece in pieces], {})
     counts = row_map.value in (PLUS_ROW, INT32) and all(piece.dtype in _INTEGERS for piece in pieces)
     mapped = row_map.maps_values and all(piece.dtype == "F32" for piece in pieces)
     if not (counts or mapped or keeps_dtype(pieces, row_map)):
@@ -137,7 +183,7 @@ def produce(pieces: Sequence[TensorSource], row_map: RowMap, position: int, *, i
     n_read = sum(piece.n_bytes for piece in pieces)
     if row_map.moves_rows_only:
         row_bytes = n_read // (row_map.n_rows + (0 if inverse else row_map.skip))
-        return Produced(dtype, shape, len(rows) * row_bytes, partial(run.move_rows, row_bytes), held)
+        return Produced(dtype, shape, len(rows) * row_bytes, partial(run.move_rows, row_bytes), held, scales)
     return Produced(dtype, shape, DTYPES[dtype].n_bytes(shape), lambda unit: run.move_elements(), n_read)
 
 
@@ -228,7 +274,20 @@ def _floats(piece: TensorSource) -> TensorSource:
     def read() -> Iterator[Buffer]:
         return run_jobs(_whole(piece, piece.n_bytes, 1))
 
-    return BufferedPiece(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
+    floats = BufferedPiece(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
+    factors = scales_of(piece).get(SCALE)
+    return replace(floats, make=partial(_multiplied, floats.make, factors, prod(piece.shape))) if factors else floats
+
+
+def _multiplied(make: Callable[[], Iterable[Buffer]], factors: tuple[float, ...], n_values: int) -> Iterator[Buffer]:
+    """The float32 values of `make`, each matrix times its factor."""
+    import numpy as np
+
+    numbers, size, start = np.array(factors, np.float32), n_values // len(factors), 0
+    for chunk in make():
+        values = np.frombuffer(chunk, "<f4")
+        yield _bytes(values * numbers[np.arange(start, start + values.size) // size])
+        start += values.size
 
 
 def _whole(piece: TensorSource, n_bytes: int, unit: int) -> Iterator[Item]:

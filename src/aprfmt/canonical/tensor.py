@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aprfmt.arch.links import Link, RowMap
-from aprfmt.canonical.rowmap import Produced, as_it_is, produce
+from aprfmt.canonical.packed import PackedTensor, scale_name
+from aprfmt.canonical.rowmap import Produced, as_it_is, produce, scales_of
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.codecs.packed import TensorScales
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.codecs.recode import OverflowCount, recode_jobs, stored_bytes
 from aprfmt.codecs.stream import TensorSource
@@ -78,9 +80,15 @@ class CanonicalTensor:
         return self.pieces[0].n_bytes if self.row_map is None else self.produced.n_bytes
 
     @property
+    def scales(self) -> TensorScales:
+        """The scales of the tensor that its blocks need beside them."""
+        return scales_of(self.pieces[0]) if self.row_map is None else self.produced.scales
+
+    @property
     def source(self) -> Tensor | None:
         """The stored tensor that it is, unchanged; None where it is made of others."""
         piece = self.pieces[0]
+        piece = piece.pieces[0] if isinstance(piece, PackedTensor) and piece.is_stored else piece
         unchanged = self.row_map is None or self.row_map.is_plain
         return piece if unchanged and isinstance(piece, Tensor) else None
 
@@ -116,9 +124,29 @@ class CanonicalTensor:
         target = find_dtype(dtype or made.dtype).name
         if target == made.dtype:
             return OutTensor(name, target, made.shape, made.n_bytes, partial(made.items, 1), made.held_bytes)
+        made = made.without_scales()
         chunks = partial(recode_jobs, made.dtype, target, made.shape, made.items, overflow, weights)
         n_bytes = stored_bytes(target, made.shape, padded=padded)
         return OutTensor(name, target, made.shape, n_bytes, chunks, made.held_bytes)
+
+    def decoded(self) -> CanonicalTensor:
+        """The tensor with its quantized pieces decoded to what they were quantized from."""
+        return replace(self, pieces=tuple(p.decoded_piece() if isinstance(p, PackedTensor) else p for p in self.pieces))
+
+    def scale_outs(self, made: OutTensor, *, gguf: bool) -> Iterator[OutTensor]:
+        """The scales that `made`, this tensor in a file, needs beside it; a scale of one says nothing."""
+        needed = {which: values for which, values in self.scales.items() if any(value != 1 for value in values)}
+        return scale_outs(needed if made.dtype == self.dtype else {}, made.name, gguf=gguf)
+
+
+def scale_outs(scales: TensorScales, weight: str, *, gguf: bool) -> Iterator[OutTensor]:
+    """The scales of the tensor `weight` as tensors of a file, F32."""
+    import numpy as np
+
+    for which, values in scales.items():
+        data = np.array(values, "<f4").tobytes()
+        shape = () if len(values) == 1 and not gguf else (len(values),)  # as ModelOpt has them
+        yield OutTensor(scale_name(weight, which, gguf=gguf), "F32", shape, len(data), partial(list, (data,)))
 
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -235,7 +263,7 @@ def is_float(dtype: str) -> bool:
 
 def is_copy(a: CanonicalTensor, b: CanonicalTensor) -> bool:
     """Whether two tensors hold the same bytes."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
+    if (a.dtype, a.shape, a.scales) != (b.dtype, b.shape, b.scales):
         return False
     x, y = a.source, b.source
     if x is not None and y is not None and x.source is y.source and x.offset == y.offset:

@@ -6,16 +6,14 @@ of 2 to 8 bits run on through 32-bit words, lowest bits first. The quantiser giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from threading import Lock
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.stream import whole_units
+from aprfmt.codecs.split import SplitStream
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.io.pipe import CHUNK_BYTES, Item, Job, item_bytes
+from aprfmt.io.pipe import Item
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
 
@@ -76,12 +74,12 @@ def pack(codes: Array, bits: int) -> Array:
     return octets.view("<u4")
 
 
-def quantize(values: Array, affine: Affine, *, codes: bool = True) -> tuple[Array, Array, Array]:
+def quantize(values: Array, affine: Affine) -> tuple[Array, Array, Array]:
     """Codes uint8 [groups, group_size], scales and biases float32 [groups] of float32 values [groups, group_size].
 
     The end of the range that is farther from zero is hit exactly, and so is zero: the scale is what divides that end
     without a remainder. Scales and biases are rounded to the weight's dtype by whoever stores them; the codes are of
-    the unrounded ones. Without `codes` there are none.
+    the unrounded ones.
     """
     import numpy as np
 
@@ -96,8 +94,6 @@ def quantize(values: Array, affine: Affine, *, codes: bool = True) -> tuple[Arra
         hit = whole != 0
         scale = np.divide(edge, whole, out=scale, where=hit)
         bias = np.where(hit, edge, np.float32(0))
-        if not codes:
-            return np.empty((0, affine.group_size), "u1"), scale, bias
         fields = values - bias[:, None]
         fields /= scale[:, None]
         np.rint(fields, out=fields)
@@ -123,68 +119,33 @@ def rounded(values: Array, dtype: str) -> Array:
 # --- writing: three tensors of one stream of values ---
 
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
-    """A weight as the three tensors of a quantized module.
+def quantized(name: str, dtype: str, scheme: Affine, values: Callable[[int], Iterable[Item]]) -> SplitStream:
+    """The PARTS of a weight: `values` gives its stored bytes in `dtype`, whose rows `scheme` divides into whole groups.
 
-    The codes are made piece by piece; the scales and biases of a piece are kept until they are written, too, and
-    computed again where a piece is asked for that is not there.
-
-    Attributes:
-        name: of the weight, for errors.
-        shape: of the weight; `affine` divides its rows into whole groups.
-        dtype: of its values, and of scales and biases: F32, F16 or BF16.
-        values: gives the stored bytes of the weight in that dtype; pieces had better be whole groups.
+    Scales and biases are stored in `dtype`. Making them raises RefusedError, which calls the weight `name`, for groups
+    without a finite scale.
     """
+    size = DTYPES[dtype].block_bytes
+    unit = scheme.group_size * size
 
-    name: str
-    shape: Shape
-    dtype: str
-    affine: Affine
-    values: Callable[[int], Iterable[Item]]
-    _kept: dict[int, list[bytes | None]] = field(default_factory=dict)
-    _lock: Lock = field(default_factory=Lock)
-
-    def items(self, part: str) -> Iterator[Item]:
-        """The stored bytes of one of the PARTS."""
-        unit = self.affine.group_size * DTYPES[self.dtype].block_bytes
-        pieces = whole_units(self.values(unit), unit, max(1, CHUNK_BYTES // unit) * unit)
-        for number, item in enumerate(pieces):
-            n_groups = item_bytes(item) // unit
-            of_group = self.affine.bits * self.affine.group_size // 8
-            size = of_group if part == "weight" else DTYPES[self.dtype].block_bytes
-            yield Job(n_groups * size, partial(self._make, item, number, part))
-
-    def _make(self, item: Item, number: int, part: str) -> Buffer:
-        if part != "weight":
-            which = PARTS.index(part) - 1
-            with self._lock:
-                kept = self._kept.get(number)
-                found = kept[which] if kept is not None else None
-                if kept is not None:
-                    kept[which] = None
-                    if not any(kept):
-                        del self._kept[number]
-            if found is not None:
-                return found
-        data = item.run() if isinstance(item, Job) else item
-        groups = plain.decode(self.dtype, data).astype("<f4", copy=False).reshape(-1, self.affine.group_size)
-        codes, scale, bias = quantize(groups, self.affine, codes=part == "weight")
-        rest = [self._stored(scale), self._stored(bias)]
-        if part != "weight":
-            return rest[PARTS.index(part) - 1]
-        with self._lock:
-            self._kept[number] = [*rest]
-        return pack(codes.reshape(-1), self.affine.bits).view("u1").data
-
-    def _stored(self, numbers: Array) -> bytes:
+    def stored(numbers: Array) -> bytes:
         import numpy as np
 
         if not np.isfinite(numbers).all():
             raise RefusedError(
-                "MLX: a group of values has no finite scale", tensor=self.name, hint="apr validate shows such values"
+                "MLX: a group of values has no finite scale", tensor=name, hint="apr validate shows such values"
             )
-        return plain.encode(self.dtype, numbers).tobytes()
+        return plain.encode(dtype, numbers).tobytes()
+
+    def make(data: Buffer) -> list[Buffer]:
+        groups = plain.decode(dtype, data).astype("<f4", copy=False).reshape(-1, scheme.group_size)
+        codes, scale, bias = quantize(groups, scheme)
+        return [pack(codes.reshape(-1), scheme.bits).view("u1").data, stored(scale), stored(bias)]
+
+    def sizes(n_bytes: int) -> list[int]:
+        return [n_bytes // unit * part for part in (scheme.bits * scheme.group_size // 8, size, size)]
+
+    return SplitStream(unit, values, sizes, make)
 
 
 # --- blocks of GGML that hold the same codes and scales ---
@@ -264,42 +225,25 @@ def _is_half(values: Array) -> bool:
     return bool(same and np.isfinite(values).all())
 
 
-@dataclass(frozen=True, slots=True)
-class Regrouped:
-    """A weight of GGML blocks as the three tensors of a quantized module with groups of 32; nothing is rounded.
+def regrouped(name: str, dtype: str, values: Callable[[int], Iterable[Item]]) -> SplitStream:
+    """The PARTS of a weight of GGML blocks, with groups of 32 and scales in F16; nothing is rounded.
 
-    Attributes:
-        name: of the weight, for errors.
-        dtype: of the blocks, one of BITS_OF_BLOCKS.
-        values: gives the blocks; pieces had better be whole ones.
+    `dtype` is one of BITS_OF_BLOCKS, `values` gives the blocks. Making them raises RefusedError, which calls the weight
+    `name`, where a bias overflows.
     """
+    unit, bits = DTYPES[dtype].block_bytes, BITS_OF_BLOCKS[dtype]
 
-    name: str
-    dtype: str
-    values: Callable[[int], Iterable[Item]]
-
-    @property
-    def affine(self) -> Affine:
-        """Bits of the codes, in groups of 32."""
-        return Affine(BITS_OF_BLOCKS[self.dtype], BLOCK)
-
-    def items(self, part: str) -> Iterator[Item]:
-        """The stored bytes of one of the PARTS; scales and biases are F16."""
-        unit = DTYPES[self.dtype].block_bytes
-        for item in whole_units(self.values(unit), unit, max(1, CHUNK_BYTES // unit) * unit):
-            size = 4 * self.affine.bits if part == "weight" else 2
-            yield Job(item_bytes(item) // unit * size, partial(self._make, item, part))
-
-    def _make(self, item: Item, part: str) -> Buffer:
+    def make(data: Buffer) -> list[Buffer]:
         import numpy as np
 
-        codes, scales, biases = read_blocks(self.dtype, item.run() if isinstance(item, Job) else item)
-        if part == "weight":
-            return pack(codes.reshape(-1), self.affine.bits).view("u1").data
+        codes, scales, biases = read_blocks(dtype, data)
         if not _is_half(biases) or not _is_half(scales):
             raise RefusedError(
-                f"MLX: the biases of {self.dtype} blocks with scales this large overflow F16",
-                tensor=self.name,
+                f"MLX: the biases of {dtype} blocks with scales this large overflow F16",
+                tensor=name,
                 hint="requantize the values: --dtype bf16 --bits 4",
             )
-        return (scales if part == "scales" else biases).astype(np.float16).view("u1").data
+        halves = [numbers.astype(np.float16).view("u1").data for numbers in (scales, biases)]
+        return [pack(codes.reshape(-1), bits).view("u1").data, *halves]
+
+    return SplitStream(unit, values, lambda n: [n // unit * part for part in (4 * bits, 2, 2)], make)

@@ -9,7 +9,7 @@ kernels differ, the exact product is given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
@@ -76,6 +76,12 @@ Settings = Mapping[str, object]
 """The `quantization_config` of config.json."""
 
 
+SCALE, INPUT_SCALE = "scale", "input_scale"
+"""What follows a weight's name in the names of its scale and of its inputs' scale in a GGUF of llama.cpp."""
+
+TensorScales = Mapping[str, tuple[float, ...]]
+"""SCALE and INPUT_SCALE of a weight: one value, or one for each matrix of a stack."""
+
 Tile = Callable[[range, range], Array]
 """Gives the float32 values of a rectangle of a weight: rows (all leading dims flattened) and columns."""
 
@@ -87,10 +93,12 @@ class PackedBlocks:
     Attributes:
         dtype: of the blocks.
         between: gives the bytes of blocks start .. stop.
+        scales: of the tensor, by what a GGUF calls them; SCALE multiplies its values.
     """
 
     dtype: str
     between: Callable[[int, int], Buffer]
+    scales: TensorScales = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

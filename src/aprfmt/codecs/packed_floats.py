@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
+from aprfmt.codecs import nvfp4 as nvfp4_ggml
+from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import (
     FLOATS,
+    INPUT_SCALE,
+    SCALE,
     TRANSPOSED_STEP,
     Decoded,
     Grid,
+    PackedBlocks,
     Pieces,
     Settings,
     count,
@@ -23,7 +29,11 @@ from aprfmt.codecs.packed import (
     scale_blocks,
 )
 from aprfmt.codecs.stream import TensorSource
+from aprfmt.io.source import Buffer
 from aprfmt.types import Array
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # OCP microscaling formats, E2M1: sign, two bits of exponent, one of mantissa.
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -99,18 +109,49 @@ def nvfp4(pieces: Pieces, settings: Settings) -> Decoded:
 
     divides = ".weight_global_scale" in pieces
     overall = pieces[".weight_global_scale" if divides else ".weight_scale_2"]
-    expect("NVFP4", overall, ("F32",))
-    if count(overall) != 1:
-        raise refusal("NVFP4", overall.name, f"has shape {list(overall.shape)}, expected one value")
-    factor = flat(overall)[0]
-    if divides and factor == 0:
-        raise refusal("NVFP4", overall.name, "is zero, but scales are divided by it")
+    factor = _one_scale("NVFP4", overall)
+    inputs = pieces.get(".input_global_scale") or pieces.get(".input_scale")
 
     def scales(values: Array) -> Array:
         scaled: Array = (values / factor if divides else values * factor).astype(np.float32)
         return scaled
 
-    return _fp4("NVFP4", pieces, 16, ("F8_E4M3",), scales)
+    decoded = _fp4("NVFP4", pieces, nvfp4_ggml.GROUP, ("F8_E4M3",), scales)
+    if decoded.shape[-1] % DTYPES["NVFP4"].block:
+        return decoded
+    own = {SCALE: factor} | ({INPUT_SCALE: _one_scale("NVFP4", inputs)} if inputs is not None else {})
+    stored = {name: (float(np.float32(1) / value if divides else value),) for name, value in own.items()}
+    packed = pieces.get(".weight_packed") or pieces[".weight"]
+    between = partial(_nvfp4_blocks, packed, pieces[".weight_scale"])
+    return replace(decoded, blocks=lambda: PackedBlocks("NVFP4", between, stored))
+
+
+def _one_scale(scheme: str, piece: TensorSource) -> np.float32:
+    """The scale of a whole tensor. Raises RefusedError unless it is one positive finite value."""
+    import numpy as np
+
+    expect(scheme, piece, ("F32",))
+    if count(piece) != 1:
+        raise refusal(scheme, piece.name, f"has shape {list(piece.shape)}, expected one value")
+    value = np.float32(flat(piece)[0])
+    if not 0 < value < np.inf:
+        raise refusal(scheme, piece.name, f"is {value}, expected a positive finite scale")
+    return value
+
+
+def _nvfp4_blocks(packed: TensorSource, scale: TensorSource, start: int, stop: int) -> Buffer:
+    """GGML blocks start .. stop of the pieces. Raises RefusedError for a scale that they cannot hold."""
+    import numpy as np
+
+    def octets(piece: TensorSource, per_block: int) -> Array:
+        data = np.empty((stop - start) * per_block, "u1")
+        piece.read_into(start * per_block, data.data)
+        return data
+
+    scales = octets(scale, nvfp4_ggml.SCALES)
+    if ((scales & 0x7F) == 0x7F).any() or (scales > 0x80).any():
+        raise refusal("NVFP4", scale.name, "has a scale that is NaN or negative", "decode it with --dtype bf16")
+    return nvfp4_ggml.pack(octets(packed, nvfp4_ggml.CODES).data, scales.data)
 
 
 def mxfp4_matrix(pieces: Pieces, settings: Settings) -> Decoded:

@@ -255,7 +255,7 @@ def _decoding(options: Options, target: Target, *, edited: bool) -> Decoding:
     dtype, gguf = options.dtype, target.name == "gguf"
     if dtype == "keep":
         otherwise = any(value is not None for value in (options.bits, options.group_size, options.recipe))
-        return Decoding(decode=gguf or otherwise or edited, keep_blocks=gguf)
+        return Decoding(decode=gguf or otherwise or edited, keep_blocks=gguf, keep_scales=not edited)
     # Blocks that a GGUF can hold are kept unless floats are requested.
     return Decoding(decode=True, dtype="F32", keep_blocks=find_mix(dtype) is not None)
 

@@ -183,7 +183,7 @@ class RecipeWriter:
         c, original = self._c, self._c.model.tensors[name]
         own, link = self._own.get(name), self._links.get(name)
         if own is None and (link is None or link.row_map.is_plain):
-            own = c.dropped[name]
+            own = c.dropped.get(name)
         if own is not None:
             dtype = self._tensors[own].dtype
             self._add(["t", own, self._stored.get(own, dtype), dtype], original.n_bytes)

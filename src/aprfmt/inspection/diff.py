@@ -374,5 +374,7 @@ def _tensor_differences(name: str, x: CanonicalTensor | None, y: CanonicalTensor
 
 
 def _same_bytes(x: CanonicalTensor, y: CanonicalTensor) -> bool:
+    if x.scales != y.scales:
+        return False
     streams = (regroup(side.chunks(), _COMPARE_BYTES, _COMPARE_BYTES) for side in (x, y))
     return all(p == q for p, q in zip(*streams, strict=True))

@@ -229,7 +229,8 @@ def measure(
 ) -> DistanceSums:
     """The sums over both tensors, of one shape. Raises RunError once `is_over`: nobody waits for them."""
     sums = DistanceSums()
-    streams = (decoded_values(side.dtype, side.shape, side.chunks, name=name) for side in (x, y))
+    sides = (side.produced.without_scales() for side in (x, y))
+    streams = (decoded_values(side.dtype, side.shape, side.chunks, name=name) for side in sides)
     for p, q in zip(*streams, strict=True):
         if is_over():
             raise RunError("stopped", tensor=name)
@@ -240,7 +241,8 @@ def measure(
 def same_sums(name: str, x: CanonicalTensor, is_over: Callable[[], bool] = lambda: False) -> DistanceSums:
     """The sums of a tensor and itself."""
     sums = DistanceSums()
-    for block in decoded_values(x.dtype, x.shape, x.chunks, name=name):
+    made = x.produced.without_scales()
+    for block in decoded_values(made.dtype, made.shape, made.chunks, name=name):
         if is_over():
             raise RunError("stopped", tensor=name)
         sums.add(block, block, math.inf)

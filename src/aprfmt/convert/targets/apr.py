@@ -69,7 +69,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     metadata, tensors, flags = apr_contents(c, dtype, work.losses, targets, with_source=with_source, kind=kind)
     if not _is_whole(metadata.get(SOURCE_KEY)):
         own = c.all_tensors
-        for tensor in tensors:
+        for tensor in (t for t in tensors if t.name in own):
             work.losses.note(own[tensor.name].dtype, tensor.dtype)
     check_metadata(metadata)
     segments = apr2_write.layout(apr_metadata.dump(metadata), [*tensors, *_files(c)], flags=flags)
@@ -168,13 +168,16 @@ def apr_contents(
     for t in c.tensors.values():
         name = narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name))
         target = (targets or {}).get(t.name, Recoding(name))
-        tensors.append(t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True))
+        out = t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True)
+        tensors += [out, *t.scale_outs(out, gguf=False)]
     for t in c.outside.values():
         name = narrow.get(t.name) or outside_dtype(t, dtype)
         tensors.append(t.out(t.name, name, losses.overflow, padded=True))
     _check_lengths(c, tensors)
     own = c.all_tensors
-    kept = not c.packs.decoded and all(out.dtype in (own[out.name].dtype, narrow.get(out.name)) for out in tensors)
+    kept = not c.packs.decoded and all(
+        out.dtype in (own[out.name].dtype, narrow.get(out.name)) for out in tensors if out.name in own
+    )
     metadata = _further_metadata(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
     if kept and with_source and c.envelope is not None:
         metadata = _with_envelope(c, metadata, c.envelope.metadata, losses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from aprfmt.arch.differences import differences
 from aprfmt.arch.fields import Misfit, shorten
 from aprfmt.arch.flat_norms import all_flat_norms
 from aprfmt.arch.gguf_keys import key_problems
+from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.outside import without_place
-from aprfmt.arch.row import OF_TENSOR
+from aprfmt.arch.row import OF_TENSOR, Architecture
 from aprfmt.canonical import envelope
 from aprfmt.canonical.completion import complete_from_shapes
 from aprfmt.canonical.drafts import drafts_alone, named_drafts, with_drafts_counted, without_drafts
@@ -23,10 +25,12 @@ from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.metadata import apr_metadata_of
 from aprfmt.canonical.model import Canonical, embedding_rows, from_gguf
 from aprfmt.canonical.model_kinds import ADAPTER
+from aprfmt.canonical.packed import scale_name
 from aprfmt.canonical.reranker import ANSWERS, as_reranker, with_two_outputs
 from aprfmt.canonical.sides import gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.packed import SCALE
 from aprfmt.codecs.recode import is_padded
 from aprfmt.convert.files import say_left_behind, say_what_has_no_key, tell_differences
 from aprfmt.convert.mixes import file_type_of, fitting
@@ -344,14 +348,37 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     tensors = c.tensors | carried
     side = gguf_side(row, c.hparams, tensors) if row is not None else list(tensors.values())
     targets = quantization.targets(c, side, losses) if quantization is not None else {}
-    for tensor in side:
+    for tensor in _with_scales(side, row, losses):
         _check_name(tensor.name, c)
         target = targets.get(tensor.name)
         if target is None:
-            yield tensor.out(tensor.name, _dtype(tensor, wanted, losses), losses.overflow)
+            out = tensor.out(tensor.name, _dtype(tensor, wanted, losses), losses.overflow)
         else:
             losses.note(tensor.original_dtype, target.dtype)
-            yield tensor.out(tensor.name, target.dtype, losses.overflow, target.weights)
+            out = tensor.out(tensor.name, target.dtype, losses.overflow, target.weights)
+        yield out
+        yield from tensor.scale_outs(out, gguf=True)
+
+
+def _with_scales(
+    side: Sequence[CanonicalTensor], row: Architecture | None, losses: Losses
+) -> Iterator[CanonicalTensor]:
+    """The tensors, decoded where llama.cpp's network would ignore the scale that their blocks need beside them."""
+    loader = loader_of(row.gguf) if row is not None else None
+    decoded: Counter[str] = Counter()
+    for tensor in side:
+        factors = tensor.scales.get(SCALE, ())
+        name = scale_name(tensor.name, SCALE, gguf=True)
+        if loader is not None and any(factor != 1 for factor in factors) and not loader.multiplies(name):
+            decoded[tensor.dtype] += 1
+            yield tensor.decoded()
+        else:
+            yield tensor
+    for dtype, n in decoded.items():
+        assert row is not None
+        losses.add(
+            f"{plural(n, 'tensor')} decoded from {dtype}: llama.cpp's {row.gguf} network ignores their tensor scale"
+        )
 
 
 def _tell_left(c: Canonical, placeless: Sequence[str], losses: Losses) -> None:

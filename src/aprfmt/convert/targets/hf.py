@@ -24,6 +24,7 @@ from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.files import say_left_behind, tell_differences
 from aprfmt.convert.recipe import SourceManifest, overlay
 from aprfmt.convert.recipe_writer import restorable, source_names
+from aprfmt.convert.serving import PackedModules
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.convert.towers import PREPROCESSOR_FILE, further_files, whole_config
 from aprfmt.errors import RefusedError
@@ -66,7 +67,8 @@ def folder(c: Canonical, work: Work, recipe: SourceManifest | None, framework: s
     # A config.json of the source names its classes, which expect the names of its weights.
     params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, recipe) else None
     own_names = names_of_source(c, recipe) if CONFIG in source and params is None else {}
-    tensors = _hf_tensors(c, work.options.dtype, losses, own_names)
+    packed = PackedModules()
+    tensors = _hf_tensors(c, work.options.dtype, losses, own_names, packed)
     texts = envelope.with_folder_fields(c.model, c.info, with_card(c, with_edits(c, source), losses))
     texts = texts if MODULES_NAME in texts else texts | module_files(c.hparams.extra, c.hparams.hidden_size or 0)
     if c.packs.decoded:
@@ -88,6 +90,8 @@ def folder(c: Canonical, work: Work, recipe: SourceManifest | None, framework: s
         kept_names = {layout.name for layout in weights}  # the index is a text, too
         written = [FileLayout(n, [Literal(data)]) for n, data in made.items() if n not in kept_names]
         return Output([*written, *recipe.other_layouts(), *weights], tensors)
+    if packed.packed and config is not None:
+        config = _json(parse_config(config, c.model.path) | {"quantization_config": packed.settings()})
     if params is not None:  # what is written from here on has Hugging Face's layout
         texts.pop(mistral.PARAMS_NAME, None)
     files = {**({CONFIG: config} if config is not None else {}), **tokenizer_files(c, texts)}
@@ -251,8 +255,10 @@ def _json(value: Mapping[str, object]) -> bytes:
 
 def _torch_dtype(tensors: list[OutTensor]) -> str:
     totals: dict[str, int] = {}
+    codes = {tensor.name for tensor in tensors if tensor.dtype == "U8"}
     for tensor in tensors:
-        totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
+        if tensor.dtype not in ("U8", "F8_E4M3") or not codes:  # codes and scales of quantized weights
+            totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
     most = max(totals, key=lambda d: totals[d], default="F32")
     # Networks do not compute in 8-bit floats: loaders widen them to what stands here.
     return _TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
@@ -322,9 +328,11 @@ def safetensors_layouts(c: Canonical, work: Work) -> Output:
     return Output([FileLayout(work.name, safetensors.layout(tensors, metadata))], tensors)
 
 
-def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str, str]) -> list[OutTensor]:
+def _hf_tensors(
+    c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str, str], packed: PackedModules | None = None
+) -> list[OutTensor]:
     """The tensors of a safetensors export: Hugging Face names (where a source had others, `own_names`), floats as
-    `dtype`; quantized blocks become F16.
+    `dtype`; quantized blocks become F16, but for those that go into `packed` as they are.
 
     Only tensors of two or more dimensions become 8-bit floats; biases and norms keep their dtype. Raises RefusedError
     for dtypes that safetensors lacks.
@@ -347,8 +355,12 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
     for tensor in (*hf_side(c.arch, c.tensors | drafts), *others.values()):
         is_kept = tensor.name in others and tensor.name not in of_towers
         target = outside_dtype(tensor, dtype) if is_kept else _dtype(tensor, wanted)
+        name = own_name(c, tensor.name, own_names)
+        if wanted is None and packed is not None and not is_kept and (parts := packed.outs(tensor, name)):
+            out += parts
+            continue
         losses.note(tensor.original_dtype, target)
-        out.append(tensor.out(own_name(c, tensor.name, own_names), target, overflow=losses.overflow))
+        out.append(tensor.out(name, target, overflow=losses.overflow))
     return out
 
 

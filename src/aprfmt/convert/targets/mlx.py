@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,8 +20,9 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.sides import hf_side, to_link
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float, plain_dtype
-from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, Quantized, Regrouped, check
+from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, check, quantized, regrouped
 from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.codecs.split import SplitStream
 from aprfmt.convert.files import say_left_behind
 from aprfmt.convert.recipe_writer import restorable
 from aprfmt.convert.targets import hf
@@ -192,12 +193,12 @@ def _plan_tensor(
         raise RefusedError(what, path=c.model.path, tensor=tensor.name, hint="export without --bits")
     planned.schemes[module] = scheme
     if BITS_OF_BLOCKS.get(tensor.dtype) == scheme.bits and scheme.group_size == BLOCK and wanted is None:
-        blocks = Regrouped(tensor.name, tensor.dtype, tensor.items)
-        planned.outs += _parts(module, tensor.shape, "F16", scheme, blocks.items)
+        blocks = regrouped(tensor.name, tensor.dtype, tensor.items)
+        planned.outs += _parts(module, tensor.shape, "F16", scheme, blocks)
         return
     losses.changed[tensor.original_dtype, f"MLX's {scheme.bits} bits in groups of {scheme.group_size}"] += 1
-    values = Quantized(tensor.name, tensor.shape, dtype, scheme, partial(_values, out))
-    planned.outs += _parts(module, tensor.shape, dtype, scheme, values.items)
+    values = quantized(tensor.name, dtype, scheme, partial(_values, out))
+    planned.outs += _parts(module, tensor.shape, dtype, scheme, values)
 
 
 def _check_groups(c: Canonical, planned: _Planned, plan: _MlxPlan, losses: Losses) -> None:
@@ -255,15 +256,13 @@ def _values(out: OutTensor, unit: int) -> Iterator[Item]:
     return iter(out.chunks())
 
 
-def _parts(
-    module: str, shape: tuple[int, ...], dtype: str, scheme: Affine, items: Callable[[str], Iterator[Item]]
-) -> list[OutTensor]:
+def _parts(module: str, shape: tuple[int, ...], dtype: str, scheme: Affine, stream: SplitStream) -> list[OutTensor]:
     """The tensors of a quantized module; of its three the codes are written first."""
     parts = []
-    for part in PARTS:
+    for i, part in enumerate(PARTS):
         own, stored = scheme.part_shape(shape, part), "U32" if part == "weight" else dtype
         n_bytes = DTYPES[stored].n_bytes(own)
-        parts.append(OutTensor(f"{module}.{part}", stored, own, n_bytes, partial(items, part), n_bytes))
+        parts.append(OutTensor(f"{module}.{part}", stored, own, n_bytes, partial(stream.items, i), n_bytes))
     return [replace(parts[0], held_bytes=parts[1].n_bytes + parts[2].n_bytes), *parts[1:]]
 
 

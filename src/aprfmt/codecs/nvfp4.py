@@ -1,0 +1,59 @@
+"""NVFP4 in the two layouts that files have: pieces of Hugging Face checkpoints, blocks of GGUF. No value changes.
+
+A group is 16 4-bit floats (E2M1) under one scale, an 8-bit float (E4M3):
+
+    Hugging Face   two tensors: 8 bytes a group, values 2j (low half) and 2j + 1 in byte j; 1 byte a group, the scale
+    GGUF           36 bytes for four groups: their scales, then values j (low half) and j + 8 of each group in byte j
+"""
+
+from __future__ import annotations
+
+from aprfmt.codecs.stream import blocks as parts
+from aprfmt.errors import CorruptError
+from aprfmt.io.source import Buffer
+
+GROUP = 16
+"""Values under one scale."""
+SCALES, CODES, BLOCK_BYTES = 4, 32, 36
+"""Bytes of a GGUF block: its scales, its codes, both."""
+
+_STEP = 1 << 12
+
+
+def pack(codes: Buffer, scales: Buffer) -> bytes:
+    """The GGUF blocks of whole groups of a checkpoint, four a block; the sign of a scale is dropped.
+
+    Raises CorruptError where the pieces do not fit.
+    """
+    import numpy as np
+
+    pairs, scale = np.frombuffer(codes, dtype="u1"), np.frombuffer(scales, dtype="u1")
+    if pairs.size * SCALES != scale.size * CODES or scale.size % SCALES:
+        raise CorruptError(f"{pairs.size} bytes of NVFP4 codes do not match {scale.size} scales in blocks of {SCALES}")
+    pairs = pairs.reshape(-1, SCALES, 8)
+    out = np.empty((len(pairs), BLOCK_BYTES), dtype="u1")
+    out[:, :SCALES] = scale.reshape(-1, SCALES) & 0x7F
+    for part in parts(len(pairs), _STEP):
+        first, second = pairs[part, :, :4], pairs[part, :, 4:]
+        stored = np.empty((len(first), SCALES, 8), dtype="u1")
+        stored[..., 0::2] = first & 0x0F | second << 4
+        stored[..., 1::2] = first >> 4 | second & 0xF0
+        out[part, SCALES:] = stored.reshape(-1, CODES)
+    return out.tobytes()
+
+
+def unpack(blocks: Buffer) -> tuple[bytes, bytes]:
+    """The pieces (codes, scales) of whole GGUF blocks. Raises CorruptError for a part of a block."""
+    import numpy as np
+
+    stored = np.frombuffer(blocks, dtype="u1")
+    if stored.size % BLOCK_BYTES:
+        raise CorruptError(f"{stored.size} bytes are not whole NVFP4 blocks of {BLOCK_BYTES}")
+    stored = stored.reshape(-1, BLOCK_BYTES)
+    out = np.empty((len(stored), SCALES, 8), dtype="u1")
+    for part in parts(len(stored), _STEP):
+        groups = stored[part, SCALES:].reshape(-1, SCALES, 8)
+        even, odd = groups[..., 0::2], groups[..., 1::2]
+        out[part, :, :4] = even & 0x0F | odd << 4
+        out[part, :, 4:] = even >> 4 | odd & 0xF0
+    return out.tobytes(), stored[:, :SCALES].tobytes()
