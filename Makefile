@@ -9,13 +9,15 @@
 # make kills  300 writers killed at any moment: what each leaves, and what the next run makes of it; KILLS=1000
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
 #                   ROWS="arcee qwen2" runs only those, and keeps what the others came to
+# make conformance-fuzz  random configurations of every architecture, both ways, in conformance-fuzz-output/;
+#                   MINUTES=60 or CASES=5000, SEED=1, ROWS, JOBS; DOCS=1 keeps the counts for docs/architectures.md
 # make bench  ratios against peers and floors, see docs/performance.md; FULL=1 at the sizes of that page
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs dist mutations fuzz kills conformance bench clean
+.PHONY: demo test check docs dist mutations fuzz kills conformance conformance-fuzz bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
@@ -53,6 +55,10 @@ conformance: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py
 	$(BIN)/python tools/conformance.py $(ROWS:%=--row %) --docs
 
+conformance-fuzz: $(VENV)/.test
+	CUDA_VISIBLE_DEVICES="" $(BIN)/python tools/configs.py --fuzz $(MINUTES:%=--minutes %) $(CASES:%=--cases %) \
+		$(SEED:%=--seed %) $(JOBS:%=--jobs %) $(ROWS:%=--row %) $(if $(DOCS),--docs) --out conformance-fuzz-output
+
 bench: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py
 	$(BIN)/python tools/bench_open.py
@@ -89,4 +95,4 @@ $(VENV)/.check: $(BIN)/python pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist site demo-output fuzz-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist site demo-output fuzz-output conformance-fuzz-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

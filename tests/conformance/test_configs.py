@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from llama_peer import LlamaPeer
-from odd_configs import OddConfig, judge, read_cases
+from odd_configs import SAME, OddConfig, judge, read_cases
 
 
 @pytest.fixture(scope="module")
-def llama(smollm2_gguf: Path) -> Iterator[LlamaPeer]:
-    """The running llama.cpp; the fixture stands for the tokenizer that the cases take from the cache."""
+def llama() -> Iterator[LlamaPeer]:
+    """The running llama.cpp."""
     pytest.importorskip("torch").set_num_threads(1)
     with LlamaPeer() as peer:
         yield peer
@@ -26,5 +26,6 @@ def llama(smollm2_gguf: Path) -> Iterator[LlamaPeer]:
 @pytest.mark.parametrize("case", read_cases(), ids=lambda case: f"{case.model_type}-{case.why}".replace(" ", "-"))
 def test_right_refused_or_said(case: OddConfig, tmp_path: Path, llama: LlamaPeer) -> None:
     verdicts = judge(case, tmp_path, llama)
+    assert verdicts["apr"].outcome == SAME, verdicts
     assert all(verdict.fine for verdict in verdicts.values()), verdicts
     assert case.expected in ("", *(verdict.outcome for verdict in verdicts.values())), verdicts

@@ -345,13 +345,8 @@ def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: in
     """Writes the Hugging Face folder of the case; returns the transformers model (float32, eval)."""
     import torch
 
-    transformers = quiet_transformers()
     source = tokenizers[case.tokenizer]
-    config = make_config(case, n_tokens(source))
-    config._attn_implementation = "eager"
-    model = getattr(transformers, case.model_class)(config, **case.model_options).eval()
-    if case.own_head:
-        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    config, model = make_model(case, n_tokens(source))
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
     for path in source.iterdir():
@@ -369,6 +364,18 @@ def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: in
     if case.renames:
         _rename(folder / "model.safetensors", case.renames)
     return model.to(torch.float32)
+
+
+def make_model(case: ArchCase, vocab_size: int) -> tuple[Any, Any]:
+    """Config and model (eval) of a case, as transformers initialises them."""
+    import torch
+
+    config = make_config(case, vocab_size)
+    config._attn_implementation = "eager"
+    model = getattr(quiet_transformers(), case.model_class)(config, **case.model_options).eval()
+    if case.own_head:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    return config, model
 
 
 def _rename(path: Path, renames: Sequence[tuple[str, str]]) -> None:
@@ -426,19 +433,23 @@ def _clear_winners(model: Any, given: Mapping[str, Any]) -> bool:
 
 
 def make_config(case: ArchCase, vocab_size: int) -> Any:
-    """The transformers config: DIMS as far as the class knows the key, then what the case says.
+    """The transformers config of a case."""
+    return getattr(quiet_transformers(), case.config_class)(**config_arguments(case, vocab_size))
 
-    A wrapper's own keys are not those of its language model, so that such a case says all of them.
+
+def config_arguments(case: ArchCase, vocab_size: int) -> dict[str, Any]:
+    """What the config class is given: DIMS as far as it knows the key, then what the case says.
+
+    A wrapper's own keys are not those of its language model, so that such a case says all of them. transformers
+    completes what it is given: the value is the caller's.
     """
-    import transformers
-
-    config_class = getattr(transformers, case.config_class)
     if case.wrapped:
-        return config_class(**_filled_in(deepcopy(case.config), vocab_size))
+        return _filled_in(deepcopy(case.config), vocab_size)
+    config_class = getattr(quiet_transformers(), case.config_class)
     known = {*config_class().to_dict(), *getattr(config_class, "attribute_map", {})}
     sizes = {**DIMS, "vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size}
     dims = {key: value for key, value in sizes.items() if key in known}
-    return config_class(**{**dims, **deepcopy(case.config)})  # transformers completes what it is given
+    return {**dims, **deepcopy(case.config)}
 
 
 def n_tokens(folder: Path) -> int:

@@ -32,10 +32,24 @@ class LlamaError(Exception):
 
 
 class LlamaPeer:
-    """A running llama.cpp, started on the first question and again after a crash. Use in `with`."""
+    """A running llama.cpp, started on the first question and again after a crash. Use in `with`.
 
-    def __init__(self) -> None:
+    `seconds` is how long an answer may take.
+    """
+
+    def __init__(self, seconds: float = _SECONDS) -> None:
+        self._seconds = seconds
         self._worker: Child | None = None
+
+    @property
+    def process(self) -> Child | None:
+        """The one that runs; after a crash it is another."""
+        return self._worker
+
+    def start(self) -> None:
+        """Starts it before the first question, so that forks of this process can ask it."""
+        if self._worker is None:
+            self._worker = Child([os.path.abspath(__file__)])
 
     def __enter__(self) -> LlamaPeer:
         return self
@@ -117,10 +131,10 @@ class LlamaPeer:
         return types
 
     def _ask(self, call: str, **arguments: Any) -> Any:
-        if self._worker is None:
-            self._worker = Child([os.path.abspath(__file__)])
+        self.start()
+        assert self._worker is not None
         try:
-            answer = self._worker.ask([call, arguments], _SECONDS)
+            answer = self._worker.ask([call, arguments], self._seconds)
         except ChildDiedError as death:
             self.__exit__()
             raise LlamaError(f"llama.cpp {death}: {reason_in(death.log)}") from None

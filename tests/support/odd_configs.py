@@ -1,41 +1,41 @@
 """Unusual configurations of known model types, both ways: right, refused, said, or wrong in silence.
 
 A case is a line of tests/conformance/configs.jsonl: a model type and class of transformers, the config, the dtype of
-the stored tensors. `judge` writes a tiny random model of it, converts the folder to a GGUF, compares llama.cpp's
-logits with transformers', converts the GGUF back to a folder, and compares the logits of that.
+the stored tensors. `judge` writes a tiny random model of it, imports the folder, compares what comes back with it byte
+by byte, exports a GGUF, compares llama.cpp's logits with transformers', converts the GGUF back to a folder, and
+compares the logits of that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from arch_models import (
-    _clear_winners,
-    inputs,
-    quiet_transformers,
-    randomise,
-    relative_error,
-    token_ids,
-    transformers_logits,
-    write_tokenizers,
-)
+from arch_models import ArchCase, build, find_case, quiet_transformers, relative_error, token_ids, transformers_logits
 from llama_peer import LlamaError, LlamaPeer
+from tiny_models import write_byte_tokenizer, write_word_tokenizer
 
 CASES = Path(__file__).resolve().parent.parent / "conformance" / "configs.jsonl"
 
 VOCABULARY = 280
-"""Tokens of the tokenizer; the embedding of a case has more rows."""
+"""Tokens of the byte-level tokenizer; the embedding of a case may have more rows."""
+
+TOKENS = 60
+"""Tokens of the text whose logits are compared."""
 
 TOLERANCE = 2e-3
 """Relative error of logits that counts as right; llama.cpp computes some activations by tables of half precision."""
+SLIGHT = 0.9
+"""Part of the positions that keep their most likely token where the report names a slight difference."""
+QUANTIZED = 0.1
+"""The same of Q8_0: the weights and, in llama.cpp, the activations are rounded to eight bits."""
 
-RIGHT, REFUSED, SAID, WRONG, UNLOADABLE, SKIPPED = "right", "refused", "said", "WRONG", "unloadable", "skipped"
-SAME = "same"
-FINE = frozenset((RIGHT, REFUSED, SAID, SKIPPED, SAME))
+RIGHT, SAME, REFUSED, SAID, SKIPPED = "right", "same", "refused", "said", "skipped"
+WRONG, UNLOADABLE, ABORTED, CRASHED, BYTES = "WRONG", "unloadable", "aborted", "crashed", "bytes differ"
+FINE = frozenset((RIGHT, SAME, REFUSED, SAID, SKIPPED))
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,11 @@ class OddConfig:
         config: all that the config class is given.
         tensor_dtype: "f32", "f16", "bf16", "f64", or "mix": each of the first three by turns.
         kind: what is compared, as in ArchCase.
-        edits: what the saved config.json says otherwise; null takes a key away.
+        edits: what the saved config.json says otherwise; "-" takes a key away.
         why: what is unusual.
         expected: what one of the directions has to come to; "" for anything that is fine.
+        like: id of the ArchCase whose class options, tensor names and tokenizer it has; "" where they are the usual.
+        gguf_dtype: of the GGUF, "f32" or "q8_0".
     """
 
     model_type: str
@@ -60,6 +62,35 @@ class OddConfig:
     edits: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
     expected: str = ""
+    like: str = ""
+    gguf_dtype: str = "f32"
+
+    def line(self) -> str:
+        """The case as a line of a file; what is usual is left out."""
+        usual = OddConfig("", "", {})
+        found = {"model_type": self.model_type, "class": self.model_class, "config": self.config}
+        for name in ("tensor_dtype", "kind", "edits", "why", "expected", "like", "gguf_dtype"):
+            if getattr(self, name) != getattr(usual, name):
+                found[name] = getattr(self, name)
+        return json.dumps(found)
+
+    def arch_case(self) -> ArchCase:
+        """What arch_models builds it from."""
+        config_class = getattr(quiet_transformers(), self.model_class).config_class.__name__
+        known = find_case(self.like) if self.like else ArchCase(self.model_type, "", config_class, self.model_class)
+        return replace(
+            known,
+            config_class=config_class,
+            model_class=self.model_class,
+            config=json.loads(json.dumps(self.config)),
+            kind=self.kind,
+            tokenizer=WORDS if known.tokenizer == "bert" else BYTES_OF_TEXT,
+            dtype="float16",  # which each of the other dtypes holds exactly, but for BF16
+            wrapped=True,  # `config` is all that the class is given
+        )
+
+
+BYTES_OF_TEXT, WORDS = "bytes", "words"
 
 
 @dataclass(frozen=True)
@@ -80,114 +111,209 @@ class Verdict:
         return f"{self.outcome}{error}{f' ({self.text})' if self.text else ''}"
 
 
+Verdicts = dict[str, Verdict]
+WAYS = ("apr", "to_gguf", "from_gguf")
+"""Folder -> `.apr` -> folder, folder -> `.apr` -> GGUF, GGUF -> folder."""
+
+
+class Unbuildable(Exception):
+    """transformers does not build, save or load the model: nothing can be compared."""
+
+
 def read_cases(path: Path = CASES) -> Iterator[OddConfig]:
     """The cases of a file of lines."""
     for line in path.read_text().splitlines():
         found = json.loads(line)
-        yield OddConfig(
-            found["model_type"],
-            found["class"],
-            found["config"],
-            found.get("tensor_dtype", "f32"),
-            found.get("kind", "causal"),
-            found.get("edits", {}),
-            found.get("why", ""),
-            found.get("expected", ""),
-        )
+        found["model_class"] = found.pop("class")
+        yield OddConfig(**found)
 
 
-def judge(case: OddConfig, work: Path, llama: LlamaPeer) -> dict[str, Verdict]:
-    """Both directions, "to_gguf" and "from_gguf", and "apr": whether an `.apr` gives the folder back."""
+def judge(case: OddConfig, work: Path, llama: LlamaPeer, seed: int = 0, loose: float = 1.0) -> Verdicts:
+    """What each of WAYS came to; `seed` draws other weights. Raises Unbuildable.
+
+    Tolerances are `loose` times as wide.
+    """
+    return _Judged(case, work, llama, seed, loose).verdicts
+
+
+class _Judged:
+    def __init__(self, case: OddConfig, work: Path, llama: LlamaPeer, seed: int, loose: float) -> None:
+        self.case, self.work, self.llama, self.loose = case, work, llama, loose
+        self.source, self.apr, self.gguf = work / "tiny", work / "tiny.apr", work / "tiny.gguf"
+        try:
+            write_model(case, self.source, work, seed)
+            self.ids = text_ids(self.source)
+            self.wanted = _logits(case, self.source, self.ids)
+        except Exception as failure:
+            raise Unbuildable(f"{type(failure).__name__}: {str(failure)[:300]}") from failure
+        self.verdicts = dict.fromkeys(WAYS, Verdict(SKIPPED))
+        for way, check in (("apr", self._apr), ("to_gguf", self._to_gguf), ("from_gguf", self._from_gguf)):
+            self.verdicts[way] = self._judged(check)
+            if way == "apr" and not self.apr.exists():
+                break
+            if way == "to_gguf" and self.verdicts[way].outcome not in (RIGHT, SAID, WRONG):
+                break
+
+    def _judged(self, check: Any) -> Verdict:
+        import aprfmt
+
+        try:
+            found: Verdict = check()
+        except aprfmt.AprError as error:
+            return Verdict(REFUSED, None, self._without_paths(str(error)))
+        except LlamaError as failure:
+            return Verdict(ABORTED if " died " in str(failure) else UNLOADABLE, None, str(failure)[:300])
+        except Exception as failure:
+            text = self._without_paths(f"{type(failure).__name__}: {str(failure)[:300]}")
+            return Verdict(CRASHED, None, text)
+        return found
+
+    def _without_paths(self, text: str) -> str:
+        return text.replace(f"{self.work}/", "").removeprefix("tiny: ").removeprefix("tiny.apr: ")
+
+    def _apr(self) -> Verdict:
+        import aprfmt
+
+        aprfmt.import_model(self.source, self.apr)
+        aprfmt.export_model(self.apr, self.work / "same", format="hf")
+        names = {path.name for folder in (self.source, self.work / "same") for path in folder.iterdir()}
+        other = [name for name in sorted(names) if _bytes(self.source / name) != _bytes(self.work / "same" / name)]
+        return Verdict(BYTES, None, ", ".join(other)) if other else Verdict(SAME)
+
+    def _to_gguf(self) -> Verdict:
+        import aprfmt
+
+        try:
+            report = aprfmt.export_model(self.apr, self.gguf, dtype=self.case.gguf_dtype)
+        except aprfmt.AprError as error:
+            if self.gguf.exists():
+                return Verdict(CRASHED, None, f"refused after it was written: {error}")
+            if "--allow-different" not in f"{error} {error.hint}":
+                raise
+            aprfmt.export_model(self.apr, self.gguf, dtype=self.case.gguf_dtype, allow_different=True)
+            computed = self.llama.logits(self.gguf, self.ids, self.case.kind)
+            return Verdict(REFUSED, relative_error(computed, self.wanted), self._without_paths(str(error)))
+        self.computed = self.llama.logits(self.gguf, self.ids, self.case.kind)
+        self.tolerance = (QUANTIZED if self.case.gguf_dtype == "q8_0" else TOLERANCE) * self.loose
+        return _verdict(self.computed, self.wanted, self.tolerance, report.differences)
+
+    def _from_gguf(self) -> Verdict:
+        """Whether transformers computes with a GGUF's folder what llama.cpp computes with the GGUF."""
+        import aprfmt
+
+        gguf = self.gguf
+        if self.case.gguf_dtype != "f32":
+            gguf = self.work / "decoded.gguf"
+            aprfmt.convert_model(self.gguf, gguf, dtype="f32", allow_different=True)
+            decoded = self.llama.logits(gguf, self.ids, self.case.kind)
+            if (error := relative_error(self.computed, decoded)) > self.tolerance:
+                return Verdict(WRONG, error, "the decoded weights compute something else")
+            self.computed = decoded
+        folder = self.work / "back"
+        report = aprfmt.convert_model(self.gguf, folder, format="hf")
+        if not _has_class(folder):
+            return Verdict(SKIPPED, None, "transformers has no class of the language model alone")
+        try:
+            found = _logits(self.case, folder, self.ids)
+        except Exception as failure:
+            return Verdict(UNLOADABLE, None, self._without_paths(f"{type(failure).__name__}: {str(failure)[:300]}"))
+        wanted = self.computed
+        if self.verdicts["to_gguf"].outcome == SAID and relative_error(found, self.wanted) <= TOLERANCE:
+            wanted = self.wanted  # the folder may have back what the GGUF cannot say
+        told: list[dict[str, Any]] = [
+            *report.differences,
+            *({"what": text, "beyond": None} for text in _about_logits(report)),
+        ]
+        return _verdict(found, wanted, TOLERANCE * self.loose, told)
+
+
+def _logits(case: OddConfig, folder: Path, ids: list[int]) -> Any:
+    """What transformers computes with a folder, which may hold a wrapper or its language model alone."""
+    classes = json.loads((folder / "config.json").read_text())["architectures"]
+    wrapped = bool(case.like) and find_case(case.like).wrapped
+    model_class = case.model_class if wrapped and classes == [case.model_class] else ""
+    return transformers_logits(folder, ids, case.kind, model_class)
+
+
+def sensitivity(case: OddConfig, work: Path, seed: int = 0) -> float:
+    """How much transformers' logits change where each weight changes by 1e-4 of itself: near-ties show in it.
+
+    Raises Unbuildable.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
     folder = work / "tiny"
-    write_model(case, folder, work)
-    return {"apr": _through_apr(folder, work), **_judge_gguf(case, folder, work, llama)}
-
-
-def _through_apr(folder: Path, work: Path) -> Verdict:
-    """Whether an import and an export give the folder back byte for byte."""
-    import aprfmt
-
     try:
-        aprfmt.convert_model(folder, work / "tiny.apr")
-        aprfmt.convert_model(work / "tiny.apr", work / "again", format="hf")
-    except aprfmt.AprError as error:
-        return Verdict(WRONG, None, str(error))
-    other = [path.name for path in folder.iterdir() if path.read_bytes() != (work / "again" / path.name).read_bytes()]
-    return Verdict(WRONG if other else SAME, None, ", ".join(other))
-
-
-def _judge_gguf(case: OddConfig, folder: Path, work: Path, llama: LlamaPeer) -> dict[str, Verdict]:
-    import aprfmt
-
-    gguf = work / "tiny.gguf"
-    ids = token_ids(folder, 60)[:60]
-    wanted = transformers_logits(folder, ids, case.kind)
-    skipped = Verdict(SKIPPED, None, "no GGUF")
-    try:
-        report = aprfmt.convert_model(folder, gguf, dtype="f32")
-    except aprfmt.AprError as error:
-        return {"to_gguf": Verdict(REFUSED, None, str(error)), "from_gguf": skipped}
-    said = _about_logits((*report.warnings, *report.losses))
-    try:
-        computed = llama.logits(gguf, ids, case.kind)
-    except LlamaError as failure:
-        return {"to_gguf": Verdict(UNLOADABLE, None, str(failure)), "from_gguf": skipped}
-    first = _verdict(relative_error(computed, wanted), said)
-    return {"to_gguf": first, "from_gguf": _back(case, gguf, work / "back", ids, computed)}
-
-
-def _back(case: OddConfig, gguf: Path, folder: Path, ids: list[int], computed: Any) -> Verdict:
-    """Whether transformers computes with a GGUF's folder what llama.cpp computes with the GGUF."""
-    import aprfmt
-
-    try:
-        report = aprfmt.convert_model(gguf, folder, format="hf")
-    except aprfmt.AprError as error:
-        return Verdict(REFUSED, None, str(error))
-    try:
-        found = transformers_logits(folder, ids, case.kind)
+        write_model(case, folder, work, seed)
+        ids = text_ids(folder)
+        before = _logits(case, folder, ids)
+        tensors = load_file(folder / "model.safetensors")
+        torch.manual_seed(seed)
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                tensors[name] = tensor.float() * (1 + 1e-4 * torch.randn(tensor.shape))
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return relative_error(_logits(case, folder, ids), before)
     except Exception as failure:
-        return Verdict(UNLOADABLE, None, f"{type(failure).__name__}: {str(failure)[:300]}")
-    return _verdict(relative_error(found, computed), _about_logits((*report.warnings, *report.losses)))
+        raise Unbuildable(f"{type(failure).__name__}: {str(failure)[:300]}") from failure
 
 
-def _verdict(error: float, said: str) -> Verdict:
-    if error <= TOLERANCE:
-        return Verdict(RIGHT, error, said)
-    return Verdict(SAID if said else WRONG, error, said)
+def _verdict(found: Any, wanted: Any, tolerance: float, told: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Right, said where one of the differences concerns texts of that length, else wrong."""
+    error = relative_error(found, wanted)
+    if error <= tolerance:
+        return Verdict(RIGHT, error)
+    slight = found.shape == wanted.shape and (found.argmax(-1) == wanted.argmax(-1)).mean() >= SLIGHT
+    allowed = [
+        one["what"]
+        for one in told
+        if (one["beyond"] is None or one["beyond"] < len(wanted)) and (slight or not one.get("slight"))
+    ]
+    return Verdict(SAID if allowed else WRONG, error, "; ".join(allowed or [one["what"] for one in told]))
 
 
-def _about_logits(sentences: Iterable[str]) -> str:
+def _about_logits(report: Any) -> list[str]:
     """What of a report concerns what the network computes."""
     other = ("tokenizer", "pre-tokenizer", "rounded from", "newer than", "chat template", "dropped: ")
-    return "; ".join(dict.fromkeys(s for s in sentences if not any(word in s for word in other)))
+    sentences = dict.fromkeys((*report.warnings, *report.losses))
+    return [s for s in sentences if not any(word in s for word in other)]
 
 
-def write_model(case: OddConfig, folder: Path, work: Path) -> None:
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _has_class(folder: Path) -> bool:
+    classes = json.loads((folder / "config.json").read_text())["architectures"]
+    return hasattr(quiet_transformers(), classes[0])
+
+
+def text_ids(folder: Path) -> list[int]:
+    """The ids of a text that the model's positions have room for."""
+    config = json.loads((folder / "config.json").read_text())
+    config = next((value for value in config.values() if isinstance(value, dict) and "hidden_size" in value), config)
+    room = [n for key in ("max_position_embeddings", "n_positions") if isinstance(n := config.get(key), int) and n > 2]
+    return token_ids(folder, TOKENS)[: min((TOKENS, *(n - 2 for n in room)))]
+
+
+def write_model(case: OddConfig, folder: Path, work: Path, seed: int = 0) -> None:
     """Writes the Hugging Face folder of a case: random weights, config, tokenizer."""
-    import torch
-
-    transformers = quiet_transformers()
-    # transformers completes what it is given.
-    config = getattr(transformers, case.model_class).config_class(**json.loads(json.dumps(case.config)))
-    config._attn_implementation = "eager"
-    model = getattr(transformers, case.model_class)(config).eval()
-    folder.mkdir(parents=True, exist_ok=True)
-    config.save_pretrained(folder)
-    source = write_tokenizers(work / "tokenizers", ["smollm2"], VOCABULARY)["smollm2"]
-    for path in source.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    ids = token_ids(folder, 60)[:60]
-    for attempt in range(20):
-        torch.manual_seed(attempt)
-        randomise(model)
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(torch.float16).to(torch.float32)
-        if case.kind != "causal" or _clear_winners(model, inputs(ids, case.kind)):
-            break
-    model.save_pretrained(folder)
+    known = case.arch_case()
+    build(known, folder, write_tokenizers(work / "tokenizers", known.tokenizer), seed)
     _store_as(folder / "model.safetensors", case.tensor_dtype)
     _edit(folder / "config.json", case)
+
+
+def write_tokenizers(folder: Path, name: str) -> dict[str, Path]:
+    """The folder of a small tokenizer of its own, below `folder`."""
+    at = folder / name
+    at.mkdir(parents=True)
+    if name == WORDS:
+        write_word_tokenizer(at)
+    else:
+        write_byte_tokenizer(at, VOCABULARY)
+    return {name: at}
 
 
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
@@ -197,8 +323,6 @@ def _store_as(path: Path, kind: str) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    if kind == "f32":
-        return
     kinds = ["f32", "f16", "bf16"] if kind == "mix" else [kind]
     tensors = load_file(path)
     for i, (name, tensor) in enumerate(tensors.items()):
@@ -210,6 +334,5 @@ def _store_as(path: Path, kind: str) -> None:
 def _edit(path: Path, case: OddConfig) -> None:
     config = json.loads(path.read_text())
     config |= {"architectures": [case.model_class], **case.edits}
-    if case.tensor_dtype in _DTYPES:
-        config["dtype"] = _DTYPES[case.tensor_dtype]
+    config["dtype"] = _DTYPES.get(case.tensor_dtype, "float32")
     path.write_text(json.dumps({key: config[key] for key in config if key not in case.edits or config[key] != "-"}))

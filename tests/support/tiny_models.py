@@ -49,15 +49,15 @@ def build(case: ArchCase, folder: Path, tokenizers: dict[str, Path] | None, *, d
     return arch_models.build(replace(case, dtype=dtype), folder, known)
 
 
-def write_byte_tokenizer(folder: Path) -> None:
-    """A byte-level BPE of 256 bytes, 60 merges and four special tokens: 320 ids."""
+def write_byte_tokenizer(folder: Path, size: int = 320) -> None:
+    """A byte-level BPE of four special tokens, 256 bytes and merges: `size` ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"],
         show_progress=False,
@@ -71,6 +71,44 @@ def write_byte_tokenizer(folder: Path) -> None:
         "pad_token": "<|pad|>",
         "chat_template": "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}{% endfor %}",
     }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+
+
+def write_word_tokenizer(folder: Path) -> None:
+    """A WordPiece tokenizer of BERT: five special tokens, the printable ASCII characters, and their continuations."""
+    characters = [chr(i) for i in range(33, 127) if not chr(i).isupper()]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{c}" for c in characters)]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    special = [
+        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}
+        for i, token in enumerate(tokens[:5])
+    ]  # fmt: skip
+    piece, first, last = ({"Sequence": {"id": "A", "type_id": 0}}, *(
+        {"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]")
+    ))  # fmt: skip
+    value = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                       "strip_accents": None, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": [first, piece, last], "pair": [first, piece, last],
+            "special_tokens": {token: {"id": token, "ids": [vocabulary[token]], "tokens": [token]}
+                               for token in ("[CLS]", "[SEP]")},
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": 100, "vocab": vocabulary},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(value))
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    names = {"unk": 1, "cls": 2, "sep": 3, "pad": 0, "mask": 4}
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    config |= {f"{name}_token": tokens[i] for name, i in names.items()}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
 
 

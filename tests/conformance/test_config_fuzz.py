@@ -1,0 +1,112 @@
+"""Random configurations of every architecture: the draws, the judge, and a part of seed 1.
+
+`make conformance-fuzz` judges as many as there is time for.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+from config_draws import ACTIVATIONS, ROPE_TYPES, Draws, fields_of, with_changes
+from config_fuzz import Outcome, fuzzed_rows, numbered, outcome_of, row_of
+from odd_configs import ABORTED, CRASHED, REFUSED, RIGHT, SAID, WRONG, OddConfig, Verdict, judge, read_cases
+
+from configs_report import Tally
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def draws_of(row: str) -> Draws:
+    return Draws(fuzzed_rows()[row][0], 280)
+
+
+def test_every_row_of_transformers_has_its_turn() -> None:
+    rows = [*fuzzed_rows()]
+    for cycle in range(2):
+        assert {row_of(3, cycle * len(rows) + i, rows) for i in range(len(rows))} == {*rows}
+    assert [row_of(3, i, rows) for i in range(9)] != [row_of(4, i, rows) for i in range(9)]
+
+
+def test_a_number_is_the_same_case_again() -> None:
+    pytest.importorskip("torch")
+    first, again = (numbered(5, 17, "llama")[0] for _ in range(2))
+    assert first == again
+    assert first != numbered(5, 18, "llama")[0]
+
+
+def test_draws_reach_every_field_of_the_class() -> None:
+    pytest.importorskip("torch")
+    import transformers
+
+    draws, rng = draws_of("llama"), Random(0)
+    seen: dict[str, list[object]] = {}
+    for _ in range(1500):
+        for key, value in draws.change(rng).items():
+            seen.setdefault(key, []).append(value)
+    assert {*fields_of(transformers.LlamaConfig)} - {*seen} == set()
+    assert {rope["rope_type"] for rope in seen["rope_parameters"] if isinstance(rope, dict)} == {*ROPE_TYPES}
+    assert {*seen["hidden_act"]} == {*ACTIVATIONS} - {"silu"}
+    assert None in seen["head_dim"]
+
+
+def test_draws_of_lists_by_layer() -> None:
+    pytest.importorskip("torch")
+    draws, rng = draws_of("gemma3_text"), Random(0)
+    changes = [draws.change(rng) for _ in range(400)]
+    assert {len({*change["layer_types"]}) for change in changes if change.get("layer_types")} == {1, 2}
+    longer = with_changes({"num_hidden_layers": 2, "layer_types": ["a", "b"]}, {"num_hidden_layers": 5})
+    assert longer == {"num_hidden_layers": 5, "layer_types": ["a", "b", "a", "b", "a"]}
+
+
+def test_what_counts_as_wrong() -> None:
+    fine = {"apr": Verdict(RIGHT), "to_gguf": Verdict(SAID, 0.1), "from_gguf": Verdict(REFUSED)}
+    assert outcome_of(fine) == REFUSED
+    assert outcome_of({**fine, "from_gguf": Verdict(RIGHT)}) == SAID
+    assert outcome_of({**fine, "to_gguf": Verdict(CRASHED)}) == CRASHED
+    tally = Tally(1)
+    for outcome in (WRONG, ABORTED, REFUSED, RIGHT):
+        tally.add(Outcome(0, "llama", outcome, {"to_gguf": (outcome, 1e-4, "factor is 3.5")}))
+    assert [find.outcome for find in tally.finds] == [WRONG, ABORTED]
+    assert tally.counts == {"llama": Counter({WRONG: 1, ABORTED: 1, REFUSED: 1, RIGHT: 1})}
+    assert tally.needless == {"factor is #": 1}
+
+
+def test_a_line_is_the_case(tmp_path: Path) -> None:
+    case = OddConfig("llama", "LlamaForCausalLM", {"hidden_size": 8}, "bf16", why="narrow", gguf_dtype="q8_0")
+    (tmp_path / "cases").write_text(f"{case.line()}\n")
+    assert [*read_cases(tmp_path / "cases")] == [case]
+
+
+@pytest.mark.llama
+def test_the_judge_sees_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GGUF whose logits differ in the third digit is wrong, and the same one is right with a tolerance for it."""
+    pytest.importorskip("torch")
+    from llama_peer import LlamaPeer
+
+    draws = draws_of("llama")
+    case = OddConfig(draws.made_type, draws.case.model_class, draws.arguments, like=draws.case.id)
+    computed = LlamaPeer.logits
+    monkeypatch.setattr(LlamaPeer, "logits", lambda *given: computed(*given) * 1.005)
+    with LlamaPeer() as llama:
+        found = [judge(case, tmp_path / str(loose), llama, loose=loose)["to_gguf"].outcome for loose in (1.0, 5.0)]
+    assert found == [WRONG, RIGHT]
+
+
+@pytest.mark.llama
+@pytest.mark.turns
+def test_a_part_of_seed_1(tmp_path: Path) -> None:
+    """In a process of its own, since it forks."""
+    command = [sys.executable, "tools/configs.py", "--fuzz", "--seed", "1", "--cases", "10", "--jobs", "1"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["cases"] + summary["outcomes"].get("not built", 0) == 10
+    assert summary["found"] == 0
