@@ -26,7 +26,7 @@ from fetch_material import CACHE
 
 MIXES = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs")
 OURS, PEER = "aprfmt", "llama.cpp"
-_HEADER = ("mix", "imatrix", "aprfmt s", "llama.cpp s", "x its process", "x its call", "peak MB", "same")
+_HEADER = ("preset", "imatrix", "aprfmt s", "llama.cpp s", "x its process", "x its call", "peak MB", "same")
 
 
 def measure(source: Path, work: Path, mix: str, imatrix: Path | None, rounds: int) -> list[str]:

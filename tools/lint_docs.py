@@ -11,16 +11,20 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "lint.md"
 
 _HEAD = """# Rules of `apr lint`
 
-What makes a model file easy to find, to load, to trust and to run. Rules look at metadata, names, shapes and dtypes; no
-value is decoded (`apr validate` does that), and a file that a rule does not concern is skipped by it. A finding names
-the file's fault and what to type next.
+`apr lint FILE` checks a model file against best practices: is it easy to find, load, trust and run? It checks metadata,
+names, shapes and dtypes, but no values (`apr validate` does); rules that do not apply to a file are skipped. Each
+finding names the problem and the command that fixes it.
 
-`--fail-at error|warn|info` says from which level on findings give exit status 1 (default: warn), `--select ID` and
-`--ignore ID` choose rules, globs too. In Python: `aprfmt.lint(file, fail_at=…, select=…, ignore=…)`; the table is
-`aprfmt.lint_rules()`. A rule is one row of `inspection/lint/table.py` and the function that looks. This page is written
-from the table by `python tools/lint_docs.py`.
+    apr lint model.gguf
+    apr lint ./my-model --fail-at error --ignore 'provenance.*'
+    apr lint --list
 
-| rule | level | asks that | because | source |
+Exit status 1 means findings at or above the level of `--fail-at` (`error`, `warn` or `info`; default `warn`).
+`--select` and `--ignore` take rule ids or globs. In Python: `aprfmt.lint(file, fail_at=…, select=…, ignore=…)` and
+`aprfmt.lint_rules()`. To add a rule, add a row to `inspection/lint/table.py` and its function, then run
+`python tools/lint_docs.py`, which generates this page.
+
+| rule | level | requires | because | source |
 |---|---|---|---|---|
 """
 

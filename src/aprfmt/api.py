@@ -323,7 +323,7 @@ def validate(
             yield rules.Check("fail", altered(name, kind))
 
     restored = rules.ValidationRule(
-        "source.restored", 0, "every restored source file has the digest of its import", look
+        "source.restored", 0, "every restored source file matches its digest from import", look
     )
     return rules.validate(
         path, strict=strict, min_score=min_score, base=base, progress=progress, more=[restored] if strict else []

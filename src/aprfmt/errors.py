@@ -222,7 +222,7 @@ _OS_HINTS = {
     errno.EACCES: "check the permissions of the file and of its folder",
     errno.EPERM: "check the permissions of the file and of its folder",
     errno.EROFS: "write to another folder",
-    errno.EFBIG: "files of this size cannot be written here (ulimit -f, or the file system): try another folder",
+    errno.EFBIG: "the file exceeds a size limit (ulimit -f, or the file system): try another folder",
 }
 
 

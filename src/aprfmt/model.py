@@ -112,7 +112,7 @@ class Tensor:
         out = np.asarray(values, dtype=dtype)
         if out.size and not np.may_share_memory(out, np.frombuffer(stored, np.uint8)):
             wanted = values.dtype if dtype is None else dtype
-            raise UsageError(f"{self.dtype} cannot be seen as {wanted} without a copy", tensor=self.name)
+            raise UsageError(f"{self.dtype} cannot be viewed as {wanted} without a copy", tensor=self.name)
         return out
 
     def __repr__(self) -> str:

@@ -49,9 +49,9 @@ TABLE: dict[str, Feature] = {
         "flash_attn.cute.interface",
     ),
     "cudnn": Feature("cuDNN attention", "attention of whole rows on Hopper and later", "pip install -U torch"),
-    "flash": Feature("flash attention", "attention, whose scores then never exist in memory", "choose another model"),
+    "flash": Feature("flash attention", "attention, without storing its scores", "choose another model"),
     "quack": Feature(
-        "quack", "gated feed-forward layers, and their activations take less memory", _FLASH4, "quack-kernels",
+        "quack", "gated feed-forward layers, with less activation memory", _FLASH4, "quack-kernels",
         "quack.gemm_interface",
     ),
     "triton": Feature(
@@ -60,17 +60,17 @@ TABLE: dict[str, Feature] = {
     ),
     "compile": Feature("torch.compile", "all layers", "unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"),
     "fp8": Feature("fp8 products", "the teacher on a GPU of compute capability 8.9 or later", "use such a GPU"),
-    "bf16": Feature("bf16", "training, in half of the memory", "train on a GPU: leave --device cpu out"),
+    "bf16": Feature("bf16", "training, with half the memory", "train on a GPU: leave --device cpu out"),
     "blocks": Feature(
-        "block-resident weights", "nothing, but a quantized teacher takes no more memory than its file",
-        "apr quantize TEACHER --to q4_k_m, from its original weights",
+        "block-resident weights", "nothing, but keeps a quantized teacher at the size of its file",
+        "apr quantize TEACHER q4_k_m, from its original weights",
     ),
     "isal": Feature("isal", "checksums of checkpoints", "pip install isal", "isal", "isal.isal_zlib"),
     "blake3": Feature("blake3", "digests of --hash", "pip install blake3", "blake3", "blake3"),
-    "threads": Feature("every processor", "all of the training on a CPU", "unset OMP_NUM_THREADS"),
-    "mfu": Feature("MFU", "nothing; the share of the GPU's peak rate is not logged", "none needed"),
+    "threads": Feature("every processor", "all training on a CPU", "unset OMP_NUM_THREADS"),
+    "mfu": Feature("MFU", "nothing, but logs the MFU", "none needed"),
     "locks": Feature(
-        "a lock on the folder", "nothing; two runs in one folder would overwrite each other",
+        "a lock on the folder", "nothing, but prevents two runs in one folder",
         "write to a disk that supports flock",
     ),
 }  # fmt: skip
@@ -133,7 +133,7 @@ class Miss:
     def text(self) -> str:
         """One line of a log."""
         row = TABLE[self.feature]
-        return f"{row.label} is not used: {self.reason}. It speeds up {row.speeds_up}. To mend: {self.mend}"
+        return f"{row.label} is not used: {self.reason}. It speeds up {row.speeds_up}. To fix: {self.mend}"
 
 
 class Selection(TypedDict):

@@ -242,7 +242,7 @@ def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> Network
     words = [word.partition(":")[::2] for word in how.split("+")]
     said = dict(words)
     if len(said) < len(words):
-        raise UsageError(f"{how!r} gives layers or width twice")
+        raise UsageError(f"{how!r} sets layers or width twice")
     _check_student(teacher.shape)
     assert teacher.model is not None
     c = replace(canonical(teacher.model, decoding=AS_VALUES), outside={})

@@ -49,7 +49,7 @@ def fetch(names: Sequence[str], source: Path, folder: Path, world: World) -> lis
 
 
 def _identity(path: Path) -> tuple[int, str] | None:
-    """Size, and a hash of both ends; None where there is no such file."""
+    """Size, and a hash of both ends; None if missing."""
     with storage_errors(path):
         if not path.is_file():
             return None

@@ -38,10 +38,10 @@ def expect_kernels(config: Config, pair: TrainingPair, device: torch.device) -> 
     record, s = current(), pair.student.shape
     on_gpu = device.type == "cuda"
     if s.attn_softcap:
-        record.miss("flash", "softcapped scores are written out: memory grows with the square of --seq-len")
+        record.miss("flash", "softcapped scores are materialized: memory grows with the square of --seq-len")
         record.use("attention", "eager")
     elif on_gpu and config.deterministic:
-        record.miss("flash4", "--deterministic allows reproducible kernels only", "leave --deterministic out")
+        record.miss("flash4", "it is not deterministic (--deterministic)", "leave --deterministic out")
         record.use("attention", "torch")
     elif on_gpu and record.check("flash4", importable("flash4")):
         record.use("attention", f"{label_of('flash4')} {_UNTRIED}")
@@ -62,11 +62,11 @@ def _note_others(config: Config, device: torch.device, share: float | None) -> N
         is_off = any(miss.feature == "compile" for miss in record.missed)
         record.use("compile", "off (see below)" if is_off else "inductor")
     else:
-        record.use("compile", "off (not asked)")
+        record.use("compile", "off (not requested)")
     if config.teacher_residency != "fp8":
-        record.use("fp8", "off (not asked)")
+        record.use("fp8", "off (not requested)")
     else:
-        amount = "as many products as pass" if share is None else f"{share:.0%} of the teacher's layers"
+        amount = "all products that pass the comparison" if share is None else f"{share:.0%} of the teacher's layers"
         record.use("fp8", amount if device.type == "cuda" else f"{amount}, multiplied in float32")
     _note_host(record, device)
     note_checksums()

@@ -102,14 +102,14 @@ class World:
         return any(self.gather(flag))
 
     def first_error(self, error: AprError | None) -> AprError | None:
-        """The first of the errors that the processes bring, as this one raises it; None where there is none."""
+        """The first of the errors that the processes bring, as this one raises it; None if missing."""
         found = next(((rank, each) for rank, each in enumerate(self.gather(error)) if each is not None), None)
         return found and self.told(found[1], found[0])
 
     def told(self, error: AprError, rank: int = 0) -> AprError:
         """An error of process `rank` that all processes raise, and the first one tells."""
         if rank:
-            error.hint = f"process {rank} met it" + (f"; {error.hint}" if error.hint else "")
+            error.hint = f"in process {rank}" + (f"; {error.hint}" if error.hint else "")
         if not self.is_first:
             error.__cause__ = ToldByFirst()
         return error
@@ -130,9 +130,7 @@ def device_of(word: str, local_rank: int = 0) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cuda", "cpu"):
-        raise UsageError(
-            f"--device is cuda, cuda:N or cpu, not {word!r}", hint="name one: --device cuda, or --device cpu"
-        )
+        raise UsageError(f"--device is cuda, cuda:N or cpu, not {word!r}", hint="use --device cuda or --device cpu")
     if device.type == "cpu":
         return device
     if not torch.cuda.is_available():
@@ -144,7 +142,7 @@ def device_of(word: str, local_rank: int = 0) -> torch.device:
     if index >= torch.cuda.device_count():
         raise MissingDependencyError(
             f"no device cuda:{index}; {torch.cuda.device_count()} devices are visible",
-            hint="--device cuda takes the first; CUDA_VISIBLE_DEVICES decides which are visible",
+            hint="--device cuda uses the first; CUDA_VISIBLE_DEVICES selects which are visible",
         )
     return torch.device("cuda", index)
 
@@ -174,7 +172,7 @@ def join_world(word: str) -> Iterator[World]:
         yield World(device)
         return
     if device.type == "cuda" and torch.device(word).index is not None:
-        raise UsageError(f"{size} processes cannot share {word}", hint="--device cuda gives each its own")
+        raise UsageError(f"{size} processes cannot share {word}", hint="use --device cuda: each process gets its own")
     # Multicast in the switch fails in many containers; two GPUs reach 1.94 times one without it.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     on_gpu = device.type == "cuda"

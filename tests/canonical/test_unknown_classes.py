@@ -55,7 +55,7 @@ def test_a_network_of_its_own_gets_the_nearest_name(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3xForCausalLM"]}))
     with pytest.raises(UnmappedError) as caught:
         aprfmt.import_model(folder, tmp_path / "m.apr")
-    assert str(caught.value.hint).startswith("the nearest is 'Qwen3ForCausalLM'")
+    assert str(caught.value.hint).startswith("the closest is 'Qwen3ForCausalLM'")
 
 
 def test_a_config_without_sizes_is_not_called_missing(tmp_path: Path) -> None:

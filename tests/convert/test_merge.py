@@ -500,7 +500,7 @@ def test_a_quantized_model_is_decoded_and_only_what_changed_is_quantized_again(
     for name, path in (("a", folders["llama"]), ("b", half)):
         aprfmt.convert_model(path, tmp_path / f"{name}.gguf", dtype="q8_0")
     report = aprfmt.merge_models([tmp_path / "a.gguf", tmp_path / "b.gguf"], tmp_path / "c.gguf", method="linear")
-    assert any("decoded and quantized again where they changed" in loss for loss in report.losses)
+    assert any("dequantized and requantized where they changed" in loss for loss in report.losses)
     with aprfmt.open(tmp_path / "a.gguf") as a, aprfmt.open(tmp_path / "c.gguf") as c:
         for name, tensor in a.tensors.items():
             assert c.tensors[name].dtype == tensor.dtype

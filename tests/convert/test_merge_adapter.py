@@ -128,7 +128,7 @@ def test_several_adapters_count_as_their_weights_say(llama: Built, tmp_path: Pat
 def test_a_quantized_base_is_quantized_again(llama: Built, tmp_path: Path) -> None:
     aprfmt.convert_model(llama.base, tmp_path / "q.gguf", dtype="q8_0")
     report = aprfmt.merge_adapter(tmp_path / "q.gguf", llama.lora, tmp_path / "merged.gguf")
-    assert report.losses == ["14 quantized weights were decoded and quantized again: what is added is rounded there"]
+    assert report.losses == ["14 quantized weights were dequantized and requantized: the merged weights are rounded"]
     before, after = ({name: row["tensors"] for name, row in aprfmt.inspect(tmp_path / f"{n}.gguf").dtypes.items()}
                      for n in ("q", "merged"))  # fmt: skip
     assert before == after
@@ -139,7 +139,7 @@ def test_a_quantized_base_is_quantized_again(llama: Built, tmp_path: Path) -> No
     # As asked: floats, or another mix.
     report = aprfmt.merge_adapter(tmp_path / "q.gguf", llama.lora, tmp_path / "f.gguf", dtype="f16")
     assert "Q8_0" not in report.dtypes
-    assert any("14 quantized weights were decoded for it" in loss for loss in report.losses)
+    assert any("14 quantized weights were dequantized to merge" in loss for loss in report.losses)
     aprfmt.merge_adapter(tmp_path / "q.gguf", llama.lora, tmp_path / "folder", dtype="f32")
     assert set(aprfmt.inspect(tmp_path / "folder").dtypes) == {"F32"}
     report = aprfmt.merge_adapter(tmp_path / "q.gguf", llama.lora, tmp_path / "q4.gguf", dtype="q4_0")
@@ -234,7 +234,7 @@ def _cases(llama: Built, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "no such file", lambda out: merge(llama.base, folder / "absent", out)
     extract: Any = aprfmt.extract_adapter
     yield "nothing to extract", lambda out: extract(llama.base, llama.base, out)
-    yield "no adapter turns one into the other", lambda out: extract(llama.base, folder / "wide", out)
+    yield "in the fine-tune, ", lambda out: extract(llama.base, folder / "wide", out)
     yield "rank must be a positive integer", lambda out: extract(llama.base, llama.merged, out, rank=0)
 
 

@@ -165,7 +165,7 @@ def test_beside_the_gguf(smollm2_short: Path, tmp_path: Path) -> None:
 def test_a_template_that_ollama_has_to_know(smollm2_short: Path, tmp_path: Path) -> None:
     aprfmt.stamp(smollm2_short, tmp_path / "odd.gguf", set={"tokenizer.chat_template": NONE["numbers"][0]})
     report = aprfmt.export_model(tmp_path / "odd.gguf", tmp_path / "m.gguf", modelfile=True)
-    assert any("Ollama has to know the template" in warning for warning in report.warnings)
+    assert any("Ollama must recognize the GGUF's template" in warning for warning in report.warnings)
     text = (tmp_path / "Modelfile").read_text()
     assert re.search("# No TEMPLATE: the template renders [36] conversations differently", text)
     assert "TEMPLATE " + '"""' not in text

@@ -176,7 +176,7 @@ def restored(path: Path, *, strict: bool = True) -> tuple[bool, list[str]]:
 
 def test_validate_makes_what_would_be_restored(imported: tuple[list[Path], Path, Path], kind: str) -> None:
     _, apr, _ = imported
-    assert restored(apr)[1] == ["every restored source file has the digest of its import"]
+    assert restored(apr)[1] == ["every restored source file matches its digest from import"]
     assert restored(apr, strict=False)[1] == []
     if apr.is_dir():
         return

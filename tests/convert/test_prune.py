@@ -121,7 +121,7 @@ def test_logits_are_those_of_the_cut_list_of_layers(name: str, layer: int, base:
     n_layers = model.config.get_text_config().num_hidden_layers
     kept = [i for i in range(n_layers) if i != layer]
     report = aprfmt.prune_model(folder, tmp_path / "out", drop_layers=[layer], format="hf")
-    assert report.losses == [f"layer {layer} of {n_layers} is dropped: train the model to recover its quality"]
+    assert report.losses == [f"layer {layer} of {n_layers} dropped: train the model to recover its quality"]
     wanted = logits(cut(model, kept), ids)
     assert np.abs(transformers_logits(tmp_path / "out", ids) - wanted).max() <= 1e-5 * max(1, np.abs(wanted).max())
     assert np.abs(logits(model, ids) - wanted).max() > 1e-2  # the layer had a say
@@ -211,7 +211,7 @@ def test_the_output_says_what_it_lacks(base: Base, tmp_path: Path) -> None:
     (named / "README.md").write_text("---\nlicense: mit\nmodel_name: Small\n---\n")
     aprfmt.prune_model(named, tmp_path / "m.gguf", drop_layers="1")
     with aprfmt.open(tmp_path / "m.gguf") as model:
-        assert "layer 1 of 2 is left out" in str(model.metadata["general.description"])
+        assert "Dropped from the base model: layer 1 of 2" in str(model.metadata["general.description"])
         assert "pruned" in list(model.metadata["general.tags"])
         assert model.metadata["general.base_model.0.name"] == "Small"
 
@@ -222,8 +222,8 @@ def test_the_output_says_what_it_lacks(base: Base, tmp_path: Path) -> None:
         ({}, "either --drop-layers or --keep-layers"),
         ({"drop_layers": "0", "keep_layers": "1"}, "either --drop-layers or --keep-layers"),
         ({"drop_layers": "2"}, "unknown layer 2"),
-        ({"drop_layers": "0-1"}, "none of them would be kept"),
-        ({"keep_layers": "0-1"}, "all of them would be kept"),
+        ({"drop_layers": "0-1"}, "cannot drop all 2 layers"),
+        ({"keep_layers": "0-1"}, "this drops none of the 2 layers"),
         ({"drop_layers": "1-0"}, "is not a layer list"),
         ({"drop_layers": "0-"}, "is not a layer list"),
         ({"drop_layers": "0-99999999"}, "is not a layer list"),

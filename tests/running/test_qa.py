@@ -120,7 +120,7 @@ def test_a_nan(smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "not passed: failed weights, finite; skipped layers, rope-order" in text
 
 
-ORDERS = [(True, "permuted one time more"), (False, "permuted one time less")]
+ORDERS = [(True, "permuted once more"), (False, "unpermuted once")]
 MIXES: list[tuple[str, list[str]]] = [("q4_k_m", []), ("q2_k", ["kl", "agreement", "ratio"])]
 
 
@@ -131,7 +131,7 @@ def test_swapped_rows_of_q_and_k(smollm2_gguf: Path, swapped: Path, tmp_path: Pa
     path = swapped if halves else broken_models.reordered(smollm2_gguf, tmp_path / "m.gguf", HEADS, halves=False)
     report = aprfmt.qa(path)
     assert by_status(report, "fail") == ["rope-order"]
-    assert f"in the wrong order, they must be {must}" in gate(report, "rope-order").message
+    assert f"in the wrong order and must be {must}" in gate(report, "rope-order").message
     assert gate(report, "perplexity").message == "not run, because rope-order did not pass"
 
 

@@ -536,7 +536,7 @@ def test_sound(towers: Callable[[str], Path], media: Path, engine: str) -> None:
     folder = towers("qwen2_audio_tower")
     found = aprfmt.run(folder, "What is this?", raw=True, max_tokens=4, audio=media / "a.wav", ctx=1024)
     assert found.prompt_tokens > 700
-    with pytest.raises(RunError, match="does not see pictures"):
+    with pytest.raises(RunError, match="does not accept images"):
         aprfmt.run(folder, "What is this?", raw=True, image=media / "0.png", ctx=1024)
     with pytest.raises(RunError, match="the context has room for"):
         aprfmt.run(folder, "What is this?", raw=True, audio=media / "a.wav", ctx=256)

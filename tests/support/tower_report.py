@@ -42,11 +42,11 @@ def page_of(classes: Sequence[str]) -> str:
     )
     edited = {name for name in equal if not any(is_equal(case) and not case.patched for case in known[name])}
     said = (
-        f"{len(equal | computed)} of {len(classes)} classes: of {len(equal)} the GGUF is that of "
-        f"llama.cpp's converter, of {len(computed)} mtmd computes what transformers computes, to within 1e-2, from "
-        f"three images or two sounds. {len(edited)} of the former need a converter that is edited to take other sizes "
-        "than the published ones. Computed values (roots, sines, exponentials) may differ from the converter's by a "
-        "millionth of the largest."
+        f"{len(known)} of the {len(classes)} classes whose towers llama.cpp's converter writes have a row. For "
+        f"{len(equal)} the GGUF equals the converter's, for {len(computed)} mtmd's embeddings match transformers' "
+        f"within 1e-2 (three images or two sounds); {len(equal | computed)} have one or both. {len(edited)} of the "
+        "former need a converter edited for other sizes than the published ones. Computed values (roots, sines, "
+        "exponentials) may differ from the converter's by a millionth of the largest."
     )
     lines = [
         *wrap(said, 120),

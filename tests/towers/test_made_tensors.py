@@ -41,5 +41,5 @@ def test_positions_of_the_right_size_stay() -> None:
 
 
 def test_positions_that_are_no_square_are_refused() -> None:
-    with pytest.raises(RefusedError, match="15 positions do not make a square"):
+    with pytest.raises(RefusedError, match="15 positions are not a square grid"):
         _grid(np.zeros((1, 15, 3)), 4)

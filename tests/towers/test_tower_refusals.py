@@ -141,7 +141,7 @@ def test_towers_of_another_model(gemma: Path, qwen: Path, tmp_path: Path) -> Non
     assert tensors[name].shape[1] == int.from_bytes(data[at : at + 4], "little") == 64
     (tmp_path / "other.gguf").write_bytes(data[:at] + (96).to_bytes(4, "little") + data[at + 4 :])
     aprfmt.export_model(qwen, tmp_path / "text.gguf")
-    with pytest.raises(RefusedError, match="gives 96 values a position, the language model's embedding has 64"):
+    with pytest.raises(RefusedError, match="outputs 96 values, but the language model's embedding has 64"):
         aprfmt.import_model(tmp_path / "text.gguf", tmp_path / "one.apr", mmproj=tmp_path / "other.gguf")
     assert not (tmp_path / "one.apr").exists()
 
@@ -155,7 +155,10 @@ def test_towers_of_another_family_are_named(gemma: Path, qwen: Path, tmp_path: P
     assert not any("mmproj" in warning for warning in own.warnings)
     report = aprfmt.import_model(tmp_path / "qwen.gguf", tmp_path / "one.apr", mmproj=tmp_path / "gemma-mmproj.gguf")
     (warning,) = [warning for warning in report.warnings if "mmproj" in warning]
-    assert "are of Gemma3ForConditionalGeneration, whose language model is gemma3, and this one is qwen2vl" in warning
+    assert (
+        "are from Gemma3ForConditionalGeneration, trained with a gemma3 language model, but this one is qwen2vl"
+        in warning
+    )
 
 
 def test_what_is_no_gguf_of_towers(gemma: Path, qwen: Path, tmp_path: Path) -> None:
@@ -182,7 +185,7 @@ def test_what_is_no_gguf_of_towers(gemma: Path, qwen: Path, tmp_path: Path) -> N
         ({"mmproj": True, "dtype": "q4_k_m"}, "towers are written as floats"),
         ({"mmproj": True, "verify": True}, "--mmproj cannot be combined with"),
         ({"mmproj": True, "shard_size": "1GB"}, "--mmproj cannot be combined with"),
-        ({"mmproj": "x.gguf"}, "--mmproj takes a GGUF of towers when writing an .apr"),
+        ({"mmproj": "x.gguf"}, "--mmproj takes a file when writing an .apr"),
     ],
 )
 def test_options_that_towers_do_not_go_with(
@@ -218,7 +221,7 @@ def test_the_commands(gemma: Path, tmp_path: Path) -> None:
         "width": 64,
         "classes": ["Gemma3ForConditionalGeneration"],
     }
-    assert "for images, projector gemma3, 64 values a position" in apr("inspect", tmp_path / "m.gguf")
+    assert "for images, projector gemma3, 64 values per position" in apr("inspect", tmp_path / "m.gguf")
     rules = {rule["id"]: rule for rule in json.loads(apr("validate", tmp_path / "m.gguf", "--json"))["checks"]}
     assert rules["names.complete"]["status"] == "pass"
 
@@ -319,7 +322,7 @@ def test_what_llama_cpp_takes_for_granted_of_a_codec_must_hold(tmp_path: Path) -
         ("hybrid_attention", False, "hybrid_attention is False"),
         ("encoder_attn_window_size", [8, 8], r"encoder_attn_window_size is \[8, 8\].*left context only"),
         ("encoder_attn_window_size", [-1, 0], r"encoder_attn_window_size is \[-1, 0\]"),
-        ("codebook_size", [24, 16, 12], "8 entries, config.json says 12"),
+        ("codebook_size", [24, 16, 12], "8 entries, but config.json says 12"),
         ("codebook_size", "24", "codebook_size is '24'"),
         ("num_quantizers", 2, "audio_channels is 3, but audio_tokenizer/config.json has 2 codebooks"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from registries import CONVERTER, tower_classes, towers_without_row
@@ -17,21 +16,14 @@ from aprfmt.arch.table import TOWERS
 from aprfmt.arch.tower_table import missing_keys
 from aprfmt.canonical.derived_tensors import MADE
 
-ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_ROW: dict[str, str] = {}
 """Classes whose towers the converter writes and the table does not know, and what they need."""
 
 
 @pytest.mark.skipif(not CONVERTER.is_dir(), reason="needs llama.cpp's converter")
 def test_classes_of_the_converter_have_rows() -> None:
-    n_classes = len(tower_classes())
-    assert n_classes >= 67
+    assert len(tower_classes()) >= 67
     assert towers_without_row(tower_classes()) == sorted(WITHOUT_ROW)
-    page = " ".join((ROOT / "docs/towers.md").read_text().split())
-    assert (
-        f"Of the {n_classes} classes whose towers llama.cpp's converter writes, {n_classes - len(WITHOUT_ROW)} have"
-        in page
-    )
 
 
 @pytest.mark.skipif(not CONVERTER.is_dir(), reason="needs llama.cpp's converter")

@@ -127,9 +127,9 @@ def test_the_time_of_a_resumed_run_is_that_of_its_last_part(
 ) -> None:
     how = words(teacher_file, corpus_file, tmp_path / "o", "--total-steps", "10")
     assert apr([*how, "--steps", "2"]) == 0
-    assert "since it was resumed" not in capsys.readouterr().out
+    assert "since resuming" not in capsys.readouterr().out
     assert apr([*how, "--steps", "4", "--resume"]) == 0
-    assert re.search(r"time +\S+ m?s since it was resumed, [\d,]+ tokens/s", capsys.readouterr().out)
+    assert re.search(r"time +\S+ m?s since resuming, [\d,]+ tokens/s", capsys.readouterr().out)
 
 
 def test_without_data_nothing_is_trained(teacher_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,7 +263,7 @@ def test_of_several_processes_the_first_answers_and_none_waits_at_its_end(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     def refused(*_: object, **__: object) -> None:
-        raise RefusedError("the folder holds a run already")
+        raise RefusedError("the folder already contains a run")
 
     def fail() -> None:
         os._exit(apr(words(teacher_file, corpus_file, tmp_path / "o", "--steps", "2", "--json")) + 100)
@@ -275,10 +275,10 @@ def test_of_several_processes_the_first_answers_and_none_waits_at_its_end(
         assert child.wait() == 5
     said = capfd.readouterr()
     if rank == 0:
-        assert json.loads(said.out)["error"]["message"] == "the folder holds a run already"
+        assert json.loads(said.out)["error"]["message"] == "the folder already contains a run"
     else:
         assert said.out == ""
-        assert said.err.startswith("error: the folder holds a run already")
+        assert said.err.startswith("error: the folder already contains a run")
 
 
 def test_an_error_of_all_processes_is_told_once(

@@ -74,8 +74,8 @@ def test_each_reason_is_told_once() -> None:
     assert record.check("flash4", Verdict(True))
     (text,) = told
     assert text == (
-        "quack is not used: ImportError: no libcute. It speeds up gated feed-forward layers, and their activations "
-        "take less memory. To mend: pip install 'flash-attn-4[cu13]==4.0.0b36' quack-kernels==0.6.5 "
+        "quack is not used: ImportError: no libcute. It speeds up gated feed-forward layers, with less "
+        "activation memory. To fix: pip install 'flash-attn-4[cu13]==4.0.0b36' quack-kernels==0.6.5 "
         "'nvidia-cutlass-dsl[cu13]==4.7.1'"
     )
     assert len(record.missed) == 1
@@ -100,14 +100,14 @@ def test_a_run_on_the_cpu_says_what_it_uses(distil: Distil, tmp_path: Path, brok
     lines = stream.getvalue().splitlines()
     (line,) = (line for line in lines if line.startswith("kernels: "))
     assert (
-        "attention masked torch, gated torch, loss torch, AdamW torch, compile off (not asked), fp8 off (not asked)"
-        in line
+        "attention masked torch, gated torch, loss torch, AdamW torch, compile off (not requested), "
+        "fp8 off (not requested)" in line
     )
     assert "dtype f32" in line
     assert "checksums zlib" in line
     (isal,) = (line for line in lines if line.startswith("isal is not used"))
     assert "ImportError: libisal.so.2: cannot open shared object file" in isal
-    assert isal.endswith("To mend: pip install isal")
+    assert isal.endswith("To fix: pip install isal")
     (start,) = train_runs.lines(tmp_path / "run", "start")
     missed = {miss["feature"]: miss for miss in start["kernels"]["not_used"]}
     assert {"isal", "bf16"} <= missed.keys()
@@ -149,7 +149,7 @@ def test_a_disabled_compiler_is_said(distil: Distil) -> None:
     stream = io.StringIO()
     with torch._dynamo.config.patch(disable=True):  # torch hides an option that monkeypatch has restored
         distil(stream=stream, compile="on")
-    assert "torch.compile is not used: the environment disables it" in stream.getvalue()
+    assert "torch.compile is not used: disabled by the environment" in stream.getvalue()
     assert "compile off (see below)" in stream.getvalue()
 
 
@@ -159,7 +159,7 @@ def test_softcapped_attention_is_said() -> None:
         kind = choose(tokens_NT, None, None, window=0, written=True, heads=(2, 2, 8), dtype=torch.float32).kind
     assert kind == "eager"
     (miss,) = record.missed
-    assert miss.reason.startswith("softcapped scores are written out")
+    assert miss.reason.startswith("softcapped scores are materialized")
 
 
 def test_a_loss_that_no_kernel_knows_is_computed_by_torch() -> None:
@@ -219,7 +219,7 @@ def test_e4m3_on_a_gpu_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("aprtrain.teacher.teacher.importable", lambda name: Verdict(True))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     check_residency("q4k", GPU)
-    with pytest.raises(RefusedError, match=r"capability 8\.6"):
+    with pytest.raises(RefusedError, match=r"this GPU has 8\.6"):
         check_residency("fp8", GPU)
 
 

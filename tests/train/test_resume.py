@@ -115,7 +115,7 @@ def test_a_digit_of_a_fact_does_not_change_unnoticed(run_folder: Path) -> None:
     at = data.index(b'\\"ce\\":') + 10
     assert data[at : at + 1].isdigit()
     path.write_bytes(data[:at] + (b"3" if data[at : at + 1] != b"3" else b"2") + data[at + 1 :])
-    with pytest.raises(ChecksumError, match="checksum of its facts"):
+    with pytest.raises(ChecksumError, match="checksum of its metadata"):
         find_saved(run_folder, 6, ALONE)
 
 
@@ -503,7 +503,7 @@ def test_what_one_process_alone_cannot_read_ends_all(run_folder: Path, monkeypat
     first, second = both(failing)
     assert isinstance(first, StorageError)
     assert (str(first), first.hint) == (str(second), second.hint)
-    assert "process 1 met it" in str(first.hint)
+    assert "in process 1" in str(first.hint)
     assert isinstance(second.__cause__, ToldByFirst)
 
 

@@ -249,11 +249,11 @@ def test_an_option_that_is_wrong_is_named(refused: Refused, more: tuple[str, ...
 def test_the_plan_refuses_what_the_run_would(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused("--steps", "2")[0] == 0
     code, error = refused("--plan", "yes")
-    assert (code, error["message"]) == (5, "the folder holds a run already")
+    assert (code, error["message"]) == (5, "the folder already contains a run")
     assert refused("--plan", "yes", output="other")[0] == 0
     code, error = refused("--plan", "yes", "--steps", "99999", "--no-repeat", "yes", output="other")
     assert code == 5
-    assert re.search(r"99999 steps need 12799872 tokens, the data have \d+: 6\d\d\.\d epochs", error["message"])
+    assert re.search(r"99999 steps need 12799872 tokens, but the data have \d+: 6\d\d\.\d epochs", error["message"])
     assert "--repeat" in error["hint"]
     with monkeypatch.context() as patch:
         patch.setattr("aprtrain.budget.SAMPLE_CHARS", 1000)
@@ -267,4 +267,4 @@ def test_the_plan_refuses_what_the_run_would(refused: Refused, monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "3")
     code, error = refused("--plan", "yes", output="other")
     assert code == 2
-    assert "4 windows a step cannot be shared evenly by 3 processes" in error["message"]
+    assert "4 sequences per step do not divide over 3 processes" in error["message"]

@@ -104,7 +104,7 @@ _LANGUAGE_PARTS = (
 
 
 def language_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """The language model's own config in that of a multimodal model; empty where there is none."""
+    """The language model's own config in that of a multimodal model; empty if missing."""
     found = (look_up(config, (name,))[0] for name in _LANGUAGE_PARTS)
     return next((part for part in found if isinstance(part, Mapping) and part), {})
 

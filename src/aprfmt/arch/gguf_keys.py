@@ -198,7 +198,7 @@ def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Sh
 
 
 def _is_every_fourth(shapes: Mapping[str, Shape]) -> bool:
-    """Whether each fourth layer, and no other, has attention: what llama.cpp takes where nothing is said."""
+    """Whether each fourth layer, and no other, has attention: what llama.cpp takes by default."""
     found = (_ATTENTION.fullmatch(name) for name in shapes)
     return all((int(match[1]) + 1) % 4 == 0 for match in found if match)
 

@@ -378,7 +378,7 @@ LAYER_KINDS = frozenset(
 
 
 def factor_of(word: str, h: Hyperparams, layer: int | None) -> float:
-    """The number of FACTORS, or of the config: "key", or "key.i" of a list; 1 where nothing is said.
+    """The number of FACTORS, or of the config: "key", or "key.i" of a list; 1 by default.
 
     Raises CorruptError for what is not a number, or 0.
     """

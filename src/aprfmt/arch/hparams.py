@@ -107,7 +107,7 @@ _STRUCTURAL = frozenset((ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, HEAD_DIM))
 _OTHER_DRAFTS = Converter(nothing, lambda value, scope: value or DEFAULT)
 DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=_OTHER_DRAFTS)
 """How many layers behind the network's own predict further tokens; of a family without a key of its own, a GGUF that
-is made anew holds none."""
+is created holds none."""
 
 
 def drafts_key(row: Architecture | None) -> Key:

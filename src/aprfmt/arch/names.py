@@ -56,7 +56,7 @@ def _names_numbers(arch: Architecture, side: str) -> bool:
 
 
 def _only_reading(name: str) -> _Reading | None:
-    """The reading of `name` that leaves no number in it, as _templates gives it; None if there is none."""
+    """The reading of `name` that leaves no number in it, as _templates gives it; None if unknown."""
     if "{" in name:
         return None
     parts = _NUMBER.split(name, 3)

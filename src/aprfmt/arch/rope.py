@@ -480,7 +480,7 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
 
 
 def scaling_of(h: Hyperparams) -> dict[str, object]:
-    """The scaling dict, {} where there is none. Raises CorruptError for what is none."""
+    """The scaling dict, {} if missing. Raises CorruptError for what is none."""
     scaling = h.extra.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise CorruptError("rope_scaling is not an object")

@@ -190,7 +190,7 @@ class Architecture:
         tensors: every tensor that may occur, in the order of the network.
         keys: hyper-parameters, in the order in which a GGUF gets them.
         other_names: those of the classes whose checkpoints call tensors otherwise (see prefixes); a config.json that is
-            made anew names `hf_class` instead.
+            created names `hf_class` instead.
         inside: (key of config.json that holds what is said of the network, model type in there), for classes that hold
             the network in another one; ("", "") for all others.
         bare_classes: those of the classes that have no head (`LlamaModel`).

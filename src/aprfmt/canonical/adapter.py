@@ -29,7 +29,7 @@ from aprfmt.types import Shape
 
 
 def read_adapter(model: Model, base: Base | None = None) -> Adapter:
-    """The adapter that `model` is, for the `base` where that is at hand.
+    """The adapter that `model` is, for the `base` if known.
 
     Raises RefusedError for another kind than plain LoRA, and where tensors do not make pairs or do not fit the base;
     CorruptError for a bad config.
@@ -52,9 +52,7 @@ def _check_pair(pair: LoraPair, model: Model) -> None:
     a, b = pair.a.shape, pair.b.shape
     if len(a) != len(b) or len(a) not in (2, 3) or 0 in (*a, *b) or a[:-2] != b[:-2]:
         raise RefusedError(
-            f"lora_a is {list(a)} and lora_b {list(b)}, which do not form one weight",
-            path=model.path,
-            tensor=pair.weight,
+            f"lora_a {list(a)} and lora_b {list(b)} cannot be multiplied", path=model.path, tensor=pair.weight
         )
     if a[-2] != b[-1]:
         raise RefusedError(
@@ -85,7 +83,7 @@ def _pairs(
 
 def _twice(model: Model, weight: str, first: str, second: str) -> RefusedError:
     return RefusedError(
-        f"two adapters change this weight, by {first} and by {second}",
+        f"this weight has two pairs of factors: {first} and {second}",
         path=model.path,
         tensor=weight,
         hint="an adapter has one pair of factors per weight; merge several adapters with apr merge-adapter",
@@ -109,7 +107,7 @@ def _from_folder(model: Model, base: Base | None) -> Adapter:
         part = lora.mlx_part(tensor.name) if is_mlx else lora.peft_part(tensor.name, config.parameters)
         if part is None:
             kind = lora.kind_by_names([tensor.name]) or ("DoRA" if is_mlx and tensor.name.endswith(".m") else None)
-            raise lora.other_kind(kind or "of an unknown kind", model.path, tensor.name)
+            raise lora.other_kind(kind or "of an unknown type", model.path, tensor.name)
         if part.role == "whole":
             if part.weight in whole:
                 raise _twice(model, part.weight, whole[part.weight].pieces[0].name, tensor.name)

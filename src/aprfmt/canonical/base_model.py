@@ -40,7 +40,7 @@ def read_base(path: PathLike) -> Base:
         row, hparams = c.arch, c.hparams
     if row is None:
         raise RefusedError(
-            f"the base model's architecture {hparams.hf_architecture or hparams.architecture!r} is not known",
+            f"unknown architecture of the base model: {hparams.hf_architecture or hparams.architecture!r}",
             path=place,
             hint="list the supported names with apr architectures",
         )

@@ -74,7 +74,7 @@ def check_before_writing(c: Canonical, allow_unmapped: bool) -> list[str]:
             f"{file} {problem}",
             path=c.model.path,
             tensor=tensor,
-            hint=f"fetch the repository again, or take {hf_modules.MODULES_NAME} out of the folder",
+            hint=f"download the repository again, or remove {hf_modules.MODULES_NAME} from the folder",
         )
     return check_vocabulary(c)
 

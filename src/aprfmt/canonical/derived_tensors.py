@@ -124,7 +124,7 @@ def _batch_shift(sources: Sources, arguments: Sequence[str]) -> Array | None:
 
 
 def _row_of_token(sources: Sources, arguments: Sequence[str]) -> Array | None:
-    """The row of the language model's embedding for the token whose text is given; None where there is none."""
+    """The row of the language model's embedding for the token whose text is given; None if missing."""
     tokens = sources.tokenizer.tokens if sources.tokenizer is not None else []
     if sources.embedding is None or arguments[0] not in tokens:
         return None
@@ -145,7 +145,7 @@ def _grid(sources: Sources, arguments: Sequence[str]) -> Array | None:
         return None
     n = isqrt(values.shape[1])
     if n * n != values.shape[1]:
-        raise RefusedError(f"{values.shape[1]} positions do not make a square", tensor=arguments[0])
+        raise RefusedError(f"{values.shape[1]} positions are not a square grid", tensor=arguments[0])
     if n == side:
         return values
     grid = values.reshape(n, n, -1)
@@ -198,7 +198,7 @@ def _padded_books(sources: Sources, arguments: Sequence[str]) -> Array | None:
     for i, (book, size) in enumerate(zip(known, told, strict=True)):
         if len(book) != size:
             raise RefusedError(
-                f"the book has {len(book)} entries, config.json says {size}",
+                f"the codebook has {len(book)} entries, but config.json says {size}",
                 tensor=f"{name}.{i}._codebook.embed",
                 hint="the files belong to different models; download the repository again",
             )

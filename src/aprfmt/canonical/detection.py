@@ -64,7 +64,7 @@ def find_part(model: Model, row: Architecture | None) -> str:
 def name_hint(word: str) -> str:
     """What the user may have meant, and where all names stand."""
     near = nearest(word)
-    return (f"the nearest is {near!r}; " if near else "") + "apr architectures lists all of them"
+    return (f"the closest is {near!r}; " if near else "") + "apr architectures lists all of them"
 
 
 PART_KEY = "aprfmt.part"

@@ -20,7 +20,7 @@ def named_drafts(c: Canonical) -> dict[str, CanonicalTensor]:
 
 
 def with_drafts_counted(c: Canonical) -> Canonical:
-    """`c` for a container made anew: with the number of draft layers that have names there."""
+    """`c` for a new container, with the number of draft layers that have names there."""
     if c.arch is None:
         return c
     found = (names.matches(c.arch, n, side) for n in named_drafts(c) for side in ("hf", "gguf"))

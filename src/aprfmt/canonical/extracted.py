@@ -107,9 +107,9 @@ def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, 
         if old is None and name == base.head:
             old = base.tensors.get(base.embedding)
         if old is None or old.shape != new.shape:
-            have = "is not there" if old is None else f"is {list(old.shape)}"
+            have = "missing" if old is None else str(list(old.shape))
             raise RefusedError(
-                f"the weight is {list(new.shape)}, and in the base it {have}: no adapter turns one into the other",
+                f"shapes differ: {list(new.shape)} in the fine-tune, {have} in the base",
                 path=tuned.model.path,
                 tensor=name,
             )
@@ -124,12 +124,12 @@ def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, 
         pairs[name] = _pair(found, name, old, new, own, is_turned(row, name))
     missing = next((name for name in base.tensors if name not in tuned.tensors and name != base.head), None)
     if missing is not None:
-        raise RefusedError("the weight is in the base alone", path=tuned.model.path, tensor=missing)
+        raise RefusedError("the weight is missing from the fine-tune", path=tuned.model.path, tensor=missing)
     if not pairs and not whole:
         raise RefusedError("the two models have the same weights: nothing to extract", path=tuned.model.path)
     most = max((pair.rank for pair in pairs.values()), default=rank)
     adapter = Adapter(pairs, whole, most, float(most), str(base.model.path), of=Base(row, base.hparams))
-    notes = [f"of {plural(short, 'weight')} any change beyond rank {rank} is dropped"] if short else []
+    notes = [f"{plural(short, 'weight')}: changes beyond rank {rank} are dropped"] if short else []
     model = Model(
         path=tuned.model.path,
         format="extracted",

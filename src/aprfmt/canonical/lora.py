@@ -40,7 +40,7 @@ def spelled(adapter: Adapter, base: Base) -> dict[str, LoraPair]:
         for name, one in found.items():
             if name in out:
                 raise RefusedError(
-                    f"two adapters change this weight, as {out[name].weight} and as {pair.weight}", tensor=name
+                    f"this weight is adapted twice, as {out[name].weight} and as {pair.weight}", tensor=name
                 )
             out[name] = one
     return out
@@ -115,7 +115,7 @@ def check_shapes(adapter: Adapter, path: PathLike) -> None:
         found = matches(row, name) or matches(row, name, "gguf")
         layer = found[0].layer if found else None
         if layer is not None and found[0].row.depth == "layers" and h.num_layers and layer >= h.num_layers:
-            raise _other_base(f"it changes layer {layer}, and the base has {h.num_layers}", pair.weight, path)
+            raise _other_base(f"it changes layer {layer}, but the base has {h.num_layers}", pair.weight, path)
         try:
             if matches(row, name):
                 check_dims(row, h, {name: stored_shape(row, name, pair)})
@@ -201,7 +201,7 @@ def _row(adapter: Adapter, path: PathLike) -> tuple[Architecture, Hyperparams]:
 
 
 def missing_base(adapter: Adapter, path: PathLike) -> RefusedError:
-    """The error where the base model is needed and not at hand."""
+    """The error where the base model is needed and not found."""
     named = f" ({adapter.base})" if adapter.base else ""
     return RefusedError(
         f"the adapter's base model{named} was not found, and tensor names and row order depend on it",
@@ -227,7 +227,7 @@ def _link(
 def to_hf(adapter: Adapter, path: PathLike) -> dict[str, LoraPair]:
     """The pairs under Hugging Face names, by the names that the adapter, or else the table, has for them.
 
-    Raises RefusedError where the base is needed for that and not at hand.
+    Raises RefusedError if the base is needed for that and not found.
     """
     blocks = adapter.blocks
     if adapter.of is None and not any(map(_is_gguf_name, adapter.pairs)):

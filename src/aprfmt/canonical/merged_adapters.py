@@ -186,8 +186,10 @@ def with_adapters(
         tensors[name] = tensor
     requantized = sum(DTYPES[piece.base.dtype].kind != "plain" for piece in made.values())
     if requantized:
-        again = "and quantized again" if keep else "for it"
-        notes.append(f"{plural(requantized, 'quantized weight')} were decoded {again}: what is added is rounded there")
+        again = "and requantized" if keep else "to merge"
+        notes.append(
+            f"{plural(requantized, 'quantized weight')} were dequantized {again}: the merged weights are rounded"
+        )
     hparams = c.hparams
     embedding = plan.whole.get(c.embedding)
     if embedding is not None and hparams.vocab_size is not None and embedding.shape:
@@ -382,7 +384,7 @@ def merged_piece(piece: TensorSource, deltas: Sequence[Delta], keep: bool) -> Me
         return MergedPiece(piece.name, piece, piece.dtype, deltas)
     if keep and not encodes_alone(row.name):
         raise RefusedError(
-            f"what is decoded from {row.name} cannot be quantized back to it",
+            f"weights dequantized from {row.name} cannot be requantized to it",
             tensor=piece.name,
             hint="choose another dtype: --quantize q4_k_m, or --dtype f16",
         )

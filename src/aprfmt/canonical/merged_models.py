@@ -320,8 +320,8 @@ def combined(
     outside, told = _outside(merge, skeleton)
     notes += told
     if merge.requantized:
-        again = "and quantized again where they changed" if keep else "for it"
-        notes.append(f"{plural(merge.requantized, 'quantized weight')} were decoded {again}")
+        again = "and requantized where they changed" if keep else "to merge"
+        notes.append(f"{plural(merge.requantized, 'quantized weight')} were dequantized {again}")
     if merge.narrowed:
         notes.append(f"{plural(merge.narrowed, 'weight')} of F64 were merged in float32")
     notes += [
@@ -471,7 +471,7 @@ def _combine(
         return CanonicalTensor(tensor.name, (CombinedPiece(name, "F32", shape, combination),))
     if blocks and not encodes_alone(DTYPES[tensor.dtype].name):
         raise RefusedError(
-            f"what is decoded from {tensor.dtype} cannot be quantized back to it",
+            f"weights dequantized from {tensor.dtype} cannot be requantized to it",
             path=c.model.path,
             tensor=tensor.name,
             hint="choose another dtype: --quantize q4_k_m, or --dtype f16",
@@ -571,7 +571,7 @@ def _differences(models: Sequence[Canonical]) -> list[str]:
                 raise RefusedError(
                     f"{key} is {b}, but in {first.model.path} it is {a}",
                     path=c.model.path,
-                    hint="the same weights mean something else there",
+                    hint="the same weights compute something else with it",
                 )
         pairs = [(key, getattr(first.hparams, key), getattr(c.hparams, key)) for key in _ALIKE]
         pairs += [(key, first.hparams.extra.get(key), c.hparams.extra.get(key)) for key in _ALIKE_EXTRA]

@@ -45,7 +45,7 @@ class Canonical:
         is_whole: whether none of the source's tensors was left out on request.
         adapter: what the source is, where that is an adapter; its tensors are then those `outside`.
         tower: the towers that came from a GGUF of their own; their tensors are among those `outside`, by the names of
-            a checkpoint. None where there are none, or where the source's own config.json says what they are.
+            a checkpoint. None if missing, or where the source's own config.json says what they are.
         layers: where the network has other layers than the source (see relayered): the number that each has there,
             None for one of another model.
     """

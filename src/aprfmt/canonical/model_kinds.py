@@ -47,7 +47,7 @@ def _is_network(model: Model) -> bool:
 
 
 def adapter_config(model: Model) -> Mapping[str, object] | None:
-    """adapter_config.json of a folder, or beside a file; None where there is none. Raises CorruptError."""
+    """adapter_config.json of a folder, or beside a file; None if missing. Raises CorruptError."""
     from aprfmt.formats import lora
     from aprfmt.formats.hf_files import parse_object, read_text_file
     from aprfmt.formats.hfdir import HfNative

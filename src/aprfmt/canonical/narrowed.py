@@ -89,15 +89,17 @@ def narrowed(c: Canonical, widths: Mapping[str, int]) -> tuple[Canonical, list[s
         h.extra["head_dim"] = h.head_dim
         if h.head_dim != h.plain_head_dim and not any("head_dim" in key.hf for key in row.keys):
             raise RefusedError(
-                f"heads of a {row.id} have hidden / heads values, those kept of this model {h.head_dim}",
+                f"the head dim of a {row.id} is hidden / heads, and this model's is {h.head_dim}",
                 path=c.model.path,
-                hint=f"name both: heads=N,hidden=M with M = {h.head_dim} N",
+                hint=f"set both: heads=N,hidden=M with M = {h.head_dim} N",
             )
     out = {name: tensor for name, tensor in c.tensors.items() if is_gguf_only(row, name)}
     for name, tensor in tensors.items():
         out[name] = chosen.narrow(tensor)
         decoded += out[name].dtype != tensor.dtype
-    blocks = [f"{plural(decoded, 'tensor')} that would be cut inside quantized blocks become F32"] if decoded else []
+    blocks = (
+        [f"{plural(decoded, 'tensor')} stored as F32: the new rows do not end at a quantized block"] if decoded else []
+    )
     return replace(c, hparams=h, tensors=out, is_whole=False, envelope=None), blocks
 
 
@@ -118,8 +120,8 @@ def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
     most = sizes["heads"] // sizes["kv_heads"]
     if heads % groups or heads // groups > most:
         raise UsageError(
-            f"{heads} heads cannot share {groups} key-value heads: each of these serves as many heads, at most {most}",
-            hint=f"name both: heads={most},kv_heads=1, or {2 * most} and 2",
+            f"{heads} heads cannot share {groups} key-value heads: each serves equally many heads, at most {most}",
+            hint=f"set both: heads={most},kv_heads=1, or {2 * most} and 2",
         )
     if c.outside:
         raise RefusedError(
@@ -129,7 +131,9 @@ def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
             hint="drop MTP layers with --no-mtp; towers cannot be kept",
         )
     if any(isinstance(c.hparams.extra.get(name), list) for name in lists):
-        raise RefusedError("its layers differ in width", path=path, hint="layers can be left out of it")
+        raise RefusedError(
+            "width pruning needs layers of equal width", path=path, hint="drop layers instead: --drop-layers"
+        )
     return row
 
 
@@ -147,11 +151,10 @@ class _Choice:
             dims = match.row.dims[min(match.position, len(match.row.dims) - 1)] if match else ""
             if match is None or dims not in _DIMS.get(stem, ()) or (match.row.order and stem == "attn_qkv"):
                 raise RefusedError(
-                    f"the widths of a {c.hparams.architecture} cannot be changed: what this tensor has of them is not "
-                    "known here",
+                    f"width pruning does not support this tensor of a {c.hparams.architecture}",
                     path=c.model.path,
                     tensor=name,
-                    hint="layers can be left out of it",
+                    hint="drop layers instead: --drop-layers",
                 )
             self._axes[name] = match.layer, dims_of(dims)
             if ending == "weight":

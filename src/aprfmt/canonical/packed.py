@@ -252,8 +252,8 @@ def packing(
     if not decoding.decode:
         schemes = ", ".join(sorted({weight.scheme for weight in weights}))
         warning = (
-            f"{len(weights)} weights are kept quantized ({schemes}), as stored; "
-            "--dtype bf16, f16 or f32 decodes them, and so does an export to GGUF, MXFP4 excepted"
+            f"{len(weights)} weights are kept quantized ({schemes}); --dtype bf16, f16 or f32 dequantizes them, as "
+            "does an export to GGUF (except MXFP4)"
         )
         return Packing(weights, parts, warning=warning)
     h.extra.pop("quantization_config", None)
@@ -261,7 +261,7 @@ def packing(
 
 
 def _as_blocks(weight: PackedTensor, decoding: Decoding) -> PackedTensor:
-    """The weight as GGML blocks, where there are some that hold its codes and scales as they are."""
+    """The weight as GGML blocks, if such blocks can hold its codes and scales unchanged."""
     blocks = weight.decoded.blocks()
     if blocks is None or (blocks.scales and not decoding.keep_scales):
         return weight

@@ -70,7 +70,7 @@ class Adapter:
         rank, alpha: what the container says of most pairs; alpha / rank is their scale.
         base: name of the base model, as the adapter has it.
         config: adapter_config.json of the folder that it is, or was made from; {} without one.
-        of: the base model, where it is at hand.
+        of: the base model, if known.
         blocks: what the weights of a GGUF were made of, as it tells.
     """
 

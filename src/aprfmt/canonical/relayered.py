@@ -157,7 +157,7 @@ def _check(stack: _Stack) -> None:
     other = next((c for c in models if c.arch is not row), None)
     if other is not None:
         found = other.arch.id if other.arch is not None else other.hparams.architecture
-        raise RefusedError(f"layers of {row.id} and of {found} do not make up a network", path=other.model.path)
+        raise RefusedError(f"layers of {row.id} and {found} cannot be combined", path=other.model.path)
     if not stack.layers:
         raise UsageError("a network needs at least one layer", path=stack.path)
     if len(stack.layers) > MAX_LAYERS:
@@ -167,9 +167,9 @@ def _check(stack: _Stack) -> None:
     depths = {r.depth for r in row.tensors if any("{n}" in name for name in (*r.hf, *r.gguf))}
     if depths - {"layers"}:
         raise RefusedError(
-            f"{row.id} has several stacks of layers that count each other ({', '.join(sorted(depths))})",
+            f"{row.id} has several stacks of layers ({', '.join(sorted(depths))})",
             path=stack.path,
-            hint="only the layers of networks with one stack can be changed",
+            hint="layers can be changed only in networks with one stack",
         )
     for name, tensor in models[0].tensors.items():
         for match in matches(row, name)[:1]:
@@ -181,7 +181,7 @@ def _check(stack: _Stack) -> None:
                     hint="the layers of networks with such a table cannot be changed",
                 )
     if row.id in _SLOPES and list(stack.layers) != [(0, layer) for layer in range(stack.n_layers(0))]:
-        raise stack.refuse("num_hidden_layers", f"{row.id} forgets at a rate by the layer's number and by this one")
+        raise stack.refuse("num_hidden_layers", f"the decay of {row.id} depends on each layer's index and on this key")
 
 
 def _sizes(dims: Sequence[str]) -> list[str]:
@@ -248,7 +248,7 @@ def _values(stack: _Stack, name: str) -> list[object]:
     """What each of the models says under this key. Raises RefusedError where one says nothing, and another does."""
     found = [stack.h(model).extra.get(name) for model in range(len(stack.models))]
     if any(type(value) is not type(found[0]) for value in found):
-        raise RefusedError(f"{name} differs between the models, or only some of them state it", path=stack.path)
+        raise RefusedError(f"{name} differs between the models, or some lack it", path=stack.path)
     return found
 
 
@@ -304,7 +304,7 @@ def _set_trailing(stack: _Stack, h: Hyperparams) -> None:
     among = [layer >= stack.n_layers(m) - _int(stack.h(m), TRAILING) for m, layer in stack.layers]
     number = sum(among)
     if any(among[: len(among) - number]):
-        raise stack.refuse(TRAILING, f"the last {shared} layers share keys and values, and would not be the last")
+        raise stack.refuse(TRAILING, f"the last {shared} layers share keys and values and must stay last")
     h.extra[TRAILING] = number
 
 
@@ -327,7 +327,7 @@ def _index_of(h: Hyperparams, layer: int) -> int | None:
 
 TAKES: Mapping[str, tuple[Callable[[Hyperparams, int], int | None], str]] = {
     TRAILING: (_keys_of, "keys and values"),
-    "indexer_types": (_index_of, "choice of positions"),
+    "indexer_types": (_index_of, "selected positions"),
 }
 """config.json key -> the layer that another layer takes something from, and what it takes."""
 
@@ -344,19 +344,19 @@ def _check_roles(stack: _Stack, h: Hyperparams) -> None:
         own = stack.h(model)
         for key, rule in BY_NUMBER.items():
             if rule(own, layer) != rule(h, i):
-                raise stack.refuse(key, f"layer {layer} has a role by its number, and would be layer {i}")
+                raise stack.refuse(key, f"layer {layer} depends on its index and would become layer {i}")
         for key, (source, what) in TAKES.items():
             other, new = source(own, layer), source(h, i)
             if other is not None and (new is None or stack.layers[new] != (model, other)):
-                raise stack.refuse(key, f"layer {layer} takes the {what} of layer {other}, and would take another's")
+                raise stack.refuse(key, f"layer {layer} uses the {what} of layer {other}, which would be another layer")
         before = layer_kinds(own.extra, own.num_layers)
         if before is not None and (kinds is None or before[layer] != kinds[i]):
             now = kinds[i] if kinds is not None else None
-            raise stack.refuse(_pattern(own), f"layer {layer} is of {before[layer]}, and would be {now} as layer {i}")
+            raise stack.refuse(_pattern(own), f"layer {layer} is {before[layer]} and would be {now} as layer {i}")
         changed = next((c for c in conditions if has_layer(c, own, layer) != has_layer(c, h, i)), None)
         if changed is not None or _own_sizes(own, layer) != _own_sizes(h, i):
-            what = f"by its number ({changed})" if changed else "by its sizes"
-            raise stack.refuse(_pattern(own), f"layer {layer} has a role {what} that layer {i} does not have")
+            what = f"index ({changed})" if changed else "sizes"
+            raise stack.refuse(_pattern(own), f"layer {layer} depends on its {what}, which layer {i} does not match")
 
 
 def _check_kinds_again(stack: _Stack, h: Hyperparams) -> None:
@@ -369,7 +369,7 @@ def _check_kinds_again(stack: _Stack, h: Hyperparams) -> None:
     changed = next((i for i, (a, b) in enumerate(zip(kinds, read, strict=False)) if a != b), None)
     if changed is not None:
         layer = stack.layers[changed][1]
-        why = f"layer {layer} is of {kinds[changed]}, and {stack.row.id} means {read[changed]} as layer {changed}"
+        why = f"layer {layer} is {kinds[changed]}, but {stack.row.id} implies {read[changed]} for layer {changed}"
         raise stack.refuse("layer_types", f"{why} of {len(kinds)}")
 
 

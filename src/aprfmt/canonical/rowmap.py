@@ -215,7 +215,7 @@ def _without_zeros(piece: TensorSource, row_map: RowMap, position: int) -> Produ
             left_out = _read(piece, start, rows * row_bytes)
             if any(left_out) and decode(piece.dtype, bytes(left_out), (rows, row_map.row_elements)).any():
                 raise RefusedError(
-                    f"{rows} of its rows have no place in a checkpoint and are not zero",
+                    f"{rows} of its padding rows are not zero",
                     tensor=piece.name,
                     hint="the metadata belongs to another model, or the tensor is damaged",
                 )
@@ -427,9 +427,7 @@ def _integers(block: Array, bits: int, name: str) -> Array:
     signed = block.view(f"<i{block.itemsize}")
     out = signed.astype(f"<i{bits // 8}")
     if not np.array_equal(out, signed):
-        raise RefusedError(
-            f"a GGUF has integers of {bits} bits here, and {np.abs(signed).max()} is larger", tensor=name
-        )
+        raise RefusedError(f"{np.abs(signed).max()} does not fit the {bits}-bit integers of a GGUF", tensor=name)
     return out
 
 

@@ -85,6 +85,6 @@ def read_tower(metadata: Mapping[str, object]) -> TowerPart | None:
     told = as_mapping(value)
     row = TOWERS.get(str(told.get("row")))
     if row is None:
-        raise CorruptError(f"{TOWER_KEY} names no tower of the table")
+        raise CorruptError(f"{TOWER_KEY} names an unknown tower")
     hidden = as_int(told.get("projection_dim"), f"{TOWER_KEY}.projection_dim")
     return TowerPart(row, Hyperparams(row.id, hidden_size=hidden, extra=dict(as_mapping(told.get("hparams")))))

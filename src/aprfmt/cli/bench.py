@@ -106,7 +106,7 @@ def _rows(model: BenchedModel) -> list[tuple[str, str]]:
         return f"{found.median:,.1f} {unit} ({found.min:,.1f} to {found.max:,.1f})"
 
     context = f", context {format_bytes(model.context_bytes)}" if model.context_bytes is not None else ""
-    peak = format_bytes(model.memory_bytes) if model.memory_bytes else "not known"
+    peak = format_bytes(model.memory_bytes) if model.memory_bytes else "unknown"
     return [
         ("prompt", spread(model.prompt_tok_s, "tokens/s")),
         ("text", spread(model.tok_s, "tokens/s")),

@@ -94,7 +94,7 @@ def _text(found: HexDump, columns: int, raw: bool) -> Iterator[str]:
 
 
 def _file(file: FileDump, columns: int, raw: bool) -> Iterator[str]:
-    what = file.format or ("bytes" if raw else "no container that is taken apart here: its bytes")
+    what = file.format or ("bytes" if raw else "unknown container, shown as bytes")
     yield f"{out.style(printable(file.file), 'bold')}  {what}, {format_bytes(file.size_bytes)}"
     digits = len(f"{file.size_bytes:x}")
     for offset, data in file.lines:
@@ -132,7 +132,7 @@ def _tensor(found: TensorDump, columns: int) -> Iterator[str]:
     yield out.style(printable(found.name), "bold")
     where = f"{found.offset:,} to {found.offset + found.n_bytes:,}"
     rows = [
-        ("file", found.file + (" (offsets in what it unpacks to)" if found.in_memory else "")),
+        ("file", found.file + (" (offsets in the decompressed data)" if found.in_memory else "")),
         ("stored as", f"{found.dtype} {format_shape(found.shape)}, {format_bytes(found.n_bytes)}, bytes {where}"),
     ]
     if found.formula:

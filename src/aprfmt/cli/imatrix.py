@@ -103,7 +103,7 @@ def _text(report: ImatrixReport, plan: bool) -> Iterator[str]:
         [("text", f"{plural(report.chunks, 'chunk')} of {report.chunk_size:,} tokens{tokens}")] if report.chunks else []
     )
     if report.resumed:
-        rows.append(("resumed", f"{plural(report.resumed, 'chunk')} from before"))
+        rows.append(("resumed", f"{plural(report.resumed, 'chunk')} from the earlier run"))
     if report.entries:
         rows.append(("entries", f"{report.entries:,} weights"))
     if report.unused:

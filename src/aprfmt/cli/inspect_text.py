@@ -79,7 +79,7 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
 
 def _adapter(found: AdapterInfo) -> str:
     if found.rank is None:
-        return f"not understood: {found.kind}"
+        return f"unknown: {found.kind}"
     scales = ", ".join(f"{scale:g}" for scale in found.scales)
     text = f"LoRA of rank {found.rank}, alpha {found.alpha:g} (scale {scales}) on {plural(found.weights, 'weight')}"
     text += f" ({', '.join(found.modules)})" if found.modules else ""
@@ -90,7 +90,7 @@ def _adapter(found: AdapterInfo) -> str:
 def _towers(found: TowerInfo) -> str:
     what = " and ".join(word for word, there in (("images", found.sees), ("sounds", found.hears)) if there)
     text = f"for {what or 'nothing'}, projector {', '.join(found.projectors) or 'unknown'}"
-    text += f", {found.width:,} values a position" if found.width is not None else ""
+    text += f", {found.width:,} values per position" if found.width is not None else ""
     return text + (f", of {first_few(found.classes)}" if found.classes else ", unknown tower architecture")
 
 
@@ -99,7 +99,7 @@ def _head(found: HeadInfo) -> str:
     if found.n_labels is not None:
         parts.append(f"{plural(found.n_labels, 'output')}" + (f" ({first_few(found.labels)})" if found.labels else ""))
     parts += [f"pooling {found.pooling}"] if found.pooling is not None else []
-    parts += [f"a layer of {n_in} to {n_out} values" for n_in, n_out in found.dense]
+    parts += [f"a {n_in} x {n_out} layer" for n_in, n_out in found.dense]
     return ", ".join([*parts, *found.modules])
 
 

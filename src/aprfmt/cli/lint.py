@@ -75,7 +75,7 @@ def _level(rule: ValidationRule) -> str:
 def _rules(rules: tuple[ValidationRule, ...]) -> Iterator[str]:
     for rule in rules:
         yield f"{out.style(_level(rule).ljust(5), _STYLES[_level(rule)])}  {out.style(rule.id, 'bold')}"
-        yield from pairs([("asks that", rule.holds), ("because", rule.why), ("source", rule.source)], indent=7, label=9)
+        yield from pairs([("requires", rule.holds), ("because", rule.why), ("source", rule.source)], indent=7, label=9)
 
 
 def _findings(found: Lint) -> Iterator[str]:
@@ -88,7 +88,7 @@ def _findings(found: Lint) -> Iterator[str]:
             yield from _wrapped("→ " + printable(row.suggestion))
     counts = [plural(n, word) for level, word in _WORDS if (n := found.count(level))]
     word, style = ("passed", "green") if found.passed else ("FAILED", "red")
-    yield f"{out.style(word, style)}: {', '.join(counts) or 'nothing found'} by {plural(len(found.rules), 'rule')}"
+    yield f"{out.style(word, style)}: {', '.join(counts) or 'no findings'} by {plural(len(found.rules), 'rule')}"
 
 
 def _wrapped(text: str) -> list[str]:

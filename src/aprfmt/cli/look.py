@@ -308,7 +308,7 @@ def _change(row: TensorRow) -> str:
         *(f"rows {order}" for order in row.order),
         *(f"columns {order}" for order in row.columns),
         row.value,
-        *(f"times {numbers}" for numbers in dict.fromkeys(run.partition(":")[2] for run in row.scale)),
+        *(f"scaled by {numbers}" for numbers in dict.fromkeys(run.partition(":")[2] for run in row.scale)),
         f"packed {row.pack}" if row.pack else "",
         "split" if len(row.gguf) > 1 else "",
         "stacked" if any("{e}" in name for name in row.hf) else "",

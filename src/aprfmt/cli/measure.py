@@ -94,7 +94,7 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
         [
             *rows,
             ("read", f"{read}, from {data}"),
-            *([("left out", left_out)] if left_out else []),
+            *([("skipped", left_out)] if left_out else []),
             ("time", f"{format_seconds(found.seconds)} on {found.device} in {found.dtype}"),
         ]
     )

@@ -85,7 +85,7 @@ def _lines(report: PushReport) -> Iterator[str]:
         ("files", f"{plural(len(report.files), 'file')}, {format_bytes(report.size_bytes)}"),
     ]
     if report.created:
-        rows.append(("repository", "to be made" if report.plan else "made"))
+        rows.append(("repository", "will be created" if report.plan else "made"))
     rows += [("license", report.license or "none"), ("card", report.card)]
     rows += [("commit", report.url)] if report.url else []
     yield from pairs(rows)

@@ -208,7 +208,7 @@ class RunCommand(Common, LlamaMachine):
             name = field.name
             if name not in _OF_VECTORS and getattr(self, name) not in (field.default, []):
                 word = "a prompt" if name == "prompt" else f"--{name.replace('_', '-')}"
-                raise UsageError(f"--embed writes no text, so {word} has no effect")
+                raise UsageError(f"--embed generates no text, so {word} has no effect")
         found = aprfmt.embed(
             self.file,
             texts,

@@ -188,7 +188,7 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
     word = out.style("stopped by a signal" if stopped else "done", "yellow" if stopped else "green")
     yield f"{word} after {summary['steps']:,} steps, {format_count(summary['tokens'])} tokens"
     rate = f", {summary['tokens_per_s']:,.0f} tokens/s" if summary["tokens_per_s"] is not None else ""
-    part = " since it was resumed" if summary["config"]["resume"] is not False else ""
+    part = " since resuming" if summary["config"]["resume"] is not False else ""
     rows = [("time", format_seconds(summary["seconds"]) + part + rate)]
     if stopped and (train := summary["train"]):
         found = ", ".join(f"{name} {value:.4f}" for name, value in train.items() if value is not None)
@@ -196,7 +196,7 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
             ("stopped at", f"step {summary['steps']:,} of {summary['config']['steps']:,}; training text: {found}")
         )
     first, last = summary["first"], summary["last"] if summary["last"] != summary["first"] else None
-    for label, scores in (("before", first), ("last scored" if stopped else "after", last)):
+    for label, scores in (("before", first), ("last evaluation" if stopped else "after", last)):
         if scores:
             names = ("ce", "kl", "agreement", "teacher_ce")
             found = ", ".join(f"{name} {scores[name]:.4f}" for name in names if scores.get(name) is not None)
@@ -228,8 +228,8 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
 def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Tokens and documents of the data, one row per source, with the number of passes if known."""
     about = "about " if data["estimated"] else ""
-    times = f", read {data['passes']:.2f} times" if data.get("passes") is not None else ""
-    learned = f", {data['learned'] / data['tokens']:.0%} learned" if data["learned"] < data["tokens"] else ""
+    times = f", {data['passes']:.2f} epochs" if data.get("passes") is not None else ""
+    learned = f", {data['learned'] / data['tokens']:.0%} trained on" if data["learned"] < data["tokens"] else ""
     n_files, n_bytes = (sum(source[name] for source in data["sources"]) for name in ("files", "bytes"))
     size = f"; {plural(n_files, 'file')}, {format_bytes(n_bytes)}" if n_files else ""
     yield (
@@ -240,7 +240,7 @@ def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", "not enough data for this run: add data, lower --steps, or use --epochs N or --repeat"
     for source in data["sources"] if len(data["sources"]) > 1 else ():
         share = f"{source['weight']:.1%} of the training tokens: " if source["weight"] is not None else ""
-        times = f", read {source['passes']:.2f} times" if source.get("passes") is not None else ""
+        times = f", {source['passes']:.2f} epochs" if source.get("passes") is not None else ""
         yield "", f"{source['name']}: {share}{about}{source['tokens']:,} tokens{times}"
     for what, n in data["left_out"].items():
         yield "skipped", f"{n:,} {what}"

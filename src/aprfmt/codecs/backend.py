@@ -114,7 +114,7 @@ class GgmlLibrary:
         return hasattr(self._dll, symbol)
 
     def row(self, symbol: str) -> RowFunction | None:
-        """The exported function (const void *source, void *target, int64_t values), None where there is none.
+        """The exported function (const void *source, void *target, int64_t values), or None.
 
         All of `dequantize_row_<type>`, `ggml_fp16_to_fp32_row`, `ggml_fp32_to_bf16_row` ... are of this form.
         """

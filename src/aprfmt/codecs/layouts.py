@@ -220,7 +220,7 @@ def _fields(*rows: tuple[str, int, Callable[[bytes, str], Decoded]]) -> tuple[Bl
 
 
 _D = ("d", 2, _f16)
-_TABLE = "value = d × scale × a vector of the table that the code names, with its signs"
+_TABLE = "value = d × scale × table[code], with signs"
 
 LAYOUTS: dict[str, BlockLayout] = {
     "Q4_0": BlockLayout(_fields(_D, ("qs", 16, _u8)), _of_qs(16), "value = d × (code - 8)"),
@@ -232,27 +232,27 @@ LAYOUTS: dict[str, BlockLayout] = {
     "Q8_0": BlockLayout(_fields(_D, ("qs", 32, _i8)), lambda raw: _signed(raw["qs"]), "value = d × code"),
     "Q2_K": BlockLayout(
         _fields(("scales", 16, _halves), ("qs", 64, _u8), _D, ("dmin", 2, _f16)),
-        lambda raw: _quarters(raw["qs"]), "value = d × scale × code - dmin × min, a scale and a min for each 16",
+        lambda raw: _quarters(raw["qs"]), "value = d × scale × code - dmin × min, one scale and min per 16 values",
     ),
     "Q3_K": BlockLayout(
         _fields(("hmask", 32, _u8), ("qs", 64, _u8), ("scales", 12, _signed_six_bits), _D),
-        _q3_k, "value = d × scale × code, a scale for each 16",
+        _q3_k, "value = d × scale × code, one scale per 16 values",
     ),
     "Q4_K": BlockLayout(
         _fields(_D, ("dmin", 2, _f16), ("scales", 12, _six_bits), ("qs", 128, _u8)),
-        _of_qs(32), "value = d × scale × code - dmin × min, a scale and a min for each 32",
+        _of_qs(32), "value = d × scale × code - dmin × min, one scale and min per 32 values",
     ),
     "Q5_K": BlockLayout(
         _fields(_D, ("dmin", 2, _f16), ("scales", 12, _six_bits), ("qh", 32, _u8), ("qs", 128, _u8)),
-        _q5_k, "value = d × scale × code - dmin × min, a scale and a min for each 32",
+        _q5_k, "value = d × scale × code - dmin × min, one scale and min per 32 values",
     ),
     "Q6_K": BlockLayout(
         _fields(("ql", 128, _u8), ("qh", 64, _u8), ("scales", 16, _i8), _D),
-        _q6_k, "value = d × scale × (code - 32), a scale for each 16",
+        _q6_k, "value = d × scale × (code - 32), one scale per 16 values",
     ),
     "Q8_K": BlockLayout(
         _fields(("d", 4, _f32), ("qs", 256, _i8), ("bsums", 32, _i16)),
-        lambda raw: _signed(raw["qs"]), "value = d × code; bsums are sums of each 16 codes",
+        lambda raw: _signed(raw["qs"]), "value = d × code; bsums: sums of 16 codes each",
     ),
     "IQ4_NL": BlockLayout(_fields(_D, ("qs", 16, _u8)), _of_qs(16), f"value = d × {IQ4_VALUES}[code]"),
     "IQ4_XS": BlockLayout(
@@ -264,7 +264,7 @@ LAYOUTS: dict[str, BlockLayout] = {
     ),
     "NVFP4": BlockLayout(
         _fields(("d", 4, _ue4m3), ("qs", 32, _u8)),
-        _of_qs(8), "value = d × the E2M1 float of the code (0 to ±6), a d for each 16",
+        _of_qs(8), "value = d × the E2M1 float of the code (0 to ±6), one d per 16 values",
     ),
     "Q1_0": BlockLayout(
         _fields(_D, ("qs", 16, _u8)), lambda raw: _bits(raw["qs"]), "value = d where the bit is 1, else -d"

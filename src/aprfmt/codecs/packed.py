@@ -111,7 +111,7 @@ class Decoded:
         dtype: what it was packed from, where the pieces tell.
         step: most values a tile.
         period: rows after which a tile must end, 0 for none.
-        blocks: finds the GGML blocks that hold the same codes and scales, where there are such.
+        blocks: finds the GGML blocks that hold the same codes and scales, if there are any.
     """
 
     shape: tuple[int, ...]

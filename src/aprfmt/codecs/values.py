@@ -99,7 +99,7 @@ class Histogram:
         return None if self.counts is None else {"reach": self.reach, "counts": self.counts.tolist()}
 
     def bulk(self) -> float:
-        """The magnitude below which 99.9 % of the values lie, by the edges of bins; 0 where there are none."""
+        """The magnitude below which 99.9 % of the values lie, by the edges of bins; 0 if missing."""
         if self.counts is None:
             return 0.0
         half = _BINS // 2

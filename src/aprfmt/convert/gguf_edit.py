@@ -35,10 +35,10 @@ TYPES: dict[str, GgufType] = {
 
 # What no edit of a key alone can change: where the data lie, and what belongs to rows of tensors.
 _FIXED = {
-    "general.alignment": "says where the tensor data begin",
-    "split.no": "says which part of a split model the file is",
-    "split.count": "says how many parts the model has",
-    "split.tensors.count": "says how many tensors the parts hold",
+    "general.alignment": "sets where the tensor data begin",
+    "split.no": "is the index of this part of a split model",
+    "split.count": "is the number of parts",
+    "split.tensors.count": "is the number of tensors of all parts",
 }
 # Of every family that rotates, though no row names them.
 _ROPE = {
@@ -208,7 +208,7 @@ def _read(key: str, kind: ValueType, value: object) -> object:
         fits = isinstance(value, bool if kind is GgufType.BOOL else str)
     if not fits:
         hint = "set another type with KEY:TYPE="
-        raise UsageError(f"{value!r:.40} is not of type {kind.name}, which {key!r} is", hint=hint)
+        raise UsageError(f"{value!r:.40} is not of type {kind.name}, the type of {key!r}", hint=hint)
     return value
 
 

@@ -157,7 +157,7 @@ class MergeRecipe:
         raise UsageError(
             f"{self.method} needs {parameter}, which is not set for {name}{of}",
             path=self.path,
-            hint="the last of a list of filters may be a value without a filter, for all other weights",
+            hint="end the list with a value without a filter, for all other weights",
         )
 
 
@@ -281,7 +281,7 @@ def _check_setting(parameter: str, node: SettingsNode, *, within: bool = False) 
     elif isinstance(node.value, list):
         kinds = {isinstance(item.value, dict) for item in node.items(parameter)}
         if len(kinds) > 1 or within:
-            raise node.error(f"{parameter} must be a list of numbers or a list of filters, not a mix of both")
+            raise node.error(f"{parameter} must be a list of numbers or a list of filters, not both")
         for item in node.value:
             _check_setting(parameter, item, within=True)
     else:

@@ -29,22 +29,22 @@ def modelfile(c: Canonical, gguf_name: str) -> tuple[bytes, list[str]]:
     found, reason = find_format(tokenizer) if tokenizer is not None else (None, "the model has no tokenizer")
     template = go_template(found) if found is not None else None
     if template is not None and '"""' in template:
-        found, template, reason = None, None, "its texts hold three quotes"
+        found, template, reason = None, None, "its text contains three quotes"
     if found is not None and template is not None:
         lines += [f'TEMPLATE """{template}"""', ""]
         if found.default:
             lines += [f"SYSTEM {_quoted(found.default)}", ""]
     else:
         lines += [
-            f"# No TEMPLATE: {_one_line(reason or '')}. Ollama takes what it knows of the template in the GGUF.",
+            f"# No TEMPLATE: {_one_line(reason or '')}. Ollama matches the GGUF's template with those it knows.",
             "",
         ]
-        notes.append(f"the Modelfile has no TEMPLATE: {reason}; Ollama has to know the template of the GGUF")
+        notes.append(f"the Modelfile has no TEMPLATE: {reason}; Ollama must recognize the GGUF's template")
     if tokenizer is not None:
         lines += [f"PARAMETER stop {_quoted(text)}" for text in stops(tokenizer, found)]
     if context := c.hparams.max_position_embeddings:
         if context > MOST_CONTEXT:
-            lines.append(f"# The model takes up to {context} tokens; more context takes more memory.")
+            lines.append(f"# The model supports up to {context} tokens; a longer context needs more memory.")
         lines.append(f"PARAMETER num_ctx {min(context, MOST_CONTEXT)}")
     if license := c.info.get("license"):
         lines += ["", f"LICENSE {_quoted(license)}"]

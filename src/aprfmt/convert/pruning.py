@@ -51,18 +51,18 @@ def prune_model(call: PruneCall) -> Report:
                 check_layer(c, layer)
             kept = [layer for layer in range(n_layers) if (layer in named) == (drop is None)]
             if not kept or len(kept) == n_layers:
-                what = "none of them would be kept" if not kept else "all of them would be kept"
-                raise UsageError(f"the network has {n_layers} layers, and {what}", path=c.model.path)
+                what = f"cannot drop all {n_layers} layers" if not kept else f"this drops none of the {n_layers} layers"
+                raise UsageError(what, path=c.model.path)
             made = relayered([c], [(0, layer) for layer in kept])
             gone = sorted(set(range(n_layers)) - set(kept))
             told.append(f"{_layers(gone, n_layers)} dropped: train the model to recover its quality")
-        notes = [f"Of the base model, {_layers(gone, n_layers)} left out."] if gone else []
+        notes = [f"Dropped from the base model: {_layers(gone, n_layers)}."] if gone else []
         if widths:
             made, more = narrowed(made, widths)
             sizes = sizes_of(c.hparams)
             words = ", ".join(f"{number} of {sizes[name]} {name}" for name, number in widths.items())
-            told += [f"{words} are kept: train the model to recover its quality", *more]
-            notes.append(f"Of the base model's widths {words} are kept.")
+            told += [f"{words} kept: train the model to recover its quality", *more]
+            notes.append(f"Kept of the base model's widths: {words}.")
         return _with_provenance(made, " ".join(notes)), told
 
     return convert(call.src, call.dst, options_of(call), edit)
@@ -97,5 +97,5 @@ def _with_provenance(c: Canonical, note: str) -> Canonical:
 
 
 def _layers(gone: list[int], n_layers: int) -> str:
-    """`layer 3 of 30 is`, `layers 3-5 of 30 are`."""
-    return f"layer {gone[0]} of {n_layers} is" if len(gone) == 1 else f"layers {ranges(gone)} of {n_layers} are"
+    """`layer 3 of 30`, `layers 3-5 of 30`."""
+    return f"layer {gone[0]} of {n_layers}" if len(gone) == 1 else f"layers {ranges(gone)} of {n_layers}"

@@ -148,7 +148,7 @@ def _check_sources(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Ma
         was = next(iter([*schemes, *dtypes]), None)
         if was is not None:
             raise RefusedError(
-                f"{was} is already quantized; quantizing it again to {chosen[tensor.name]} loses precision twice",
+                f"{was} is already quantized; requantizing it to {chosen[tensor.name]} loses precision twice",
                 path=c.model.path,
                 tensor=tensor.name,
                 hint="start from the unquantized model, or add --allow-requantize",

@@ -64,7 +64,7 @@ def tower_model(c: Canonical) -> Canonical:
         )
     if missing := missing_keys(h, row):
         raise RefusedError(
-            f"the tower lacks what its config says: {first_few(missing)}",
+            f"tower tensors required by the config are missing: {first_few(missing)}",
             path=c.model.path,
             hint="put the model's config.json and preprocessor_config.json next to its weights",
         )
@@ -210,8 +210,8 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
     part, row, h = found.part, found.part.row, found.part.hparams
     if h.hidden_size != c.hparams.hidden_size:
         raise RefusedError(
-            f"the tower's projector gives {h.hidden_size} values a position, "
-            f"the language model's embedding has {c.hparams.hidden_size}",
+            f"the projector outputs {h.hidden_size} values, but the language model's embedding has "
+            f"{c.hparams.hidden_size}",
             path=model.path,
             hint="the mmproj belongs to another model: use the one published with this model",
         )
@@ -231,8 +231,9 @@ def _strangers(c: Canonical, row: Tower, model: Model) -> list[str]:
     name = model.metadata.get("general.name")
     called = f" ({name})" if isinstance(name, str) else ""
     return [
-        f"the towers{called} are of {first_few(row.hf_classes)}, whose language model is {' or '.join(sorted(known))}, "
-        f"and this one is {c.arch.gguf}: give the mmproj that was published with it, unless it was trained with these"
+        f"the towers{called} are from {first_few(row.hf_classes)}, trained with a {' or '.join(sorted(known))} "
+        f"language model, but this one is {c.arch.gguf}: use the mmproj published with it, unless it was trained with "
+        "these"
     ]
 
 

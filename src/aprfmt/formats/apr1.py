@@ -116,8 +116,7 @@ _UNPACK: dict[int, Callable[[Packed, int], Source]] = {
 }
 
 _UNPROVEN = (
-    "header and metadata of an encrypted file are not authenticated: anybody could have changed "
-    "them; only a signature (public_key) covers them"
+    "header and metadata of an encrypted file are not authenticated; only a signature (public_key) protects them"
 )
 
 

@@ -371,7 +371,7 @@ def _detect_apr2(source: Source, path: Path) -> str:
     _refuse_tuner(source, path, b"[", "training samples")
     if _is_early_v2(source, path):
         return "apr-legacy"
-    problem = "begins with APR2, but what follows is not an early v2 header, a compression wrapper"
+    problem = "starts with APR2, but is neither an early v2 file nor a compression wrapper"
     raise CorruptError(problem, path=path, offset=4)
 
 
@@ -381,7 +381,7 @@ def _detect_apr1(source: Source, path: Path) -> str:
         n_bytes = int.from_bytes(source.read(4, 4), "little")
         if source.read(8, 1) in b"{ \t\r\n" and n_bytes <= source.size - 8:
             return "apr-legacy"
-    problem = "begins with APR1, but what follows is not a JSON-index container"
+    problem = "starts with APR1, but is not a JSON-index container"
     raise CorruptError(problem, path=path, offset=4)
 
 

@@ -140,7 +140,7 @@ class AprMetadata(Mapping[str, object]):
         return value
 
     def peek(self, key: str) -> tuple[list[object], int] | None:
-        """The first item, if any, of the list that `key` has, and how many there are; None where there is no list."""
+        """The first item, if any, of the list that `key` has, and how many there are; None without a list."""
         value = self._values.get(key)
         if isinstance(value, LongList):
             return [value.first()], len(value)

@@ -16,7 +16,7 @@ from aprfmt.types import Json, JsonObject, Shape
 MODULES_NAME = "modules.json"
 
 TextFile: TypeAlias = Callable[[str], bytes | None]
-"""Gives a file of the folder by its name, None where there is none."""
+"""Gives a file of the folder by its name, or None."""
 
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -42,7 +42,7 @@ class Module:
     Attributes:
         kind: the class without its package, "Pooling".
         path: the folder, "" for that of the model.
-        config: what the config.json of the folder says; None where there is none, or no JSON object.
+        config: what the config.json of the folder says; None if missing, or no JSON object.
     """
 
     kind: str
@@ -165,7 +165,7 @@ def _word(config: Mapping[str, object]) -> str | None:
 def module_files(told: Mapping[str, object], width: int) -> dict[str, bytes]:
     """The files of a folder whose modules say what `told` does (see read_modules), of a network `width` values wide.
 
-    {} where there is neither a pooling that sentence-transformers has a word for nor a linear layer.
+    {} without either a pooling that sentence-transformers has a word for nor a linear layer.
     """
     word = told.get("pooling")
     numbers = [n for n in range(1, 10) if told.get(f"dense_{n}_out")]

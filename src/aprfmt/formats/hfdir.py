@@ -71,7 +71,7 @@ _PICKLES = _Kind(
 
 
 def _kind_of(path: Path, names: Sequence[str]) -> _Kind:
-    """Safetensors where there are any, unless a pickle or its index was named."""
+    """Safetensors if there are any, unless a pickle or its index was named."""
     if path.name.endswith(PICKLE_INDEX_SUFFIX) or (path.name in names and pickles.holds_weights(path.name)):
         return _PICKLES
     is_safe = any(name.endswith((".safetensors", HF_INDEX_SUFFIX)) for name in names)
@@ -84,9 +84,9 @@ class HfNative:
 
     Attributes:
         folder: the folder.
-        config: bytes of config.json, None where there is none.
+        config: bytes of config.json, or None.
         params: bytes of the params.json that stands in its place in Mistral's own layout.
-        index: bytes of the index, None where there is none.
+        index: bytes of the index, or None.
         index_name: file name of the index.
         shards: the weights, by file name, those of modules in subfolders among them.
         other_files: the other files that belong to the model, relative to the folder, sorted, with config.json.
@@ -103,7 +103,7 @@ class HfNative:
     alone: bool = False
 
     def text_file(self, name: str) -> bytes | None:
-        """One of the other files by its name; None where there is none of that name."""
+        """One of the other files by its name; None if missing."""
         return read_text_file(self.folder / name) if Path(name) in self.other_files else None
 
     def own_names(self) -> list[str]:

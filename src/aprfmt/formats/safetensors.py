@@ -41,7 +41,7 @@ class SafetensorsNative:
 
     Attributes:
         metadata: `__metadata__`.
-        config_path: config.json beside the file, None where there is none.
+        config_path: config.json beside the file, or None.
     """
 
     metadata: dict[str, str]
@@ -89,7 +89,7 @@ def _load_hparams(native: SafetensorsNative) -> Hyperparams:
 
 
 def config_of(native: SafetensorsNative) -> JsonObject | None:
-    """What the config.json beside the file says; None where there is none. Raises CorruptError."""
+    """What the config.json beside the file says; None if missing. Raises CorruptError."""
     return read_config(native.config_path) if native.config_path else None
 
 
@@ -107,7 +107,7 @@ def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
     source.check(8, header_bytes, "the header")
     raw = source.read(8, header_bytes)
     if raw[:1] != b"{":
-        raise CorruptError("the header does not begin with '{'", path=source.path, offset=8)
+        raise CorruptError("the header does not start with '{'", path=source.path, offset=8)
     header = parse_object(raw, source.path, "the header")
     found = header.pop(METADATA_KEY, None)
     stated = {} if found is None else found

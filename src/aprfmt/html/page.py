@@ -115,7 +115,7 @@ def table(
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Names with their values, in a card; "" where there are none."""
+    """Names with their values, in a card; "" if missing."""
     found = list(rows)
     return _piece("facts", found) if found else ""
 

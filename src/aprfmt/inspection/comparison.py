@@ -50,7 +50,7 @@ class Comparison:
         tensors_compared: tensors that both sides have.
         notes: what was deliberately not counted as a difference.
         tensors: where values were compared, each tensor that both sides have in one shape, the worst first.
-        total: of all of these together; None where there are none, or the files are the same.
+        total: of all of these together; None if missing, or the files are the same.
     """
 
     a: str

@@ -235,7 +235,7 @@ def _finite(subject: Subject) -> Iterator[Check]:
         yield Check("skip", subject.no_tensors)
     for tensor, stats, _ in subject.stats:
         if isinstance(stats, AprError):
-            yield Check("warn", f"the values could not be read: {stats.message}", tensor.name)
+            yield Check("warn", f"cannot read the values: {stats.message}", tensor.name)
         elif stats.nan_count or stats.inf_count:
             text = f"{stats.nan_count:,} NaN and {stats.inf_count:,} infinite of {stats.n:,} values"
             yield Check("fail", text, tensor.name)

@@ -262,7 +262,7 @@ def _is_at(lock: int, path: Path) -> bool:
 
 
 def _recorded(target: Path, lock: int) -> int | None:
-    """The CRC-32 that the file at `target` should have; None where there is no whole file of ours."""
+    """The CRC-32 that the file at `target` should have; None if the file is incomplete or not ours."""
     try:
         record = json.loads(os.pread(lock, _MOST_RECORD_BYTES, 0))
         info = os.lstat(target)

@@ -161,7 +161,7 @@ class Child:
     def _death(self, seconds: float) -> ChildDiedError:
         code = self._process.wait()
         late = self._clock.is_over or (code < 0 and -code == getattr(signal, "SIGPROF", 0))
-        how = f"was killed after {seconds:g} s without an answer" if late else f"died ({_ending(code)})"
+        how = f"was killed after {seconds:g} s without a response" if late else f"died ({_ending(code)})"
         return ChildDiedError(how, self.log(), late=late, full=code == EXIT_MEMORY)
 
     def log(self) -> str:

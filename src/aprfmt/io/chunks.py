@@ -162,7 +162,7 @@ class Store:
             while not chunk.is_ready and chunk.error is None:
                 if self._is_given_up:
                     chunk.readers -= 1
-                    raise StorageError("the read was given up", path=file.address)
+                    raise StorageError("the read was cancelled", path=file.address)
                 self._changed.wait()
             if chunk.error is not None:
                 chunk.readers -= 1
@@ -211,7 +211,7 @@ class Store:
                 self._drop(victim)
             elif wait:
                 if self._is_given_up:
-                    raise StorageError("the read was given up", path=file.address)
+                    raise StorageError("the read was cancelled", path=file.address)
                 self._changed.wait()
                 if (found := self._chunks.get((file.digest, number))) is not None:
                     return found

@@ -512,7 +512,7 @@ def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[st
 
 
 def _inode(path: PathLike) -> tuple[int, int] | None:
-    """What two names of one file have in common; None where there is none."""
+    """What two names of one file have in common; None if missing."""
     with storage_errors(path):
         try:
             info = os.stat(path)

@@ -247,7 +247,7 @@ def _refused(temporary: str, why: str) -> RefusedError:
     return RefusedError(
         f"cannot complete an interrupted write here: {why}",
         path=temporary,
-        hint=f"move the new files out of it, or the old ones out of {quoted}/{_ASIDE}; then rm -r {quoted}",
+        hint=f"move the new files out of the folder, or the old ones out of {quoted}/{_ASIDE}; then rm -r {quoted}",
     )
 
 

@@ -40,7 +40,7 @@ def start_writeback(fd: int, offset: int, n_bytes: int) -> None:
 
 
 def open_unnamed(folder: str, mode: int) -> int | None:
-    """A new file without a name, open to read and write, which is gone when it is closed; None where there are none.
+    """A new file without a name, open to read and write, which is gone when it is closed; None if unsupported.
 
     `link_unnamed` gives it a name. Raises OSError.
     """

@@ -377,9 +377,9 @@ class Llama:
             reason = reason_in(self._worker.log())
             message = f"{message}: {reason}" if reason else message
         self._check_memory(message)
-        hint = "a longer context (--ctx) has room" if reply.get("room") else _MAY_BE_WRONG
+        hint = "use a longer context (--ctx)" if reply.get("room") else _MAY_BE_WRONG
         if _NO_MEMORY.search(message):
-            hint = "a shorter context (--ctx) and weights of fewer bits (apr quantize) take less memory"
+            hint = "use a shorter context (--ctx) or fewer bits per weight (apr quantize)"
         raise RunError(self._named(message), path=self._name, hint=hint)
 
     def _check_memory(self, text: str) -> None:

@@ -30,7 +30,7 @@ class MediaContext:
         params.media_marker = MEDIA_MARKER.encode()
         self._context = self._c.init_from_file(os.fsencode(path), model, params)
         if not self._context:
-            raise EngineError(f"mtmd does not load the tower {path}")
+            raise EngineError(f"mtmd cannot load the tower {path}")
 
     def feed(self, context: Any, prompt: str, files: Sequence[str], n_batch: int, room: int) -> int:
         """Computes a prompt with a marker for each file, in an empty context; how many tokens it has.
@@ -42,7 +42,7 @@ class MediaContext:
         with self._bitmaps(files) as bitmaps, self._chunks() as chunks:
             pointers = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
             if code := self._c.tokenize(self._context, chunks, ctypes.byref(text), pointers, len(bitmaps)):
-                raise EngineError(f"mtmd does not prepare the prompt and its files (code {code})")
+                raise EngineError(f"mtmd cannot tokenize the prompt and its files (code {code})")
             n = int(self._c.helper_get_n_tokens(chunks))
             if n >= room:
                 raise RoomError(f"the prompt has {n:,} tokens with its files, but the context has room for {room:,}")
@@ -50,7 +50,7 @@ class MediaContext:
             if code := self._c.helper_eval_chunks(
                 self._context, context, chunks, 0, 0, n_batch, True, ctypes.byref(behind)
             ):
-                raise EngineError(f"llama.cpp does not compute the prompt with its files (code {code})")
+                raise EngineError(f"llama.cpp failed to evaluate the prompt with its files (code {code})")
         return n
 
     @contextmanager
@@ -78,16 +78,18 @@ class MediaContext:
         )
         if not read.bitmap:
             able = [what for what, can in self._abilities() if can]
-            raise EngineError(f"mtmd cannot use {file}: the model's tower {' and '.join(able) or 'is of no use'}")
+            raise EngineError(
+                f"mtmd cannot read {file}: the model's tower {' and '.join(able) or 'accepts neither images nor audio'}"
+            )
         is_sound = self._c.bitmap_is_audio(read.bitmap)
         if not self._abilities()[is_sound][1]:
             self._c.bitmap_free(read.bitmap)
-            raise EngineError(f"the model's tower does not {'hear sound' if is_sound else 'see pictures'}: {file}")
+            raise EngineError(f"the model's tower does not accept {'audio' if is_sound else 'images'}: {file}")
         return read.bitmap
 
     def _abilities(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
         """Whether it sees, and whether it hears."""
         return (
-            ("sees pictures", self._c.support_vision(self._context)),
-            ("hears sound", self._c.support_audio(self._context)),
+            ("accepts images", self._c.support_vision(self._context)),
+            ("accepts audio", self._c.support_audio(self._context)),
         )

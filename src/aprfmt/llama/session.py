@@ -65,7 +65,7 @@ class Session:
             params.load_mode = _LOAD_INTO_MEMORY
         self._model = library.model_load_from_file(os.fsencode(request.path), params)
         if not self._model:
-            raise EngineError("llama.cpp does not load the file")
+            raise EngineError("llama.cpp cannot load the file")
         self._threads = request.n_threads or max(1, _processors() // 2)
         self._vocab = library.model_get_vocab(self._model)
         self.n_vocab: int = library.vocab_n_tokens(self._vocab)
@@ -107,7 +107,7 @@ class Session:
         loaded = [self._c.adapter_lora_init(self._model, os.fsencode(path)) for path, _ in adapters]
         for (path, _), adapter in zip(adapters, loaded, strict=True):
             if not adapter:
-                raise EngineError(f"llama.cpp does not load the adapter {path}")
+                raise EngineError(f"llama.cpp cannot load the adapter {path}")
         if loaded:
             pointers = (ctypes.c_void_p * len(loaded))(*loaded)
             scales = (ctypes.c_float * len(loaded))(*(scale for _, scale in adapters))

@@ -59,7 +59,7 @@ class Watcher:
             return not ask
         if not ask:
             if tensor.type != _F32 or not self._c.ggml_backend_buffer_is_host(tensor.buffer):
-                raise EngineError("the hidden states are not where the processor reads them")
+                raise EngineError("the hidden states are not in host memory")
             memory = (ctypes.c_uint8 * self._c.ggml_nbytes(pointer)).from_address(tensor.data)
             shape, strides = (tensor.ne[1], tensor.ne[0]), (tensor.nb[1], tensor.nb[0])
             self._states[layer] = np.ndarray(shape, np.float32, memory, strides=strides).copy()
@@ -113,7 +113,7 @@ class Watcher:
         pointer = self._weights[name]
         tensor = pointer.contents
         if not self._c.ggml_backend_buffer_is_host(tensor.buffer):
-            raise EngineError(f"{name} is not where the processor reads it")
+            raise EngineError(f"{name} is not in host memory")
         flat = tensor.ne[1] == 1
         rows, step = (tensor.ne[0], tensor.nb[0]) if flat else (tensor.ne[1], tensor.nb[1])
         if first + n_heads * size > rows or rows * step != self._c.ggml_nbytes(pointer):

@@ -33,9 +33,7 @@ def open_decoder(
     pooling, n_bytes = encoder_pooling(prepared.path)
     if pooling is not None:
         raise UnsupportedError(
-            "the model is an encoder: it does not predict a next token",
-            path=file,
-            hint="apr convert FILE -o m.gguf --verify computes an embedding with it",
+            "the model is an encoder: it does not predict a next token", path=file, hint="apr run FILE --embed TEXT"
         )
     llama = Llama(
         prepared.path,

@@ -299,7 +299,7 @@ def _disks() -> Iterator[DoctorFinding]:
     for name, folder, hint in (
         ("exports for llama.cpp", cache_home() / "exports", "APR_CACHE_SIZE=20GB limits it; it can be deleted"),
         ("importance matrices", cache_home() / "imatrix", "it can be deleted"),
-        ("hub models", cache_folder(), "hf cache lists it"),
+        ("hub models", cache_folder(), "list it with: hf cache"),
     ):
         count, size = _size_of(folder)
         if count:

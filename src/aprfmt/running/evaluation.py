@@ -105,7 +105,7 @@ class Scores:
         kl: KL(teacher, student) in nats at temperature 1; None without a teacher, like the rest.
         agreement: share of positions at which both have the same first choice.
         teacher_ce: the teacher's cross entropy in nats.
-        dropped_mass: the teacher's probability of tokens that only it has; None where there are none.
+        dropped_mass: the teacher's probability of tokens that only it has; None if missing.
     """
 
     windows: int

@@ -121,7 +121,7 @@ def _rope_order(x: Examined) -> GateFinding:
     heads = _heads(x, names)
     reader = x.reader_of(x.watched)
     losses = {"unchanged": float(reader.score(ids).loss.mean())}
-    for name, halves in (("permuted one time less", True), ("permuted one time more", False)):
+    for name, halves in (("unpermuted once", True), ("permuted once more", False)):
         x.watched.reorder(heads, halves=halves)
         losses[name] = float(reader.score(ids).loss.mean())
         x.watched.reorder(heads, halves=not halves)
@@ -134,7 +134,7 @@ def _rope_order(x: Examined) -> GateFinding:
     others = ", ".join(f"{name} {math.exp(loss):,.1f}" for name, loss in losses.items())
     text = f"perplexity {math.exp(own):,.1f} with the rows of Q and K unchanged; {others}"
     if not passed:
-        text = f"the rows of Q and K are in the wrong order, they must be {best}: {text}"
+        text = f"the rows of Q and K are in the wrong order and must be {best}: {text}"
     return GateFinding(passed, text, value=gain, threshold=ORDER_MARGIN)
 
 

@@ -112,7 +112,7 @@ def _text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
     between, reader = "", RecordReader(separator=0, render=as_text, text_field=text_field, strict=True)
     for file in list_files(paths, Counter()):
         if file.kind == "tokens":
-            raise UsageError("token shards are not text", path=file.path, hint="name the text that they were made of")
+            raise UsageError("token shards are not text", path=file.path, hint="give the original text")
         plain = file.kind in ("text", "source")
         for document in reader.documents(file):
             yield between

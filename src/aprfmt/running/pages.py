@@ -88,7 +88,7 @@ def _tiles(model: BenchedModel) -> str:
             ("text", f"{model.tok_s.median:,.1f}", "tokens/s", ""),
             ("first token", f"{model.ttft_ms.median:,.1f} ms", "", ""),
             ("loaded in", format_seconds(model.load_s), "", ""),
-            ("peak memory", format_bytes(model.memory_bytes) if model.memory_bytes else "not known", "", ""),
+            ("peak memory", format_bytes(model.memory_bytes) if model.memory_bytes else "unknown", "", ""),
         ]
     )
 

@@ -162,7 +162,7 @@ def _check_adapter(adapter: str, base: str, name: str, base_name: str) -> None:
     with formats.open(adapter) as model, formats.open(base) as of:
         _check_architecture(model.metadata.get("general.architecture"), base, name, base_name)
         stated = model.metadata.get("general.base_model.0.name")
-        whose = f" (it says: {stated})" if isinstance(stated, str) else ""
+        whose = f" (from its metadata: {stated})" if isinstance(stated, str) else ""
         for tensor in model.tensors.entries:
             weight, _, factor = tensor.name.rpartition(".")
             if factor not in ("lora_a", "lora_b"):

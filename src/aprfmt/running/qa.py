@@ -24,7 +24,7 @@ class GateResult:
         required: of one that was skipped, whether the model cannot pass without it.
         shows: what holds when it passes.
         message: the evidence, or why it was skipped.
-        value, threshold: the figure that decided and its limit, where there are some.
+        value, threshold: the figure that decided and its limit, if any.
         seconds: what it took.
     """
 
@@ -77,7 +77,7 @@ def examine(
     """Looks through every gate; what a failed one keeps from being computed is skipped, and that is not a pass.
 
     Raises:
-        UsageError: for the name of a gate that there is not.
+        UsageError: for an unknown gate.
         UnsupportedError: the model is an encoder.
         MissingDependencyError: llama.cpp is not installed.
     """

@@ -319,7 +319,7 @@ def _counts(header: TokenShardHeader) -> str:
     documents = header["documents"]
     left_out = "".join(f", {n} {what}" for what, n in header["files"]["skipped"].items())
     masked = train.get("masked", 0)
-    learned = f" ({1 - masked / train['tokens']:.0%} of them answers)" if masked else ""
+    learned = f" ({1 - masked / train['tokens']:.0%} in answers)" if masked else ""
     return (
         f"{train['tokens']:,} tokens{learned} in {train['documents']:,} training documents, "
         f"{held_out['tokens']:,} in {held_out['documents']:,} held-out documents; "

@@ -280,7 +280,7 @@ def _chat(messages: list[dict[str, object]], record: Mapping[str, object], first
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
-            raise _BadRecordError("has tools that are not JSON", "conversations of no known form") from None
+            raise _BadRecordError("has tools that are not JSON", "conversations in an unknown format") from None
     return Chat(messages, first, tools or None)
 
 
@@ -292,13 +292,13 @@ def _messages(value: object, role: str) -> list[dict[str, object]]:
     for message in value if isinstance(value, Sequence) and not isinstance(value, str) else [None]:
         speaker = message.get("role", message.get("from")) if isinstance(message, Mapping) else None
         if not isinstance(message, Mapping) or not isinstance(speaker, str):
-            raise _BadRecordError("has a message without a role", "conversations of no known form")
+            raise _BadRecordError("has a message without a role", "conversations in an unknown format")
         content = message.get("content", message.get("value"))
         if isinstance(content, Sequence) and not isinstance(content, str):
             texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
             content = "".join(texts) if all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
         if not isinstance(content, str) and not message.get("tool_calls"):
-            raise _BadRecordError("has a message without a text", "conversations of no known form")
+            raise _BadRecordError("has a message without a text", "conversations in an unknown format")
         rest = {str(k): v for k, v in message.items() if v is not None and k not in ("from", "value")}
         text = _without_halves(content) if isinstance(content, str) else ""
         found.append({**rest, "role": _ROLES.get(speaker, speaker), "content": text})

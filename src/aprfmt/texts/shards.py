@@ -211,7 +211,7 @@ class PartWriter:
 
 
 def read_header(folder: Path) -> TokenShardHeader | None:
-    """The header of the shards in `folder`, None where there are none. Raises CorruptError."""
+    """The header of the shards in `folder`, or None. Raises CorruptError."""
     path = folder / HEADER
     try:
         header = json.loads(path.read_text(encoding="utf-8"))

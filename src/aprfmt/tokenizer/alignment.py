@@ -42,7 +42,7 @@ class SharedVocabulary:
 
     @property
     def teacher_width(self) -> int:
-        """Rows of the teacher's head that are multiplied: n_real rounded up to 64 where there are as many."""
+        """Rows of the teacher's head that are multiplied: n_real rounded up to 64 if there are that many."""
         return min(-(-self.n_real // _ALIGNMENT) * _ALIGNMENT, self.teacher_rows)
 
     @property

@@ -85,7 +85,7 @@ def to_metadata(tok: Tokenizer) -> dict[str, object]:
 
 
 def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
-    """The tokenizer in APR metadata, None where there is no vocabulary; `files` stays empty.
+    """The tokenizer in APR metadata, None without a vocabulary; `files` stays empty.
 
     Files of other writers may spell the algorithm `tokenizer.model_type` and lack types: those are then
     inferred from the look of the texts, as the reference runtime does it.

@@ -27,12 +27,12 @@ class ChatFormat:
     """Texts around messages.
 
     Attributes:
-        system, user, assistant: (before, behind) the content; of `system` None where there is no such message.
+        system, user, assistant: (before, behind) the content; of `system` None if unsupported.
         folded: whether the content of the system message stands at the beginning of the first user's, between the two
             texts of `system`.
         reply: what the answer begins with.
         start: what a conversation begins with, beside the begin token.
-        default: the system message of a conversation without one; None where there is none.
+        default: the system message of a conversation without one; None if missing.
     """
 
     user: tuple[str, str]

@@ -90,7 +90,7 @@ _BY_MERGES = ("gpt2", "gemma4")
 def key_problems(kv: Mapping[str, object], architecture: str, rows: int | None) -> Iterator[tuple[str, str]]:
     """(key, what is wrong with it) for the keys of a vocabulary that llama.cpp insists on.
 
-    `rows` is how many rows the token embedding has, None where there is none.
+    `rows` is how many rows the token embedding has, or None.
     """
     model = kv.get(_PREFIX + "model")
     if model is None:

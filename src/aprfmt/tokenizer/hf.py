@@ -77,7 +77,7 @@ def has_vocabulary(names: Iterable[str]) -> bool:
 
 
 def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = None) -> Tokenizer | None:
-    """The tokenizer of a folder's files, None where there is none.
+    """The tokenizer of a folder's files, or None.
 
     Of several forms RWKV's vocabulary counts, then tokenizer.json, vocab.json with merges.txt, tekken.json, tiktoken
     files, tokenizer.model, vocab.txt.

@@ -290,7 +290,7 @@ def read_sentencepiece(files: Mapping[str, bytes], path: str, settings: JsonObje
     listed = read_object(files, "added_tokens.json")
     model = sentencepiece.read(files[path], path)
     if model.model_type not in (sentencepiece.UNIGRAM, sentencepiece.BPE) or model.suffix:
-        kind = "with spaces as suffixes" if model.suffix else f"of type {model.model_type}"
+        kind = "with whitespace as suffix" if model.suffix else f"of type {model.model_type}"
         raise UnsupportedError(f"a SentencePiece model {kind} is not supported", path=path)
     special = [entry.get("content") for entry in added_decoder(settings) if entry.get("special") is True]
     entries: list[Json] = [{"content": t, "id": i, "special": t in special} for t, i in listed.items()]

@@ -27,14 +27,14 @@ KvType: TypeAlias = str | tuple[str, str]
 
 
 def read_value(value: object, kind: type[_T], where: str) -> _T | None:
-    """A value of untrusted metadata, None where there is none. Raises CorruptError for one of another type."""
+    """A value of untrusted metadata, or None. Raises CorruptError for one of another type."""
     if value is not None and (not isinstance(value, kind) or type(value) is not kind):
         raise CorruptError(f"{where} is not of type {kind.__name__}")
     return value
 
 
 def read_list(value: object, kind: type[_T], where: str) -> list[_T]:
-    """The same for arrays, [] where there is none; integers too where floats are expected."""
+    """The same for arrays, [] if missing; integers too where floats are expected."""
     if value is None:
         return []
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):

@@ -104,7 +104,7 @@ _OTHER = "O"
 
 
 def splits(tokens: list[bytes]) -> str:
-    """A regex for the places of a text that no token reaches across, empty where there are none."""
+    """A regex for the places of a text that no token reaches across, empty if missing."""
     crossed = set()
     for token in tokens:
         # Parts of a code point do not matter, only that something beyond ASCII stands there.

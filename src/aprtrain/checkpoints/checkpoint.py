@@ -409,7 +409,7 @@ class Saver:
             other = Path(tempfile.mkdtemp(prefix="apr-rescued-")) / MODEL
             save_model(snapshot.weights, self.identity, other, snapshot.lineage)
         except (AprError, OSError) as error:
-            return f"a last try elsewhere failed too: {error}; free some space, then --resume writes the model"
+            return f"saving it elsewhere failed too: {error}; free some space, then --resume writes the model"
         return f"it was saved as {other} instead: move it to a disk that lasts, or free some space and --resume"
 
     def describe(self, facts: Mapping[str, object]) -> None:
@@ -479,5 +479,5 @@ def prepare_folder(folder: Path, *, resumes: bool) -> None:
     """Raises ExistsError for a folder that holds a run already, unless it `resumes`."""
     if not resumes and any((folder / name).exists() for name in (LATEST, MODEL)):
         raise ExistsError(
-            "the folder holds a run already", path=folder, hint="add --resume to continue, or name another -o"
+            "the folder already contains a run", path=folder, hint="add --resume to continue, or name another -o"
         )

@@ -56,20 +56,18 @@ class State(Mapping[str, Tensor]):
             raise CorruptError("the file is not the state of a training run, or one without checksums", path=self.path)
         self.text: str = model.metadata[_TEXT]
         if model.metadata[_SUM] != _sum_of(self.text):
-            raise ChecksumError("the checksum of its facts is wrong", path=self.path)
+            raise ChecksumError("wrong checksum of its metadata", path=self.path)
         value = jsonx.loads(self.text.encode())
         facts, table = (value.get(key) if isinstance(value, dict) else None for key in ("facts", "tensors"))
         if not isinstance(facts, dict) or not isinstance(table, dict):
-            raise CorruptError("the file does not hold the facts of a run", path=self.path)
+            raise CorruptError("the file lacks the metadata of a run", path=self.path)
         self.facts: JsonObject = facts
         self.forms = {name: (tensor.dtype, tensor.shape) for name, tensor in self._tensors.items()}
         self._sums = {name: row[2] for name, row in table.items() if isinstance(row, list) and len(row) == 3}
         found = {name: [t.dtype, list(t.shape), self._sums.get(name)] for name, t in self._tensors.items()}
         if found != table:
             wrong = next(name for name in (*table, *found) if table.get(name) != found.get(name))
-            raise CorruptError(
-                "the file does not hold the tensor that its facts describe", path=self.path, tensor=wrong
-            )
+            raise CorruptError("the file lacks the tensor that its metadata describe", path=self.path, tensor=wrong)
 
     def __getitem__(self, name: str) -> Tensor:
         """A tensor of its own memory. Raises ChecksumError where it is not the one that was saved."""
@@ -115,7 +113,7 @@ def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, object], path:
         except CorruptError as error:
             raise RunError("the saved state differs from the live one as read back", tensor=error.tensor) from error
         if state.text != text:
-            raise RunError("the saved facts differ from the live ones as read back")
+            raise RunError("the saved metadata differ from the live ones as read back")
 
     write_file(str(path), layout, WriteOptions(force=True), check)
 

@@ -138,9 +138,9 @@ class Batches:
             needed, available = int(needed * scarce.weight), scarce.n
             whose = f" of {scarce.name}" if scarce.name else ""
             raise RefusedError(
-                f"{n_steps} steps need {needed * t} tokens{whose}, the data have {available * t} in {available} "
-                f"windows: {needed / available:.1f} epochs",
-                hint=f"give more data, fewer --steps, --epochs {-(-needed // available)} or --repeat",
+                f"{n_steps} steps need {needed * t} tokens{whose}, but the data have {available * t} in {available} "
+                f"sequences: {needed / available:.1f} epochs",
+                hint=f"add data, lower --steps, or use --epochs {-(-needed // available)} or --repeat",
             )
 
     def ends_epochs(self, step: int, each: int | None) -> bool:
@@ -170,8 +170,8 @@ class Batches:
         end = self._end
         if end is not None and cursor >= end:
             raise RefusedError(
-                f"the data are used up after {self.epochs} epochs of {end // (self.epochs or 1)} windows",
-                hint="give more data, fewer --steps, more --epochs or --repeat",
+                f"the data end after {self.epochs} epochs of {end // (self.epochs or 1)} sequences",
+                hint="add data, lower --steps, raise --epochs or use --repeat",
             )
         places = range(cursor, cursor + self.windows_per_step)
         return [self._window(i) if end is None or i < end else -1 for i in places]
@@ -199,15 +199,15 @@ class Batches:
                 if self.epochs is None or epoch < self.epochs:
                     total = "" if self.epochs is None else f" of {self.epochs}"
                     of = f" of {share.name}" if share.name else ""
-                    self.log(f"epoch {epoch + 1}{total}: {share.n} windows{of} in a new order")
+                    self.log(f"epoch {epoch + 1}{total}: {share.n} sequences{of}, reshuffled")
 
 
 def check_source(name: str, n_tokens: int, seq_len: int) -> None:
     """Refuses a source of a mixture that cannot fill a window of its own."""
     if n_tokens < seq_len:
         raise RefusedError(
-            f"{name} holds {n_tokens} tokens, less than a window of {seq_len}",
-            hint="give more of it, or leave it out; what a source before it holds too counts there",
+            f"{name} has {n_tokens} tokens, fewer than a sequence of {seq_len}",
+            hint="add text to it, or drop it; duplicates count for the first source that has them",
         )
 
 
@@ -215,8 +215,8 @@ def check_shared(windows_per_step: int, processes: int, seq_len: int) -> None:
     """Raises UsageError for a step that the processes cannot share evenly."""
     if windows_per_step % processes:
         raise UsageError(
-            f"{windows_per_step} windows a step cannot be shared evenly by {processes} processes",
-            hint=f"choose --tokens-per-step as a multiple of {processes * seq_len}",
+            f"{windows_per_step} sequences per step do not divide over {processes} processes",
+            hint=f"set --tokens-per-step to a multiple of {processes * seq_len}",
         )
 
 

@@ -63,12 +63,12 @@ def upload(dtype: str, shape: tuple[int, int], chunks: Iterable[Buffer], device:
     for chunk in chunks:
         part_B = torch.frombuffer(bytearray(chunk), dtype=torch.uint8) if len(chunk) else stored_B[:0]
         if at + part_B.numel() > stored_B.numel():
-            raise CorruptError(f"more bytes than {dtype} of shape {list(shape)} takes", tensor=name)
+            raise CorruptError(f"more bytes than {dtype} of shape {list(shape)} needs", tensor=name)
         stored_B[at : at + part_B.numel()].copy_(part_B)
         at += part_B.numel()
     if at != stored_B.numel():
         raise CorruptError(
-            f"{at} bytes are stored, {dtype} of shape {list(shape)} takes {stored_B.numel()}", tensor=name
+            f"{at} bytes are stored, but {dtype} of shape {list(shape)} needs {stored_B.numel()}", tensor=name
         )
     return Blocks(dtype, shape, stored_B)
 

@@ -31,11 +31,11 @@ def agree(known: Tensors, other: Tensors) -> Verdict:
         except Exception as error:  # a package that is optional, perhaps a beta, may raise anything
             return Verdict(False, reason_of(error))
         if [value.shape for value in found] != [value.shape for value in wanted]:
-            return Verdict(False, f"it gives tensors of shape {_shapes(found)}, torch {_shapes(wanted)}")
+            return Verdict(False, f"its outputs have shape {_shapes(found)}, torch's {_shapes(wanted)}")
         errors = [float((a - b).norm() / a.norm().clamp(min=1e-30)) for a, b in zip(wanted, found, strict=True)]
     worst = next((error for error in errors if not error <= _TOLERANCE), None)  # NaN is not at most anything
     if worst is not None:
-        return Verdict(False, f"its values differ from torch's by {worst:.2%} of their norm, at most {_TOLERANCE:.0%}")
+        return Verdict(False, f"its relative error against torch is {worst:.2%}; the limit is {_TOLERANCE:.0%}")
     return Verdict(True)
 
 

@@ -224,19 +224,19 @@ def _check(x: Tensor, w: Tensor, job: _Job) -> None:
     faults = {
         "n_valid and chunk must be at least 1": job.n_valid < 1 or job.chunk < 1,
         "hidden states and head do not fit": x.ndim != 2 or w.shape[1:] != x.shape[1:] or w.dtype != x.dtype,
-        "labels must be one int64 a position": labels.shape != x.shape[:1] or labels.dtype != torch.int64,
+        "labels must be int64, one per position": labels.shape != x.shape[:1] or labels.dtype != torch.int64,
         "all tensors must be on one device": len({a.device for a in tensors}) > 1,
         "a KD weight above 0 needs a teacher": job.objective.kd_weight > 0 and t is None and job.top is None,
-        "a teacher is there or in files, not both": t is not None and job.top is not None,
-        "there must be ids of the teacher's for each position": job.top is not None and len(job.top.ids_NK) != len(x),
-        "a teacher is hidden states, head and vocabulary": len({t is None, wt is None, vocabulary is None}) > 1,
-        f"grad_w must be {wide} and of the head's shape": grad_w is not None
+        "give a loaded teacher or teacher files, not both": t is not None and job.top is not None,
+        "the teacher's ids are missing for some positions": job.top is not None and len(job.top.ids_NK) != len(x),
+        "a teacher needs hidden states, head and vocabulary": len({t is None, wt is None, vocabulary is None}) > 1,
+        f"grad_w must be {wide} and have the head's shape": grad_w is not None
         and (grad_w.shape != w.shape or grad_w.dtype != wide or not grad_w.is_contiguous()),
     }  # fmt: skip
     if t is not None and wt is not None and vocabulary is not None:
         faults["the teacher's hidden states and head do not fit"] = t.shape != (len(x), wt.shape[1])
         faults["a head has fewer rows than the vocabulary has ids"] = vocabulary.n_real > min(len(w), len(wt))
-    faults["a label lies beyond the student's rows"] = not labels.is_cuda and bool((labels >= len(w)).any())
+    faults["a label exceeds the student's rows"] = not labels.is_cuda and bool((labels >= len(w)).any())
     for message, found in faults.items():
         if found:
             raise UsageError(message)

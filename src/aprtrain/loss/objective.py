@@ -53,15 +53,15 @@ class Objective:
 
     def __post_init__(self) -> None:
         if not 0 <= self.kd_weight <= 1:
-            raise UsageError(f"the KD weight must lie between 0 and 1, not {self.kd_weight}")
+            raise UsageError(f"the KD weight must be from 0 to 1, not {self.kd_weight}")
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise UsageError(f"the temperature must be above 0, not {self.temperature}")
         if self.kind not in get_args(Kind):
             raise UsageError(f"unknown loss {self.kind!r}", hint=f"one of {', '.join(get_args(Kind))}")
         if self.kind == "jsd" and not 0 < self.beta < 1:
             raise UsageError(
-                f"the JSD's beta must lie between 0 and 1, both excluded, not {self.beta}",
-                hint="its limits are the KL divergences: use forward or reverse",
+                f"the JSD's beta must be above 0 and below 1, not {self.beta}",
+                hint="at 0 and 1 it is a KL divergence: use --loss forward or reverse",
             )
 
     def weights(self) -> tuple[float, float]:

@@ -43,7 +43,7 @@ class Documents:
     def of(cls, lengths: Sequence[int], max_len: int, *, capacity: int = 0) -> Documents:
         """Documents of these lengths, in order; room for `capacity` of them. Raises UsageError."""
         if not lengths or min(lengths) < 1 or max(lengths) > max_len:
-            raise UsageError(f"documents of 1 to {max_len} tokens are wanted, not of {list(lengths)[:8]}")
+            raise UsageError(f"documents must have 1 to {max_len} tokens, not {list(lengths)[:8]}")
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
         padding = ends[-1:].expand(max(0, capacity - len(lengths)))
         return cls(torch.cat((ends, padding)).int(), max_len)
@@ -117,7 +117,7 @@ def choose(
     n, t = tokens_NT.shape
     window = 0 if window >= t else window
     if written:
-        current().miss("flash", "softcapped scores are written out: memory grows with the square of --seq-len")
+        current().miss("flash", "softcapped scores are materialized: memory grows with the square of --seq-len")
         return AttentionPlan("eager", _mask(tokens_NT, number_NT, window))
     fits = tokens_NT.is_cuda and dtype in (torch.bfloat16, torch.float16) and heads[2] <= _FLASH_HEAD
     learns = torch.is_grad_enabled()
@@ -142,7 +142,7 @@ def _takes(feature: str, heads: tuple[int, int, int], dtype: torch.dtype, *how: 
     """Whether an optional kernel is used, noted where it is not."""
     record = current()
     if torch.are_deterministic_algorithms_enabled():
-        record.miss(feature, "--deterministic allows reproducible kernels only", "leave --deterministic out")
+        record.miss(feature, "it is not deterministic (--deterministic)", "leave --deterministic out")
         return False
     agrees = _flash4_agrees if feature == "flash4" else _cudnn_agrees
     return record.check(feature, agrees(heads, dtype, *how, **flags))

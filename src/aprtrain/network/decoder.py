@@ -264,7 +264,7 @@ class _Compiled:
                 warnings.simplefilter("ignore")
                 return self._run(block, *inputs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            current().miss("compile", reason_of(error), "install a C compiler, or give --compile off")
+            current().miss("compile", reason_of(error), "install a C compiler, or use --compile off")
             current().use("compile", "off (failed)")
             self._run = Block.compute
             return self._run(block, *inputs)
@@ -382,7 +382,7 @@ class Decoder(nn.Module):
         What hooks of a block do is not compiled. Blocks that cannot be compiled run as they are, which is noted.
         """
         if getattr(torch._dynamo.config, "disable", False):
-            current().miss("compile", "the environment disables it")
+            current().miss("compile", "disabled by the environment")
             return
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         compiled = _Compiled(torch.compile(Block.compute, fullgraph=True, dynamic=False, backend=backend))

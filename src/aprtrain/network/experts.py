@@ -59,9 +59,9 @@ def experts_of(h: Hyperparams, row: Architecture) -> Experts:
         groups = groups_used = 1
     score = str(h.extra.get("scoring_func") or ("sigmoid" if gating == 2 else "softmax"))
     if score not in ("softmax", "sigmoid"):
-        raise UnsupportedError(f"scores of experts by {score!r:.40} cannot be computed")
+        raise UnsupportedError(f"unsupported router score function {score!r:.40}")
     if not (0 < used <= n and 0 < groups_used <= groups and n % groups == 0 and used * groups <= n * groups_used):
-        raise CorruptError(f"{used} of {n} experts cannot be taken from {groups_used} of {groups} groups")
+        raise CorruptError(f"cannot select {used} of {n} experts from {groups_used} of {groups} groups")
     return Experts(
         n=n,
         used=used,

@@ -66,11 +66,11 @@ def layout_of(h: Hyperparams, row: Architecture, layer: int | None, present: Col
     for t in _rows(h, row, layer, present):
         stem, _, ending = t.gguf[0].removeprefix("blk.{n}.").rpartition(".")
         if stem not in _PARAMETERS:
-            raise UnsupportedError(f"the tensors {t.hf[0]} of this {row.id} cannot be computed")
+            raise UnsupportedError(f"unsupported tensors of a {row.id}: {t.hf[0]}")
         axes = tuple(dims_of(t.dims[0]))
         size = tuple(evaluate(axis, sizes) or 0 for axis in axes)
         if 0 in size:
-            raise RefusedError(f"the model does not give its {axes[size.index(0)]}", tensor=t.hf[0])
+            raise RefusedError(f"the model lacks {axes[size.index(0)]}", tensor=t.hf[0])
         parts = found.setdefault(_PARAMETERS[stem] + ("_bias" if ending == "bias" else ""), [])
         for expert in _experts(t, sizes):
             parts.append((expert, CheckpointRows(t.hf[0].replace("{e}", str(expert)), size, axes)))

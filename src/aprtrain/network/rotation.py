@@ -44,7 +44,9 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: in
     """
     kind = str(scaling.get("rope_type", "default")).lower()
     if kind not in _SCALINGS:
-        raise UnsupportedError(f"rope scaling {kind!r} cannot be trained", hint=f"known are {', '.join(_SCALINGS)}")
+        raise UnsupportedError(
+            f"rope scaling {kind!r} is not supported for training", hint=f"supported: {', '.join(_SCALINGS)}"
+        )
     # `dynamic` changes nothing within the positions that a network is made for, unless it has an alpha.
     theta *= (_number(scaling, "alpha", 1.0) or 1.0) ** (dim / (dim - 2)) if kind == "dynamic" and dim > 2 else 1.0
     # Computed in float32 as transformers does it, so that long positions give the same angles.

@@ -182,23 +182,21 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
     """
     if row is None or row.id not in FAMILIES:
         raise UnsupportedError(
-            f"architecture {row.id if row else h.architecture!r} cannot be trained or distilled",
-            hint="docs/training.md lists those that can; any decoder that llama.cpp runs can teach: "
-            "apr teacher FILE --data D -o DIR, then apr distill --teacher-logprobs DIR",
+            f"architecture {row.id if row else h.architecture!r} is not supported for training",
+            hint="docs/training.md lists those that are; any decoder of llama.cpp can be a teacher: apr teacher FILE "
+            "--data D -o DIR, then apr distill --teacher-logprobs DIR",
         )
     words, sizes = FAMILIES[row.id], _sizes(h)
     if h.rms_norm_eps is None:
-        raise RefusedError(
-            "the model does not give its rms_norm_eps", hint="set it first: apr stamp FILE --set rms_norm_eps=VALUE"
-        )
+        raise RefusedError("the model lacks rms_norm_eps", hint="set it first: apr stamp FILE --set rms_norm_eps=VALUE")
     for feature in ("use_bidirectional_attention", "clip_qkv"):
         if h.extra.get(feature):
-            raise UnsupportedError(f"{feature} of this {row.id} cannot be trained")
+            raise UnsupportedError(f"{feature} of a {row.id} is not supported for training")
     outer = layout_of(h, row, None, present)
     if "head_bias" in dict(outer):
-        raise UnsupportedError(f"the bias of the head of this {row.id} cannot be computed")
+        raise UnsupportedError(f"the bias of the output head of a {row.id} is not supported")
     if not h.tied and "head" not in dict(outer):
-        raise RefusedError(f"a {h.hf_architecture} has no output head", hint="give a model that predicts tokens")
+        raise RefusedError(f"a {h.hf_architecture} has no output head", hint="use a causal language model")
     layers = [layout_of(h, row, n, present) for n in range(sizes["n_layers"])]
     kinds = tuple(dict.fromkeys(layers))
     latent = _latent(h) if any(name == "kv_a" for name, _ in kinds[0]) else None
@@ -270,7 +268,7 @@ def _sizes(h: Hyperparams) -> dict[str, int]:
     missing = [_SIZES[name] for name, value in found.items() if not value]
     if missing:
         raise RefusedError(
-            f"the model does not give its {', '.join(missing)}",
+            f"the model lacks {', '.join(missing)}",
             hint=f"set it first: apr stamp FILE --set {missing[0]}=VALUE -o OUT.apr",
         )
     if any(value < 1 for value in found.values()) or found["n_heads"] % found["n_kv_heads"]:
@@ -284,7 +282,7 @@ def _activation(h: Hyperparams, row: Architecture) -> str:
     word = h.extra.get(name) or constants.get(name) or row.defaults.get("", {}).get(name)
     if word not in _ACTIVATIONS:
         raise UnsupportedError(
-            f"activation {word!r:.40} cannot be trained", hint=f"known are {', '.join(_ACTIVATIONS)}"
+            f"activation {word!r:.40} is not supported for training", hint=f"supported: {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[str(word)]
 
@@ -299,11 +297,11 @@ def _layers(
     if not isinstance(kinds, list):
         kinds = ["sliding_attention" if window else "full_attention"] * n_layers
     if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
-        raise UnsupportedError(f"layers of the kinds {sorted(set(map(str, kinds)))} cannot be trained")
+        raise UnsupportedError(f"layers of type {sorted(set(map(str, kinds)))} are not supported for training")
     sliding = [kind == "sliding_attention" for kind in kinds[:n_layers]]
     words, dim = FAMILIES[row.id], latent.turned if latent is not None else rope.rotary_dim(h) or 0
     if dim % 2 or dim < 2 or (latent is None and dim != h.head_dim and _PARTIAL not in words):
-        raise UnsupportedError(f"heads of {h.head_dim} values rotated in part cannot be trained")
+        raise UnsupportedError(f"partial RoPE on heads of {h.head_dim} values is not supported for training")
     ropes = [rope_of(h, h.rope_theta or DEFAULT_THETA, scaling_of(h), dim)]
     local = _mapping(_mapping(h.extra.get("rope_layers")).get("sliding_attention"))
     if local and row.nested_rope:

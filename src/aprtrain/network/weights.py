@@ -92,7 +92,7 @@ def open_network(path: str | os.PathLike[str]) -> NetworkSource:
         model.record_reads()
     try:
         if not model.tensors:
-            raise RefusedError("the file holds no tensors", path=path, hint="give the file that holds the weights")
+            raise RefusedError("the file holds no tensors", path=path, hint="give the file with the weights")
         return replace(network_of(canonical(model, decoding=AS_VALUES)), model=model)
     except BaseException:
         model.close()
@@ -113,7 +113,7 @@ def network_of(c: Canonical) -> NetworkSource:
         )  # fmt: skip
     for name in tensors.keys() - hf_names(shape).keys():
         if any(m.layer is None or m.layer < shape.n_layers for m in matches(c.arch, name, "hf")):
-            raise UnsupportedError("the network has a tensor that is not computed", path=path, tensor=name)
+            raise UnsupportedError("the network has an unsupported tensor", path=path, tensor=name)
     _check_frequencies(c)
     return NetworkSource(path, None, c.arch, shape, c.hparams, c.tokenizer, tensors)
 
@@ -124,7 +124,7 @@ def _check_frequencies(c: Canonical) -> None:
     if stored is None or scaling_of(c.hparams):
         return
     if (stored.numpy() != 1).any():
-        raise UnsupportedError("the rope frequencies are not those of a known scaling", path=c.model.path, tensor=FREQS)
+        raise UnsupportedError("the rope frequencies match no known scaling", path=c.model.path, tensor=FREQS)
 
 
 _BEGINNING = 4096
@@ -233,7 +233,7 @@ def check_not_zero(network: NetworkSource, name: str, n_dims: int, seen: bool) -
     if n_dims > 1 and not seen:
         raise RefusedError(
             "all values of the matrix are zero", path=network.path, tensor=name,
-            hint="the file is incomplete, or a part of the model was never loaded; get it again",
+            hint="the file is incomplete, or part of the model was never written; download it again",
         )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ class Recorder:
             yield
         except Exception as error:  # of a library that has nothing to do with the training
             self._track = None
-            self.say(f"--log-to failed, and is left: {type(error).__name__}: {error}")
+            self.say(f"--log-to failed and is now off: {type(error).__name__}: {error}")
 
     def step(self, values: StepValues, *, total: int, mean: StepValues | None = None) -> None:
         """A step's values, to the file and the panel; `mean` is a line where there is no panel."""

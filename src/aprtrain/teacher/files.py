@@ -58,13 +58,11 @@ class Answers:
             a = shard.read(number)
             if not np.array_equal(a.positions_P, np.flatnonzero(self._places.windows.rows([window]).labels_NT >= 0)):
                 raise CorruptError(
-                    f"window {number} of the file: its positions are not those with a label",
-                    path=shard.path,
-                    hint=AGAIN,
+                    f"sequence {number} of the file: its positions do not match the labels", path=shard.path, hint=AGAIN
                 )
             if a.ids_PK.size and int(a.ids_PK.max()) >= self._n_ids:
                 raise RefusedError(
-                    f"id {int(a.ids_PK.max())} of the teacher's is beyond the student's {self._n_ids}", path=shard.path
+                    f"teacher id {int(a.ids_PK.max())} exceeds the student's {self._n_ids}", path=shard.path
                 )
             rest = self._rest(a, self._temperature, self._column), self._rest(a, 1.0, 0)
             index = a.positions_P.astype(np.int64) + row * self._seq_len

@@ -89,9 +89,9 @@ class BlocksDecoder(Decoder):
             raise RefusedError(
                 f"the teacher has no {', '.join(BLOCK_TYPES)} matrix to keep as blocks",
                 path=network.path,
-                hint="leave --teacher-residency out, which is bf16 here, or apr quantize the teacher first",
+                hint="leave --teacher-residency out (bf16 here), or quantize the teacher first with apr quantize",
             )
-        self.notes += [f"{n} matrices are {dtype} and become bf16" for dtype, n in others.items()]
+        self.notes += [f"{n} matrices are {dtype} and are converted to bf16" for dtype, n in others.items()]
         self._share_scratch(device)
 
     def _put(self, parameter: str, value: Tensor) -> None:
@@ -208,9 +208,9 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Fp8Gate:
     }
     if not bf16:
         raise RefusedError(
-            "no matrix of the teacher can be 8-bit floats: only layers between the first and the last are, and "
-            "only matrices whose dims are multiples of 16",
-            hint="leave --teacher-residency out, or give bf16",
+            "no matrix of the teacher fits e4m3: it is used between the first and the last layer only, for dims that "
+            "are multiples of 16",
+            hint="leave --teacher-residency out, or use bf16",
         )
     e4m3 = {place: quantize_weight(weight) for place, weight in bf16.items()}
     parts = list(dict.fromkeys((n, part) for n, name in bf16 for part in PARTS if name in part))
@@ -235,9 +235,9 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Fp8Gate:
         passing, failing = (middle, failing) if gate_of(parts[:middle], rows).passed else (passing, middle)
     if not passing:
         raise RefusedError(
-            f"the teacher in 8-bit floats differs too much: KL {gate.kl:.4f} nats (at most {MOST_KL}) and the same "
-            f"first choice at {gate.agreement:.1%} of {gate.tokens} positions (at least {LEAST_AGREEMENT:.0%}); "
-            "no part of a layer alone passes",
+            f"the e4m3 teacher differs too much: KL {gate.kl:.4f} nats (limit {MOST_KL}), same top-1 token at "
+            f"{gate.agreement:.1%} of {gate.tokens} positions (minimum {LEAST_AGREEMENT:.0%}); no single part of a "
+            "layer passes",
             hint="use --teacher-residency bf16 or q4k",
         )
     return gate_of(parts[:passing], rows)
@@ -330,9 +330,9 @@ class Teacher:
         if residency == "fp8" and sample_NT is not None:
             self.gate = convert_to_fp8(self.decoder, sample_NT.to(device), vocabulary.n_real)
             self.notes.append(
-                f"e4m3 in {self.gate.share:.0%} of the layers' products, bf16 in the others: "
-                f"KL to bf16 {self.gate.kl:.2g} nats, the same first choice at {self.gate.agreement:.2%} "
-                f"of {self.gate.tokens} held-out positions"
+                f"e4m3 in {self.gate.share:.0%} of the layers' products, bf16 in the others: KL to bf16 "
+                f"{self.gate.kl:.2g} nats, same top-1 token at {self.gate.agreement:.2%} of {self.gate.tokens} "
+                "held-out positions"
             )
         if compiled:
             self.decoder.compile_blocks()
@@ -361,7 +361,7 @@ class Teacher:
 
     @property
     def dropped_weight(self) -> Tensor | None:
-        """The rows [R, D] of the head that stand for tokens of the teacher alone; None where there are none."""
+        """The rows [R, D] of the head that stand for tokens of the teacher alone; None if missing."""
         rows = self.vocabulary.dropped_rows
         return self.decoder.head_rows(rows.stop)[rows] if rows.start < rows.stop else None
 
@@ -386,7 +386,7 @@ def note_decoded(network: NetworkSource, *, asked: bool = False) -> None:
         types = ", ".join(dict.fromkeys(tensor.dtype for tensor in packed))
         stored, decoded = sum(t.n_bytes for t in packed), sum(2 * prod(t.shape) for t in packed)
         mend = "leave --teacher-residency out" if asked and residency_of(network) == "q4k" else ""
-        text = f"{types} of the teacher become bf16: {format_bytes(decoded)} for {format_bytes(stored)}"
+        text = f"{types} of the teacher are converted to bf16: {format_bytes(decoded)} for {format_bytes(stored)}"
         current().miss("blocks", text, mend)
 
 
@@ -404,7 +404,7 @@ def check_residency(residency: str, device: torch.device) -> None:
         )
     if residency == "fp8" and (capability := torch.cuda.get_device_capability(device)) < (8, 9):
         raise RefusedError(
-            f"the GPU has compute capability {capability[0]}.{capability[1]}, and products of 8-bit floats need 8.9",
+            f"e4m3 needs compute capability 8.9, this GPU has {capability[0]}.{capability[1]}",
             hint="use --teacher-residency bf16 or q4k",
         )
 

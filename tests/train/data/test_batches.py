@@ -72,7 +72,7 @@ def test_every_window_comes_once_an_epoch_and_then_the_data_end() -> None:
     assert Counter(i for i in flat[:37]) == Counter(range(37))
     assert Counter(flat) == Counter({**dict.fromkeys(range(37), 2), -1: 2})
     assert flat[-2:] == [-1, -1]
-    with pytest.raises(RefusedError, match="used up after 2 epochs of 37 windows") as caught:
+    with pytest.raises(RefusedError, match="the data end after 2 epochs of 37 sequences") as caught:
         next(steps)
     assert caught.value.exit_code == 5
     with pytest.raises(RefusedError):
@@ -85,7 +85,7 @@ def test_repeating_goes_on_and_says_so() -> None:
     flat = [i for _ in range(8) for i in taken(next(steps))]
     assert steps.n_steps is None
     assert [Counter(flat[i : i + 10]) for i in (0, 10, 20)] == [Counter(range(10))] * 3
-    assert lines == [f"epoch {e}: 10 windows in a new order" for e in (1, 2, 3, 4)]
+    assert lines == [f"epoch {e}: 10 sequences, reshuffled" for e in (1, 2, 3, 4)]
     assert flat[:10] != flat[10:20]
 
 
@@ -94,13 +94,13 @@ def test_epochs_are_announced_once_also_when_a_step_has_several() -> None:
     steps = batches(windows(3), per_step=4, epochs=3, log=lines.append)
     for _ in range(3):
         next(steps)
-    assert lines == [f"epoch {e} of 3: 3 windows in a new order" for e in (1, 2, 3)]
+    assert lines == [f"epoch {e} of 3: 3 sequences, reshuffled" for e in (1, 2, 3)]
 
 
 def test_a_run_that_the_data_do_not_last_for_is_refused_before_it_starts() -> None:
     steps = batches(windows(37))
     steps.check(10)
-    with pytest.raises(RefusedError, match=r"11 steps need 352 tokens, the data have 296 .* 1\.2 epochs") as caught:
+    with pytest.raises(RefusedError, match=r"11 steps need 352 tokens, but the data have 296 .* 1\.2 epochs") as caught:
         steps.check(11)
     assert "--epochs 2 or --repeat" in (caught.value.hint or "")
     batches(windows(37), epochs=2).check(11)
@@ -140,7 +140,7 @@ def test_going_on_from_a_cursor_leaves_nothing_out_and_repeats_nothing() -> None
 
 
 def test_a_step_that_processes_cannot_share_is_refused() -> None:
-    with pytest.raises(UsageError, match="6 windows a step cannot be shared evenly by 4 processes"):
+    with pytest.raises(UsageError, match="6 sequences per step do not divide over 4 processes"):
         batches(windows(5), per_step=6, world=4)
 
 

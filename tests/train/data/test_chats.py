@@ -274,7 +274,7 @@ def test_bad_conversations_are_counted_and_a_template_says_no(tmp_path: Path) ->
         "conversations that the chat template rejects": 1,
         "conversations without an answer": 1,
         "records without 'text'": 1,
-        "conversations of no known form": 5,
+        "conversations in an unknown format": 5,
     }
     assert any("line 2" in line and "user first" in line for line in told)
     with pytest.raises(CorruptError, match=r"line 2 .*user first"):

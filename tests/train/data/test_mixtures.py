@@ -83,11 +83,13 @@ def test_a_weight_that_takes_a_source_twice_is_refused() -> None:
     once = batches(epochs=1)
     assert once.n_steps == 6  # 30 of a last for 60
     once.check(6)
-    with pytest.raises(RefusedError, match=r"7 steps need 280 tokens of a, the data have 240 .* 1\.2 epochs") as caught:
+    with pytest.raises(
+        RefusedError, match=r"7 steps need 280 tokens of a, but the data have 240 .* 1\.2 epochs"
+    ) as caught:
         once.check(7)
     assert "--repeat" in str(caught.value.hint)
     assert sum(map(len, taken(once, 6))) == 60
-    with pytest.raises(RefusedError, match="used up after 1 epochs of 60 windows"):
+    with pytest.raises(RefusedError, match="the data end after 1 epochs of 60 sequences"):
         next(once)
     batches(epochs=2).check(12)
     batches(epochs=None).check(10**6)
@@ -96,9 +98,7 @@ def test_a_weight_that_takes_a_source_twice_is_refused() -> None:
 def test_passes_are_told_by_their_source() -> None:
     lines: list[str] = []
     taken(batches(log=lines.append), 7)
-    assert [line for line in lines if " of a " in line] == [
-        f"epoch {n}: 30 windows of a in a new order" for n in (1, 2)
-    ]
+    assert [line for line in lines if " of a," in line] == [f"epoch {n}: 30 sequences of a, reshuffled" for n in (1, 2)]
     assert len(lines) == 4
     assert [n for n in range(1, 14) if batches(epochs=2).ends_epochs(n, 1)] == [6, 12]
 
@@ -164,5 +164,5 @@ def test_a_source_without_a_window_is_refused(tmp_path: Path) -> None:
     b = write_jsonl(tmp_path / "b.jsonl", ["x"])
     corpus = prepare([a, b], TOKENIZER, tmp_path / "data", weights=[Fraction(1, 2)] * 2)
     for length in (61, 62, 63, 64):  # also where the last window begins in it by chance
-        with pytest.raises(RefusedError, match=rf"b\.jsonl holds [0-3] tokens, less than a window of {length}"):
+        with pytest.raises(RefusedError, match=rf"b\.jsonl has [0-3] tokens, fewer than a sequence of {length}"):
             shares_of(corpus, Windows(corpus.train, length, corpus.separator))

@@ -31,7 +31,7 @@ def test_equal_tensors_agree() -> None:
 def test_values_beyond_the_tolerance_do_not_agree_and_say_by_how_much() -> None:
     found = agree(right, lambda: [right()[0], 1.03 * right()[1]])
     assert not found
-    assert found.reason == "its values differ from torch's by 3.00% of their norm, at most 2%"
+    assert found.reason == "its relative error against torch is 3.00%; the limit is 2%"
     assert not agree(right, lambda: [torch.full((2,), torch.nan), right()[1]])
 
 

@@ -218,8 +218,8 @@ _FAULTS: dict[str, Callable[[Problem], tuple[Problem, dict[str, object]]]] = {
     "chunk": lambda p: (p, {"chunk": 0}),
     "hidden states and head": lambda p: (replace(p, w=p.w[:, 1:]), {}),
     "labels must": lambda p: (replace(p, labels=p.labels[1:]), {}),
-    "one int64": lambda p: (replace(p, labels=p.labels.int()), {}),
-    "beyond the student's rows": lambda p: (replace(p, labels=p.labels + 48), {}),
+    "int64, one per position": lambda p: (replace(p, labels=p.labels.int()), {}),
+    "exceeds the student's rows": lambda p: (replace(p, labels=p.labels + 48), {}),
     "teacher's hidden states": lambda p: (replace(p, t=p.t[:, 1:]), {}),
     "fewer rows": lambda p: (replace(p, w=p.w[:39], labels=p.labels.clamp(max=30)), {}),
     "needs a teacher": lambda p: (replace(p, t=None), {}),  # type: ignore[arg-type]

@@ -204,7 +204,7 @@ def test_chunks_buffers_and_lost_mass() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     p = problem(9, 40, 48, 64).to(torch.float64)
-    with pytest.raises(UsageError, match="ids of the teacher's for each position"):
+    with pytest.raises(UsageError, match="teacher's ids are missing"):
         run(p, Objective(), top_of(p.rows(slice(1, 9)), 4, 1.0))
     with pytest.raises(UsageError, match="not both"):
         distill_head(

@@ -62,7 +62,7 @@ def test_what_fails_there_ends_no_run(distil: Distil, monkeypatch: pytest.Monkey
     wandb, said = Wandb(fails_at=2), io.StringIO()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     assert distil(steps=4, log_to="wandb", stream=said)["steps"] == 4
-    assert said.getvalue().count("--log-to failed, and is left: ConnectionError: the cloud is gone") == 1
+    assert said.getvalue().count("--log-to failed and is now off: ConnectionError: the cloud is gone") == 1
     assert max(wandb.logs) == 1, "it is asked no more"
 
 

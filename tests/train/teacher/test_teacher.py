@@ -117,7 +117,7 @@ def test_quantized_matrices_that_become_bf16_are_noted(
         assert record.missed == []
         return
     (miss,) = record.missed
-    assert noted[0] in miss.reason.partition(" of the teacher become bf16: ")[0]
+    assert noted[0] in miss.reason.partition(" of the teacher are converted to bf16: ")[0]
     assert (miss.feature, miss.mend) == ("blocks", noted[1])
 
 
@@ -204,7 +204,10 @@ def test_blocks_are_held_as_they_are_stored(mixed: Path) -> None:
 def test_other_types_become_bf16_and_the_user_is_told(tmp_path: Path) -> None:
     types = MIX | {"attn_v": "Q5_0", "ffn_down": "Q4_1"}
     one = teacher(write_gguf(tmp_path / "t.gguf", types))
-    assert one.notes == ["4 matrices are Q4_K + Q5_0 and become bf16", "4 matrices are Q4_1 and become bf16"]
+    assert one.notes == [
+        "4 matrices are Q4_K + Q5_0 and are converted to bf16",
+        "4 matrices are Q4_1 and are converted to bf16",
+    ]
 
 
 def test_a_teacher_without_such_blocks_cannot_stay_blocks(tmp_path: Path) -> None:

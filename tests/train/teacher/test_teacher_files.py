@@ -427,8 +427,8 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "ids twice": (lambda f: damage(_train(f), "ids", _all(7)), {}, 4, "duplicate token id", "delete the file"),
     "no such id": (lambda f: damage(_train(f), "ids", lambda v: v.__iadd__(1)), {}, 5, "id 300", ""),
     "positions that go back": (lambda f: damage(_train(f), "positions", _all(3)), {}, 4, "do not ascend", "delete the"),
-    "half of the positions": (lambda f: _halve(_train(f)), {}, 4, "not those with a label", "delete the file"),
-    "other positions": (lambda f: damage(_train(f), "positions", _move), {}, 4, "not those with a label", "delete the"),
+    "half of the positions": (lambda f: _halve(_train(f)), {}, 4, "do not match the labels", "delete the file"),
+    "other positions": (lambda f: damage(_train(f), "positions", _move), {}, 4, "do not match the", "delete the"),
     "a label above all": (lambda f: damage(_train(f), "label_logprobs", _all(1)), {}, 4, "is above 0", "delete the"),
     "a name that claims a billion": (
         lambda f: _train(f).rename(f / "train-00001-of-999999999.safetensors"), {}, 5, "train-00002-of-99", "resume"),

@@ -254,7 +254,7 @@ def hf_names(stem: str, model_type: str, *more: str, end: str = "ForCausalLM", a
 
 
 def class_names(*names: str, types: tuple[str, ...], bare: tuple[str, ...] = ()) -> Classes:
-    """Classes and model types that have no stem in common, the first of each for a config.json that is made anew."""
+    """Classes and model types that have no stem in common, the first of each in a new config.json."""
     return {
         "hf_class": names[0], "model_type": types[0], "hf_classes": names, "bare_classes": bare, "model_types": types,
     }

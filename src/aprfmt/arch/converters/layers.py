@@ -60,7 +60,7 @@ def layer_types_to(value: object, scope: Scope) -> list[bool] | None:
 
 
 def layer_types_from(value: object, scope: Scope) -> object:
-    """By a list of flags, or by a period; by the row's pattern where there is neither."""
+    """By a list of flags, or by a period; by the row's pattern without either."""
     if isinstance(value, int):
         return kinds_of(periodic(max(1, int(value)), scope.h.num_layers or 0))
     if isinstance(value, list):

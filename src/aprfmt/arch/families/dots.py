@@ -85,7 +85,7 @@ _ROTATED = "qk_rope_head_dim"
 
 
 def _two_geometries() -> tuple[TensorRow, ...]:
-    """Latent attention of one size where there is a window, of another where an indexer chooses; a gate a head."""
+    """Latent attention of one size in sliding-window layers, of another where an indexer chooses; a gate a head."""
     rows: list[TensorRow] = []
     for kind, pre, heads in ((_INDEXED, "", "heads"), (_WINDOW, "swa_", "swa_num_attention_heads")):
         latent, nope, value = f"{pre}kv_lora_rank", f"{pre}qk_nope_head_dim", f"{pre}v_head_dim"

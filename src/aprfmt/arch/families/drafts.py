@@ -26,7 +26,7 @@ has_tensors = Converter(lambda value, scope: bool(value), lambda value, scope: b
 
 
 def _eagle_layers(target: Mapping[str, object], scope: Scope) -> list[int] | None:
-    """The layers that EAGLE-3 reads where nothing is said: an early, a middle and a late one."""
+    """The layers that EAGLE-3 reads by default: an early, a middle and a late one."""
     n_layers = as_int(target.get("num_hidden_layers"), "num_hidden_layers of the target model")
     return [2, n_layers // 2, n_layers - 3] if n_layers is not None else None
 

@@ -147,7 +147,7 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
 
 
 def _root_to(value: object, scope: Scope) -> float | None:
-    """What attention scores are multiplied with; one over the root of a head where nothing is said."""
+    """What attention scores are multiplied with; one over the root of a head by default."""
     scale, size = as_float(value, scope.name), scope.h.head_dim
     return scale if scale is not None or not size else size**-0.5
 

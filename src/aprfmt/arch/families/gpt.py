@@ -439,7 +439,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DIMS, ROPE, HEAD_DIM,
-            # The smallest difference to 1 of a float32, which torch takes where nothing is said.
+            # The smallest difference to 1 of a float32, which torch takes by default.
             Key("attention.layer_norm_rms_epsilon", kind="f32", field="rms_norm_eps", constant=1.1920929e-07),
             Key("logit_scale", ("lm_head_gain.w_g",), "f32", converter=of_tensor),
         ),

@@ -76,7 +76,7 @@ absent_null = unless_named(None)
 
 
 def _mimo_attention() -> tuple[TensorRow, ...]:
-    """Values of a length of their own; more key-value heads and a sink where there is a window."""
+    """Values of a length of their own; more key-value heads and a sink in sliding-window layers."""
     fused, split, bias = (
         "attention_projection_layout=fused_qkv", "!attention_projection_layout=fused_qkv", "attention_bias",
     )

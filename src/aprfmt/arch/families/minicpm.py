@@ -18,7 +18,7 @@ from aprfmt.errors import RefusedError
 
 
 def _odd_length_to(value: object, scope: Scope) -> object:
-    """The length of a value where it is not what llama.cpp takes it for when nothing is said."""
+    """The length of a value where it is not what llama.cpp takes it for by default."""
     return None if value == scope.h.plain_head_dim else value
 
 

@@ -25,7 +25,7 @@ _HALF = "partial_rotary_factor"
 
 
 def _rotated_parts(scope: Scope) -> list[float]:
-    """What is rotated of a head: all where there is a window, half where there is none."""
+    """What is rotated of a head: all in sliding-window layers, half where there is none."""
     return [1.0 if kind == "sliding_attention" else 0.5 for kind in layer_kinds(scope.h.extra) or ()]
 
 
@@ -49,7 +49,7 @@ half_rotary = Converter(
 
 
 def _enumerated_dense_normalize(value: object, scope: Scope) -> object:
-    """By the layers with experts, which a text lists; all but the first three unless something is said."""
+    """By the layers with experts, which a text lists; all but the first three by default."""
     listed, n_layers = scope.h.extra.pop("moe_layers_enum", None), scope.h.num_layers
     if value is not None or n_layers is None:
         return DEFAULT
@@ -77,7 +77,7 @@ _WINDOWED_HEADS = "num_sliding_attention_heads"
 
 
 def _step_attention() -> tuple[TensorRow, ...]:
-    """More heads where there is a window; a gate for each head."""
+    """More heads in sliding-window layers; a gate for each head."""
     rows: list[TensorRow] = []
     for kind, heads in (("full_attention", "heads"), ("sliding_attention", _WINDOWED_HEADS)):
         rows += [

@@ -206,7 +206,7 @@ def check_options(options: Options, target: Target) -> None:
         raise UsageError("--no-tokenizer and --tokenizer cannot be given together", hint="give one of them")
     if options.mmproj and isinstance(options.mmproj, bool) == (target.name == "apr"):
         raise UsageError(
-            "--mmproj takes a GGUF of towers when writing an .apr, and no value when writing such a GGUF",
+            "--mmproj takes a file when writing an .apr, and none when writing an mmproj GGUF",
             hint="apr import text.gguf --mmproj mmproj.gguf -o model.apr; apr export model.apr -o mmproj.gguf --mmproj",
         )
     if options.mmproj is True and (options.mtp_only or options.verify or options.shard_size):

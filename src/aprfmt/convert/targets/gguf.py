@@ -168,7 +168,8 @@ def _refuse_differences(c: Canonical) -> None:
         raise RefusedError(
             f"the GGUF would give other logits: {'; '.join(refused)}",
             path=c.model.path,
-            hint="write it all the same with --allow-different, or as -o NAME.apr, or as -o NAME --format hf",
+            hint="write it anyway with --allow-different, or use another output format: -o NAME.apr, -o NAME --format "
+            "hf",
         )
 
 

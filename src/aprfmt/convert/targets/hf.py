@@ -211,7 +211,7 @@ def names_of_source(c: Canonical, recipe: SourceManifest | None) -> Mapping[str,
 
 def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
     """The hyper-parameters of an `.apr` imported from `source`: missing token ids come from the tokenizer."""
-    # As canonical does: a head of its own unties it, and where nothing is said, the tensors tell.
+    # As canonical does: a head of its own unties it; without the key the tensors decide.
     if source.tied and c.head in c.tensors and c.is_whole:
         source.tied = False
     elif source.tied is None and c.head not in c.tensors and c.embedding in c.tensors:

@@ -74,9 +74,7 @@ def _tensors(c: Canonical, row: Tower, work: Work, whole: Canonical) -> Iterator
     made = {t.name: t for t in made_tensors(row, sources) if known.get(t.name) != t.shape} if row.made else {}
     for name in made.keys() & known.keys():
         shape = list(made[name].shape)
-        work.losses.add(
-            f"{name} is {shape}, computed from {list(known[name])} for the size of image that the GGUF says"
-        )
+        work.losses.add(f"{name} is {shape}, computed from {list(known[name])} for the GGUF's image size")
     every = (*(tensor for tensor in stored if tensor.name not in made), *made.values())
     for tensor in sorted(every, key=lambda tensor: made_place(row, tensor.name)):
         dtype = _dtype(row, tensor, wanted)

@@ -26,7 +26,7 @@ class HexBlock:
         data: the bytes.
         first: position of its first value in the tensor, flat, row-major.
         parts: its fields; none of plain values.
-        codes: one a value, before scaling; None where there are none.
+        codes: one a value, before scaling; None if missing.
         values: decoded; None where the dtype has no decoder.
     """
 

@@ -296,7 +296,7 @@ def _apr2(source: Source) -> Iterator[Step]:
     data = Span(header.data_offset, end - header.data_offset, "tensor data", meaning="apr hex FILE --tensor NAME")
     parts: list[Entry] = [[data]]
     if end < source.size:
-        parts.append([Span(end, 4, "checksum", source.read(end, 4)[::-1].hex(), "CRC-32 of all before")])
+        parts.append([Span(end, 4, "checksum", source.read(end, 4)[::-1].hex(), "CRC-32 of all preceding bytes")])
     yield Walk("data", iter(parts), "part")
 
 
@@ -363,7 +363,7 @@ def _apr1(source: Source) -> Iterator[Step]:
         at += 96
     if at + 4 <= source.size:
         last = source.size - 4
-        parts.append(Span(last, 4, "checksum", source.read(last, 4)[::-1].hex(), "CRC-32 of all before"))
+        parts.append(Span(last, 4, "checksum", source.read(last, 4)[::-1].hex(), "CRC-32 of all preceding bytes"))
     yield Walk("data", iter([[part] for part in parts]), "part")
 
 

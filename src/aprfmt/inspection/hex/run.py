@@ -98,7 +98,7 @@ def hex(
         raw: bytes alone, without their meaning; of any file.
 
     Raises:
-        UsageError: for a tensor that there is not, and numbers that cannot be.
+        UsageError: for an unknown tensor, and numbers that cannot be.
     """
     for name, number, least, most in (("offset", offset, 0, None), ("width", width, 1, _MOST_WIDTH)):
         if type(number) is not int or number < least or (most is not None and number > most):

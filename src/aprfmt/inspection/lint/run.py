@@ -100,7 +100,7 @@ def lint(
 ) -> Lint:
     """Applies those of `rules` that `select` names (none: all of them) and `ignore` does not; both may be globs.
 
-    Raises UsageError for a level or an id that there is not, AprError for a file that cannot be opened.
+    Raises UsageError for an unknown level or an id, AprError for a file that cannot be opened.
     """
     level = next((level for level in LEVELS.values() if level == fail_at), None)
     if level is None:

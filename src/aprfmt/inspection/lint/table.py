@@ -138,7 +138,7 @@ _RULES = (
 
 def rules(file_types: Mapping[int, str], mixes: Callable[[str], str | None]) -> tuple[ValidationRule, ...]:
     """All rules. `file_types`: llama.cpp's numbers and the dtype of most matrices of such a file; `mixes` gives that
-    dtype for the name of a mix, None for one that there is not.
+    dtype for the name of a mix, None for an unknown one.
     """
     return (
         *_RULES,
