@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from arch_models import ArchCase, all_cases, make_config, quiet_transformers, unwrapped, whole_config
-from class_defaults import NO_CLASS, REMOTE, attribute, class_config, is_of_the_class
+from class_defaults import NO_CLASS, REMOTE, attribute, carries_no_logits, class_config, is_of_the_class
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from turns import examples
 
 from aprfmt.arch import rope
 from aprfmt.arch.converter import Scope
+from aprfmt.arch.grammar import factor_names
 from aprfmt.arch.hparams import defaults_of, from_apr, from_gguf, from_hf_config, keys_of, to_apr, to_gguf, to_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
@@ -34,6 +35,21 @@ def test_absent_keys_mean_what_the_class_means(row: Architecture) -> None:
         for name, value in defaults_of(row, model_type).items():
             if is_of_the_class(row, name):
                 assert attribute(config, name) == value, (model_type, name)
+
+
+@by_row
+def test_every_field_of_the_class_is_a_key(row: Architecture) -> None:
+    """Of a value that no key reads, a GGUF would say nothing and mean the default."""
+    for model_type in row.model_types:
+        if model_type in NO_CLASS or row.id in REMOTE:
+            continue
+        rows = [one for one in ARCHITECTURES.values() if model_type in one.model_types]
+        told = {name for one in rows for key in one.keys for name in key.hf} | factor_names(row) | rope.NAMES
+        read = {name.partition(".")[0] for name in told} | {"bos_token_id", "eos_token_id", "tie_word_embeddings"}
+        config = class_config(model_type)
+        other = {name: {new, old} for new, old in type(config).attribute_map.items() for name in (new, old)}
+        fields = {name for name in config.to_dict() if not other.get(name, {name}) & read}
+        assert {name for name in fields if not carries_no_logits(model_type, name)} == set(), model_type
 
 
 def config_of(case: ArchCase) -> dict[str, Any]:

@@ -90,3 +90,66 @@ def attribute(config: Any, name: str) -> Any:
 def is_of_the_class(row: Architecture, name: str) -> bool:
     """Whether the class of an architecture holds the default of a config.json key under that name."""
     return name not in PATTERNS and name not in COMPUTED and (row.id, name) not in OF_THE_MODEL
+
+
+_OF_EVERY_CLASS = {
+    "_name_or_path", "allow_global_per_layer_attribute_access", "architectures", "chunk_size_feed_forward", "dtype",
+    "id2label", "is_encoder_decoder", "label2id", "model_type", "output_attentions", "output_hidden_states",
+    "problem_type", "return_dict", "transformers_version",
+}  # fmt: skip
+_OF_TRAINING = {
+    "altup_coef_clip", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "classifier_dropout",
+    "dropout", "dropout_rate", "embd_pdrop", "embedding_dropout", "embedding_initializer_range", "emb_pdrop",
+    "eos_loss_weight", "flow_loss_num_samples", "hidden_dropout", "hidden_dropout_prob", "initializer_cutoff_factor",
+    "initializer_factor", "initializer_range", "input_jitter_noise", "L_bp_cycles", "latent_stats_ema_decay",
+    "latent_stats_ema_steps", "learnable_sink_init", "lsd_diagonal_weight", "lsd_distill_probability",
+    "lsd_time_logit_mean", "lsd_time_logit_std", "mlp_dropout", "output_router_logits", "qa_dropout",
+    "residual_dropout", "resid_pdrop", "router_aux_loss_coef", "router_jitter_noise", "seq_classif_dropout",
+    "sinusoidal_pos_embds", "sparse_prediction", "sparse_pred_ignore_index", "time_step_floor",
+    "time_step_init_scheme", "time_step_max", "time_step_min", "time_step_scale", "z_loss_coefficient",
+}  # fmt: skip
+_OF_THE_COMPUTATION = {
+    "attention_softmax_in_fp32", "chunk_size", "deterministic_flash_attn", "init_device", "mamba_chunk_size",
+    "mamba_ssm_cache_dtype", "model_parallel_size", "moe_shared_expert_overlap", "num_logits_to_keep",
+    "number_of_conv_states", "pretraining_tp", "reorder_and_upcast_attn", "residual_in_fp32",
+    "scale_attention_softmax_in_fp32", "slow_but_exact", "use_associative_scan", "use_cache", "use_mamba_kernels",
+    "use_mambapy",
+}  # fmt: skip
+"""Precision, kernels and the cache: the same network."""
+_OF_HEADS = {
+    "classifier_activation", "classifier_bias", "classifier_pooling", "decoder_bias", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+}  # fmt: skip
+_OF_TOKENS = {
+    "audio_bos_token_id", "audio_latent_token_id", "audio_prompt_bos_token_id", "audio_prompt_token_id", "cls_token_id",
+    "eod_token_id", "image_token_id", "mask_token_id", "pad_token_id", "sep_token_id", "vocab_size",
+}  # fmt: skip
+_FOLLOWS = {
+    "qk_head_dim", "rescale_prenorm_residual", "sliding_window_pattern", "_sliding_window_pattern", "time_step_limit",
+    "mamba_expand", "mamba_d_head", "max_window_layers", "use_sliding_window", "latent_dim", "frame_rate",
+    "dense_act_fn", "is_gated_act", "expand", "mtp_layer_types", "mtp_mlp_layer_types",
+}  # fmt: skip
+"""What other keys say, or arch.differences reads."""
+_VL = ("_vl", "_vl_text", "_5_vl", "_5_vl_text", "_5_omni_text")
+_UNREAD = {
+    *((name, "head_dim") for name in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "hy_v4")),
+    *((name, "head_dim") for name in ("minicpm3", "mistral4", "youtu")),
+    *((name, "layer_types") for name in ("deepseek_v32", "glm_moe_dsa", "hy_v4")),
+    *((f"qwen2{part}", name) for part in _VL for name in ("layer_types", "sliding_window")),
+    *((name, "sliding_window") for name in ("qwen3_vl_moe_text", "qwen3_omni_moe_text")),
+    ("deepseek_v4", "layer_types"), *((name, "add_cross_attention") for name in ("gpt2", "gpt_bigcode")),
+    *((name, "mlp_bias") for name in ("deepseek_v32", "glm_moe_dsa")),
+    *((name, "is_decoder") for name in ("gpt_neox", "t5", "mt5", "umt5")),
+    *((name, "learned_pos_emb") for name in ("mpt",)), ("mpt", "norm_type"), ("mpt", "embedding_fraction"),
+    *(("nemotron_h", name) for name in ("attention_bias", "expand", "mamba_proj_bias", "mtp_layers_block_type")),
+    ("nemotron_h", "sliding_window"), ("mamba2", "time_step_rank"), ("laguna", "moe_apply_router_weight_on_input"),
+    ("step3p5", "per_layer_config"), ("step3p5", "query_pre_attn_scalar"), ("mellum", "num_nextn_predict_layers"),
+    ("dbrx", "num_key_value_heads"),
+}  # fmt: skip
+"""(model type, field): the class has the field, and its network does not read it, or only where another key refuses."""
+
+
+def carries_no_logits(model_type: str, name: str) -> bool:
+    """Whether a field of the class of a model type changes no logits, or is told by others."""
+    known = (_OF_EVERY_CLASS, _OF_TRAINING, _OF_THE_COMPUTATION, _OF_HEADS, _OF_TOKENS, _FOLLOWS)
+    return any(name in names for names in known) or (model_type, name) in _UNREAD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -57,11 +57,6 @@ class Loader:
     def unknown(self, names: Iterable[str]) -> Iterator[str]:
         """Those of the tensors that the loader does not read: it then refuses the file."""
         return (name for name in names if _LAYER.sub("", name, count=1) not in self.known)
-
-    def missing(self, names: Collection[str]) -> Iterator[str]:
-        """The tensors of every model that are not among the names."""
-        found = {_LAYER.sub("", name, count=1) for name in names}
-        return (name for name in sorted(self.needed) if name not in found)
 
 
 @cache

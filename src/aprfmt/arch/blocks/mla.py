@@ -47,8 +47,8 @@ def mla_decoder(router: tuple[TensorRow, ...] = (), more: tuple[TensorRow, ...] 
     """Latent attention and routed experts beside shared ones, the first layers dense; `more` stands in each layer."""
     return moe_decoder(
         *latent_attention(), *router_and_experts("moe", router),
-        *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
-        *more,
+        *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe", bias="mlp_bias"),
+        *gated_mlp("mlp_bias", layers="dense"), *more,
     )
 
 

@@ -53,7 +53,10 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="deepseek_v2", gguf="deepseek2", **hf_names("DeepseekV2", "deepseek_v2"), rope_type=0,
         tensors=mla_decoder(),
-        keys=mla_keys(Key("", ("topk_method",), "str", converter=group_choice), Key("", ("moe_layer_freq",))),
+        keys=mla_keys(
+            Key("", ("topk_method",), "str", converter=group_choice), Key("", ("moe_layer_freq",)),
+            must_be("mlp_bias", False),
+        ),
         differs=(
             Difference(
                 "llama.cpp selects expert groups by the sum of their two best scores, DeepSeek V2 by the best score",

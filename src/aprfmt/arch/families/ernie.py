@@ -79,6 +79,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_shared_count", ("moe_num_shared_experts",)),
             Key("expert_shared_feed_forward_length", converter=shared_width, needed="expert_shared_count"),
             Key("", ("moe_layer_end_index",), "i32", converter=last_layer), must_be("use_bias", False),
+            must_be("moe_norm_min", 1e-12),
             count="moe_num_experts", used="moe_k",
         ),
     ),
