@@ -24,7 +24,7 @@ from bench_material import FULL_LAYERS, qwen_folder, read_imatrix, write_imatrix
 from bench_measure import Job, Run, Series, clear, fastest, interleaved, knows, machine, process, ratio, timed, touch
 from fetch_material import CACHE
 
-MIXES = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs")
+PRESETS = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs")
 OURS, PEER = "aprfmt", "llama.cpp"
 _HEADER = ("preset", "imatrix", "aprfmt s", "llama.cpp s", "x its process", "x its call", "peak MB", "same")
 
@@ -185,7 +185,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("models", nargs="*", type=Path, help="GGUF files in F16, BF16 or F32 instead of SmolLM2")
     parser.add_argument("--full", action="store_true", help="the large model too, 20 minutes on two processors")
     parser.add_argument("--layers", type=int, help="the large model with fewer layers")
-    parser.add_argument("--mixes", nargs="+", default=MIXES, metavar="MIX")
+    parser.add_argument("--mixes", nargs="+", default=PRESETS, metavar="MIX")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--full-rounds", type=int, default=1, help="of the large model")
     parser.add_argument("--work", type=Path, help="folder for a temporary folder with all files")

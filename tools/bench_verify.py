@@ -47,17 +47,17 @@ def switch_off() -> None:
     """Takes every check of the source out of this process."""
     from dataclasses import replace
 
-    from aprfmt.convert import recipe, recipe_writer
+    from aprfmt.convert import source_manifest, source_manifest_writer
     from aprfmt.convert.targets import apr
     from aprfmt.io.source import Source
     from aprfmt.model import Model
 
     for owner, name in ((Model, "record_reads"), (Model, "check_intact"), (Source, "check_unchanged")):
         setattr(owner, name, lambda self: None)
-    layouts = recipe.SourceManifest.layouts
-    recipe.SourceManifest.layouts = lambda self: [replace(file, digest=None) for file in layouts(self)]  # type: ignore[method-assign]
-    make = recipe_writer.source_recipe
-    setattr(apr, "source_recipe", lambda *args, **options: make(*args, **{**options, "kind": None}))  # noqa: B010
+    layouts = source_manifest.SourceManifest.layouts
+    source_manifest.SourceManifest.layouts = lambda self: [replace(file, digest=None) for file in layouts(self)]  # type: ignore[method-assign]
+    make = source_manifest_writer.manifest_of_source
+    setattr(apr, "manifest_of_source", lambda *args, **options: make(*args, **{**options, "kind": None}))  # noqa: B010
 
 
 Case = tuple[str, str, tuple[str, ...]]

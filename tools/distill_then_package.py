@@ -37,7 +37,7 @@ QUESTIONS = (
     "Explain the method `Path.read_text` from `pathlib`.",
     "Which methods does the class `Counter` of `collections` have?",
 )
-MIXES = ("q8_0", "q4_k_m")
+PRESETS = ("q8_0", "q4_k_m")
 N_SAMPLE = 64
 
 
@@ -170,7 +170,7 @@ def package(stage: Stage, options: argparse.Namespace, kd: Run, ce: Run) -> None
         stage.add(f"score {run.folder.name}", score)
     files = {"teacher": options.teacher, "f16": out / "student-f16.gguf"}
     apr(out, "export", kd.folder / "model.apr", "-o", files["f16"], "--dtype", "f16", "--force")
-    for mix in MIXES:
+    for mix in PRESETS:
         files[mix] = out / f"student-{mix}.gguf"
         made = apr(out, "export", kd.folder / "model.apr", "-o", files[mix], "--dtype", mix, "--force", "--verify")
         stage.add(f"export {mix}", {key: made.get(key) for key in ("output_bytes", "verify", "warnings")})
@@ -217,7 +217,7 @@ def _curves(facts: dict[str, Any]) -> list[str]:
 
 def _scores(facts: dict[str, Any]) -> list[str]:
     lines = ["| model | compared with | CE | perplexity | KL | agreement | tokens |", "|---|---|---|---|---|---|---|"]
-    names = {"kd": "the teacher", "ce": "the teacher", **dict.fromkeys(MIXES, "its original")}
+    names = {"kd": "the teacher", "ce": "the teacher", **dict.fromkeys(PRESETS, "its original")}
     for name, whom in names.items():
         if s := facts.get(f"score {name}"):
             lines.append(

@@ -387,15 +387,15 @@ def report(
 
 def lint_rules() -> tuple[ValidationRule, ...]:
     """The rules of `apr lint`: id, level, requirement, reason and source."""
-    from aprfmt.convert.mixes import MIXES, OTHER_FILE_TYPES, find_mix
+    from aprfmt.convert.presets import OTHER_FILE_TYPES, PRESETS, find_preset
     from aprfmt.inspection.lint.table import rules
 
     def dtype_of(name: str) -> str | None:
-        mix = find_mix(name)
-        return mix.dtype if mix is not None else None
+        preset = find_preset(name)
+        return preset.dtype if preset is not None else None
 
     file_types = {number: dtype for dtype, number in OTHER_FILE_TYPES.items()}
-    return rules({mix.file_type: mix.dtype for mix in MIXES.values()} | file_types, dtype_of)
+    return rules({preset.file_type: preset.dtype for preset in PRESETS.values()} | file_types, dtype_of)
 
 
 def lint(file: PathLike, *, fail_at: str = "warn", select: Sequence[str] = (), ignore: Sequence[str] = ()) -> Lint:

@@ -31,7 +31,7 @@ from aprfmt.canonical.narrowed import narrowed, parse_widths
 from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.relayered import parse_layers, relayered
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.rowmap import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import NotFoundError, RefusedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import read_config
@@ -310,8 +310,8 @@ def tensors_of(decoder: Decoder) -> dict[str, CanonicalTensor]:
         return [tensor.float().cpu().numpy().tobytes()]
 
     found = decoder.hf_tensors().items()
-    pieces = [BufferedPiece(name, "F32", tuple(tensor.shape), partial(stored, tensor)) for name, tensor in found]
-    return {piece.name: CanonicalTensor(piece.name, (piece,)) for piece in pieces}
+    sources = [BufferedTensor(name, "F32", tuple(tensor.shape), partial(stored, tensor)) for name, tensor in found]
+    return {source.name: CanonicalTensor(source.name, (source,)) for source in sources}
 
 
 def initialise(decoder: Decoder, seed: int, spread: float = 0.02) -> None:

@@ -33,13 +33,13 @@ OPTIONAL = ("g_idx", "_bias", "weight_format", "input_scale", "input_global_scal
 PIECES = [(name, n) for name, make in pm.CASES.items() for n in make().tensors if not n.endswith(OPTIONAL)]
 
 
-@pytest.mark.parametrize(("name", "piece"), PIECES)
-def test_a_missing_piece_is_refused(name: str, piece: str) -> None:
+@pytest.mark.parametrize(("name", "source"), PIECES)
+def test_a_missing_piece_is_refused(name: str, source: str) -> None:
     case = pm.CASES[name]()
-    if name == "ct-nvfp4" and piece.endswith("global_scale"):
+    if name == "ct-nvfp4" and source.endswith("global_scale"):
         return  # then it looks as MXFP4 does: the next test
-    optional = piece.endswith("zero_point") and name == "ct-pack-plain-zero"
-    error = refusal({n: t for n, t in case.tensors.items() if n != piece}, case.quantization)
+    optional = source.endswith("zero_point") and name == "ct-pack-plain-zero"
+    error = refusal({n: t for n, t in case.tensors.items() if n != source}, case.quantization)
     assert error.tensor is not None
     assert optional or error.tensor in case.tensors
 
@@ -51,29 +51,29 @@ def test_nvfp4_without_its_overall_scale_is_no_mxfp4() -> None:
     assert "F8_E4M3" in error.message
 
 
-@pytest.mark.parametrize(("name", "piece"), PIECES)
-def test_a_piece_of_another_shape_is_refused(name: str, piece: str) -> None:
+@pytest.mark.parametrize(("name", "source"), PIECES)
+def test_a_piece_of_another_shape_is_refused(name: str, source: str) -> None:
     case = pm.CASES[name]()
-    old = case.tensors[piece]
-    if "quant_state" in piece or (name in ONE_SCALE and piece.endswith(".weight")):
+    old = case.tensors[source]
+    if "quant_state" in source or (name in ONE_SCALE and source.endswith(".weight")):
         return  # a text may have any length, and one scale fits any weight
     for axis in range(len(old.shape)):
-        whole_rows = axis == 1 and piece.endswith(".weight") and "nvfp4" not in name and name != "fp8-block"
+        whole_rows = axis == 1 and source.endswith(".weight") and "nvfp4" not in name and name != "fp8-block"
         if whole_rows and not name.startswith("bnb-nf4") and not name.startswith("bnb-fp4"):
             continue  # a scale a row fits any number of columns
-        if axis == 0 and (name, piece) == ("awq-one-group", f"{pm.BASE}.qweight"):
+        if axis == 0 and (name, source) == ("awq-one-group", f"{pm.BASE}.qweight"):
             continue
         new = np.concatenate([np.zeros(old.shape)] * 3, axis=axis)
-        error = refusal(case.tensors | {piece: pm.tensor(piece, old.dtype, new)}, case.quantization)
+        error = refusal(case.tensors | {source: pm.tensor(source, old.dtype, new)}, case.quantization)
         assert error.tensor is not None
 
 
-@pytest.mark.parametrize(("name", "piece"), PIECES)
-def test_a_piece_of_another_dtype_is_refused(name: str, piece: str) -> None:
+@pytest.mark.parametrize(("name", "source"), PIECES)
+def test_a_piece_of_another_dtype_is_refused(name: str, source: str) -> None:
     case = pm.CASES[name]()
-    old = case.tensors[piece]
-    new = pm.tensor(piece, "F32" if old.dtype in ("I32", "I64", "I8", "U8", "F8_E4M3") else "I64", np.zeros(old.shape))
-    error = refusal(case.tensors | {piece: new}, case.quantization)
+    old = case.tensors[source]
+    new = pm.tensor(source, "F32" if old.dtype in ("I32", "I64", "I8", "U8", "F8_E4M3") else "I64", np.zeros(old.shape))
+    error = refusal(case.tensors | {source: new}, case.quantization)
     assert error.tensor is not None
 
 

@@ -1,4 +1,4 @@
-"""Packed weights decode to the values of their definition, whole or in the smallest pieces."""
+"""Packed weights decode to the values of their definition, whole or in the smallest sources."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def test_pieces_give_what_the_whole_gives(name: str, step: int) -> None:
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 def test_a_weight_can_be_read_at_any_place(name: str, dtype: str) -> None:
     found = only(pm.CASES[name]())
-    piece = replace(found, dtype=dtype)
-    whole = bytes(read_whole(piece))
-    assert (piece.name, piece.shape, piece.n_bytes) == (found.name, found.shape, len(whole))
+    source = replace(found, dtype=dtype)
+    whole = bytes(read_whole(source))
+    assert (source.name, source.shape, source.n_bytes) == (found.name, found.shape, len(whole))
     rng = np.random.default_rng(1)
     spans = [(0, len(whole)), (len(whole) - 1, len(whole)), (3, 3)]
     spans += [tuple(sorted(rng.integers(0, len(whole) + 1, 2).tolist())) for _ in range(12)]
     for start, stop in spans:
         buffer = bytearray(stop - start)
-        piece.read_into(start, memoryview(buffer))
+        source.read_into(start, memoryview(buffer))
         assert buffer == whole[start:stop]
 
 
@@ -123,10 +123,10 @@ def test_fp8_agrees_with_torch() -> None:
 def test_regions_of_a_piece(n_rows: int, width: int) -> None:
     values = np.arange(n_rows * width, dtype="<i4").reshape(n_rows, width)
     # A read beyond the tensor would be one beyond its source, which refuses.
-    piece = Tensor("a", "I32", values.shape, 0, values.nbytes, Source.from_bytes(values.tobytes(), "a"))
+    source = Tensor("a", "I32", values.shape, 0, values.nbytes, Source.from_bytes(values.tobytes(), "a"))
     for rows in (range(n_rows), range(n_rows // 2, n_rows)):
         for columns in (range(width), range(1, width), range(width - 3), range(1, 2)):
-            found = region(piece, width, rows, columns)
+            found = region(source, width, rows, columns)
             expected = values[rows.start : rows.stop, columns.start : columns.stop]
             np.testing.assert_array_equal(found, expected)
 

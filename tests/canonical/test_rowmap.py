@@ -1,4 +1,4 @@
-"""Recasts move the right bytes both ways: against numpy, on every dtype, in pieces, from several files' tensors."""
+"""Recasts move the right bytes both ways: against numpy, on every dtype, in sources, from several files' tensors."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from aprfmt.model import Tensor
 Array = np.ndarray[Any, Any]
 
 
-def piece(array: Array, dtype: str = "F32") -> TensorSource:
+def source(array: Array, dtype: str = "F32") -> TensorSource:
     data = encode(dtype, array) if dtype != "F32" else array.astype("<f4").tobytes()
     source = Source.from_bytes(b"\0" * 5 + data + b"\0", "memory")
     return Tensor("t", dtype, array.shape, 5, len(data), source)
 
 
-def made(pieces: list[TensorSource], row_map: RowMap, inverse: bool = False) -> list[Array]:
+def made(sources: list[TensorSource], row_map: RowMap, inverse: bool = False) -> list[Array]:
     shapes = row_map.before if inverse else row_map.after
     out = []
     for position, shape in enumerate(shapes):
-        produced = produce(pieces, row_map, position, inverse=inverse)
+        produced = produce(sources, row_map, position, inverse=inverse)
         assert produced.shape == shape
         assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes
         out.append(produced.values())
@@ -50,13 +50,13 @@ def both_ways(before: list[Array], after: list[Array], **more: Any) -> None:
     row_map = RowMap(tuple(a.shape for a in before), tuple(a.shape for a in after), **more)
     row_map.check("t")
     assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
-    for have, want in zip(made([piece(a) for a in before], row_map), after, strict=True):
+    for have, want in zip(made([source(a) for a in before], row_map), after, strict=True):
         np.testing.assert_array_equal(have, want)
-    for have, want in zip(made([piece(a) for a in after], row_map, True), before, strict=True):
+    for have, want in zip(made([source(a) for a in after], row_map, True), before, strict=True):
         np.testing.assert_array_equal(have, want)
 
 
-@pytest.fixture(params=[1 << 20, 100], ids=["whole", "pieces"], autouse=True)
+@pytest.fixture(params=[1 << 20, 100], ids=["whole", "sources"], autouse=True)
 def chunk_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "CHUNK_BYTES", request.param)
 
@@ -141,21 +141,21 @@ def test_reshapes() -> None:
 def test_values() -> None:
     x = np.array([0.0, 0.5, -0.25, 2.0], np.float32)
     row_map = RowMap((x.shape,), (x.shape,), value="plus_one")
-    assert made([piece(x)], row_map)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
-    assert made([piece(x + 1)], row_map, inverse=True)[0].tolist() == x.tolist()
-    assert produce([piece(x, "BF16")], row_map, 0).dtype == "F32"
-    assert made([piece(x, "BF16")], row_map)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
+    assert made([source(x)], row_map)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
+    assert made([source(x + 1)], row_map, inverse=True)[0].tolist() == x.tolist()
+    assert produce([source(x, "BF16")], row_map, 0).dtype == "F32"
+    assert made([source(x, "BF16")], row_map)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F64", "Q4_0", "Q8_0"])
 def test_stored_rows_move_without_being_decoded(dtype: str) -> None:
     x = floats(12, 64)
     row_map = RowMap(((12, 64),), ((6, 64), (6, 64)), (("deal", (3, 2, 2)),))
-    pieces = [piece(x, dtype)]
-    assert keeps_dtype(pieces, row_map)
+    sources = [source(x, dtype)]
+    assert keeps_dtype(sources, row_map)
     rows = x.reshape(3, 4, 64)
     for position, want in enumerate((rows[:, :2], rows[:, 2:])):
-        produced = produce(pieces, row_map, position)
+        produced = produce(sources, row_map, position)
         assert produced.dtype == dtype
         assert b"".join(bytes(c) for c in produced.chunks()) == encode(dtype, want.reshape(6, 64))
 
@@ -163,18 +163,18 @@ def test_stored_rows_move_without_being_decoded(dtype: str) -> None:
 def test_experts_of_blocks_are_stacked_and_cut_again() -> None:
     experts = [floats(4, 64, seed=i) for i in range(3)]
     row_map = RowMap(((4, 64),) * 3, ((3, 4, 64),))
-    stacked = produce([piece(e, "Q4_0") for e in experts], row_map, 0)
+    stacked = produce([source(e, "Q4_0") for e in experts], row_map, 0)
     assert b"".join(bytes(c) for c in stacked.chunks()) == encode("Q4_0", np.stack(experts))
-    second = produce([piece(np.stack(experts), "Q4_0")], row_map, 1, inverse=True)
+    second = produce([source(np.stack(experts), "Q4_0")], row_map, 1, inverse=True)
     assert b"".join(bytes(c) for c in second.chunks()) == encode("Q4_0", experts[1])
 
 
 def test_blocks_are_decoded_where_values_move() -> None:
     x = floats(32, 64)
     row_map = RowMap(((32, 64),), ((64, 32),), transposed=True)
-    pieces = [piece(x, "Q8_0")]
-    assert not keeps_dtype(pieces, row_map)
-    produced = produce(pieces, row_map, 0)
+    sources = [source(x, "Q8_0")]
+    assert not keeps_dtype(sources, row_map)
+    produced = produce(sources, row_map, 0)
     assert produced.dtype == "F32"
     assert np.abs(produced.values() - x.T).max() < 0.05
 
@@ -182,14 +182,14 @@ def test_blocks_are_decoded_where_values_move() -> None:
 def test_pieces_of_two_dtypes_become_floats() -> None:
     row_map = RowMap(((2, 4),) * 2, ((2, 2, 4),))
     x = floats(2, 4)
-    produced = produce([piece(x), piece(x, "BF16")], row_map, 0)
+    produced = produce([source(x), source(x, "BF16")], row_map, 0)
     assert produced.dtype == "F32"
     np.testing.assert_allclose(produced.values()[1], x, rtol=1e-2)
 
 
 def test_empty_tensors() -> None:
     row_map = RowMap(((0, 4),), ((0, 4),), (("swap", (1, 2, 1)),))
-    assert list(produce([piece(floats(0, 4))], row_map, 0).chunks()) == []
+    assert list(produce([source(floats(0, 4))], row_map, 0).chunks()) == []
 
 
 @settings(max_examples=examples(60))
@@ -198,8 +198,8 @@ def test_any_deal_comes_back(n: int, runs: list[int], width: int, turned: bool) 
     x = floats(n * sum(runs), width)
     after = tuple((width, n * run) if turned else (n * run, width) for run in runs)
     row_map = RowMap((x.shape,), after, (("deal", (n, *runs)),), after_transposed=(turned,) * len(runs))
-    there = made([piece(x)], row_map)
-    np.testing.assert_array_equal(made([piece(a) for a in there], row_map, True)[0], x)
+    there = made([source(x)], row_map)
+    np.testing.assert_array_equal(made([source(a) for a in there], row_map, True)[0], x)
 
 
 def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> TensorSource:
@@ -224,10 +224,10 @@ def test_a_product_comes_back_as_itself_and_ones() -> None:
     row_map = RowMap(((6,), (1, 6)), ((6,),), value="product")
     row_map.check("t")
     assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
-    (both,) = made([piece(norm), piece(projection, "BF16")], row_map)
+    (both,) = made([source(norm), source(projection, "BF16")], row_map)
     rounded = stored(np.frombuffer(encode("BF16", projection), "<u2"), "BF16", (1, 6))
     np.testing.assert_array_equal(both, norm * made([rounded], RowMap(((1, 6),), ((6,),)))[0])
-    back = made([piece(both)], row_map, True)
+    back = made([source(both)], row_map, True)
     np.testing.assert_array_equal(back[0], both)
     np.testing.assert_array_equal(back[1], np.ones((1, 6), np.float32))
     for wrong in (((6,),), ((6,), (1, 6), (6,)), ((6,), (1, 5))):
@@ -241,7 +241,7 @@ def test_rows_of_zeros_stand_before_and_behind_the_others_in_a_gguf(dtype: str) 
     row_map = RowMap(((2, 1, 6, 32),), ((3, 6, 32),), (("swap", (2, 2, 3)),), lead=5, trail=1)
     row_map.check("t")
     assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
-    given = piece(rows, dtype)
+    given = source(rows, dtype)
     there = produce([given], row_map, 0)
     assert there.dtype == dtype
     values = there.values().reshape(18, 32)
@@ -260,7 +260,7 @@ def test_what_stands_where_zeros_should_is_not_lost(row: int) -> None:
     table[row, 3] = 1
     row_map = RowMap(((2, 8),), ((4, 8),), lead=1, trail=1)
     with pytest.raises(RefusedError, match="1 of its padding rows are not zero"):
-        made([piece(table)], row_map, inverse=True)
+        made([source(table)], row_map, inverse=True)
 
 
 def test_last_values_that_a_gguf_lacks_come_back_as_zeros() -> None:
@@ -268,9 +268,9 @@ def test_last_values_that_a_gguf_lacks_come_back_as_zeros() -> None:
     row_map = RowMap(((7,),), ((4,),), value="plus_one", cut=3)
     row_map.check("t")
     assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
-    (there,) = made([piece(decay)], row_map)
+    (there,) = made([source(decay)], row_map)
     np.testing.assert_array_equal(there, decay[:4] + 1)
-    (back,) = made([piece(there)], row_map, True)
+    (back,) = made([source(there)], row_map, True)
     np.testing.assert_array_equal(back, np.concatenate([(decay[:4] + 1) - 1, np.zeros(3, np.float32)]))
 
 
@@ -281,15 +281,15 @@ def test_mxfp4_of_each_expert_is_stacked() -> None:
     whole = RowMap(((3, 4, 3, 16), (3, 4, 3)), ((3, 4, 96),), pack="mxfp4")
     want = produce([stored(values, "U8", (3, 4, 3, 16)), stored(scales, "U8", (3, 4, 3))], whole, 0).data()
     each = RowMap((*((4, 48),) * 3, *((4, 3),) * 3), ((3, 4, 96),), pack="mxfp4_e8m0")
-    pieces = [stored(v, "I8", (4, 48)) for v in values] + [stored(s, "F8_E8M0", (4, 3)) for s in scales]
-    assert produce(pieces, each, 0).data() == want
+    sources = [stored(v, "I8", (4, 48)) for v in values] + [stored(s, "F8_E8M0", (4, 3)) for s in scales]
+    assert produce(sources, each, 0).data() == want
     rows = [stored(np.frombuffer(want, np.uint8), "MXFP4", (3, 4, 96))]
     back = [produce(rows, each, i, inverse=True) for i in range(6)]
     assert [b.dtype for b in back] == ["I8"] * 3 + ["F8_E8M0"] * 3
     assert [b.data() for b in back] == [part.tobytes() for part in (*values, *scales)]
     for wrong in (((4, 48), (4, 4)), ((4, 48),), ((4, 48), (4, 48), (4, 3))):
         with pytest.raises(RefusedError, match="are not MXFP4 values and scales"):
-            produce(pieces[: len(wrong)], RowMap(wrong, ((4, 96),), pack="mxfp4"), 0)
+            produce(sources[: len(wrong)], RowMap(wrong, ((4, 96),), pack="mxfp4"), 0)
 
 
 def test_mxfp4_blocks_and_scales() -> None:
@@ -298,8 +298,8 @@ def test_mxfp4_blocks_and_scales() -> None:
     scales = rng.integers(100, 140, (2, 6, 3), dtype=np.uint8)
     row_map = RowMap((blocks.shape, scales.shape), ((2, 3, 96), (2, 3, 96)), (("deal", (6, 1, 1)),), pack="mxfp4")
 
-    pieces = [stored(blocks, "U8", blocks.shape), stored(scales, "U8", scales.shape)]
-    packed = [produce(pieces, row_map, i) for i in range(2)]
+    sources = [stored(blocks, "U8", blocks.shape), stored(scales, "U8", scales.shape)]
+    packed = [produce(sources, row_map, i) for i in range(2)]
     assert [p.dtype for p in packed] == ["MXFP4", "MXFP4"]
     assert packed[0].n_bytes == DTYPES["MXFP4"].n_bytes((2, 3, 96))
     data = [np.frombuffer(b"".join(bytes(c) for c in p.chunks()), np.uint8) for p in packed]
@@ -326,9 +326,9 @@ def test_mxfp4_rows_are_packed_as_they_are_read() -> None:
         def raw(self) -> memoryview:
             raise AssertionError("the whole tensor was asked for")
 
-    pieces: list[TensorSource] = [Zeros((n_rows, per_row, 16)), Zeros((n_rows, per_row))]
+    sources: list[TensorSource] = [Zeros((n_rows, per_row, 16)), Zeros((n_rows, per_row))]
     row_map = RowMap(((n_rows, per_row, 16), (n_rows, per_row)), ((n_rows, per_row * 32),), pack="mxfp4")
-    produced = produce(pieces, row_map, 0)
+    produced = produce(sources, row_map, 0)
     assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes == n_rows * per_row * 17
     assert max(reads) <= 1 << 20
 
@@ -351,7 +351,7 @@ def test_damaged_records_are_refused(body: dict[str, Any]) -> None:
 
 
 def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
-    """Rows of a tensor larger than a piece, from a file, in an order that jumps."""
+    """Rows of a tensor larger than a source, from a file, in an order that jumps."""
     x = floats(512, 1024)
     (tmp_path / "x").write_bytes(x.tobytes())
     with Source.open(tmp_path / "x") as source:

@@ -11,7 +11,7 @@ from imatrix_files import old_imatrix
 
 import aprfmt
 from aprfmt.codecs import backend
-from aprfmt.convert.mixes import MIXES
+from aprfmt.convert.presets import PRESETS
 
 Apr = Callable[..., Any]
 
@@ -33,8 +33,8 @@ def weights(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_list_has_every_mix_with_its_size_and_advice(apr: Apr) -> None:
     text = apr("quantize", "--list").stdout
     body = apr("quantize", "--list", "--json").json
-    assert [row["name"] for row in body["mixes"]] == list(MIXES)
-    assert body["count"] == len(MIXES)
+    assert [row["name"] for row in body["mixes"]] == list(PRESETS)
+    assert body["count"] == len(PRESETS)
     row = next(row for row in body["mixes"] if row["name"] == "q4_k_m")
     assert (row["bits_per_weight"], row["file_type"], row["aliases"]) == (4.89, 15, ["q4_k"])
     for row in body["mixes"]:
@@ -48,7 +48,7 @@ def test_quantize_writes_the_mix(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> N
     assert body["dtypes"].keys() == {"Q8_0", "F32"}
     assert 8 < body["bits_per_weight"] < 9
     with aprfmt.open(tmp_path / "q.gguf") as model:
-        assert model.metadata["general.file_type"] == MIXES["q8_0"].file_type
+        assert model.metadata["general.file_type"] == PRESETS["q8_0"].file_type
     again = apr("export", tiny_gguf, "-o", tmp_path / "e.gguf", "--quantize", "q8_0", "--json").json
     assert again["dtypes"] == body["dtypes"]
     assert (tmp_path / "e.gguf").read_bytes() == (tmp_path / "q.gguf").read_bytes()

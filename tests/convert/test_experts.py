@@ -11,7 +11,7 @@ import pytest
 
 import aprfmt
 from aprfmt.convert.api import convert_model
-from aprfmt.convert.mixes import MIXES
+from aprfmt.convert.presets import PRESETS
 from aprfmt.errors import RefusedError
 
 torch = pytest.importorskip("torch")
@@ -87,8 +87,8 @@ def test_a_foreign_gguf_with_mxfp4_experts_gets_the_config_that_tells_so(
     _write(tmp_path / "b.gguf", "gpt-oss", reader, {t.name: t for t in reader.tensors})
     convert_model(tmp_path / "b.gguf", tmp_path / "back")
     back = _hf(tmp_path / "back")
-    pieces = [name for name in tensors if name.endswith(("_blocks", "_scales"))]
-    assert all(torch.equal(back[name], tensors[name]) for name in pieces)
+    sources = [name for name in tensors if name.endswith(("_blocks", "_scales"))]
+    assert all(torch.equal(back[name], tensors[name]) for name in sources)
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert config["quantization_config"] == {"quant_method": "mxfp4", "modules_to_not_convert": MODULES}
 
@@ -181,7 +181,7 @@ def test_a_mix_keeps_mxfp4_experts_or_is_told_to_quantize_them_again(
     small = arch_models.write_tokenizers(tmp_path / "small", list(tokenizers), limit=512)
     _packed_gpt_oss(tmp_path / "hf", small)
     convert_model(tmp_path / "hf", tmp_path / "a.gguf")
-    theirs, file_type = tmp_path / "theirs.gguf", MIXES[mix].file_type
+    theirs, file_type = tmp_path / "theirs.gguf", PRESETS[mix].file_type
     llama_cpp.quantize(tmp_path / "a.gguf", theirs, file_type, allow_requantize=True)
     for source in ("hf", "a.gguf"):
         # The folder is the release itself; of a GGUF nobody knows.

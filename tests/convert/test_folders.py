@@ -1,4 +1,4 @@
-"""Folders with odd material come back as they were, and a GGUF's envelope keeps to what it may say."""
+"""Folders with odd material come back as they were, and a GGUF's sidecar keeps to what it may say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plain_models import CONFIG, GGUF_KEYS, gguf_names, weights, write_folder, w
 from safetensors.numpy import save_file
 
 import aprfmt
-from aprfmt.canonical import envelope
+from aprfmt.canonical import sidecar
 from aprfmt.formats import gguf_write
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
@@ -104,12 +104,12 @@ def test_an_envelope_cannot_replace_lists_and_tensors(entry: dict[str, object], 
     aprfmt.export_model(write_folder(tmp_path / "f"), tmp_path / "g.gguf")
     with aprfmt.open(tmp_path / "g.gguf") as model:
         kv = gguf_parts(model)[0].kv
-        keys = envelope.seal([bytes(kv.raw(key)) for key in kv], envelope.Envelope(entry))
+        keys = sidecar.seal([bytes(kv.raw(key)) for key in kv], sidecar.Sidecar(entry))
         tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries]
         layout = FileLayout("e.gguf", gguf_write.layout(keys, tensors))
         write_file(str(tmp_path / "e.gguf"), layout, WriteOptions())
     report = aprfmt.import_model(tmp_path / "e.gguf", tmp_path / "e.apr")
-    assert any(envelope.KEY in warning for warning in report.warnings)
+    assert any(sidecar.KEY in warning for warning in report.warnings)
     aprfmt.export_model(tmp_path / "e.apr", tmp_path / "again.gguf")
     assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "e.gguf").read_bytes()
 

@@ -15,7 +15,7 @@ from aprfmt.arch import names
 from aprfmt.arch.links import Order, RowMap, indices
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
-from aprfmt.convert.recipe import expand_experts
+from aprfmt.convert.source_manifest import expand_experts
 from aprfmt.errors import RefusedError
 from aprfmt.inspection.validate import validate
 

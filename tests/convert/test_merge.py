@@ -278,7 +278,7 @@ class Held:
 
 
 def combine(rule: MergeRule, *models: Array, threads: int = 1, step: int = 1 << 30) -> Array:
-    """The whole result, read in pieces by several threads."""
+    """The whole result, read in sources by several threads."""
     made = Combination("w", len(models[0]), rule, [Held(values) for values in models])
     ends = range(0, len(models[0]), step)
     with ThreadPoolExecutor(threads) as pool:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import aprfmt
-from aprfmt.convert.mixes import quantized_name
 from aprfmt.convert.modelfile import go_template
+from aprfmt.convert.presets import quantized_name
 from aprfmt.errors import AprError, UsageError
 from aprfmt.tokenizer.chat_format import MAX_TEMPLATE, Conversation, find_format
 from aprfmt.tokenizer.model import Tokenizer

@@ -150,7 +150,7 @@ def test_rows_of_several_scales_are_decoded_and_stacks_keep_one_each(tmp_path: P
         assert stack.dtype == "NVFP4"
         assert stack.scales == {"scale": (0.5, 2.0)}
         np.testing.assert_array_equal(stack.values(), np.stack(values))
-        inner = produce((stack.piece("stack"),), RowMap(((2, 64), (2, 64)), ((2, 2, 64),)), 1, inverse=True)
+        inner = produce((stack.as_source("stack"),), RowMap(((2, 64), (2, 64)), ((2, 2, 64),)), 1, inverse=True)
         assert inner.scales == {"scale": (2.0,)}
         np.testing.assert_array_equal(inner.values(), values[1])
 

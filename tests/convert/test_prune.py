@@ -181,7 +181,7 @@ def test_layers_in_another_order_and_more_than_once(base: Base) -> None:
     with aprfmt.open(folder) as model:
         c = canonical(model)
         made = relayered([c, c], [(0, 1), (1, 0), (0, 1)])
-        stored = {name: bytes(t.piece().raw()) for name, t in made.tensors.items()}  # type: ignore[attr-defined]
+        stored = {name: bytes(t.as_source().raw()) for name, t in made.tensors.items()}  # type: ignore[attr-defined]
         own = {name: bytes(t.raw()) for name, t in model.tensors.items()}
     assert made.hparams.num_layers == 3
     for new, old in ((0, 1), (1, 0), (2, 1)):

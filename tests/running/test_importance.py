@@ -19,7 +19,7 @@ from turns import first_always
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.convert.mixes import MIXES
+from aprfmt.convert.presets import PRESETS
 from aprfmt.errors import AprError, CorruptError, ExistsError, RefusedError, UsageError
 from aprfmt.formats.imatrix import ImatrixSums, read_imatrix, read_sums
 from aprfmt.llama.client import Llama
@@ -183,7 +183,7 @@ def test_experts_that_no_token_reaches_are_named(
 def test_a_mix_with_it_is_llama_cpps(gguf: Path, text: Path, tmp_path: Path, llama_cpp: LlamaPeer) -> None:
     aprfmt.imatrix(gguf, text, tmp_path / "i.gguf", chunk_size=CHUNK)
     weights = read_imatrix(tmp_path / "i.gguf").entries
-    llama_cpp.quantize(gguf, tmp_path / "theirs.gguf", MIXES["q4_k_m"].file_type, imatrix=weights)
+    llama_cpp.quantize(gguf, tmp_path / "theirs.gguf", PRESETS["q4_k_m"].file_type, imatrix=weights)
     aprfmt.quantize_model(gguf, tmp_path / "ours.gguf", "q4_k_m", imatrix=tmp_path / "i.gguf")
     with aprfmt.open(tmp_path / "theirs.gguf") as theirs, aprfmt.open(tmp_path / "ours.gguf") as ours:
         assert {n: bytes(t.raw()) for n, t in ours.tensors.items()} == {

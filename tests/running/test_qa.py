@@ -121,7 +121,7 @@ def test_a_nan(smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 ORDERS = [(True, "permuted once more"), (False, "unpermuted once")]
-MIXES: list[tuple[str, list[str]]] = [("q4_k_m", []), ("q2_k", ["kl", "agreement", "ratio"])]
+PRESETS: list[tuple[str, list[str]]] = [("q4_k_m", []), ("q2_k", ["kl", "agreement", "ratio"])]
 
 
 @pytest.mark.usefixtures("few_texts")
@@ -182,7 +182,7 @@ def test_an_original_that_is_not_there_is_told_before_any_gate(smollm2_gguf: Pat
 
 
 @pytest.mark.turns(first=False)
-@pytest.mark.parametrize(("mix", "failed"), MIXES)
+@pytest.mark.parametrize(("mix", "failed"), PRESETS)
 def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path, mix: str, failed: list[str]) -> None:
     """Of 576 columns most matrices of this model keep more bits than a mix says, so "Q2_K" is one of 5.1 bits."""
     path = tmp_path / f"{mix}.gguf"

@@ -297,7 +297,7 @@ def _write_v2(a: _Apr2) -> bytes:
 
 
 def _edit_segments(files: list[Any], rng: Random) -> None:
-    """An edit of a recipe's segments that keeps as much as it can, so that it is used."""
+    """An edit of a manifest's segments that keeps as much as it can, so that it is used."""
     file = rng.choice(files)
     segments = file["segments"]
     at, to = rng.randrange(len(segments)), rng.randrange(len(segments))
@@ -330,21 +330,21 @@ def _edit_segments(files: list[Any], rng: Random) -> None:
 
 
 def _edit_metadata(tree: Any, rng: Random) -> None:
-    """An edit of APR metadata, where there is one often of the recipe."""
-    recipe = tree.get("aprfmt.source") if isinstance(tree, dict) else None
+    """An edit of APR metadata, where there is one often of the manifest."""
+    manifest = tree.get("aprfmt.source") if isinstance(tree, dict) else None
     kind = rng.random()
-    if not isinstance(recipe, dict) or kind > 0.5:
+    if not isinstance(manifest, dict) or kind > 0.5:
         edit_tree(tree, rng)
     elif kind < 0.12:
-        literals = zlib.decompress(base64.b64decode(recipe["literals"]))
+        literals = zlib.decompress(base64.b64decode(manifest["literals"]))
         changed = edit_bytes(literals, rng)
         if rng.random() < 0.8:
             changed = changed[: len(literals)].ljust(len(literals), b"\0")
-        recipe["literals"] = base64.b64encode(zlib.compress(changed)).decode()
+        manifest["literals"] = base64.b64encode(zlib.compress(changed)).decode()
     elif kind < 0.4:
-        _edit_segments(recipe["files"], rng)
+        _edit_segments(manifest["files"], rng)
     else:
-        edit_tree(recipe, rng)
+        edit_tree(manifest, rng)
 
 
 def edit_v2(data: bytes, rng: Random) -> bytes:

@@ -526,7 +526,7 @@ def _made(root: Path) -> Iterator[tuple[str, Seed]]:
         builder.models[name] = made
         yield name, made
     yield "apr-shards", builder.converted("apr-shards", "apr-of-folder", "", format="apr-shards", shard_size=20_000)
-    yield "gguf-envelope", builder.converted("gguf-envelope", "apr-of-folder", "m.gguf")
+    yield "gguf-sidecar", builder.converted("gguf-sidecar", "apr-of-folder", "m.gguf")
     yield "hf-of-gguf", builder.converted("hf-of-gguf", "apr-of-gguf", "", format="hf")
     yield from _imatrices(builder.folder("imatrix"))
     yield from _vectors()

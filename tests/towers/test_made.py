@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical.derived_tensors import MADE, Sources
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.rowmap import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Array
@@ -17,7 +17,7 @@ from aprfmt.types import Array
 
 def _tensor(name: str, values: Array) -> CanonicalTensor:
     data = np.ascontiguousarray(values, "<f4").tobytes()
-    return CanonicalTensor(name, (BufferedPiece(name, "F32", values.shape, partial(list, (data,))),))
+    return CanonicalTensor(name, (BufferedTensor(name, "F32", values.shape, partial(list, (data,))),))
 
 
 def test_a_folded_batch_norm_is_the_batch_norm() -> None:

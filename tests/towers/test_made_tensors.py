@@ -8,7 +8,7 @@ import pytest
 
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical.derived_tensors import MADE, Sources
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.rowmap import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError
 from aprfmt.types import Array
@@ -18,8 +18,8 @@ np = pytest.importorskip("numpy")
 
 def _grid(positions: Array, side: int) -> Array | None:
     data = positions.astype("<f4").tobytes()
-    piece = BufferedPiece("positions", "F32", tuple(positions.shape), partial(list, (data,)))
-    sources = Sources({"positions": CanonicalTensor("positions", (piece,))}, Hyperparams(extra={"side": side}))
+    source = BufferedTensor("positions", "F32", tuple(positions.shape), partial(list, (data,)))
+    sources = Sources({"positions": CanonicalTensor("positions", (source,))}, Hyperparams(extra={"side": side}))
     return MADE["grid"](sources, ["positions", "side"])
 
 

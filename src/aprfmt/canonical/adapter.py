@@ -110,13 +110,13 @@ def _from_folder(model: Model, base: Base | None) -> Adapter:
             raise lora.other_kind(kind or "of an unknown type", model.path, tensor.name)
         if part.role == "whole":
             if part.weight in whole:
-                raise _twice(model, part.weight, whole[part.weight].pieces[0].name, tensor.name)
+                raise _twice(model, part.weight, whole[part.weight].sources[0].name, tensor.name)
             whole[part.weight] = _plain(part.weight, tensor)
             continue
         which = part.role[-1]
         own = factors.setdefault(part.weight, {})
         if which in own:
-            raise _twice(model, part.weight, own[which].pieces[0].name, tensor.name)
+            raise _twice(model, part.weight, own[which].sources[0].name, tensor.name)
         made = _of_mlx(tensor, part) if is_mlx else _of_peft(tensor, part, config, model)
         own[which] = made
         if which == "a":
@@ -240,7 +240,7 @@ def _by_ending(
             continue
         own = factors.setdefault(name.removesuffix(ending), {})
         if ending[-1] in own:
-            raise _twice(model, name.removesuffix(ending), own[ending[-1]].pieces[0].name, tensor.pieces[0].name)
+            raise _twice(model, name.removesuffix(ending), own[ending[-1]].sources[0].name, tensor.sources[0].name)
         own[ending[-1]] = tensor
     return factors, whole
 

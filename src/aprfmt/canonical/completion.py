@@ -13,9 +13,9 @@ from aprfmt.arch.grammar import factor_names, has_layer
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import needs_head
 from aprfmt.arch.row import OF_TENSOR, ROPE_FACTORS, Architecture
-from aprfmt.canonical import envelope
-from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical import sidecar
+from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.tensor import CanonicalTensor, is_copy
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.model import Model, Tensor
@@ -59,7 +59,7 @@ def _join_numbers(
         number, tensor = hparams.extra.get(name), tensors.get(name)
         if from_gguf and tensor is None and isinstance(number, int | float):
             data = np.float32(number).tobytes()
-            tensors[name] = CanonicalTensor(name, (BufferedPiece(name, "F32", (1,), partial(list, (data,))),))
+            tensors[name] = CanonicalTensor(name, (BufferedTensor(name, "F32", (1,), partial(list, (data,))),))
         elif tensor is not None and n_elements(tensor.shape) == 1:
             hparams.extra[name] = float(tensor.produced.values().reshape(-1)[0])
 
@@ -76,7 +76,7 @@ def _join_integers(row: Architecture, h: Hyperparams, tensors: dict[str, Canonic
             h.extra[template] = np.frombuffer(tensor.produced.data(), "<i8").tolist()
     elif layer is not None and isinstance(numbers, list):
         data = np.array(numbers, "<i8").tobytes()
-        tensors[name] = CanonicalTensor(name, (BufferedPiece(name, "I64", (len(numbers),), partial(list, (data,))),))
+        tensors[name] = CanonicalTensor(name, (BufferedTensor(name, "I64", (len(numbers),), partial(list, (data,))),))
 
 
 def _join_list(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTensor], template: str) -> None:
@@ -93,23 +93,23 @@ def _join_list(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTe
         for name, number in zip(spelled, numbers, strict=True):
             data = np.float32(number).tobytes()
             shape = (1,) if dims else ()
-            tensors[name] = CanonicalTensor(name, (BufferedPiece(name, "F32", shape, partial(list, (data,))),))
+            tensors[name] = CanonicalTensor(name, (BufferedTensor(name, "F32", shape, partial(list, (data,))),))
 
 
-def take_factors(hparams: Hyperparams, row: Architecture, kept: Envelope) -> None:
-    """What the weights of a GGUF were multiplied by, as the envelope tells; without one it counts as part of them."""
+def take_factors(hparams: Hyperparams, row: Architecture, kept: Sidecar) -> None:
+    """Reads what the weights of a GGUF were multiplied by from the sidecar metadata."""
     told = as_mapping(kept.metadata.get(hp.EXTRA_KEY))
     hparams.extra |= {name: told[name] for name in factor_names(row) if name in told}
 
 
-def restore_bits(tensors: dict[str, CanonicalTensor], kept: Envelope) -> None:
-    """Brings mapped tensors of a GGUF back to the bits that the envelope tells."""
+def restore_bits(tensors: dict[str, CanonicalTensor], kept: Sidecar) -> None:
+    """Brings mapped tensors of a GGUF back to the bits in the sidecar metadata."""
     for name in kept.exact:
         tensor = tensors.get(name)
         if tensor is not None and tensor.link is not None and tensor.inverse:
-            pieces = envelope.restore(tensor.link, tensor.pieces, kept.exact) or ()
-            for own, piece in zip(tensor.link.hf, pieces, strict=False):
-                tensors[own] = CanonicalTensor(own, (piece,), link=tensor.link)
+            sources = sidecar.restore(tensor.link, tensor.sources, kept.exact) or ()
+            for own, source in zip(tensor.link.hf, sources, strict=False):
+                tensors[own] = CanonicalTensor(own, (source,), link=tensor.link)
 
 
 def complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
@@ -155,4 +155,4 @@ def drop_tied_head(
     if not same:
         return {}
     del tensors[head_name]
-    return {head.pieces[0].name: embedding_name}
+    return {head.sources[0].name: embedding_name}

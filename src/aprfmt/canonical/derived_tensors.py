@@ -18,7 +18,7 @@ from aprfmt.arch.converters.towers import book_sizes
 from aprfmt.arch.grammar import evaluate, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Tower
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.rowmap import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError
 from aprfmt.tokenizer.model import Tokenizer
@@ -87,7 +87,7 @@ def _tensor(name: str, values: Array) -> CanonicalTensor:
     import numpy as np
 
     data = np.ascontiguousarray(values, dtype="<f4").tobytes()
-    return CanonicalTensor(name, (BufferedPiece(name, "F32", tuple(values.shape), partial(list, (data,))),))
+    return CanonicalTensor(name, (BufferedTensor(name, "F32", tuple(values.shape), partial(list, (data,))),))
 
 
 def _sinusoids(sources: Sources, arguments: Sequence[str]) -> Array | None:

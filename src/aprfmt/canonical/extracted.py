@@ -117,7 +117,7 @@ def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, 
             continue
         is_stack = len(new.shape) == 3 and not name.endswith(".weight")
         if not is_stack and not (len(new.shape) == 2 and name.endswith(".weight")):
-            whole[name] = CanonicalTensor(name, (new.piece(),))
+            whole[name] = CanonicalTensor(name, (new.as_source(),))
             continue
         own = min(rank, *new.shape[-2:])
         short += own < min(new.shape[-2:])

@@ -9,7 +9,7 @@ from math import prod
 
 from aprfmt.arch.links import MIRROR, VALUES, Link, indices, map_values
 from aprfmt.canonical.pairs import LoraPair
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.rowmap import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import encode
 from aprfmt.errors import RefusedError
@@ -21,7 +21,7 @@ _FLOATS = ("F32", "F16", "BF16")
 
 def made(name: str, dtype: str, shape: Shape, make: Callable[[], Array]) -> CanonicalTensor:
     """A tensor whose values are computed when they are written."""
-    return CanonicalTensor(name, (BufferedPiece(name, dtype, shape, lambda: [encode(dtype, make())]),))
+    return CanonicalTensor(name, (BufferedTensor(name, dtype, shape, lambda: [encode(dtype, make())]),))
 
 
 def values_of(tensor: CanonicalTensor) -> Array:

@@ -2,13 +2,13 @@
 
 Everything is computed in float32. What a method has to know of a whole weight is found beforehand in passes over it,
 in constant memory: dot product and lengths for slerp; for TIES the k-th largest magnitude, exactly: a sample says
-between which two values it lies, one pass keeps what lies between them, and where that is too much or was misled, the
+between which two values it lies, one pass keeps what is between them, and where that is too much or was misled, the
 upper 15 bits of the floats are counted in one pass and the lower 16 of those that share the threshold's in a second;
 sums of magnitudes where a delta is rescaled. A pass is divided into chunks, which the threads that want the weight
 take in turns.
 
 What DARE drops follows from seed, weight, model and element alone (PCG64DXSM, which can be advanced to any place), so
-that it is the same whatever the number of threads and the size of the pieces.
+that it is the same whatever the number of threads and the size of the chunks.
 
 Sources: TIES-Merging (Yadav et al., 2023), Language Models are Super Mario (DARE; Yu et al., 2023), Editing Models with
 Task Arithmetic (Ilharco et al., 2022), Animating Rotation with Quaternion Curves (slerp; Shoemake, 1985).
@@ -191,10 +191,10 @@ class Combination:
         """Elements [first, last) of the result, float32."""
         import numpy as np
 
-        return np.concatenate([values.copy() for _, values in self.pieces(first, last)])
+        return np.concatenate([values.copy() for _, values in self.chunks(first, last)])
 
-    def pieces(self, first: int, last: int) -> Iterator[tuple[int, Array]]:
-        """The same piece by piece, each with its first element; in memory that is used again for the next one."""
+    def chunks(self, first: int, last: int) -> Iterator[tuple[int, Array]]:
+        """The same chunk by chunk, each with its first element; in memory that is used again for the next one."""
         import numpy as np
 
         self._prepare()

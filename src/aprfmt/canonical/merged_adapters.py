@@ -20,7 +20,7 @@ from aprfmt.canonical import lora as factors
 from aprfmt.canonical.lora_blocks import values_of
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.rowmap import BufferedTensor
 from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
@@ -96,7 +96,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class MergedPiece:
+class MergedTensor:
     """A stored weight with something added to it; whatever is read of it is computed, in small memory.
 
     Attributes:
@@ -151,12 +151,12 @@ class _AdapterPlan:
     """What is added to which stored tensors.
 
     Attributes:
-        pieces: by the name of the stored tensor (llama.cpp's), for tensors of a GGUF.
+        sources: by the name of the stored tensor (llama.cpp's), for tensors of a GGUF.
         names: by Hugging Face name, for all others.
         whole: weights that are replaced, by Hugging Face name.
     """
 
-    pieces: dict[str, list[Delta]] = field(default_factory=dict)
+    sources: dict[str, list[Delta]] = field(default_factory=dict)
     names: dict[str, list[Delta]] = field(default_factory=dict)
     whole: dict[str, CanonicalTensor] = field(default_factory=dict)
 
@@ -180,11 +180,11 @@ def with_adapters(
     plan, held = _AdapterPlan(), _Cache()
     for adapter, weight in adapters:
         _add(plan, c, row, adapter, weight, held)
-    made: dict[str, MergedPiece] = {}
+    made: dict[str, MergedTensor] = {}
     tensors = {name: _merged(tensor, plan, made, keep) for name, tensor in c.tensors.items()}
     for name, tensor in plan.whole.items():
         tensors[name] = tensor
-    requantized = sum(DTYPES[piece.base.dtype].kind != "plain" for piece in made.values())
+    requantized = sum(DTYPES[source.base.dtype].kind != "plain" for source in made.values())
     if requantized:
         again = "and requantized" if keep else "to merge"
         notes.append(
@@ -194,7 +194,7 @@ def with_adapters(
     embedding = plan.whole.get(c.embedding)
     if embedding is not None and hparams.vocab_size is not None and embedding.shape:
         hparams = replace(hparams, vocab_size=embedding.shape[0])
-    return replace(c, tensors=tensors, hparams=hparams, is_whole=False, envelope=None), notes
+    return replace(c, tensors=tensors, hparams=hparams, is_whole=False, sidecar=None), notes
 
 
 def _untied(c: Canonical, row: Architecture, adapters: Sequence[Adapter]) -> tuple[Canonical, list[str]]:
@@ -212,7 +212,7 @@ def _untied(c: Canonical, row: Architecture, adapters: Sequence[Adapter]) -> tup
     if not changed & {c.embedding, c.head}:
         return c, []
     base = c.tensors[c.embedding]
-    head = CanonicalTensor(c.head, (MergedPiece(c.head, base.piece(), base.dtype),))
+    head = CanonicalTensor(c.head, (MergedTensor(c.head, base.as_source(), base.dtype),))
     note = "the output head and the embedding are untied: the adapter changes only one of them"
     return replace(c, tensors={**c.tensors, c.head: head}, hparams=replace(c.hparams, tied=False)), [note]
 
@@ -238,7 +238,7 @@ def _add(plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, 
     if rest:
         direct |= _add_rest(plan, c, row, replace(adapter, pairs=rest), weight, held)
     for name, pair in direct.items():
-        stored = plan.whole.get(name, c.tensors[name]).pieces[0]
+        stored = plan.whole.get(name, c.tensors[name]).sources[0]
         _put(plan.names, name, Delta(pair, factors.is_turned(row, name), weight, held), stored, path)
 
 
@@ -263,13 +263,13 @@ def _add_rest(
 ) -> dict[str, LoraPair]:
     """Plans the pairs for tensors of a GGUF; gives those for weights that `c` has under other Hugging Face names."""
     path = c.model.path
-    stored = {piece.name: piece for t in c.tensors.values() if _is_of_gguf(t) for piece in t.pieces}
+    stored = {source.name: source for t in c.tensors.values() if _is_of_gguf(t) for source in t.sources}
     gguf, _ = factors.to_gguf(adapter, path)
     left = {}
     for name, pair in gguf.items():
         if name in stored:
             turned = name == "token_embd.weight"
-            _put(plan.pieces, name, Delta(pair, turned, weight, held), stored[name], path)
+            _put(plan.sources, name, Delta(pair, turned, weight, held), stored[name], path)
         else:
             left[name] = pair
     found: dict[str, LoraPair] = {}
@@ -292,13 +292,13 @@ def _add_rest(
 
 def _is_of_gguf(tensor: CanonicalTensor) -> bool:
     """Whether what is stored is a tensor of a GGUF, under llama.cpp's name and in its order."""
-    return tensor.link is not None and tensor.pieces[0].name in tensor.link.gguf
+    return tensor.link is not None and tensor.sources[0].name in tensor.link.gguf
 
 
-def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, piece: TensorSource, path: PathLike) -> None:
-    if delta.shape != piece.shape:
+def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, source: TensorSource, path: PathLike) -> None:
+    if delta.shape != source.shape:
         raise RefusedError(
-            f"the adapter is for another base model: it adds {list(delta.shape)} to a weight of {list(piece.shape)}",
+            f"the adapter is for another base model: it adds {list(delta.shape)} to a weight of {list(source.shape)}",
             path=path,
             tensor=name,
         )
@@ -332,31 +332,31 @@ def _replace(
             path=c.model.path,
             tensor=name,
         )
-    stored = c.tensors[known].pieces[0].name if not _is_of_gguf(c.tensors[known]) else known
-    plan.whole[known] = CanonicalTensor(known, (MergedPiece(stored, tensor.piece(), tensor.dtype),))
+    stored = c.tensors[known].sources[0].name if not _is_of_gguf(c.tensors[known]) else known
+    plan.whole[known] = CanonicalTensor(known, (MergedTensor(stored, tensor.as_source(), tensor.dtype),))
 
 
-def _merged(tensor: CanonicalTensor, plan: _AdapterPlan, made: dict[str, MergedPiece], keep: bool) -> CanonicalTensor:
+def _merged(tensor: CanonicalTensor, plan: _AdapterPlan, made: dict[str, MergedTensor], keep: bool) -> CanonicalTensor:
     if tensor.name in plan.whole and tensor.name in plan.names:
         whole = plan.whole.pop(tensor.name)
         return _with_deltas(whole, plan.names[tensor.name], made, keep)
     if tensor.name in plan.names:
         return _with_deltas(tensor, plan.names[tensor.name], made, keep)
-    if not _is_of_gguf(tensor) or not any(piece.name in plan.pieces for piece in tensor.pieces):
+    if not _is_of_gguf(tensor) or not any(source.name in plan.sources for source in tensor.sources):
         return tensor
-    pieces = []
-    for piece in tensor.pieces:
-        if piece.name in plan.pieces and piece.name not in made:
-            made[piece.name] = merged_piece(piece, plan.pieces[piece.name], keep)
-        pieces.append(made.get(piece.name, piece))
-    return replace(tensor, pieces=tuple(pieces))
+    sources = []
+    for source in tensor.sources:
+        if source.name in plan.sources and source.name not in made:
+            made[source.name] = merged_tensor(source, plan.sources[source.name], keep)
+        sources.append(made.get(source.name, source))
+    return replace(tensor, sources=tuple(sources))
 
 
 def _with_deltas(
-    tensor: CanonicalTensor, deltas: Sequence[Delta], made: dict[str, MergedPiece], keep: bool
+    tensor: CanonicalTensor, deltas: Sequence[Delta], made: dict[str, MergedTensor], keep: bool
 ) -> CanonicalTensor:
-    made[tensor.name] = merged_piece(tensor.pieces[0], deltas, keep)
-    return replace(tensor, pieces=(made[tensor.name], *tensor.pieces[1:]))
+    made[tensor.name] = merged_tensor(tensor.sources[0], deltas, keep)
+    return replace(tensor, sources=(made[tensor.name], *tensor.sources[1:]))
 
 
 @cache
@@ -370,22 +370,24 @@ def encodes_alone(dtype: str) -> bool:
         return False
 
 
-def merged_piece(piece: TensorSource, deltas: Sequence[Delta], keep: bool) -> MergedPiece:
-    """The weight `piece` with the deltas added. Raises RefusedError where its blocks cannot be encoded again."""
-    row = DTYPES[piece.dtype]
-    if row.kind == "aprq" or is_padded(row, piece.shape):  # whose rows do not stand alone
+def merged_tensor(source: TensorSource, deltas: Sequence[Delta], keep: bool) -> MergedTensor:
+    """The weight `source` with the deltas added. Raises RefusedError where its blocks cannot be encoded again."""
+    row = DTYPES[source.dtype]
+    if row.kind == "aprq" or is_padded(row, source.shape):  # whose rows do not stand alone
 
         def read() -> list[Buffer]:
-            return [read_whole(piece)]
+            return [read_whole(source)]
 
-        decoded = BufferedPiece(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
-        return MergedPiece(piece.name, decoded, "F32", deltas)
+        decoded = BufferedTensor(
+            source.name, "F32", source.shape, lambda: recode(source.dtype, "F32", source.shape, read)
+        )
+        return MergedTensor(source.name, decoded, "F32", deltas)
     if row.kind == "plain":
-        return MergedPiece(piece.name, piece, piece.dtype, deltas)
+        return MergedTensor(source.name, source, source.dtype, deltas)
     if keep and not encodes_alone(row.name):
         raise RefusedError(
             f"weights dequantized from {row.name} cannot be requantized to it",
-            tensor=piece.name,
+            tensor=source.name,
             hint="choose another dtype: --quantize q4_k_m, or --dtype f16",
         )
-    return MergedPiece(piece.name, piece, piece.dtype if keep else "F32", deltas)
+    return MergedTensor(source.name, source, source.dtype if keep else "F32", deltas)

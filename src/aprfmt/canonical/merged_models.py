@@ -1,4 +1,4 @@
-"""A model whose weights are computed from those of several models, a piece at a time, while they are read.
+"""A model whose weights are computed from those of several models, a chunk at a time, while they are read.
 
 All are brought into Hugging Face order first, so that a folder can be merged with a GGUF, and the result is the same
 whatever forms its sources have. A weight keeps the dtype of the first model; of quantized blocks those are encoded
@@ -37,7 +37,7 @@ _OPEN = 8
 """Tensors in another order than the stored one that are held open: workers are at a few at a time."""
 
 _RECENT = 3
-"""Pieces of each that are kept, since ranges that are read seldom end where those do."""
+"""Chunks of each that are kept, since ranges that are read seldom end where those do."""
 
 _COMPARED_BYTES = 1 << 20
 _SCALE_BYTES = 4
@@ -137,7 +137,7 @@ class _Orders:
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """A tensor that is stored in another order, as a piece."""
+    """A tensor that is stored in another order, as a lazy tensor."""
 
     tensor: CanonicalTensor
     dtype: str
@@ -159,27 +159,27 @@ class _Ordered:
         self.orders.get(self.tensor, self.dtype).read_into(offset, buffer)
 
 
-def _piece(tensor: CanonicalTensor, orders: _Orders) -> TensorSource:
+def _in_order(tensor: CanonicalTensor, orders: _Orders) -> TensorSource:
     """Its bytes in Hugging Face order, readable at any place; decoded where rows end within blocks."""
     if is_padded(DTYPES[tensor.dtype], tensor.shape):
         return _Ordered(tensor, "F32", orders)
     if tensor.row_map is None or tensor.row_map.is_plain:
-        return tensor.pieces[0]
+        return tensor.sources[0]
     return _Ordered(tensor, tensor.dtype, orders)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The values of a piece."""
+    """The values of a lazy tensor."""
 
-    piece: TensorSource
+    source: TensorSource
 
     def read_into(self, first: int, out: Array) -> None:
-        row = DTYPES[self.piece.dtype]
+        row = DTYPES[self.source.dtype]
         last = first + len(out)
         if row.kind == "plain":
             with SCRATCH.lent(len(out) * row.block_bytes) as data:
-                self.piece.read_into(first * row.block_bytes, data)
+                self.source.read_into(first * row.block_bytes, data)
                 plain.decode_into(row.name, data, out)
             return
         low, high = first // row.block * row.block, -(-last // row.block) * row.block
@@ -188,9 +188,9 @@ class _Stored:
         scale = _SCALE_BYTES if row.name == "AprQ8" else 0
         with SCRATCH.lent(scale + (high - low) // row.block * row.block_bytes) as data:
             if scale:
-                self.piece.read_into(0, data[:scale])
-            self.piece.read_into(scale + begin, data[scale:])
-            out[:] = decode(row.name, data, (high - low,), tensor=self.piece.name)[first - low : last - low]
+                self.source.read_into(0, data[:scale])
+            self.source.read_into(scale + begin, data[scale:])
+            out[:] = decode(row.name, data, (high - low,), tensor=self.source.name)[first - low : last - low]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class _Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class CombinedPiece:
+class CombinedTensor:
     """A merged weight; whatever is read of it is computed, in small memory.
 
     Attributes:
@@ -242,7 +242,7 @@ class CombinedPiece:
             return
         size = DTYPES[self.dtype].block_bytes
         first, last = offset // size, -(-(offset + len(buffer)) // size)
-        for start, values in self.combination.pieces(first, last):
+        for start, values in self.combination.chunks(first, last):
             low, high = start * size - offset, (start + len(values)) * size - offset
             if low >= 0 and high <= len(buffer):
                 plain.encode_into(self.dtype, values, buffer[low:high], self._overflow)
@@ -329,7 +329,7 @@ def combined(
         " of the first"
         for number in sorted(merge.padded)
     ]
-    made = replace(skeleton, tensors=tensors, outside=outside, is_whole=False, envelope=None)
+    made = replace(skeleton, tensors=tensors, outside=outside, is_whole=False, sidecar=None)
     return replace(made, warnings=(*made.warnings, *_differences(models))), notes
 
 
@@ -440,11 +440,11 @@ def _combine(
     """The weight `tensor` of the first model, merged from the `inputs`."""
     if any(not is_float(other.dtype) for _, other in inputs):
         return _equal(tensor, inputs)
-    base = _Stored(_piece(tensor, merge.orders))
+    base = _Stored(_in_order(tensor, merge.orders))
     shape = tensor.shape
     values: list[Values] = []
     for (model, other), number in zip(inputs, numbers, strict=True):
-        own: Values = _Stored(_piece(other, merge.orders))
+        own: Values = _Stored(_in_order(other, merge.orders))
         if other.shape != shape:
             _check_shape(merge, c, tensor, model, other)
             merge.padded.add(number)
@@ -458,17 +458,17 @@ def _combine(
             return tensor
         if inputs[0][1].name == tensor.name:
             return inputs[0][1]
-    piece = base.piece
+    source = base.source
     # A checkpoint keeps its own spelling; a head that was the embedding has none.
     embedding = c.tensors.get(c.embedding)
-    is_new = tensor.name == c.head and embedding is not None and tensor.pieces[0] is embedding.pieces[0]
-    name = tensor.name if tensor.link is not None or is_new else tensor.pieces[0].name
+    is_new = tensor.name == c.head and embedding is not None and tensor.sources[0] is embedding.sources[0]
+    name = tensor.name if tensor.link is not None or is_new else tensor.sources[0].name
     combination = Combination(tensor.name, prod(shape), rule, values)
     blocks = DTYPES[tensor.dtype].kind != "plain"
     merge.requantized += blocks
     merge.narrowed += any(other.dtype == "F64" for _, other in inputs)
-    if not merge.keep or (blocks and (piece.dtype == "F32" or DTYPES[tensor.dtype].kind == "aprq")):
-        return CanonicalTensor(tensor.name, (CombinedPiece(name, "F32", shape, combination),))
+    if not merge.keep or (blocks and (source.dtype == "F32" or DTYPES[tensor.dtype].kind == "aprq")):
+        return CanonicalTensor(tensor.name, (CombinedTensor(name, "F32", shape, combination),))
     if blocks and not encodes_alone(DTYPES[tensor.dtype].name):
         raise RefusedError(
             f"weights dequantized from {tensor.dtype} cannot be requantized to it",
@@ -476,7 +476,7 @@ def _combine(
             tensor=tensor.name,
             hint="choose another dtype: --quantize q4_k_m, or --dtype f16",
         )
-    made = CombinedPiece(name, tensor.dtype, shape, combination, piece if blocks else None)
+    made = CombinedTensor(name, tensor.dtype, shape, combination, source if blocks else None)
     return CanonicalTensor(tensor.name, (made,))
 
 

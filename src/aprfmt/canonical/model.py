@@ -9,9 +9,9 @@ from aprfmt.arch import names
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.outside import ExtraTensors, parts
 from aprfmt.arch.row import Architecture
-from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.packed import Packing
 from aprfmt.canonical.pairs import Adapter
+from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import TowerPart
 from aprfmt.codecs.dtypes import n_elements
@@ -38,7 +38,7 @@ class Canonical:
         warnings: what the user should know of the source; targets collect theirs in Losses.
         general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
         stated: typed fields that the user gave.
-        envelope: what a GGUF tells of the `.apr` that it was made from.
+        sidecar: what a GGUF tells of the `.apr` that it was made from.
         files: what else the source's folder holds, by path, as tensors of bytes named as an `.apr` names them.
         left_out: files of the source's folder that are not carried, and why, one sentence each.
         packs: packed weights of the source.
@@ -60,7 +60,7 @@ class Canonical:
     warnings: tuple[str, ...] = ()
     general: dict[str, object] | None = None
     stated: dict[str, str] = field(default_factory=dict)
-    envelope: Envelope | None = None
+    sidecar: Sidecar | None = None
     files: dict[str, CanonicalTensor] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     outside: dict[str, CanonicalTensor] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Canonical:
     def outside_parts(self) -> list[ExtraTensors]:
         """What the tensors outside the network are of, by the names that a checkpoint has them under."""
         own = self.model.convention == "hf"
-        sizes = {t.pieces[0].name if own else t.name: t.n_bytes for t in self.outside.values()}
+        sizes = {t.sources[0].name if own else t.name: t.n_bytes for t in self.outside.values()}
         return parts(self.arch, sizes, self.hparams.hf_architecture)
 
 
@@ -111,9 +111,9 @@ def count_elements(tensors: Collection[CanonicalTensor], packs: Packing) -> int:
     """Elements of the tensors, of packed ones of what they stand for."""
     if packs.decoded:
         return sum(n_elements(t.shape) for t in tensors)
-    stored = {t.pieces[0].name for t in tensors} & packs.parts
-    own = (t.shape for t in tensors if t.pieces[0].name not in stored)
-    return sum(map(n_elements, (*own, *(weight.shape for weight in packs.weights if weight.pieces[0].name in stored))))
+    stored = {t.sources[0].name for t in tensors} & packs.parts
+    own = (t.shape for t in tensors if t.sources[0].name not in stored)
+    return sum(map(n_elements, (*own, *(weight.shape for weight in packs.weights if weight.sources[0].name in stored))))
 
 
 def embedding_rows(c: Canonical) -> int | None:

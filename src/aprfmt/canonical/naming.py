@@ -40,19 +40,19 @@ def name_tensors(
     """
     if row is None and find_part(model, row) == ADAPTER:
         elsewhere = {*model.tensors}
-    elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.pieces[0].name in elsewhere)}
+    elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.sources[0].name in elsewhere)}
     tensors: dict[str, CanonicalTensor] = {}
     others: dict[str, CanonicalTensor] = {}
     copies: dict[str, str] = {}
     entries = scaled_weights(model, decoding, partial(_is_scale, row, model.convention))
     for tensor in _named(model, entries, row, h, allow_unmapped, packs, elsewhere):
-        found = others if tensor.name in elsewhere or tensor.pieces[0].name in elsewhere else tensors
+        found = others if tensor.name in elsewhere or tensor.sources[0].name in elsewhere else tensors
         first = found.setdefault(tensor.name, tensor)
         if first is tensor:
             continue
         if not is_copy(tensor, first):
             raise RefusedError("two tensors have this name", path=model.path, tensor=tensor.name)
-        copies[tensor.pieces[0].name] = tensor.name
+        copies[tensor.sources[0].name] = tensor.name
     return tensors, others, copies
 
 
@@ -143,13 +143,13 @@ def names_from_mlx(
         link, row_map = links[name] or mlx.values_from(row, h, name, shapes), turned[name]
         if link is not None and name == link.gguf[0]:
             check_whole(link.gguf, tensors)
-            pieces = tuple(tensors[part].pieces[0] for part in link.gguf)
+            sources = tuple(tensors[part].sources[0] for part in link.gguf)
             out |= {
-                made: CanonicalTensor(made, pieces, link.row_map, position, inverse=True)
+                made: CanonicalTensor(made, sources, link.row_map, position, inverse=True)
                 for position, made in enumerate(link.hf)
             }
         elif row_map is not None:
-            out[name] = CanonicalTensor(name, tensor.pieces, row_map)
+            out[name] = CanonicalTensor(name, tensor.sources, row_map)
         elif link is None:
             out[name] = tensor
     return out
@@ -171,10 +171,10 @@ def check_whole(link_names: Sequence[str], there: Collection[str]) -> None:
         raise RefusedError(f"{absent[0]} is missing, and this tensor needs it", tensor=present)
 
 
-def to_hf(link: Link, pieces: tuple[TensorSource, ...]) -> list[CanonicalTensor]:
+def to_hf(link: Link, sources: tuple[TensorSource, ...]) -> list[CanonicalTensor]:
     """The Hugging Face tensors of a link, made of those of the GGUF."""
     return [
-        CanonicalTensor(name, pieces, link.row_map, position, inverse=True, link=link)
+        CanonicalTensor(name, sources, link.row_map, position, inverse=True, link=link)
         for position, name in enumerate(link.hf)
     ]
 
@@ -185,10 +185,10 @@ def _from_gguf(tensors: Mapping[str, Tensor | PackedTensor], link: Link) -> list
     Blocks that cannot come into Hugging Face order without being decoded keep the GGUF name.
     """
     check_whole(link.gguf, tensors)
-    pieces = tuple(tensors[name] for name in link.gguf)
-    if not keeps_dtype(pieces, link.row_map) and any(DTYPES[p.dtype].kind != "plain" for p in pieces):
-        return [CanonicalTensor(p.name, (p,), link=link) for p in pieces]
-    return to_hf(link, pieces)
+    sources = tuple(tensors[name] for name in link.gguf)
+    if not keeps_dtype(sources, link.row_map) and any(DTYPES[p.dtype].kind != "plain" for p in sources):
+        return [CanonicalTensor(p.name, (p,), link=link) for p in sources]
+    return to_hf(link, sources)
 
 
 def _matching(

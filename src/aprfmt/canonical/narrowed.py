@@ -16,7 +16,7 @@ from aprfmt.arch.grammar import FIELD_OF_SIZE, dims_of, evaluate, sizes_of
 from aprfmt.arch.names import is_gguf_only, matches
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.rowmap import BufferedTensor
 from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
@@ -100,7 +100,7 @@ def narrowed(c: Canonical, widths: Mapping[str, int]) -> tuple[Canonical, list[s
     blocks = (
         [f"{plural(decoded, 'tensor')} stored as F32: the new rows do not end at a quantized block"] if decoded else []
     )
-    return replace(c, hparams=h, tensors=out, is_whole=False, envelope=None), blocks
+    return replace(c, hparams=h, tensors=out, is_whole=False, sidecar=None), blocks
 
 
 def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
@@ -168,7 +168,7 @@ class _Choice:
         if shape == tensor.shape:
             return tensor
         dtype = tensor.dtype if DTYPES[tensor.dtype].kind == "plain" else "F32"
-        made = BufferedPiece(tensor.name, dtype, shape, partial(self._chunks, tensor, dtype, layer, axes))
+        made = BufferedTensor(tensor.name, dtype, shape, partial(self._chunks, tensor, dtype, layer, axes))
         return CanonicalTensor(tensor.name, (made,))
 
     def _chunks(self, tensor: CanonicalTensor, dtype: str, layer: int | None, axes: list[str]) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Packed weights of Hugging Face checkpoints (FP8, GPTQ, AWQ, ...): kept as they are stored, or decoded on the way.
 
 A packed weight is several stored tensors: codes, scales, zero points. Here they are found by their names, and the
-weight becomes one Piece that decodes what is read of it.
+weight becomes one lazy tensor that decodes what is read of it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ACCEPTED: dict[str, dict[str, tuple[str, ...]]] = {
 """What settings may say, by method."""
 _KEYS = ("quantization_config", "compression_config", "quantization")
 
-# Endings that no tensor has but a piece of a packed weight; none may be left when all weights are found.
+# Endings that no tensor has but a part of a packed weight; none may be left when all weights are found.
 _MARKS = (
     ".qweight", ".qzeros", ".scales", ".biases", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv",
     ".weight_scale_2", ".weight_global_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx",
@@ -83,7 +83,7 @@ class PackedForm:
 
     Attributes:
         scheme, settings: decode them.
-        endings: of the names of their pieces, as the scheme spells them.
+        endings: of the names of its stored tensors, as the scheme spells them.
         shape: row-major, of the decoded weight.
         dtype: what they were packed from.
     """
@@ -97,21 +97,21 @@ class PackedForm:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A weight of a packed checkpoint as a Piece: whatever is read of it is decoded, in small memory.
+    """A weight of a packed checkpoint as a lazy tensor: whatever is read of it is decoded, in small memory.
 
     Attributes:
         name: its Hugging Face name, "model.layers.0.mlp.up_proj.weight".
         dtype: F32, F16 or BF16: what it was packed from, or what it is decoded to; that of `blocks` where there are.
         form: its scheme, shape and settings.
-        pieces: the stored tensors it is made of, in the order of the form's endings.
-        values: gives the values; None for a form whose pieces tell no more than their shapes: made when it is read.
+        sources: the stored tensors it is made of, in the order of the form's endings.
+        values: gives the values; None for a form whose stored tensors tell only their shapes: made when read.
         blocks: gives GGML blocks of the same codes and scales, of which it then is a tensor.
     """
 
     name: str
     dtype: str
     form: PackedForm
-    pieces: tuple[Tensor, ...]
+    sources: tuple[Tensor, ...]
     values: Decoded | None = None
     blocks: PackedBlocks | None = None
 
@@ -128,12 +128,12 @@ class PackedTensor:
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the stored tensors it is made of."""
-        return tuple(piece.name for piece in self.pieces)
+        return tuple(source.name for source in self.sources)
 
     @property
     def is_stored(self) -> bool:
-        """Whether the blocks are those that a piece is stored as."""
-        return self.blocks is not None and self.pieces[0].dtype == self.dtype
+        """Whether the blocks are those that a source is stored as."""
+        return self.blocks is not None and self.sources[0].dtype == self.dtype
 
     @property
     def scales(self) -> TensorScales:
@@ -144,14 +144,14 @@ class PackedTensor:
     def decoded(self) -> Decoded:
         """Gives the values."""
         form = self.form
-        return self.values or form.scheme.decode(dict(zip(form.endings, self.pieces, strict=True)), form.settings)
+        return self.values or form.scheme.decode(dict(zip(form.endings, self.sources, strict=True)), form.settings)
 
     @property
     def n_bytes(self) -> int:
         """Bytes once decoded."""
         return DTYPES[self.dtype].n_bytes(self.shape)
 
-    def decoded_piece(self) -> PackedTensor:
+    def decoded_source(self) -> PackedTensor:
         """The weight as values instead of blocks, in what it was packed from."""
         return replace(self, dtype=self.form.dtype, blocks=None) if self.blocks is not None else self
 
@@ -210,7 +210,7 @@ class Packing:
     @cached_property
     def by_first_part(self) -> dict[str, PackedTensor]:
         """The packed weights by the name of their first part, in whose place they come."""
-        return {weight.pieces[0].name: weight for weight in self.weights}
+        return {weight.sources[0].name: weight for weight in self.weights}
 
     def losses(self) -> list[str]:
         """A sentence a scheme for the report of an output that holds the weights decoded."""
@@ -244,10 +244,10 @@ def packing(
     if row is not None and decoding.keep_blocks and any(one.pack for one in row.tensors):
         weights = [weight for weight in weights if not _has_row(row, h, weight)]
     if decoding.decode and decoding.keep_blocks and decoding.dtype is None:
-        weights = [w if w.pieces[0].name in elsewhere else _as_blocks(w, decoding) for w in weights]
+        weights = [w if w.sources[0].name in elsewhere else _as_blocks(w, decoding) for w in weights]
     if not weights:
         return Packing()
-    used = {piece.name for weight in weights for piece in weight.pieces}
+    used = {source.name for weight in weights for source in weight.sources}
     parts = frozenset(used.union(activation_scales(model.tensors, config)))
     if not decoding.decode:
         schemes = ", ".join(sorted({weight.scheme for weight in weights}))
@@ -302,10 +302,10 @@ def scaled_weights(model: Model, decoding: Decoding, takes: Callable[[str], bool
 
 
 def _scaled(tensor: Tensor, own: Mapping[str, Tensor], decoding: Decoding) -> PackedTensor:
-    pieces = {".weight": tensor, **own}
-    values = _decoded(_SCALED, pieces, {})
-    form = PackedForm(_SCALED, {}, (*pieces,), tensor.shape, "BF16")
-    weight = PackedTensor(tensor.name, decoding.dtype or form.dtype, form, tuple(pieces.values()), values)
+    sources = {".weight": tensor, **own}
+    values = _decoded(_SCALED, sources, {})
+    form = PackedForm(_SCALED, {}, (*sources,), tensor.shape, "BF16")
+    weight = PackedTensor(tensor.name, decoding.dtype or form.dtype, form, tuple(sources.values()), values)
     is_kept = not decoding.decode or (decoding.keep_blocks and decoding.keep_scales and decoding.dtype is None)
     blocks = values.blocks()
     return replace(weight, dtype=tensor.dtype, blocks=blocks) if is_kept and blocks is not None else weight
@@ -358,16 +358,16 @@ def packed_weights(
             continue
         scheme, base = match
         endings = (scheme.main, *scheme.needs, *(e for e in scheme.may if base + e in tensors))
-        pieces = tuple([tensors[base + ending] for ending in endings])
-        alike = (scheme.needs, endings, *[(piece.dtype, piece.shape, piece.n_bytes) for piece in pieces])
+        sources = tuple([tensors[base + ending] for ending in endings])
+        alike = (scheme.needs, endings, *[(source.dtype, source.shape, source.n_bytes) for source in sources])
         form, values = forms.get(alike) if scheme.by_form else None, None
         if form is None:
-            values = _decoded(scheme, dict(zip(endings, pieces, strict=True)), settings)
-            form = PackedForm(scheme, settings, endings, values.shape, _dtype_of(values, pieces, natural))
+            values = _decoded(scheme, dict(zip(endings, sources, strict=True)), settings)
+            form = PackedForm(scheme, settings, endings, values.shape, _dtype_of(values, sources, natural))
             if scheme.by_form:
                 forms[alike], values = form, None
         made = base + scheme.result
-        weight = PackedTensor(made, form.dtype if dtype is None or name in elsewhere else dtype, form, pieces, values)
+        weight = PackedTensor(made, form.dtype if dtype is None or name in elsewhere else dtype, form, sources, values)
         if made in tensors and made not in weight.parts:
             raise _refused(scheme, name, f"{made} is stored together with its quantized form")
         found.append(weight)
@@ -377,18 +377,18 @@ def packed_weights(
     return found
 
 
-def _decoded(scheme: Scheme, pieces: Mapping[str, Tensor], settings: Mapping[str, object]) -> Decoded:
-    for piece in pieces.values():
-        _check_size(piece)
-    return scheme.decode(pieces, settings)
+def _decoded(scheme: Scheme, sources: Mapping[str, Tensor], settings: Mapping[str, object]) -> Decoded:
+    for source in sources.values():
+        _check_size(source)
+    return scheme.decode(sources, settings)
 
 
-def _dtype_of(decoded: Decoded, pieces: Sequence[Tensor], natural: str | None) -> str:
+def _dtype_of(decoded: Decoded, sources: Sequence[Tensor], natural: str | None) -> str:
     """What a weight was packed from.
 
-    Where neither pieces nor config (`natural`) name it, it is the dtype of the scales: packing tools keep the model's.
+    Where neither tensors nor config (`natural`) name it, it is the dtype of the scales: packing tools keep the model's.
     """
-    scales = next((piece.dtype for piece in pieces if piece.dtype in ("F16", "BF16")), "F32")
+    scales = next((source.dtype for source in sources if source.dtype in ("F16", "BF16")), "F32")
     return decoded.dtype or natural or scales
 
 
@@ -402,7 +402,7 @@ def activation_scales(tensors: Mapping[str, Tensor], config: Mapping[str, object
 def _match(
     name: str, tensor: Tensor, tensors: Mapping[str, Tensor], schemes: Sequence[Scheme], settings: Mapping[str, object]
 ) -> tuple[Scheme, str] | None:
-    """The scheme that tensor `name` is the main piece of, and the base name."""
+    """The scheme that tensor `name` is the main part of, and the base name."""
     bases = []
     for scheme in schemes:
         if tensor.dtype in scheme.dtypes and name.endswith(scheme.main) and (scheme.main or not name.endswith(_MARKS)):

@@ -9,7 +9,7 @@ from aprfmt.arch import names
 from aprfmt.arch.outside import outside
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest
-from aprfmt.canonical import envelope
+from aprfmt.canonical import sidecar
 from aprfmt.canonical.adapter import read_adapter
 from aprfmt.canonical.checks import check_network
 from aprfmt.canonical.completion import (
@@ -21,12 +21,12 @@ from aprfmt.canonical.completion import (
     take_factors,
 )
 from aprfmt.canonical.detection import find_part, find_row, hparams_as, name_hint
-from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.model import Canonical, count_elements
 from aprfmt.canonical.model_kinds import ADAPTER, is_adapter
 from aprfmt.canonical.naming import name_tensors, names_from_mlx
 from aprfmt.canonical.packed import AS_STORED, Decoding, packing
 from aprfmt.canonical.pairs import Base
+from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import read_tower
 from aprfmt.errors import AprError, RefusedError, UnmappedError
@@ -70,9 +70,9 @@ def canonical(
             warnings += complete_from_gguf(model, row, hparams)
         elif model.convention == "apr":
             complete_from_apr(model, row, hparams)
-    kept: Envelope | None = None
+    kept: Sidecar | None = None
     if (gguf := model.native_as(GgufNative)) is not None:
-        kept, warning = envelope.read_envelope(gguf.parts[0].kv)
+        kept, warning = sidecar.read_sidecar(gguf.parts[0].kv)
         warnings += [warning] if warning else []
         if kept is not None and row is not None:
             take_factors(hparams, row, kept)
@@ -88,7 +88,7 @@ def canonical(
     if gguf is not None and kept is not None:
         restore_bits(tensors, kept)
     if (folder := model.native_as(HfNative)) is not None:
-        kept = envelope.read_folder(folder.folder)
+        kept = sidecar.read_folder(folder.folder)
         facts = kept.metadata if kept is not None else {}
         known.info |= {name: str(facts[name]) for name in provenance.INFO_FIELDS if name in facts}
     n_params = count_elements(tensors.values(), packs)
@@ -104,7 +104,7 @@ def canonical(
         dropped,
         tuple(warnings),
         known.general,
-        envelope=kept,
+        sidecar=kept,
         files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
         outside=others,
         part=part,

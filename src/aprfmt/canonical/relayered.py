@@ -144,7 +144,7 @@ def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Can
         tensors=tensors,
         outside=outside,
         is_whole=False,
-        envelope=None,
+        sidecar=None,
         layers=tuple(layer if model == 0 else None for model, layer in layers),
     )
 
@@ -462,18 +462,18 @@ class _Moved:
         if self.old == self.new:
             return list(tensors)
         links: dict[int, Link] = {}
-        pieces: dict[int, TensorSource] = {}
+        sources: dict[int, TensorSource] = {}
         for tensor in tensors:
             if (link := tensor.link) is not None and id(link) not in links:
                 hf, gguf = (tuple(map(self.name, side)) for side in (link.hf, link.gguf))
                 links[id(link)] = replace(link, hf=hf, gguf=gguf)
-            for piece in tensor.pieces:
-                pieces.setdefault(id(piece), self.piece(piece))
+            for source in tensor.sources:
+                sources.setdefault(id(source), self.renamed(source))
         return [
             replace(
                 tensor,
                 name=self.name(tensor.name),
-                pieces=tuple(pieces[id(piece)] for piece in tensor.pieces),
+                sources=tuple(sources[id(source)] for source in tensor.sources),
                 link=links[id(tensor.link)] if tensor.link is not None else None,
             )
             for tensor in tensors
@@ -483,12 +483,12 @@ class _Moved:
         """A name in this layer; others, and a source's own names of draft layers, stay."""
         return renumbered(name, self.old, self.new) if _layer_of(self.c, name) == self.old else name
 
-    def piece(self, piece: TensorSource) -> TensorSource:
+    def renamed(self, source: TensorSource) -> TensorSource:
         """What is stored, under the name that it would have there: a checkpoint keeps its own spelling."""
-        name = self.name(piece.name)
-        if name == piece.name or not is_dataclass(piece) or isinstance(piece, type):
-            return piece
-        return replace(piece, name=name)
+        name = self.name(source.name)
+        if name == source.name or not is_dataclass(source) or isinstance(source, type):
+            return source
+        return replace(source, name=name)
 
 
 # --- what a user writes ---

@@ -11,7 +11,7 @@ from functools import partial
 
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.rowmap import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.stream import TensorSource
@@ -50,9 +50,9 @@ def as_reranker(c: Canonical) -> Canonical | None:
     if head is None or len(head.shape) != 2:
         return None
     rows = [_token(c, answer) for answer in ANSWERS]
-    piece, (n_rows, width) = head.piece(), head.shape
-    row_bytes = piece.n_bytes // n_rows
-    made = BufferedPiece(_SCORE, piece.dtype, (len(rows), width), partial(_read_rows, piece, rows, row_bytes))
+    source, (n_rows, width) = head.as_source(), head.shape
+    row_bytes = source.n_bytes // n_rows
+    made = BufferedTensor(_SCORE, source.dtype, (len(rows), width), partial(_read_rows, source, rows, row_bytes))
     tensors = {name: tensor for name, tensor in c.tensors.items() if name != c.head}
     h = replace(
         c.hparams, architecture=row.id, hf_architecture=row.hf_class, tied=None, extra=c.hparams.extra | _LABELS
@@ -78,14 +78,14 @@ def with_two_outputs(c: Canonical) -> Canonical | None:
         return None
     if score.shape[:1] != (1,) or DTYPES[score.dtype].kind != "plain":
         return None
-    piece = score.piece()
-    made = BufferedPiece(_SCORE, piece.dtype, (2, *piece.shape[1:]), partial(_read_padded, piece))
+    source = score.as_source()
+    made = BufferedTensor(_SCORE, source.dtype, (2, *source.shape[1:]), partial(_read_padded, source))
     h = replace(c.hparams, extra=c.hparams.extra | _LABELS)
     return replace(c, hparams=h, tensors=c.tensors | {_SCORE: CanonicalTensor(_SCORE, (made,))})
 
 
-def _read_padded(piece: TensorSource) -> Iterable[bytes]:
-    return [*_read_rows(piece, [0], piece.n_bytes), bytes(piece.n_bytes)]
+def _read_padded(source: TensorSource) -> Iterable[bytes]:
+    return [*_read_rows(source, [0], source.n_bytes), bytes(source.n_bytes)]
 
 
 def _is_called_reranker(c: Canonical) -> bool:
@@ -107,8 +107,8 @@ def _token(c: Canonical, text: str) -> int:
     return tokens.index(text)
 
 
-def _read_rows(piece: TensorSource, rows: Iterable[int], row_bytes: int) -> Iterable[bytes]:
+def _read_rows(source: TensorSource, rows: Iterable[int], row_bytes: int) -> Iterable[bytes]:
     for row in rows:
         data = bytearray(row_bytes)
-        piece.read_into(row * row_bytes, memoryview(data))
+        source.read_into(row * row_bytes, memoryview(data))
         yield bytes(data)

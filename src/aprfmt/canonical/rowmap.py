@@ -1,4 +1,4 @@
-"""Runs a RowMap: reads rows of the source tensors in the order of the output, in pieces of about 1 MiB.
+"""Runs a RowMap: reads rows of the source tensors in the order of the output, in chunks of about 1 MiB.
 
 Rows of stored bytes move as they are, quantized blocks too. What goes below rows (transposed matrices, shuffled
 columns, mapped values) works on single elements: quantized tensors are decoded for it, one tensor at a time.
@@ -28,8 +28,8 @@ from aprfmt.types import Array, Shape
 
 
 @dataclass(slots=True)
-class BufferedPiece:
-    """A Piece whose bytes have to be made first (blocks that cannot move, another map): held while they are read."""
+class BufferedTensor:
+    """A lazy tensor whose bytes are made first (blocks that cannot move, another map) and held while they are read."""
 
     name: str
     dtype: str
@@ -67,7 +67,7 @@ class Produced:
     scales: TensorScales = field(default_factory=dict)
 
     def chunks(self) -> Iterator[Buffer]:
-        """Its bytes, piece by piece."""
+        """Its bytes, chunk by chunk."""
         return run_jobs(self.items(1))
 
     def data(self) -> bytes:
@@ -81,28 +81,28 @@ class Produced:
 
     def without_scales(self) -> Produced:
         """The same values in a dtype that needs no scales of the tensor beside it: F32 where there are some."""
-        return as_it_is(_floats(self.piece(""))) if self.scales else self
+        return as_it_is(_floats(self.as_source(""))) if self.scales else self
 
-    def piece(self, name: str) -> TensorSource:
+    def as_source(self, name: str) -> TensorSource:
         """Its bytes as something that another RowMap can read from."""
-        return BufferedPiece(name, self.dtype, self.shape, self.chunks, self.scales)
+        return BufferedTensor(name, self.dtype, self.shape, self.chunks, self.scales)
 
 
 _INTEGERS = ("I64", "I32")
 
 
-def keeps_dtype(pieces: Sequence[TensorSource], row_map: RowMap) -> bool:
-    """Whether the output has the stored dtype of the pieces: nothing needs to be decoded."""
+def keeps_dtype(sources: Sequence[TensorSource], row_map: RowMap) -> bool:
+    """Whether the output has the stored dtype of the sources: nothing needs to be decoded."""
     if row_map.pack:
         return True
-    dtypes = {piece.dtype for piece in pieces}
+    dtypes = {source.dtype for source in sources}
     if len(dtypes) > 1 or row_map.maps_values:
         return False
     row = DTYPES[dtypes.pop()]
-    if row.kind == "plain" or (row_map.is_plain and len(pieces) == 1):
+    if row.kind == "plain" or (row_map.is_plain and len(sources) == 1):
         return True
-    n_rows = sum(prod(piece.shape) for piece in pieces) // max(1, row_map.row_elements)
-    n_bytes = sum(piece.n_bytes for piece in pieces)
+    n_rows = sum(prod(source.shape) for source in sources) // max(1, row_map.row_elements)
+    n_bytes = sum(source.n_bytes for source in sources)
     return (
         row_map.moves_rows_only
         and row.kind == "ggml"
@@ -112,21 +112,23 @@ def keeps_dtype(pieces: Sequence[TensorSource], row_map: RowMap) -> bool:
     )
 
 
-def as_it_is(piece: TensorSource) -> Produced:
+def as_it_is(source: TensorSource) -> Produced:
     """The output of a map that changes nothing; most tensors of a large model are one of these."""
-    held = piece.n_bytes if isinstance(piece, BufferedPiece) else 0
+    held = source.n_bytes if isinstance(source, BufferedTensor) else 0
     return Produced(
-        piece.dtype, piece.shape, piece.n_bytes, partial(_whole, piece, piece.n_bytes), held, scales_of(piece)
+        source.dtype, source.shape, source.n_bytes, partial(_whole, source, source.n_bytes), held, scales_of(source)
     )
 
 
-def scales_of(piece: TensorSource) -> TensorScales:
-    """The scales of the tensor that the blocks of a piece need beside them."""
-    return piece.scales if isinstance(piece, PackedTensor | BufferedPiece) else {}
+def scales_of(source: TensorSource) -> TensorScales:
+    """The scales of the tensor that the blocks of a source need beside them."""
+    return source.scales if isinstance(source, PackedTensor | BufferedTensor) else {}
 
 
-def _scales_after(pieces: Sequence[TensorSource], row_map: RowMap, position: int, inverse: bool) -> TensorScales | None:
-    """The scales of an output tensor, from those of the pieces its rows come from.
+def _scales_after(
+    sources: Sequence[TensorSource], row_map: RowMap, position: int, inverse: bool
+) -> TensorScales | None:
+    """The scales of an output tensor, from those of the sources its rows come from.
 
     None where rows of one matrix have different ones, which no output has a place for.
     """
@@ -140,9 +142,9 @@ def _scales_after(pieces: Sequence[TensorSource], row_map: RowMap, position: int
     index = indices(row_map.orders, row_map.n_rows, inverse=inverse) if row_map.orders else np.arange(row_map.n_rows)
     index = index[first : first + prod(shape) // width].reshape(prod(shape[:-2]), -1)
     found: dict[str, tuple[float, ...]] = {}
-    for which in dict.fromkeys(which for piece in pieces for which in scales_of(piece)):
-        own = [np.array(scales_of(piece).get(which, (1.0,))) for piece in pieces]
-        of_rows = [np.repeat(v, prod(p.shape) // width // len(v)) for v, p in zip(own, pieces, strict=True)]
+    for which in dict.fromkeys(which for source in sources for which in scales_of(source)):
+        own = [np.array(scales_of(source).get(which, (1.0,))) for source in sources]
+        of_rows = [np.repeat(v, prod(p.shape) // width // len(v)) for v, p in zip(own, sources, strict=True)]
         matrices = np.concatenate(of_rows)[index]
         if (matrices == matrices[:, :1]).all():
             found[which] = tuple(matrices[:, 0].tolist())
@@ -151,47 +153,47 @@ def _scales_after(pieces: Sequence[TensorSource], row_map: RowMap, position: int
     return found
 
 
-def produce(pieces: Sequence[TensorSource], row_map: RowMap, position: int, *, inverse: bool = False) -> Produced:
-    """Output tensor `position` of the GGUF side from the pieces of the Hugging Face side; `inverse`: the other way.
+def produce(sources: Sequence[TensorSource], row_map: RowMap, position: int, *, inverse: bool = False) -> Produced:
+    """Output tensor `position` of the GGUF side from the sources of the Hugging Face side; `inverse`: the other way.
 
-    The dtype is the pieces' own where keeps_dtype says so, else F32. Raises RefusedError for impossible orders.
+    The dtype is the sources' own where keeps_dtype says so, else F32. Raises RefusedError for impossible orders.
     """
     shapes = row_map.before if inverse else row_map.after
     shape = shapes[position]
     if row_map.pack:
-        return mxfp4_tensor(pieces, row_map, position, inverse=inverse)
+        return mxfp4_tensor(sources, row_map, position, inverse=inverse)
     if row_map.value == PRODUCT:
-        return _product(pieces, shape, position, inverse)
+        return _product(sources, shape, position, inverse)
     if row_map.lead or row_map.trail:
-        return _padded(pieces, row_map, position, inverse)
+        return _padded(sources, row_map, position, inverse)
     scales: TensorScales = {}
-    if any(map(scales_of, pieces)):
-        after = _scales_after(pieces, row_map, position, inverse) if keeps_dtype(pieces, row_map) else None
-        pieces, scales = (pieces, after) if after is not None else ([_floats(piece) for piece in pieces], {})
-    counts = row_map.value in (PLUS_ROW, INT32) and all(piece.dtype in _INTEGERS for piece in pieces)
-    mapped = row_map.maps_values and all(piece.dtype == "F32" for piece in pieces)
-    if not (counts or mapped or keeps_dtype(pieces, row_map)):
-        pieces = [_floats(piece) for piece in pieces]
-    dtype = pieces[0].dtype if row_map.value != INT32 or not counts else "I64" if inverse else "I32"
-    held = sum(piece.n_bytes for piece in pieces if isinstance(piece, BufferedPiece))
+    if any(map(scales_of, sources)):
+        after = _scales_after(sources, row_map, position, inverse) if keeps_dtype(sources, row_map) else None
+        sources, scales = (sources, after) if after is not None else ([_floats(source) for source in sources], {})
+    counts = row_map.value in (PLUS_ROW, INT32) and all(source.dtype in _INTEGERS for source in sources)
+    mapped = row_map.maps_values and all(source.dtype == "F32" for source in sources)
+    if not (counts or mapped or keeps_dtype(sources, row_map)):
+        sources = [_floats(source) for source in sources]
+    dtype = sources[0].dtype if row_map.value != INT32 or not counts else "I64" if inverse else "I32"
+    held = sum(source.n_bytes for source in sources if isinstance(source, BufferedTensor))
     if row_map.is_plain or prod(shape) == 0:
-        return as_it_is(pieces[0]) if prod(shape) else Produced(dtype, shape, 0, partial(_whole, pieces[0], 0))
+        return as_it_is(sources[0]) if prod(shape) else Produced(dtype, shape, 0, partial(_whole, sources[0], 0))
     # The outputs of a map lie end to end in one sequence of rows; this one's begin behind those before it.
     first = sum(map(prod, shapes[:position])) // row_map.row_elements
     rows = range(first, first + prod(shape) // row_map.row_elements)
-    run = _Run(pieces, row_map, position, inverse, rows)
-    n_read = sum(piece.n_bytes for piece in pieces)
+    run = _Run(sources, row_map, position, inverse, rows)
+    n_read = sum(source.n_bytes for source in sources)
     if row_map.moves_rows_only:
         row_bytes = n_read // (row_map.n_rows + (0 if inverse else row_map.skip))
         return Produced(dtype, shape, len(rows) * row_bytes, partial(run.move_rows, row_bytes), held, scales)
     return Produced(dtype, shape, DTYPES[dtype].n_bytes(shape), lambda unit: run.move_elements(), n_read)
 
 
-def _padded(pieces: Sequence[TensorSource], row_map: RowMap, position: int, inverse: bool) -> Produced:
-    """The one tensor of the GGUF side with rows of zeros before and behind those of the pieces; or without them."""
+def _padded(sources: Sequence[TensorSource], row_map: RowMap, position: int, inverse: bool) -> Produced:
+    """The one tensor of the GGUF side with rows of zeros before and behind those of the sources; or without them."""
     if inverse:
-        return _without_zeros(pieces[0], row_map, position)
-    rows = produce(pieces, row_map.inner, 0)
+        return _without_zeros(sources[0], row_map, position)
+    rows = produce(sources, row_map.inner, 0)
     row_bytes = DTYPES[rows.dtype].n_bytes((row_map.row_elements,))
 
     def items(unit: int) -> Iterator[Item]:
@@ -203,20 +205,20 @@ def _padded(pieces: Sequence[TensorSource], row_map: RowMap, position: int, inve
     return Produced(rows.dtype, row_map.after[0], n_bytes, items, rows.held_bytes)
 
 
-def _without_zeros(piece: TensorSource, row_map: RowMap, position: int) -> Produced:
+def _without_zeros(source: TensorSource, row_map: RowMap, position: int) -> Produced:
     """A tensor of the Hugging Face side. Making it raises RefusedError where a row that is left out is not zero."""
-    row_bytes = DTYPES[piece.dtype].n_bytes((row_map.row_elements,))
+    row_bytes = DTYPES[source.dtype].n_bytes((row_map.row_elements,))
     inner = row_map.inner
-    inside = _Part(piece, row_map.lead * row_bytes, inner.after[0])
+    inside = _Part(source, row_map.lead * row_bytes, inner.after[0])
     made = produce([inside], inner, position, inverse=True)
 
     def items(unit: int) -> Iterator[Item]:
-        for start, rows in ((0, row_map.lead), (piece.n_bytes - row_map.trail * row_bytes, row_map.trail)):
-            left_out = _read(piece, start, rows * row_bytes)
-            if any(left_out) and decode(piece.dtype, bytes(left_out), (rows, row_map.row_elements)).any():
+        for start, rows in ((0, row_map.lead), (source.n_bytes - row_map.trail * row_bytes, row_map.trail)):
+            left_out = _read(source, start, rows * row_bytes)
+            if any(left_out) and decode(source.dtype, bytes(left_out), (rows, row_map.row_elements)).any():
                 raise RefusedError(
                     f"{rows} of its padding rows are not zero",
-                    tensor=piece.name,
+                    tensor=source.name,
                     hint="the metadata belongs to another model, or the tensor is damaged",
                 )
         yield from made.items(unit)
@@ -226,7 +228,7 @@ def _without_zeros(piece: TensorSource, row_map: RowMap, position: int) -> Produ
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Neighbouring rows of a piece, from byte `start` on."""
+    """Neighbouring rows of a source, from byte `start` on."""
 
     whole: TensorSource
     start: int
@@ -249,12 +251,12 @@ class _Part:
         self.whole.read_into(self.start + offset, buffer)
 
 
-def _product(pieces: Sequence[TensorSource], shape: Shape, position: int, inverse: bool) -> Produced:
+def _product(sources: Sequence[TensorSource], shape: Shape, position: int, inverse: bool) -> Produced:
     """Two tensors, value by value, in F32; back comes the product, or ones for the second of them."""
     import numpy as np
 
     if not inverse:
-        a, b = map(_floats, pieces)
+        a, b = map(_floats, sources)
 
         def multiplied(unit: int) -> Iterator[Item]:
             values, others = (np.frombuffer(b"".join(run_jobs(_whole(p, p.n_bytes, 1))), "<f4") for p in (a, b))
@@ -262,21 +264,21 @@ def _product(pieces: Sequence[TensorSource], shape: Shape, position: int, invers
 
         return Produced("F32", shape, 4 * prod(shape), multiplied)
     if position == 0:
-        stored = _floats(pieces[0])
+        stored = _floats(sources[0])
         return Produced("F32", shape, 4 * prod(shape), partial(_whole, stored, stored.n_bytes))
     return Produced("F32", shape, 4 * prod(shape), lambda unit: iter((np.ones(shape, "<f4").tobytes(),)))
 
 
-def _floats(piece: TensorSource) -> TensorSource:
-    if piece.dtype == "F32":
-        return piece
+def _floats(source: TensorSource) -> TensorSource:
+    if source.dtype == "F32":
+        return source
 
     def read() -> Iterator[Buffer]:
-        return run_jobs(_whole(piece, piece.n_bytes, 1))
+        return run_jobs(_whole(source, source.n_bytes, 1))
 
-    floats = BufferedPiece(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
-    factors = scales_of(piece).get(SCALE)
-    return replace(floats, make=partial(_multiplied, floats.make, factors, prod(piece.shape))) if factors else floats
+    floats = BufferedTensor(source.name, "F32", source.shape, lambda: recode(source.dtype, "F32", source.shape, read))
+    factors = scales_of(source).get(SCALE)
+    return replace(floats, make=partial(_multiplied, floats.make, factors, prod(source.shape))) if factors else floats
 
 
 def _multiplied(make: Callable[[], Iterable[Buffer]], factors: tuple[float, ...], n_values: int) -> Iterator[Buffer]:
@@ -290,21 +292,21 @@ def _multiplied(make: Callable[[], Iterable[Buffer]], factors: tuple[float, ...]
         start += values.size
 
 
-def _whole(piece: TensorSource, n_bytes: int, unit: int) -> Iterator[Item]:
-    if isinstance(piece, BufferedPiece):
-        return iter(piece.make())
-    if isinstance(piece, Tensor) and n_bytes <= piece.n_bytes:
-        return source_jobs(piece.source, piece.offset, n_bytes, unit)
+def _whole(source: TensorSource, n_bytes: int, unit: int) -> Iterator[Item]:
+    if isinstance(source, BufferedTensor):
+        return iter(source.make())
+    if isinstance(source, Tensor) and n_bytes <= source.n_bytes:
+        return source_jobs(source.source, source.offset, n_bytes, unit)
     step = max(1, CHUNK_BYTES // unit) * unit
     starts = range(0, n_bytes, step)
-    return (Job(min(step, n_bytes - s), partial(_read, piece, s, min(step, n_bytes - s))) for s in starts)
+    return (Job(min(step, n_bytes - s), partial(_read, source, s, min(step, n_bytes - s))) for s in starts)
 
 
-def _read(piece: TensorSource, start: int, n_bytes: int) -> Buffer:
+def _read(source: TensorSource, start: int, n_bytes: int) -> Buffer:
     import numpy as np
 
     data = np.empty(n_bytes, np.uint8).data  # a bytearray would be cleared, and other threads wait for that
-    piece.read_into(start, data)
+    source.read_into(start, data)
     return data
 
 
@@ -312,22 +314,22 @@ def _read(piece: TensorSource, start: int, n_bytes: int) -> Buffer:
 class _Run:
     """One output tensor of a map: what it is made from, and which of the map's rows it is."""
 
-    pieces: Sequence[TensorSource]
+    sources: Sequence[TensorSource]
     row_map: RowMap
     position: int
     inverse: bool
     rows: range
 
     def _items(self, jobs: Iterator[Job]) -> Iterator[Item]:
-        """`jobs` as they are, but run at once where they read buffered pieces: these are dropped at the end."""
-        held = [piece for piece in self.pieces if isinstance(piece, BufferedPiece)]
+        """`jobs` as they are, but run at once where they read buffered sources: these are dropped at the end."""
+        held = [source for source in self.sources if isinstance(source, BufferedTensor)]
         for job in jobs:
             yield job.run() if held else job
-        for piece in held:
-            piece.drop()
+        for source in held:
+            source.drop()
 
     def move_rows(self, row_bytes: int, unit: int) -> Iterator[Item]:
-        """Whole rows of `row_bytes`, in pieces that are multiples of `unit` bytes where that can be."""
+        """Whole rows of `row_bytes`, in chunks that are multiples of `unit` bytes where that can be."""
         if self.row_map.skip and self.inverse:
             yield bytes(self.row_map.skip * row_bytes)  # rows that a GGUF does not hold
         yield from self._items(self._row_jobs(row_bytes, unit))
@@ -336,7 +338,7 @@ class _Run:
         import numpy as np
 
         row_map, rows = self.row_map, self.rows
-        ends = np.cumsum([piece.n_bytes // row_bytes for piece in self.pieces])
+        ends = np.cumsum([source.n_bytes // row_bytes for source in self.sources])
         whole = lcm(row_bytes, unit)
         if whole > CHUNK_BYTES:  # rows and units that seldom meet: the caller regroups
             whole = row_bytes
@@ -350,7 +352,7 @@ class _Run:
         for start in range(rows.start, rows.stop, step):
             part = np.arange(start, min(start + step, rows.stop))
             wanted = part if index is None else index[part]
-            yield Job(len(part) * row_bytes, partial(_rows, self.pieces, ends, wanted, row_bytes))
+            yield Job(len(part) * row_bytes, partial(_rows, self.sources, ends, wanted, row_bytes))
 
     def move_elements(self) -> Iterator[Item]:
         """Values that move one by one: columns in another order, transposed matrices, mapped values."""
@@ -364,8 +366,8 @@ class _Run:
         after_flags = row_map.after_transposed or (False,) * len(row_map.after)
         before = list(zip(row_map.before, (row_map.transposed,) * len(row_map.before), strict=True))
         after = list(zip(row_map.after, after_flags, strict=True))
-        sources, (shape, transposed) = (after, before[self.position]) if inverse else (before, after[self.position])
-        lines = [_Lines(piece, *source, row_elements) for piece, source in zip(self.pieces, sources, strict=True)]
+        layouts, (shape, transposed) = (after, before[self.position]) if inverse else (before, after[self.position])
+        lines = [_Lines(source, *layout, row_elements) for source, layout in zip(self.sources, layouts, strict=True)]
         index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
         columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
         value, first = row_map.value, self.rows.start
@@ -381,7 +383,7 @@ class _Run:
             if value == PLUS_ROW:
                 block = block + (part * (-1 if inverse else 1))[:, None].astype(block.dtype)
             elif value == INT32:
-                block = _integers(block, 64 if inverse else 32, self.pieces[0].name)
+                block = _integers(block, 64 if inverse else 32, self.sources[0].name)
             elif value == UNIT_COLUMNS:
                 block = (block / lengths).astype(np.float32, copy=False)
             elif value:
@@ -392,7 +394,7 @@ class _Run:
             block = block.T if transposed else block
             return _bytes(block)
 
-        # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
+        # A transposed output is made matrix by matrix, any other in chunks of about 1 MiB.
         row_bytes = row_elements * (lines[0].element.itemsize if value != INT32 else 8 if inverse else 4)
         step = shape[-1] if transposed else max(1, CHUNK_BYTES // row_bytes)
         for start in range(0, len(index), step):
@@ -447,10 +449,10 @@ def _lengths(lines: list[_Lines], n_rows: int, row_elements: int) -> Array:
     return np.sqrt(squares).astype(np.float32) + np.float32(_SMALL)
 
 
-def _rows(pieces: Sequence[TensorSource], ends: Array, part: Array, row_bytes: int) -> Buffer:
-    """The rows `part` of all pieces laid end to end; `ends` are the rows at which the pieces end.
+def _rows(sources: Sequence[TensorSource], ends: Array, part: Array, row_bytes: int) -> Buffer:
+    """The rows `part` of all sources laid end to end; `ends` are the rows at which the sources end.
 
-    Rows that stand close together in one piece are read with what lies between them in one call, and picked from
+    Rows that stand close together in one source are read with what is between them in one call, and picked from
     there; else each run of neighbours is a read of its own.
     """
     import numpy as np
@@ -460,7 +462,7 @@ def _rows(pieces: Sequence[TensorSource], ends: Array, part: Array, row_bytes: i
     if highest <= ends[which] and highest - lowest <= 4 * len(part) + 64:
         first = lowest - (int(ends[which - 1]) if which else 0)
         near = bytearray((highest - lowest) * row_bytes)
-        pieces[which].read_into(first * row_bytes, memoryview(near))
+        sources[which].read_into(first * row_bytes, memoryview(near))
         # A row as one void element: numpy then copies row by row instead of byte by byte.
         return _bytes(np.frombuffer(near, dtype=np.dtype((np.void, row_bytes)))[part - lowest])
     out = bytearray(len(part) * row_bytes)
@@ -470,7 +472,7 @@ def _rows(pieces: Sequence[TensorSource], ends: Array, part: Array, row_bytes: i
     for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(part)], strict=True):
         which = int(owner[begin])
         first = int(part[begin]) - (int(ends[which - 1]) if which else 0)
-        pieces[which].read_into(first * row_bytes, view[begin * row_bytes : end * row_bytes])
+        sources[which].read_into(first * row_bytes, view[begin * row_bytes : end * row_bytes])
     return out
 
 
@@ -478,21 +480,21 @@ _HELD_MATRICES = 2
 
 
 class _Lines:
-    """A piece as rows of `row_elements` elements, which are read when they are wanted.
+    """A source as rows of `row_elements` elements, which are read when they are wanted.
 
-    A `transposed` piece is read matrix by matrix, and the last ones are held: each has a part of all its rows.
+    A `transposed` source is read matrix by matrix, and the last ones are held: each has a part of all its rows.
     """
 
-    def __init__(self, piece: TensorSource, shape: Shape, transposed: bool, row_elements: int) -> None:
+    def __init__(self, source: TensorSource, shape: Shape, transposed: bool, row_elements: int) -> None:
         import numpy as np
 
-        self.element = np.dtype("<f4" if piece.dtype == "F32" else f"<u{DTYPES[piece.dtype].block_bytes}")
+        self.element = np.dtype("<f4" if source.dtype == "F32" else f"<u{DTYPES[source.dtype].block_bytes}")
         self.count = prod(shape) // row_elements
-        self._piece = piece
+        self._source = source
         self._row_bytes = row_elements * self.element.itemsize
         self._matrix = shape[-2:] if transposed and len(shape) >= 2 else None
         if self._matrix is not None and self._matrix[0] != row_elements:
-            raise RefusedError(f"{list(shape)} does not transpose into rows of {row_elements}", tensor=piece.name)
+            raise RefusedError(f"{list(shape)} does not transpose into rows of {row_elements}", tensor=source.name)
         self._held: dict[int, Array] = {}
         self._lock = Lock()
 
@@ -502,7 +504,9 @@ class _Lines:
 
         if self._matrix is None:
             ends = np.array([self.count])
-            return np.frombuffer(_rows([self._piece], ends, part, self._row_bytes), self.element).reshape(len(part), -1)
+            return np.frombuffer(_rows([self._source], ends, part, self._row_bytes), self.element).reshape(
+                len(part), -1
+            )
         out = np.empty((len(part), self._matrix[0]), self.element)
         number, row = np.divmod(part, self._matrix[1])
         for which in np.unique(number):
@@ -520,13 +524,13 @@ class _Lines:
                 if len(self._held) >= _HELD_MATRICES:
                     del self._held[next(iter(self._held))]
                 stored = np.empty(self._matrix, self.element)
-                self._piece.read_into(number * stored.nbytes, stored.reshape(-1).view("u1").data)
+                self._source.read_into(number * stored.nbytes, stored.reshape(-1).view("u1").data)
                 self._held[number] = stored.T
             return self._held[number]
 
 
 def _take(lines: Sequence[_Lines], part: Array, row_elements: int) -> Array:
-    """The rows `part` of all pieces laid end to end, as [rows, row_elements]."""
+    """The rows `part` of all sources laid end to end, as [rows, row_elements]."""
     import numpy as np
 
     counts = [each.count for each in lines]
@@ -575,7 +579,7 @@ class _Mxfp4Rows:
         buffer[:] = memoryview(mxfp4.pack(blocks, scales))[start : start + len(buffer)]
 
 
-def mxfp4_tensor(pieces: Sequence[TensorSource], row_map: RowMap, position: int, *, inverse: bool) -> Produced:
+def mxfp4_tensor(sources: Sequence[TensorSource], row_map: RowMap, position: int, *, inverse: bool) -> Produced:
     """MXFP4 rows of the GGUF from values and scales, or the values or the scales from the rows.
 
     Values are bytes [..., n / 32, 16] or [..., n / 2], scales [..., n / 32]; first all the values, then their scales
@@ -585,15 +589,15 @@ def mxfp4_tensor(pieces: Sequence[TensorSource], row_map: RowMap, position: int,
     matrices = tuple(map(_mxfp4_matrix, row_map.before[:half], row_map.before[half:]))
     if not matrices or None in matrices or 2 * half != len(row_map.before):
         blocks, scales = (list(row_map.before[i % len(row_map.before)]) for i in (0, half))
-        raise RefusedError(f"{blocks} and {scales} are not MXFP4 values and scales", tensor=pieces[0].name)
+        raise RefusedError(f"{blocks} and {scales} are not MXFP4 values and scales", tensor=sources[0].name)
     shape = (row_map.before if inverse else row_map.after)[position]
     outer = RowMap(tuple(matrix for matrix in matrices if matrix is not None), row_map.after, row_map.orders)
-    outer.check(pieces[0].name)
+    outer.check(sources[0].name)
     if not inverse:
-        pairs = zip(pieces[:half], pieces[half:], outer.before, strict=True)
+        pairs = zip(sources[:half], sources[half:], outer.before, strict=True)
         return produce([_Mxfp4Rows(*pair) for pair in pairs], outer, position)
     part, which = divmod(position, half)
-    rows = produce(pieces, outer, which, inverse=True)
+    rows = produce(sources, outer, which, inverse=True)
     size = mxfp4.ROW_BYTES
 
     def unpacked(unit: int) -> Iterator[Buffer]:

@@ -13,7 +13,7 @@ from aprfmt.arch.links import Link, find_link
 from aprfmt.arch.loaders import OUTPUT_HEAD, knows_head
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.naming import check_whole, to_hf
-from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.rowmap import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError
 
@@ -60,10 +60,10 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
     is_tied = bool(h.tied) and h.hf_architecture not in row.bare_classes
     if repeats_embedding(row.gguf, is_tied, h.extra) and head not in tensors and embedding is not None:
         link = find_link(row, h, head, {head: embedding.shape}, "hf") if embedding.link is None else None
-        out.append(CanonicalTensor("output.weight", embedding.pieces, link.row_map if link else embedding.row_map))
+        out.append(CanonicalTensor("output.weight", embedding.sources, link.row_map if link else embedding.row_map))
         if has_no_output(h.hf_architecture) and names.matches(row, "output.bias", "gguf"):
             data = bytes(4 * embedding.shape[0])
-            zeros = BufferedPiece("output.bias", "F32", embedding.shape[:1], partial(list, (data,)))
+            zeros = BufferedTensor("output.bias", "F32", embedding.shape[:1], partial(list, (data,)))
             out.append(CanonicalTensor("output.bias", (zeros,)))
     made = {tensor.name: tensor for tensor in out}
     out += [
@@ -76,7 +76,7 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
         first = found.setdefault(tensor.name, tensor)
         if first is not tensor:
             raise RefusedError(
-                f"two source tensors map to it: {first.pieces[0].name} and {tensor.pieces[0].name}",
+                f"two source tensors map to it: {first.sources[0].name} and {tensor.sources[0].name}",
                 tensor=tensor.name,
                 hint="the checkpoint holds the same weights under two names; remove one of them",
             )
@@ -88,11 +88,11 @@ def to_link(link: Link, tensors: Mapping[str, CanonicalTensor]) -> list[Canonica
     check_whole(link.hf, tensors)
     parts = [tensors[name] for name in link.hf]
     if all(part.link is link and part.inverse for part in parts):  # made of these very tensors
-        return [CanonicalTensor(name, (piece,)) for name, piece in zip(link.gguf, parts[0].pieces, strict=True)]
+        return [CanonicalTensor(name, (source,)) for name, source in zip(link.gguf, parts[0].sources, strict=True)]
     if link.row_map.is_plain:
         return [replace(parts[0], name=name, link=None) for name in link.gguf]
-    pieces = tuple(part.piece() for part in parts)
-    return [CanonicalTensor(name, pieces, link.row_map, position) for position, name in enumerate(link.gguf)]
+    sources = tuple(part.as_source() for part in parts)
+    return [CanonicalTensor(name, sources, link.row_map, position) for position, name in enumerate(link.gguf)]
 
 
 def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
@@ -108,5 +108,5 @@ def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) ->
             out.append(tensor)
             continue
         done |= set(tensor.link.gguf)
-        out += to_hf(tensor.link, tuple(tensors[gguf].pieces[0] for gguf in tensor.link.gguf))
+        out += to_hf(tensor.link, tuple(tensors[gguf].sources[0] for gguf in tensor.link.gguf))
     return sorted(out, key=lambda t: names.order(row, t.name))

@@ -30,13 +30,13 @@ class CanonicalTensor:
 
     Attributes:
         name: Hugging Face name; the source's own where there is no such thing.
-        pieces: what its bytes are taken from; one that is the tensor itself without a `row_map`.
-        row_map, position: which tensor of the row_map it is; `inverse` tells that the pieces are of the GGUF side.
+        sources: what its bytes are taken from; one that is the tensor itself without a `row_map`.
+        row_map, position: which tensor of the row_map it is; `inverse` tells that the sources are of the GGUF side.
         link: the link that it comes through, for tensors of a GGUF.
     """
 
     name: str
-    pieces: tuple[TensorSource, ...]
+    sources: tuple[TensorSource, ...]
     row_map: RowMap | None = None
     position: int = 0
     inverse: bool = False
@@ -47,9 +47,9 @@ class CanonicalTensor:
     def produced(self) -> Produced:
         """What it is in Hugging Face order."""
         if self.row_map is None:  # quickly made, and a model may have a hundred thousand of these
-            return as_it_is(self.pieces[0])
+            return as_it_is(self.sources[0])
         if self._produced is None:
-            made = produce(self.pieces, self.row_map, self.position, inverse=self.inverse)
+            made = produce(self.sources, self.row_map, self.position, inverse=self.inverse)
             object.__setattr__(self, "_produced", made)
             return made
         return self._produced
@@ -57,54 +57,54 @@ class CanonicalTensor:
     @property
     def dtype(self) -> str:
         """Dtype that it has without conversion."""
-        return self.pieces[0].dtype if self.row_map is None else self.produced.dtype
+        return self.sources[0].dtype if self.row_map is None else self.produced.dtype
 
     @property
     def shape(self) -> Shape:
         """Row-major shape."""
-        return self.pieces[0].shape if self.row_map is None else self.produced.shape
+        return self.sources[0].shape if self.row_map is None else self.produced.shape
 
     @property
     def is_decoded(self) -> bool:
         """Whether its blocks had to be decoded to be brought into order."""
-        return DTYPES[self.pieces[0].dtype].kind != "plain" and self.pieces[0].dtype != self.dtype
+        return DTYPES[self.sources[0].dtype].kind != "plain" and self.sources[0].dtype != self.dtype
 
     @property
     def original_dtype(self) -> str:
         """Dtype of its values before any were decoded."""
-        return self.pieces[0].dtype if self.is_decoded else self.dtype
+        return self.sources[0].dtype if self.is_decoded else self.dtype
 
     @property
     def n_bytes(self) -> int:
         """Bytes in that dtype."""
-        return self.pieces[0].n_bytes if self.row_map is None else self.produced.n_bytes
+        return self.sources[0].n_bytes if self.row_map is None else self.produced.n_bytes
 
     @property
     def scales(self) -> TensorScales:
         """The scales of the tensor that its blocks need beside them."""
-        return scales_of(self.pieces[0]) if self.row_map is None else self.produced.scales
+        return scales_of(self.sources[0]) if self.row_map is None else self.produced.scales
 
     @property
-    def source(self) -> Tensor | None:
+    def stored(self) -> Tensor | None:
         """The stored tensor that it is, unchanged; None where it is made of others."""
-        piece = self.pieces[0]
-        piece = piece.pieces[0] if isinstance(piece, PackedTensor) and piece.is_stored else piece
+        source = self.sources[0]
+        source = source.sources[0] if isinstance(source, PackedTensor) and source.is_stored else source
         unchanged = self.row_map is None or self.row_map.is_plain
-        return piece if unchanged and isinstance(piece, Tensor) else None
+        return source if unchanged and isinstance(source, Tensor) else None
 
     def items(self, unit: int) -> Iterable[Item]:
-        """The same as jobs, in pieces that are multiples of `unit` bytes where that can be."""
+        """The same as jobs, in chunks that are multiples of `unit` bytes where that can be."""
         return self.produced.items(unit)
 
     def chunks(self) -> Iterator[Buffer]:
         """The bytes in Hugging Face order."""
         return self.produced.chunks()
 
-    def piece(self) -> TensorSource:
+    def as_source(self) -> TensorSource:
         """This tensor as something that another row_map can read from."""
         if self.row_map is None or self.row_map.is_plain:
-            return self.pieces[0]
-        return self.produced.piece(self.name)
+            return self.sources[0]
+        return self.produced.as_source(self.name)
 
     def out(
         self,
@@ -130,8 +130,10 @@ class CanonicalTensor:
         return OutTensor(name, target, made.shape, n_bytes, chunks, made.held_bytes)
 
     def decoded(self) -> CanonicalTensor:
-        """The tensor with its quantized pieces decoded to what they were quantized from."""
-        return replace(self, pieces=tuple(p.decoded_piece() if isinstance(p, PackedTensor) else p for p in self.pieces))
+        """The tensor with its quantized sources decoded to what they were quantized from."""
+        return replace(
+            self, sources=tuple(p.decoded_source() if isinstance(p, PackedTensor) else p for p in self.sources)
+        )
 
     def scale_outs(self, made: OutTensor, *, gguf: bool) -> Iterator[OutTensor]:
         """The scales that `made`, this tensor in a file, needs beside it; a scale of one says nothing."""
@@ -197,7 +199,7 @@ def is_exact(source: str, target: str) -> bool:
 
 
 def plain_dtype(dtype: str, also: Sequence[str] = ()) -> str | None:
-    """The dtype row that `--dtype` names where it names no mix, None for "keep".
+    """The dtype row that `--dtype` names where it names no preset, None for "keep".
 
     Floats, AprQ4, AprQ8 and `also`, what the container has beside them. Raises UsageError for any other.
     """
@@ -238,7 +240,7 @@ def is_matrix(gguf_name: str, shape: tuple[int, ...]) -> bool:
 
 
 def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
-    """The dtype of `tensor` in an `.apr` when `dtype`, no mix, is asked for: AprQ4 and AprQ8 apply to matrices only.
+    """The dtype of `tensor` in an `.apr` when `dtype`, no preset, is asked for: AprQ4 and AprQ8 apply to matrices only.
 
     Vectors stay F32 (or become it), integers stay as they are.
     """
@@ -251,7 +253,7 @@ def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
 
 
 def outside_dtype(tensor: CanonicalTensor, dtype: str) -> str:
-    """The dtype of a `tensor` outside the network when `dtype`, no mix, is asked for: a float for floats."""
+    """The dtype of a `tensor` outside the network when `dtype`, no preset, is asked for: a float for floats."""
     target = plain_dtype(dtype, EIGHT_BITS)
     return target if target in _FLOATS and is_float(tensor.dtype) else tensor.dtype
 
@@ -265,7 +267,7 @@ def is_copy(a: CanonicalTensor, b: CanonicalTensor) -> bool:
     """Whether two tensors hold the same bytes."""
     if (a.dtype, a.shape, a.scales) != (b.dtype, b.shape, b.scales):
         return False
-    x, y = a.source, b.source
+    x, y = a.stored, b.stored
     if x is not None and y is not None and x.source is y.source and x.offset == y.offset:
         return True
     return all(p == q for p, q in zip(a.chunks(), b.chunks(), strict=True))

@@ -13,11 +13,11 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.lower().startswith(incomplete.lower())]
 
 
-def complete_mix(incomplete: str) -> list[str]:
+def complete_preset(incomplete: str) -> list[str]:
     """Completes the names of quantization presets."""
-    from aprfmt.convert.mixes import ALIASES, MIXES
+    from aprfmt.convert.presets import ALIASES, PRESETS
 
-    return _beginning((*MIXES, *ALIASES), incomplete)
+    return _beginning((*PRESETS, *ALIASES), incomplete)
 
 
 def complete_architecture(incomplete: str) -> list[str]:

@@ -239,16 +239,16 @@ def _in_order(words: list[str]) -> list[str]:
 
 def _files_of_quantize(files: list[str]) -> list[str] | None:
     """IN TYPE -o OUT --threads N of llama-quantize's words; None where they are in our order, or unclear."""
-    from aprfmt.convert.mixes import find_mix
+    from aprfmt.convert.presets import find_preset
 
     threads = ["--threads", files.pop()] if len(files) > 2 and files[-1].isdecimal() else []
-    mixes = [name for name in files if find_mix(name)]
-    others = [name for name in files if name not in mixes]
-    if len(mixes) == 1 and len(others) == 2:
-        return [others[0], *mixes, "-o", others[1], *threads]
-    if len(files) == 2 and files == [*mixes, *others]:
-        return [*others, *mixes, *threads]
-    if len(files) == 2 and threads and files == [*others, *mixes]:  # it has a name for the output then
+    presets = [name for name in files if find_preset(name)]
+    others = [name for name in files if name not in presets]
+    if len(presets) == 1 and len(others) == 2:
+        return [others[0], *presets, "-o", others[1], *threads]
+    if len(files) == 2 and files == [*presets, *others]:
+        return [*others, *presets, *threads]
+    if len(files) == 2 and threads and files == [*others, *presets]:  # it has a name for the output then
         return [*files, "-o", f"ggml-model-{files[1]}.gguf", *threads]
     return None
 

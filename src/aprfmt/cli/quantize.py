@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from aprfmt.cli.complete import complete_mix
+from aprfmt.cli.complete import complete_preset
 from aprfmt.cli.conversion import Conversion
 from aprfmt.cli.options import with_options
 from aprfmt.cli.output import out, progress_bar, table, tokens, wrapped
@@ -36,29 +36,30 @@ class Quantize(Conversion):
         str | None, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors or a folder.")
     ] = None
     mix: Annotated[
-        str | None, typer.Argument(metavar="TYPE", help="q4_k_m, q8_0, ... (see --list).", autocompletion=complete_mix)
+        str | None,
+        typer.Argument(metavar="TYPE", help="q4_k_m, q8_0, ... (see --list).", autocompletion=complete_preset),
     ] = None
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="PATH", help="Output .gguf or .apr; default: NAME-TYPE.gguf."),
     ] = None
-    list_mixes: Annotated[bool, typer.Option("--list", help="List the quantization types, with advice.")] = False
+    list_presets: Annotated[bool, typer.Option("--list", help="List the quantization types, with advice.")] = False
 
     def __call__(self) -> None:
         """Runs the command."""
-        if self.list_mixes:
-            _list_mixes()
+        if self.list_presets:
+            _list_presets()
             return
         if self.file is None or self.mix is None:
             missing = "FILE" if self.file is None else "TYPE"
             hint = f"apr quantize {self.file or 'FILE'} TYPE, such as q4_k_m; apr quantize --list shows all"
             raise UsageError(f"{missing} is missing", hint=hint)
         import aprfmt
-        from aprfmt.convert.mixes import find_mix, quantized_name
+        from aprfmt.convert.presets import find_preset, quantized_name
         from aprfmt.io.sink import check_target
         from aprfmt.running.imatrix import AUTO, cached_imatrix
 
-        if find_mix(self.file) and not find_mix(self.mix) and not Path(self.file).exists():
+        if find_preset(self.file) and not find_preset(self.mix) and not Path(self.file).exists():
             raise UsageError("FILE must come before TYPE", hint=f"apr quantize {self.mix} {self.file}")
         output = self.output or Path(quantized_name(self.file, self.mix))
         if not output.suffix:
@@ -78,16 +79,16 @@ class Quantize(Conversion):
         self.run("quantizing", partial(aprfmt.quantize_model, mix=self.mix), self.file, output, **auto)
 
 
-def _list_mixes() -> None:
-    from aprfmt.convert.mixes import ALIASES, MIXES, usual_bits
+def _list_presets() -> None:
+    from aprfmt.convert.presets import ALIASES, PRESETS, usual_bits
 
     body, cells = [], []
-    for mix in MIXES.values():
-        aliases = [alias for alias, name in ALIASES.items() if name == mix.name]
-        bits = round(usual_bits(mix), 2)
-        row = {"name": mix.name, "aliases": aliases, "bits_per_weight": bits, "file_type": mix.file_type}
-        body.append(row | {"dtype": mix.dtype, "advice": mix.advice})
-        cells.append([" = ".join([mix.name, *aliases]), f"{bits:.2f}", mix.advice])
+    for preset in PRESETS.values():
+        aliases = [alias for alias, name in ALIASES.items() if name == preset.name]
+        bits = round(usual_bits(preset), 2)
+        row = {"name": preset.name, "aliases": aliases, "bits_per_weight": bits, "file_type": preset.file_type}
+        body.append(row | {"dtype": preset.dtype, "advice": preset.advice})
+        cells.append([" = ".join([preset.name, *aliases]), f"{bits:.2f}", preset.advice])
     note = "Bits per weight for Llama-3.1-8B; models with row lengths that are not multiples of 256 need more."
     lines = [*table(["type", "bits", "when"], cells, right="bits", indent=0, wrap=24), "", *wrapped(note)]
     out.result({"count": len(body), "mixes": body}, lines)

@@ -1,7 +1,7 @@
 """Weights that a checkpoint holds packed, one row a scheme: which tensors belong together, and what decodes them.
 
 A packed weight is a matrix of small codes in one stored tensor, with scales (and zero points, and an order of
-columns) in others. The decoders are pure: they check the pieces against each other and against the settings, and give
+columns) in others. The decoders are pure: they check the tensors against each other and against the settings, and give
 float32 tile by tile, so that memory stays small. Figures are those of the schemes' own definitions; where their
 kernels differ, the exact product is given.
 """
@@ -25,27 +25,27 @@ _STRETCH = 1 << 22
 UNPACK_HINT = "download the checkpoint again, or dequantize it with the tool that quantized it and import the result"
 
 
-def region(piece: TensorSource, width: int, rows: range, columns: range, dtype: str | None = None) -> Array:
+def region(source: TensorSource, width: int, rows: range, columns: range, dtype: str | None = None) -> Array:
     """Decoded elements of a rectangle of a stored tensor, seen as a matrix with rows of `width` elements.
 
     `dtype` reads its bytes as elements of another dtype.
     """
-    dtype = dtype or piece.dtype
+    dtype = dtype or source.dtype
     size = DTYPES[dtype].block_bytes
     n_rows, line, stride = len(rows), len(columns) * size, width * size
     buffer = bytearray(n_rows * line)
     view, first = memoryview(buffer), (rows.start * width + columns.start) * size
     if line == stride:
-        piece.read_into(first, view)
+        source.read_into(first, view)
     elif stride <= _SHORT_LINE:
-        _read_narrow(piece, first, stride, line, view)
+        _read_narrow(source, first, stride, line, view)
     else:
         for i in range(n_rows):
-            piece.read_into(first + i * stride, view[i * line : (i + 1) * line])
+            source.read_into(first + i * stride, view[i * line : (i + 1) * line])
     return plain.decode(dtype, buffer).reshape(n_rows, len(columns))
 
 
-def _read_narrow(piece: TensorSource, first: int, stride: int, line: int, out: memoryview) -> None:
+def _read_narrow(source: TensorSource, first: int, stride: int, line: int, out: memoryview) -> None:
     """Many short lines: whole stretches are read and the lines taken from them."""
     import numpy as np
 
@@ -54,23 +54,23 @@ def _read_narrow(piece: TensorSource, first: int, stride: int, line: int, out: m
     for start in range(0, len(lines), step):
         n = min(step, len(lines) - start)
         stretch = bytearray(n * stride)
-        piece.read_into(first + start * stride, memoryview(stretch)[: (n - 1) * stride + line])
+        source.read_into(first + start * stride, memoryview(stretch)[: (n - 1) * stride + line])
         lines[start : start + n] = np.frombuffer(stretch, dtype="u1").reshape(n, stride)[:, :line]
 
 
-def flat(piece: TensorSource, columns: range | None = None, dtype: str | None = None) -> Array:
+def flat(source: TensorSource, columns: range | None = None, dtype: str | None = None) -> Array:
     """Elements of a stored tensor in flat order, 1-d: those of a range, or all of one that is known to be small."""
-    size = count(piece)
-    return region(piece, size, range(1), range(size) if columns is None else columns, dtype).reshape(-1)
+    size = count(source)
+    return region(source, size, range(1), range(size) if columns is None else columns, dtype).reshape(-1)
 
 
-def count(piece: TensorSource) -> int:
+def count(source: TensorSource) -> int:
     """Number of stored elements."""
-    return n_elements(piece.shape)
+    return n_elements(source.shape)
 
 
-Pieces = Mapping[str, TensorSource]
-"""The pieces of one weight by what follows its base name, as the row of the scheme spells it."""
+StoredTensors = Mapping[str, TensorSource]
+"""The stored tensors of one weight by what follows its base name, as the row of the scheme spells it."""
 
 Settings = Mapping[str, object]
 """The `quantization_config` of config.json."""
@@ -108,7 +108,7 @@ class Decoded:
     Attributes:
         shape: row-major.
         tile: gives any rectangle of it.
-        dtype: what it was packed from, where the pieces tell.
+        dtype: what it was packed from, where the stored tensors tell.
         step: most values a tile.
         period: rows after which a tile must end, 0 for none.
         blocks: finds the GGML blocks that hold the same codes and scales, if there are any.
@@ -147,17 +147,17 @@ def refusal(scheme: str, tensor: str, what: str, hint: str = UNPACK_HINT) -> Ref
 
 
 def expect(
-    scheme: str, piece: TensorSource, dtypes: Sequence[str], shape: tuple[int, ...] | None = None, ndim: int = 0
+    scheme: str, source: TensorSource, dtypes: Sequence[str], shape: tuple[int, ...] | None = None, ndim: int = 0
 ) -> None:
-    """Raises RefusedError unless `piece` has one of `dtypes`, the `shape` or the number of dims, and elements."""
-    if piece.dtype not in dtypes:
-        raise refusal(scheme, piece.name, f"stored as {piece.dtype}, not as {' or '.join(dtypes)}")
-    if shape is not None and piece.shape != shape:
-        raise refusal(scheme, piece.name, f"has shape {list(piece.shape)}, expected {list(shape)}")
-    if ndim and len(piece.shape) != ndim:
-        raise refusal(scheme, piece.name, f"has shape {list(piece.shape)}, expected {ndim} dims")
-    if not count(piece):
-        raise refusal(scheme, piece.name, "is empty")
+    """Raises RefusedError unless `source` has one of `dtypes`, the `shape` or the number of dims, and elements."""
+    if source.dtype not in dtypes:
+        raise refusal(scheme, source.name, f"stored as {source.dtype}, not as {' or '.join(dtypes)}")
+    if shape is not None and source.shape != shape:
+        raise refusal(scheme, source.name, f"has shape {list(source.shape)}, expected {list(shape)}")
+    if ndim and len(source.shape) != ndim:
+        raise refusal(scheme, source.name, f"has shape {list(source.shape)}, expected {ndim} dims")
+    if not count(source):
+        raise refusal(scheme, source.name, "is empty")
 
 
 def positive(scheme: str, name: str, value: object, tensor: str) -> int:
@@ -188,11 +188,11 @@ def unpack(words: Array, bits: int) -> Array:
     return fields
 
 
-def unpack_fields(piece: TensorSource, rows: range, columns: range, bits: int, *, down: bool = False) -> Array:
+def unpack_fields(source: TensorSource, rows: range, columns: range, bits: int, *, down: bool = False) -> Array:
     """Fields of a matrix of words, uint8 [rows, columns]; with `down` they run down the columns of words instead."""
-    first, stop = columns.start // 32, min(-(-columns.stop // 32) * bits, piece.shape[0 if down else 1])
+    first, stop = columns.start // 32, min(-(-columns.stop // 32) * bits, source.shape[0 if down else 1])
     words = range(first * bits, stop)
-    found = region(piece, piece.shape[1], *((words, rows) if down else (rows, words)))
+    found = region(source, source.shape[1], *((words, rows) if down else (rows, words)))
     skip = columns.start - 32 * first
     return unpack(found.T if down else found, bits)[:, skip : skip + len(columns)]
 
@@ -204,7 +204,7 @@ class Grid:
     `order` gives the block of each column where columns were regrouped.
     """
 
-    piece: TensorSource
+    source: TensorSource
     rows: int
     grid: tuple[int, int]
     height: int
@@ -220,7 +220,7 @@ class Grid:
         across = self.blocks(columns)
         low, high = (0, 0) if n_wide == 1 else (int(across.min()), int(across.max()))
         part: Array = region(
-            self.piece, n_wide, range(int(lines[0]), int(lines[-1]) + 1), range(low, high + 1), self.dtype
+            self.source, n_wide, range(int(lines[0]), int(lines[-1]) + 1), range(low, high + 1), self.dtype
         )
         part = part.astype(np.float32)[lines - lines[0]]
         return part if n_wide == 1 else part.take(across - low, axis=1)
@@ -242,29 +242,29 @@ class Grid:
         return np.arange(columns.start, columns.stop) // self.width
 
 
-def grid_of(scheme: str, piece: TensorSource, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]] = ()) -> Grid:
-    """How `piece` scales a weight of `shape`: as a whole, by rows, columns of stacked weights, or one of `blocks`.
+def grid_of(scheme: str, source: TensorSource, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]] = ()) -> Grid:
+    """How `source` scales a weight of `shape`: as a whole, by rows, columns of stacked weights, or one of `blocks`.
 
     Raises RefusedError where that is not certain.
     """
     rows, columns, lead = shape[-2], shape[-1], shape[:-2]
-    dtype = "F8_E8M0" if piece.dtype == "U8" else None  # bare exponents
-    if count(piece) == 1:
-        return Grid(piece, n_elements(shape[:-1]), (1, 1), n_elements(shape[:-1]), columns, dtype=dtype)
-    if piece.shape in (shape[:-1], (*shape[:-1], 1)):
-        return Grid(piece, rows, (rows, 1), 1, columns, dtype=dtype)
-    if piece.shape in (lead, (*lead, 1), (*lead, 1, 1)) and lead:
-        return Grid(piece, rows, (1, 1), rows, columns, dtype=dtype)
-    if piece.shape == (*lead, 1, columns) and lead:
-        return Grid(piece, rows, (1, columns), rows, 1, dtype=dtype)
-    if len(piece.shape) == len(shape) and piece.shape[:-2] == lead and count(piece):
-        high, wide = piece.shape[-2:]
+    dtype = "F8_E8M0" if source.dtype == "U8" else None  # bare exponents
+    if count(source) == 1:
+        return Grid(source, n_elements(shape[:-1]), (1, 1), n_elements(shape[:-1]), columns, dtype=dtype)
+    if source.shape in (shape[:-1], (*shape[:-1], 1)):
+        return Grid(source, rows, (rows, 1), 1, columns, dtype=dtype)
+    if source.shape in (lead, (*lead, 1), (*lead, 1, 1)) and lead:
+        return Grid(source, rows, (1, 1), rows, columns, dtype=dtype)
+    if source.shape == (*lead, 1, columns) and lead:
+        return Grid(source, rows, (1, columns), rows, 1, dtype=dtype)
+    if len(source.shape) == len(shape) and source.shape[:-2] == lead and count(source):
+        high, wide = source.shape[-2:]
         for height, width in blocks:
             if (-(-rows // height), -(-columns // width)) == (high, wide):
-                return Grid(piece, rows, (high, wide), height, width, dtype=dtype)
+                return Grid(source, rows, (high, wide), height, width, dtype=dtype)
     told = " or ".join(f"blocks of {a}x{b}" for a, b in blocks) or "one scale per row"
-    what = f"scales of shape {list(piece.shape)} do not match a weight of shape {list(shape)} with {told}"
-    raise refusal(scheme, piece.name, what)
+    what = f"scales of shape {list(source.shape)} do not match a weight of shape {list(shape)} with {told}"
+    raise refusal(scheme, source.name, what)
 
 
 def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int, int]]:
@@ -303,7 +303,7 @@ def require_symmetric(scheme: str, scale: TensorSource, settings: Settings) -> N
         raise refusal(scheme, scale.name, "zero points are missing, and config.json says symmetric false")
 
 
-Decoder = Callable[[Pieces, Settings], Decoded]
+Decoder = Callable[[StoredTensors, Settings], Decoded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +316,10 @@ class Scheme:
         methods: `quant_method` of the configs that use it.
         main: ending of the tensor that tells; what stands before it is the base name.
         dtypes: what that tensor is stored as.
-        needs: endings of the other pieces, beside the base name.
-        may: endings of pieces that some weights have.
+        needs: endings of the other tensors, beside the base name.
+        may: endings of tensors that some weights have.
         result: ending of the decoded weight's name.
-        decode: checks the pieces and gives the weight.
+        decode: checks the tensors and gives the weight.
         by_form: whether it checks no more than their dtypes and shapes, so that what holds for one weight holds for all
             that are alike.
     """

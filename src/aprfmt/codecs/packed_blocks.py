@@ -6,22 +6,22 @@ from functools import partial
 from math import prod
 
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import SCALE, Decoded, PackedBlocks, Pieces, Settings, count, expect, flat, refusal
+from aprfmt.codecs.packed import SCALE, Decoded, PackedBlocks, Settings, StoredTensors, count, expect, flat, refusal
 from aprfmt.codecs.recode import decode
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 
 
-def scaled(pieces: Pieces, settings: Settings) -> Decoded:
-    """Blocks times the scale of their matrix; the pieces are ".weight" and scales, F32 with one value or one a matrix.
+def scaled(sources: StoredTensors, settings: Settings) -> Decoded:
+    """Blocks times the scale of their matrix; the sources are ".weight" and scales, F32 with one value or one a matrix.
 
     Raises RefusedError for other shapes, and for scales that are not positive and finite.
     """
     import numpy as np
 
-    weight = pieces[".weight"]
-    scales = {which: _numbers(weight, piece) for which, piece in pieces.items() if which != ".weight"}
+    weight = sources[".weight"]
+    scales = {which: _numbers(weight, source) for which, source in sources.items() if which != ".weight"}
     factors = np.array(scales.get(SCALE, (1.0,)), np.float32)
     row, width = DTYPES[weight.dtype], weight.shape[-1]
     rows_each = max(1, prod(weight.shape[:-1]) // len(factors))
@@ -46,17 +46,17 @@ def scaled(pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded(weight.shape, tile, "BF16", blocks=lambda: blocks)
 
 
-def _numbers(weight: TensorSource, piece: TensorSource) -> tuple[float, ...]:
+def _numbers(weight: TensorSource, source: TensorSource) -> tuple[float, ...]:
     import numpy as np
 
-    expect(weight.dtype, piece, ("F32",))
+    expect(weight.dtype, source, ("F32",))
     n_matrices = prod(weight.shape[:-2])
-    if count(piece) not in (1, n_matrices):
-        what = f"{count(piece)} scales do not match {n_matrices} matrices"
-        raise refusal(weight.dtype, piece.name, what)
-    values = flat(piece)
+    if count(source) not in (1, n_matrices):
+        what = f"{count(source)} scales do not match {n_matrices} matrices"
+        raise refusal(weight.dtype, source.name, what)
+    values = flat(source)
     if not (np.isfinite(values) & (values > 0)).all():
-        raise refusal(weight.dtype, piece.name, "has scales that are not positive and finite")
+        raise refusal(weight.dtype, source.name, "has scales that are not positive and finite")
     return tuple(values.tolist())
 
 

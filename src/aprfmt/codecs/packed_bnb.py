@@ -8,8 +8,8 @@ from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.packed import (
     FLOATS_BY_TORCH,
     Decoded,
-    Pieces,
     Settings,
+    StoredTensors,
     count,
     expect,
     flat,
@@ -46,14 +46,14 @@ _LABEL = "bitsandbytes"
 _CODES = {"nf4": _NF4_VALUES, "fp4": _BNB_FP4_VALUES}
 
 
-def bnb4(kind: str, pieces: Pieces, settings: Settings) -> Decoded:
+def bnb4(kind: str, sources: StoredTensors, settings: Settings) -> Decoded:
     """4-bit codes of `kind`: "nf4", quantiles of a normal distribution, or "fp4", floats in a coding of their own.
 
     Flat blocks, the high half of a byte first, each with its largest magnitude.
     """
     import numpy as np
 
-    weight, state = pieces[".weight"], _state(pieces[f".weight.quant_state.bitsandbytes__{kind}"], kind)
+    weight, state = sources[".weight"], _state(sources[f".weight.quant_state.bitsandbytes__{kind}"], kind)
     expect(_LABEL, weight, ("U8", "I8", "F16", "BF16", "F32"))  # codes travel as any dtype of whole bytes
     dims = state.get("shape")
     if not isinstance(dims, list) or not 1 <= len(dims) <= 4:
@@ -64,13 +64,13 @@ def bnb4(kind: str, pieces: Pieces, settings: Settings) -> Decoded:
     if stored != -(-n // 2):
         raise refusal(_LABEL, weight.name, f"{stored} bytes are stored, but a weight of {list(shape)} has {n} codes")
     size = positive(_LABEL, "blocksize", state.get("blocksize"), weight.name)
-    quant_map = pieces[".weight.quant_map"]
+    quant_map = sources[".weight.quant_map"]
     expect(_LABEL, quant_map, ("F32",), (16,))
     code = flat(quant_map)
     # Kernels have the values built in and never look at the stored ones: they must be the same.
     if not np.allclose(code, _CODES[kind], rtol=0, atol=1e-4):
         raise refusal(_LABEL, quant_map.name, f"values differ from those of {kind}")
-    largest = _absmax(pieces, state, -(-n // size))
+    largest = _absmax(sources, state, -(-n // size))
     width = shape[-1]
 
     def tile(rows: range, columns: range) -> Array:
@@ -87,55 +87,55 @@ def bnb4(kind: str, pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded(shape, tile, FLOATS_BY_TORCH.get(str(state.get("dtype"))))
 
 
-def _state(piece: TensorSource, kind: str) -> dict[str, object]:
+def _state(source: TensorSource, kind: str) -> dict[str, object]:
     """The JSON object that is stored as a tensor of bytes beside the weight."""
-    expect(_LABEL, piece, ("U8",), ndim=1)
-    if count(piece) > _MAX_STATE_BYTES:
-        raise refusal(_LABEL, piece.name, f"{count(piece)} bytes are not a valid quant_state")
+    expect(_LABEL, source, ("U8",), ndim=1)
+    if count(source) > _MAX_STATE_BYTES:
+        raise refusal(_LABEL, source.name, f"{count(source)} bytes are not a valid quant_state")
     try:
-        state = jsonx.loads(flat(piece).tobytes())
+        state = jsonx.loads(flat(source).tobytes())
     except AprError as error:
-        raise refusal(_LABEL, piece.name, f"cannot be read: {error.message}") from error
+        raise refusal(_LABEL, source.name, f"cannot be read: {error.message}") from error
     if not isinstance(state, dict) or state.get("quant_type", kind) != kind:
-        raise refusal(_LABEL, piece.name, f"is not a valid quant_state of {kind} codes")
+        raise refusal(_LABEL, source.name, f"is not a valid quant_state of {kind} codes")
     return state
 
 
-def _absmax(pieces: Pieces, state: dict[str, object], n_blocks: int) -> Callable[[range], Array]:
+def _absmax(sources: StoredTensors, state: dict[str, object], n_blocks: int) -> Callable[[range], Array]:
     """A function that gives the largest magnitudes of a range of blocks, themselves packed in 8 bits or not."""
     import numpy as np
 
-    piece, nested = pieces[".weight.absmax"], pieces.get(".weight.nested_absmax")
+    source, nested = sources[".weight.absmax"], sources.get(".weight.nested_absmax")
     if nested is None:
-        expect(_LABEL, piece, ("F32",), (n_blocks,))
-        return lambda blocks: flat(piece, blocks)
-    expect(_LABEL, piece, ("U8",), (n_blocks,))
-    size = positive(_LABEL, "nested_blocksize", state.get("nested_blocksize"), piece.name)
+        expect(_LABEL, source, ("F32",), (n_blocks,))
+        return lambda blocks: flat(source, blocks)
+    expect(_LABEL, source, ("U8",), (n_blocks,))
+    size = positive(_LABEL, "nested_blocksize", state.get("nested_blocksize"), source.name)
     expect(_LABEL, nested, ("F32",), (-(-n_blocks // size),))
-    table = pieces.get(".weight.nested_quant_map")
+    table = sources.get(".weight.nested_quant_map")
     if table is None:
-        raise refusal(_LABEL, piece.name, "nested_quant_map is missing")
+        raise refusal(_LABEL, source.name, "nested_quant_map is missing")
     expect(_LABEL, table, ("F32",), (256,))
     offset = state.get("nested_offset")
     if isinstance(offset, bool) or not isinstance(offset, int | float):
-        raise refusal(_LABEL, piece.name, f"nested_offset is {offset!r}, not a number")
+        raise refusal(_LABEL, source.name, f"nested_offset is {offset!r}, not a number")
     with np.errstate(all="ignore"):
         code, shift = flat(table), np.float64(offset).astype(np.float32)
 
     def largest(blocks: range) -> Array:
         scale = flat(nested, range(blocks.start // size, -(-blocks.stop // size)))
         index = np.arange(blocks.start, blocks.stop) // size - blocks.start // size
-        values: Array = code[flat(piece, blocks)] * scale[index] + shift
+        values: Array = code[flat(source, blocks)] * scale[index] + shift
         return values
 
     return largest
 
 
-def llm_int8(pieces: Pieces, settings: Settings) -> Decoded:
+def llm_int8(sources: StoredTensors, settings: Settings) -> Decoded:
     """LLM.int8: signed bytes, 127 of them for the largest magnitude of the row."""
     import numpy as np
 
-    weight, largest, layout = pieces[".weight"], pieces[".SCB"], pieces.get(".weight_format")
+    weight, largest, layout = sources[".weight"], sources[".SCB"], sources.get(".weight_format")
     expect(_LABEL, weight, ("I8",), ndim=2)
     expect(_LABEL, largest, ("F32", "F16"), (weight.shape[0],))
     if layout is not None and (count(layout) != 1 or layout.dtype not in ("U8", "I8") or flat(layout)[0]):

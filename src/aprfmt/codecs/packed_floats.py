@@ -17,8 +17,8 @@ from aprfmt.codecs.packed import (
     Decoded,
     Grid,
     PackedBlocks,
-    Pieces,
     Settings,
+    StoredTensors,
     count,
     expect,
     flat,
@@ -45,16 +45,16 @@ MX_BLOCK = 32
 FLOATS_OF_8_BITS = ("F8_E4M3", "F8_E5M2")
 
 
-def fp8(pieces: Pieces, settings: Settings) -> Decoded:
+def fp8(sources: StoredTensors, settings: Settings) -> Decoded:
     """8-bit floats times a scale for the tensor, a row or a block (bare exponents where it is stored as U8).
 
     The scale is called inverse in checkpoints that divide by its reciprocal; the product is the same.
     """
-    weight = pieces.get("") or pieces[".weight"]
+    weight = sources.get("") or sources[".weight"]
     expect("FP8", weight, FLOATS_OF_8_BITS)
     if len(weight.shape) < 2:
         raise refusal("FP8", weight.name, f"has shape {list(weight.shape)}, expected a matrix")
-    scale = pieces.get("_scale_inv") or pieces.get("_scale") or pieces[".scale"]
+    scale = sources.get("_scale_inv") or sources.get("_scale") or sources[".scale"]
     expect("FP8", scale, (*FLOATS, "F8_E8M0", "U8"))
     grid = grid_of("FP8", scale, weight.shape, scale_blocks("FP8", settings, scale.name))
     return Decoded(weight.shape, _Scaled(weight, grid))
@@ -72,16 +72,16 @@ class _Scaled:
         return values
 
 
-def int8(pieces: Pieces, settings: Settings) -> Decoded:
+def int8(sources: StoredTensors, settings: Settings) -> Decoded:
     """8-bit integers, minus a zero point where there is one, times a scale (compressed-tensors)."""
     import numpy as np
 
-    weight, scale, zero = pieces[".weight"], pieces[".weight_scale"], pieces.get(".weight_zero_point")
+    weight, scale, zero = sources[".weight"], sources[".weight_scale"], sources.get(".weight_zero_point")
     expect("INT8", weight, ("I8",), ndim=2)
     expect("INT8", scale, FLOATS)
     blocks = scale_blocks("INT8", settings, scale.name)
     grid = grid_of("INT8", scale, weight.shape, blocks)
-    if ".weight_g_idx" in pieces and grid.grid[1] > 1:
+    if ".weight_g_idx" in sources and grid.grid[1] > 1:
         raise refusal("INT8", weight.name, "act-order of 8-bit groups is not supported")
     zeros: Grid | None = None
     if zero is None:
@@ -100,52 +100,52 @@ def int8(pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded(weight.shape, tile)
 
 
-def nvfp4(pieces: Pieces, settings: Settings) -> Decoded:
+def nvfp4(sources: StoredTensors, settings: Settings) -> Decoded:
     """Pairs of 4-bit floats, an 8-bit float as scale of 16 values, and a scale of the tensor.
 
     compressed-tensors divides by the scale of the tensor, ModelOpt multiplies by it.
     """
     import numpy as np
 
-    divides = ".weight_global_scale" in pieces
-    overall = pieces[".weight_global_scale" if divides else ".weight_scale_2"]
+    divides = ".weight_global_scale" in sources
+    overall = sources[".weight_global_scale" if divides else ".weight_scale_2"]
     factor = _one_scale("NVFP4", overall)
-    inputs = pieces.get(".input_global_scale") or pieces.get(".input_scale")
+    inputs = sources.get(".input_global_scale") or sources.get(".input_scale")
 
     def scales(values: Array) -> Array:
         scaled: Array = (values / factor if divides else values * factor).astype(np.float32)
         return scaled
 
-    decoded = _fp4("NVFP4", pieces, nvfp4_ggml.GROUP, ("F8_E4M3",), scales)
+    decoded = _fp4("NVFP4", sources, nvfp4_ggml.GROUP, ("F8_E4M3",), scales)
     if decoded.shape[-1] % DTYPES["NVFP4"].block:
         return decoded
     own = {SCALE: factor} | ({INPUT_SCALE: _one_scale("NVFP4", inputs)} if inputs is not None else {})
     stored = {name: (float(np.float32(1) / value if divides else value),) for name, value in own.items()}
-    packed = pieces.get(".weight_packed") or pieces[".weight"]
-    between = partial(_nvfp4_blocks, packed, pieces[".weight_scale"])
+    packed = sources.get(".weight_packed") or sources[".weight"]
+    between = partial(_nvfp4_blocks, packed, sources[".weight_scale"])
     return replace(decoded, blocks=lambda: PackedBlocks("NVFP4", between, stored))
 
 
-def _one_scale(scheme: str, piece: TensorSource) -> np.float32:
+def _one_scale(scheme: str, source: TensorSource) -> np.float32:
     """The scale of a whole tensor. Raises RefusedError unless it is one positive finite value."""
     import numpy as np
 
-    expect(scheme, piece, ("F32",))
-    if count(piece) != 1:
-        raise refusal(scheme, piece.name, f"has shape {list(piece.shape)}, expected one value")
-    value = np.float32(flat(piece)[0])
+    expect(scheme, source, ("F32",))
+    if count(source) != 1:
+        raise refusal(scheme, source.name, f"has shape {list(source.shape)}, expected one value")
+    value = np.float32(flat(source)[0])
     if not 0 < value < np.inf:
-        raise refusal(scheme, piece.name, f"is {value}, expected a positive finite scale")
+        raise refusal(scheme, source.name, f"is {value}, expected a positive finite scale")
     return value
 
 
 def _nvfp4_blocks(packed: TensorSource, scale: TensorSource, start: int, stop: int) -> Buffer:
-    """GGML blocks start .. stop of the pieces. Raises RefusedError for a scale that they cannot hold."""
+    """GGML blocks start .. stop of the sources. Raises RefusedError for a scale that they cannot hold."""
     import numpy as np
 
-    def octets(piece: TensorSource, per_block: int) -> Array:
+    def octets(source: TensorSource, per_block: int) -> Array:
         data = np.empty((stop - start) * per_block, "u1")
-        piece.read_into(start * per_block, data.data)
+        source.read_into(start * per_block, data.data)
         return data
 
     scales = octets(scale, nvfp4_ggml.SCALES)
@@ -154,19 +154,19 @@ def _nvfp4_blocks(packed: TensorSource, scale: TensorSource, start: int, stop: i
     return nvfp4_ggml.pack(octets(packed, nvfp4_ggml.CODES).data, scales.data)
 
 
-def mxfp4_matrix(pieces: Pieces, settings: Settings) -> Decoded:
+def mxfp4_matrix(sources: StoredTensors, settings: Settings) -> Decoded:
     """Pairs of 4-bit floats, a bare exponent as scale of 32 values (compressed-tensors, DeepSeek V4)."""
-    return _fp4("MXFP4", pieces, MX_BLOCK, ("U8", "F8_E8M0"), lambda values: values)
+    return _fp4("MXFP4", sources, MX_BLOCK, ("U8", "F8_E8M0"), lambda values: values)
 
 
 def _fp4(
-    scheme: str, pieces: Pieces, group: int, scale_dtypes: tuple[str, ...], scales: Callable[[Array], Array]
+    scheme: str, sources: StoredTensors, group: int, scale_dtypes: tuple[str, ...], scales: Callable[[Array], Array]
 ) -> Decoded:
-    packed = pieces.get(".weight_packed") or pieces[".weight"]
+    packed = sources.get(".weight_packed") or sources[".weight"]
     expect(scheme, packed, ("U8", "I8"), ndim=2)
     rows, half = packed.shape
     columns = 2 * half
-    scale = pieces.get(".weight_scale") or pieces[".scale"]
+    scale = sources.get(".weight_scale") or sources[".scale"]
     expect(scheme, scale, scale_dtypes, (rows, columns // group))
     if columns % group:
         raise refusal(scheme, packed.name, f"rows of {columns} values do not divide into groups of {group}")
@@ -197,12 +197,12 @@ def _fp4_pairs() -> Array:
     return np.array(pairs, dtype="<f4").view("<u8").reshape(-1)
 
 
-def mxfp4_experts(pieces: Pieces, settings: Settings) -> Decoded:
+def mxfp4_experts(sources: StoredTensors, settings: Settings) -> Decoded:
     """Experts of gpt-oss: paired 4-bit floats [experts, out, in / 32, 16], exponents [experts, out, in / 32].
 
     The decoded weight is [experts, in, out], as the model's own layers hold it.
     """
-    blocks, scale = pieces["_blocks"], pieces["_scales"]
+    blocks, scale = sources["_blocks"], sources["_scales"]
     expect("MXFP4", blocks, ("U8",), ndim=4)
     expect("MXFP4", scale, ("U8",), blocks.shape[:-1])
     experts, n_out, n_blocks, n_bytes = blocks.shape

@@ -9,8 +9,8 @@ from aprfmt.codecs.packed import (
     TRANSPOSED_STEP,
     Decoded,
     Grid,
-    Pieces,
     Settings,
+    StoredTensors,
     Tile,
     count,
     expect,
@@ -31,22 +31,22 @@ from aprfmt.types import Array
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def gptq(pieces: Pieces, settings: Settings) -> Decoded:
+def gptq(sources: StoredTensors, settings: Settings) -> Decoded:
     """Codes packed down the inputs, [in, out]; zero points and scales [groups, out]; the group of each input.
 
     The first checkpoint format stores zero points less one, wrapped around in their bits; the second as they are.
     """
     import numpy as np
 
-    codes, zeros, scales = pieces[".qweight"], pieces[".qzeros"], pieces[".scales"]
-    for piece, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
-        expect("GPTQ", piece, dtypes, ndim=2)
+    codes, zeros, scales = sources[".qweight"], sources[".qzeros"], sources[".scales"]
+    for source, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
+        expect("GPTQ", source, dtypes, ndim=2)
     n_groups, n_out = scales.shape
     bits = _gptq_bits(codes, zeros, n_out, settings)
     n_in = codes.shape[0] * 32 // bits
     expect("GPTQ", codes, ("I32",), (n_in * bits // 32, n_out))
     expect("GPTQ", zeros, ("I32",), (n_groups, n_out * bits // 32))
-    order = _gptq_order(pieces, n_in, n_groups, settings)
+    order = _gptq_order(sources, n_in, n_groups, settings)
     shift = 1 if settings.get("checkpoint_format", "gptq") == "gptq" else 0
 
     def tile(rows: range, columns: range) -> Array:
@@ -75,10 +75,10 @@ def _gptq_bits(codes: TensorSource, zeros: TensorSource, n_out: int, settings: S
     raise refusal("GPTQ", codes.name, f"{what} are not {told} bits (supported: 2, 3, 4 and 8)", CONFIG_HINT)
 
 
-def _gptq_order(pieces: Pieces, n_in: int, n_groups: int, settings: Settings) -> Array:
+def _gptq_order(sources: StoredTensors, n_in: int, n_groups: int, settings: Settings) -> Array:
     import numpy as np
 
-    scales, given = pieces[".scales"], pieces.get(".g_idx")
+    scales, given = sources[".scales"], sources.get(".g_idx")
     size = _group_size("GPTQ", settings, scales, n_in, n_groups)
     plain = np.arange(n_in) // size
     if given is None:
@@ -111,24 +111,24 @@ def _group_size(scheme: str, settings: Settings, scales: TensorSource, n_in: int
     return int(fit.pop())
 
 
-def awq(pieces: Pieces, settings: Settings) -> Decoded:
+def awq(sources: StoredTensors, settings: Settings) -> Decoded:
     """4-bit codes packed across the outputs in AWQ's order, [in, out]; zero points and scales [groups, out]."""
     import numpy as np
 
-    codes, zeros, scales = pieces[".qweight"], pieces[".qzeros"], pieces[".scales"]
+    codes, zeros, scales = sources[".qweight"], sources[".qzeros"], sources[".scales"]
     if settings.get("bits", settings.get("w_bit")) != 4:
         raise refusal("AWQ", codes.name, f"{settings.get('bits')!r} bits are not supported, only 4", CONFIG_HINT)
-    for piece, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
-        expect("AWQ", piece, dtypes, ndim=2)
+    for source, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
+        expect("AWQ", source, dtypes, ndim=2)
     n_in, n_words = codes.shape
     n_groups, n_out = scales.shape
     expect("AWQ", scales, FLOATS, (n_groups, n_words * 8))
     expect("AWQ", zeros, ("I32",), (n_groups, n_words))
     size = _group_size("AWQ", settings, scales, n_in, n_groups)
 
-    def fields(piece: TensorSource, lines: range, outputs: range) -> Array:
+    def fields(source: TensorSource, lines: range, outputs: range) -> Array:
         span = range(outputs.start // 8, -(-outputs.stop // 8))
-        words = np.ascontiguousarray(region(piece, n_words, lines, span).view("<u4").T)
+        words = np.ascontiguousarray(region(source, n_words, lines, span).view("<u4").T)
         eights = np.empty((len(span), 8, len(lines)), dtype=np.float32)
         for i, place in enumerate(_AWQ_PLACES):
             eights[:, i] = words >> np.uint32(4 * place) & np.uint32(15)
@@ -147,11 +147,11 @@ def awq(pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP)
 
 
-def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
+def pack_quantized(sources: StoredTensors, settings: Settings) -> Decoded:
     """Codes packed along the inputs, [out, in], offset by half their range; the shape is a tensor of its own."""
     import numpy as np
 
-    packed, scale, told = pieces[".weight_packed"], pieces[".weight_scale"], pieces[".weight_shape"]
+    packed, scale, told = sources[".weight_packed"], sources[".weight_scale"], sources[".weight_shape"]
     scheme = "compressed-tensors"
     expect(scheme, packed, ("I32",), ndim=2)
     expect(scheme, scale, FLOATS)
@@ -161,8 +161,8 @@ def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
         what = f"says {[rows, columns]}, but the packed codes have shape {list(packed.shape)}"
         raise refusal(scheme, told.name, what)
     bits = _packed_bits(packed, columns, settings)
-    grid = _packed_grid(pieces, (rows, columns), settings)
-    zero = _zero_points(pieces, grid, bits, settings)
+    grid = _packed_grid(sources, (rows, columns), settings)
+    zero = _zero_points(sources, grid, bits, settings)
 
     def tile(rows: range, columns: range) -> Array:
         values = unpack_fields(packed, rows, columns, bits).astype(np.float32)
@@ -172,14 +172,14 @@ def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded((rows, columns), tile)
 
 
-def bitnet(pieces: Pieces, settings: Settings) -> Decoded:
+def bitnet(sources: StoredTensors, settings: Settings) -> Decoded:
     """Ternary values plus one, four quarters of the rows in one byte [out / 4, in], the first in the lowest bits.
 
     AutoBitLinear multiplies by the one scale, BitLinear divides by it.
     """
     import numpy as np
 
-    packed, scale = pieces[".weight"], pieces[".weight_scale"]
+    packed, scale = sources[".weight"], sources[".weight_scale"]
     expect("BitNet", packed, ("U8",), ndim=2)
     expect("BitNet", scale, FLOATS)
     if count(scale) != 1:
@@ -211,8 +211,8 @@ def _packed_bits(packed: TensorSource, columns: int, settings: Settings) -> int:
     raise refusal("compressed-tensors", packed.name, f"{what} (supported: 2, 4 and 8)", CONFIG_HINT)
 
 
-def _packed_grid(pieces: Pieces, shape: tuple[int, int], settings: Settings) -> Grid:
-    scheme, scale, given = "compressed-tensors", pieces[".weight_scale"], pieces.get(".weight_g_idx")
+def _packed_grid(sources: StoredTensors, shape: tuple[int, int], settings: Settings) -> Grid:
+    scheme, scale, given = "compressed-tensors", sources[".weight_scale"], sources.get(".weight_g_idx")
     rows, columns = shape
     if count(scale) == 1:
         return Grid(scale, rows, (1, 1), rows, columns)
@@ -240,26 +240,26 @@ def _packed_order(given: TensorSource, columns: int, n_groups: int) -> Array | N
     return order
 
 
-def _zero_points(pieces: Pieces, grid: Grid, bits: int, settings: Settings) -> Tile:
+def _zero_points(sources: StoredTensors, grid: Grid, bits: int, settings: Settings) -> Tile:
     """What gives what to subtract from the unsigned codes of a tile."""
     import numpy as np
 
-    half, piece = 1 << bits - 1, pieces.get(".weight_zero_point")
-    if piece is None:
-        require_symmetric("compressed-tensors", grid.piece, settings)
+    half, source = 1 << bits - 1, sources.get(".weight_zero_point")
+    if source is None:
+        require_symmetric("compressed-tensors", grid.source, settings)
         return lambda rows, columns: np.asarray(half, dtype=np.float32)
     high, wide = grid.grid
-    if piece.dtype == "I8":  # one number each, without the offset
-        expect("compressed-tensors", piece, ("I8",), grid.piece.shape)
-        plain = Grid(piece, grid.rows, grid.grid, grid.height, grid.width, grid.order)
+    if source.dtype == "I8":  # one number each, without the offset
+        expect("compressed-tensors", source, ("I8",), grid.source.shape)
+        plain = Grid(source, grid.rows, grid.grid, grid.height, grid.width, grid.order)
         return lambda rows, columns: plain.at(rows, columns) + np.float32(half)
     per_word = 32 // bits
-    expect("compressed-tensors", piece, ("I32",), (-(-high // per_word), wide))
+    expect("compressed-tensors", source, ("I32",), (-(-high // per_word), wide))
 
     def packed_down_the_rows(rows: range, columns: range) -> Array:
         lines = grid.lines(rows)
         first, last = int(lines[0]) // per_word, int(lines[-1]) // per_word + 1
-        words = region(piece, wide, range(first, last), range(wide))
+        words = region(source, wide, range(first, last), range(wide))
         fields: Array = unpack(words.T, bits).T[lines - first * per_word].astype(np.float32)
         return fields if wide == 1 else fields[:, grid.blocks(columns)]
 

@@ -11,8 +11,8 @@ from aprfmt.codecs.packed import (
     FLOATS,
     Decoded,
     PackedBlocks,
-    Pieces,
     Settings,
+    StoredTensors,
     Tile,
     expect,
     refusal,
@@ -34,9 +34,9 @@ def mlx_settings(settings: Settings, module: str) -> Settings:
     return own if isinstance(own, dict) else settings
 
 
-def _mlx_fields(pieces: Pieces, bits: int, group: int) -> tuple[Shape, int, Tile]:
+def _mlx_fields(sources: StoredTensors, bits: int, group: int) -> tuple[Shape, int, Tile]:
     """The shape of the weight, its rows, and what gives the codes of a tile."""
-    words, scales = pieces[".weight"], pieces[".scales"]
+    words, scales = sources[".weight"], sources[".scales"]
     expect(_MLX, words, ("U32",))
     *lead, n_words = words.shape
     if len(words.shape) < 2 or n_words * 32 % bits:
@@ -57,9 +57,9 @@ def _mlx_fields(pieces: Pieces, bits: int, group: int) -> tuple[Shape, int, Tile
     return (*lead, n_in), n_elements(tuple(lead)), fields
 
 
-def _mlx_numbers(pieces: Pieces, settings: Settings, default: tuple[int, int]) -> tuple[int, int]:
+def _mlx_numbers(sources: StoredTensors, settings: Settings, default: tuple[int, int]) -> tuple[int, int]:
     """Bits and group size of a weight."""
-    words = pieces[".weight"]
+    words = sources[".weight"]
     own = mlx_settings(settings, words.name.removesuffix(".weight"))
     bits, group = own.get("bits", settings.get("bits", default[0])), own.get("group_size", settings.get("group_size"))
     try:
@@ -69,31 +69,31 @@ def _mlx_numbers(pieces: Pieces, settings: Settings, default: tuple[int, int]) -
     return scheme.bits, scheme.group_size
 
 
-def _mlx_mode(pieces: Pieces, settings: Settings) -> str:
-    own = mlx_settings(settings, pieces[".weight"].name.removesuffix(".weight"))
+def _mlx_mode(sources: StoredTensors, settings: Settings) -> str:
+    own = mlx_settings(settings, sources[".weight"].name.removesuffix(".weight"))
     return str(own.get("mode", settings.get("mode", "affine") if own is settings else "affine"))
 
 
-def mlx_affine(pieces: Pieces, settings: Settings) -> Decoded:
+def mlx_affine(sources: StoredTensors, settings: Settings) -> Decoded:
     """MLX's affine mode: codes in words, [..., out, in * bits / 32]; scales and biases [..., out, groups]."""
     import numpy as np
 
-    words, scales, biases = pieces[".weight"], pieces[".scales"], pieces[".biases"]
-    if (mode := _mlx_mode(pieces, settings)) != "affine":
+    words, scales, biases = sources[".weight"], sources[".scales"], sources[".biases"]
+    if (mode := _mlx_mode(sources, settings)) != "affine":
         raise refusal(_MLX, words.name, f"has biases, which mode {mode!r} does not use", CONFIG_HINT)
-    bits, group = _mlx_numbers(pieces, settings, (4, 64))
-    shape, n_rows, fields = _mlx_fields(pieces, bits, group)
+    bits, group = _mlx_numbers(sources, settings, (4, 64))
+    shape, n_rows, fields = _mlx_fields(sources, bits, group)
     expect(_MLX, scales, FLOATS)
     expect(_MLX, biases, (scales.dtype,), scales.shape)
     n_groups = shape[-1] // group
 
-    def numbers(piece: TensorSource, rows: range, groups: range) -> Array:
-        return region(piece, n_groups, rows, groups).astype(np.float32)
+    def numbers(source: TensorSource, rows: range, groups: range) -> Array:
+        return region(source, n_groups, rows, groups).astype(np.float32)
 
     def tile(rows: range, columns: range) -> Array:
         groups = range(columns.start // group, -(-columns.stop // group))
         spread = np.arange(columns.start, columns.stop) // group - groups.start
-        scale, bias = (numbers(piece, rows, groups).take(spread, axis=1) for piece in (scales, biases))
+        scale, bias = (numbers(source, rows, groups).take(spread, axis=1) for source in (scales, biases))
         return affine.dequantize(fields(rows, columns), scale, bias, scales.dtype)
 
     def blocks() -> PackedBlocks | None:
@@ -111,7 +111,7 @@ def mlx_affine(pieces: Pieces, settings: Settings) -> Decoded:
         codes = fields(rows, range(shape[-1])).reshape(-1, affine.BLOCK)
         per_group = group // affine.BLOCK
         scale, bias = (
-            np.repeat(numbers(piece, rows, range(n_groups)).reshape(-1), per_group) for piece in (scales, biases)
+            np.repeat(numbers(source, rows, range(n_groups)).reshape(-1), per_group) for source in (scales, biases)
         )
         part = slice(start - rows.start * per_row, stop - rows.start * per_row)
         return affine.write_blocks(dtype, codes[part], scale[part], bias[part])
@@ -123,12 +123,12 @@ _MLX_FLOATS = {"mxfp4": (4, 32, "F8_E8M0"), "nvfp4": (4, 16, "F8_E4M3"), "mxfp8"
 """By mode: bits of a value, values that share a scale, what the scales' bytes are."""
 
 
-def mlx_floats(pieces: Pieces, settings: Settings) -> Decoded:
+def mlx_floats(sources: StoredTensors, settings: Settings) -> Decoded:
     """MLX's modes of small floats in words, with a byte for the scale of each group, and perhaps one for all."""
     import numpy as np
 
-    words, scales = pieces[".weight"], pieces[".scales"]
-    mode = _mlx_mode(pieces, settings)
+    words, scales = sources[".weight"], sources[".scales"]
+    mode = _mlx_mode(sources, settings)
     if mode == "affine":
         missing = words.name.removesuffix("weight") + "biases"
         raise refusal(_MLX, words.name, f"{missing} is missing")
@@ -136,10 +136,10 @@ def mlx_floats(pieces: Pieces, settings: Settings) -> Decoded:
         known = ", ".join(("affine", *_MLX_FLOATS))
         raise refusal(_MLX, words.name, f"unsupported mode {mode!r}", f"supported: {known}")
     bits, group, kind = _MLX_FLOATS[mode]
-    if ".global_scale" in pieces:
+    if ".global_scale" in sources:
         raise refusal(_MLX, words.name, f"mode {mode!r} with a global_scale is not supported")
     expect(_MLX, scales, ("U8",))
-    shape, _, fields = _mlx_fields(pieces, bits, group)
+    shape, _, fields = _mlx_fields(sources, bits, group)
     values = (
         np.array(FP4_VALUES, np.float32) if bits == 4 else plain.decode("F8_E4M3", bytes(range(256))).astype(np.float32)
     )

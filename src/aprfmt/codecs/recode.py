@@ -132,10 +132,10 @@ OverflowCount = Callable[[int], None]
 """Called with a number of finite values that became infinite in a narrower dtype."""
 
 Read = Callable[[], Iterable[Buffer]]
-"""Gives the stored bytes of a tensor in order, in pieces of any size, anew at every call."""
+"""Gives the stored bytes of a tensor in order, in chunks of any size, anew at every call."""
 
 Items = Callable[[int], Iterable[Item]]
-"""The same with jobs; pieces had better be multiples of the given number of bytes."""
+"""The same with jobs; chunks should be multiples of the given number of bytes."""
 
 
 _COUNTING = Lock()
@@ -159,7 +159,7 @@ def encode(dtype: str, array: Array) -> bytes:
 def recode(
     src_dtype: str, dst_dtype: str, shape: tuple[int, ...], read: Read, overflow: OverflowCount | None = None
 ) -> Iterator[Buffer]:
-    """The bytes of a tensor in another dtype, in pieces of about 1 MiB; memory does not grow with the tensor.
+    """The bytes of a tensor in another dtype, in chunks of about 1 MiB; memory does not grow with the tensor.
 
     `recode_jobs` with its jobs run one after the other. Raises as it does.
     """

@@ -38,7 +38,7 @@ def read_whole(piece: TensorSource) -> memoryview:
 
 
 def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]:
-    """The same bytes in pieces of multiples of `unit`, at most `piece` (itself a multiple) long.
+    """The same bytes in chunks of multiples of `unit`, at most `piece` (itself a multiple) long.
 
     What is left at the end, if it is not a whole unit, comes last.
     """

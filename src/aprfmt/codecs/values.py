@@ -1,4 +1,4 @@
-"""The values of a stored tensor in constant memory: decoded in pieces of about 64 Ki values, and counted."""
+"""The values of a stored tensor in constant memory: decoded in chunks of about 64 Ki values, and counted."""
 
 from __future__ import annotations
 

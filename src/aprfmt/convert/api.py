@@ -25,9 +25,9 @@ from aprfmt.codecs.dtypes import dtype_totals
 from aprfmt.convert.files import carried_files, parts_of, with_files
 from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.memory import flow_for, peak_bytes
-from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.options import ConvertCall, ImportCall, Options, options_of
 from aprfmt.convert.parsing import parse_options
+from aprfmt.convert.presets import find_preset
 from aprfmt.convert.quantization import Quantization, quantization_of
 from aprfmt.convert.report import PlannedTensor, Report
 from aprfmt.convert.targets import apr
@@ -257,7 +257,7 @@ def _decoding(options: Options, target: Target, *, edited: bool) -> Decoding:
         otherwise = any(value is not None for value in (options.bits, options.group_size, options.recipe))
         return Decoding(decode=gguf or otherwise or edited, keep_blocks=gguf, keep_scales=not edited)
     # Blocks that a GGUF can hold are kept unless floats are requested.
-    return Decoding(decode=True, dtype="F32", keep_blocks=find_mix(dtype) is not None)
+    return Decoding(decode=True, dtype="F32", keep_blocks=find_preset(dtype) is not None)
 
 
 def _with_target(c: Canonical, options: Options) -> Canonical:

@@ -27,8 +27,8 @@ from aprfmt.convert.merge_recipe import (
     read_recipe,
 )
 from aprfmt.convert.merging import open_input
-from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.options import MergeCall, Options, options_of
+from aprfmt.convert.presets import find_preset
 from aprfmt.convert.report import Report
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.settings import SettingsNode
@@ -66,7 +66,7 @@ def merge_models(call: MergeCall) -> Report:
         _refuse_beside_config(call)
     if dtype == "keep" and made.dtype is not None:
         given["dtype"] = made.dtype
-    if isinstance(dtype, str) and find_mix(dtype) is not None:
+    if isinstance(dtype, str) and find_preset(dtype) is not None:
         given["allow_requantize"] = True
     elif call.threads is None:
         given["threads"] = min(_MOST_THREADS, n_processors())

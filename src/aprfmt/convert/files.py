@@ -11,7 +11,7 @@ from pathlib import Path
 from aprfmt.arch.differences import differences
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor, Losses
-from aprfmt.convert.recipe import safe_name
+from aprfmt.convert.source_manifest import safe_name
 from aprfmt.errors import AprError, ChangedError, NotFoundError, UnknownFormatError
 from aprfmt.formats.apr2_write import MAX_WRITTEN_NAME_BYTES
 from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
@@ -26,7 +26,7 @@ from aprfmt.types import PathLike, Shape
 
 
 @dataclass(frozen=True, slots=True)
-class FilePiece:
+class FileTensor:
     """A file as the bytes of a tensor; open only while it is read, as a folder may hold thousands."""
 
     name: str
@@ -90,8 +90,8 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, al
         if n_bytes > most_bytes:
             large[name] = identity.size
         else:
-            piece = FilePiece(_blob_name(name), folder.folder / name, identity)
-            files[name] = CanonicalTensor(piece.name, (piece,))
+            source = FileTensor(_blob_name(name), folder.folder / name, identity)
+            files[name] = CanonicalTensor(source.name, (source,))
     reasons = _reasons(large, odd, most_bytes, n_bytes)
     if refused:
         them = "it" if len(refused) == 1 else "them"
@@ -103,7 +103,7 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, al
 
 def carried_files(c: Canonical) -> list[Path]:
     """The files beside the model's that go into what is written."""
-    return [piece.path for file in c.files.values() for piece in file.pieces if isinstance(piece, FilePiece)]
+    return [source.path for file in c.files.values() for source in file.sources if isinstance(source, FileTensor)]
 
 
 def parts_of(model: Model) -> tuple[Path, list[Path]]:

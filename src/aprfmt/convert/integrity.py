@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from aprfmt import formats
 from aprfmt.canonical.model import Canonical
-from aprfmt.convert.recipe import read_recipe
+from aprfmt.convert.source_manifest import read_manifest
 from aprfmt.errors import AprError, ChecksumError, RefusedError, StorageError, UnsupportedError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
@@ -77,10 +77,10 @@ def altered_files(c: Canonical) -> list[tuple[str, str]]:
     value = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
     if value is None:
         raise UnsupportedError("the file has no source manifest")
-    recipe = read_recipe(value, c.stored, c.tokenizer, str(model.path))
-    if recipe is None:
+    manifest = read_manifest(value, c.stored, c.tokenizer, str(model.path))
+    if manifest is None:
         raise UnsupportedError("the model was edited after its import, so its source files cannot be restored")
-    known = [(layout, layout.digest) for layout in recipe.layouts() if layout.digest is not None]
+    known = [(layout, layout.digest) for layout in manifest.layouts() if layout.digest is not None]
     if not known:
         raise UnsupportedError("the source manifest has no digests")
     return [(layout.name, digest.kind) for layout, digest in known if layout_digest(layout) != digest]

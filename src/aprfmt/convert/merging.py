@@ -18,8 +18,8 @@ from aprfmt.canonical.pairs import Adapter, Base
 from aprfmt.canonical.read import canonical
 from aprfmt.convert.api import convert
 from aprfmt.convert.files import parts_of
-from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.options import ExtractAdapterCall, MergeAdapterCall, options_of
+from aprfmt.convert.presets import find_preset
 from aprfmt.convert.report import Report
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.links import check_links
@@ -47,7 +47,7 @@ def merge_adapter(call: MergeAdapterCall) -> Report:
     adapters = _paths(call.adapter)
     weights = _weights(call.weight, len(adapters))
     options = options_of(call, base=None)
-    if isinstance(call.dtype, str) and find_mix(call.dtype) is not None:
+    if isinstance(call.dtype, str) and find_preset(call.dtype) is not None:
         options["allow_requantize"] = True
 
     with ExitStack() as stack:

@@ -238,7 +238,9 @@ COMMON = frozenset({f.name for kind in (Running, Access) for f in fields(kind)})
 }
 """Options about reading the source and running the conversion, which mean the same for every target."""
 
-MIX = frozenset(("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize"))
+PRESET_OPTIONS = frozenset(
+    ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize")
+)
 """Options that need a quantization preset."""
 
 PROVENANCE_OPTIONS = frozenset(f.name for f in fields(Stated))

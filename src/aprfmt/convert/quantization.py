@@ -1,4 +1,4 @@
-"""Resolve `--dtype MIX` and its options into a dtype for each tensor of a model."""
+"""Resolve `--dtype PRESET` and its options into a dtype for each tensor of a model."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
 from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.convert.mixes import (
+from aprfmt.convert.options import PRESET_OPTIONS, Options
+from aprfmt.convert.presets import (
     EMBEDDINGS,
-    MIXES,
     OUTPUT,
+    PRESETS,
     PresetContext,
     QuantizationPreset,
     QuantizeOverrides,
     choose,
-    find_mix,
+    find_preset,
     needs_weights,
-    uniform_mix,
+    uniform_preset,
     unknown,
 )
-from aprfmt.convert.options import MIX, Options
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
 
-# Values of --dtype that are not mixes.
+# Values of --dtype that are not presets.
 PLAIN = ("keep", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "aprq4", "aprq8")
 
-_ONLY_WITH_MIX = ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output")
+_ONLY_WITH_PRESET = ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Recoding:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A mix with its options."""
+    """A preset with its options."""
 
-    mix: QuantizationPreset
+    preset: QuantizationPreset
     overrides: QuantizeOverrides = field(default_factory=QuantizeOverrides)
     allow_requantize: bool = False
     imatrix: Imatrix | None = None
@@ -68,7 +68,7 @@ class Quantization:
         MissingDependencyError (a dtype that only llama.cpp's library can encode).
         """
         shapes = {tensor.name: tensor.shape for tensor in tensors}
-        chosen = choose(shapes, self.mix, network_of(c), self.overrides)
+        chosen = choose(shapes, self.preset, network_of(c), self.overrides)
         quantizable = [t for t in tensors if t.name in chosen and (is_float(t.dtype) or t.dtype in EIGHT_BITS)]
         changing = [t for t in quantizable if t.is_decoded or t.dtype != chosen[t.name]]
         losses.warnings += self._remarks(shapes, chosen)
@@ -81,13 +81,13 @@ class Quantization:
         return {t.name: Recoding(chosen[t.name], weights.get(t.name)) for t in quantizable}
 
     def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
-        """Warnings: overrides without effect, rows that the blocks of the mix do not divide."""
+        """Warnings: overrides without effect, rows that the blocks of the preset do not divide."""
         for pattern, dtype in self.overrides.patterns:
             if not any(pattern.search(name) for name in chosen):
                 yield f"--tensor-type {pattern.pattern}={dtype.lower()} matches no tensor that the preset quantizes"
         if not chosen:
             yield "the model has no matrix to quantize"
-        block = DTYPES[self.mix.dtype].block
+        block = DTYPES[self.preset.dtype].block
         odd = [name for name in chosen if shapes[name][-1] % block and DTYPES[chosen[name]].block < block]
         if odd:
             dtypes = ", ".join(sorted({chosen[name] for name in odd}))
@@ -110,7 +110,7 @@ class Quantization:
                     path=path,
                     tensor=name,
                 )
-            elif needs_weights(name, chosen[name], self.mix):
+            elif needs_weights(name, chosen[name], self.preset):
                 message, hint = ("needs an importance matrix", "add one with --imatrix, or choose a larger type")
                 if self.imatrix is not None:
                     message = "needs importance weights, and the importance matrix has none for this tensor"
@@ -138,13 +138,13 @@ def _check_sources(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Ma
     packed = {weight.name: weight.scheme for weight in c.packs.weights} if c.packs.decoded else {}
     released: set[str] = set()
     for tensor in changing:
-        schemes = [packed[piece.name] for piece in tensor.pieces if piece.name in packed]
+        schemes = [packed[source.name] for source in tensor.sources if source.name in packed]
         if tensor.row_map is not None and tensor.row_map.pack and not tensor.inverse:
             schemes.append(tensor.dtype)  # packed by its maker as a GGUF has it
         if schemes and set(schemes) <= set(_RELEASED):
             released |= set(schemes)
             continue
-        dtypes = (d for d in (tensor.pieces[0].dtype, tensor.dtype) if DTYPES[d].is_quantized or d in EIGHT_BITS)
+        dtypes = (d for d in (tensor.sources[0].dtype, tensor.dtype) if DTYPES[d].is_quantized or d in EIGHT_BITS)
         was = next(iter([*schemes, *dtypes]), None)
         if was is not None:
             raise RefusedError(
@@ -162,7 +162,7 @@ def n_matrices(shape: Shape) -> int:
 
 
 def network_of(c: Canonical) -> PresetContext:
-    """The facts of the network that the rules of a mix depend on."""
+    """The facts of the network that the rules of a preset depend on."""
     kv: Mapping[str, object] = {}
     if c.model.convention == "gguf":
         kv = c.model.metadata
@@ -191,19 +191,19 @@ def _first(value: object) -> int:
     return value if type(value) is int else 0
 
 
-def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> QuantizationPreset | None:
-    """The first mix that yields exactly the types of the `tensors` of a GGUF, or None."""
+def preset_of(c: Canonical, tensors: Sequence[OutTensor]) -> QuantizationPreset | None:
+    """The first preset that yields exactly the types of the `tensors` of a GGUF, or None."""
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     types = {tensor.name: tensor.dtype for tensor in tensors}
     network = network_of(c)
-    for mix in (mix for mix in MIXES.values() if mix.dtype in types.values()):
+    for preset in (preset for preset in PRESETS.values() if preset.dtype in types.values()):
         for imatrix in (False, True):
             try:
-                chosen = choose(shapes, mix, network, QuantizeOverrides(imatrix=imatrix))
+                chosen = choose(shapes, preset, network, QuantizeOverrides(imatrix=imatrix))
             except RefusedError:
                 continue  # a layer beyond the last
             if all(types[name] == target for name, target in chosen.items()):
-                return mix
+                return preset
     return None
 
 
@@ -213,11 +213,11 @@ def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> QuantizationPreset | N
 def quantization_of(options: Options, target: str, takes: Collection[str]) -> Quantization | None:
     """The quantization that `options` request for `target`, which takes the options `takes`; None without a preset.
 
-    Raises UsageError (unknown names, a broken pattern, options that only go with a mix) and what read_imatrix does.
+    Raises UsageError (unknown names, a broken pattern, options that only go with a preset) and what read_imatrix does.
     """
-    mix = _mix(options)
-    if mix is None:
-        given = next((name for name in _ONLY_WITH_MIX if getattr(options, name)), None)
+    preset = _preset(options)
+    if preset is None:
+        given = next((name for name in _ONLY_WITH_PRESET if getattr(options, name)), None)
         if given is not None:
             word = given.replace("_", "-")
             raise UsageError(
@@ -225,10 +225,10 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
                 hint="apr quantize --list shows the presets",
             )
         return None
-    if MIX.isdisjoint(takes):
+    if PRESET_OPTIONS.isdisjoint(takes):
         container = "safetensors" if target in ("hf", "mlx") else target
         raise RefusedError(
-            f"{container} has no dtype {mix.dtype}: a quantization preset needs a .gguf or .apr output",
+            f"{container} has no dtype {preset.dtype}: a quantization preset needs a .gguf or .apr output",
             hint="write a .gguf or .apr file, or use --dtype f32, f16 or bf16",
         )
     if options.leave_output and options.output_type:
@@ -244,19 +244,19 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
         # The native ids of an .apr for these two allow padded rows.
         padded=("Q4_K", "Q6_K") if options.pure and target == "apr" else (),
     )
-    return Quantization(mix, overrides, options.allow_requantize, imatrix)
+    return Quantization(preset, overrides, options.allow_requantize, imatrix)
 
 
-def _mix(options: Options) -> QuantizationPreset | None:
-    if (mix := find_mix(options.dtype)) is not None:
-        return mix
+def _preset(options: Options) -> QuantizationPreset | None:
+    if (preset := find_preset(options.dtype)) is not None:
+        return preset
     try:
         row = find_dtype(options.dtype) if options.dtype != "keep" else None
     except AprError:
         raise unknown(options.dtype, *PLAIN) from None
     if row is None or row.kind != "ggml":
         return None
-    uniform = uniform_mix(row.name)
+    uniform = uniform_preset(row.name)
     if uniform is None:
         raise unknown(options.dtype, *PLAIN)
     if not options.pure:

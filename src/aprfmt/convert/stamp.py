@@ -16,7 +16,7 @@ from aprfmt.convert import gguf_edit
 from aprfmt.convert.gguf_edit import Text, parse_text
 from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.parsing import parse_flag
-from aprfmt.convert.recipe_writer import holds_tokenizer, without_weights
+from aprfmt.convert.source_manifest_writer import holds_tokenizer, without_weights
 from aprfmt.convert.targets.apr import HAS_VOCAB
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata

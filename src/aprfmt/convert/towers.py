@@ -19,8 +19,8 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import TowerPart, checkpoint_spelling, row_spelling
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.convert.recipe import SourceManifest
-from aprfmt.convert.recipe_writer import restorable
+from aprfmt.convert.source_manifest import SourceManifest
+from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.errors import RefusedError
 from aprfmt.formats.hf_files import parse_object
 from aprfmt.formats.hfdir import HfNative
@@ -88,7 +88,7 @@ def tower_model(c: Canonical) -> Canonical:
         tensors=tensors,
         outside={name: t for name, t in c.outside.items() if not part.has(name)},
         general=general,
-        envelope=None,
+        sidecar=None,
         files={},
         tower=part,
     )
@@ -142,10 +142,10 @@ def _of_config(c: Canonical) -> TowerPart:
 
 def _further_objects(c: Canonical, row: Tower) -> dict[str, object]:
     """What the files that the row names say, by the keys under which they count. Raises RefusedError."""
-    recipe = restorable(c, "hf") if row.files and c.model.convention == "apr" else None
+    manifest = restorable(c, "hf") if row.files and c.model.convention == "apr" else None
     found: dict[str, object] = {}
     for key, name in row.files.items():
-        if (raw := _text_file(c, recipe, name)) is None:
+        if (raw := _text_file(c, manifest, name)) is None:
             raise RefusedError(
                 f"{name} is missing, and the towers' sizes are unknown without it",
                 path=c.model.path,
@@ -168,14 +168,14 @@ def _missing_parts(row: Tower, config: Mapping[str, object]) -> list[str]:
 
 def _config(c: Canonical) -> dict[str, object]:
     """config.json of the whole model, with what its preprocessor's files say."""
-    recipe = restorable(c, "hf") if c.model.convention == "apr" else None
-    raw = _text_file(c, recipe, _CONFIG)
+    manifest = restorable(c, "hf") if c.model.convention == "apr" else None
+    raw = _text_file(c, manifest, _CONFIG)
     config: dict[str, object] = dict(parse_object(raw, str(c.model.path), _CONFIG)) if raw is not None else {}
     if raw is None and (known := config_of_tensors({t.name: t.shape for t in c.all_tensors.values()})) is not None:
         config = {**known, VARIANT: c.hparams.extra.get(VARIANT)}
     told: dict[str, object] = {}
     for name, inside in _FILES:
-        if (raw := _text_file(c, recipe, name)) is None:
+        if (raw := _text_file(c, manifest, name)) is None:
             continue
         found = parse_object(raw, str(c.model.path), name)
         for key in OF_BOTH:
@@ -184,11 +184,11 @@ def _config(c: Canonical) -> dict[str, object]:
     return config | {PREPROCESSOR: told}
 
 
-def _text_file(c: Canonical, recipe: SourceManifest | None, name: str) -> bytes | None:
+def _text_file(c: Canonical, manifest: SourceManifest | None, name: str) -> bytes | None:
     if (folder := c.model.native_as(HfNative)) is not None:
         return folder.config if name == _CONFIG else folder.text_file(name)
-    if recipe is not None and name in recipe.files:
-        return recipe.head(name)
+    if manifest is not None and name in manifest.files:
+        return manifest.head(name)
     return None
 
 

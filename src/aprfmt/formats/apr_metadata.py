@@ -18,7 +18,7 @@ TRUE_DTYPES_KEY = "aprfmt.tensors"
 """Custom key with the dtypes that the container has no id for; always the last one of the text."""
 
 SOURCE_KEY = "aprfmt.source"
-"""Custom key with the record of the source files, see convert.recipe."""
+"""Custom key with the record of the source files, see convert.source_manifest."""
 
 FOOTER_KEY, FOOTER = "aprfmt.checksum", "aprfmt.crc32"
 """Custom key and value of an `.apr` that ends with its CRC-32: with them, a footer that is cut off is noticed."""

@@ -208,7 +208,7 @@ def bits_of(tensor: CanonicalTensor) -> float:
     """Bits a weight as it is stored: of its dtype, or of all parts of a packed weight."""
     packed = _packed(tensor)
     if packed is not None:
-        return 8 * sum(part.n_bytes for part in packed.pieces) / max(1, n_elements(packed.shape))
+        return 8 * sum(part.n_bytes for part in packed.sources) / max(1, n_elements(packed.shape))
     row = DTYPES[tensor.original_dtype]
     return 8 * row.block_bytes / row.block
 
@@ -220,8 +220,8 @@ def form_of(tensor: CanonicalTensor) -> str:
 
 
 def _packed(tensor: CanonicalTensor) -> PackedTensor | None:
-    piece = tensor.pieces[0]
-    return piece if isinstance(piece, PackedTensor) and len(tensor.pieces) == 1 else None
+    source = tensor.sources[0]
+    return source if isinstance(source, PackedTensor) and len(tensor.sources) == 1 else None
 
 
 def measure(

@@ -73,7 +73,7 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """`n_bytes` bytes that `chunks()` gives piece by piece when they are written; `label` names the tensor.
+    """`n_bytes` bytes that `chunks()` gives chunk by chunk when they are written; `label` names the tensor.
 
     A buffer must stay untouched after it was given: another thread writes it.
     """

@@ -33,7 +33,7 @@ _HASHED_BYTES = 1 << 20
 
 
 class Fetch(Protocol):
-    """Gives the bytes [start, end) of a file in pieces. Raises AprError, after it tried again where that may help."""
+    """Gives the bytes [start, end) of a file in chunks. Raises AprError, after it tried again where that may help."""
 
     def __call__(self, start: int, end: int) -> Iterator[bytes]:
         """Goes on where a connection was cut."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from aprfmt import formats
 from aprfmt.canonical.model_kinds import is_clip
-from aprfmt.convert.mixes import MIXES
+from aprfmt.convert.presets import PRESETS
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, NotFoundError, RefusedError, UsageError
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.hfdir import OF_TOOLS
@@ -323,8 +323,8 @@ def _row(name: str, place: str, model: Model) -> ModelRow:
     n_bits = 8 * sum(row["bytes"] for row in found.dtypes.values())
     bits = n_bits / found.param_count if found.param_count else None
     stored = model.metadata.get("general.file_type") if model.convention == "gguf" else None
-    mixes = {mix.file_type: mix.name.upper() for mix in MIXES.values()}
-    type = mixes.get(stored) if isinstance(stored, int) else None
+    presets = {preset.file_type: preset.name.upper() for preset in PRESETS.values()}
+    type = presets.get(stored) if isinstance(stored, int) else None
     if is_clip(model):
         type = f"towers, {next(iter(found.dtypes), '')}"
     kind = type or next(iter(found.dtypes), "")

@@ -25,7 +25,7 @@ def quantize_model(call: QuantizeCall) -> Report:
         log: called with progress lines while an importance matrix is computed.
     """
     from aprfmt.convert.api import convert
-    from aprfmt.convert.mixes import require_quantized
+    from aprfmt.convert.presets import require_quantized
 
     given = options_of(call, dtype=call.mix)
     texts = paths_of(call.data)

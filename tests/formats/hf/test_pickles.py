@@ -153,7 +153,7 @@ def test_what_a_training_saved_beside_the_weights_is_said(tmp_path: Path, monkey
     with aprfmt.open(folder) as model:
         assert model.warnings == ["last.pth holds more than weights; not converted: epoch, optimizer"]
     assert aprfmt.import_model(folder, tmp_path / "small.apr").lossless
-    monkeypatch.setattr("aprfmt.convert.recipe_writer.MAX_LITERAL_BYTES", 150_000)
+    monkeypatch.setattr("aprfmt.convert.source_manifest_writer.MAX_LITERAL_BYTES", 150_000)
     torch.save({"model": state(), "optimizer": torch.randn(50_000)}, folder / "last.pth")
     assert not aprfmt.import_model(folder, tmp_path / "large.apr").lossless
     aprfmt.export_model(tmp_path / "large.apr", tmp_path / "out", format="hf")

@@ -21,8 +21,8 @@ from aprfmt.canonical.pairs import GGUF_KEY, Adapter, LoraPair, is_embedding
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.files import say_left_behind
-from aprfmt.convert.mixes import file_type_of
-from aprfmt.convert.recipe_writer import restorable
+from aprfmt.convert.presets import file_type_of
+from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import gguf_write, lora, safetensors
@@ -66,13 +66,13 @@ def _outs(c: Canonical, named: Iterable[tuple[str, CanonicalTensor]], work: Work
 
 def _restored(c: Canonical, work: Work, format: str) -> Output | None:
     """The source's own files, if it has the `format` and no dtype was requested."""
-    recipe = restorable(c, format) if work.options.dtype == "keep" else None
-    if recipe is None or recipe.is_partial:
+    manifest = restorable(c, format) if work.options.dtype == "keep" else None
+    if manifest is None or manifest.is_partial:
         return None
     kept = [tensor.out(tensor.name) for tensor in c.all_tensors.values()]
-    if format == "hf" and lora.weights_of(recipe.files) is None:
+    if format == "hf" and lora.weights_of(manifest.files) is None:
         return None  # a record that was edited
-    made = recipe.layouts()
+    made = manifest.layouts()
     if format != "hf":
         if len(made) != 1:
             return None
@@ -85,8 +85,8 @@ def _turned(tensor: CanonicalTensor, name: str) -> CanonicalTensor:
     *n, rows, columns = tensor.shape
     after = ((*n, columns, rows),)
     if tensor.row_map is not None and tensor.row_map.transposed and tensor.inverse:
-        return CanonicalTensor(name, tensor.pieces)  # stored that way
-    return CanonicalTensor(name, (tensor.piece(),), RowMap((tensor.shape,), after, transposed=True))
+        return CanonicalTensor(name, tensor.sources)  # stored that way
+    return CanonicalTensor(name, (tensor.as_source(),), RowMap((tensor.shape,), after, transposed=True))
 
 
 # --- GGUF ---
@@ -199,7 +199,7 @@ def _gguf_norms(c: Canonical, adapter: Adapter, work: Work) -> list[CanonicalTen
                 hint=_MERGE,
             )
         else:
-            out.append(CanonicalTensor(link.gguf[0], (tensor.piece(),), link.row_map))
+            out.append(CanonicalTensor(link.gguf[0], (tensor.as_source(),), link.row_map))
     if out:
         work.losses.add(f"llama.cpp ignores {plural(len(out), 'norm')} that the adapter replaces")
     return out
@@ -235,8 +235,8 @@ def _other_texts(c: Canonical) -> dict[str, bytes]:
     if (folder := c.model.native_as(HfNative)) is not None:
         found = {path.as_posix(): read_text_file(folder.folder / path) for path in folder.other_files}
     else:
-        recipe = restorable(c, "hf")
-        found = recipe.text_files() if recipe is not None else {}
+        manifest = restorable(c, "hf")
+        found = manifest.text_files() if manifest is not None else {}
     return {name: data for name, data in found.items() if name != CONFIG}
 
 
@@ -330,7 +330,7 @@ def _side_by_side(tensor: CanonicalTensor, is_a: bool) -> CanonicalTensor:
         row_map = RowMap((tensor.shape,), ((n * rows, columns),))
     else:
         row_map = RowMap((tensor.shape,), ((rows, columns * n),), (("swap", (1, n, rows * columns)),), flat=True)
-    return CanonicalTensor(tensor.name, (tensor.piece(),), row_map)
+    return CanonicalTensor(tensor.name, (tensor.as_source(),), row_map)
 
 
 def _peft_config(adapter: Adapter, pairs: Mapping[str, LoraPair], parameters: Sequence[str]) -> dict[str, object]:

@@ -17,17 +17,17 @@ from pathlib import Path
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.canonical.detection import find_row
-from aprfmt.canonical.envelope import LEFT_ASIDE
 from aprfmt.canonical.metadata import apr_metadata_of
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.read import canonical
+from aprfmt.canonical.sidecar import LEFT_ASIDE
 from aprfmt.canonical.sides import gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype, outside_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode
 from aprfmt.convert.options import Options
 from aprfmt.convert.quantization import Recoding, with_apr_names
-from aprfmt.convert.recipe_writer import late_digests, source_recipe
+from aprfmt.convert.source_manifest_writer import late_digests, manifest_of_source
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
@@ -55,7 +55,7 @@ _LARGEST_NARROWED = 16 << 20
 
 
 def layouts(c: Canonical, work: Work) -> Output:
-    """The `.apr` for `c`, with weights in the requested dtype or mix; see apr_contents."""
+    """The `.apr` for `c`, with weights in the requested dtype or preset; see apr_contents."""
     targets: dict[str, Recoding] = {}
     dtype = work.options.dtype
     if work.quantization is not None:
@@ -89,7 +89,7 @@ def _digest_kind(c: Canonical, options: Options) -> str:
 
 
 def _with_digests(c: Canonical, layout: FileLayout) -> FileLayout:
-    """`layout`, whose metadata may hold a recipe, with the digests of the files that are streamed into it."""
+    """`layout`, whose metadata may hold a manifest, with the digests of the files that are streamed into it."""
     head = layout.segments[0]
     assert isinstance(head, Literal)
     return replace(layout, late=late_digests(c.model.sources, bytes(head.data)))
@@ -108,7 +108,7 @@ def check_readable(model: Model) -> None:
     """Raises AprError for an `.apr` that opens but cannot be used, so that it is not copied."""
     _ = model.hparams, model.tokenizer
     if apr2.native_of(model) is not None and model.metadata.get(SOURCE_KEY) is not None:
-        source_recipe(canonical(model, allow_unmapped=True))
+        manifest_of_source(canonical(model, allow_unmapped=True))
 
 
 def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
@@ -179,9 +179,9 @@ def apr_contents(
         out.dtype in (own[out.name].dtype, narrow.get(out.name)) for out in tensors if out.name in own
     )
     metadata = _further_metadata(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
-    if kept and with_source and c.envelope is not None:
-        metadata = _with_envelope(c, metadata, c.envelope.metadata, losses)
-    record = source_recipe(c, narrow, kind=kind, tensors_kept=kept, tokenizer_kept=with_source)
+    if kept and with_source and c.sidecar is not None:
+        metadata = _with_sidecar(c, metadata, c.sidecar.metadata, losses)
+    record = manifest_of_source(c, narrow, kind=kind, tensors_kept=kept, tokenizer_kept=with_source)
     if record is not None:
         metadata[SOURCE_KEY] = record
     metadata[FOOTER_KEY] = FOOTER
@@ -202,7 +202,7 @@ def _gguf_name(c: Canonical, name: str) -> str:
     return (names.gguf_name(c.arch, name, c.hparams) if c.arch is not None else None) or name
 
 
-def _with_envelope(
+def _with_sidecar(
     c: Canonical, metadata: dict[str, object], facts: Mapping[str, object], losses: Losses
 ) -> dict[str, object]:
     """`metadata` with the sidecar metadata, which is ignored if it contradicts the tensors or the tokenizer."""
@@ -222,7 +222,7 @@ def _with_envelope(
 
 def _narrow_dtypes(c: Canonical) -> dict[str, str]:
     """Tensors of a GGUF that an `.apr` held in fewer bytes and that still fit: {name: dtype}."""
-    wanted = c.envelope.dtypes if c.envelope is not None else {}
+    wanted = c.sidecar.dtypes if c.sidecar is not None else {}
     own = c.all_tensors
     return {name: dtype for name, dtype in wanted.items() if name in own and _fits(own[name], dtype)}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aprfmt import formats
-from aprfmt.convert.options import COMMON, MIX, PROVENANCE_OPTIONS, Options
+from aprfmt.convert.options import COMMON, PRESET_OPTIONS, PROVENANCE_OPTIONS, Options
 from aprfmt.errors import UsageError
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, WriteOptions
@@ -40,7 +40,7 @@ class Work:
         name: of the output file or folder.
         options: those of its `takes` and the common ones may be set.
         losses: collects what the output cannot hold exactly, and warnings.
-        quantization: the requested mix, parsed and checked; None without one.
+        quantization: the requested preset, parsed and checked; None without one.
     """
 
     name: str
@@ -132,7 +132,7 @@ TARGETS: tuple[Target, ...] = (
         "apr-v2",
         "APR v2",
         "apr:layouts",
-        MIX | PROVENANCE_OPTIONS | {"dtype", "tokenizer", "hash", "no_mtp", "target_model", "mmproj"},
+        PRESET_OPTIONS | PROVENANCE_OPTIONS | {"dtype", "tokenizer", "hash", "no_mtp", "target_model", "mmproj"},
         ".apr",
     ),
     _BuiltInTarget("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE_OPTIONS | {"shard_size", "hash"}),
@@ -142,7 +142,7 @@ TARGETS: tuple[Target, ...] = (
         "GGUF",
         "gguf:layouts",
         _HF
-        | MIX
+        | PRESET_OPTIONS
         | {"no_tokenizer", "mtp_only", "mmproj", "pre", "pad_style", "verify", "modelfile", "allow_different"},
         ".gguf",
         adapters="adapter:gguf_layouts",

@@ -18,28 +18,28 @@ from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.outside import without_place
 from aprfmt.arch.row import OF_TENSOR, Architecture
-from aprfmt.canonical import envelope
+from aprfmt.canonical import sidecar
 from aprfmt.canonical.completion import complete_from_shapes
 from aprfmt.canonical.drafts import drafts_alone, named_drafts, with_drafts_counted, without_drafts
-from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.metadata import apr_metadata_of
 from aprfmt.canonical.model import Canonical, embedding_rows, from_gguf
 from aprfmt.canonical.model_kinds import ADAPTER
 from aprfmt.canonical.packed import scale_name
 from aprfmt.canonical.reranker import ANSWERS, as_reranker, with_two_outputs
+from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.sides import gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import SCALE
 from aprfmt.codecs.recode import is_padded
 from aprfmt.convert.files import say_left_behind, say_what_has_no_key, tell_differences
-from aprfmt.convert.mixes import file_type_of, fitting
 from aprfmt.convert.modelfile import NAME as MODELFILE
 from aprfmt.convert.modelfile import modelfile
 from aprfmt.convert.options import Options
-from aprfmt.convert.quantization import Quantization, mix_of
-from aprfmt.convert.recipe import SourceManifest, overlay
-from aprfmt.convert.recipe_writer import restorable
+from aprfmt.convert.presets import file_type_of, fitting
+from aprfmt.convert.quantization import Quantization, preset_of
+from aprfmt.convert.source_manifest import SourceManifest, overlay
+from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.towers import has_tower
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError, storage_errors
@@ -80,22 +80,22 @@ def model_layouts(c: Canonical, work: Work) -> Output:
     options = work.options
     c = _with_layers_asked_for(c, work)
     c = _as_classifier(c, work.losses)
-    # The keys of a GGUF do not need a recipe.
-    recipe = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
-    base = _base_keys(c, recipe)
+    # The keys of a GGUF do not need a manifest.
+    manifest = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
+    base = _base_keys(c, manifest)
     c = c if base is not None else with_drafts_counted(c)
     if options.no_mtp:
         c = _without_key(c)
     if (
         base is not None
-        and recipe is not None
-        and not (options.shard_bytes or (len(recipe.files) > 1 and _joins(c, work)))
+        and manifest is not None
+        and not (options.shard_bytes or (len(manifest.files) > 1 and _joins(c, work)))
         and options.dtype == "keep"
         and _keys(c, work, base, [], copied=True) == list(_unsplit_entries(base).values())
-        and _envelope_holds(c, base)
+        and _sidecar_holds(c, base)
     ):
         kept = [tensor.out(tensor.name) for tensor in c.all_tensors.values()]
-        return Output(rename_parts(recipe.layouts(), work.name), kept, lossless=True)
+        return Output(rename_parts(manifest.layouts(), work.name), kept, lossless=True)
     if c.tokenizer is None and c.arch is not None and c.arch.no_vocabulary:
         c = replace(c, tokenizer=Tokenizer(NO_VOCABULARY, []))
     if c.tokenizer is None and _is_model(c, base):
@@ -221,7 +221,7 @@ def _checked(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> 
     """The encoded keys, checked for llama.cpp, with the sidecar metadata of an `.apr`."""
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
     is_apr = apr2.native_of(c.model) is not None
-    pairs = _pairs(c, envelope.strip(entries) if is_apr else entries)
+    pairs = _pairs(c, sidecar.strip(entries) if is_apr else entries)
     for item in keys:  # the vocabulary was encoded a moment ago
         if not isinstance(item, bytes) and isinstance(item[2], list) and item[1] == (GgufType.ARRAY, GgufType.STRING):
             pairs.remember(item[0], [*item[2]])
@@ -229,9 +229,9 @@ def _checked(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> 
     if not is_apr:
         return entries
     imported = _metadata_after_import(c, pairs, _outside(c))
-    told = envelope.differences(c.model, imported) if _is_of_its_class(c) else {}
-    kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
-    return envelope.seal(entries, Envelope(told, _stored_dtypes(c, tensors), kept))
+    told = sidecar.differences(c.model, imported) if _is_of_its_class(c) else {}
+    kept = sidecar.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
+    return sidecar.seal(entries, Sidecar(told, _stored_dtypes(c, tensors), kept))
 
 
 def _is_of_its_class(c: Canonical) -> bool:
@@ -259,17 +259,17 @@ def _check_keys(c: Canonical, pairs: KvMapping, tensors: list[OutTensor]) -> Non
         )
 
 
-def _envelope_holds(c: Canonical, base: KvMapping) -> bool:
+def _sidecar_holds(c: Canonical, base: KvMapping) -> bool:
     """Whether the sidecar metadata in the GGUF still matches the `.apr`."""
     if apr2.native_of(c.model) is None:
         return True
-    found, warning = envelope.read_envelope(base)
-    if warning is not None or c.model.metadata.get(envelope.LEFT_ASIDE):
+    found, warning = sidecar.read_sidecar(base)
+    if warning is not None or c.model.metadata.get(sidecar.LEFT_ASIDE):
         return True  # it had no part in the import either
-    pairs = _pairs(c, envelope.strip(_unsplit_entries(base).values()))
-    missing = envelope.differences(c.model, _metadata_after_import(c, pairs, c.outside))
+    pairs = _pairs(c, sidecar.strip(_unsplit_entries(base).values()))
+    missing = sidecar.differences(c.model, _metadata_after_import(c, pairs, c.outside))
     # A GGUF by another program needs one only for what it cannot have brought itself.
-    return found.metadata == missing if found is not None else not envelope.folder_fields(missing)
+    return found.metadata == missing if found is not None else not sidecar.folder_fields(missing)
 
 
 def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
@@ -424,12 +424,12 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
     return target
 
 
-def _base_keys(c: Canonical, recipe: SourceManifest | None) -> KvMapping | None:
+def _base_keys(c: Canonical, manifest: SourceManifest | None) -> KvMapping | None:
     """The key-value pairs of the GGUF that `c` came from."""
     if (source := c.model.native_as(GgufNative)) is not None:
         return source.parts[0].kv
-    if recipe is not None:
-        return gguf.read_pairs(recipe.head(next(iter(recipe.files))), str(c.model.path))
+    if manifest is not None:
+        return gguf.read_pairs(manifest.head(next(iter(manifest.files))), str(c.model.path))
     return None
 
 
@@ -446,7 +446,7 @@ def _keys(
     # What derive_keys gives for the source itself, before any edit.
     plain = replace(work, options=Options(), quantization=None)
     then = {kv[0]: _rounded(kv) for kv in derive_keys(_as_import(c, base), plain, [], overlaid=True)}
-    if work.options.dtype == "keep":  # the source's own word for its mix of types stands
+    if work.options.dtype == "keep":  # the source's own word for its mix of types stays
         del now["general.file_type"]
     del then["general.file_type"]
     misfit = next((value for _, _, value in now.values() if isinstance(value, Misfit)), None)
@@ -512,11 +512,11 @@ def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid:
 
 
 def _file_type(c: Canonical, quantization: Quantization | None, tensors: list[OutTensor]) -> int:
-    """The `general.file_type` of the requested or detected mix, else of the dtype with the most bytes."""
+    """The `general.file_type` of the requested or detected preset, else of the dtype with the most bytes."""
     if quantization is not None:
-        return quantization.mix.file_type
-    mix = mix_of(c, tensors)
-    return mix.file_type if mix is not None else file_type_of(dominant_dtype(tensors))
+        return quantization.preset.file_type
+    preset = preset_of(c, tensors)
+    return preset.file_type if preset is not None else file_type_of(dominant_dtype(tensors))
 
 
 def _imatrix_keys(quantization: Quantization | None) -> list[KV]:

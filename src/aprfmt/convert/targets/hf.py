@@ -12,7 +12,7 @@ from aprfmt.arch.configless import VARIANT, config_of_tensors
 from aprfmt.arch.fields import as_text
 from aprfmt.arch.heads import MODULE
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.canonical import envelope
+from aprfmt.canonical import sidecar
 from aprfmt.canonical.drafts import named_drafts, with_drafts_counted
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.packed import HF_QUANT, without_packing
@@ -22,9 +22,9 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plai
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.files import say_left_behind, tell_differences
-from aprfmt.convert.recipe import SourceManifest, overlay
-from aprfmt.convert.recipe_writer import restorable, source_names
 from aprfmt.convert.serving import PackedModules
+from aprfmt.convert.source_manifest import SourceManifest, overlay
+from aprfmt.convert.source_manifest_writer import restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.convert.towers import PREPROCESSOR_FILE, further_files, whole_config
 from aprfmt.errors import RefusedError
@@ -58,38 +58,38 @@ def layouts(c: Canonical, work: Work) -> Output:
     return folder(c, work, restorable(c, "hf"), "pt")
 
 
-def folder(c: Canonical, work: Work, recipe: SourceManifest | None, framework: str) -> Output:
+def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework: str) -> Output:
     """The folder; `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX)."""
     if from_gguf(c):
         tell_differences(c, work.losses)
     losses, shard_bytes = work.losses, work.options.shard_bytes
-    source = source_texts(c, recipe)
+    source = source_texts(c, manifest)
     # A config.json of the source names its classes, which expect the names of its weights.
-    params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, recipe) else None
-    own_names = names_of_source(c, recipe) if CONFIG in source and params is None else {}
+    params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, manifest) else None
+    own_names = names_of_source(c, manifest) if CONFIG in source and params is None else {}
     packed = PackedModules()
     tensors = _hf_tensors(c, work.options.dtype, losses, own_names, packed)
-    texts = envelope.with_folder_fields(c.model, c.info, with_card(c, with_edits(c, source), losses))
+    texts = sidecar.with_folder_fields(c.model, c.info, with_card(c, with_edits(c, source), losses))
     texts = texts if MODULES_NAME in texts else texts | module_files(c.hparams.extra, c.hparams.hidden_size or 0)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
-    kept = _keeps_all(c, tensors, own_names) and not (recipe is not None and recipe.is_partial)
+    kept = _keeps_all(c, tensors, own_names) and not (manifest is not None and manifest.is_partial)
     config: bytes | None
     config, config_kept = config_json(c, texts, params, tensors, kept) if not _is_adapter(c) else (None, True)
     if (
-        recipe is not None
+        manifest is not None
         and kept
         and config_kept
         and shard_bytes is None
         and framework == "pt"
-        and (weights := recipe.weight_layouts())
+        and (weights := manifest.weight_layouts())
     ):
         if texts == source:
-            return Output(recipe.layouts(), tensors, lossless=not c.left_out)
+            return Output(manifest.layouts(), tensors, lossless=not c.left_out)
         made = texts | tokenizer_files(c, texts)
         kept_names = {layout.name for layout in weights}  # the index is a text, too
         written = [FileLayout(n, [Literal(data)]) for n, data in made.items() if n not in kept_names]
-        return Output([*written, *recipe.other_layouts(), *weights], tensors)
+        return Output([*written, *manifest.other_layouts(), *weights], tensors)
     if packed.packed and config is not None:
         config = _json(parse_config(config, c.model.path) | {"quantization_config": packed.settings()})
     if params is not None:  # what is written from here on has Hugging Face's layout
@@ -107,8 +107,8 @@ def folder(c: Canonical, work: Work, recipe: SourceManifest | None, framework: s
     shards = _shards(own, shard_bytes or sum(t.n_bytes for t in own), framework)
     if _is_adapter(c):
         shards = [replace(shard, name=shard.name.replace("model", "adapter_model", 1)) for shard in shards]
-    others = recipe.other_layouts() if recipe is not None else []
-    if recipe is None:
+    others = manifest.other_layouts() if manifest is not None else []
+    if manifest is None:
         losses.others += say_left_behind(c, "the source manifest does not match the model")
     return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards], tensors)
 
@@ -122,13 +122,13 @@ def with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str
     return texts if card is None else texts | {CARD: card}
 
 
-def source_texts(c: Canonical, recipe: SourceManifest | None) -> dict[str, bytes]:
+def source_texts(c: Canonical, manifest: SourceManifest | None) -> dict[str, bytes]:
     """The text files of the source's folder, by name."""
-    if recipe is not None:
-        texts = recipe.text_files()
+    if manifest is not None:
+        texts = manifest.text_files()
         own = {name: data for name, data in texts.items() if is_tokenizer_file(name)}
         # Where no digest tells damage in them, and they are not what the tokenizer was read from.
-        if c.tokenizer is not None and not own.keys() <= recipe.digests.keys() and c.tokenizer.files != own:
+        if c.tokenizer is not None and not own.keys() <= manifest.digests.keys() and c.tokenizer.files != own:
             read_files(own, {})
         return texts
     if (folder := c.model.native_as(HfNative)) is not None:
@@ -171,13 +171,13 @@ def config_json(
     return (source or _json(config), True) if config == base else (_json(config), False)
 
 
-def _is_mistral(c: Canonical, texts: Mapping[str, bytes], recipe: SourceManifest | None) -> bool:
+def _is_mistral(c: Canonical, texts: Mapping[str, bytes], manifest: SourceManifest | None) -> bool:
     """Whether the source has Mistral's own layout, by the names of its weights as in formats.hfdir."""
     if (folder := c.model.native_as(HfNative)) is not None:
         return folder.params is not None
-    if recipe is None or mistral.PARAMS_NAME not in texts:
+    if manifest is None or mistral.PARAMS_NAME not in texts:
         return False
-    weights = [layout.name for layout in recipe.weight_layouts()]
+    weights = [layout.name for layout in manifest.weight_layouts()]
     return any(map(mistral.is_weights, weights)) or (not weights and CONFIG not in texts)
 
 
@@ -202,11 +202,11 @@ def _of_tensors(c: Canonical, tensors: list[OutTensor]) -> JsonObject | None:
     return {**told, VARIANT: variant} if told is not None and variant is not None else None
 
 
-def names_of_source(c: Canonical, recipe: SourceManifest | None) -> Mapping[str, str]:
+def names_of_source(c: Canonical, manifest: SourceManifest | None) -> Mapping[str, str]:
     """The source names of the tensors that are renamed in canonical form."""
     if c.model.convention == "hf":
         return source_names(c)
-    return recipe.names if recipe is not None else {}
+    return manifest.names if manifest is not None else {}
 
 
 def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
@@ -317,12 +317,12 @@ def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[
 
 def safetensors_layouts(c: Canonical, work: Work) -> Output:
     """One safetensors file for `c`: the imported file itself if nothing changed."""
-    recipe = restorable(c, "safetensors")
-    own_names = names_of_source(c, recipe)
+    manifest = restorable(c, "safetensors")
+    own_names = names_of_source(c, manifest)
     tensors = _hf_tensors(c, work.options.dtype, work.losses, own_names)
     work.losses.others += say_left_behind(c, "a safetensors file cannot hold other files")
-    if recipe is not None and _keeps_all(c, tensors, own_names) and len(recipe.files) == 1:
-        return Output([replace(recipe.layouts()[0], name=work.name)], tensors, lossless=True)
+    if manifest is not None and _keeps_all(c, tensors, own_names) and len(manifest.files) == 1:
+        return Output([replace(manifest.layouts()[0], name=work.name)], tensors, lossless=True)
     own = c.model.native_as(SafetensorsNative)
     metadata = own.metadata if own is not None else {"format": "pt"}
     return Output([FileLayout(work.name, safetensors.layout(tensors, metadata))], tensors)

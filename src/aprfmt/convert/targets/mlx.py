@@ -15,7 +15,7 @@ from aprfmt.arch.converter import language_part
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.links import find_link
 from aprfmt.arch.mlx import WRAPPERS, MlxNetwork, mlx_row, network_of, turned
-from aprfmt.canonical import envelope
+from aprfmt.canonical import sidecar
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.sides import hf_side, to_link
@@ -24,7 +24,7 @@ from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, check, qu
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.split import SplitStream
 from aprfmt.convert.files import say_left_behind
-from aprfmt.convert.recipe_writer import restorable
+from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets import hf
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import RefusedError, UsageError
@@ -36,7 +36,7 @@ from aprfmt.io.pipe import FileLayout, Item, Literal
 from aprfmt.text import first_few, plural
 
 RECIPES = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
-"""mlx_lm's mixes: bits of most weights, and of those that matter most."""
+"""mlx_lm's recipes: bits of most weights, and of those that matter most."""
 
 _FINER = Affine(8, 64)
 _FLOATS = ("F32", "F16", "BF16")
@@ -132,7 +132,7 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
     for tensor in _mlx_side(c, begin):
         _plan_tensor(c, tensor, wanted, plan, planned, losses)
     _check_groups(c, planned, plan, losses)
-    texts = envelope.with_folder_fields(c.model, c.info, hf.with_card(c, hf.with_edits(c, source), losses))
+    texts = sidecar.with_folder_fields(c.model, c.info, hf.with_card(c, hf.with_edits(c, source), losses))
     texts.pop(HF_QUANT, None)
     kept = wanted is None and not c.packs.decoded and hf.CONFIG in source
     config, _ = hf.config_json(c, texts, None, planned.plain, kept)
@@ -169,7 +169,7 @@ def _plan_tensor(
     c: Canonical, tensor: CanonicalTensor, wanted: str | None, plan: _MlxPlan, planned: _Planned, losses: Losses
 ) -> None:
     """Adds `tensor`, in floats or as the parts of a quantized module. Raises RefusedError."""
-    stored = tensor.pieces[0].dtype  # of norms with 1 added, which are computed in F32
+    stored = tensor.sources[0].dtype  # of norms with 1 added, which are computed in F32
     dtype = wanted or (stored if stored in _FLOATS else "F16")
     dtype = dtype if is_float(tensor.dtype) else tensor.dtype
     if not is_float(tensor.dtype) and tensor.name.endswith(".weight"):
@@ -246,7 +246,7 @@ def _in_mlx_shapes(c: Canonical) -> Iterator[CanonicalTensor]:
         link = find_link(row, c.hparams, name, shapes, "hf")
         if link is None or name not in link.hf:
             row_map = turned(c.arch, name, tensor.shape) if tensor.shape[-1:] != (1,) else None
-            yield tensor if row_map is None else CanonicalTensor(name, (tensor.piece(),), row_map)
+            yield tensor if row_map is None else CanonicalTensor(name, (tensor.as_source(),), row_map)
             continue
         done |= set(link.hf)
         yield from to_link(link, tensors)

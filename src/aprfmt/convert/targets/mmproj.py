@@ -12,7 +12,7 @@ from aprfmt.canonical.derived_tensors import Sources, made_place, made_tensors
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.sides import gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, is_matrix, plain_dtype
-from aprfmt.convert.mixes import file_type_of
+from aprfmt.convert.presets import file_type_of
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.towers import assumed, tower_model
 from aprfmt.errors import RefusedError, UsageError
@@ -32,7 +32,7 @@ _OF_PATCHES = (".patch_embd.weight", ".patch_merger.weight")
 def layouts(c: Canonical, work: Work) -> Output:
     """The GGUF of the towers of `c`.
 
-    Raises RefusedError for a model without towers, UsageError for a quantization mix.
+    Raises RefusedError for a model without towers, UsageError for a quantization preset.
     """
     if work.quantization is not None:
         raise UsageError(

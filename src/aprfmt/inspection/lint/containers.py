@@ -110,13 +110,13 @@ def file_type(file_types: Mapping[int, str], subject: Subject) -> Iterator[Check
 
 
 def _is_made_of(matrices: Sequence[Tensor], dtype: str) -> bool:
-    """Whether a mix of that main type can have given them: rows that its blocks do not divide get other types."""
+    """Whether a preset of that main type can have given them: rows that its blocks do not divide get other types."""
     if dtype in _FLOATS:
         return main_dtype(matrices) == dtype
     return any(t.dtype == dtype for t in matrices)
 
 
-def quant_suffix(mixes: Callable[[str], str | None], subject: Subject) -> Iterator[Check]:
+def quant_suffix(presets: Callable[[str], str | None], subject: Subject) -> Iterator[Check]:
     """`name.quant-suffix`: the quantization in the file's name is the one in the file."""
     model = subject.model
     stem, matrices = model.path.resolve().stem, matrices_of(model)
@@ -125,7 +125,7 @@ def quant_suffix(mixes: Callable[[str], str | None], subject: Subject) -> Iterat
         yield skip("the file name has no quantization type")
         return
     word = named[-1].upper().replace("FP", "F") if named[-1].upper() in ("FP16", "FP32") else named[-1].upper()
-    dtype = word if word in _FLOATS else mixes(word)
+    dtype = word if word in _FLOATS else presets(word)
     if dtype is not None and not _is_made_of(matrices, dtype):
         main = main_dtype(matrices)
         new = model.path.resolve().name.replace(named[-1], str(main))

@@ -136,9 +136,9 @@ _RULES = (
 )  # fmt: skip
 
 
-def rules(file_types: Mapping[int, str], mixes: Callable[[str], str | None]) -> tuple[ValidationRule, ...]:
-    """All rules. `file_types`: llama.cpp's numbers and the dtype of most matrices of such a file; `mixes` gives that
-    dtype for the name of a mix, None for an unknown one.
+def rules(file_types: Mapping[int, str], presets: Callable[[str], str | None]) -> tuple[ValidationRule, ...]:
+    """All rules. `file_types`: llama.cpp's numbers and the dtype of most matrices of such a file; `presets` gives that
+    dtype for the name of a preset, None for an unknown one.
     """
     return (
         *_RULES,
@@ -147,7 +147,7 @@ def rules(file_types: Mapping[int, str], mixes: Callable[[str], str | None]) -> 
               "Programs and model pages show it as the file's quantization.",
               f"{_GGUF_SPEC}, general.file_type"),
         _rule("warn", "name.quant-suffix", "the quantization in the file name matches the file",
-              partial(containers.quant_suffix, mixes),
+              partial(containers.quant_suffix, presets),
               "People and tools pick files by name; llama.cpp fetches repo:Q4_K_M by it.",
               f"{_GGUF_SPEC}, naming convention"),
     )  # fmt: skip

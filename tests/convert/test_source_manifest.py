@@ -135,7 +135,7 @@ def test_a_gguf_of_a_vocabulary_or_without_one_comes_back(n_keys: int, tmp_path:
 
 
 def test_foreign_bytes_behind_the_tensors_are_bounded(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("aprfmt.convert.recipe_writer.MAX_LITERAL_BYTES", 1 << 16)
+    monkeypatch.setattr("aprfmt.convert.source_manifest_writer.MAX_LITERAL_BYTES", 1 << 16)
     assert limits.MAX_LITERAL_BYTES * 4 // 3 < limits.MAX_METADATA_BYTES
     source = write_gguf(tmp_path / "s.gguf", gguf_names(weights()))
     source.write_bytes(source.read_bytes() + bytes(1 << 20))

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from aprfmt.arch.links import Link
 from aprfmt.arch.row import PRODUCT
-from aprfmt.canonical.rowmap import BufferedPiece, produce
+from aprfmt.canonical.rowmap import BufferedTensor, produce
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
@@ -42,7 +42,7 @@ from aprfmt.types import Array
 KEY = "aprfmt.metadata"
 
 LEFT_ASIDE = "aprfmt.left_aside"
-"""Key of an `.apr` whose GGUF held an envelope that contradicts its tensors."""
+"""Key of an `.apr` whose GGUF held sidecar metadata that contradict its tensors."""
 
 MAX_CORRECTED_BYTES = 64 << 20
 """Largest tensor that is looked at; only norms, decays and position tables are of this kind."""
@@ -54,7 +54,7 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(slots=True)
-class Envelope:
+class Sidecar:
     """What the keys of a GGUF do not say: metadata (None: remove it) and, by Hugging Face name, dtypes of widened
     tensors and corrections of mapped ones."""
 
@@ -75,29 +75,29 @@ def _comparable(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_derived(key: str) -> bool:
-    """Whether each import writes this entry anew, so that no envelope may hold it."""
+    """Whether each import writes this entry anew, so that sidecar metadata must not hold it."""
     own = (apr_metadata.SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY, apr_metadata.FOOTER_KEY, LEFT_ASIDE)
     return key in own or key.startswith("tokenizer.")
 
 
-def seal(entries: Sequence[bytes], envelope: Envelope) -> list[bytes]:
-    """The entries of a GGUF with the envelope at their end, without an older one."""
+def seal(entries: Sequence[bytes], sidecar: Sidecar) -> list[bytes]:
+    """The entries of a GGUF with the sidecar metadata at their end, without an older one."""
     kept = strip(entries)
-    if not (envelope.metadata or envelope.dtypes or envelope.exact):
+    if not (sidecar.metadata or sidecar.dtypes or sidecar.exact):
         return kept
-    value = {"keys": _digest(kept), "metadata": envelope.metadata, "dtypes": envelope.dtypes}
-    value |= {"exact": envelope.exact} if envelope.exact else {}
+    value = {"keys": _digest(kept), "metadata": sidecar.metadata, "dtypes": sidecar.dtypes}
+    value |= {"exact": sidecar.exact} if sidecar.exact else {}
     text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
     return [*kept, gguf_write.encode_kv(KEY, GgufType.STRING, text)]
 
 
 def strip(entries: Iterable[bytes]) -> list[bytes]:
-    """The entries of a GGUF but for the envelope."""
+    """The entries of a GGUF without the sidecar metadata."""
     return [entry for entry in entries if not _is_own(entry)]
 
 
-def read_envelope(kv: KvMapping) -> tuple[Envelope | None, str | None]:
-    """The envelope of a GGUF, and a warning when there is one that no longer counts."""
+def read_sidecar(kv: KvMapping) -> tuple[Sidecar | None, str | None]:
+    """The sidecar metadata of a GGUF, and a warning if they no longer fit its keys."""
     if KEY not in kv:
         return None, None
     try:
@@ -115,7 +115,7 @@ def read_envelope(kv: KvMapping) -> tuple[Envelope | None, str | None]:
         return None, f"{KEY} is damaged and ignored"
     if not fits:
         return None, f"the GGUF's keys were edited after the export: {KEY} is ignored"
-    return Envelope(metadata, dtypes, exact), None
+    return Sidecar(metadata, dtypes, exact), None
 
 
 def _digest(entries: Iterable[bytes]) -> str:
@@ -149,10 +149,10 @@ def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -
             continue  # a product in F32 and its quotient round to the same half
         if any(tensor.dtype not in _FLOATS or tensor.n_bytes > MAX_CORRECTED_BYTES for tensor in originals):
             continue
-        made = produce([tensor.piece() for tensor in originals], link.row_map, 0)
+        made = produce([tensor.as_source() for tensor in originals], link.row_map, 0)
         for position, tensor in enumerate(originals):
             original = _bits(tensor.produced.data(), tensor.dtype)
-            found = _bits(_inverse(made.piece(tensor.name), link, position, tensor.dtype), tensor.dtype)
+            found = _bits(_inverse(made.as_source(tensor.name), link, position, tensor.dtype), tensor.dtype)
             if not (original == found).all():
                 packed = zlib.compress((original - found).tobytes(), 9)
                 out[tensor.name] = [tensor.dtype, base64.b64encode(packed).decode()]
@@ -164,33 +164,33 @@ def _is_corrected(link: Link) -> bool:
     return len(link.gguf) == 1 and (len(link.hf) == 1 or link.row_map.value == PRODUCT)
 
 
-def restore(link: Link, pieces: Sequence[TensorSource], told: Corrections) -> list[TensorSource] | None:
+def restore(link: Link, sources: Sequence[TensorSource], told: Corrections) -> list[TensorSource] | None:
     """The original tensors from that of a GGUF and their corrections; None unless they give that tensor again."""
     if not _is_corrected(link):
         return None
     try:
-        restored = [_corrected(link, pieces[0], position, told) for position in range(len(link.hf))]
+        restored = [_corrected(link, sources[0], position, told) for position in range(len(link.hf))]
     except (ValueError, KeyError, IndexError, zlib.error, binascii.Error):
         return None
-    return restored if produce(restored, link.row_map, 0).data() == read_whole(pieces[0]) else None
+    return restored if produce(restored, link.row_map, 0).data() == read_whole(sources[0]) else None
 
 
-def _corrected(link: Link, piece: TensorSource, position: int, told: Corrections) -> TensorSource:
+def _corrected(link: Link, source: TensorSource, position: int, told: Corrections) -> TensorSource:
     """One of the original tensors. Raises ValueError, KeyError and the like for what is not a correction of it."""
     name, shape = link.hf[position], link.row_map.before[position]
     dtype, text = (str(part) for part in told.get(name, ["F32", ""])[:2])
     n_bytes = DTYPES[dtype].n_bytes(shape)
     if dtype not in _FLOATS or n_bytes > MAX_CORRECTED_BYTES:
         raise ValueError("not a tensor that has corrections")
-    original = _inverse(piece, link, position, dtype)
+    original = _inverse(source, link, position, dtype)
     if name in told:
         data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
         original = (_bits(original, dtype) + _bits(data, dtype)).tobytes()
-    return BufferedPiece(name, dtype, shape, lambda: [original])
+    return BufferedTensor(name, dtype, shape, lambda: [original])
 
 
-def _inverse(piece: TensorSource, link: Link, position: int, dtype: str) -> bytes:
-    made = produce([piece], link.row_map, position, inverse=True)
+def _inverse(source: TensorSource, link: Link, position: int, dtype: str) -> bytes:
+    made = produce([source], link.row_map, position, inverse=True)
     return made.data() if made.dtype == dtype else encode(dtype, made.values())
 
 
@@ -237,12 +237,12 @@ def with_folder_fields(model: Model, info: Mapping[str, object], texts: dict[str
     return others | {FOLDER_FILE: (json.dumps(missing, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
-def read_folder(folder: Path) -> Envelope | None:
+def read_folder(folder: Path) -> Sidecar | None:
     """What `apr_metadata.json` of a folder says; None without one, or where it is something else."""
     path = folder / FOLDER_FILE
     if not is_file(path):
         return None
-    return Envelope(_read_folder_fields(read_text_file(path)))
+    return Sidecar(_read_folder_fields(read_text_file(path)))
 
 
 def _read_folder_fields(data: bytes) -> dict[str, object]:

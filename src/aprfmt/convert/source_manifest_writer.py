@@ -13,18 +13,18 @@ from itertools import chain
 from aprfmt.arch.links import Link
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT
-from aprfmt.canonical.rowmap import BufferedPiece, produce
+from aprfmt.canonical.rowmap import BufferedTensor, produce
 from aprfmt.canonical.tensor import CanonicalTensor, is_exact
 from aprfmt.codecs.stream import read_whole
-from aprfmt.convert.recipe import (
+from aprfmt.convert.source_manifest import (
     GGUF_LISTS,
     SourceManifest,
     gguf_list,
     read_count,
     read_list,
     read_literals,
+    read_manifest,
     read_mapping,
-    read_recipe,
     safe_name,
 )
 from aprfmt.errors import LimitError
@@ -51,7 +51,7 @@ MAX_MAPPED_BYTES = 64 << 20
 _LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
-# Formats of sources that have recipes.
+# Formats of sources that have manifests.
 _FORMATS = ("gguf", "hf", "safetensors")
 
 
@@ -59,9 +59,9 @@ _ZEROS = bytes(1 << 16)
 
 
 def without_weights(value: object, keep: Callable[[str], bool]) -> dict[str, object] | None:
-    """The recipe of a folder with only those files, as far as `keep` wants them, that hold no tensors of a model.
+    """The manifest of a folder with only those files, as far as `keep` wants them, that hold no tensors of a model.
 
-    None where nothing is left, or where `value` is of something else. Raises what read_recipe does for its literals.
+    None where nothing is left, or where `value` is of something else. Raises what read_manifest does for its literals.
     """
     if not isinstance(value, Mapping) or value.get("format") != "hf":
         return None
@@ -78,7 +78,7 @@ def without_weights(value: object, keep: Callable[[str], bool]) -> dict[str, obj
                 parts.append(literals[position : position + n_bytes])
             position += n_bytes
     except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error):
-        return None  # read_recipe says what is wrong with it
+        return None  # read_manifest says what is wrong with it
     if not kept:
         return None
     return {**value, "files": kept, "literals": _deflate(b"".join(parts)), "partial": True}
@@ -106,7 +106,7 @@ class _File:
     n_literal: int = 0
 
 
-class RecipeWriter:
+class ManifestWriter:
     """Collects the files of the source of `c` and their literals, then gives the JSON value.
 
     `stored` gives the dtype of tensors that the `.apr` holds in fewer bytes than the source has them. The files get
@@ -120,7 +120,7 @@ class RecipeWriter:
         self._files: list[_File] = []
         self._literals = bytearray()
         self._tensors = c.stored
-        self._own = {t.source.name: t.name for t in self._tensors.values() if t.source is not None}
+        self._own = {t.stored.name: t.name for t in self._tensors.values() if t.stored is not None}
         self._inside: dict[int, list[Tensor]] = {}  # the tensors with bytes by the source that they lie in
         for tensor in c.model.tensors.entries:
             if tensor.n_bytes:
@@ -128,7 +128,7 @@ class RecipeWriter:
         self._links = {name: t.link for t in self._tensors.values() if t.link is not None for name in t.link.gguf}
 
     def start(self, name: str, content: bytes | Source | CanonicalTensor) -> None:
-        """Begins the next file. Raises CorruptError for a name that reading the recipe would refuse.
+        """Begins the next file. Raises CorruptError for a name that reading the manifest would refuse.
 
         `content` is the whole of it, or what it is streamed from; a carried file is read for its digest now.
         """
@@ -205,8 +205,8 @@ class RecipeWriter:
         if original.n_bytes > MAX_MAPPED_BYTES:
             return False
         outs = [self._tensors[name].out(name, self._stored.get(name)) for name in link.hf]
-        pieces = [BufferedPiece(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
-        made = produce(pieces, link.row_map, link.gguf.index(original.name))
+        sources = [BufferedTensor(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
+        made = produce(sources, link.row_map, link.gguf.index(original.name))
         return made.dtype == original.dtype and made.data() == read_whole(original)
 
     def blob(self, file: CanonicalTensor) -> None:
@@ -219,7 +219,7 @@ class RecipeWriter:
         return [self._stored.get(name, self._tensors[name].dtype) for name in link.hf]
 
     def tensors(self, source: Source, position: int = 0) -> None:
-        """Adds a file of the source from `position` to its end: its tensors, and what lies between them."""
+        """Adds a file of the source from `position` to its end: its tensors, and what is between them."""
         inside = self._inside.get(id(source), ())
         for tensor in sorted(inside, key=lambda t: (t.offset, t.n_bytes > 0, -t.n_bytes)):
             if tensor.offset < position:  # a view of a storage that others share
@@ -267,7 +267,7 @@ class RecipeWriter:
 def source_names(c: Canonical) -> dict[str, str]:
     """What a checkpoint calls the tensors that have other names in canonical form."""
     whole = (t for t in c.all_tensors.values() if t.row_map is None)  # not a part of what another program stacks
-    return {t.name: t.pieces[0].name for t in whole if t.pieces[0].name != t.name}
+    return {t.name: t.sources[0].name for t in whole if t.sources[0].name != t.name}
 
 
 def _bytes_of(tensor: OutTensor) -> Iterator[Buffer]:
@@ -294,7 +294,7 @@ def _is_zero(data: Buffer) -> bool:
 
 
 def restorable(c: Canonical, format: str) -> SourceManifest | None:
-    """The recipe of a source of the `format` that `c` is, or was imported from; None where it gives other files."""
+    """The manifest of a source of the `format` that `c` is, or was imported from; None where it gives other files."""
     if apr2.native_of(c.model) is not None:
         value = c.model.metadata.get(SOURCE_KEY)
         others = [other for other in _FORMATS if other != format]
@@ -302,15 +302,15 @@ def restorable(c: Canonical, format: str) -> SourceManifest | None:
             return None  # to hold it against the tensors would be for nothing
         value = value if c.is_whole else without_weights(value, lambda name: True)
     else:
-        value = source_recipe(c) if c.model.format == format else None
+        value = manifest_of_source(c) if c.model.format == format else None
     if value is None:
         return None
-    recipe = read_recipe(value, c.stored, c.model.tokenizer, str(c.model.path))
-    return recipe if recipe is not None and recipe.format == format else None
+    manifest = read_manifest(value, c.stored, c.model.tokenizer, str(c.model.path))
+    return manifest if manifest is not None and manifest.format == format else None
 
 
 def late_digests(sources: Iterable[Source], head: bytes) -> list[Late]:
-    """The digests in a recipe that are known when the sources were streamed; `head` is the file's first bytes."""
+    """The digests in a manifest that are known when the sources were streamed; `head` is the file's first bytes."""
     out = []
     for pending in (s.record for s in sources if isinstance(s.record, Trail | PendingCrc)):
         before = f'"{pending.kind}":"'
@@ -323,7 +323,7 @@ def _encoded_digest(pending: PendingDigest) -> bytes:
     return pending.digest().value.encode()
 
 
-def source_recipe(
+def manifest_of_source(
     c: Canonical,
     stored: Mapping[str, str] | None = None,
     *,
@@ -331,10 +331,10 @@ def source_recipe(
     tensors_kept: bool = True,
     tokenizer_kept: bool = True,
 ) -> Mapping[str, object] | None:
-    """The recipe from which the source files can be rebuilt byte for byte; None for sources that have none.
+    """The manifest from which the source files can be rebuilt byte for byte; None for sources that have none.
 
     `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them. The files get digests of
-    the `kind`, if any, while they are streamed; the file that gets the recipe takes `late_digests`. Where tensors or
+    the `kind`, if any, while they are streamed; the file that gets the manifest takes `late_digests`. Where tensors or
     the tokenizer are not kept as they were, that of a folder still has its other files.
     """
 
@@ -344,18 +344,18 @@ def source_recipe(
     is_whole = tensors_kept and tokenizer_kept and c.is_whole
     if apr2.native_of(c.model) is not None:
         value: object = c.model.metadata.get(SOURCE_KEY)
-        recipe = value if is_whole else without_weights(value, keeps)
-        fits = isinstance(recipe, Mapping) and read_recipe(recipe, c.stored, c.tokenizer, str(c.model.path))
-        return recipe if isinstance(recipe, Mapping) and fits else None
+        manifest = value if is_whole else without_weights(value, keeps)
+        fits = isinstance(manifest, Mapping) and read_manifest(manifest, c.stored, c.tokenizer, str(c.model.path))
+        return manifest if isinstance(manifest, Mapping) and fits else None
     if (folder := c.model.native_as(HfNative)) is not None:
         with_weights = is_whole and not c.packs.decoded and _fits(folder)
-        return _hf_recipe(c, folder, kind, keeps, with_weights=with_weights)
+        return _hf_manifest(c, folder, kind, keeps, with_weights=with_weights)
     if not is_whole:
         return None
     if (gguf := c.model.native_as(GgufNative)) is not None:
-        return _gguf_recipe(c, gguf.parts, stored or {}, kind)
+        return _gguf_manifest(c, gguf.parts, stored or {}, kind)
     if c.model.native_as(SafetensorsNative) and not c.packs.decoded:
-        writer, source = RecipeWriter("safetensors", c, kind=kind), c.model.sources[0]
+        writer, source = ManifestWriter("safetensors", c, kind=kind), c.model.sources[0]
         writer.start(source.path.rpartition("/")[2], source)
         writer.tensors(source)
         return writer.value()
@@ -373,10 +373,10 @@ def holds_tokenizer(name: str) -> bool:
     return is_tokenizer_file(name) and name != "generation_config.json"
 
 
-def _gguf_recipe(
+def _gguf_manifest(
     c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, str], kind: str | None
 ) -> dict[str, object]:
-    writer = RecipeWriter("gguf", c, stored, kind=kind)
+    writer = ManifestWriter("gguf", c, stored, kind=kind)
     for part in parts:
         source, position = part.source, 0
         writer.start(source.path.rpartition("/")[2], source)
@@ -389,10 +389,10 @@ def _gguf_recipe(
     return writer.value()
 
 
-def _hf_recipe(
+def _hf_manifest(
     c: Canonical, folder: HfNative, kind: str | None, keeps: Callable[[str], bool], *, with_weights: bool
 ) -> dict[str, object]:
-    writer = RecipeWriter("hf", c, kind=kind)
+    writer = ManifestWriter("hf", c, kind=kind)
     for path in folder.other_files:
         if not keeps(path.as_posix()) or (c.packs.decoded and path.name == HF_QUANT):
             continue

@@ -12,7 +12,7 @@ from natives import gguf_parts
 from tiny_models import CASES, build
 
 import aprfmt
-from aprfmt.canonical.envelope import KEY as ENVELOPE
+from aprfmt.canonical.sidecar import KEY as SIDECAR
 from aprfmt.formats import gguf_write
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.gguf_fields import GgufType
@@ -78,7 +78,7 @@ def test_keys_that_another_program_edited_win(packed: Path, tmp_path: Path) -> N
     assert (tmp_path / "again.gguf").read_bytes() == edited
 
 
-def pieces(tensor: aprfmt.Tensor) -> list[memoryview]:
+def sources(tensor: aprfmt.Tensor) -> list[memoryview]:
     return [tensor.raw()]
 
 
@@ -89,12 +89,12 @@ def pieces(tensor: aprfmt.Tensor) -> list[memoryview]:
 def test_a_damaged_envelope_is_left_aside(text: str, tiny_gguf: Path, tmp_path: Path) -> None:
     with aprfmt.open(tiny_gguf) as model:
         kv = gguf_parts(model)[0].kv
-        keys: list[Any] = [bytes(kv.raw(key)) for key in kv if key != ENVELOPE]
-        tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries]
-        layout = FileLayout("m.gguf", gguf_write.layout([*keys, (ENVELOPE, GgufType.STRING, text)], tensors))
+        keys: list[Any] = [bytes(kv.raw(key)) for key in kv if key != SIDECAR]
+        tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(sources, t)) for t in model.tensors.entries]
+        layout = FileLayout("m.gguf", gguf_write.layout([*keys, (SIDECAR, GgufType.STRING, text)], tensors))
         write_file(str(tmp_path / "m.gguf"), layout, WriteOptions())
     report = aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
-    assert any(ENVELOPE in warning for warning in report.warnings)
+    assert any(SIDECAR in warning for warning in report.warnings)
     assert json.dumps(report.to_json())
 
 
@@ -128,13 +128,13 @@ def test_a_file_of_facts_holds_no_dimensions(text: str, packed: Path, tmp_path: 
 def test_an_envelope_that_contradicts_the_file_is_left_aside(
     said: dict[str, Any], packed: Path, tmp_path: Path
 ) -> None:
-    from aprfmt.canonical.envelope import Envelope, seal
+    from aprfmt.canonical.sidecar import Sidecar, seal
 
     aprfmt.export_model(packed, tmp_path / "m.gguf")
     with aprfmt.open(tmp_path / "m.gguf") as model:
         kv = gguf_parts(model)[0].kv
-        tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries]
-        keys = seal([bytes(kv.raw(key)) for key in kv], Envelope(said))
+        tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(sources, t)) for t in model.tensors.entries]
+        keys = seal([bytes(kv.raw(key)) for key in kv], Sidecar(said))
         layout = FileLayout("n.gguf", gguf_write.layout(keys, tensors))
         write_file(str(tmp_path / "n.gguf"), layout, WriteOptions())
     report = aprfmt.import_model(tmp_path / "n.gguf", tmp_path / "b.apr")

@@ -1,4 +1,4 @@
-"""Which type every tensor gets: every mix on many networks, as llama.cpp decides."""
+"""Which type every tensor gets: every preset on many networks, as llama.cpp decides."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from llama_peer import LlamaPeer
 import aprfmt
 from aprfmt.codecs import backend, ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
-from aprfmt.convert.mixes import (
+from aprfmt.convert.presets import (
     ALIASES,
     CONDITIONS,
     KINDS,
-    MIXES,
     OUTPUT,
+    PRESETS,
     PresetContext,
     QuantizationPreset,
     QuantizeOverrides,
     choose,
     file_type_of,
-    find_mix,
+    find_preset,
     needs_weights,
     usual_bits,
 )
@@ -127,9 +127,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.gguf" for name in NETWORKS}
 
 
-def ours(name: str, mix: str, overrides: QuantizeOverrides) -> dict[str, str]:
+def ours(name: str, preset: str, overrides: QuantizeOverrides) -> dict[str, str]:
     net, shapes = NETWORKS[name]
-    found = find_mix(mix)
+    found = find_preset(preset)
     assert found is not None
     kept = {n: "F16" if len(shape) > 1 else "F32" for n, shape in shapes.items()}
     return kept | choose(shapes, found, net, overrides)
@@ -139,16 +139,16 @@ def ours(name: str, mix: str, overrides: QuantizeOverrides) -> dict[str, str]:
 _NO_FALLBACK = {"q1_0": ("odd-rows", "odd-head")}
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(
-    mix: str, files: dict[str, Path], llama_cpp: LlamaPeer
+    preset: str, files: dict[str, Path], llama_cpp: LlamaPeer
 ) -> None:
     for name, path in files.items():
-        if name in _NO_FALLBACK.get(mix, ()):
+        if name in _NO_FALLBACK.get(preset, ()):
             continue
         for imatrix in (None, {"token_embd.weight": [1.0]}):
-            theirs = llama_cpp.quantize(path, None, MIXES[mix].file_type, imatrix=imatrix)
-            assert ours(name, mix, QuantizeOverrides(imatrix=imatrix is not None)) == theirs, name
+            theirs = llama_cpp.quantize(path, None, PRESETS[preset].file_type, imatrix=imatrix)
+            assert ours(name, preset, QuantizeOverrides(imatrix=imatrix is not None)) == theirs, name
 
 
 WISHES: dict[str, dict[str, Any]] = {
@@ -172,20 +172,20 @@ def test_overrides_go_before_the_rules_as_in_llama_cpp(wish: str, files: dict[st
     patterns = tuple((re.compile(p), find_dtype(name).name) for p, name in asked.get("overrides", ()))
     options = {key: value for key, value in asked.items() if key != "overrides"} | {"patterns": patterns}
     options |= {key: find_dtype(asked[key]).name for key in ("output", "embedding") if key in asked}
-    for mix in ("q4_k_m", "iq2_xs", "q5_0"):
+    for preset in ("q4_k_m", "iq2_xs", "q5_0"):
         for name, path in files.items():
             if name.startswith("odd") and {"output", "embedding"} & set(asked):
                 continue  # llama.cpp writes a broken file where the type that was asked for does not fit
-            theirs = llama_cpp.quantize(path, None, MIXES[mix].file_type, **asked)
-            assert ours(name, mix, QuantizeOverrides(**options)) == theirs, (mix, name)
+            theirs = llama_cpp.quantize(path, None, PRESETS[preset].file_type, **asked)
+            assert ours(name, preset, QuantizeOverrides(**options)) == theirs, (preset, name)
 
 
 def test_names_are_found_whatever_their_case_and_an_unknown_one_is_not() -> None:
-    assert find_mix("Q4_K_M") is find_mix("q4km") is MIXES["q4_k_m"]
-    assert all(find_mix(alias) is MIXES[name] for alias, name in ALIASES.items())
-    assert find_mix("q4_k_x") is None
-    assert find_mix("f16") is None
-    assert len({mix.file_type for mix in MIXES.values()}) == len(MIXES)
+    assert find_preset("Q4_K_M") is find_preset("q4km") is PRESETS["q4_k_m"]
+    assert all(find_preset(alias) is PRESETS[name] for alias, name in ALIASES.items())
+    assert find_preset("q4_k_x") is None
+    assert find_preset("f16") is None
+    assert len({preset.file_type for preset in PRESETS.values()}) == len(PRESETS)
 
 
 def test_file_types_of_dtypes_are_those_of_llama_cpp() -> None:
@@ -204,9 +204,9 @@ def test_the_file_type_of_an_apr_of_one_dtype(tmp_path: Path) -> None:
 
 
 def test_every_word_of_a_rule_is_known() -> None:
-    for mix in MIXES.values():
-        assert set(mix.rules) <= {"output", "token_embd", "*", *(kind for _, kind in KINDS)}
-        for clause in " ".join(mix.rules.values()).split():
+    for preset in PRESETS.values():
+        assert set(preset.rules) <= {"output", "token_embd", "*", *(kind for _, kind in KINDS)}
+        for clause in " ".join(preset.rules.values()).split():
             words, _, dtype = clause.rpartition(":")
             assert all(word.lstrip("!") in {*CONDITIONS, "imatrix"} for word in words.split("&") if word)
             assert not dtype or dtype in DTYPES
@@ -217,25 +217,25 @@ BITS = {"q4_k_m": 4.89, "q4_k_s": 4.67, "q5_k_m": 5.70, "q6_k": 6.56, "q8_0": 8.
         "iq4_xs": 4.46, "iq3_m": 3.76, "iq2_m": 2.93, "iq2_xxs": 2.38, "iq1_s": 2.00}  # fmt: skip
 
 
-@pytest.mark.parametrize("mix", BITS)
-def test_bits_per_weight_of_a_usual_model(mix: str) -> None:
-    assert usual_bits(MIXES[mix]) == pytest.approx(BITS[mix], abs=0.04)
+@pytest.mark.parametrize("preset", BITS)
+def test_bits_per_weight_of_a_usual_model(preset: str) -> None:
+    assert usual_bits(PRESETS[preset]) == pytest.approx(BITS[preset], abs=0.04)
 
 
 def test_a_layer_that_is_none_is_refused() -> None:
     net = PresetContext("llama", 2, 8, 8, 8)
     for name in ("ffn_down_exps.weight", "blk.2.ffn_down_exps.weight"):
         with pytest.raises(RefusedError, match="layer"):
-            choose({name: (8, 2, 256)}, MIXES["q4_k_m"], net)
+            choose({name: (8, 2, 256)}, PRESETS["q4_k_m"], net)
 
 
 def test_a_layer_number_of_thousands_of_digits_is_no_layer() -> None:
     name = f"blk.{'9' * 5000}.ffn_down.weight"
-    assert choose({name: (256, 256)}, MIXES["q4_k_m"], PresetContext("llama", 2, 4, 4, 0)) == {name: "Q4_K"}
+    assert choose({name: (256, 256)}, PRESETS["q4_k_m"], PresetContext("llama", 2, 4, 4, 0)) == {name: "Q4_K"}
 
 
 def test_encoders_agree_on_which_dtypes_need_weights() -> None:
     for row in DTYPES.values():
         if row.kind == "ggml" and any(backend.libraries()):
-            mix = QuantizationPreset("x", 0, row.name, "")
-            assert ggml.needs_weights(row.name) == needs_weights(OUTPUT, row.name, mix), row.name
+            preset = QuantizationPreset("x", 0, row.name, "")
+            assert ggml.needs_weights(row.name) == needs_weights(OUTPUT, row.name, preset), row.name

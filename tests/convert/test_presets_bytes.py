@@ -1,4 +1,4 @@
-"""Whole models by every mix: the types and bytes of llama_model_quantize on the GGUF of the floats."""
+"""Whole models by every preset: the types and bytes of llama_model_quantize on the GGUF of the floats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiny_models import BYTES, build
 
 import aprfmt
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert.mixes import MIXES
+from aprfmt.convert.presets import PRESETS
 from aprfmt.errors import RefusedError
 
 pytestmark = pytest.mark.llama
@@ -44,7 +44,7 @@ CASES = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
     """Folder in bf16 and GGUF of the same values, by name."""
     pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("mixes")
+    folder = tmp_path_factory.mktemp("presets")
     for name, case in CASES.items():
         build(case, folder / name, None, dtype="bfloat16")
         aprfmt.export_model(folder / name, folder / f"{name}.gguf")
@@ -71,9 +71,9 @@ def contents(path: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...], byte
             yield name, (tensor.dtype, tensor.shape[outer:], bytes(tensor.raw()))
 
 
-def fallbacks(written: dict[str, tuple[str, tuple[int, ...], bytes]], mix: str) -> list[str]:
-    """What a report must say of matrices whose rows the blocks of the mix do not divide."""
-    block = DTYPES[MIXES[mix].dtype].block
+def fallbacks(written: dict[str, tuple[str, tuple[int, ...], bytes]], preset: str) -> list[str]:
+    """What a report must say of matrices whose rows the blocks of the preset do not divide."""
+    block = DTYPES[PRESETS[preset].dtype].block
     odd = [
         dtype
         for dtype, shape, _ in written.values()
@@ -86,7 +86,7 @@ def fallbacks(written: dict[str, tuple[str, tuple[int, ...], bytes]], mix: str) 
     return [f"{len(odd)} {noun} with rows that are not a multiple of {block}: stored as {stored}"]
 
 
-SLOW = tuple(mix for mix in MIXES if mix.startswith("iq"))
+SLOW = tuple(preset for preset in PRESETS if preset.startswith("iq"))
 NEED = ("iq3_xs", "iq3_xxs", "q2_k_s", "iq2_m", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
 
 
@@ -95,10 +95,10 @@ Expected = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def expected(llama_cpp: LlamaPeer) -> Expected:
-    """The tensors of what llama.cpp makes of a GGUF by a mix."""
+    """The tensors of what llama.cpp makes of a GGUF by a preset."""
 
-    def run(gguf: Path, mix: str, out: Path, imatrix: Any = None, **wishes: Any) -> dict[str, Any]:
-        llama_cpp.quantize(gguf, out, MIXES[mix].file_type, imatrix=imatrix, **wishes)
+    def run(gguf: Path, preset: str, out: Path, imatrix: Any = None, **wishes: Any) -> dict[str, Any]:
+        llama_cpp.quantize(gguf, out, PRESETS[preset].file_type, imatrix=imatrix, **wishes)
         return dict(contents(out))
 
     return run
@@ -106,43 +106,43 @@ def expected(llama_cpp: LlamaPeer) -> Expected:
 
 @pytest.mark.turns
 @pytest.mark.parametrize(
-    ("name", "mix"),
+    ("name", "preset"),
     [
-        *((name, mix) for name in CASES for mix in MIXES if mix not in (*SLOW, *NEED, "q1_0")),
+        *((name, preset) for name in CASES for preset in PRESETS if preset not in (*SLOW, *NEED, "q1_0")),
         ("gpt2", "q1_0"),  # llama.cpp takes only rows of whole blocks of 128 for it
     ],
 )
 def test_a_folder_becomes_what_llama_cpp_makes_of_its_gguf(
-    name: str, mix: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected
+    name: str, preset: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected
 ) -> None:
     folder, gguf = models[name]
-    theirs = expected(gguf, mix, tmp_path / "theirs.gguf")
-    report = aprfmt.convert_model(folder, tmp_path / "ours.gguf", dtype=mix)
+    theirs = expected(gguf, preset, tmp_path / "theirs.gguf")
+    report = aprfmt.convert_model(folder, tmp_path / "ours.gguf", dtype=preset)
     assert dict(contents(tmp_path / "ours.gguf")) == theirs
-    assert report.warnings == fallbacks(theirs, mix)
+    assert report.warnings == fallbacks(theirs, preset)
     with aprfmt.open(tmp_path / "ours.gguf") as a, aprfmt.open(tmp_path / "theirs.gguf") as b:
         assert a.metadata["general.file_type"] == b.metadata["general.file_type"]
 
 
 @pytest.mark.turns
 @pytest.mark.parametrize(
-    ("name", "mix"),
+    ("name", "preset"),
     [
-        *((name, mix) for name in ("qwen2", "gpt2") for mix in MIXES if mix not in (*SLOW, "q1_0")),
-        *(("mixtral", mix) for mix in MIXES if mix != "q1_0"),
+        *((name, preset) for name in ("qwen2", "gpt2") for preset in PRESETS if preset not in (*SLOW, "q1_0")),
+        *(("mixtral", preset) for preset in PRESETS if preset != "q1_0"),
     ],
 )
 def test_so_it_does_with_an_importance_matrix(
-    name: str, mix: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected
+    name: str, preset: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected
 ) -> None:
     folder, gguf = models[name]
     weights = importance(gguf)
-    theirs = expected(gguf, mix, tmp_path / "theirs.gguf", weights)
+    theirs = expected(gguf, preset, tmp_path / "theirs.gguf", weights)
     (tmp_path / "i.dat").write_bytes(old_imatrix({n: v.tolist() for n, v in weights.items()}, calls=1))
-    source = gguf if mix.endswith("m") else folder
-    report = aprfmt.convert_model(source, tmp_path / "ours.gguf", dtype=mix, imatrix=tmp_path / "i.dat")
+    source = gguf if preset.endswith("m") else folder
+    report = aprfmt.convert_model(source, tmp_path / "ours.gguf", dtype=preset, imatrix=tmp_path / "i.dat")
     assert dict(contents(tmp_path / "ours.gguf")) == theirs
-    assert report.warnings == fallbacks(theirs, mix)
+    assert report.warnings == fallbacks(theirs, preset)
     with aprfmt.open(tmp_path / "ours.gguf") as model:
         said = {k: v for k, v in model.metadata.items() if k.startswith("quantize.")}
     assert said == {
@@ -156,13 +156,14 @@ def test_so_it_does_with_an_importance_matrix(
 @pytest.mark.turns
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
-    ("mix", "weighted"), [("q4_k_m", False), ("q4_k_m", True), ("q3_k_m", False), ("q5_0", True), ("mxfp4_moe", False)]
+    ("preset", "weighted"),
+    [("q4_k_m", False), ("q4_k_m", True), ("q3_k_m", False), ("q5_0", True), ("mxfp4_moe", False)],
 )
 def test_an_apr_has_the_bytes_that_its_gguf_gets(
-    name: str, mix: str, weighted: bool, models: dict[str, tuple[Path, Path]], tmp_path: Path
+    name: str, preset: str, weighted: bool, models: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     folder, gguf = models[name]
-    options: dict[str, Any] = {"dtype": mix}
+    options: dict[str, Any] = {"dtype": preset}
     if weighted:
         entries = {n: v.tolist() for n, v in importance(gguf).items()}
         (tmp_path / "i.dat").write_bytes(old_imatrix(entries, calls=1))
@@ -173,9 +174,9 @@ def test_an_apr_has_the_bytes_that_its_gguf_gets(
         aprfmt.import_model(source, tmp_path / "m.apr", force=True, **options)
         aprfmt.export_model(tmp_path / "m.apr", tmp_path / "ours.gguf", force=True)
         assert dict(contents(tmp_path / "ours.gguf")) == theirs
-        if name == "mixtral" or mix != "mxfp4_moe":  # which else makes the same of it as q8_0
+        if name == "mixtral" or preset != "mxfp4_moe":  # which else makes the same of it as q8_0
             with aprfmt.open(tmp_path / "ours.gguf") as model:
-                assert model.metadata["general.file_type"] == MIXES[mix].file_type
+                assert model.metadata["general.file_type"] == PRESETS[preset].file_type
     aprfmt.import_model(tmp_path / "direct.gguf", tmp_path / "imported.apr")
     with aprfmt.open(tmp_path / "m.apr") as a, aprfmt.open(tmp_path / "imported.apr") as b:
         # what an import of that GGUF gives: the same names, quantized tensors of the same bytes
@@ -259,14 +260,14 @@ def test_requantizing_gives_the_bytes_of_llama_cpp(
     assert report.losses == []
 
 
-@pytest.mark.parametrize("mix", NEED)
+@pytest.mark.parametrize("preset", NEED)
 def test_a_mix_that_needs_weights_is_refused_without(
-    mix: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, llama_cpp: LlamaPeer
+    preset: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, llama_cpp: LlamaPeer
 ) -> None:
     with pytest.raises(LlamaError, match="imatrix"):
-        llama_cpp.quantize(models["qwen2"][1], tmp_path / "theirs.gguf", MIXES[mix].file_type)
+        llama_cpp.quantize(models["qwen2"][1], tmp_path / "theirs.gguf", PRESETS[preset].file_type)
     with pytest.raises(RefusedError, match="needs an importance matrix"):
-        aprfmt.convert_model(models["qwen2"][0], tmp_path / "ours.gguf", dtype=mix)
+        aprfmt.convert_model(models["qwen2"][0], tmp_path / "ours.gguf", dtype=preset)
     assert not (tmp_path / "ours.gguf").exists()
 
 

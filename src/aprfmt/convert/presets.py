@@ -1,4 +1,4 @@
-"""The quantization mixes (llama.cpp: file types) as data, and the dtype that each tensor of a GGUF gets.
+"""The quantization presets (llama.cpp: file types) as data, and the dtype that each tensor of a GGUF gets.
 
 The decisions are those of llama.cpp's llama_model_quantize.
 """
@@ -18,7 +18,7 @@ from aprfmt.types import Shape
 
 @dataclass(frozen=True, slots=True)
 class QuantizationPreset:
-    """One mix.
+    """One preset.
 
     Attributes:
         name: what users type.
@@ -27,7 +27,7 @@ class QuantizationPreset:
         advice: when to take it, one line.
         rules: by kind of tensor (see KINDS; "*" is every kind without a rule of its own) the exceptions:
             clauses `condition&condition:DTYPE`, of which the first that holds counts. A clause without conditions
-            always holds, one without a dtype leaves the mix's. The conditions stand in CONDITIONS.
+            always holds, one without a dtype leaves the preset's. The conditions stand in CONDITIONS.
     """
 
     name: str
@@ -37,14 +37,14 @@ class QuantizationPreset:
     rules: Mapping[str, str] = field(default_factory=dict)
 
 
-def _mix(name: str, file_type: int, dtype: str, advice: str, **rules: str) -> QuantizationPreset:
-    """A mix of the usual kind: with eight experts, keys and values are a small part and get eight bits."""
+def _preset(name: str, file_type: int, dtype: str, advice: str, **rules: str) -> QuantizationPreset:
+    """A preset of the usual kind: with eight experts, keys and values are a small part and get eight bits."""
     eight = {kind: f"experts8:Q8_0 {rules.get(kind, '')}".strip() for kind in ("attn_v", "attn_k")}
     return QuantizationPreset(name, file_type, dtype, advice, rules | eight)
 
 
 def _two_bits(name: str, file_type: int, dtype: str, advice: str, better: str, attn_output: str) -> QuantizationPreset:
-    """A mix of one to two bits, where `better` is the type of the few tensors that such a loss would hurt most."""
+    """A preset of one to two bits, where `better` is the type of the few tensors that such a loss would hurt most."""
     rules = {
         "output": "Q5_K",
         "token_embd": better,
@@ -62,48 +62,48 @@ _EIGHT = "falcon: experts8:Q5_K"
 _NEEDS = "needs an importance matrix"
 
 _ROWS = (
-    _mix("q8_0", 7, "Q8_0", "as good as 16-bit floats at half the size"),
-    _mix("q6_k", 18, "Q6_K", "hardly any measurable loss"),
-    _mix("q5_k_m", 17, "Q5_K", "small loss; if you have the memory for more than q4_k_m",
+    _preset("q8_0", 7, "Q8_0", "as good as 16-bit floats at half the size"),
+    _preset("q6_k", 18, "Q6_K", "hardly any measurable loss"),
+    _preset("q5_k_m", 17, "Q5_K", "small loss; if you have the memory for more than q4_k_m",
          attn_v="more:Q6_K", ffn_down="more:Q6_K"),
-    _mix("q5_k_s", 16, "Q5_K", "q5_k_m without its higher-precision layers"),
-    _mix("q5_1", 9, "Q5_1", "legacy; q5_k_m is better and smaller"),
-    _mix("q5_0", 8, "Q5_0", "legacy; q5_k_s is better at the same size", ffn_down="first/8&imatrix:Q5_1"),
-    _mix("q4_k_m", 15, "Q4_K", "recommended: a third of the size, small loss",
+    _preset("q5_k_s", 16, "Q5_K", "q5_k_m without its higher-precision layers"),
+    _preset("q5_1", 9, "Q5_1", "legacy; q5_k_m is better and smaller"),
+    _preset("q5_0", 8, "Q5_0", "legacy; q5_k_s is better at the same size", ffn_down="first/8&imatrix:Q5_1"),
+    _preset("q4_k_m", 15, "Q4_K", "recommended: a third of the size, small loss",
          attn_v="more:Q6_K 70b:Q5_K", attn_output=_EIGHT,
          ffn_down="falcon&first/16:Q6_K falcon&more:Q5_K falcon: more:Q6_K"),
-    _mix("q4_k_s", 14, "Q4_K", "a little smaller than q4_k_m",
+    _preset("q4_k_s", 14, "Q4_K", "a little smaller than q4_k_m",
          attn_v="70b:Q5_K first4:Q5_K", attn_output=_EIGHT, ffn_down="falcon: first/8:Q5_K"),
-    _mix("iq4_nl", 25, "IQ4_NL", "like iq4_xs with blocks of 32, for row sizes that are not multiples of 256",
+    _preset("iq4_nl", 25, "IQ4_NL", "like iq4_xs with blocks of 32, for row sizes that are not multiples of 256",
          attn_v="gqa4:Q5_K", attn_output=_EIGHT, ffn_down="imatrix: first/8:Q5_K"),
-    _mix("iq4_xs", 30, "IQ4_XS", "the smallest 4-bit type; best with an importance matrix",
+    _preset("iq4_xs", 30, "IQ4_XS", "the smallest 4-bit type; best with an importance matrix",
          attn_v="gqa4:Q5_K", attn_output=_EIGHT, ffn_down="imatrix: first/8:Q5_K"),
-    _mix("q4_1", 3, "Q4_1", "legacy; q4_k_m is better and smaller"),
-    _mix("q4_0", 2, "Q4_0", "legacy; fast on some CPUs", ffn_down="first/8&imatrix:Q4_1"),
+    _preset("q4_1", 3, "Q4_1", "legacy; q4_k_m is better and smaller"),
+    _preset("q4_0", 2, "Q4_0", "legacy; fast on some CPUs", ffn_down="first/8&imatrix:Q4_1"),
     QuantizationPreset(
         "mxfp4_moe", 38, "MXFP4", "experts as MXFP4, the rest as Q8_0; for models trained that way",
         {"*": "stacked:MXFP4 Q8_0", "output": "Q8_0"}),
-    _mix("q3_k_l", 13, "Q3_K", "the largest 3-bit type",
+    _preset("q3_k_l", 13, "Q3_K", "the largest 3-bit type",
          attn_v="Q5_K", attn_output="falcon:Q4_K experts8: Q5_K", ffn_down="falcon:Q4_K Q5_K"),
-    _mix("q3_k_m", 12, "Q3_K", "3 bits; noticeable loss",
+    _preset("q3_k_m", 12, "Q3_K", "3 bits; noticeable loss",
          attn_v="70b:Q5_K first2:Q5_K Q4_K", attn_output=f"{_EIGHT} Q4_K",
          ffn_down="first/16:Q5_K falcon&!more: Q4_K"),
-    _mix("q3_k_s", 11, "Q3_K", "the smallest 3-bit K-quant",
+    _preset("q3_k_s", 11, "Q3_K", "the smallest 3-bit K-quant",
          attn_v="70b:Q5_K", attn_output=_EIGHT),
-    _mix("iq3_m", 27, "IQ3_S", "better and smaller than q3_k_m; use an importance matrix",
+    _preset("iq3_m", 27, "IQ3_S", "better and smaller than q3_k_m; use an importance matrix",
          attn_v="70b:Q5_K Q4_K", attn_output=f"{_EIGHT} Q4_K", ffn_down="first/8:Q4_K experts8&more:Q4_K"),
-    _mix("iq3_s", 26, "IQ3_S", "iq3_m without its higher-precision layers; use an importance matrix",
+    _preset("iq3_s", 26, "IQ3_S", "iq3_m without its higher-precision layers; use an importance matrix",
          attn_v="70b&gqa4:Q5_K gqa4:Q4_K", attn_output=_EIGHT),
-    _mix("iq3_xs", 22, "IQ3_S", f"between iq3_s and iq3_xxs; {_NEEDS}",
+    _preset("iq3_xs", 22, "IQ3_S", f"between iq3_s and iq3_xxs; {_NEEDS}",
          attn_v="70b&gqa4:Q5_K gqa4:Q4_K", attn_k="IQ3_XXS", attn_q="IQ3_XXS", attn_output=_EIGHT,
          ffn_gate="middle:IQ3_XXS", ffn_up="middle:IQ3_XXS"),
-    _mix("iq3_xxs", 23, "IQ3_XXS", f"the smallest 3-bit type; {_NEEDS}",
+    _preset("iq3_xxs", 23, "IQ3_XXS", f"the smallest 3-bit type; {_NEEDS}",
          output="Q5_K", token_embd="IQ3_S", attn_v="70b&gqa4:Q5_K gqa4:Q4_K imatrix: IQ3_S",
          attn_k="IQ2_S", attn_q="IQ2_S", attn_output=f"{_EIGHT} IQ3_S",
          ffn_down="imatrix: first/8:Q4_K Q3_K"),
-    _mix("q2_k", 10, "Q2_K", "2 to 3 bits; for models that do not fit otherwise",
+    _preset("q2_k", 10, "Q2_K", "2 to 3 bits; for models that do not fit otherwise",
          attn_v="70b:Q5_K gqa4:Q4_K Q3_K", attn_output=f"{_EIGHT} Q3_K", ffn_down="Q3_K"),
-    _mix("q2_k_s", 21, "Q2_K", f"nearly all weights in 2 bits; {_NEEDS}",
+    _preset("q2_k_s", 21, "Q2_K", f"nearly all weights in 2 bits; {_NEEDS}",
          attn_v="70b&gqa4:Q5_K gqa4:Q4_K", ffn_down="first/8:Q4_K"),
     _two_bits("iq2_m", 29, "IQ2_S", f"the best 2-bit type; {_NEEDS}", "IQ3_S", "IQ3_S"),
     _two_bits("iq2_s", 28, "IQ2_XS", f"two bits; {_NEEDS}", "IQ3_S", "IQ3_S"),
@@ -111,16 +111,16 @@ _ROWS = (
     _two_bits("iq2_xxs", 19, "IQ2_XXS", f"the smallest 2-bit type; {_NEEDS}", "Q2_K", ""),
     _two_bits("iq1_m", 31, "IQ1_M", f"experimental, for very large models; {_NEEDS}", "Q2_K", "IQ2_XXS"),
     _two_bits("iq1_s", 24, "IQ1_S", f"the smallest type; {_NEEDS}", "Q2_K", "IQ2_XXS"),
-    _mix("tq2_0", 37, "TQ2_0", "only for models trained with ternary weights", token_embd="Q4_K"),
-    _mix("tq1_0", 36, "TQ1_0", "like tq2_0, smaller but slower", token_embd="Q4_K"),
-    _mix("q2_0", 41, "Q2_0", "only for models trained with 2-bit weights", token_embd="Q4_K"),
-    _mix("q1_0", 40, "Q1_0", "only for models trained with 1-bit weights"),
+    _preset("tq2_0", 37, "TQ2_0", "only for models trained with ternary weights", token_embd="Q4_K"),
+    _preset("tq1_0", 36, "TQ1_0", "like tq2_0, smaller but slower", token_embd="Q4_K"),
+    _preset("q2_0", 41, "Q2_0", "only for models trained with 2-bit weights", token_embd="Q4_K"),
+    _preset("q1_0", 40, "Q1_0", "only for models trained with 1-bit weights"),
 )  # fmt: skip
 
-MIXES: dict[str, QuantizationPreset] = {mix.name: mix for mix in _ROWS}
+PRESETS: dict[str, QuantizationPreset] = {preset.name: preset for preset in _ROWS}
 
 OTHER_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
-"""Dtypes without a mix of the same name: the file type (`enum llama_ftype`) of a file of mostly that dtype."""
+"""Dtypes without a preset of the same name: the file type (`enum llama_ftype`) of a file of mostly that dtype."""
 
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -140,23 +140,23 @@ def _key(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-_BY_KEY = {_key(name): mix for name, mix in MIXES.items()}
-_BY_KEY |= {_key(alias): MIXES[name] for alias, name in ALIASES.items()}
+_BY_KEY = {_key(name): preset for name, preset in PRESETS.items()}
+_BY_KEY |= {_key(alias): PRESETS[name] for alias, name in ALIASES.items()}
 
 
-def find_mix(name: str) -> QuantizationPreset | None:
-    """The mix called `name`, aliases included; case and underscores do not matter. None if there is none."""
+def find_preset(name: str) -> QuantizationPreset | None:
+    """The preset called `name`, aliases included; case and underscores do not matter. None if there is none."""
     return _BY_KEY.get(_key(name))
 
 
 def file_type_of(dtype: str) -> int:
     """llama.cpp's file type for matrices of mostly `dtype`; if it has none, that of floats."""
-    mix = find_mix(dtype)
-    return mix.file_type if mix is not None else OTHER_FILE_TYPES.get(dtype, 0)
+    preset = find_preset(dtype)
+    return preset.file_type if preset is not None else OTHER_FILE_TYPES.get(dtype, 0)
 
 
-def uniform_mix(dtype: str) -> QuantizationPreset | None:
-    """A mix of one block type without a mix of its name; None if llama.cpp has no file type for it."""
+def uniform_preset(dtype: str) -> QuantizationPreset | None:
+    """A preset of one block type without a preset of its name; None if llama.cpp has no file type for it."""
     file_type = OTHER_FILE_TYPES.get(dtype)
     return None if file_type is None else QuantizationPreset(dtype.lower(), file_type, dtype, "")
 
@@ -173,16 +173,16 @@ _PART_OF_NAME = re.compile(r"-\d{5}-of-\d{5}$")
 _NO_NAMES = ("model", "pytorch_model", "consolidated", "ggml-model")
 
 
-def quantized_name(source: str, mix: str) -> str:
-    """The name that files of this mix get on the hub: "Qwen3-0.6B-Q4_K_M.gguf" of ./Qwen3-0.6B or Qwen3-0.6B-F16.gguf.
+def quantized_name(source: str, preset: str) -> str:
+    """The name of such a file on the hub: "Qwen3-0.6B-Q4_K_M.gguf" from ./Qwen3-0.6B or Qwen3-0.6B-F16.gguf.
 
-    Raises UsageError for an unknown mix, and for a source without a name.
+    Raises UsageError for an unknown preset, and for a source without a name.
     """
-    require_quantized(mix)
-    found = find_mix(mix)
-    if found is None and _key(mix) not in {_key(name) for name in DTYPES}:
-        raise unknown(mix)
-    word = found.name if found is not None else mix
+    require_quantized(preset)
+    found = find_preset(preset)
+    if found is None and _key(preset) not in {_key(name) for name in DTYPES}:
+        raise unknown(preset)
+    word = found.name if found is not None else preset
     path = Path(source.removeprefix("hf://").split("@")[0]) if source.startswith("hf://") else Path(source)
     path = path if path.name not in ("", "..") else path.resolve()
     suffix = path.suffix.lower()
@@ -196,14 +196,14 @@ def quantized_name(source: str, mix: str) -> str:
 
 
 def unknown(name: str, *others: str) -> UsageError:
-    """The error for a name that is neither a mix nor one of `others`, with the closest match."""
-    known = [*others, *MIXES, *ALIASES]
-    means = [mix for words, mix in _ELSEWHERE.items() if _key(name) in words.split()]
-    near = [mix for mix in means if mix in known] or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    """The error for a name that is neither a preset nor one of `others`, with the closest match."""
+    known = [*others, *PRESETS, *ALIASES]
+    means = [preset for words, preset in _ELSEWHERE.items() if _key(name) in words.split()]
+    near = [preset for preset in means if preset in known] or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     if near:
         hint = f"did you mean {near[0]}? apr quantize --list shows all presets"
     else:
-        hint = f"known: {', '.join([*others, *MIXES])}"
+        hint = f"known: {', '.join([*others, *PRESETS])}"
     return UsageError(f"unknown dtype or quantization preset {name!r}", hint=hint)
 
 
@@ -245,10 +245,10 @@ _LAYERS_OF_70B = {"llama": 80, "llama-embed": 80, "qwen2": 80, "olmo": 80, "deci
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOverrides:
-    """Options of a mix.
+    """Options of a preset.
 
     Attributes:
-        pure: every quantizable tensor in the mix's own dtype, without its rules.
+        pure: every quantizable tensor in the preset's own dtype, without its rules.
         output: dtype of the output head.
         embedding: dtype of the token embedding.
         patterns: the first pattern that matches a tensor's name sets its dtype.
@@ -326,7 +326,7 @@ def kind_of(name: str) -> str:
     return next((kind for part, kind in KINDS if part in name), "other")
 
 
-# Parts of names of small or sensitive matrices, which stay as they are in every mix.
+# Parts of names of small or sensitive matrices, which stay as they are in every preset.
 _LEFT = (
     "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel", "per_layer_model_proj",
     "ssm_conv1d", "shortconv.conv.weight", "indexer.k_proj.weight", "indexer.q_proj.weight",
@@ -341,7 +341,7 @@ _LEFT_WHOLE = ("position_embd.weight", "token_types.weight")
 
 
 def is_quantizable(name: str, shape: Shape) -> bool:
-    """Whether a mix may quantize the GGUF tensor: a matrix or a stack of matrices, except those excluded."""
+    """Whether a preset may quantize the GGUF tensor: a matrix or a stack of matrices, except those excluded."""
     n_dims = len(shape) - next((i for i, dim in enumerate(shape) if dim != 1), len(shape))
     if n_dims < 2 or not name.endswith("weight") or name in _LEFT_WHOLE:
         return False
@@ -369,26 +369,26 @@ _POOR_WITHOUT = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
 _IMPOSSIBLE_WITHOUT = ("IQ2_XXS", "IQ2_XS", "IQ1_S")
 
 
-def needs_weights(name: str, dtype: str, mix: QuantizationPreset) -> bool:
+def needs_weights(name: str, dtype: str, preset: QuantizationPreset) -> bool:
     """Whether quantizing the tensor to `dtype` needs importance weights."""
     if dtype in _IMPOSSIBLE_WITHOUT:
         return True
-    poor = dtype in _POOR_WITHOUT or (dtype == "Q2_K" and mix.name == "q2_k_s")
+    poor = dtype in _POOR_WITHOUT or (dtype == "Q2_K" and preset.name == "q2_k_s")
     return poor and name not in (*EMBEDDINGS, OUTPUT)
 
 
 def choose(
     tensors: Mapping[str, Shape],
-    mix: QuantizationPreset,
+    preset: QuantizationPreset,
     network: PresetContext,
     overrides: QuantizeOverrides | None = None,
 ) -> dict[str, str]:
-    """The dtype of every tensor that `mix` quantizes; unchanged tensors are absent.
+    """The dtype of every tensor that `preset` quantizes; unchanged tensors are absent.
 
     `tensors` are all tensors of the GGUF with their row-major shapes, in any order.
     Raises RefusedError for a name without the layer that a rule asks for.
     """
-    chooser = _Chooser(tensors, mix, network, overrides or QuantizeOverrides())
+    chooser = _Chooser(tensors, preset, network, overrides or QuantizeOverrides())
     ordered = sorted(tensors, key=lambda name: (_layer(name), name.encode(errors="surrogateescape")))
     found = ((name, chooser.dtype(name)) for name in ordered)
     return {name: dtype for name, dtype in found if dtype is not None}
@@ -404,7 +404,7 @@ class _Chooser:
     """Asked once for each tensor, layer by layer: some rules count the tensors of a kind."""
 
     tensors: Mapping[str, Shape]
-    mix: QuantizationPreset
+    preset: QuantizationPreset
     network: PresetContext
     overrides: QuantizeOverrides
     n_attn_v: int = 0
@@ -419,7 +419,7 @@ class _Chooser:
         if not is_quantizable(name, shape) or (overrides.leave_output and name == OUTPUT):
             return None
         kind, named = kind_of(name), overrides.override(name)
-        target = self.mix.dtype
+        target = self.preset.dtype
         if kind == "token_embd" and overrides.embedding and (name == EMBEDDINGS[0] or named is None):
             target = overrides.embedding
         elif kind == "output" and overrides.output:
@@ -436,19 +436,19 @@ class _Chooser:
         if kind == "output":
             return self._output(shape)
         place = self._place(name, kind, shape)
-        rule = self.mix.rules.get(kind, self.mix.rules.get("*", ""))
+        rule = self.preset.rules.get(kind, self.preset.rules.get("*", ""))
         for clause in rule.split():
             conditions, _, dtype = clause.rpartition(":")
             if all(self._holds(word, place) for word in conditions.split("&") if word):
-                return dtype or self.mix.dtype
-        return self.mix.dtype
+                return dtype or self.preset.dtype
+        return self.preset.dtype
 
     def _output(self, shape: Shape) -> str:
         if self.overrides.output:
             return self.overrides.output
-        if self.network.architecture == "falcon" or shape[-1] % DTYPES[self.mix.dtype].block:
+        if self.network.architecture == "falcon" or shape[-1] % DTYPES[self.preset.dtype].block:
             return "Q8_0"
-        return self.mix.rules.get("output", "Q8_0" if self.mix.dtype == "Q8_0" else "Q6_K")
+        return self.preset.rules.get("output", "Q8_0" if self.preset.dtype == "Q8_0" else "Q6_K")
 
     def _place(self, name: str, kind: str, shape: Shape) -> TensorPosition:
         counted = self.counts.get(kind, 0)
@@ -457,11 +457,11 @@ class _Chooser:
         if kind == "attn_v":
             return TensorPosition(counted, self.n_attn_v, counted, stacked)
         i, n = counted, self.network.n_layers
-        if kind.startswith("ffn_") and self.network.n_experts > 1 and self.mix.rules.get(kind):
+        if kind.startswith("ffn_") and self.network.n_experts > 1 and self.preset.rules.get(kind):
             i = _layer(name)  # experts are not a fixed number of tensors a layer
             if not 0 <= i < n:
                 raise RefusedError(
-                    f"the preset {self.mix.name} needs its layer number, but it is in none of the {n} layers",
+                    f"the preset {self.preset.name} needs its layer number, but it is in none of the {n} layers",
                     tensor=name,
                 )
         return TensorPosition(i, n, counted, stacked)
@@ -472,7 +472,7 @@ class _Chooser:
         return self.overrides.imatrix if word == "imatrix" else CONDITIONS[word](place, self.network)
 
 
-def usual_bits(mix: QuantizationPreset) -> float:
+def usual_bits(preset: QuantizationPreset) -> float:
     """Stored bits for each weight of a model as most are (Llama-3.1-8B), given an importance matrix."""
     shapes: dict[str, Shape] = {"token_embd.weight": (128256, 4096), "output.weight": (128256, 4096)}
     matrices: dict[str, Shape] = {
@@ -481,6 +481,6 @@ def usual_bits(mix: QuantizationPreset) -> float:
     }  # fmt: skip
     for layer in range(32):
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in matrices.items()}
-    chosen = choose(shapes, mix, PresetContext("llama", 32, 32, 8, 0), QuantizeOverrides(imatrix=True))
+    chosen = choose(shapes, preset, PresetContext("llama", 32, 32, 8, 0), QuantizeOverrides(imatrix=True))
     n_bytes = sum(DTYPES[chosen[name]].n_bytes(shape) for name, shape in shapes.items())
     return 8 * n_bytes / sum(rows * cols for rows, cols in shapes.values())

@@ -1,6 +1,6 @@
 """How to rebuild the source files of an `.apr`, byte for byte, from the tensors and lists that it holds.
 
-The recipe stands in the metadata under `aprfmt.source`:
+The manifest stands in the metadata under `aprfmt.source`:
 
     {"format": "gguf" | "hf" | "safetensors",
      "files": [{"name": str, "size": int, "crc32": hex, "segments": [...]}, ...],     or "blake3" for "crc32"
@@ -18,8 +18,8 @@ A file is its segments end to end:
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
     ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
 
-Every segment is compared with the source when the recipe is made, so a recipe that exists is exact. The digest of the
-source file is one of io.digest, older recipes have none; what is restored is compared with it before it gets its name.
+Every segment is compared with the source when the manifest is made, so an existing manifest is exact. The digest of a
+source file is one of io.digest (older manifests have none); a restored file is compared with it before it is named.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def gguf_list(tokenizer: Tokenizer, which: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SourceManifest:
-    """A recipe that was read from an `.apr`, and fits what the file holds.
+    """A manifest that was read from an `.apr`, and fits what the file holds.
 
     Attributes:
         format: of the source: "gguf", "hf" or "safetensors".
@@ -149,13 +149,13 @@ class SourceManifest:
         ]
 
 
-def read_recipe(
+def read_manifest(
     value: object, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None, path: str
 ) -> SourceManifest | None:
-    """The recipe of an `.apr`, or None where it no longer fits (tensors renamed, converted or gone).
+    """The manifest of an `.apr`, or None where it no longer fits (tensors renamed, converted or gone).
 
     Anybody may have written the value: sizes and names are checked before anything is made of it.
-    Raises CorruptError when it is not a recipe at all, LimitError when it asks for too much.
+    Raises CorruptError when it is not a manifest at all, LimitError when it asks for too much.
     """
     try:
         body = read_mapping(value)
@@ -212,7 +212,7 @@ def _keeps_shapes(
 
 
 class _Source:
-    """Makes the segments of a recipe from what the `.apr` holds; one after the other, as literals follow on."""
+    """Makes the segments of a manifest from what the `.apr` holds; one after the other, as literals follow on."""
 
     def __init__(self, literals: bytes, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None) -> None:
         self._literals = memoryview(literals)
@@ -259,7 +259,9 @@ class _Source:
             raise CorruptError("the source manifest lacks the tensor of a row map")
         if tuple(part.shape for part in parts) != row_map.before:
             raise CorruptError("the source manifest declares another shape for a tensor", tensor=names[0])
-        return _as_stored(CanonicalTensor(names[0], tuple(part.piece() for part in parts), row_map, position), dtype)
+        return _as_stored(
+            CanonicalTensor(names[0], tuple(part.as_source() for part in parts), row_map, position), dtype
+        )
 
 
 def _as_stored(tensor: CanonicalTensor, dtype: str) -> Segment:
@@ -332,7 +334,7 @@ def _check_names(files: Mapping[str, object]) -> None:
 
 
 def _check_sizes(files: Iterable[Sequence[list[object]]], every: Iterable[list[object]]) -> None:
-    """What a recipe makes us hold in memory is capped: zeros before the first tensor, lists that are rendered."""
+    """What a manifest makes us hold in memory is capped: zeros before the first tensor, lists that are rendered."""
     n_zeros = 0
     for segments in files:
         head = takewhile(lambda segment: segment[0] not in ("t", "l"), segments)
