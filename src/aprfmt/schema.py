@@ -51,7 +51,7 @@ class OptionRow:
         flags: names besides `flag`.
         metavar: placeholder of the value in --help; "": by `kind`.
         section: title in --help; "": none.
-        complete: completion of values: the function `complete_NAME` of cli/complete.py.
+        complete: completion of values, by name in COMPLETIONS of cli/complete.py.
         low, high: the smallest and largest value.
         number: for a switch that also takes a number, its placeholder in --help; the bare switch means true.
         choices: the allowed values; (): any.

@@ -1,4 +1,4 @@
-"""Shell completion of values: quantization presets, architectures, tensor names."""
+"""Shell completion of values: quantization presets, dtypes, formats, architectures, tensor names."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ def complete_preset(incomplete: str) -> list[str]:
     from aprfmt.convert.presets import ALIASES, PRESETS
 
     return _beginning((*PRESETS, *ALIASES), incomplete)
+
+
+def complete_dtype(incomplete: str) -> list[str]:
+    """Completes --dtype: float types, aprq8 and quantization presets."""
+    return [*_beginning(("keep", "f32", "f16", "bf16", "f8_e4m3", "aprq8"), incomplete), *complete_mix(incomplete)]
+
+
+def complete_format(incomplete: str) -> list[str]:
+    """Completes the names of output formats."""
+    from aprfmt.convert.targets.base import targets
+
+    return _beginning((target.name for target in targets()), incomplete)
 
 
 def complete_architecture(incomplete: str) -> list[str]:
@@ -87,3 +99,7 @@ def complete_tensor(ctx: typer.Context, incomplete: str) -> list[str]:
             return _beginning(model.tensors, incomplete)
     except aprfmt.AprError:
         return []
+
+
+COMPLETIONS = {"architecture": complete_architecture, "dtype": complete_dtype, "format": complete_format}
+"""Completion of an option's values, by the name that its row of the schema gives."""

@@ -95,7 +95,7 @@ def parameter(row: OptionRow) -> tuple[str, object, None]:
         metavar = metavar or "|".join(row.choices) or {int: "N", float: "X", Path: "PATH"}.get(row.kind, "TEXT")
     if default not in (None, ()):
         words += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
-    completion = getattr(complete, f"complete_{row.complete}") if row.complete else None
+    completion = complete.COMPLETIONS[row.complete] if row.complete else None
     option = typer.Option(
         *names, metavar=metavar or None, help=words, autocompletion=completion, rich_help_panel=row.section or None
     )
