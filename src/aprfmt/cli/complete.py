@@ -22,7 +22,7 @@ def complete_preset(incomplete: str) -> list[str]:
 
 def complete_dtype(incomplete: str) -> list[str]:
     """Completes --dtype: float types, aprq8 and quantization presets."""
-    return [*_beginning(("keep", "f32", "f16", "bf16", "f8_e4m3", "aprq8"), incomplete), *complete_mix(incomplete)]
+    return [*_beginning(("keep", "f32", "f16", "bf16", "f8_e4m3", "aprq8"), incomplete), *complete_preset(incomplete)]
 
 
 def complete_format(incomplete: str) -> list[str]:
