@@ -6,6 +6,13 @@ from mutation import Mutation
 
 # fmt: off
 APRFMT = (
+    # logits of an output
+    Mutation("logits that differ are no failure", "aprfmt/convert/logits.py",
+        "test_verify_logits.py::test_an_output_that_computes_something_else_is_not_written",
+        "        if not error <= limit:\n", "        if False:\n"),
+    Mutation("an engine that is missing is a pass", "aprtrain/reference.py",
+        "test_verify_logits.py::test_a_class_that_transformers_does_not_have",
+        "    if not hasattr(transformers, chosen) or", "    if"),
     # the hub
     Mutation("what was fetched is not compared with its digest", "aprfmt/io/remote_file.py",
         "test_hub_ranges.py::test_other_bytes_under_the_same_tag",

@@ -53,7 +53,7 @@ class OptionRow:
         section: title in --help; "": none.
         complete: completion of values, by name in COMPLETIONS of cli/complete.py.
         low, high: the smallest and largest value.
-        number: for a switch that also takes a number, its placeholder in --help; the bare switch means true.
+        optional: for a switch with an optional value, its placeholder in --help; the bare switch means true.
         choices: the allowed values; (): any.
         negatable: whether a switch has a `--no-` form.
     """
@@ -69,7 +69,7 @@ class OptionRow:
     complete: str = ""
     low: float = -math.inf
     high: float = math.inf
-    number: str = ""
+    optional: str = ""
     choices: tuple[str, ...] = ()
     negatable: bool = False
 

@@ -179,7 +179,7 @@ class Config:
     )
     qa: bool = option(False, "Run apr qa on the final model; exit code 1 if it does not pass.")
     resume: bool | int = option(
-        False, "Resume from the latest checkpoint in the output folder, or from STEP.", low=0, number="STEP"
+        False, "Resume from the latest checkpoint in the output folder, or from STEP.", low=0, optional="STEP"
     )
     allow_changed: tuple[str, ...] = option(
         (), "Option that may differ from the resumed run; repeatable.", metavar="NAME"
@@ -380,8 +380,8 @@ def _check(row: ConfigField, value: object, where: str) -> Value:
         found = _convert(row, value)
     except (TypeError, ValueError, OverflowError):
         words = (
-            f"the {row.number.lower()} of a checkpoint, true or false"
-            if row.number
+            f"the {row.optional.lower()} of a checkpoint, true or false"
+            if row.optional
             else "a list of names"
             if row.many
             else _WORDS[row.kind]
@@ -409,7 +409,7 @@ def _convert(row: ConfigField, value: object) -> Value:
                     hint=f"it takes {', '.join(what_fields())}",
                 )
         return names
-    if row.number and not isinstance(value, bool) and str(value).isdecimal():
+    if row.optional and not isinstance(value, bool) and str(value).isdecimal():
         return int(str(value))
     if row.many:
         raise TypeError

@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"teacher", "optim", "report"},
     {"checkpoints"},
     {"guards"},
-    {"models", "evaluate"},
+    {"models", "evaluate", "reference"},
     {"selection"},
     {"memory"},
     {"budget", "teach"},

@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.convert.logits import relative_error
+from aprtrain.reference import OF_STATES, inputs, quiet_transformers, transformers_logits
+
+__all__ = ["OF_STATES", "inputs", "quiet_transformers", "relative_error", "transformers_logits"]  # of other tests too
 
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 BUILD_VERSION = 1
@@ -397,29 +401,8 @@ def _swap(path: Path, pattern: str) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-def quiet_transformers() -> Any:
-    """The transformers module without progress bars and remarks."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    return transformers
-
-
-OF_STATES = ("encoder", "decoder", "states")
-"""Kinds of cases that compare hidden states."""
 OF_TEXTS = ("rank", "rank_decoder")
 """Kinds of cases that compare the scores of a text."""
-
-
-def inputs(ids: Sequence[int], kind: str) -> dict[str, Any]:
-    """What a transformers model of that kind is called with."""
-    import torch
-
-    found: dict[str, Any] = {"input_ids": torch.tensor([list(ids)])}
-    if kind in ("seq2seq", "decoder"):
-        found["decoder_input_ids"] = found["input_ids"].flip(-1)
-    return found if kind in ("encoder", "rank") else {**found, "use_cache": False}
 
 
 def _clear_winners(model: Any, given: Mapping[str, Any]) -> bool:
@@ -511,46 +494,8 @@ def token_ids(folder: Path, length: int = 24) -> list[int]:
     return ids[:length]
 
 
-_LEFT_BEHIND = ("pooler", "vqmodel")
-"""Parts that a GGUF has no place for and that have no say in logits."""
-
 _MASKED = -1e30
 """Below it stand logits of tokens that a network never gives; llama.cpp leaves them out of its last position alone."""
-
-
-def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", model_class: str = "") -> Any:
-    """What the *saved* model computes in float32: (tokens, vocabulary) logits, (tokens, hidden) states, or scores.
-
-    Of decoders they are the softmax of the scores, which is what llama.cpp gives.
-
-    `model_class` is for networks that are not causal models for transformers. Raises ValueError when the folder lacks a
-    tensor or has one that the model does not know.
-    """
-    import torch
-
-    transformers = quiet_transformers()
-    config = json.loads((folder / "config.json").read_text())
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as AUTOMATIC
-
-    usual = "AutoModelForCausalLM"
-    if kind != "causal" or (
-        config["model_type"] not in AUTOMATIC and hasattr(transformers, config["architectures"][0])
-    ):
-        usual = config["architectures"][0]
-    if kind in ("decoder", "states"):
-        usual = usual.replace("ForConditionalGeneration", "Model").replace("ForCausalLM", "Model")
-    auto = getattr(transformers, model_class or usual)
-    model, info = auto.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-    )
-    lost = [name for name in info["missing_keys"] if not any(part in name for part in _LEFT_BEHIND)]
-    wrong = [*lost, *info["unexpected_keys"], *(str(entry) for entry in info["mismatched_keys"])]
-    if wrong:
-        raise ValueError(f"transformers misses or does not know {sorted(wrong)[:3]} ({len(wrong)} in all)")
-    with torch.no_grad():
-        out = getattr(model, "thinker", model).eval()(**inputs(ids, kind))
-    found = (out.last_hidden_state if kind in OF_STATES else out.logits)[0].float()
-    return (found.softmax(-1) if kind == "rank_decoder" else found).numpy()
 
 
 def unwrapped(h: Hyperparams, other: Hyperparams) -> Hyperparams:
@@ -565,18 +510,6 @@ def unwrapped(h: Hyperparams, other: Hyperparams) -> Hyperparams:
         rope_type=h.rope_type if same else None,
         extra=extra,
     )
-
-
-def relative_error(a: Any, b: Any) -> float:
-    """Norm of the difference over the norm of `b`; infinite where a value is not finite or the shapes differ."""
-    import numpy as np
-
-    if a.shape != b.shape or not np.isfinite(a).all():
-        return float("inf")
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    never = b < _MASKED
-    a, b = np.where(never, 0, a), np.where(never, 0, b)
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def top1_equal(a: Any, b: Any) -> bool:

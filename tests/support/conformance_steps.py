@@ -226,6 +226,7 @@ class _Run:
         return Step(ours == wanted, reason="" if ours == wanted else f"{ours} instead of {wanted}")
 
     def _same_logits(self, folder: Path) -> Step:
+        assert self.wanted is not None
         error = relative_error(self._logits(folder), self.wanted)
         return Step(error <= HF_TOLERANCE, error)
 

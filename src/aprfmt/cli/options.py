@@ -86,8 +86,8 @@ def parameter(row: OptionRow) -> tuple[str, object, None]:
     """A row of a schema as a field of a command's dataclass; None: not set."""
     names, metavar, words, default = [row.flag, *row.flags], row.metavar, row.help, row.default
     kind: object = list[row.kind] if row.many else row.kind  # type: ignore[name-defined]
-    if row.number:
-        kind, metavar, words, default = str, f"[{row.number}]", f"{words} --no-{row.flag[2:]}: off.", None
+    if row.optional:
+        kind, metavar, words, default = str, f"[{row.optional}]", f"{words} --no-{row.flag[2:]}: off.", None
     elif row.kind is bool:
         names[0] += f"/--no-{row.flag[2:]}" if row.negatable else ""
         default = None

@@ -23,13 +23,17 @@ def done_text(report: Report) -> Iterator[str]:
     rate = f", {format_bytes(report.output_bytes / report.seconds)}/s" if report.seconds > 0 else ""
     yield f"{out.style('wrote', 'green')} {out.style(printable(report.output), 'bold')}"
     rows = [*_facts(report), ("time", f"{format_seconds(report.seconds)}{rate}")]
-    if found := report.verify:
+    if (found := report.verify) and "loaded" in found:
         text = f"loads in llama.cpp ({found['engine']}), {found['vocab_size']:,} tokens, "
         if "text" in found:
             text += f"continues with {found['text'].strip()!r}"
         else:
             text += f"embeds a sentence in {found['embedding_size']:,} dimensions"
         rows.append(("verified", text))
+    if found and (logits := found.get("logits")):
+        text = f"{logits['what']} of {logits['tokens']} tokens: {logits['engine']} differs from "
+        text += f"{logits['source_engine']} by {logits['relative_error']:.2g} (relative; limit {logits['limit']:.2g})"
+        rows.append(("compared", text))
     yield from pairs(rows)
 
 

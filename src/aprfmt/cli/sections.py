@@ -17,6 +17,14 @@ class SectionedCommand(TyperCommand):
 
     plain_first: ClassVar[bool] = True
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Gives switches with an optional value (`--resume [STEP]`) an explicit one, then parses."""
+        for parameter in self.params:
+            if parameter.param_type_name == "option" and (parameter.metavar or "").startswith("["):
+                args = spell_out(args, parameter.opts[0])
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
     def sections(self, ctx: Any) -> dict[str, list[Any]]:
         """The parameters by section: arguments, options, those of SECTIONS, then others in order of appearance."""
         arguments: list[Any] = []
@@ -39,3 +47,17 @@ class SectionedCommand(TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def spell_out(arguments: list[str], flag: str) -> list[str]:
+    """Rewrites `--flag 300` as `--flag=300`, `--flag` as `--flag=true`, `--no-flag` as `--flag=false`."""
+    found: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if word == "--":
+            return [*found, word, *rest]
+        if word.isdecimal() and found[-1:] == [f"{flag}=true"]:
+            found[-1] = f"{flag}={word}"
+        else:
+            found.append({flag: f"{flag}=true", f"--no-{flag[2:]}": f"{flag}=false"}.get(word, word))
+    return found

@@ -40,31 +40,9 @@ _SECTIONS = {
 
 
 class TrainingCommand(SectionedCommand):
-    """Accepts switches with an optional number: `--resume`, `--resume 300`, `--no-resume`."""
+    """Help begins with the sections of the schema."""
 
     plain_first = False
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Gives each such switch an explicit value, then parses."""
-        from aprtrain.config import command_fields
-
-        for row in command_fields(self.name or ""):
-            args = spell_out(args, row.flag) if row.number else args
-        return super().parse_args(ctx, args)
-
-
-def spell_out(arguments: list[str], flag: str) -> list[str]:
-    """Rewrites `--flag 300` as `--flag=300`, `--flag` as `--flag=true`, `--no-flag` as `--flag=false`."""
-    found: list[str] = []
-    rest = iter(arguments)
-    for word in rest:
-        if word == "--":
-            return [*found, word, *rest]
-        if word.isdecimal() and found[-1:] == [f"{flag}=true"]:
-            found[-1] = f"{flag}={word}"
-        else:
-            found.append({flag: f"{flag}=true", f"--no-{flag[2:]}": f"{flag}=false"}.get(word, word))
-    return found
 
 
 @dataclass(kw_only=True)
@@ -143,7 +121,7 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
 
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for row in command_fields(command):
-        if row.number and row.name in values:
+        if row.optional and row.name in values:
             values[row.name] = {"true": True, "false": False}.get(str(values[row.name]), values[row.name])
     settings, lines = build(command, values, config, os.environ)
     if plan:

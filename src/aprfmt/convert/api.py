@@ -24,6 +24,7 @@ from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import dtype_totals
 from aprfmt.convert.files import carried_files, parts_of, with_files
 from aprfmt.convert.integrity import open_checked
+from aprfmt.convert.logits import SourceLogits
 from aprfmt.convert.memory import flow_for, peak_bytes
 from aprfmt.convert.options import ConvertCall, ImportCall, Options, options_of
 from aprfmt.convert.parsing import parse_options
@@ -46,7 +47,7 @@ from aprfmt.io.pipe import WriteOptions, check_inputs_stay, write_file, write_fo
 from aprfmt.io.remote import limit_stores
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import exists, is_file, is_folder, is_same, watch_opened
-from aprfmt.llama.client import require_llama, verify_gguf
+from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.schema import takes
@@ -105,8 +106,10 @@ def convert(
     options = parse_options(given)
     target = find_target(dst, options.format)
     check_options(options, target)
-    if options.verify and not options.plan:
+    if options.verify and not options.plan and target.name == "gguf":
         require_llama()
+    if options.verify == "logits" and edit is not None:
+        raise UsageError("--verify=logits compares with the source, which this command changes", hint="--verify")
     with ExitStack() as stack:
         opened = stack.enter_context(watch_opened())
         quantization = quantization_of(options, target.name, target.takes)
@@ -133,7 +136,8 @@ def convert(
             if output.ready is not None:
                 output.ready()
             report.proven = output.is_proven
-            _write(dst, c, output, target, options, report, confirm, older)
+            source = SourceLogits.of(c, target.name, convert) if options.verify == "logits" else None
+            _write(dst, c, output, target, options, report, confirm, older, source)
             report.losses = losses.sentences()
             for store in stores:
                 store.clear()
@@ -243,7 +247,7 @@ def _base(model: Model, options: Options) -> Base | None:
 
 def _copy(model: Model, target: Target, dst: Path, options: Options) -> Output | None:
     """A copy of an `.apr`, in one file or in shards, if no option changes it; else None."""
-    if not options.changes_nothing():
+    if not options.changes_nothing() or options.verify:
         return None
     if target.name == "apr":
         return apr.copy(model, dst.name)
@@ -337,20 +341,25 @@ def _write(
     report: Report,
     confirm: Callable[[str], None],
     older: Sequence[str],
+    source: SourceLogits | None,
 ) -> None:
     flow = flow_for(options.threads, options.memory_bytes, output.tensors)
     how = WriteOptions(options.force, options.progress, flow, options.fsync, confirm)
     if output.write is not None:
         output.write(dst, how)
         return
-    if target.folder:
-        write_folder(dst, output.layouts, how)
-        return
 
     def check(temporary: str) -> None:
-        report.verify = verify_gguf(temporary, embedding_rows(c), report.output)
+        found = verify_gguf(temporary, embedding_rows(c), report.output) if target.name == "gguf" else Verification()
+        if source is not None:
+            dtypes = {tensor.dtype for tensor in output.tensors if len(tensor.shape) > 1}
+            found["logits"] = source.compare(temporary, report.output, dtypes, keeps=options.dtype == "keep")
+        report.verify = found
 
     checked = check if options.verify else None
+    if target.folder:
+        write_folder(dst, output.layouts, how, checked)
+        return
     if len(output.layouts) > 1:
         folder = os.path.dirname(os.path.abspath(dst))
         write_parts(folder, output.layouts, how, checked, [glob.escape(name) for name in older])

@@ -117,13 +117,23 @@ class Network:
 
 
 @record(frozen=True, kw_only=True, init=False)
-class Loadable:
+class Verifiable:
+    """What is checked of an output before it gets its name."""
+
+    verify: bool | str = option(
+        False,
+        "Load the result in llama.cpp and run it briefly; =logits: also compare 16 tokens' logits with the source's.",
+        optional="=logits",
+    )
+
+
+@record(frozen=True, kw_only=True, init=False)
+class Loadable(Verifiable):
     """How llama.cpp loads the output."""
 
     no_tokenizer: bool = option(
         False, "Write a GGUF without a tokenizer; llama.cpp then accepts only token ids.", section=TOKENIZER
     )
-    verify: bool = option(False, "Load the result in llama.cpp and run it briefly.")
 
 
 @record(frozen=True, kw_only=True, init=False)
@@ -250,7 +260,7 @@ PROVENANCE_OPTIONS = frozenset(f.name for f in fields(Stated))
 
 
 @record(frozen=True, kw_only=True)
-class ImportCall(Packaged):
+class ImportCall(Packaged, Verifiable):
     """Parameters of import_model."""
 
     src: PathLike = field(kw_only=False)

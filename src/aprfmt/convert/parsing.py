@@ -39,6 +39,15 @@ def parse_flag(name: str, value: object) -> bool:
     return value
 
 
+_FLAGS: dict[object, bool | str] = {True: True, "true": True, False: False, "false": False, "logits": "logits"}
+
+
+def _verify(name: str, value: object) -> bool | str:
+    if not isinstance(value, bool | str) or value not in _FLAGS:
+        raise _wrong(name, 'True, False or "logits"', value)
+    return _FLAGS[value]
+
+
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise _wrong(name, "a string", value)
@@ -118,6 +127,7 @@ def _shard_size(name: str, value: object) -> int:
 
 # By name where the type is not enough, the others by the annotation of the field.
 _PARSERS: dict[str, Parser] = {
+    "verify": _verify,
     "threads": _optional(_threads),
     "bits": _optional(_whole),
     "group_size": _optional(_whole),

@@ -521,8 +521,13 @@ def _inode(path: PathLike) -> tuple[int, int] | None:
     return (info.st_dev, info.st_ino)
 
 
-def write_folder(target: str, layouts: Sequence[FileLayout], options: WriteOptions) -> None:
-    """Writes `layouts` as the files of the folder `target`; names may hold `/`. Raises like write_file."""
+def write_folder(
+    target: str, layouts: Sequence[FileLayout], options: WriteOptions, check: Callable[[str], None] | None = None
+) -> None:
+    """Writes `layouts` as the files of the folder `target`; names may hold `/`. Raises like write_file.
+
+    `check` gets the path of the complete temporary folder.
+    """
     n_bytes = sum(layout.n_bytes for layout in layouts)
     advance = options.progress(n_bytes) if options.progress else None
     brings_tokenizer = any(layout.name in _STALE_TOKENIZER for layout in layouts)
@@ -530,6 +535,8 @@ def write_folder(target: str, layouts: Sequence[FileLayout], options: WriteOptio
     with AtomicFolder(target, force=options.force, n_bytes=n_bytes, stale=stale, last="config.json") as folder:
         _write_all(folder, layouts, options, advance)
         options.confirm(str(folder))
+        if check is not None:
+            check(str(folder))
 
 
 def _write_all(folder: Path, layouts: Sequence[FileLayout], options: WriteOptions, advance: Progress | None) -> None:

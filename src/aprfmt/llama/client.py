@@ -129,6 +129,7 @@ class Llama:
         gpu_layers: layers to compute on a GPU, where the build of llama.cpp can.
         watched: to ask for `effects` and to `reorder`.
         importance: "layers" or "output" to `collect`.
+        exact, n_seq: as in LoadRequest.
         tower: GGUF of what sees or hears beside the model, for `media`.
         engines: packages to try, in this order.
 
@@ -158,6 +159,8 @@ class Llama:
         importance: str | None = None,
         tower: PathLike | None = None,
         watched: bool = False,
+        exact: bool = False,
+        n_seq: int = 1,
         engines: Sequence[str] = tuple(ENGINES),
     ) -> None:
         require_llama()
@@ -180,10 +183,12 @@ class Llama:
             importance=importance,
             tower=os.path.abspath(tower) if tower is not None else None,
             watched=watched,
+            exact=exact,
+            n_seq=n_seq,
         )
         self._entries = in_use([self._request.path, *(path for path, _ in self._request.adapters), tower or path])
         self._engines = engines
-        self._seconds = _time_limit(n_bytes or os.path.getsize(path))
+        self._seconds = time_limit(n_bytes or os.path.getsize(path))
         self._worker: Child | None = None
         self._ask()
 
@@ -261,6 +266,11 @@ class Llama:
         vector: list[float] = self._ask("embed", text=text if isinstance(text, str) else [*text])
         return vector
 
+    def vectors(self, texts: Sequence[Sequence[int]]) -> list[list[list[float]]]:
+        """For each text, computed in one batch: its vector, or with pooling "none" those of its tokens."""
+        found: list[list[list[float]]] = self._ask("vectors", texts=[[*ids] for ids in texts])
+        return found
+
     def pair(self, query: str, document: str) -> list[int]:
         """The ids of two texts as a reranker takes them, with the special tokens that its vocabulary asks for."""
         ids: list[int] = self._ask("pair", query=query, document=document)
@@ -271,15 +281,19 @@ class Llama:
         text: str = self._ask("chat", name=name, messages=[dict(message) for message in messages])
         return text
 
-    def logits(self, ids: Sequence[int], path: PathLike, *, follow: bool = False) -> None:
+    def logits(
+        self, ids: Sequence[int], path: PathLike, *, follow: bool = False, encoded: Sequence[int] | None = None
+    ) -> None:
         """Writes the logits after each of `ids` into `path`: float32, tokens x n_vocab. Raises RunError.
 
         Args:
             ids: the tokens.
             path: a file that has the size already; on a file system in memory nothing is written to a disk.
             follow: go on behind the tokens of the call before.
+            encoded: what the encoder of an encoder-decoder reads first.
         """
-        self._ask("logits", ids=[*ids], path=os.path.abspath(path), follow=follow)
+        read: Json = [*encoded] if encoded is not None else None
+        self._ask("logits", ids=[*ids], path=os.path.abspath(path), follow=follow, encoded=read)
 
     def last_logits(self, ids: Sequence[int], path: PathLike) -> None:
         """Writes the logits after the last of `ids` into `path`: float32, n_vocab. Raises RunError.
@@ -408,7 +422,7 @@ class Llama:
             self._worker = None
 
 
-def _time_limit(n_bytes: int) -> float:
+def time_limit(n_bytes: int) -> float:
     """Seconds for a request to a model of this size. Raises UsageError for a variable that is not a number."""
     text = os.environ.get(TIMEOUT_VARIABLE)
     if not text:
@@ -430,26 +444,42 @@ _ENCODERS = ("gemma-embedding",)
 """Architectures whose attention llama.cpp knows to look both ways without a key that says so."""
 
 
-class Verification(TypedDict):
-    """What llama.cpp made of a file; decoders have `tokens` and `text`, encoders the vector of the prompt."""
+class LogitsComparison(TypedDict):
+    """The outcome of `--verify=logits`: `what` is compared, by which engines, and how far it is apart."""
 
-    loaded: bool
+    what: str
+    tokens: int
     engine: str
-    vocab_size: int
-    embedding_rows: int | None
+    source_engine: str
+    relative_error: float
+    limit: float
+
+
+class Verification(TypedDict):
+    """What llama.cpp made of a file; decoders have `tokens` and `text`, encoders the vector of the prompt.
+
+    An output that is no GGUF has `logits` alone.
+    """
+
+    loaded: NotRequired[bool]
+    engine: NotRequired[str]
+    vocab_size: NotRequired[int]
+    embedding_rows: NotRequired[int | None]
+    logits: NotRequired[LogitsComparison]
     tokens: NotRequired[list[int]]
     text: NotRequired[str]
     embedding_size: NotRequired[int]
     embedding_norm: NotRequired[float]
 
 
-def pooling_of(metadata: Mapping[str, Any]) -> tuple[str | None, bool]:
+def pooling_of(metadata: Mapping[str, object]) -> tuple[str | None, bool]:
     """(how embeddings are pooled by the keys of a GGUF, None where they are silent; whether it is an encoder)."""
     architecture = metadata.get("general.architecture")
     value = metadata.get(f"{architecture}.pooling_type")
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(POOLINGS)
+    pooling = POOLINGS[value] if isinstance(value, int) and known else None
     causal = metadata.get(f"{architecture}.attention.causal", True)
-    return POOLINGS[value] if known and value is not None else None, not causal or architecture in _ENCODERS
+    return pooling, not causal or architecture in _ENCODERS
 
 
 def encoder_pooling(path: PathLike) -> tuple[str | None, int]:

@@ -29,6 +29,8 @@ class LoadRequest:
         adapters: (path of a LoRA GGUF, scale).
         tower: GGUF of what sees or hears beside the model.
         watched: whether weights are looked at and reordered in memory, which takes memory of the process's own.
+        exact: whether the KV cache is F32 and attention is computed step by step, for comparisons.
+        n_seq: texts that are computed in one batch.
         importance: what an importance matrix is made of: "layers", or "output" for the output head too.
     """
 
@@ -42,6 +44,8 @@ class LoadRequest:
     importance: str | None = None
     tower: str | None = None
     watched: bool = False
+    exact: bool = False
+    n_seq: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ _LONGEST_PIECE = 4096
 _LOAD_INTO_MEMORY = 0
 """llama_load_mode: the weights are read, not mapped from the file."""
 
+_F32, _NO_FLASH = 0, 0
+"""ggml_type, llama_flash_attn_type."""
+
 _BATCH, _MICRO_BATCH = 2048, 512
 """Tokens that llama.cpp takes in one call, and computes at once: its own defaults."""
 
@@ -95,6 +98,11 @@ class Session:
         # The parts of a picture may see each other, so they are computed at once.
         options.n_ubatch = options.n_batch if whole or request.tower else min(n_ctx, _MICRO_BATCH)
         options.n_threads = options.n_threads_batch = self._threads
+        if request.exact:
+            options.type_k = options.type_v = _F32
+            options.flash_attn_type = _NO_FLASH
+        if request.n_seq > 1:
+            options.n_seq_max, options.kv_unified = request.n_seq, True
         if request.pooling is not None:
             options.embeddings, options.pooling_type = True, POOLINGS.index(request.pooling)
         if self._collector is not None:
@@ -222,17 +230,21 @@ class Session:
         ids = ids or [max(0, self._c.vocab_bos(self._vocab))]  # a vocabulary that cannot spell the prompt
         if self._c.model_has_encoder(self._model) and self._c.model_has_decoder(self._model):
             self._forget()
-            if len(ids) > (room := self._c.n_ctx(self._context)):
-                raise RoomError(f"the text has {len(ids):,} tokens, but the context has room for {room:,}")
-            code = self._c.encode(self._context, LlamaBatch(n_tokens=len(ids), token=(Token * len(ids))(*ids)))
-            if code:
-                raise EngineError(f"llama.cpp failed to evaluate the encoder (code {code})")
+            self._encode(ids)
             start = self._c.model_decoder_start_token(self._model)
             self._decode([start if start >= 0 else max(0, self._c.vocab_bos(self._vocab))])
             return
         same = next((i for i, (a, b) in enumerate(zip(self._past, ids, strict=False)) if a != b), len(self._past))
         kept = self._forget(min(same, len(ids) - 1) if reuse else 0)
         self._decode(ids[kept:])
+
+    def _encode(self, ids: list[int]) -> None:
+        """Computes the encoder's states of a text."""
+        if len(ids) > (room := self._c.n_ctx(self._context)):
+            raise RoomError(f"the text has {len(ids):,} tokens, but the context has room for {room:,}")
+        code = self._c.encode(self._context, LlamaBatch(n_tokens=len(ids), token=(Token * len(ids))(*ids)))
+        if code:
+            raise EngineError(f"llama.cpp failed to evaluate the encoder (code {code})")
 
     def _look(self, prompt: str, media: Sequence[str], reuse: bool) -> int:
         """Computes a prompt with pictures and sound, of which the context may hold the beginning; how many tokens."""
@@ -327,29 +339,63 @@ class Session:
 
     def embed(self, text: str | list[int]) -> list[float]:
         """The vector of a text or of ids; of a reranker (pooling "rank") its scores."""
+        return self.vectors([self.tokenize(text) if isinstance(text, str) else text])[0][0]
+
+    def vectors(self, texts: list[list[int]]) -> list[list[list[float]]]:
+        """For each text, computed in one batch: its vector, or with pooling "none" those of its tokens."""
         self._forget()
-        ids = self.tokenize(text) if isinstance(text, str) else text
-        if len(ids) > self._c.n_ctx(self._context):
-            raise RoomError(
-                f"the text has {len(ids):,} tokens, but the context has room for {self._c.n_ctx(self._context):,}"
-            )
-        self._compute(ids or [max(0, self._c.vocab_bos(self._vocab))])
-        pointer = self._c.get_embeddings_seq(self._context, 0)
+        texts = [ids or [max(0, self._c.vocab_bos(self._vocab))] for ids in texts]
+        n, room = sum(map(len, texts)), self._c.n_ctx(self._context)
+        if n > room:
+            raise RoomError(f"the text has {n:,} tokens, but the context has room for {room:,}")
+        if len(texts) == 1:
+            self._compute(texts[0], every=True)
+        else:
+            self._compute_batch(texts)
+        size = (self._c.model_n_cls_out if self._pooling == "rank" else self._c.model_n_embd_out)(self._model)
+        if self._pooling == "none":
+            places = iter(range(n))
+            pointers = [[self._c.get_embeddings_ith(self._context, next(places)) for _ in ids] for ids in texts]
+        else:
+            pointers = [[self._c.get_embeddings_seq(self._context, i)] for i in range(len(texts))]
+        return [[self._vector(pointer, size) for pointer in some] for some in pointers]
+
+    @staticmethod
+    def _vector(pointer: Any, size: int) -> list[float]:
         if not pointer:
             raise EngineError("llama.cpp returned no embedding")
-        size = self._c.model_n_cls_out if self._pooling == "rank" else self._c.model_n_embd_out
-        vector = np.ctypeslib.as_array(pointer, shape=(size(self._model),))
+        vector = np.ctypeslib.as_array(pointer, shape=(size,))
         if not np.isfinite(vector).all():
             raise EngineError("the model produces NaN or infinite embeddings")
         return [float(x) for x in vector]
 
-    def logits(self, ids: list[int], path: str, follow: bool = False) -> int:
+    def _compute_batch(self, texts: list[list[int]]) -> None:
+        """Computes several texts at once, each as a sequence of its own."""
+        ids = [token for text in texts for token in text]
+        n = len(ids)
+        rows = [ctypes.c_int32(i) for i, text in enumerate(texts) for _ in text]
+        batch = LlamaBatch(
+            n_tokens=n,
+            token=(Token * n)(*ids),
+            pos=(ctypes.c_int32 * n)(*(i for text in texts for i in range(len(text)))),
+            n_seq_id=(ctypes.c_int32 * n)(*[1] * n),
+            seq_id=(ctypes.POINTER(ctypes.c_int32) * n)(*(ctypes.pointer(row) for row in rows)),
+            logits=(ctypes.c_int8 * n)(*[True] * n),
+        )
+        if code := self._c.decode(self._context, batch):
+            raise EngineError(f"llama.cpp failed to evaluate the model (code {code})")
+        self._past += ids
+
+    def logits(self, ids: list[int], path: str, follow: bool = False, encoded: list[int] | None = None) -> int:
         """Writes the logits after each of `ids` to a file that is there: float32, tokens x vocabulary; the tokens.
 
-        `follow` leaves what the context holds before them; otherwise it begins with them.
+        `follow` leaves what the context holds before them; otherwise it begins with them. `encoded` is what the encoder
+        of an encoder-decoder reads first.
         """
         if not follow:
             self._forget()
+        if encoded is not None:
+            self._encode(encoded)
         rows = np.memmap(path, np.float32, "r+", shape=(len(ids), self.n_vocab))
         step = self._c.n_batch(self._context)
         for start in range(0, len(ids), step):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aprfmt.llama.session import Session
 
 CALLS = (
-    *("facts", "system", "tokenize", "detokenize", "generate", "embed", "logits", "last_logits"),
+    *("facts", "system", "tokenize", "detokenize", "generate", "embed", "vectors", "logits", "last_logits"),
     *("measure", "collect", "collected", "restore", "pair", "chat", "effects", "reorder"),
 )
 """Methods of a Session that can be asked for, with their arguments by name."""

@@ -132,7 +132,9 @@ TARGETS: tuple[Target, ...] = (
         "apr-v2",
         "APR v2",
         "apr:layouts",
-        PRESET_OPTIONS | PROVENANCE_OPTIONS | {"dtype", "tokenizer", "hash", "no_mtp", "target_model", "mmproj"},
+        PRESET_OPTIONS
+        | PROVENANCE_OPTIONS
+        | {"dtype", "tokenizer", "hash", "no_mtp", "target_model", "mmproj", "verify"},
         ".apr",
     ),
     _BuiltInTarget("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE_OPTIONS | {"shard_size", "hash"}),
@@ -156,7 +158,7 @@ TARGETS: tuple[Target, ...] = (
         ".safetensors",
         adapters="adapter:safetensors_layouts",
     ),
-    _BuiltInTarget("hf", "hf", "HF folder", "hf:layouts", _HF, adapters="adapter:peft_layouts"),
+    _BuiltInTarget("hf", "hf", "HF folder", "hf:layouts", _HF | {"verify"}, adapters="adapter:peft_layouts"),
     _BuiltInTarget(
         "mlx",
         "mlx",
@@ -202,6 +204,13 @@ def check_options(options: Options, target: Target) -> None:
                 f"--{name.replace('_', '-')} does not apply to the format {target.name}",
                 hint=f"it applies to {fitting}",
             )
+    if options.verify is True and target.name != "gguf":
+        raise UsageError(
+            f"--verify does not apply to the format {target.name}",
+            hint="it applies to gguf; --verify=logits compares logits with the source's",
+        )
+    if options.verify == "logits" and options.mtp_only:
+        raise UsageError("--verify=logits needs a whole model", hint="leave out --mtp-only")
     if options.no_tokenizer and options.tokenizer is not None:
         raise UsageError("--no-tokenizer and --tokenizer cannot be given together", hint="give one of them")
     if options.mmproj and isinstance(options.mmproj, bool) == (target.name == "apr"):
