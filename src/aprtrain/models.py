@@ -31,7 +31,7 @@ from aprfmt.canonical.narrowed import narrowed, parse_widths
 from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.relayered import parse_layers, relayered
-from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import NotFoundError, RefusedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import read_config

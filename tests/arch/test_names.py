@@ -113,7 +113,7 @@ def test_llamas_rotary_rows_move() -> None:
     for name, heads in (("q_proj.bias", 4), ("k_proj.weight", 2)):
         match = names.matches(LLAMA, f"model.layers.3.self_attn.{name}")[0]
         link = link_of(h, match, {f"model.layers.3.self_attn.{name}": (heads * 8, 64)[: 2 if "w" in name else 1]})
-        assert link.row_map.orders == (("swap", (heads, 2, 4)),)
+        assert link.mapping.orders == (("swap", (heads, 2, 4)),)
     assert not any(row.order for row in QWEN2.tensors)
 
 

@@ -102,5 +102,5 @@ def test_experts_are_told_by_their_shape(shape: tuple[int, ...], transposed: boo
     h = Hyperparams(hidden_size=64, num_layers=1, num_experts=4, moe_intermediate_size=48)
     link = find_link(row, h, name, {name: shape}, "hf")
     assert link is not None
-    assert link.row_map.transposed is transposed
-    assert link.row_map.after == ((4, 48, 64), (4, 48, 64))
+    assert link.mapping.transposed is transposed
+    assert link.mapping.after == ((4, 48, 64), (4, 48, 64))

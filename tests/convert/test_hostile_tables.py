@@ -12,7 +12,7 @@ import pytest
 
 import aprfmt
 from aprfmt.arch import names
-from aprfmt.arch.links import Order, RowMap, indices
+from aprfmt.arch.links import Order, RowMapping, indices
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
 from aprfmt.convert.source_manifest import expand_experts
@@ -24,7 +24,7 @@ HUGE = 1 << 62
 
 def test_rows_of_no_values_are_refused() -> None:
     with pytest.raises(RefusedError, match="rows of 0 values"):
-        RowMap(((5, 0), (3, 4)), ((12,),)).check("x")
+        RowMapping(((5, 0), (3, 4)), ((12,),)).check("x")
 
 
 @pytest.mark.parametrize("order", [("tail", (4, HUGE, HUGE, HUGE)), ("tail", (4, 1 << 40, 2, 2))])
@@ -37,7 +37,7 @@ def test_many_runs_of_shapes_make_no_memory_bomb() -> None:
     runs = [[1 << 16, [1]]] * 1000
     start = time.perf_counter()
     with pytest.raises(ValueError, match="not a size"):
-        RowMap.from_json({"before": runs, "after": runs}, "x")
+        RowMapping.from_json({"before": runs, "after": runs}, "x")
     with pytest.raises(ValueError, match="experts"):
         expand_experts([["x", 1 << 14]] * 1_000_000)
     assert time.perf_counter() - start < 2

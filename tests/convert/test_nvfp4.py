@@ -14,9 +14,9 @@ from llama_peer import LlamaPeer
 from packed_checkpoints import PackedCheckpoint, nvfp4_checkpoint, write_packed_case
 
 import aprfmt
-from aprfmt.arch.links import RowMap
+from aprfmt.arch.links import RowMapping
 from aprfmt.canonical.packed import Decoding, scaled_weights
-from aprfmt.canonical.rowmap import produce
+from aprfmt.canonical.row_mapping import produce
 from aprfmt.codecs import nvfp4
 from aprfmt.errors import CorruptError
 from aprfmt.formats import gguf_write
@@ -142,15 +142,15 @@ def test_rows_of_several_scales_are_decoded_and_stacks_keep_one_each(tmp_path: P
     with aprfmt.open(tmp_path / "m.gguf") as model:
         a, b = scaled_weights(model, Decoding(), lambda name: True)
         values = [np.float32(s) * model.tensors[w.name].numpy() for s, w in ((0.5, a), (2.0, b))]
-        joined = produce((a, b), RowMap(((2, 64), (2, 64)), ((4, 64),)), 0)
+        joined = produce((a, b), RowMapping(((2, 64), (2, 64)), ((4, 64),)), 0)
         assert joined.dtype == "F32"
         assert not joined.scales
         np.testing.assert_array_equal(joined.values(), np.concatenate(values))
-        stack = produce((a, b), RowMap(((2, 64), (2, 64)), ((2, 2, 64),)), 0)
+        stack = produce((a, b), RowMapping(((2, 64), (2, 64)), ((2, 2, 64),)), 0)
         assert stack.dtype == "NVFP4"
         assert stack.scales == {"scale": (0.5, 2.0)}
         np.testing.assert_array_equal(stack.values(), np.stack(values))
-        inner = produce((stack.as_source("stack"),), RowMap(((2, 64), (2, 64)), ((2, 2, 64),)), 1, inverse=True)
+        inner = produce((stack.as_source("stack"),), RowMapping(((2, 64), (2, 64)), ((2, 2, 64),)), 1, inverse=True)
         assert inner.scales == {"scale": (2.0,)}
         np.testing.assert_array_equal(inner.values(), values[1])
 

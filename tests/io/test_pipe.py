@@ -22,11 +22,11 @@ from aprfmt.io.crc import combine, crc32
 from aprfmt.io.digest import BLAKE3, KINDS, Digest, digest_of
 from aprfmt.io.pipe import (
     CHUNK_BYTES,
+    DeferredPatch,
     FileLayout,
     Flow,
     Item,
     Job,
-    Late,
     Literal,
     Stream,
     Zeros,
@@ -232,8 +232,8 @@ def test_bytes_that_are_known_late(footer: bool, n_behind: int, tmp_path: Path) 
         return b"0123456789"
 
     stream = Stream(n_behind, lambda: [behind])
-    late_part = Late(len(head), stand_in, make)
-    layout = FileLayout("f", [Literal(head + stand_in), stream], crc_footer=footer, late=[late_part])
+    patch = DeferredPatch(len(head), stand_in, make)
+    layout = FileLayout("f", [Literal(head + stand_in), stream], crc_footer=footer, deferred=[patch])
     crc = write(layout, tmp_path / "f", Flow(2))
     want = head + b"0123456789" + behind
     assert (tmp_path / "f").read_bytes() == want + (struct.pack("<I", zlib.crc32(want)) if footer else b"")
@@ -242,7 +242,7 @@ def test_bytes_that_are_known_late(footer: bool, n_behind: int, tmp_path: Path) 
 
 
 def test_late_bytes_of_another_length(tmp_path: Path) -> None:
-    layout = FileLayout("f", [Literal(bytes(100))], late=[Late(3, bytes(10), lambda: bytes(11))])
+    layout = FileLayout("f", [Literal(bytes(100))], deferred=[DeferredPatch(3, bytes(10), lambda: bytes(11))])
     with pytest.raises(CorruptError, match="11 bytes instead of the planned 10"):
         write(layout, tmp_path / "f", Flow(2))
     assert not os.listdir(tmp_path)

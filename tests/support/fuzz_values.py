@@ -103,7 +103,7 @@ def value(rng: Random, near: object = None) -> Any:
 # --- trees ---
 
 PREFERRED = re.compile(
-    r"aprfmt|segments|files|row_map|model|quantization|rope|weight_map|tokenizer\.|vocab|merges|added|config_groups|"
+    r"aprfmt|segments|files|mapping|model|quantization|rope|weight_map|tokenizer\.|vocab|merges|added|config_groups|"
     r"data_offsets|shape|pre_tokenizer|normalizer|metadata"
 )
 

@@ -8,7 +8,7 @@ import pytest
 
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical.derived_tensors import MADE, Sources
-from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError
 from aprfmt.types import Array

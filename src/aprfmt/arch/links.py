@@ -237,11 +237,11 @@ def check_value_map(value: str) -> None:
 # --- row maps ---
 
 MAX_TENSORS = 1 << 16
-"""Most tensors on one side of a row map that a file may name; a short run can stand for many."""
+"""Most tensors on one side of a row mapping that a file may name; a short run can stand for many."""
 
 
 @dataclass(frozen=True, slots=True)
-class RowMap:
+class RowMapping:
     """How the values of some tensors become those of others: a TensorRow with numbers for its words.
 
     Plain data, kept in `.apr` files. From the Hugging Face side to the GGUF side:
@@ -283,7 +283,7 @@ class RowMap:
     trail: int = 0
 
     @property
-    def inner(self) -> RowMap:
+    def inner(self) -> RowMapping:
         """The map without rows of zeros: its GGUF side is one matrix of the others."""
         rows = self.n_rows - self.lead - self.trail
         return replace(self, after=((rows, self.row_elements),), lead=0, trail=0)
@@ -372,11 +372,11 @@ class RowMap:
         return {key: value for key, value in body.items() if value}
 
     @classmethod
-    def from_json(cls, body: object, tensor: str) -> RowMap:
+    def from_json(cls, body: object, tensor: str) -> RowMapping:
         """What to_json gave. Raises RefusedError, ValueError, TypeError or KeyError for anything else."""
         if not isinstance(body, Mapping):
             raise TypeError("a row mapping must be an object")
-        row_map = cls(
+        mapping = cls(
             _read_shapes(body["before"]),
             _read_shapes(body["after"]),
             _read_orders(body.get("orders", [])),
@@ -392,15 +392,15 @@ class RowMap:
             _size(body.get("lead", 0)),
             _size(body.get("trail", 0)),
         )
-        check_value_map(row_map.value)
-        if row_map.pack not in ("", *PACKS):
+        check_value_map(mapping.value)
+        if mapping.pack not in ("", *PACKS):
             raise ValueError("unknown packing")
-        flags = row_map.after_transposed
-        if not row_map.before or not row_map.after or (flags and len(flags) != len(row_map.after)):
+        flags = mapping.after_transposed
+        if not mapping.before or not mapping.after or (flags and len(flags) != len(mapping.after)):
             raise ValueError("a row mapping without tensors")
-        if not row_map.pack:
-            row_map.check(tensor)
-        return row_map
+        if not mapping.pack:
+            mapping.check(tensor)
+        return mapping
 
 
 def _shapes(shapes: tuple[Shape, ...]) -> str:
@@ -463,7 +463,7 @@ class Link:
     row: TensorRow
     hf: tuple[str, ...]
     gguf: tuple[str, ...]
-    row_map: RowMap
+    mapping: RowMapping
 
 
 def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
@@ -498,7 +498,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         return f"{MIRROR}:{size(argument)}" if name == MIRROR else row.value
 
     before, after = _both_sides(row, hf, gguf, sizes, shapes)
-    row_map = RowMap(
+    mapping = RowMapping(
         before,
         after,
         orders(row.order),
@@ -511,14 +511,14 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         size(row.skip) if row.skip else 0,
     )
     if row.cut:
-        row_map = replace(row_map, cut=size(row.cut))
+        mapping = replace(mapping, cut=size(row.cut))
     if row.lead or row.trail:
-        row_map = replace(row_map, lead=size(row.lead or "0"), trail=size(row.trail or "0"))
+        mapping = replace(mapping, lead=size(row.lead or "0"), trail=size(row.trail or "0"))
     if row.scale:
-        row_map = replace(row_map, scales=_scales(row, h, layer, row_map.n_rows, size))
+        mapping = replace(mapping, scales=_scales(row, h, layer, mapping.n_rows, size))
     if not row.pack:
-        row_map.check(hf[0])
-    return Link(row, hf, gguf, row_map)
+        mapping.check(hf[0])
+    return Link(row, hf, gguf, mapping)
 
 
 def _scales(

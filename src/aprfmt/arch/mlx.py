@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.links import Link, RowMap, link_of
+from aprfmt.arch.links import Link, RowMapping, link_of
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.types import Shape
@@ -154,7 +154,7 @@ def network_of(row: Architecture | None) -> MlxNetwork | None:
     return NETWORKS.get(row.id) if row is not None else None
 
 
-def turned(row: Architecture, name: str, shape: Shape) -> RowMap | None:
+def turned(row: Architecture, name: str, shape: Shape) -> RowMapping | None:
     """What brings a convolution of mlx_lm [channels, width, 1] into a checkpoint's shape, and back: the bytes stay.
 
     None for any other tensor.
@@ -162,7 +162,7 @@ def turned(row: Architecture, name: str, shape: Shape) -> RowMap | None:
     network = network_of(row)
     if network is None or not network.is_convolution(name) or len(shape) != 3 or 1 not in shape[1:]:
         return None
-    return RowMap((shape,), ((shape[0], shape[2], shape[1]),), flat=True)
+    return RowMapping((shape,), ((shape[0], shape[2], shape[1]),), flat=True)
 
 
 def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:
@@ -187,9 +187,9 @@ def checkpoint_shapes(row: Architecture, h: Hyperparams, shapes: Mapping[str, Sh
     out: dict[str, Shape] = {}
     for name, shape in shapes.items():
         if (link := link_from(row, h, name, shapes)) is not None:
-            out |= zip(link.hf, link.row_map.before, strict=True)
-        elif shape[1:] and shape[-1] == 1 and (row_map := turned(row, name, shape)) is not None:
-            out[name] = row_map.after[0]
+            out |= zip(link.hf, link.mapping.before, strict=True)
+        elif shape[1:] and shape[-1] == 1 and (mapping := turned(row, name, shape)) is not None:
+            out[name] = mapping.after[0]
         else:
             out[name] = shape
     return out

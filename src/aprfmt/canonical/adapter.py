@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.links import Link, Order, RowMap, link_of
+from aprfmt.arch.links import Link, Order, RowMapping, link_of
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import find_gguf
@@ -149,16 +149,16 @@ def _plain(name: str, tensor: Tensor) -> CanonicalTensor:
     return CanonicalTensor(name, (tensor,))
 
 
-def _mapped(name: str, tensor: Tensor, row_map: RowMap) -> CanonicalTensor:
-    """The tensor `name` whose bytes `row_map` would bring into those of the stored `tensor`."""
+def _mapped(name: str, tensor: Tensor, mapping: RowMapping) -> CanonicalTensor:
+    """The tensor `name` whose bytes `mapping` would bring into those of the stored `tensor`."""
     row = TensorRow((name,), (tensor.name,), ("",))
-    link = Link(row, (name,), (tensor.name,), row_map)
-    return CanonicalTensor(name, (tensor,), row_map, 0, inverse=True, link=link)
+    link = Link(row, (name,), (tensor.name,), mapping)
+    return CanonicalTensor(name, (tensor,), mapping, 0, inverse=True, link=link)
 
 
 def _turned(name: str, tensor: Tensor) -> CanonicalTensor:
     rows, columns = tensor.shape
-    return _mapped(name, tensor, RowMap(((columns, rows),), (tensor.shape,), transposed=True))
+    return _mapped(name, tensor, RowMapping(((columns, rows),), (tensor.shape,), transposed=True))
 
 
 def _of_mlx(tensor: Tensor, part: PartName) -> CanonicalTensor:
@@ -184,10 +184,10 @@ def _of_peft(tensor: Tensor, part: PartName, config: LoraConfig, model: Model) -
     if n < 2:
         return _plain(name, tensor)
     if is_a:
-        return _mapped(name, tensor, RowMap(((n, rank, tensor.shape[1]),), (tensor.shape,)))
+        return _mapped(name, tensor, RowMapping(((n, rank, tensor.shape[1]),), (tensor.shape,)))
     out = tensor.shape[0]
     order: tuple[Order, ...] = (("swap", (1, n, out * rank)),)
-    return _mapped(name, tensor, RowMap(((n, out, rank),), (tensor.shape,), order, flat=True))
+    return _mapped(name, tensor, RowMapping(((n, out, rank),), (tensor.shape,), order, flat=True))
 
 
 def _from_apr(model: Model, base: Base | None) -> Adapter:
@@ -342,8 +342,8 @@ def _gguf_tensors(model: Model, row: Architecture | None, base: Base | None) -> 
         made = _plain(name + ending, tensor)
         if weight == "token_embd.weight" and ending == lora.A and len(tensor.shape) == 2:
             made = _turned(name + ending, tensor)
-        elif link is not None and ending == lora.B and link.row_map.orders and len(tensor.shape) == 2:
-            made = _mapped(name + ending, tensor, RowMap((tensor.shape,), (tensor.shape,), link.row_map.orders))
+        elif link is not None and ending == lora.B and link.mapping.orders and len(tensor.shape) == 2:
+            made = _mapped(name + ending, tensor, RowMapping((tensor.shape,), (tensor.shape,), link.mapping.orders))
         yield made.name, made
 
 
@@ -371,7 +371,7 @@ def _hf_weight(
         link = link_of(base.hparams if base is not None else Hyperparams(), found[0], shapes)
     except RefusedError:
         return weight, None  # the head counts are those of the base
-    m = link.row_map
+    m = link.mapping
     is_simple = len(link.hf) == len(link.gguf) == 1 and not (m.columns or m.maps_values or m.pack or m.flat or m.skip)
     if not is_simple or any(m.after_transposed):
         return weight, None

@@ -94,7 +94,7 @@ def shapes_after_links(tensors: Mapping[str, CanonicalTensor]) -> dict[str, tupl
         name: shape
         for link in found.values()
         if not link.row.pack  # a checkpoint has these as packed parts
-        for name, shape in zip(link.hf, link.row_map.before, strict=True)
+        for name, shape in zip(link.hf, link.mapping.before, strict=True)
     }
 
 

@@ -14,7 +14,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import needs_head
 from aprfmt.arch.row import OF_TENSOR, ROPE_FACTORS, Architecture
 from aprfmt.canonical import sidecar
-from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.tensor import CanonicalTensor, is_copy
 from aprfmt.codecs.dtypes import n_elements

@@ -18,7 +18,7 @@ from aprfmt.arch.converters.towers import book_sizes
 from aprfmt.arch.grammar import evaluate, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Tower
-from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError
 from aprfmt.tokenizer.model import Tokenizer

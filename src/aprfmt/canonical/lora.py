@@ -123,7 +123,7 @@ def check_shapes(adapter: Adapter, path: PathLike) -> None:
                 shapes = {name: pair.shape[::-1] if name == "token_embd.weight" else pair.shape}
                 link = find_link(row, h, name, shapes, "gguf")
                 if link is not None:
-                    check_dims(row, h, dict(zip(link.hf, link.row_map.before, strict=True)))
+                    check_dims(row, h, dict(zip(link.hf, link.mapping.before, strict=True)))
         except RefusedError as error:
             raise _other_base(error.message, pair.weight, path) from error
 

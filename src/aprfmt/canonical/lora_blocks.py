@@ -9,7 +9,7 @@ from math import prod
 
 from aprfmt.arch.links import MIRROR, VALUES, Link, indices, map_values
 from aprfmt.canonical.pairs import LoraPair
-from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import encode
 from aprfmt.errors import RefusedError
@@ -59,7 +59,7 @@ def transform(
     """The pairs of the other side of a link, each with its blocks where it is made of several with different A."""
     import numpy as np
 
-    m = link.row_map
+    m = link.mapping
     name, _, _ = m.value.partition(":")
     if m.pack or (m.flat and m.orders) or name not in ("", MIRROR, *(v for v in VALUES if v.startswith("plus_"))):
         raise RefusedError(
@@ -113,7 +113,7 @@ def _row_factors(link: Link, index: Array, inverse: bool) -> Array | None:
     """What the rows of B are multiplied by, one number a row of the outcome; None for 1 throughout."""
     import numpy as np
 
-    m = link.row_map
+    m = link.mapping
     if not m.scales and not m.value.startswith(MIRROR):
         return None
     n = len(index)

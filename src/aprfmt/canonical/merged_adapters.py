@@ -20,7 +20,7 @@ from aprfmt.canonical import lora as factors
 from aprfmt.canonical.lora_blocks import values_of
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
-from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES

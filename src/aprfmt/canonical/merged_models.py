@@ -20,7 +20,7 @@ from aprfmt.canonical.merge_methods import PASSTHROUGH, Combination, MergeRule
 from aprfmt.canonical.merged_adapters import encodes_alone
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.relayered import SourceLayer, check_layer, relayered, renumbered
-from aprfmt.canonical.rowmap import Produced
+from aprfmt.canonical.row_mapping import Produced
 from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float
 from aprfmt.codecs import plain
@@ -163,7 +163,7 @@ def _in_order(tensor: CanonicalTensor, orders: _Orders) -> TensorSource:
     """Its bytes in Hugging Face order, readable at any place; decoded where rows end within blocks."""
     if is_padded(DTYPES[tensor.dtype], tensor.shape):
         return _Ordered(tensor, "F32", orders)
-    if tensor.row_map is None or tensor.row_map.is_plain:
+    if tensor.mapping is None or tensor.mapping.is_plain:
         return tensor.sources[0]
     return _Ordered(tensor, tensor.dtype, orders)
 

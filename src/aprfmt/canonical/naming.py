@@ -15,7 +15,7 @@ from aprfmt.arch.row import Architecture
 from aprfmt.canonical.detection import find_part
 from aprfmt.canonical.model_kinds import ADAPTER
 from aprfmt.canonical.packed import AS_STORED, Decoding, PackedTensor, Packing, scaled_weights
-from aprfmt.canonical.rowmap import keeps_dtype
+from aprfmt.canonical.row_mapping import keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor, is_copy
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.stream import TensorSource
@@ -140,16 +140,16 @@ def names_from_mlx(
         return tensors
     out: dict[str, CanonicalTensor] = {}
     for name, tensor in tensors.items():
-        link, row_map = links[name] or mlx.values_from(row, h, name, shapes), turned[name]
+        link, mapping = links[name] or mlx.values_from(row, h, name, shapes), turned[name]
         if link is not None and name == link.gguf[0]:
             check_whole(link.gguf, tensors)
             sources = tuple(tensors[part].sources[0] for part in link.gguf)
             out |= {
-                made: CanonicalTensor(made, sources, link.row_map, position, inverse=True)
+                made: CanonicalTensor(made, sources, link.mapping, position, inverse=True)
                 for position, made in enumerate(link.hf)
             }
-        elif row_map is not None:
-            out[name] = CanonicalTensor(name, tensor.sources, row_map)
+        elif mapping is not None:
+            out[name] = CanonicalTensor(name, tensor.sources, mapping)
         elif link is None:
             out[name] = tensor
     return out
@@ -174,7 +174,7 @@ def check_whole(link_names: Sequence[str], there: Collection[str]) -> None:
 def to_hf(link: Link, sources: tuple[TensorSource, ...]) -> list[CanonicalTensor]:
     """The Hugging Face tensors of a link, made of those of the GGUF."""
     return [
-        CanonicalTensor(name, sources, link.row_map, position, inverse=True, link=link)
+        CanonicalTensor(name, sources, link.mapping, position, inverse=True, link=link)
         for position, name in enumerate(link.hf)
     ]
 
@@ -186,7 +186,7 @@ def _from_gguf(tensors: Mapping[str, Tensor | PackedTensor], link: Link) -> list
     """
     check_whole(link.gguf, tensors)
     sources = tuple(tensors[name] for name in link.gguf)
-    if not keeps_dtype(sources, link.row_map) and any(DTYPES[p.dtype].kind != "plain" for p in sources):
+    if not keeps_dtype(sources, link.mapping) and any(DTYPES[p.dtype].kind != "plain" for p in sources):
         return [CanonicalTensor(p.name, (p,), link=link) for p in sources]
     return to_hf(link, sources)
 

@@ -16,7 +16,7 @@ from aprfmt.arch.grammar import FIELD_OF_SIZE, dims_of, evaluate, sizes_of
 from aprfmt.arch.names import is_gguf_only, matches
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES

@@ -11,7 +11,7 @@ from functools import partial
 
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.stream import TensorSource

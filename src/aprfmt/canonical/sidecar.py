@@ -25,7 +25,7 @@ from pathlib import Path
 
 from aprfmt.arch.links import Link
 from aprfmt.arch.row import PRODUCT
-from aprfmt.canonical.rowmap import BufferedTensor, produce
+from aprfmt.canonical.row_mapping import BufferedTensor, produce
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
@@ -141,15 +141,15 @@ def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -
     """
     out: Corrections = {}
     for link in links:
-        row_map = link.row_map
-        if not (row_map.maps_values or row_map.skip) or not _is_corrected(link):
+        mapping = link.mapping
+        if not (mapping.maps_values or mapping.skip) or not _is_corrected(link):
             continue
         originals = [tensors[name] for name in link.hf]
-        if row_map.scales and not row_map.value and originals[0].dtype in ("F16", "BF16"):
+        if mapping.scales and not mapping.value and originals[0].dtype in ("F16", "BF16"):
             continue  # a product in F32 and its quotient round to the same half
         if any(tensor.dtype not in _FLOATS or tensor.n_bytes > MAX_CORRECTED_BYTES for tensor in originals):
             continue
-        made = produce([tensor.as_source() for tensor in originals], link.row_map, 0)
+        made = produce([tensor.as_source() for tensor in originals], link.mapping, 0)
         for position, tensor in enumerate(originals):
             original = _bits(tensor.produced.data(), tensor.dtype)
             found = _bits(_inverse(made.as_source(tensor.name), link, position, tensor.dtype), tensor.dtype)
@@ -161,7 +161,7 @@ def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -
 
 def _is_corrected(link: Link) -> bool:
     """Whether the tensors of a link can have corrections: one alone, or the two of a product."""
-    return len(link.gguf) == 1 and (len(link.hf) == 1 or link.row_map.value == PRODUCT)
+    return len(link.gguf) == 1 and (len(link.hf) == 1 or link.mapping.value == PRODUCT)
 
 
 def restore(link: Link, sources: Sequence[TensorSource], told: Corrections) -> list[TensorSource] | None:
@@ -172,12 +172,12 @@ def restore(link: Link, sources: Sequence[TensorSource], told: Corrections) -> l
         restored = [_corrected(link, sources[0], position, told) for position in range(len(link.hf))]
     except (ValueError, KeyError, IndexError, zlib.error, binascii.Error):
         return None
-    return restored if produce(restored, link.row_map, 0).data() == read_whole(sources[0]) else None
+    return restored if produce(restored, link.mapping, 0).data() == read_whole(sources[0]) else None
 
 
 def _corrected(link: Link, source: TensorSource, position: int, told: Corrections) -> TensorSource:
     """One of the original tensors. Raises ValueError, KeyError and the like for what is not a correction of it."""
-    name, shape = link.hf[position], link.row_map.before[position]
+    name, shape = link.hf[position], link.mapping.before[position]
     dtype, text = (str(part) for part in told.get(name, ["F32", ""])[:2])
     n_bytes = DTYPES[dtype].n_bytes(shape)
     if dtype not in _FLOATS or n_bytes > MAX_CORRECTED_BYTES:
@@ -190,7 +190,7 @@ def _corrected(link: Link, source: TensorSource, position: int, told: Correction
 
 
 def _inverse(source: TensorSource, link: Link, position: int, dtype: str) -> bytes:
-    made = produce([source], link.row_map, position, inverse=True)
+    made = produce([source], link.mapping, position, inverse=True)
     return made.data() if made.dtype == dtype else encode(dtype, made.values())
 
 

@@ -13,7 +13,7 @@ from aprfmt.arch.links import Link, find_link
 from aprfmt.arch.loaders import OUTPUT_HEAD, knows_head
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.naming import check_whole, to_hf
-from aprfmt.canonical.rowmap import BufferedTensor
+from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError
 
@@ -60,7 +60,7 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
     is_tied = bool(h.tied) and h.hf_architecture not in row.bare_classes
     if repeats_embedding(row.gguf, is_tied, h.extra) and head not in tensors and embedding is not None:
         link = find_link(row, h, head, {head: embedding.shape}, "hf") if embedding.link is None else None
-        out.append(CanonicalTensor("output.weight", embedding.sources, link.row_map if link else embedding.row_map))
+        out.append(CanonicalTensor("output.weight", embedding.sources, link.mapping if link else embedding.mapping))
         if has_no_output(h.hf_architecture) and names.matches(row, "output.bias", "gguf"):
             data = bytes(4 * embedding.shape[0])
             zeros = BufferedTensor("output.bias", "F32", embedding.shape[:1], partial(list, (data,)))
@@ -89,10 +89,10 @@ def to_link(link: Link, tensors: Mapping[str, CanonicalTensor]) -> list[Canonica
     parts = [tensors[name] for name in link.hf]
     if all(part.link is link and part.inverse for part in parts):  # made of these very tensors
         return [CanonicalTensor(name, (source,)) for name, source in zip(link.gguf, parts[0].sources, strict=True)]
-    if link.row_map.is_plain:
+    if link.mapping.is_plain:
         return [replace(parts[0], name=name, link=None) for name in link.gguf]
     sources = tuple(part.as_source() for part in parts)
-    return [CanonicalTensor(name, sources, link.row_map, position) for position, name in enumerate(link.gguf)]
+    return [CanonicalTensor(name, sources, link.mapping, position) for position, name in enumerate(link.gguf)]
 
 
 def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:

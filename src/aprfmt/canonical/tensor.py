@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from aprfmt.arch.links import Link, RowMap
+from aprfmt.arch.links import Link, RowMapping
 from aprfmt.canonical.packed import PackedTensor, scale_name
-from aprfmt.canonical.rowmap import Produced, as_it_is, produce, scales_of
+from aprfmt.canonical.row_mapping import Produced, as_it_is, produce, scales_of
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.packed import TensorScales
 from aprfmt.codecs.plain import EIGHT_BITS
@@ -30,14 +30,14 @@ class CanonicalTensor:
 
     Attributes:
         name: Hugging Face name; the source's own where there is no such thing.
-        sources: what its bytes are taken from; one that is the tensor itself without a `row_map`.
-        row_map, position: which tensor of the row_map it is; `inverse` tells that the sources are of the GGUF side.
+        sources: what its bytes are taken from; one that is the tensor itself without a `mapping`.
+        mapping, position: which tensor of the mapping it is; `inverse` tells that the sources are of the GGUF side.
         link: the link that it comes through, for tensors of a GGUF.
     """
 
     name: str
     sources: tuple[TensorSource, ...]
-    row_map: RowMap | None = None
+    mapping: RowMapping | None = None
     position: int = 0
     inverse: bool = False
     link: Link | None = None
@@ -46,10 +46,10 @@ class CanonicalTensor:
     @property
     def produced(self) -> Produced:
         """What it is in Hugging Face order."""
-        if self.row_map is None:  # quickly made, and a model may have a hundred thousand of these
+        if self.mapping is None:  # quickly made, and a model may have a hundred thousand of these
             return as_it_is(self.sources[0])
         if self._produced is None:
-            made = produce(self.sources, self.row_map, self.position, inverse=self.inverse)
+            made = produce(self.sources, self.mapping, self.position, inverse=self.inverse)
             object.__setattr__(self, "_produced", made)
             return made
         return self._produced
@@ -57,12 +57,12 @@ class CanonicalTensor:
     @property
     def dtype(self) -> str:
         """Dtype that it has without conversion."""
-        return self.sources[0].dtype if self.row_map is None else self.produced.dtype
+        return self.sources[0].dtype if self.mapping is None else self.produced.dtype
 
     @property
     def shape(self) -> Shape:
         """Row-major shape."""
-        return self.sources[0].shape if self.row_map is None else self.produced.shape
+        return self.sources[0].shape if self.mapping is None else self.produced.shape
 
     @property
     def is_decoded(self) -> bool:
@@ -77,19 +77,19 @@ class CanonicalTensor:
     @property
     def n_bytes(self) -> int:
         """Bytes in that dtype."""
-        return self.sources[0].n_bytes if self.row_map is None else self.produced.n_bytes
+        return self.sources[0].n_bytes if self.mapping is None else self.produced.n_bytes
 
     @property
     def scales(self) -> TensorScales:
         """The scales of the tensor that its blocks need beside them."""
-        return scales_of(self.sources[0]) if self.row_map is None else self.produced.scales
+        return scales_of(self.sources[0]) if self.mapping is None else self.produced.scales
 
     @property
     def stored(self) -> Tensor | None:
         """The stored tensor that it is, unchanged; None where it is made of others."""
         source = self.sources[0]
         source = source.sources[0] if isinstance(source, PackedTensor) and source.is_stored else source
-        unchanged = self.row_map is None or self.row_map.is_plain
+        unchanged = self.mapping is None or self.mapping.is_plain
         return source if unchanged and isinstance(source, Tensor) else None
 
     def items(self, unit: int) -> Iterable[Item]:
@@ -101,8 +101,8 @@ class CanonicalTensor:
         return self.produced.chunks()
 
     def as_source(self) -> TensorSource:
-        """This tensor as something that another row_map can read from."""
-        if self.row_map is None or self.row_map.is_plain:
+        """This tensor as something that another mapping can read from."""
+        if self.mapping is None or self.mapping.is_plain:
             return self.sources[0]
         return self.produced.as_source(self.name)
 

@@ -139,7 +139,7 @@ def _check_sources(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Ma
     released: set[str] = set()
     for tensor in changing:
         schemes = [packed[source.name] for source in tensor.sources if source.name in packed]
-        if tensor.row_map is not None and tensor.row_map.pack and not tensor.inverse:
+        if tensor.mapping is not None and tensor.mapping.pack and not tensor.inverse:
             schemes.append(tensor.dtype)  # packed by its maker as a GGUF has it
         if schemes and set(schemes) <= set(_RELEASED):
             released |= set(schemes)
@@ -337,14 +337,14 @@ def with_apr_names(
 
 def _in_hf_order(link: Link, chosen: Mapping[str, Recoding]) -> dict[str, Recoding]:
     """Targets of the Hugging Face tensors of a link; {} if its blocks cannot be reordered."""
-    row_map = link.row_map
+    mapping = link.mapping
     found = [chosen.get(name) for name in link.gguf]
     first = found[0]
     if first is None or any(target is None or target.dtype != first.dtype for target in found):
         return {}
-    shapes: tuple[Shape, ...] = (*row_map.before, *row_map.after)
-    whole_rows = row_map.moves_rows_only and not row_map.flat and not (row_map.skip or row_map.lead)
-    if not whole_rows or any(shape[-1] != row_map.row_elements for shape in shapes):
+    shapes: tuple[Shape, ...] = (*mapping.before, *mapping.after)
+    whole_rows = mapping.moves_rows_only and not mapping.flat and not (mapping.skip or mapping.lead)
+    if not whole_rows or any(shape[-1] != mapping.row_elements for shape in shapes):
         return {}
     if all(target is None or target.weights is None for target in found):
         return dict.fromkeys(link.hf, first)
@@ -353,17 +353,17 @@ def _in_hf_order(link: Link, chosen: Mapping[str, Recoding]) -> dict[str, Recodi
 
 def _weighted(link: Link, target: Recoding) -> dict[str, Recoding]:
     """The same if every matrix of the one GGUF tensor has its own weights: each tensor gets its part."""
-    row_map, weights = link.row_map, target.weights
-    after: Shape = row_map.after[0]
+    mapping, weights = link.mapping, target.weights
+    after: Shape = mapping.after[0]
     cols, rows = after[-1], after[-2]
     if n_matrices(after) == 1:
         return dict.fromkeys(link.hf, target)
     out, start = {}, 0
-    for name, shape in zip(link.hf, row_map.before, strict=True):
+    for name, shape in zip(link.hf, mapping.before, strict=True):
         n_rows = math.prod(shape[:-1])
         first, last = start // rows, -(-(start + n_rows) // rows)
         inside = last - first == 1 and len(shape) == 2
-        if row_map.orders or not (inside or (start % rows == 0 and shape[1:] == after[1:])):
+        if mapping.orders or not (inside or (start % rows == 0 and shape[1:] == after[1:])):
             return {}
         assert weights is not None
         out[name] = Recoding(target.dtype, weights[first * cols : last * cols])

@@ -13,7 +13,7 @@ A file is its segments end to end:
     ["b", n]                      the next n bytes of the literals (one run for all files)
     ["z", n]                      n zero bytes
     ["t", name, stored, dtype]    a tensor, which must still be of dtype `stored`, as `dtype` (wider or the same)
-    ["l", names, stored, dtype, row_map, i]   tensor i of arch.links.RowMap of the tensors `names`; [name with {e}, n]
+    ["l", names, stored, dtype, mapping, i]   tensor i of a RowMapping of the tensors `names`; [name with {e}, n]
                                   among them stands for n names
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
     ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeVar
 
-from aprfmt.arch.links import MAX_TENSORS, RowMap
+from aprfmt.arch.links import MAX_TENSORS, RowMapping
 from aprfmt.canonical.tensor import CanonicalTensor, is_exact
 from aprfmt.errors import AprError, ChecksumError, CorruptError, LimitError
 from aprfmt.formats import INDEX_SUFFIXES
@@ -244,8 +244,8 @@ class _Source:
             _, name, _, dtype = segment
             return _as_stored(self._tensors[str(name)], str(dtype))
         if kind == "l":
-            _, names, _, dtype, row_map, position = segment
-            return self._linked(expand_experts(names), str(dtype), row_map, position)
+            _, names, _, dtype, mapping, position = segment
+            return self._linked(expand_experts(names), str(dtype), mapping, position)
         if kind == "g" and self._tokenizer is not None:
             return Literal(gguf_list(self._tokenizer, str(segment[1])))
         if kind == "j" and self._tokenizer is not None:
@@ -253,14 +253,14 @@ class _Source:
         raise ValueError(f"unknown segment kind {kind!r}")
 
     def _linked(self, names: list[str], dtype: str, body: object, position: object) -> Segment:
-        row_map = RowMap.from_json(read_mapping(body), names[0])
+        mapping = RowMapping.from_json(read_mapping(body), names[0])
         parts = [self._tensors[name] for name in names]
-        if type(position) is not int or not 0 <= position < len(row_map.after):
-            raise CorruptError("the source manifest lacks the tensor of a row map")
-        if tuple(part.shape for part in parts) != row_map.before:
+        if type(position) is not int or not 0 <= position < len(mapping.after):
+            raise CorruptError("the source manifest lacks the tensor of a row mapping")
+        if tuple(part.shape for part in parts) != mapping.before:
             raise CorruptError("the source manifest declares another shape for a tensor", tensor=names[0])
         return _as_stored(
-            CanonicalTensor(names[0], tuple(part.as_source() for part in parts), row_map, position), dtype
+            CanonicalTensor(names[0], tuple(part.as_source() for part in parts), mapping, position), dtype
         )
 
 

@@ -13,7 +13,7 @@ from itertools import chain
 from aprfmt.arch.links import Link
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT
-from aprfmt.canonical.rowmap import BufferedTensor, produce
+from aprfmt.canonical.row_mapping import BufferedTensor, produce
 from aprfmt.canonical.tensor import CanonicalTensor, is_exact
 from aprfmt.codecs.stream import read_whole
 from aprfmt.convert.source_manifest import (
@@ -36,7 +36,7 @@ from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.digest import Digest, PendingCrc, PendingDigest, Trail, digest_of, follow
-from aprfmt.io.pipe import Late, run_jobs, source_chunks
+from aprfmt.io.pipe import DeferredPatch, run_jobs, source_chunks
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import MAX_LITERAL_BYTES
 from aprfmt.model import Tensor
@@ -110,7 +110,7 @@ class ManifestWriter:
     """Collects the files of the source of `c` and their literals, then gives the JSON value.
 
     `stored` gives the dtype of tensors that the `.apr` holds in fewer bytes than the source has them. The files get
-    digests of the `kind`, if any; that of a file that is streamed is known at the end only, see late_digests.
+    digests of the `kind`, if any; that of a file that is streamed is known at the end only, see deferred_digests.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class ManifestWriter:
         """Adds the source tensor `name`: the `.apr`'s own, one of a link, or its bytes where a link is not exact."""
         c, original = self._c, self._c.model.tensors[name]
         own, link = self._own.get(name), self._links.get(name)
-        if own is None and (link is None or link.row_map.is_plain):
+        if own is None and (link is None or link.mapping.is_plain):
             own = c.dropped.get(name)
         if own is not None:
             dtype = self._tensors[own].dtype
@@ -190,7 +190,7 @@ class ManifestWriter:
         elif link is not None and self._is_exact(link, original):
             kept = self._kept(link)
             dtypes = kept[0] if len(set(kept)) == 1 else kept
-            body, position = link.row_map.to_json(), link.gguf.index(name)
+            body, position = link.mapping.to_json(), link.gguf.index(name)
             self._add(["l", _fold_experts(link), dtypes, original.dtype, body, position], original.n_bytes)
         else:
             self.literal_of(original.source, original.offset, original.offset + original.n_bytes)
@@ -199,14 +199,14 @@ class ManifestWriter:
         """Whether the tensors of the `.apr` give the source's again, bit by bit: mapped values are made to see it."""
         if link.row.pack:
             return True
-        if not link.row_map.maps_values:
+        if not link.mapping.maps_values:
             kept = set(self._kept(link))
             return len(kept) == 1 and is_exact(kept.pop(), original.dtype)
         if original.n_bytes > MAX_MAPPED_BYTES:
             return False
         outs = [self._tensors[name].out(name, self._stored.get(name)) for name in link.hf]
         sources = [BufferedTensor(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
-        made = produce(sources, link.row_map, link.gguf.index(original.name))
+        made = produce(sources, link.mapping, link.gguf.index(original.name))
         return made.dtype == original.dtype and made.data() == read_whole(original)
 
     def blob(self, file: CanonicalTensor) -> None:
@@ -266,7 +266,7 @@ class ManifestWriter:
 
 def source_names(c: Canonical) -> dict[str, str]:
     """What a checkpoint calls the tensors that have other names in canonical form."""
-    whole = (t for t in c.all_tensors.values() if t.row_map is None)  # not a part of what another program stacks
+    whole = (t for t in c.all_tensors.values() if t.mapping is None)  # not a part of what another program stacks
     return {t.name: t.sources[0].name for t in whole if t.sources[0].name != t.name}
 
 
@@ -309,13 +309,13 @@ def restorable(c: Canonical, format: str) -> SourceManifest | None:
     return manifest if manifest is not None and manifest.format == format else None
 
 
-def late_digests(sources: Iterable[Source], head: bytes) -> list[Late]:
+def deferred_digests(sources: Iterable[Source], head: bytes) -> list[DeferredPatch]:
     """The digests in a manifest that are known when the sources were streamed; `head` is the file's first bytes."""
     out = []
     for pending in (s.record for s in sources if isinstance(s.record, Trail | PendingCrc)):
         before = f'"{pending.kind}":"'
         if (at := head.find(f'{before}{pending.stand_in}"'.encode())) >= 0:
-            out.append(Late(at + len(before), pending.stand_in.encode(), partial(_encoded_digest, pending)))
+            out.append(DeferredPatch(at + len(before), pending.stand_in.encode(), partial(_encoded_digest, pending)))
     return out
 
 
@@ -334,7 +334,7 @@ def manifest_of_source(
     """The manifest from which the source files can be rebuilt byte for byte; None for sources that have none.
 
     `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them. The files get digests of
-    the `kind`, if any, while they are streamed; the file that gets the manifest takes `late_digests`. Where tensors or
+    the `kind`, if any, while they are streamed; the file with the manifest takes `deferred_digests`. Where tensors or
     the tokenizer are not kept as they were, that of a folder still has its other files.
     """
 

@@ -87,7 +87,7 @@ Segment: TypeAlias = Literal | Zeros | Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class DeferredPatch:
     """Bytes of a file that are known only when all of it was streamed.
 
     `make()` gives them then; until that `stand_in`, as long as they are, takes their place at `offset`.
@@ -106,14 +106,14 @@ class FileLayout:
         name: of the file, in its folder.
         segments: what it consists of.
         crc_footer: a little-endian CRC-32 of everything before it ends the file.
-        late: parts of the segments' bytes that are replaced at the end.
+        deferred: parts of the segments' bytes that are replaced at the end.
         digest: what the file must have, where that is known.
     """
 
     name: str
     segments: Sequence[Segment]
     crc_footer: bool = False
-    late: Sequence[Late] = ()
+    deferred: Sequence[DeferredPatch] = ()
     digest: Digest | None = None
 
     @property
@@ -176,8 +176,8 @@ def write_layout(
         raise ChecksumError(
             altered(layout.name, found.kind), hint="the model was damaged after its import: import the source again"
         )
-    for late in layout.late:
-        crc = _put_in(late, layout, sink, crc)
+    for patch in layout.deferred:
+        crc = _put_in(patch, layout, sink, crc)
     if layout.crc_footer:
         sink.write(struct.pack("<I", crc))
         if progress is not None:
@@ -208,17 +208,17 @@ def _run(layout: FileLayout, flow: Flow, take: Callable[[Buffer, str], None]) ->
     return crc, crc_digest(crc) if kind == CRC32 else None
 
 
-def _put_in(late: Late, layout: FileLayout, sink: AtomicFile, crc: int) -> int:
+def _put_in(patch: DeferredPatch, layout: FileLayout, sink: AtomicFile, crc: int) -> int:
     """Replaces a stand-in by the bytes that are known now; returns the checksum that follows from `crc`."""
-    data = late.make()
-    if len(data) != len(late.stand_in):
-        raise _wrong_length(len(data), len(late.stand_in), layout.name)
-    sink.patch(late.offset, data)
+    data = patch.make()
+    if len(data) != len(patch.stand_in):
+        raise _wrong_length(len(data), len(patch.stand_in), layout.name)
+    sink.patch(patch.offset, data)
     if not layout.crc_footer:
         return 0
-    n_behind = layout.n_bytes - 4 - late.offset - len(data)
+    n_behind = layout.n_bytes - 4 - patch.offset - len(data)
     # A CRC is linear: what changes in it is the difference of the parts', moved on by what follows them.
-    return crc ^ combine(crc32(data) ^ crc32(late.stand_in), 0, n_behind)
+    return crc ^ combine(crc32(data) ^ crc32(patch.stand_in), 0, n_behind)
 
 
 def _pieces(segments: Sequence[Segment]) -> Iterator[tuple[Item, str]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.arch import names
-from aprfmt.arch.links import RowMap, find_link
+from aprfmt.arch.links import RowMapping, find_link
 from aprfmt.canonical import lora as factors
 from aprfmt.canonical.lora_blocks import is_power_of_two
 from aprfmt.canonical.model import Canonical
@@ -84,9 +84,9 @@ def _turned(tensor: CanonicalTensor, name: str) -> CanonicalTensor:
     """The same with the last two dimensions swapped."""
     *n, rows, columns = tensor.shape
     after = ((*n, columns, rows),)
-    if tensor.row_map is not None and tensor.row_map.transposed and tensor.inverse:
+    if tensor.mapping is not None and tensor.mapping.transposed and tensor.inverse:
         return CanonicalTensor(name, tensor.sources)  # stored that way
-    return CanonicalTensor(name, (tensor.as_source(),), RowMap((tensor.shape,), after, transposed=True))
+    return CanonicalTensor(name, (tensor.as_source(),), RowMapping((tensor.shape,), after, transposed=True))
 
 
 # --- GGUF ---
@@ -199,7 +199,7 @@ def _gguf_norms(c: Canonical, adapter: Adapter, work: Work) -> list[CanonicalTen
                 hint=_MERGE,
             )
         else:
-            out.append(CanonicalTensor(link.gguf[0], (tensor.as_source(),), link.row_map))
+            out.append(CanonicalTensor(link.gguf[0], (tensor.as_source(),), link.mapping))
     if out:
         work.losses.add(f"llama.cpp ignores {plural(len(out), 'norm')} that the adapter replaces")
     return out
@@ -327,10 +327,10 @@ def _side_by_side(tensor: CanonicalTensor, is_a: bool) -> CanonicalTensor:
     """A stack of factors as PEFT stores it, see formats.lora."""
     n, rows, columns = tensor.shape
     if is_a:
-        row_map = RowMap((tensor.shape,), ((n * rows, columns),))
+        mapping = RowMapping((tensor.shape,), ((n * rows, columns),))
     else:
-        row_map = RowMap((tensor.shape,), ((rows, columns * n),), (("swap", (1, n, rows * columns)),), flat=True)
-    return CanonicalTensor(tensor.name, (tensor.as_source(),), row_map)
+        mapping = RowMapping((tensor.shape,), ((rows, columns * n),), (("swap", (1, n, rows * columns)),), flat=True)
+    return CanonicalTensor(tensor.name, (tensor.as_source(),), mapping)
 
 
 def _peft_config(adapter: Adapter, pairs: Mapping[str, LoraPair], parameters: Sequence[str]) -> dict[str, object]:

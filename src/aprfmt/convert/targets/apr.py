@@ -27,7 +27,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode
 from aprfmt.convert.options import Options
 from aprfmt.convert.quantization import Recoding, with_apr_names
-from aprfmt.convert.source_manifest_writer import late_digests, manifest_of_source
+from aprfmt.convert.source_manifest_writer import deferred_digests, manifest_of_source
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
@@ -92,7 +92,7 @@ def _with_digests(c: Canonical, layout: FileLayout) -> FileLayout:
     """`layout`, whose metadata may hold a manifest, with the digests of the files that are streamed into it."""
     head = layout.segments[0]
     assert isinstance(head, Literal)
-    return replace(layout, late=late_digests(c.model.sources, bytes(head.data)))
+    return replace(layout, deferred=deferred_digests(c.model.sources, bytes(head.data)))
 
 
 def check_metadata(metadata: Mapping[str, object]) -> None:

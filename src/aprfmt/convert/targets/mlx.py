@@ -183,7 +183,7 @@ def _plan_tensor(
     out = tensor.out(tensor.name, dtype, overflow=losses.overflow)
     planned.plain.append(out)
     if scheme is None:
-        losses.note(tensor.original_dtype if tensor.row_map is None else stored, dtype)
+        losses.note(tensor.original_dtype if tensor.mapping is None else stored, dtype)
         planned.outs.append(out)
         if plan.asked and len(tensor.shape) == 2 and tensor.shape[-1] % plan.default.group_size:
             planned.uneven.append(tensor.name)
@@ -245,8 +245,8 @@ def _in_mlx_shapes(c: Canonical) -> Iterator[CanonicalTensor]:
             continue
         link = find_link(row, c.hparams, name, shapes, "hf")
         if link is None or name not in link.hf:
-            row_map = turned(c.arch, name, tensor.shape) if tensor.shape[-1:] != (1,) else None
-            yield tensor if row_map is None else CanonicalTensor(name, (tensor.as_source(),), row_map)
+            mapping = turned(c.arch, name, tensor.shape) if tensor.shape[-1:] != (1,) else None
+            yield tensor if mapping is None else CanonicalTensor(name, (tensor.as_source(),), mapping)
             continue
         done |= set(link.hf)
         yield from to_link(link, tensors)

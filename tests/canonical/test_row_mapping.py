@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turns import examples
 
-from aprfmt.arch.links import RowMap
-from aprfmt.canonical import rowmap as engine
-from aprfmt.canonical.rowmap import keeps_dtype, produce
+from aprfmt.arch.links import RowMapping
+from aprfmt.canonical import row_mapping as engine
+from aprfmt.canonical.row_mapping import keeps_dtype, produce
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
 from aprfmt.codecs.stream import TensorSource
@@ -31,11 +31,11 @@ def source(array: Array, dtype: str = "F32") -> TensorSource:
     return Tensor("t", dtype, array.shape, 5, len(data), source)
 
 
-def made(sources: list[TensorSource], row_map: RowMap, inverse: bool = False) -> list[Array]:
-    shapes = row_map.before if inverse else row_map.after
+def made(sources: list[TensorSource], mapping: RowMapping, inverse: bool = False) -> list[Array]:
+    shapes = mapping.before if inverse else mapping.after
     out = []
     for position, shape in enumerate(shapes):
-        produced = produce(sources, row_map, position, inverse=inverse)
+        produced = produce(sources, mapping, position, inverse=inverse)
         assert produced.shape == shape
         assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes
         out.append(produced.values())
@@ -47,12 +47,12 @@ def floats(*shape: int, seed: int = 0) -> Array:
 
 
 def both_ways(before: list[Array], after: list[Array], **more: Any) -> None:
-    row_map = RowMap(tuple(a.shape for a in before), tuple(a.shape for a in after), **more)
-    row_map.check("t")
-    assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
-    for have, want in zip(made([source(a) for a in before], row_map), after, strict=True):
+    mapping = RowMapping(tuple(a.shape for a in before), tuple(a.shape for a in after), **more)
+    mapping.check("t")
+    assert RowMapping.from_json(json.loads(json.dumps(mapping.to_json())), "t") == mapping
+    for have, want in zip(made([source(a) for a in before], mapping), after, strict=True):
         np.testing.assert_array_equal(have, want)
-    for have, want in zip(made([source(a) for a in after], row_map, True), before, strict=True):
+    for have, want in zip(made([source(a) for a in after], mapping, True), before, strict=True):
         np.testing.assert_array_equal(have, want)
 
 
@@ -117,11 +117,11 @@ def test_rows_are_multiplied_run_by_run() -> None:
     bias = floats(6)
     both_ways([bias], [bias * np.float32(2)], scales=((6, (2.0,)),))
     with pytest.raises(RefusedError):
-        RowMap((x.shape,), (x.shape,), scales=((5, (2.0,)),)).check("x")
-    body = RowMap((x.shape,), (x.shape,), scales=((6, (2.0,)),)).to_json()
+        RowMapping((x.shape,), (x.shape,), scales=((5, (2.0,)),)).check("x")
+    body = RowMapping((x.shape,), (x.shape,), scales=((6, (2.0,)),)).to_json()
     for number in (0, float("nan"), "2"):
         with pytest.raises((ValueError, RefusedError)):
-            RowMap.from_json(body | {"scales": [[6, number]]}, "x")
+            RowMapping.from_json(body | {"scales": [[6, number]]}, "x")
 
 
 def test_columns() -> None:
@@ -140,56 +140,56 @@ def test_reshapes() -> None:
 
 def test_values() -> None:
     x = np.array([0.0, 0.5, -0.25, 2.0], np.float32)
-    row_map = RowMap((x.shape,), (x.shape,), value="plus_one")
-    assert made([source(x)], row_map)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
-    assert made([source(x + 1)], row_map, inverse=True)[0].tolist() == x.tolist()
-    assert produce([source(x, "BF16")], row_map, 0).dtype == "F32"
-    assert made([source(x, "BF16")], row_map)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
+    mapping = RowMapping((x.shape,), (x.shape,), value="plus_one")
+    assert made([source(x)], mapping)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
+    assert made([source(x + 1)], mapping, inverse=True)[0].tolist() == x.tolist()
+    assert produce([source(x, "BF16")], mapping, 0).dtype == "F32"
+    assert made([source(x, "BF16")], mapping)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F64", "Q4_0", "Q8_0"])
 def test_stored_rows_move_without_being_decoded(dtype: str) -> None:
     x = floats(12, 64)
-    row_map = RowMap(((12, 64),), ((6, 64), (6, 64)), (("deal", (3, 2, 2)),))
+    mapping = RowMapping(((12, 64),), ((6, 64), (6, 64)), (("deal", (3, 2, 2)),))
     sources = [source(x, dtype)]
-    assert keeps_dtype(sources, row_map)
+    assert keeps_dtype(sources, mapping)
     rows = x.reshape(3, 4, 64)
     for position, want in enumerate((rows[:, :2], rows[:, 2:])):
-        produced = produce(sources, row_map, position)
+        produced = produce(sources, mapping, position)
         assert produced.dtype == dtype
         assert b"".join(bytes(c) for c in produced.chunks()) == encode(dtype, want.reshape(6, 64))
 
 
 def test_experts_of_blocks_are_stacked_and_cut_again() -> None:
     experts = [floats(4, 64, seed=i) for i in range(3)]
-    row_map = RowMap(((4, 64),) * 3, ((3, 4, 64),))
-    stacked = produce([source(e, "Q4_0") for e in experts], row_map, 0)
+    mapping = RowMapping(((4, 64),) * 3, ((3, 4, 64),))
+    stacked = produce([source(e, "Q4_0") for e in experts], mapping, 0)
     assert b"".join(bytes(c) for c in stacked.chunks()) == encode("Q4_0", np.stack(experts))
-    second = produce([source(np.stack(experts), "Q4_0")], row_map, 1, inverse=True)
+    second = produce([source(np.stack(experts), "Q4_0")], mapping, 1, inverse=True)
     assert b"".join(bytes(c) for c in second.chunks()) == encode("Q4_0", experts[1])
 
 
 def test_blocks_are_decoded_where_values_move() -> None:
     x = floats(32, 64)
-    row_map = RowMap(((32, 64),), ((64, 32),), transposed=True)
+    mapping = RowMapping(((32, 64),), ((64, 32),), transposed=True)
     sources = [source(x, "Q8_0")]
-    assert not keeps_dtype(sources, row_map)
-    produced = produce(sources, row_map, 0)
+    assert not keeps_dtype(sources, mapping)
+    produced = produce(sources, mapping, 0)
     assert produced.dtype == "F32"
     assert np.abs(produced.values() - x.T).max() < 0.05
 
 
 def test_pieces_of_two_dtypes_become_floats() -> None:
-    row_map = RowMap(((2, 4),) * 2, ((2, 2, 4),))
+    mapping = RowMapping(((2, 4),) * 2, ((2, 2, 4),))
     x = floats(2, 4)
-    produced = produce([source(x), source(x, "BF16")], row_map, 0)
+    produced = produce([source(x), source(x, "BF16")], mapping, 0)
     assert produced.dtype == "F32"
     np.testing.assert_allclose(produced.values()[1], x, rtol=1e-2)
 
 
 def test_empty_tensors() -> None:
-    row_map = RowMap(((0, 4),), ((0, 4),), (("swap", (1, 2, 1)),))
-    assert list(produce([source(floats(0, 4))], row_map, 0).chunks()) == []
+    mapping = RowMapping(((0, 4),), ((0, 4),), (("swap", (1, 2, 1)),))
+    assert list(produce([source(floats(0, 4))], mapping, 0).chunks()) == []
 
 
 @settings(max_examples=examples(60))
@@ -197,9 +197,9 @@ def test_empty_tensors() -> None:
 def test_any_deal_comes_back(n: int, runs: list[int], width: int, turned: bool) -> None:
     x = floats(n * sum(runs), width)
     after = tuple((width, n * run) if turned else (n * run, width) for run in runs)
-    row_map = RowMap((x.shape,), after, (("deal", (n, *runs)),), after_transposed=(turned,) * len(runs))
-    there = made([source(x)], row_map)
-    np.testing.assert_array_equal(made([source(a) for a in there], row_map, True)[0], x)
+    mapping = RowMapping((x.shape,), after, (("deal", (n, *runs)),), after_transposed=(turned,) * len(runs))
+    there = made([source(x)], mapping)
+    np.testing.assert_array_equal(made([source(a) for a in there], mapping, True)[0], x)
 
 
 def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> TensorSource:
@@ -208,48 +208,50 @@ def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> TensorSource:
 
 
 def test_integers_become_smaller_and_larger_again() -> None:
-    row_map = RowMap(((3, 2),), ((3, 2),), value="int32")
+    mapping = RowMapping(((3, 2),), ((3, 2),), value="int32")
     table = np.array([[0, 1], [-1, 2**31 - 1], [5, -(2**31)]], np.int64)
-    small = produce([stored(table, "I64", (3, 2))], row_map, 0)
+    small = produce([stored(table, "I64", (3, 2))], mapping, 0)
     assert (small.dtype, small.n_bytes, small.data()) == ("I32", 24, table.astype("<i4").tobytes())
-    large = produce([stored(table.astype("<i4"), "I32", (3, 2))], row_map, 0, inverse=True)
+    large = produce([stored(table.astype("<i4"), "I32", (3, 2))], mapping, 0, inverse=True)
     assert (large.dtype, large.data()) == ("I64", table.tobytes())
     table[1, 1] += 1
     with pytest.raises(RefusedError, match="2147483648 does not fit the 32-bit integers"):
-        produce([stored(table, "I64", (3, 2))], row_map, 0).data()
+        produce([stored(table, "I64", (3, 2))], mapping, 0).data()
 
 
 def test_a_product_comes_back_as_itself_and_ones() -> None:
     norm, projection = floats(6), floats(1, 6, seed=1)
-    row_map = RowMap(((6,), (1, 6)), ((6,),), value="product")
-    row_map.check("t")
-    assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
-    (both,) = made([source(norm), source(projection, "BF16")], row_map)
+    mapping = RowMapping(((6,), (1, 6)), ((6,),), value="product")
+    mapping.check("t")
+    assert RowMapping.from_json(json.loads(json.dumps(mapping.to_json())), "t") == mapping
+    (both,) = made([source(norm), source(projection, "BF16")], mapping)
     rounded = stored(np.frombuffer(encode("BF16", projection), "<u2"), "BF16", (1, 6))
-    np.testing.assert_array_equal(both, norm * made([rounded], RowMap(((1, 6),), ((6,),)))[0])
-    back = made([source(both)], row_map, True)
+    np.testing.assert_array_equal(both, norm * made([rounded], RowMapping(((1, 6),), ((6,),)))[0])
+    back = made([source(both)], mapping, True)
     np.testing.assert_array_equal(back[0], both)
     np.testing.assert_array_equal(back[1], np.ones((1, 6), np.float32))
     for wrong in (((6,),), ((6,), (1, 6), (6,)), ((6,), (1, 5))):
         with pytest.raises(RefusedError):
-            RowMap(wrong, ((6,),), value="product").check("t")
+            RowMapping(wrong, ((6,),), value="product").check("t")
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "Q8_0"])
 def test_rows_of_zeros_stand_before_and_behind_the_others_in_a_gguf(dtype: str) -> None:
     rows = floats(2, 1, 6, 32)
-    row_map = RowMap(((2, 1, 6, 32),), ((3, 6, 32),), (("swap", (2, 2, 3)),), lead=5, trail=1)
-    row_map.check("t")
-    assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
+    mapping = RowMapping(((2, 1, 6, 32),), ((3, 6, 32),), (("swap", (2, 2, 3)),), lead=5, trail=1)
+    mapping.check("t")
+    assert RowMapping.from_json(json.loads(json.dumps(mapping.to_json())), "t") == mapping
     given = source(rows, dtype)
-    there = produce([given], row_map, 0)
+    there = produce([given], mapping, 0)
     assert there.dtype == dtype
     values = there.values().reshape(18, 32)
     assert not values[:5].any()
     assert not values[17:].any()
     stored = Tensor("g", dtype, (3, 6, 32), 0, there.n_bytes, Source.from_bytes(there.data(), "memory"))
-    back = produce([stored], row_map, 0, inverse=True)
-    assert back.data() == b"".join(produce([given], RowMap(given_shape := ((2, 1, 6, 32),), given_shape), 0).chunks())
+    back = produce([stored], mapping, 0, inverse=True)
+    assert back.data() == b"".join(
+        produce([given], RowMapping(given_shape := ((2, 1, 6, 32),), given_shape), 0).chunks()
+    )
     np.testing.assert_array_equal(values[5], back.values().reshape(12, 32)[0])
     np.testing.assert_array_equal(values[6], back.values().reshape(12, 32)[3])
 
@@ -258,19 +260,19 @@ def test_rows_of_zeros_stand_before_and_behind_the_others_in_a_gguf(dtype: str) 
 def test_what_stands_where_zeros_should_is_not_lost(row: int) -> None:
     table = np.zeros((4, 8), np.float32)
     table[row, 3] = 1
-    row_map = RowMap(((2, 8),), ((4, 8),), lead=1, trail=1)
+    mapping = RowMapping(((2, 8),), ((4, 8),), lead=1, trail=1)
     with pytest.raises(RefusedError, match="1 of its padding rows are not zero"):
-        made([source(table)], row_map, inverse=True)
+        made([source(table)], mapping, inverse=True)
 
 
 def test_last_values_that_a_gguf_lacks_come_back_as_zeros() -> None:
     decay = floats(7)
-    row_map = RowMap(((7,),), ((4,),), value="plus_one", cut=3)
-    row_map.check("t")
-    assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
-    (there,) = made([source(decay)], row_map)
+    mapping = RowMapping(((7,),), ((4,),), value="plus_one", cut=3)
+    mapping.check("t")
+    assert RowMapping.from_json(json.loads(json.dumps(mapping.to_json())), "t") == mapping
+    (there,) = made([source(decay)], mapping)
     np.testing.assert_array_equal(there, decay[:4] + 1)
-    (back,) = made([source(there)], row_map, True)
+    (back,) = made([source(there)], mapping, True)
     np.testing.assert_array_equal(back, np.concatenate([(decay[:4] + 1) - 1, np.zeros(3, np.float32)]))
 
 
@@ -278,9 +280,9 @@ def test_mxfp4_of_each_expert_is_stacked() -> None:
     rng = np.random.default_rng(1)
     values = rng.integers(0, 256, (3, 4, 48), dtype=np.uint8)
     scales = rng.integers(100, 140, (3, 4, 3), dtype=np.uint8)
-    whole = RowMap(((3, 4, 3, 16), (3, 4, 3)), ((3, 4, 96),), pack="mxfp4")
+    whole = RowMapping(((3, 4, 3, 16), (3, 4, 3)), ((3, 4, 96),), pack="mxfp4")
     want = produce([stored(values, "U8", (3, 4, 3, 16)), stored(scales, "U8", (3, 4, 3))], whole, 0).data()
-    each = RowMap((*((4, 48),) * 3, *((4, 3),) * 3), ((3, 4, 96),), pack="mxfp4_e8m0")
+    each = RowMapping((*((4, 48),) * 3, *((4, 3),) * 3), ((3, 4, 96),), pack="mxfp4_e8m0")
     sources = [stored(v, "I8", (4, 48)) for v in values] + [stored(s, "F8_E8M0", (4, 3)) for s in scales]
     assert produce(sources, each, 0).data() == want
     rows = [stored(np.frombuffer(want, np.uint8), "MXFP4", (3, 4, 96))]
@@ -289,22 +291,22 @@ def test_mxfp4_of_each_expert_is_stacked() -> None:
     assert [b.data() for b in back] == [part.tobytes() for part in (*values, *scales)]
     for wrong in (((4, 48), (4, 4)), ((4, 48),), ((4, 48), (4, 48), (4, 3))):
         with pytest.raises(RefusedError, match="are not MXFP4 values and scales"):
-            produce(sources[: len(wrong)], RowMap(wrong, ((4, 96),), pack="mxfp4"), 0)
+            produce(sources[: len(wrong)], RowMapping(wrong, ((4, 96),), pack="mxfp4"), 0)
 
 
 def test_mxfp4_blocks_and_scales() -> None:
     rng = np.random.default_rng(1)
     blocks = rng.integers(0, 256, (2, 6, 3, 16), dtype=np.uint8)
     scales = rng.integers(100, 140, (2, 6, 3), dtype=np.uint8)
-    row_map = RowMap((blocks.shape, scales.shape), ((2, 3, 96), (2, 3, 96)), (("deal", (6, 1, 1)),), pack="mxfp4")
+    mapping = RowMapping((blocks.shape, scales.shape), ((2, 3, 96), (2, 3, 96)), (("deal", (6, 1, 1)),), pack="mxfp4")
 
     sources = [stored(blocks, "U8", blocks.shape), stored(scales, "U8", scales.shape)]
-    packed = [produce(sources, row_map, i) for i in range(2)]
+    packed = [produce(sources, mapping, i) for i in range(2)]
     assert [p.dtype for p in packed] == ["MXFP4", "MXFP4"]
     assert packed[0].n_bytes == DTYPES["MXFP4"].n_bytes((2, 3, 96))
     data = [np.frombuffer(b"".join(bytes(c) for c in p.chunks()), np.uint8) for p in packed]
     rows = [stored(d, "MXFP4", (2, 3, 96)) for d in data]
-    back = [b"".join(bytes(c) for c in produce(rows, row_map, i, inverse=True).chunks()) for i in range(2)]
+    back = [b"".join(bytes(c) for c in produce(rows, mapping, i, inverse=True).chunks()) for i in range(2)]
     assert back == [blocks.tobytes(), scales.tobytes()]
     assert data[0].reshape(6, 3, 17)[:, :, 0].tobytes() == scales.reshape(6, 2, 3)[:, 0].tobytes()
 
@@ -327,8 +329,8 @@ def test_mxfp4_rows_are_packed_as_they_are_read() -> None:
             raise AssertionError("the whole tensor was asked for")
 
     sources: list[TensorSource] = [Zeros((n_rows, per_row, 16)), Zeros((n_rows, per_row))]
-    row_map = RowMap(((n_rows, per_row, 16), (n_rows, per_row)), ((n_rows, per_row * 32),), pack="mxfp4")
-    produced = produce(sources, row_map, 0)
+    mapping = RowMapping(((n_rows, per_row, 16), (n_rows, per_row)), ((n_rows, per_row * 32),), pack="mxfp4")
+    produced = produce(sources, mapping, 0)
     assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes == n_rows * per_row * 17
     assert max(reads) <= 1 << 20
 
@@ -347,7 +349,7 @@ def test_mxfp4_rows_are_packed_as_they_are_read() -> None:
 )  # fmt: skip
 def test_damaged_records_are_refused(body: dict[str, Any]) -> None:
     with pytest.raises((RefusedError, ValueError, TypeError, KeyError)):
-        RowMap.from_json(body, "t")
+        RowMapping.from_json(body, "t")
 
 
 def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
@@ -356,7 +358,7 @@ def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(x.tobytes())
     with Source.open(tmp_path / "x") as source:
         tensor = Tensor("x", "F32", x.shape, 0, x.nbytes, source)
-        row_map = RowMap((x.shape,), ((256, 1024), (256, 1024)), (("deal", (2, 128, 128)),))
-        produced = produce([tensor], row_map, 1)
+        mapping = RowMapping((x.shape,), ((256, 1024), (256, 1024)), (("deal", (2, 128, 128)),))
+        produced = produce([tensor], mapping, 1)
         assert max(len(chunk) for chunk in produced.chunks()) <= 1 << 20
         np.testing.assert_array_equal(produced.values(), x.reshape(2, 256, 1024)[:, 128:].reshape(256, 1024))

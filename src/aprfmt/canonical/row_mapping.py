@@ -1,4 +1,4 @@
-"""Runs a RowMap: reads rows of the source tensors in the order of the output, in chunks of about 1 MiB.
+"""Runs a RowMapping: reads rows of the source tensors in the order of the output, in chunks of about 1 MiB.
 
 Rows of stored bytes move as they are, quantized blocks too. What goes below rows (transposed matrices, shuffled
 columns, mapped values) works on single elements: quantized tensors are decoded for it, one tensor at a time.
@@ -12,7 +12,7 @@ from functools import partial
 from math import lcm, prod
 from threading import Lock
 
-from aprfmt.arch.links import UNIT_COLUMNS, RowMap, indices, map_values
+from aprfmt.arch.links import UNIT_COLUMNS, RowMapping, indices, map_values
 from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, PRODUCT
 from aprfmt.canonical.packed import PackedTensor
 from aprfmt.codecs import mxfp4
@@ -57,7 +57,7 @@ class BufferedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """One output tensor of a RowMap: what it will be, its bytes, and the memory that they take to make."""
+    """One output tensor of a RowMapping: what it will be, its bytes, and the memory that they take to make."""
 
     dtype: str
     shape: Shape
@@ -84,29 +84,29 @@ class Produced:
         return as_it_is(_floats(self.as_source(""))) if self.scales else self
 
     def as_source(self, name: str) -> TensorSource:
-        """Its bytes as something that another RowMap can read from."""
+        """Its bytes as something that another RowMapping can read from."""
         return BufferedTensor(name, self.dtype, self.shape, self.chunks, self.scales)
 
 
 _INTEGERS = ("I64", "I32")
 
 
-def keeps_dtype(sources: Sequence[TensorSource], row_map: RowMap) -> bool:
+def keeps_dtype(sources: Sequence[TensorSource], mapping: RowMapping) -> bool:
     """Whether the output has the stored dtype of the sources: nothing needs to be decoded."""
-    if row_map.pack:
+    if mapping.pack:
         return True
     dtypes = {source.dtype for source in sources}
-    if len(dtypes) > 1 or row_map.maps_values:
+    if len(dtypes) > 1 or mapping.maps_values:
         return False
     row = DTYPES[dtypes.pop()]
-    if row.kind == "plain" or (row_map.is_plain and len(sources) == 1):
+    if row.kind == "plain" or (mapping.is_plain and len(sources) == 1):
         return True
-    n_rows = sum(prod(source.shape) for source in sources) // max(1, row_map.row_elements)
+    n_rows = sum(prod(source.shape) for source in sources) // max(1, mapping.row_elements)
     n_bytes = sum(source.n_bytes for source in sources)
     return (
-        row_map.moves_rows_only
+        mapping.moves_rows_only
         and row.kind == "ggml"
-        and len(row_map.before[0]) >= 2
+        and len(mapping.before[0]) >= 2
         and n_rows > 0
         and n_bytes % n_rows == 0
     )
@@ -126,7 +126,7 @@ def scales_of(source: TensorSource) -> TensorScales:
 
 
 def _scales_after(
-    sources: Sequence[TensorSource], row_map: RowMap, position: int, inverse: bool
+    sources: Sequence[TensorSource], mapping: RowMapping, position: int, inverse: bool
 ) -> TensorScales | None:
     """The scales of an output tensor, from those of the sources its rows come from.
 
@@ -134,12 +134,12 @@ def _scales_after(
     """
     import numpy as np
 
-    if row_map.pack or row_map.lead or row_map.trail or row_map.skip or row_map.cut or not row_map.moves_rows_only:
+    if mapping.pack or mapping.lead or mapping.trail or mapping.skip or mapping.cut or not mapping.moves_rows_only:
         return None
-    shapes = row_map.before if inverse else row_map.after
-    shape, width = shapes[position], row_map.row_elements
+    shapes = mapping.before if inverse else mapping.after
+    shape, width = shapes[position], mapping.row_elements
     first = sum(map(prod, shapes[:position])) // width
-    index = indices(row_map.orders, row_map.n_rows, inverse=inverse) if row_map.orders else np.arange(row_map.n_rows)
+    index = indices(mapping.orders, mapping.n_rows, inverse=inverse) if mapping.orders else np.arange(mapping.n_rows)
     index = index[first : first + prod(shape) // width].reshape(prod(shape[:-2]), -1)
     found: dict[str, tuple[float, ...]] = {}
     for which in dict.fromkeys(which for source in sources for which in scales_of(source)):
@@ -153,69 +153,69 @@ def _scales_after(
     return found
 
 
-def produce(sources: Sequence[TensorSource], row_map: RowMap, position: int, *, inverse: bool = False) -> Produced:
+def produce(sources: Sequence[TensorSource], mapping: RowMapping, position: int, *, inverse: bool = False) -> Produced:
     """Output tensor `position` of the GGUF side from the sources of the Hugging Face side; `inverse`: the other way.
 
     The dtype is the sources' own where keeps_dtype says so, else F32. Raises RefusedError for impossible orders.
     """
-    shapes = row_map.before if inverse else row_map.after
+    shapes = mapping.before if inverse else mapping.after
     shape = shapes[position]
-    if row_map.pack:
-        return mxfp4_tensor(sources, row_map, position, inverse=inverse)
-    if row_map.value == PRODUCT:
+    if mapping.pack:
+        return mxfp4_tensor(sources, mapping, position, inverse=inverse)
+    if mapping.value == PRODUCT:
         return _product(sources, shape, position, inverse)
-    if row_map.lead or row_map.trail:
-        return _padded(sources, row_map, position, inverse)
+    if mapping.lead or mapping.trail:
+        return _padded(sources, mapping, position, inverse)
     scales: TensorScales = {}
     if any(map(scales_of, sources)):
-        after = _scales_after(sources, row_map, position, inverse) if keeps_dtype(sources, row_map) else None
+        after = _scales_after(sources, mapping, position, inverse) if keeps_dtype(sources, mapping) else None
         sources, scales = (sources, after) if after is not None else ([_floats(source) for source in sources], {})
-    counts = row_map.value in (PLUS_ROW, INT32) and all(source.dtype in _INTEGERS for source in sources)
-    mapped = row_map.maps_values and all(source.dtype == "F32" for source in sources)
-    if not (counts or mapped or keeps_dtype(sources, row_map)):
+    counts = mapping.value in (PLUS_ROW, INT32) and all(source.dtype in _INTEGERS for source in sources)
+    mapped = mapping.maps_values and all(source.dtype == "F32" for source in sources)
+    if not (counts or mapped or keeps_dtype(sources, mapping)):
         sources = [_floats(source) for source in sources]
-    dtype = sources[0].dtype if row_map.value != INT32 or not counts else "I64" if inverse else "I32"
+    dtype = sources[0].dtype if mapping.value != INT32 or not counts else "I64" if inverse else "I32"
     held = sum(source.n_bytes for source in sources if isinstance(source, BufferedTensor))
-    if row_map.is_plain or prod(shape) == 0:
+    if mapping.is_plain or prod(shape) == 0:
         return as_it_is(sources[0]) if prod(shape) else Produced(dtype, shape, 0, partial(_whole, sources[0], 0))
     # The outputs of a map lie end to end in one sequence of rows; this one's begin behind those before it.
-    first = sum(map(prod, shapes[:position])) // row_map.row_elements
-    rows = range(first, first + prod(shape) // row_map.row_elements)
-    run = _Run(sources, row_map, position, inverse, rows)
+    first = sum(map(prod, shapes[:position])) // mapping.row_elements
+    rows = range(first, first + prod(shape) // mapping.row_elements)
+    run = _Run(sources, mapping, position, inverse, rows)
     n_read = sum(source.n_bytes for source in sources)
-    if row_map.moves_rows_only:
-        row_bytes = n_read // (row_map.n_rows + (0 if inverse else row_map.skip))
+    if mapping.moves_rows_only:
+        row_bytes = n_read // (mapping.n_rows + (0 if inverse else mapping.skip))
         return Produced(dtype, shape, len(rows) * row_bytes, partial(run.move_rows, row_bytes), held, scales)
     return Produced(dtype, shape, DTYPES[dtype].n_bytes(shape), lambda unit: run.move_elements(), n_read)
 
 
-def _padded(sources: Sequence[TensorSource], row_map: RowMap, position: int, inverse: bool) -> Produced:
+def _padded(sources: Sequence[TensorSource], mapping: RowMapping, position: int, inverse: bool) -> Produced:
     """The one tensor of the GGUF side with rows of zeros before and behind those of the sources; or without them."""
     if inverse:
-        return _without_zeros(sources[0], row_map, position)
-    rows = produce(sources, row_map.inner, 0)
-    row_bytes = DTYPES[rows.dtype].n_bytes((row_map.row_elements,))
+        return _without_zeros(sources[0], mapping, position)
+    rows = produce(sources, mapping.inner, 0)
+    row_bytes = DTYPES[rows.dtype].n_bytes((mapping.row_elements,))
 
     def items(unit: int) -> Iterator[Item]:
-        yield bytes(row_map.lead * row_bytes)
+        yield bytes(mapping.lead * row_bytes)
         yield from rows.items(unit)
-        yield bytes(row_map.trail * row_bytes)
+        yield bytes(mapping.trail * row_bytes)
 
-    n_bytes = rows.n_bytes + (row_map.lead + row_map.trail) * row_bytes
-    return Produced(rows.dtype, row_map.after[0], n_bytes, items, rows.held_bytes)
+    n_bytes = rows.n_bytes + (mapping.lead + mapping.trail) * row_bytes
+    return Produced(rows.dtype, mapping.after[0], n_bytes, items, rows.held_bytes)
 
 
-def _without_zeros(source: TensorSource, row_map: RowMap, position: int) -> Produced:
+def _without_zeros(source: TensorSource, mapping: RowMapping, position: int) -> Produced:
     """A tensor of the Hugging Face side. Making it raises RefusedError where a row that is left out is not zero."""
-    row_bytes = DTYPES[source.dtype].n_bytes((row_map.row_elements,))
-    inner = row_map.inner
-    inside = _Part(source, row_map.lead * row_bytes, inner.after[0])
+    row_bytes = DTYPES[source.dtype].n_bytes((mapping.row_elements,))
+    inner = mapping.inner
+    inside = _Part(source, mapping.lead * row_bytes, inner.after[0])
     made = produce([inside], inner, position, inverse=True)
 
     def items(unit: int) -> Iterator[Item]:
-        for start, rows in ((0, row_map.lead), (source.n_bytes - row_map.trail * row_bytes, row_map.trail)):
+        for start, rows in ((0, mapping.lead), (source.n_bytes - mapping.trail * row_bytes, mapping.trail)):
             left_out = _read(source, start, rows * row_bytes)
-            if any(left_out) and decode(source.dtype, bytes(left_out), (rows, row_map.row_elements)).any():
+            if any(left_out) and decode(source.dtype, bytes(left_out), (rows, mapping.row_elements)).any():
                 raise RefusedError(
                     f"{rows} of its padding rows are not zero",
                     tensor=source.name,
@@ -315,7 +315,7 @@ class _Run:
     """One output tensor of a map: what it is made from, and which of the map's rows it is."""
 
     sources: Sequence[TensorSource]
-    row_map: RowMap
+    mapping: RowMapping
     position: int
     inverse: bool
     rows: range
@@ -330,25 +330,25 @@ class _Run:
 
     def move_rows(self, row_bytes: int, unit: int) -> Iterator[Item]:
         """Whole rows of `row_bytes`, in chunks that are multiples of `unit` bytes where that can be."""
-        if self.row_map.skip and self.inverse:
-            yield bytes(self.row_map.skip * row_bytes)  # rows that a GGUF does not hold
+        if self.mapping.skip and self.inverse:
+            yield bytes(self.mapping.skip * row_bytes)  # rows that a GGUF does not hold
         yield from self._items(self._row_jobs(row_bytes, unit))
 
     def _row_jobs(self, row_bytes: int, unit: int) -> Iterator[Job]:
         import numpy as np
 
-        row_map, rows = self.row_map, self.rows
+        mapping, rows = self.mapping, self.rows
         ends = np.cumsum([source.n_bytes // row_bytes for source in self.sources])
         whole = lcm(row_bytes, unit)
         if whole > CHUNK_BYTES:  # rows and units that seldom meet: the caller regroups
             whole = row_bytes
         step = max(1, CHUNK_BYTES // whole) * (whole // row_bytes)
-        index = indices(row_map.orders, row_map.n_rows, inverse=self.inverse) if row_map.orders else None
+        index = indices(mapping.orders, mapping.n_rows, inverse=self.inverse) if mapping.orders else None
         # The rows that are skipped stand first on the Hugging Face side, and only there.
-        if row_map.skip and self.inverse:
-            rows = range(rows.stop - row_map.skip)
-        elif row_map.skip:
-            rows = range(rows.start + row_map.skip, rows.stop + row_map.skip)
+        if mapping.skip and self.inverse:
+            rows = range(rows.stop - mapping.skip)
+        elif mapping.skip:
+            rows = range(rows.start + mapping.skip, rows.stop + mapping.skip)
         for start in range(rows.start, rows.stop, step):
             part = np.arange(start, min(start + step, rows.stop))
             wanted = part if index is None else index[part]
@@ -361,18 +361,18 @@ class _Run:
     def _element_jobs(self) -> Iterator[Job]:
         import numpy as np
 
-        row_map, inverse = self.row_map, self.inverse
-        row_elements = row_map.row_elements
-        after_flags = row_map.after_transposed or (False,) * len(row_map.after)
-        before = list(zip(row_map.before, (row_map.transposed,) * len(row_map.before), strict=True))
-        after = list(zip(row_map.after, after_flags, strict=True))
+        mapping, inverse = self.mapping, self.inverse
+        row_elements = mapping.row_elements
+        after_flags = mapping.after_transposed or (False,) * len(mapping.after)
+        before = list(zip(mapping.before, (mapping.transposed,) * len(mapping.before), strict=True))
+        after = list(zip(mapping.after, after_flags, strict=True))
         layouts, (shape, transposed) = (after, before[self.position]) if inverse else (before, after[self.position])
         lines = [_Lines(source, *layout, row_elements) for source, layout in zip(self.sources, layouts, strict=True)]
-        index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
-        columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
-        value, first = row_map.value, self.rows.start
-        lengths = _lengths(lines, row_map.n_rows, row_elements) if value == UNIT_COLUMNS and not inverse else 1.0
-        factors = _factors(row_map) if row_map.scales else None
+        index = indices(mapping.orders, mapping.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
+        columns = indices(mapping.columns, row_elements, inverse=inverse) if mapping.columns else None
+        value, first = mapping.value, self.rows.start
+        lengths = _lengths(lines, mapping.n_rows, row_elements) if value == UNIT_COLUMNS and not inverse else 1.0
+        factors = _factors(mapping) if mapping.scales else None
 
         def make(part: Array, start: int) -> Buffer:
             block = _take(lines, part, row_elements)
@@ -400,18 +400,18 @@ class _Run:
         for start in range(0, len(index), step):
             part = index[start : start + step]
             yield Job(len(part) * row_bytes, partial(make, part, start))
-        if inverse and row_map.cut:
-            rest = row_map.cut * row_bytes
+        if inverse and mapping.cut:
+            rest = mapping.cut * row_bytes
             yield Job(rest, partial(bytes, rest))
 
 
-def _factors(row_map: RowMap) -> Array:
+def _factors(mapping: RowMapping) -> Array:
     """What each row of the GGUF side is multiplied by in turn: float32 [numbers, rows]."""
     import numpy as np
 
-    runs = [rows for rows, _ in row_map.scales]
-    most = max(len(numbers) for _, numbers in row_map.scales)
-    padded = [(*numbers, *[1.0] * (most - len(numbers))) for _, numbers in row_map.scales]
+    runs = [rows for rows, _ in mapping.scales]
+    most = max(len(numbers) for _, numbers in mapping.scales)
+    padded = [(*numbers, *[1.0] * (most - len(numbers))) for _, numbers in mapping.scales]
     return np.repeat(np.array(padded, np.float32).T, runs, axis=1)
 
 
@@ -579,19 +579,19 @@ class _Mxfp4Rows:
         buffer[:] = memoryview(mxfp4.pack(blocks, scales))[start : start + len(buffer)]
 
 
-def mxfp4_tensor(sources: Sequence[TensorSource], row_map: RowMap, position: int, *, inverse: bool) -> Produced:
+def mxfp4_tensor(sources: Sequence[TensorSource], mapping: RowMapping, position: int, *, inverse: bool) -> Produced:
     """MXFP4 rows of the GGUF from values and scales, or the values or the scales from the rows.
 
     Values are bytes [..., n / 32, 16] or [..., n / 2], scales [..., n / 32]; first all the values, then their scales
     in the same order. The rows of all `after` tensors are theirs in order.
     """
-    half = len(row_map.before) // 2
-    matrices = tuple(map(_mxfp4_matrix, row_map.before[:half], row_map.before[half:]))
-    if not matrices or None in matrices or 2 * half != len(row_map.before):
-        blocks, scales = (list(row_map.before[i % len(row_map.before)]) for i in (0, half))
+    half = len(mapping.before) // 2
+    matrices = tuple(map(_mxfp4_matrix, mapping.before[:half], mapping.before[half:]))
+    if not matrices or None in matrices or 2 * half != len(mapping.before):
+        blocks, scales = (list(mapping.before[i % len(mapping.before)]) for i in (0, half))
         raise RefusedError(f"{blocks} and {scales} are not MXFP4 values and scales", tensor=sources[0].name)
-    shape = (row_map.before if inverse else row_map.after)[position]
-    outer = RowMap(tuple(matrix for matrix in matrices if matrix is not None), row_map.after, row_map.orders)
+    shape = (mapping.before if inverse else mapping.after)[position]
+    outer = RowMapping(tuple(matrix for matrix in matrices if matrix is not None), mapping.after, mapping.orders)
     outer.check(sources[0].name)
     if not inverse:
         pairs = zip(sources[:half], sources[half:], outer.before, strict=True)
@@ -604,7 +604,7 @@ def mxfp4_tensor(sources: Sequence[TensorSource], row_map: RowMap, position: int
         for chunk in regroup(rows.chunks(), size, max(size, CHUNK_BYTES // size * size)):
             yield mxfp4.unpack(chunk)[part]
 
-    return Produced(PACKS[row_map.pack][part], shape, prod(shape), unpacked)
+    return Produced(PACKS[mapping.pack][part], shape, prod(shape), unpacked)
 
 
 def _mxfp4_matrix(values: Shape, scales: Shape) -> Shape | None:
