@@ -44,9 +44,7 @@ def index_of_rows() -> str:
 
 def _line(file: str, row: Architecture) -> dict[str, object]:
     own: dict[str, object] = {
-        "file": file,
-        "embedding": _hf_name(row, "token_embd.weight"),
-        "head": _hf_name(row, "output.weight"),
+        "file": file, "embedding": _hf_name(row, "token_embd.weight"), "head": _hf_name(row, "output.weight"),
         "tower": isinstance(row, Tower),
     }
     return {field.name: own.get(field.name) or getattr(row, field.name, "") for field in fields(Listed)}

@@ -104,10 +104,7 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
             *hf_only("vocab,hidden", "lm_head.decoder"), *hf_only("vocab", "lm_head.bias"),
             *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
         ),
-        keys=(
-            *convert(DIMS, max_position_embeddings=offset_positions), LAYER_EPS, *ENCODER, TYPES, gelu(),
-            *_ENCODES,
-        ),
+        keys=(*convert(DIMS, max_position_embeddings=offset_positions), LAYER_EPS, *ENCODER, TYPES, gelu(), *_ENCODES),
         ignored=("embeddings.position_ids",), prefixes=(("roberta.", ""),),
     )
 
@@ -139,8 +136,6 @@ _DISTILBERT = Architecture(
 )
 
 ROWS: tuple[Architecture, ...] = (
-    _BERT,
-    _roberta("Roberta", "roberta", "gpt2"),
-    _roberta("XLMRoberta", "xlm-roberta", "t5", "Camembert"),
+    _BERT, _roberta("Roberta", "roberta", "gpt2"), _roberta("XLMRoberta", "xlm-roberta", "t5", "Camembert"),
     _DISTILBERT,
 )

@@ -89,9 +89,7 @@ def _outputs(hf: str, bias: str | None = REQUIRED) -> tuple[TensorRow, ...]:
 
 
 _ROBERTA_HEAD = (*_dense("classifier.dense"), *_outputs("classifier.out_proj"))
-_RELU = Difference(
-    "llama.cpp applies tanh inside the classifier, transformers ReLU: scores differ",
-)
+_RELU = Difference("llama.cpp applies tanh inside the classifier, transformers ReLU: scores differ")
 _NO_POOLER = Difference("llama.cpp skips the pooler before the classifier and applies tanh to the score")
 _SOFTMAX = Difference("llama.cpp returns the softmax of the scores, transformers the scores", slight=True)
 
@@ -103,8 +101,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     _classifier(
         "distilbert", ("DistilBertForSequenceClassification",), "distilbert.", *_dense("pre_classifier"),
-        *_outputs("classifier"),
-        differs=(_RELU,),
+        *_outputs("classifier"), differs=(_RELU,),
     ),
     _classifier(
         "bert", ("BertForSequenceClassification",), "bert.", *_dense("bert.pooler.dense"), *_outputs("classifier"),

@@ -76,8 +76,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=mla_keys(
             must_be("rope_interleave", True),
             Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=lite_drafts),
-            Key("", ("moe_layer_freq",)),
-            Key("", ("mlp_layer_types",), "str[]", converter=leading_dense),
+            Key("", ("moe_layer_freq",)), Key("", ("mlp_layer_types",), "str[]", converter=leading_dense),
         ),
     ),
     # As PLM-Team/PLM-1.8B-Base has it.

@@ -37,8 +37,7 @@ def _ratios_normalize(value: object, scope: Scope) -> object:
     rates = {**_RATES, **as_mapping(extra.pop("compress_rates", None))}
     if rates != _RATES:
         raise RefusedError(
-            f"unsupported compress_rates {rates}",
-            hint=f"supported rates: {_RATES[_CHOSEN]} and {_RATES[_ALL]}",
+            f"unsupported compress_rates {rates}", hint=f"supported rates: {_RATES[_CHOSEN]} and {_RATES[_ALL]}",
         )
     if kinds is None and (value is not None or n_layers is None):
         return DEFAULT

@@ -146,8 +146,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=network(
             *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention("use_qkv_bias"),
             _head_norms("q_layernorm", "attn_q_norm", "heads"), _head_norms("k_layernorm", "attn_k_norm", "kv_heads"),
-            *_STABLELM_FFN_NORM, *gated_mlp(),
-            norm_bias=REQUIRED,
+            *_STABLELM_FFN_NORM, *gated_mlp(), norm_bias=REQUIRED,
         ),
         keys=(
             *DIMS, GROUPED, ROPE, ROPE_DIM, Key("use_parallel_residual", ("use_parallel_residual",), "bool"),

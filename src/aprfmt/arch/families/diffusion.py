@@ -30,9 +30,8 @@ ROWS: tuple[Architecture, ...] = (
             *linear("attn_out", "attn_output", "hidden,q", "include_bias"), *norm("ff_norm", "ffn_norm"),
             *linear("ff_proj", "ffn_gate", "ffn,hidden", "include_bias"),
             *linear("up_proj", "ffn_up", "ffn,hidden", "include_bias"),
-            *linear("ff_out", "ffn_down", "hidden,ffn", "include_bias"),
-            hf="model.transformer.blocks.{n}.", embed="model.transformer.wte", last="model.transformer.ln_f",
-            out="model.transformer.ff_out",
+            *linear("ff_out", "ffn_down", "hidden,ffn", "include_bias"), hf="model.transformer.blocks.{n}.",
+            embed="model.transformer.wte", last="model.transformer.ln_f", out="model.transformer.ff_out",
         ),
         keys=(
             *rename(

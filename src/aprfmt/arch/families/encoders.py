@@ -198,10 +198,7 @@ _BY_HEAD, _BY_THIRDS = "qkv_by_head", "deal:heads,head_dim,head_dim,head_dim"
 
 
 ROWS: tuple[Architecture, ...] = (
-    _NOMIC,
-    _JINA3,
-    _MODERN,
-    _EUROBERT,
+    _NOMIC, _JINA3, _MODERN, _EUROBERT,
     Architecture(
         id="jina_bert_v2", gguf="jina-bert-v2", hf_class=_JINA[1], model_type="bert", hf_classes=_JINA,
         bare_classes=_JINA, model_types=(),
@@ -223,8 +220,7 @@ ROWS: tuple[Architecture, ...] = (
                 *linear("mlp.wo", "ffn_down", "hidden,ffn", _PRE, _PRE),
                 *linear("mlp.down_layer", "ffn_down", "hidden,ffn", _POST, _POST),
                 *norm("mlp.layernorm", "layer_output_norm", bias=_PRE, need=_PRE),
-                *norm("layer_norm_2", "layer_output_norm", bias=_POST, need=_POST),
-                hf="encoder.layer.{n}.",
+                *norm("layer_norm_2", "layer_output_norm", bias=_POST, need=_POST), hf="encoder.layer.{n}.",
             ),
             *hf_only("hidden,hidden", "pooler.dense", "cls.predictions.transform.dense"),
             *hf_only("hidden", "cls.predictions.transform.LayerNorm"),
@@ -246,8 +242,7 @@ ROWS: tuple[Architecture, ...] = (
                 *linear("qkv", "attn_qkv", "3*q,hidden", need=f"!{_BY_HEAD}", order=(_BY_THIRDS,)),
                 *linear("qkv", "attn_qkv", "3*q,hidden", need=_BY_HEAD), *linear("wo", "attn_output", "hidden,hidden"),
                 *norm("ffn_norm", "ffn_norm"), *linear("ffn.w12", "ffn_up", "4*ffn/3,hidden"),
-                *linear("ffn.w3", "ffn_down", "hidden,2*ffn/3"),
-                hf="transformer_encoder.{n}.",
+                *linear("ffn.w3", "ffn_down", "hidden,2*ffn/3"), hf="transformer_encoder.{n}.",
             ),
             *norm("layer_norm", "enc.output_norm"), *hf_only("vocab,hidden", "decoder"),
         ),

@@ -70,8 +70,7 @@ ROWS: tuple[Architecture, ...] = (
             *shared_expert(
                 "mlp.shared_experts", "moe_ffn*moe_num_shared_experts", "moe_num_shared_experts", "moe", OPTIONAL
             ),
-            *gated_mlp("use_bias", layers="dense"),
-            head_bias="use_bias&output",
+            *gated_mlp("use_bias", layers="dense"), head_bias="use_bias&output",
         ),
         keys=moe_keys(
             Key("interleave_moe_layer_step", ("moe_layer_interval",), converter=every_layer, needed=REQUIRED),

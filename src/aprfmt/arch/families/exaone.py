@@ -35,8 +35,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="exaone4", gguf="exaone4", **hf_names("Exaone4", "exaone4", also=("exaone4_5_text",)),
         tensors=(*post_norm_decoder(*attention(qk_norm="head_dim")), *block(*draft_layer())), drafts=mtp_names(),
-        keys=(*DECODER, VOCAB, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, MTP, SILU),
-        differs=(_ONLY_64,),
+        keys=(*DECODER, VOCAB, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, MTP, SILU), differs=(_ONLY_64,),
     ),
     Architecture(
         id="exaone_moe", gguf="exaone-moe", **hf_names("ExaoneMoe", "exaone_moe", "ExaoneMoE"),

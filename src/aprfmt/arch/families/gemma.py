@@ -130,9 +130,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gemma", gguf="gemma", **hf_names("Gemma", "gemma"),
         tensors=_gemma(),
-        keys=(
-            *DECODER, _NO_BIAS, _CAUSAL, Key("", ("hidden_act",), "str", allowed=("gelu_pytorch_tanh", "gelu")),
-        ),
+        keys=(*DECODER, _NO_BIAS, _CAUSAL, Key("", ("hidden_act",), "str", allowed=("gelu_pytorch_tanh", "gelu"))),
     ),
     Architecture(
         id="gemma2", gguf="gemma2", **hf_names("Gemma2", "gemma2"),
@@ -140,8 +138,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *DECODER, Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32", converter=softcap),
             Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=softcap), ALWAYS_WINDOW,
-            _SOME_LAYERS,
-            _QUERY_SCALE, _NO_BIAS, _GELU, _CAUSAL,
+            _SOME_LAYERS, _QUERY_SCALE, _NO_BIAS, _GELU, _CAUSAL,
         ),
     ),
     Architecture(

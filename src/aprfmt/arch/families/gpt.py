@@ -232,8 +232,7 @@ _FALCON = Architecture(
         Key("", ("new_decoder_architecture",), "bool", converter=falcon_kind), EPSILON, ROPE, must_be("alibi", False),
         must_be("parallel_attn", True), must_be("bias", False), gelu("activation"),
     ),
-    ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
-    prefixes=_bare("word_embeddings.", "h.", "ln_f."),
+    ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"), prefixes=_bare("word_embeddings.", "h.", "ln_f."),
 )
 _BLOOM = Architecture(
     id="bloom", gguf="bloom", **hf_names("Bloom", "bloom"),
@@ -400,8 +399,7 @@ ROWS: tuple[Architecture, ...] = (
                 *norm("ln_1", "attn_norm", bias=REQUIRED), *conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
                 *conv1d("attn.c_proj", "attn_output", "hidden", "hidden"), *norm("ln_2", "ffn_norm", bias=REQUIRED),
                 *conv1d("mlp.c_fc", "ffn_up", "hidden", "ffn"), *conv1d("mlp.c_fc2", "ffn_gate", "hidden", "ffn"),
-                *conv1d("mlp.c_proj", "ffn_down", "ffn", "hidden"),
-                hf="transformer.h.{n}.",
+                *conv1d("mlp.c_proj", "ffn_down", "ffn", "hidden"), hf="transformer.h.{n}.",
             ),
             *final_norm("transformer.ln_f", REQUIRED),
             tensor(

@@ -112,10 +112,9 @@ _SIZES = (
     must_be("moe_router_activation_func", "sigmoid"), must_be("moe_layer_freq", 1), VOCAB,
     Key("ssm.conv_kernel", (_KERNEL, "linear_attn_config.short_conv_kernel_size")),
     Key("kda.head_dim", (_SIZE, "linear_attn_config.head_dim")),
-    Key("", (_HEADS, "linear_attn_config.num_heads"), converter=kda_heads),
-    *LATENT_SIZES, must_be("mla_use_nope", True), _WIDTH,
-    Key("expert_shared_count", ("num_shared_experts", "n_shared_experts")), DENSE_LAYERS,
-    Key("", ("mlp_layer_types",), "str[]", converter=leading_dense), WEIGHTS_SCALE,
+    Key("", (_HEADS, "linear_attn_config.num_heads"), converter=kda_heads), *LATENT_SIZES,
+    must_be("mla_use_nope", True), _WIDTH, Key("expert_shared_count", ("num_shared_experts", "n_shared_experts")),
+    DENSE_LAYERS, Key("", ("mlp_layer_types",), "str[]", converter=leading_dense), WEIGHTS_SCALE,
     Key("", ("layer_types",), converter=kda_layers), Key("", ("linear_attn_config",), converter=kda_config),
 )
 _LATENT = "routed_expert_hidden_size"
@@ -331,14 +330,12 @@ TOWERS: tuple[Tower, ...] = (
     Tower(
         id="kimi_k25_vision", **whole("KimiK25ForConditionalGeneration", types=("kimi_k25",)),
         when="projector_type=kimik25",
-        tensors=kimi_k25(("proj.0", "proj.2")), f32=(".position_embd.",),
-        keys=K25_KEYS,
+        tensors=kimi_k25(("proj.0", "proj.2")), f32=(".position_embd.",), keys=K25_KEYS,
         config={"vision_config.pos_emb_type": "divided_fixed", "vision_config.mm_projector_type": "patchmerger"},
     ),
     Tower(
         id="glm5v_vision", **whole("Glm5vForConditionalGeneration", types=("glm5v",)), when="projector_type=kimik25",
-        tensors=kimi_k25(("linear_1", "linear_2")), f32=(".position_embd.",),
-        keys=K25_KEYS,
+        tensors=kimi_k25(("linear_1", "linear_2")), f32=(".position_embd.",), keys=K25_KEYS,
         config={"vision_config.pos_emb_type": "divided_fixed", "vision_config.mm_projector_type": "patchmerger"},
     ),
 )

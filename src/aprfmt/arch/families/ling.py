@@ -95,8 +95,7 @@ ROWS: tuple[Architecture, ...] = (
             *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
             tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", layers="moe"), *experts(layers="moe"),
             *shared_expert("mlp.shared_experts", _SHARED, layers="moe"), *gated_mlp(layers="dense"), *draft_layer(),
-            *norm("final_layernorm", "layer_output_norm", layers="draft"),
-            embed="model.word_embeddings",
+            *norm("final_layernorm", "layer_output_norm", layers="draft"), embed="model.word_embeddings",
         ),
         keys=(
             *DIMS, replace(GROUPED, kind="i32[]", converter=latent_layers, draft=1, needed=REQUIRED), ROPE, RMS_EPS,
@@ -106,10 +105,9 @@ ROWS: tuple[Architecture, ...] = (
             Key("kda.head_dim", ("head_dim",), field="head_dim", converter=kda_and_value),
             Key("kda.safe_gate", ("kda_safe_gate",), "bool", constant=True),
             Key("kda.gate_lower_bound", ("kda_lower_bound",), "f32"), Key("attention.q_lora_rank", ("q_lora_rank",)),
-            *LATENT_SIZES,
-            Key("rope.dimension_sections", ("mrope_section",), "i32[]", converter=three_sections), _WIDTH,
-            Key("expert_shared_feed_forward_length", (_SHARED,)), Key("expert_shared_count", ("num_shared_experts",)),
-            DENSE_LAYERS, WEIGHTS_SCALE, WEIGHTS_NORM,
+            *LATENT_SIZES, Key("rope.dimension_sections", ("mrope_section",), "i32[]", converter=three_sections),
+            _WIDTH, Key("expert_shared_feed_forward_length", (_SHARED,)),
+            Key("expert_shared_count", ("num_shared_experts",)), DENSE_LAYERS, WEIGHTS_SCALE, WEIGHTS_NORM,
             Key("swiglu_clamp_exp", ("expert_swiglu_limit_list",), "f32[]", converter=limits, draft=OWN),
             Key("swiglu_clamp_shexp", ("share_expert_swiglu_limit_list",), "f32[]", converter=limits, draft=OWN),
             Key("", ("layer_group_size",), converter=group_of_layers), must_be("no_kda_lora", True),
@@ -151,8 +149,7 @@ ROWS: tuple[Architecture, ...] = (
             tensor(
                 "mlp.gate.expert_bias", "exp_probs_b.bias", "experts", "moe_router_enable_expert_bias", layers="moe"
             ),
-            *draft_layer(), *norm("final_layernorm", "layer_output_norm", need=OPTIONAL, layers="draft"),
-            dense="dense",
+            *draft_layer(), *norm("final_layernorm", "layer_output_norm", need=OPTIONAL, layers="draft"), dense="dense",
         ),
         keys=moe_keys(
             *GROUPS, Key("expert_gating_func", ("score_function",), converter=gating), ROPE_DIM, DENSE_LAYERS, VOCAB,

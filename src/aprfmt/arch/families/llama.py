@@ -31,9 +31,7 @@ def _rotated_derive(scope: Scope) -> list[int]:
 
 def _rotated_to(value: object, scope: Scope) -> None:
     if isinstance(value, list) and [int(bool(item)) for item in value] != _rotated(len(value), _STEP):
-        raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} skips RoPE in exactly every fourth layer"
-        )
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} skips RoPE in exactly every fourth layer")
 
 
 every_fourth = Converter(_rotated_to, lambda value, scope: _rotated_derive(scope), _rotated_derive)
@@ -108,8 +106,7 @@ ROWS: tuple[Architecture, ...] = (
         rope_type=0,
         tensors=decoder(
             *attention("attention_bias", "attention_bias", permuted=True), *_head_norms("q", "heads"),
-            *_head_norms("k", "kv_heads"),
-            mlp=gated_mlp("mlp_bias"),
+            *_head_norms("k", "kv_heads"), mlp=gated_mlp("mlp_bias"),
         ),
         keys=(
             *DECODER, Key("swin_norm", ("swin_norm",), "bool"), Key("", ("vocabulary_map",), converter=image_tokens),

@@ -67,9 +67,7 @@ ROWS: tuple[Architecture, ...] = (
         id="baichuan", gguf="baichuan", **hf_names("Baichuan", "baichuan", "BaiChuan"), rope_type=0,
         tensors=network(
             *norm("input_layernorm", "attn_norm"),
-            split(
-                "self_attn.W_pack.weight", "q+2*kv,hidden", _QKV, order=("head:q+kv,heads+kv_heads,2,head_dim/2",)
-            ),
+            split("self_attn.W_pack.weight", "q+2*kv,hidden", _QKV, order=("head:q+kv,heads+kv_heads,2,head_dim/2",)),
             *linear("self_attn.o_proj", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
             *gated_mlp(),
         ),

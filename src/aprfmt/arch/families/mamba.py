@@ -61,9 +61,7 @@ def _head_width_normalize(value: object, scope: Scope) -> object:
 
 def _norm_behind_gate_to(value: object, scope: Scope) -> None:
     if value and scope.config("mamba_rms_norm"):
-        raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} norms after the gate, not before it"
-        )
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} norms after the gate, not before it")
 
 
 def _tied_multiplier_to(value: object, scope: Scope) -> None:
@@ -246,8 +244,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("ssm.state_size", ("mamba_d_state",)), Key("ssm.group_count", ("mamba_n_groups",)), _TWICE,
             Key("ssm.time_step_rank", ("mamba_n_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=True),
             Key("", ("attn_layer_indices",), converter=attention_indices), SILU, flag("attention_bias"),
-            flag("mlp_bias"),
-            must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
+            flag("mlp_bias"), must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
         ),
     ),
     Architecture(

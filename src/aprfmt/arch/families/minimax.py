@@ -131,8 +131,7 @@ ROWS: tuple[Architecture, ...] = (
             tensor("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias", "experts", layers="moe"),
             *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
             *shared_expert("block_sparse_moe.shared_experts", "shared_intermediate_size", layers="moe"),
-            *gated_mlp(layers="dense"),
-            norm_value=_PLUS_ONE,
+            *gated_mlp(layers="dense"), norm_value=_PLUS_ONE,
         ),
         keys=(
             *(

@@ -46,8 +46,7 @@ llama_4_length = Converter(_temperature_length, lambda value, scope: DEFAULT)
 _MISTRAL = Architecture(
     id="mistral", gguf="llama", when="attention.sliding_window&!expert_count", **hf_names("Mistral", "mistral"),
     rope_type=0,
-    tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW),
-    differs=(NO_WINDOW,),
+    tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW), differs=(NO_WINDOW,),
 )
 
 ROWS: tuple[Architecture, ...] = (
@@ -71,8 +70,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="mixtral", gguf="llama", when="expert_count", **hf_names("Mixtral", "mixtral"), rope_type=0,
         tensors=moe_decoder(*attention(permuted=True), *mixtral_experts()),
-        keys=moe_keys(VOCAB, ROPE_DIM, WINDOW, count="num_local_experts"),
-        differs=(NO_WINDOW,),
+        keys=moe_keys(VOCAB, ROPE_DIM, WINDOW, count="num_local_experts"), differs=(NO_WINDOW,),
     ),
     Architecture(
         id="mistral4", gguf="mistral4",

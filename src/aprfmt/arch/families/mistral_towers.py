@@ -53,9 +53,7 @@ TOWERS: tuple[Tower, ...] = (
     Tower(
         id="mistral3_vision", **whole("Mistral3ForConditionalGeneration", types=("mistral3",)),
         when=f"projector_type=pixtral&vision.{_SIDE}", prefixes=_PREFIXES,
-        tensors=_tensors(_V, _MM, merges=True),
-        keys=(*_KEYS, Key(f"vision.{_SIDE}", (_SIDE,))),
-        made=_BREAK,
+        tensors=_tensors(_V, _MM, merges=True), keys=(*_KEYS, Key(f"vision.{_SIDE}", (_SIDE,))), made=_BREAK,
         config={"vision_config.model_type": "pixtral"},
     ),
     Tower(
@@ -66,15 +64,12 @@ TOWERS: tuple[Tower, ...] = (
         ),
         when="projector_type=lightonocr", text="model.language_model.",
         tensors=_tensors("model.vision_encoder.", "model.vision_projection.", merges=True),
-        keys=(*_keys("lightonocr"), Key(f"vision.{_SIDE}", (_SIDE,))),
-        config={"vision_config.model_type": "pixtral"},
+        keys=(*_keys("lightonocr"), Key(f"vision.{_SIDE}", (_SIDE,))), config={"vision_config.model_type": "pixtral"},
     ),
     Tower(
         id="pixtral_vision", **whole("LlavaForConditionalGeneration", types=("llava",)),
         hf_when="vision_config.model_type=pixtral", when=f"projector_type=pixtral&!vision.{_SIDE}", prefixes=_PREFIXES,
-        tensors=_tensors(_V, _MM, merges=False),
-        keys=_KEYS,
-        made=_BREAK,
+        tensors=_tensors(_V, _MM, merges=False), keys=_KEYS, made=_BREAK,
         config={"vision_config.model_type": "pixtral"},
     ),
     Tower(

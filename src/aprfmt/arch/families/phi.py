@@ -124,8 +124,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             ROPE_DIM, WINDOW, must_be("attention_bias", True), must_be("lm_head_bias", True),
-            Key("", converter=mscales),
-            Key("", ("router_jitter_noise",), "f32"), count="num_local_experts",
+            Key("", converter=mscales), Key("", ("router_jitter_noise",), "f32"), count="num_local_experts",
         ),
         differs=(_SPARSEMIXER, NO_WINDOW),
     ),

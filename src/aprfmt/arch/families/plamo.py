@@ -102,8 +102,7 @@ ROWS: tuple[Architecture, ...] = (
             *linear("mixer.o_proj", "attn_output", "hidden,q", layers=_ATTENTION),
         ),
         keys=(
-            VOCAB, _BLOCKS, replace(_HEADS, kind="u32[]", converter=most),
-            KV_HEADS_BY_LAYER, _CONTEXT, _WIDTH,
+            VOCAB, _BLOCKS, replace(_HEADS, kind="u32[]", converter=most), KV_HEADS_BY_LAYER, _CONTEXT, _WIDTH,
             *rename((HEAD_DIM,), head_dim="hidden_size_per_head"), RMS_EPS, ROPE, Key("ssm.state_size", (_STATE,)),
             Key("ssm.conv_kernel", ("mamba_d_conv",)), Key("ssm.time_step_rank", (_COUNT,)),
             Key("ssm.inner_size", converter=heads_by_size), Key("ssm.group_count", constant=0), _FFN,

@@ -59,8 +59,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen3", gguf="qwen3", **hf_names("Qwen3", "qwen3"),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
-        keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, must_be("attention_bias", False)),
-        differs=(NO_WINDOW,),
+        keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, must_be("attention_bias", False)), differs=(NO_WINDOW,),
     ),
     Architecture(
         id="qwen2_moe", gguf="qwen2moe", **hf_names("Qwen2Moe", "qwen2_moe"),

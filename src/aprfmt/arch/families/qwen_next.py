@@ -160,8 +160,7 @@ _SEPARATE = _delta_net(
 )
 _MLP = gated_mlp()
 _EXPERTS = (
-    *router_and_experts("moe"),
-    *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size", layers="moe"),
+    *router_and_experts("moe"), *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size", layers="moe"),
     *linear("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "1,hidden", layers="moe"),
 )
 
@@ -310,9 +309,8 @@ ROWS: tuple[Architecture, ...] = (
             *(Key(gguf, (f"model.layers.{{n}}.{_NGRAMS}.{name}",), "u64[]", converter=of_tensor, needed=_TABLES)
               for gguf, (name, _) in _CONSTANTS.items()),
             Key("", ("ngram_vocab_size_base",), converter=first_prime),
-            Key("", ("make_ngram_vocab_size_divisible_by",)),
-            Key("", ("split_ngram_parts",), converter=parts_of_table), Key("", ("seed",)),
-            Key("", ("output_gate_type",), "str", allowed=("sigmoid",), converter=output_gate),
+            Key("", ("make_ngram_vocab_size_divisible_by",)), Key("", ("split_ngram_parts",), converter=parts_of_table),
+            Key("", ("seed",)), Key("", ("output_gate_type",), "str", allowed=("sigmoid",), converter=output_gate),
             must_be("norm_topk_prob", True), _SECTIONS,
         ),
         differs=(

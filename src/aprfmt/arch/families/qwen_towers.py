@@ -97,9 +97,7 @@ TOWERS: tuple[Tower, ...] = (
     Tower(
         id="qwen2_vl_vision", **whole("Qwen2VLForConditionalGeneration", "Qwen2VLModel", types=("qwen2_vl",)),
         when="projector_type=qwen2vl_merger", text="", prefixes=_PREFIXES,
-        tensors=QWEN2_VISION,
-        keys=QWEN2_KEYS,
-        config={"vision_config.model_type": "qwen2_vl"},
+        tensors=QWEN2_VISION, keys=QWEN2_KEYS, config={"vision_config.model_type": "qwen2_vl"},
     ),
     Tower(
         id="qwen2_5_vl_vision", **whole("Qwen2_5_VLForConditionalGeneration", types=("qwen2_5_vl",)),
@@ -122,8 +120,7 @@ TOWERS: tuple[Tower, ...] = (
     Tower(
         id="sarashina2_vision", **whole("Sarashina2VisionForCausalLM", types=("sarashina2_vision",)),
         when="projector_type=qwen2vl_merger", text="llm.", prefixes=_PREFIXES,
-        tensors=QWEN2_VISION,
-        keys=QWEN2_KEYS,
+        tensors=QWEN2_VISION, keys=QWEN2_KEYS,
     ),
     Tower(
         id="qwen3_vl_vision",
@@ -166,9 +163,8 @@ TOWERS: tuple[Tower, ...] = (
     Tower(
         id="qwen3_asr_tower", **whole("Qwen3ASRForConditionalGeneration", types=("qwen3_asr",)),
         when="audio.projector_type=qwen3a&!has_vision_encoder", text="thinker.",
-        tensors=qwen3_audio("thinker.audio_tower."),
-        made=QWEN3_POSITIONS, f32=(".position_embd.",), f16=QWEN3_CONVOLUTIONS,
-        keys=hears(*QWEN3_KEYS, projector("qwen3a", part="audio")),
+        tensors=qwen3_audio("thinker.audio_tower."), made=QWEN3_POSITIONS, f32=(".position_embd.",),
+        f16=QWEN3_CONVOLUTIONS, keys=hears(*QWEN3_KEYS, projector("qwen3a", part="audio")),
     ),
     Tower(
         id="qwen2_5_omni_towers",

@@ -224,10 +224,7 @@ _RWKV7 = Architecture(
         must_be("norm_first", True), must_be("norm_bias", True), must_be("hidden_act", "sqrelu"),
     ),
     differs=(
-        Difference(
-            "llama.cpp's head norm uses a fixed epsilon of 64e-5 (64 values, norm_eps 1e-5)",
-            "other_head_norm",
-        ),
+        Difference("llama.cpp's head norm uses a fixed epsilon of 64e-5 (64 values, norm_eps 1e-5)", "other_head_norm"),
     ),
 )
 
@@ -238,8 +235,7 @@ ROWS: tuple[Architecture, ...] = (
             embedding("rwkv.embeddings"), *norm("rwkv.blocks.0.pre_ln", "token_embd_norm", bias=REQUIRED),
             *block(
                 *norm("ln1", "attn_norm", bias=REQUIRED), *_TIME_MIX, *norm("ln2", "attn_norm_2", bias=REQUIRED),
-                *_CHANNEL_MIX,
-                hf="rwkv.blocks.{n}.",
+                *_CHANNEL_MIX, hf="rwkv.blocks.{n}.",
             ),
             *final_norm("rwkv.ln_out", bias=REQUIRED), *head("head"),
         ),
