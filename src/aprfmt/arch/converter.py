@@ -185,6 +185,35 @@ class Converter:
     role: str = ""
 
 
+def refuse_if(wrong: Callable[[object, Scope], object], sentence: str, *, hint: str | None = None) -> Convert:
+    """A `to_gguf` that passes a value on, and raises RefusedError where `wrong` is true of it.
+
+    `sentence` is a format of the key's `{name}` and `{value}`, the GGUF architecture `{gguf}` and the
+    hyper-parameters `{h.num_layers}`.
+    """
+
+    def to_gguf(value: object, scope: Scope) -> object:
+        if wrong(value, scope):
+            parts = {"name": scope.name, "value": value, "gguf": scope.row.gguf, "h": scope.h}
+            raise RefusedError(sentence.format(**parts), hint=hint)
+        return value
+
+    return to_gguf
+
+
+def implied(
+    expected: Callable[[Scope], object],
+    sentence: str,
+    *,
+    derive: Callable[[Scope], object] | None = None,
+    normalize: Convert | None = None,
+    role: str = "",
+) -> Converter:
+    """A key that no GGUF has, as llama.cpp's network implies its value: any other is refused with the sentence."""
+    wrong = refuse_if(lambda value, scope: value is not None and value != expected(scope), sentence)
+    return Converter(wrong, lambda value, scope: expected(scope), derive, normalize, role=role)
+
+
 if_given = Converter()
 """Equal values; a GGUF without the key stays without it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeGuard
 
 from aprfmt.arch import rope, yarn
@@ -17,8 +17,8 @@ from aprfmt.arch.converters.layers import (
     periodic,
     with_plain_kinds,
 )
-from aprfmt.arch.fields import as_float, as_id, as_int, from_f32
-from aprfmt.arch.grammar import layer_kinds
+from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
+from aprfmt.arch.grammar import evaluate, layer_kinds, sizes_of
 from aprfmt.arch.rope import scaling_of
 from aprfmt.arch.row import HEAD_DIM, OF_TENSOR, ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, WINDOW
 from aprfmt.errors import CorruptError, RefusedError
@@ -181,15 +181,30 @@ def gguf_int(scope: Scope, suffix: str) -> int:
     return as_int(scope.gguf(suffix), suffix) or 0
 
 
-def _sum_of(*names: str) -> Convert:
-    """The sum of config values; None where one is unknown."""
+def computed(size: str, from_gguf: Convert = default) -> Converter:
+    """A GGUF key that is a size in words of the config.json: "kv_lora_rank+qk_rope_head_dim" (see arch.grammar)."""
+    return Converter(lambda value, scope: evaluate(size, sizes_of(scope.h)), from_gguf)
 
-    def to_gguf(value: object, scope: Scope) -> int | None:
-        numbers = [scope.size(name) for name in names]
-        known = [number for number in numbers if number is not None]
-        return sum(known) if len(known) == len(numbers) else None
 
-    return to_gguf
+def integer(to_gguf: Callable[[int], object], from_gguf: Callable[[int], object]) -> Converter:
+    """A whole number that one side counts otherwise; None stays None."""
+
+    def there(value: object, scope: Scope) -> object:
+        number = as_int(value, scope.name)
+        return None if number is None else to_gguf(number)
+
+    def back(value: object, scope: Scope) -> object:
+        number = as_int(value, scope.key.gguf)
+        return DEFAULT if number is None else from_gguf(number)
+
+    return Converter(there, back)
+
+
+def by_tensor(name: str, *, there: object = True, absent: object = False) -> Converter:
+    """A switch that a GGUF tells by the tensor `name`; the default where its tensors are unknown."""
+    return Converter(
+        from_gguf=lambda value, scope: (there if name in scope.names else absent) if scope.names else DEFAULT
+    )
 
 
 def _mla_key_from(value: object, scope: Scope) -> object:
@@ -249,6 +264,24 @@ def _inner_from(value: object, scope: Scope) -> object:
     return inner // heads if inner and heads else DEFAULT
 
 
+def _window_rope(scope: Scope) -> Mapping[str, object]:
+    return as_mapping(as_mapping(scope.h.extra.get("rope_layers")).get(SLIDING))
+
+
+def _window_rotary_to(value: object, scope: Scope) -> int | None:
+    """Rotated values of a head in layers with a window."""
+    part = as_float(_window_rope(scope).get("partial_rotary_factor"), "partial_rotary_factor")
+    return None if scope.h.head_dim is None else int(scope.h.head_dim * (1.0 if part is None else part))
+
+
+def _window_rotary_from(value: object, scope: Scope) -> object:
+    count, size, layers = as_int(value, scope.key.gguf), scope.h.head_dim, as_mapping(scope.h.extra.get("rope_layers"))
+    if count is not None and size and SLIDING in layers:
+        sliding = {**_window_rope(scope), "partial_rotary_factor": shorten(count / size)}
+        scope.h.extra["rope_layers"] = {**layers, SLIDING: sliding}
+    return DEFAULT
+
+
 def _recurrent_to(value: object, scope: Scope) -> list[bool] | None:
     return None if value is None else [kind not in ATTENTION for kind in _kinds(scope)]
 
@@ -304,9 +337,9 @@ absent_1_0 = unless_named(1.0)
 or_zero = Converter(lambda value, scope: value or 0, lambda value, scope: value or None)
 only_true = Converter(lambda value, scope: value or None, lambda value, scope: bool(value))
 mla_kv_heads = Converter(lambda value, scope: 1, lambda value, scope: scope.h.num_heads)
-mla_key_width = Converter(_sum_of("kv_lora_rank", "qk_rope_head_dim"))
-mla_value_width = Converter(_sum_of("kv_lora_rank"))
-mla_key_length = Converter(_sum_of("qk_nope_head_dim", "qk_rope_head_dim"), _mla_key_from)
+mla_key_width = computed("kv_lora_rank+qk_rope_head_dim")
+mla_value_width = computed("kv_lora_rank")
+mla_key_length = computed("qk_nope_head_dim+qk_rope_head_dim", _mla_key_from)
 mla_value_length = Converter(from_gguf=_mla_value_from)
 shared_width = Converter(_shared_width)
 drafts = Converter(from_gguf=lambda value, scope: value or 0)
@@ -315,14 +348,10 @@ leading_dense = Converter(dense_first_to, default, normalize=dense_first)
 expand = Converter(times_hidden, lambda value, scope: over_hidden(as_int(value, scope.key.gguf), scope))
 equal_heads = Converter(_equal_heads_to, default)
 inner_size = Converter(_inner_to, _inner_from)
+window_rotary = Converter(_window_rotary_to, _window_rotary_from)
 recurrent_layers = Converter(_recurrent_to, _recurrent_from, _every_fourth)
 attention_layers = Converter(lambda value, scope: per_layer(value, scope, *ATTENTION), largest)
 attending_layers = with_plain_kinds(Converter(_recurrent_to, _recurrent_from, _every_fourth))
-
-
-def _nope_and_rope_to(value: object, scope: Scope) -> int | None:
-    parts = as_int(value, scope.name), scope.h.head_dim
-    return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
 
 
 def _nope_from(value: object, scope: Scope) -> object:
@@ -330,4 +359,4 @@ def _nope_from(value: object, scope: Scope) -> object:
     return length - rotated if length and rotated and length >= rotated else DEFAULT
 
 
-nope_and_rope = Converter(_nope_and_rope_to, _nope_from)
+nope_and_rope = computed("qk_nope_head_dim+head_dim", _nope_from)

@@ -11,18 +11,13 @@ from aprfmt.arch.blocks.moe import (
 )
 from aprfmt.arch.blocks.tower import IMAGE, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, whole
 from aprfmt.arch.converter import Converter, Scope, if_given, nothing
-from aprfmt.arch.converters.common import gating, only_true
+from aprfmt.arch.converters.common import computed, gating, only_true
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow, Tower
 
 
 _CLIP_CONFIG = "vision_config.width.clip-l-14-224"
 _TOKENS = 256
 """Tokens of an image of DeepSeek-OCR."""
-
-
-def _four_a_head(value: object, scope: Scope) -> object:
-    heads = scope.size(f"{_CLIP_CONFIG}.heads")
-    return 4 * heads if heads else None
 
 
 def _patches_a_token(value: object, scope: Scope) -> object:
@@ -36,7 +31,7 @@ def _patches_a_token(value: object, scope: Scope) -> object:
     return scale if scale not in (0, 4) else None
 
 
-four_a_head = Converter(_four_a_head, nothing)
+four_a_head = computed(f"4*{_CLIP_CONFIG}.heads".replace("-", "_"), nothing)
 patches_a_token = Converter(_patches_a_token, nothing)
 _SAM = "vision_config.width.sam_vit_b"
 _SAM_WIDTH = f"{_SAM}.width"

@@ -13,8 +13,8 @@ from aprfmt.arch.blocks.mla import INDEXER
 from aprfmt.arch.blocks.moe import COUNT, MTP, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, draft_layer, packed_experts
 from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, last_stream, streams
 from aprfmt.arch.blocks.tower import IMAGE, USE_SILU, layers, norms, projector, sees, whole
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
-from aprfmt.arch.converters.common import gating
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing, refuse_if
+from aprfmt.arch.converters.common import computed, gating
 from aprfmt.arch.converters.drafts import next_layers
 from aprfmt.arch.converters.experts import one_for_all, same_limit
 from aprfmt.arch.fields import as_int, as_mapping
@@ -27,7 +27,7 @@ _WINDOW, _CHOSEN, _ALL = "sliding_attention", "compressed_sparse_attention", "he
 _RATES: Mapping[str, object] = {_CHOSEN: 4, _ALL: 128}
 """Positions that become one key, by the kind of layer in transformers: those that an indexer chooses from, all."""
 _HASHED = "hash_moe"
-_N_HASHED, _N_STREAMS = 3, 4
+_N_HASHED = 3
 
 
 def _ratios_normalize(value: object, scope: Scope) -> object:
@@ -71,21 +71,6 @@ def _hashed_normalize(value: object, scope: Scope) -> object:
     return count
 
 
-def _hashed_to(value: object, scope: Scope) -> object:
-    if scope.h.extra.get("mlp_layer_types"):
-        raise RefusedError(
-            f"mlp_layer_types: llama.cpp's {scope.row.gguf} supports hash-routed experts in the first layers only"
-        )
-    return value
-
-
-def _all_streams(value: object, scope: Scope) -> int | None:
-    width, n_streams = scope.h.hidden_size, as_int(scope.h.extra.get("hc_mult"), "hc_mult")
-    if n_streams not in (None, _N_STREAMS):
-        raise RefusedError(f"hc_mult is {n_streams}: llama.cpp's {scope.row.gguf} supports {_N_STREAMS} only")
-    return width * n_streams if width and n_streams else None
-
-
 def _stages_normalize(value: object, scope: Scope) -> object:
     """A draft is published with its model, whose layers the config counts; ratios are listed of all of both."""
     scope.h.extra.pop("num_nextn_predict_layers", None)
@@ -106,8 +91,14 @@ def _no_tables(value: object, scope: Scope) -> int:
 
 
 compress_ratios = Converter(_ratios_to, normalize=_ratios_normalize)
-hash_layers = Converter(_hashed_to, normalize=_hashed_normalize)
-all_streams = Converter(_all_streams, default)
+hash_layers = Converter(
+    refuse_if(
+        lambda value, scope: scope.h.extra.get("mlp_layer_types"),
+        "mlp_layer_types: llama.cpp's {gguf} supports hash-routed experts in the first layers only",
+    ),
+    normalize=_hashed_normalize,
+)
+all_streams = computed("hc_mult*hidden")
 draft_stages = Converter(normalize=_stages_normalize)
 no_ratios = Converter(normalize=_no_ratios)
 no_tables = Converter(normalize=_no_tables)
@@ -186,7 +177,8 @@ _KEYS = (
     Key("attention.output_group_count", ("o_groups",)), Key("attention.output_lora_rank", ("o_lora_rank",)),
     Key("", ("compress_rates",)), Key("", ("mlp_layer_types",), "str[]"),
     Key("attention.compress_ratios", ("compress_ratios",), "i32[]", converter=compress_ratios),
-    Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", converter=compressed_rope), HC_COUNT,
+    Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", converter=compressed_rope),
+    replace(HC_COUNT, allowed=(4,)),
     Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)), HC_EPS,
     Key("hash_layer_count", ("num_hash_layers",), converter=hash_layers), _ALL_STREAMS, MTP,
     must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
@@ -198,12 +190,7 @@ _PACKED = {
 }
 
 
-def _sixteen_tokens(value: object, scope: Scope) -> object:
-    side, ratio = scope.size("vision_patch_size"), scope.size("vision_downsample_ratio")
-    return 16 * side * ratio if side and ratio else None
-
-
-sixteen_tokens = Converter(_sixteen_tokens, nothing)
+sixteen_tokens = computed("16*vision_patch_size*vision_downsample_ratio", nothing)
 _V4_SIDE = "vision_patch_size"
 _V4_NAMES = {
     "patch_size": _V4_SIDE, "embedding_length": "vision_dim", "feed_forward_length": "vision_inter_dim",

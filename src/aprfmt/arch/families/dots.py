@@ -16,7 +16,8 @@ from aprfmt.arch.blocks.moe import (
 from aprfmt.arch.blocks.tower import (
     IMAGE, USE_SILU, epsilon, hears, layers, norms, patches, projector, sees, sizes, whole,
 )
-from aprfmt.arch.converter import DEFAULT, Convert, Converter, Scope, default, nothing
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
+from aprfmt.arch.converters.common import computed
 from aprfmt.arch.converters.windows import step_heads, windowed_heads
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.grammar import layer_kinds
@@ -55,14 +56,6 @@ def _latent_scales(scope: Scope, applied: object) -> object:
     return bool(applied)
 
 
-def _swa_sum(*names: str) -> Convert:
-    def to_gguf(value: object, scope: Scope) -> int | None:
-        numbers = [as_int(scope.h.extra.get(name), name) for name in names]
-        return None if None in numbers else sum(n or 0 for n in numbers)
-
-    return to_gguf
-
-
 def _swa_nope_from(value: object, scope: Scope) -> object:
     length, rotated = as_int(value, scope.key.gguf), as_int(scope.gguf("rope.dimension_count"), "rope.dimension_count")
     return DEFAULT if length is None or rotated is None or rotated > length else length - rotated
@@ -77,9 +70,9 @@ latent_scales = Converter(
     nothing, lambda value, scope: _latent_scales(scope, True),
     normalize=lambda value, scope: _latent_scales(scope, value),
 )
-swa_key_width = Converter(_swa_sum("swa_kv_lora_rank", "qk_rope_head_dim"), default)
-swa_value_width = Converter(_swa_sum("swa_kv_lora_rank"), default)
-swa_key_length = Converter(_swa_sum("swa_qk_nope_head_dim", "qk_rope_head_dim"), _swa_nope_from)
+swa_key_width = computed("swa_kv_lora_rank+qk_rope_head_dim")
+swa_value_width = computed("swa_kv_lora_rank")
+swa_key_length = computed("swa_qk_nope_head_dim+qk_rope_head_dim", _swa_nope_from)
 _WINDOW, _INDEXED = "sliding_attention|draft", "!sliding_attention&!draft"
 _ROTATED = "qk_rope_head_dim"
 

@@ -10,7 +10,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.encoder import ENCODER, HEADS, TYPES, classes, hf_only
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, nothing
-from aprfmt.arch.converters.common import no_rope_scaling
+from aprfmt.arch.converters.common import integer, no_rope_scaling
 from aprfmt.arch.converters.heads import pooling
 from aprfmt.arch.converters.layers import FULL, SLIDING, kinds_of, periodic
 from aprfmt.arch.fields import as_int, as_mapping
@@ -169,21 +169,11 @@ def _post_norm_normalize(value: object, scope: Scope) -> bool:
     return value is True or any("qk-post-norm" in str(code) for code in as_mapping(value).values())
 
 
-def _two_thirds_to(value: object, scope: Scope) -> int | None:
-    """NeoBERT's width: a third of what the config says is the gate's."""
-    width = as_int(value, scope.name)
-    return None if width is None else 2 * width // 3
-
-
-def _two_thirds_from(value: object, scope: Scope) -> object:
-    width = as_int(value, scope.key.gguf)
-    return DEFAULT if width is None else width * 3 // 2
-
-
 qk_post_norm = Converter(
     nothing, lambda value, scope: "blk.0.attn_q_norm.weight" in scope.names, normalize=_post_norm_normalize,
 )
-two_thirds = Converter(_two_thirds_to, _two_thirds_from)
+two_thirds = integer(lambda width: 2 * width // 3, lambda width: width * 3 // 2)
+"""NeoBERT's width: a third of what the config says is the gate's."""
 # Files of llama.cpp's converter, which do not say it, have the checkpoint's order.
 by_head = Converter(
     lambda value, scope: None if value else False, lambda value, scope: value is None or bool(value),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
@@ -11,16 +10,18 @@ from aprfmt.arch.blocks.decoder import (
     network, norm, rename, split, tensor,
 )
 from aprfmt.arch.blocks.moe import (
-    ALL_SPARSE, COUNT, DENSE_LAYERS, GROUPS, MLP_LAYER_TYPES, NO_BIAS, NUM_SHARED_EXPERTS, SIGMOID, USED,
-    WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
+    ALL_SPARSE, COUNT, DENSE_LAYERS, GROUPS, MLP_LAYER_TYPES, NO_BIAS, NUM_SHARED_EXPERTS, SIGMOID, USED, WEIGHTS_NORM,
+    WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, if_given, nothing
-from aprfmt.arch.converters.common import absent_0, any_window, dense_first, dense_first_to, gating, gguf_int, softcap
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, if_given, nothing, refuse_if
+from aprfmt.arch.converters.common import (
+    absent_0, any_window, computed, dense_first, dense_first_to, gating, gguf_int, softcap, window_rotary,
+)
 from aprfmt.arch.converters.layers import (
-    FULL, SLIDING, layer_types, layer_types_derive, layer_types_from, layer_types_to, periodic, slides_of,
+    FULL, layer_types, layer_types_derive, layer_types_from, layer_types_to, periodic, slides_of,
 )
 from aprfmt.arch.converters.windows import FOURTH, every_fourth_full, full_every_fourth
-from aprfmt.arch.fields import as_float, as_int, as_mapping, shorten
+from aprfmt.arch.fields import as_float, shorten
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.errors import RefusedError
 from aprfmt.io.jsonx import to_f32
@@ -29,12 +30,12 @@ from aprfmt.io.jsonx import to_f32
 same_theta = Converter(from_gguf=lambda value, scope: scope.h.rope_theta)
 
 
-def _all_sparse_to(value: object, scope: Scope) -> None:
-    if isinstance(value, list) and "dense" in value:
-        raise RefusedError(f"{scope.name} has dense layers: llama.cpp's {scope.row.gguf} needs experts in every layer")
-
-
-all_sparse = Converter(_all_sparse_to)
+all_sparse = Converter(
+    refuse_if(
+        lambda value, scope: isinstance(value, list) and "dense" in value,
+        "{name} has dense layers: llama.cpp's {gguf} needs experts in every layer",
+    ),
+)
 
 
 def _own_dense_first_to(value: object, scope: Scope) -> list[bool] | None:
@@ -56,24 +57,6 @@ def _heads_a_layer_from(value: object, scope: Scope) -> object:
     return ConfigKeys(num_attention_heads=value[0], num_attention_heads_per_layer=value)
 
 
-def _window_rope(scope: Scope) -> Mapping[str, object]:
-    return as_mapping(as_mapping(scope.h.extra.get("rope_layers")).get(SLIDING))
-
-
-def _window_rotary_to(value: object, scope: Scope) -> int | None:
-    """Rotated values of a head in layers with a window."""
-    part = _window_rope(scope).get("partial_rotary_factor", 1.0)
-    number = as_float(part, "partial_rotary_factor")
-    return None if number is None or not scope.h.head_dim else int(scope.h.head_dim * number)
-
-
-def _window_rotary_from(value: object, scope: Scope) -> object:
-    count, size, rope = as_int(value, scope.key.gguf), scope.h.head_dim, _window_rope(scope)
-    if count and size and isinstance(rope, dict):
-        rope["partial_rotary_factor"] = shorten(count / size)
-    return DEFAULT
-
-
 full_unless_named = replace(
     layer_types, to_gguf=lambda value, scope: layer_types_to(value, scope) if scope.config("sliding_window") else None,
     derive=lambda scope: [FULL] * (scope.h.num_layers or 0),
@@ -84,7 +67,6 @@ own_dense_first = Converter(
 heads_a_layer = Converter(
     lambda value, scope: value or [scope.h.num_heads] * (scope.h.num_layers or 0), _heads_a_layer_from,
 )
-window_rotary = Converter(_window_rotary_to, _window_rotary_from)
 
 
 def _dense_list_from(value: object, scope: Scope) -> object:
@@ -195,23 +177,15 @@ def _window_layout_from(value: object, scope: Scope) -> object:
     return _layout(scope) if scope.gguf("attention.sliding_window") else [0] * (scope.h.num_layers or 0)
 
 
-def _rope_layout_to(value: object, scope: Scope) -> None:
+def _is_other_layout(value: object, scope: Scope) -> bool:
     windows = any(_as_layout(scope.config("sliding_window_layout"), scope))
-    expected = _layout(scope) if windows else [1] * (scope.h.num_layers or 0)
-    if isinstance(value, list) and value != expected:
-        raise RefusedError(f"llama.cpp's {scope.row.gguf} needs {scope.name} to be {expected}")
+    return isinstance(value, list) and value != (_layout(scope) if windows else [1] * (scope.h.num_layers or 0))
 
 
 def _rope_layout_from(value: object, scope: Scope) -> object:
     if not scope.kv:
         return DEFAULT
     return _layout(scope) if scope.gguf("attention.sliding_window") else [1] * (scope.h.num_layers or 0)
-
-
-def _all_layers_to(value: object, scope: Scope) -> None:
-    if isinstance(value, list) and not all(value):
-        raise RefusedError(f"{scope.name} has layers without experts: llama.cpp's {scope.row.gguf} needs experts in "
-            "every layer")
 
 
 def _in_each_to(value: object, scope: Scope) -> list[float] | None:
@@ -225,12 +199,21 @@ original_yarn = Converter(
     lambda value, scope: _ORIGINAL[0] if value == "yarn" else None,
 )
 if_yarn = Converter(lambda value, scope: value if scope.config("rope_type") in _ORIGINAL else None)
-chunk_width = Converter(lambda value, scope: scope.h.head_dim, default)
+chunk_width = computed("head_dim")
 softmax_switch = Converter(lambda value, scope: 1 if value else 2, lambda value, scope: value == 1)
 layout_window = Converter(_layout_window_to)
 window_layout = Converter(nothing, _window_layout_from)
-rope_layout = Converter(_rope_layout_to, _rope_layout_from)
-all_layers = Converter(_all_layers_to, lambda value, scope: [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT)
+rope_layout = Converter(
+    refuse_if(_is_other_layout, "{name}: llama.cpp's {gguf} applies RoPE in exactly the sliding-window layers, if any"),
+    _rope_layout_from,
+)
+all_layers = Converter(
+    refuse_if(
+        lambda value, scope: isinstance(value, list) and not all(value),
+        "{name} has layers without experts: llama.cpp's {gguf} needs experts in every layer",
+    ),
+    lambda value, scope: [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT,
+)
 in_each_layer = Converter(_in_each_to, lambda value, scope: value[0] if isinstance(value, list) and value else DEFAULT)
 _W123 = ("w1", "w3", "w2")
 _ROUTED = rename((COUNT, USED), num_experts=("num_local_experts", "num_experts"))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
 from aprfmt.arch.blocks.tower import IMAGE, USE_GELU, epsilon, hears, layers, projector, sees, sizes, whole
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, or_default, same
+from aprfmt.arch.converters.common import by_tensor, integer
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
 from aprfmt.errors import RefusedError
@@ -170,24 +171,9 @@ _POOLED = 3
 """How many patches llama.cpp pools in each direction where a GGUF does not say it."""
 
 
-def _four_times(value: object, scope: Scope) -> object:
-    width = as_int(value, scope.name)
-    return 4 * width if width is not None else None
-
-
-def _quarter(value: object, scope: Scope) -> object:
-    ffn = as_int(value, scope.name)
-    return ffn // 4 if ffn else DEFAULT
-
-
 unless_three = Converter(lambda value, scope: None if value == _POOLED else value, or_default)
-four_times = Converter(_four_times, _quarter)
+four_times = integer(lambda width: 4 * width, lambda width: width // 4 or DEFAULT)
 as_many_heads = Converter(same, lambda value, scope: or_default(scope.gguf("vision.attention.head_count"), scope))
-
-
-def has_tensor(name: str) -> Converter:
-    """A switch that is on if the GGUF has the tensor `name`; the default where its tensors are unknown."""
-    return Converter(same, lambda value, scope: name in scope.names if scope.names else DEFAULT)
 
 
 _V = "model.vision_tower."
@@ -304,8 +290,8 @@ _GEMMA4_SEEN = sees(
     Key("", ("vision_config.position_embedding_size",)),
     Key("", ("vision_config.head_dim",)),
     Key("", ("vision_config.num_key_value_heads",), converter=as_many_heads),
-    Key("", ("vision_config.use_clipped_linears",), "bool", converter=has_tensor("v.blk.0.attn_q.input_min")),
-    Key("", ("vision_config.standardize",), "bool", converter=has_tensor("v.std_bias")),
+    Key("", ("vision_config.use_clipped_linears",), "bool", converter=by_tensor("v.blk.0.attn_q.input_min")),
+    Key("", ("vision_config.standardize",), "bool", converter=by_tensor("v.std_bias")),
     projector("gemma4v", part="vision"),
 )
 _GEMMA4_HEARD = hears(
@@ -313,7 +299,7 @@ _GEMMA4_HEARD = hears(
     Key("audio.feed_forward_length", ("audio_config.hidden_size",), converter=four_times),
     Key("audio.num_mel_bins", constant=_FREQUENCIES), epsilon("audio", "audio_config.rms_norm_eps"),
     Key("", ("audio_config.conv_kernel_size",)), Key("", ("audio_config.output_proj_dims",)),
-    Key("", ("audio_config.use_clipped_linears",), "bool", converter=has_tensor("a.blk.0.attn_q.input_min")),
+    Key("", ("audio_config.use_clipped_linears",), "bool", converter=by_tensor("a.blk.0.attn_q.input_min")),
     projector("gemma4a", part="audio"),
 )
 _VISION_ONLY = Tower(

@@ -18,9 +18,9 @@ from aprfmt.arch.blocks.tower import (
     IMAGE, PATCHES, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, patches, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.converters.common import drafts
+from aprfmt.arch.converters.common import drafts, integer
 from aprfmt.arch.converters.sparse import indexers_from, indexers_normalize, indexers_to
-from aprfmt.arch.fields import as_float, as_int
+from aprfmt.arch.fields import as_float
 from aprfmt.arch.rope import DEFAULT_THETA
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow, Tower
 
@@ -50,16 +50,6 @@ glm_indexers = Converter(indexers_to, indexers_from, normalize=indexers_normaliz
 _DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts)
 
 
-def _half_to(value: object, scope: Scope) -> int | None:
-    """Rotated values of a head: half of them."""
-    return None if scope.h.head_dim is None else scope.h.head_dim // 2
-
-
-def _half_from(value: object, scope: Scope) -> object:
-    count = as_int(value, scope.key.gguf)
-    return DEFAULT if count is None else 2 * count
-
-
 def _ratio_from(value: object, scope: Scope) -> object:
     theta = as_float(value, scope.key.gguf)
     ratio = None if theta is None else theta / DEFAULT_THETA
@@ -72,7 +62,10 @@ def _ratio_to(value: object, scope: Scope) -> float | None:
     return None if ratio is None else ratio * DEFAULT_THETA
 
 
-half = Converter(_half_to, _half_from)
+half = Converter(
+    lambda value, scope: scope.h.head_dim and scope.h.head_dim // 2, integer(int, lambda count: 2 * count).from_gguf,
+)
+"""Rotated values of a head: half of them."""
 rope_ratio = Converter(_ratio_to, _ratio_from)
 
 

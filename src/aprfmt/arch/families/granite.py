@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.decoder import (
 from aprfmt.arch.blocks.moe import BIAS_FLAG, COUNT, USED, moe_decoder, moe_keys
 from aprfmt.arch.blocks.ssm import dual, mixer
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.converters.common import expand, numbers
+from aprfmt.arch.converters.common import expand, integer, numbers
 from aprfmt.arch.converters.hybrid import mixed_layers
 from aprfmt.arch.converters.layers import layer_types, positive
 from aprfmt.arch.converters.windows import full_every_fourth
@@ -179,10 +179,7 @@ def _granite_shared() -> tuple[TensorRow, ...]:
     )
 
 
-one_more = Converter(
-    lambda value, scope: value - 1 if isinstance(value, int) and value else None,
-    lambda value, scope: value + 1 if isinstance(value, int) else DEFAULT,
-)
+one_more = integer(lambda layers: layers - 1 if layers else None, lambda layers: layers + 1)
 _COUNT, _RANK = "num_adapters", "max_lora_rank"
 _TURNED = "head_dim/2"
 

@@ -11,7 +11,7 @@ from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, hears, layers, projector, sees, siglip, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, if_given, or_default
-from aprfmt.arch.converters.common import numbers
+from aprfmt.arch.converters.common import computed, numbers
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.projectors import LAYERWISE, MAP, SPATIAL, SPATIAL_LAYER, TARGETS, TEXT_LAYERS, VISION_LAYERS
 from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
@@ -95,10 +95,6 @@ window_side = _side(1)
 pinpoints = Converter(_pinpoints_to, _pinpoints_from)
 
 
-def _ffn_of_mult_to(value: object, scope: Scope) -> object:
-    return (scope.size(f"{scope.name.rpartition('.')[0]}.hidden_dim") or 0) * (as_int(value, scope.name) or 0)
-
-
 def _ffn_of_mult_from(value: object, scope: Scope) -> object:
     width, ffn = as_int(scope.gguf("audio.embedding_length"), scope.name), as_int(value, scope.name)
     return ffn // width if width and ffn else DEFAULT
@@ -121,7 +117,7 @@ def _one_width_to(value: object, scope: Scope) -> object:
 
 
 one_width = Converter(_one_width_to, or_default)
-ffn_of_mult = Converter(_ffn_of_mult_to, _ffn_of_mult_from)
+ffn_of_mult = computed("encoder_config.hidden_dim*encoder_config.feedforward_mult", _ffn_of_mult_from)
 _C = "encoder_config"
 _Q = "projector_config"
 _W = "hidden_dim"

@@ -14,8 +14,8 @@ from aprfmt.arch.blocks.moe import DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, moe_dec
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, fused_attention, layers, mlp, norms, patches, projector, sees, sizes, whole,
 )
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
-from aprfmt.arch.converters.common import absent_1, leading_dense, mla_value_width
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, implied, nothing, refuse_if
+from aprfmt.arch.converters.common import absent_1, computed, leading_dense, mla_value_width
 from aprfmt.arch.converters.hybrid import attending, hybrid_kinds, kda_heads, latent_layers
 from aprfmt.arch.converters.layers import FULL
 from aprfmt.arch.fields import as_int, as_mapping
@@ -70,25 +70,16 @@ def _k3_config(value: object, scope: Scope) -> object:
     return {"use_full_rank_gate": True, **({"gate_lower_bound": bound} if bound is not None else {}), **found}
 
 
-def _k3_config_to(value: object, scope: Scope) -> None:
-    if as_mapping(value).get("use_full_rank_gate") is False:
-        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} supports full-rank gates only")
-
-
-def _one_group_to(value: object, scope: Scope) -> None:
-    if value not in (None, 1):
-        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} does not support expert groups")
-
-
-def _no_low_rank_to(value: object, scope: Scope) -> None:
-    if value is not None:
-        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} supports full-rank queries only")
-
-
 kda_layers = Converter(nothing, _kda_layers_from, normalize=_kda_layers_normalize)
-k3_config = Converter(_k3_config_to, _k3_config, normalize=_k3_config)
-one_group = Converter(_one_group_to, lambda value, scope: 1)
-no_low_rank = Converter(_no_low_rank_to, lambda value, scope: value)
+k3_config = Converter(
+    refuse_if(
+        lambda value, scope: as_mapping(value).get("use_full_rank_gate") is False,
+        "{name}: llama.cpp's {gguf} supports full-rank gates only",
+    ),
+    _k3_config, normalize=_k3_config,
+)
+one_group = implied(lambda scope: 1, "{name} is {value}: llama.cpp's {gguf} does not support expert groups")
+no_low_rank = implied(lambda scope: None, "{name} is {value}: llama.cpp's {gguf} supports full-rank queries only")
 _KDA, _ATTENTION = "linear_attention", "full_attention"
 _HEADS, _SIZE, _KERNEL = "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"
 _INNER = f"{_HEADS}*{_SIZE}"
@@ -181,16 +172,6 @@ def _patch_area(scope: Scope) -> int | None:
     return side * side if side else None
 
 
-def _position_image(value: object, scope: Scope) -> object:
-    rows, side = (scope.size(f"vision_config.{name}") for name in ("init_pos_emb_height", "patch_size"))
-    return rows * side if rows and side else None
-
-
-def _least_pixels(value: object, scope: Scope) -> object:
-    area = _patch_area(scope)
-    return _LEAST_PATCHES * area if area else None
-
-
 def _pixels_to(value: object, scope: Scope) -> object:
     patches, area = as_int(value, scope.name), _patch_area(scope)
     return patches * area if patches and area else None
@@ -202,8 +183,8 @@ def _pixels_from(value: object, scope: Scope) -> object:
 
 
 same_sides = Converter(_side_to, _side_from)
-position_image = Converter(_position_image, nothing)
-least_pixels = Converter(_least_pixels, nothing)
+position_image = computed("vision_config.init_pos_emb_height*vision_config.patch_size", nothing)
+least_pixels = computed(f"{_LEAST_PATCHES}*vision_config.patch_size*vision_config.patch_size", nothing)
 patches_to_pixels = Converter(_pixels_to, _pixels_from)
 _V = "vision_tower."
 _GRID = "init_pos_emb_height,init_pos_emb_width"

@@ -12,25 +12,20 @@ from aprfmt.arch.blocks.encoder import ENCODER
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, hears, layers, projector, sees, siglip, sizes, tower_attention, whole,
 )
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing, refuse_if
 from aprfmt.arch.converters.common import ATTENTION
 from aprfmt.arch.converters.hybrid import mixed_layers
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow, Tower
-from aprfmt.errors import RefusedError
 
 
 as_wide = Converter(nothing, lambda value, scope: scope.h.hidden_size if scope.gguf("embedding_length_out") else None)
 
 
-def _some_conv_to(value: object, scope: Scope) -> None:
-    """The runtime's memory of a hybrid asserts that both kinds of layers are there."""
+def _has_one_kind(value: object, scope: Scope) -> bool:
     kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
-    if kinds and len({kind in ATTENTION for kind in kinds}) == 1:
-        raise RefusedError(
-            f"all layers are {kinds[0]}: llama.cpp's {scope.row.gguf} needs both attention and convolution layers"
-        )
+    return bool(kinds) and len({kind in ATTENTION for kind in kinds or ()}) == 1
 
 
 def _lfm2_width(value: object, scope: Scope) -> object:
@@ -45,7 +40,10 @@ def _lfm2_width(value: object, scope: Scope) -> object:
     return ConfigKeys({scope.name: -(-width // multiple) * multiple, "block_auto_adjust_ff_dim": False})
 
 
-some_conv = Converter(_some_conv_to, default)
+some_conv = Converter(
+    refuse_if(_has_one_kind, "llama.cpp's {gguf} needs both attention and convolution layers, and all are alike"),
+    default,
+)
 lfm2_width = Converter(normalize=_lfm2_width)
 never_adjusted = Converter(nothing, lambda value, scope: False)
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS

@@ -9,11 +9,10 @@ from aprfmt.arch.blocks.decoder import (
     plain_mlp,
 )
 from aprfmt.arch.blocks.encoder import ENCODER
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing, refuse_if
 from aprfmt.arch.converters.common import is_list
 from aprfmt.arch.converters.heads import pooling
 from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, TensorRow
-from aprfmt.errors import RefusedError
 
 
 _STEP = 4
@@ -29,12 +28,13 @@ def _rotated_derive(scope: Scope) -> list[int]:
     return _rotated(scope.h.num_layers or 0, step if isinstance(step, int) and step > 0 else _STEP)
 
 
-def _rotated_to(value: object, scope: Scope) -> None:
-    if isinstance(value, list) and [int(bool(item)) for item in value] != _rotated(len(value), _STEP):
-        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} skips RoPE in exactly every fourth layer")
-
-
-every_fourth = Converter(_rotated_to, lambda value, scope: _rotated_derive(scope), _rotated_derive)
+every_fourth = Converter(
+    refuse_if(
+        lambda value, scope: isinstance(value, list) and [*map(int, map(bool, value))] != _rotated(len(value), _STEP),
+        "{name}: llama.cpp's {gguf} skips RoPE in exactly every fourth layer",
+    ),
+    lambda value, scope: _rotated_derive(scope), _rotated_derive,
+)
 _IMAGE_TOKENS = ("IMGIMG", "<image>")
 
 

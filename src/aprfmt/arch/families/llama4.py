@@ -8,36 +8,31 @@ from aprfmt.arch.blocks.decoder import (
     ROPE_DIM, VOCAB, attention, class_names, gated_mlp, linear, must_be, rename, split, tensor,
 )
 from aprfmt.arch.blocks.moe import NO_BIAS, WIDTH, moe_decoder, moe_keys, shared_expert
-from aprfmt.arch.converter import Converter, Scope
+from aprfmt.arch.converter import Converter, Scope, implied, refuse_if
 from aprfmt.arch.converters.windows import every_fourth_full, fourth_full_to
 from aprfmt.arch.families.llama import every_fourth
 from aprfmt.arch.row import Architecture, Key, TensorRow
-from aprfmt.errors import RefusedError
 
 
-def _stepped_to(value: object, scope: Scope) -> None:
+def _is_unstepped(value: object, scope: Scope) -> bool:
     step, n_layers = scope.size("interleave_moe_layer_step") or 1, scope.h.num_layers or 0
-    if isinstance(value, list) and value != list(range(step - 1, n_layers, step)):
-        raise RefusedError(
-            f"{scope.name} does not match interleave_moe_layer_step {step}, by which llama.cpp's {scope.row.gguf} "
-            "finds the MoE layers"
-        )
+    return isinstance(value, list) and value != list(range(step - 1, n_layers, step))
 
 
 _BARE_EXPERTS = 128
 """So many experts has the Llama 4 whose Q and K llama.cpp does not norm."""
 
 
-def _normed_to(value: object, scope: Scope) -> None:
-    if bool(value) == (scope.h.num_experts == _BARE_EXPERTS):
-        raise RefusedError(
-            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} norms Q and K unless the model has {_BARE_EXPERTS} "
-            "experts"
-        )
-
-
-stepped_moe_layers = Converter(_stepped_to)
-not_of_128_experts = Converter(_normed_to, lambda value, scope: scope.h.num_experts != _BARE_EXPERTS)
+stepped_moe_layers = Converter(
+    refuse_if(
+        _is_unstepped,
+        "{name} does not match interleave_moe_layer_step, by which llama.cpp's {gguf} finds the MoE layers",
+    ),
+)
+not_of_128_experts = implied(
+    lambda scope: scope.h.num_experts != _BARE_EXPERTS,
+    f"{{name}} is {{value}}: llama.cpp's {{gguf}} norms Q and K unless the model has {_BARE_EXPERTS} experts",
+)
 every_fourth_unchunked = Converter(fourth_full_to, lambda value, scope: None)
 _FOURTH = Key("", ("layer_types",), "str[]", converter=every_fourth_full)
 
@@ -58,6 +53,7 @@ def _llama4_experts() -> tuple[TensorRow, ...]:
         *shared_expert("feed_forward.shared_expert", "moe_ffn", layers="moe"),
         *gated_mlp(hf="feed_forward", layers="dense"),
     )
+
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

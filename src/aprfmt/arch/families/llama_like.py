@@ -8,8 +8,7 @@ from aprfmt.arch.blocks.decoder import (
     DECODER, DIMS, GROUPED, LAYER_EPS, RMS_EPS, ROPE, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WINDOW, attention, decoder,
     flag, fused_qkv, gated_mlp, hf_names, linear, must_be, network, norm, rename, split,
 )
-from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.fields import as_float, as_int, as_mapping
+from aprfmt.arch.converters.common import window_rotary
 from aprfmt.arch.row import Architecture, Key
 
 
@@ -17,22 +16,6 @@ _QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weigh
 _META_LAYOUT = Key("tensor_data_layout", (), "str", constant="Meta AI original pth")
 
 
-def _sliding_dim_to(value: object, scope: Scope) -> int | None:
-    """Rotated values of a head in the layers that have a window."""
-    sliding = as_mapping(as_mapping(scope.h.extra.get("rope_layers")).get("sliding_attention"))
-    part = as_float(sliding.get("partial_rotary_factor"), "partial_rotary_factor")
-    return None if scope.h.head_dim is None else int(scope.h.head_dim * (1.0 if part is None else part))
-
-
-def _sliding_dim_from(value: object, scope: Scope) -> object:
-    count, layers = as_int(value, scope.key.gguf), as_mapping(scope.h.extra.get("rope_layers"))
-    if count is not None and scope.h.head_dim and "sliding_attention" in layers:
-        sliding = {**as_mapping(layers["sliding_attention"]), "partial_rotary_factor": count / scope.h.head_dim}
-        scope.h.extra["rope_layers"] = {**layers, "sliding_attention": sliding}
-    return DEFAULT
-
-
-sliding_rotary_dim = Converter(_sliding_dim_to, _sliding_dim_from)
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -102,7 +85,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DECODER, VOCAB, WINDOW, SLIDING_LAYERS, ROPE_DIM,
-            Key("rope.dimension_count_swa", converter=sliding_rotary_dim), must_be("gate_attn_act_mode", "sigmoid"),
+            Key("rope.dimension_count_swa", converter=window_rotary), must_be("gate_attn_act_mode", "sigmoid"),
             must_be("headwise_attn_output_gate", True), must_be("hidden_act", "gelu"),
         ),
     ),

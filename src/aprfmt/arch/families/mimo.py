@@ -16,7 +16,7 @@ from aprfmt.arch.blocks.tower import (
     whole,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
-from aprfmt.arch.converters.common import gating, shared_rotary_dim, unless_named
+from aprfmt.arch.converters.common import gating, numbers, shared_rotary_dim, unless_named
 from aprfmt.arch.converters.experts import dense_by_tensors
 from aprfmt.arch.converters.towers import book_sizes
 from aprfmt.arch.converters.windows import heads_by_window_from, hybrid_layers, of_kind
@@ -97,13 +97,6 @@ _WHOLE, _WINDOW = -1, 0
 """How a GGUF marks layers that attend to all of a sound, and those that attend to what is near."""
 
 
-def _numbers(value: object, scope: Scope) -> list[int]:
-    """A list of numbers. Raises RefusedError for anything else."""
-    if not isinstance(value, list) or not all(type(number) is int for number in value):
-        raise RefusedError(f"{scope.name} is {value!r:.40}, not a list of integers")
-    return list(value)
-
-
 def _beside(scope: Scope, name: str) -> str:
     return f"{scope.name.rpartition('.')[0]}.{name}"
 
@@ -115,7 +108,7 @@ def _whole_to(value: object, scope: Scope) -> object:
 
 
 def _whole_from(value: object, scope: Scope) -> object:
-    marks = _numbers(value, scope)
+    marks = numbers(value, scope.name)
     step = marks.index(_WHOLE) + 1 if _WHOLE in marks else len(marks) + 1
     if [_WHOLE if layer % step == step - 1 else _WINDOW for layer in range(len(marks))] != marks:
         raise RefusedError(
@@ -126,7 +119,7 @@ def _whole_from(value: object, scope: Scope) -> object:
 
 
 def _behind_to(value: object, scope: Scope) -> object:
-    sides = _numbers(value, scope)
+    sides = numbers(value, scope.name)
     if len(sides) != 2 or sides[0] <= 0 or sides[1] != 0:
         raise RefusedError(
             f"{scope.name} is {value!r:.40}; llama.cpp supports left context only: [number, 0]",

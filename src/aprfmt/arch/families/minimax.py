@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches_in_time, projector, sees, sizes, tower_attention,
     whole,
 )
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, if_given
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, if_given, implied
 from aprfmt.arch.converters.common import gating
 from aprfmt.arch.converters.experts import DENSE, SPARSE, counted_dense_from, counted_dense_to, width_of_experts
 from aprfmt.arch.converters.layers import flags_of
@@ -41,12 +41,10 @@ def _lightning_layers_from(value: object, scope: Scope) -> object:
     return [int((i + 1) % period == 0) for i in range(scope.h.num_layers or 0)]
 
 
-def _same_alpha_to(value: object, scope: Scope) -> None:
-    if value != scope.h.extra.get("layernorm_full_attention_alpha"):
-        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} has one residual scale")
-
-
-same_alpha = Converter(_same_alpha_to, lambda value, scope: scope.h.extra.get("layernorm_full_attention_alpha"))
+same_alpha = implied(
+    lambda scope: scope.h.extra.get("layernorm_full_attention_alpha"),
+    "{name} is {value}: llama.cpp's {gguf} has one residual scale",
+)
 lightning_layers = Converter(_lightning_layers_to, _lightning_layers_from)
 _LIGHTNING, _ATTENTION = "linear_attention", "full_attention"
 _SCALES = ("layernorm_full_attention", "layernorm_linear_attention", "layernorm_mlp")
@@ -77,13 +75,6 @@ def _where_sparse_normalize(value: object, scope: Scope) -> object:
     return [BLOCKWISE if flag else "full_attention" for flag in flags_of(flags, _FREQUENCY)]
 
 
-def _where_sparse_to(value: object, scope: Scope) -> None:
-    if value is not None and value != _where_sparse(scope):
-        raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} has block-sparse attention in exactly the MoE layers"
-        )
-
-
 def _whole_experts(value: object, scope: Scope) -> int | None:
     """A width as a number of experts of the others' width."""
     total, width = as_int(value, scope.name), scope.h.moe_intermediate_size
@@ -96,8 +87,9 @@ def _whole_experts(value: object, scope: Scope) -> int | None:
 
 over_moe_width = Converter(_whole_experts, lambda value, scope: width_of_experts(value, scope) or DEFAULT)
 counted_dense = Converter(counted_dense_to, counted_dense_from, normalize=_counted_dense_normalize)
-indexed_where_sparse = Converter(
-    _where_sparse_to, lambda value, scope: _where_sparse(scope), normalize=_where_sparse_normalize,
+indexed_where_sparse = implied(
+    _where_sparse, "{name}: llama.cpp's {gguf} has block-sparse attention in exactly the MoE layers",
+    normalize=_where_sparse_normalize,
 )
 _SPARSE = "sparse_attention_config."
 _PLUS_ONE = "plus_one"

@@ -14,7 +14,7 @@ from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, projector, sees, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
-from aprfmt.arch.converters.common import or_zero
+from aprfmt.arch.converters.common import integer, or_zero
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.rope import attention_factor
 from aprfmt.arch.row import OPTIONAL, OUTPUT, REQUIRED, Architecture, Difference, Key, TensorRow, Tower
@@ -35,16 +35,6 @@ mscales = Converter(nothing, _mscales_from)
 _SPARSEMIXER = Difference(
     "llama.cpp's phimoe uses RMSNorm instead of LayerNorm, and one softmax over both experts instead of sparsemixer",
 )
-
-
-def _all_but_last_to(value: object, scope: Scope) -> object:
-    depth = as_int(value, scope.name)
-    return depth - 1 if depth else None
-
-
-def _all_but_last_from(value: object, scope: Scope) -> object:
-    depth = as_int(value, scope.name)
-    return depth + 1 if depth is not None else DEFAULT
 
 
 def _patch(scope: Scope) -> int:
@@ -70,7 +60,7 @@ def _patches_from(value: object, scope: Scope) -> object:
     return pixels // patch**2 if pixels and patch else DEFAULT
 
 
-all_but_last = Converter(_all_but_last_to, _all_but_last_from)
+all_but_last = integer(lambda depth: depth - 1 if depth else None, lambda depth: depth + 1)
 grid_of_patches = Converter(_grid_to, _grid_from)
 pixels_of_patches = Converter(
     lambda value, scope: (as_int(value, scope.name) or 0) * _patch(scope) ** 2 or None, _patches_from,

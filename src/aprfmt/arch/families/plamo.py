@@ -9,8 +9,8 @@ from aprfmt.arch.blocks.decoder import (
     hf_names, linear, must_be, network, norm, rename, tensor,
 )
 from aprfmt.arch.blocks.ssm import mixer
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
-from aprfmt.arch.converters.common import largest
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converters.common import computed, largest
 from aprfmt.arch.converters.hybrid import attending, hybrid_kinds
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import Architecture, Key, TensorRow
@@ -31,11 +31,6 @@ def _mamba_step_from(value: object, scope: Scope) -> object:
     )
 
 
-def _heads_by_size_to(value: object, scope: Scope) -> int | None:
-    heads = scope.size("mamba_num_heads")
-    return heads * scope.h.head_dim if heads and scope.h.head_dim else None
-
-
 def _least_rank(scope: Scope) -> int | None:
     """PLaMo 2's: a sixteenth of the hidden size, but at least 64."""
     return max(64, scope.h.hidden_size // 16) if scope.h.hidden_size else None
@@ -43,7 +38,7 @@ def _least_rank(scope: Scope) -> int | None:
 
 period_of_window = Converter(lambda value, scope: value if scope.config("window_size") else None)
 mamba_step = Converter(nothing, _mamba_step_from)
-heads_by_size = Converter(_heads_by_size_to, default)
+heads_by_size = computed("mamba_num_heads*head_dim")
 least_rank = Converter(derive=_least_rank)
 most = Converter(from_gguf=largest)
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS

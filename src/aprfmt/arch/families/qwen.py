@@ -8,9 +8,7 @@ from aprfmt.arch.blocks.decoder import (
     DECODER, DIMS, NO_WINDOW, RMS_EPS, ROPE, SILU, SLIDING_LAYERS, WHOLE_HEADS, WINDOW, attention, decoder, flag,
     gated_mlp, hf_names, linear, must_be, network, norm, split, tensor,
 )
-from aprfmt.arch.blocks.moe import (
-    ALL_SPARSE, NO_BIAS, WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert,
-)
+from aprfmt.arch.blocks.moe import ALL_SPARSE, NO_BIAS, WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert
 from aprfmt.arch.converter import DEFAULT, Converter
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 

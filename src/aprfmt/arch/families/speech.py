@@ -10,21 +10,19 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.encoder import ENCODER
 from aprfmt.arch.blocks.tower import hears, layers, projector, sizes, width
-from aprfmt.arch.converter import Converter, Scope, default
+from aprfmt.arch.converter import Converter, default, refuse_if
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow, Tower
-from aprfmt.errors import RefusedError
 
 
-def _folded_to(value: object, scope: Scope) -> None:
-    """A GGUF of these holds an embedding that is computed, of which the checkpoint cannot be made again."""
-    raise RefusedError(
-        f"llama.cpp's {scope.row.gguf} stores the product of embedding and projection, which is not in the checkpoint "
-        "and cannot be reversed",
+folded = Converter(
+    refuse_if(
+        lambda value, scope: True,
+        "llama.cpp's {gguf} stores the product of embedding and projection, which is not in the checkpoint and cannot "
+        "be reversed",
         hint="write an .apr or a folder; for a GGUF use llama.cpp's convert_hf_to_gguf.py",
-    )
-
-
-folded = Converter(_folded_to, default)
+    ),
+    default,
+)
 _POS, _NEXT = "posnet.n_embd", "convnext.n_embd"
 
 

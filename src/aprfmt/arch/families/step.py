@@ -10,15 +10,15 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import MTP, NO_BIAS, WIDTH, draft_layer, moe_keys, shared_expert
 from aprfmt.arch.blocks.tower import IMAGE, epsilon, layers, mlp, norms, projector, sees
-from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.converters.common import gating
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, refuse_if
+from aprfmt.arch.converters.common import gating, integer
 from aprfmt.arch.converters.experts import DENSE, SPARSE, after, counted_dense_from, counted_dense_to, limits
 from aprfmt.arch.converters.towers import ratio_of_ffn
 from aprfmt.arch.converters.windows import hybrid_layers, step_heads, windowed_heads
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import HALF_ROTARY, MOST, OPTIONAL, OWN, REQUIRED, Architecture, Key, TensorRow, Tower
-from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.errors import CorruptError
 
 
 _HALF = "partial_rotary_factor"
@@ -29,21 +29,17 @@ def _rotated_parts(scope: Scope) -> list[float]:
     return [1.0 if kind == "sliding_attention" else 0.5 for kind in layer_kinds(scope.h.extra) or ()]
 
 
-def _half_rotary_to(value: object, scope: Scope) -> None:
-    if value is not None and value != _rotated_parts(scope):
-        raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates whole heads in sliding-window layers, half of each "
-            "head elsewhere"
-        )
-
-
 def _half_rotary_from(value: object, scope: Scope) -> object:
     scope.h.extra[_HALF] = 0.5
     return _rotated_parts(scope) or DEFAULT
 
 
 half_rotary = Converter(
-    _half_rotary_to, _half_rotary_from,
+    refuse_if(
+        lambda value, scope: value is not None and value != _rotated_parts(scope),
+        "{name}: llama.cpp's {gguf} rotates whole heads in sliding-window layers, half of each head elsewhere",
+    ),
+    _half_rotary_from,
     normalize=lambda value, scope: DEFAULT if value is not None else _rotated_parts(scope) or DEFAULT, role=HALF_ROTARY,
 )
 
@@ -112,17 +108,12 @@ _STEP_LISTS = {
 """Numbers of heads, which a GGUF has for each layer."""
 
 
-def _square_to(value: object, scope: Scope) -> object:
-    stride = as_int(value, scope.name)
-    return stride**2 if stride else None
-
-
 def _ffn_of_width(scope: Scope) -> object:
     width, ratio = scope.size("vision_config.width"), as_float(scope.config("vision_config.mlp_ratio"), scope.name)
     return round(width * ratio) if width and ratio else None
 
 
-squared = Converter(_square_to, lambda value, scope: isqrt(as_int(value, scope.name) or 0) or DEFAULT)
+squared = integer(lambda side: side**2 or None, lambda area: isqrt(area) or DEFAULT)
 ffn_of_width = Converter(derive=_ffn_of_width)
 _V = "vision_model."
 _W = "width"

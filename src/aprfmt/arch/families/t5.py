@@ -7,7 +7,8 @@ from dataclasses import replace
 from aprfmt.arch.blocks.decoder import (
     DIMS, HEAD_DIM, RMS_EPS, block, class_names, head, linear, must_be, norm, rename, tensor,
 )
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
+from aprfmt.arch.converter import Converter, Scope
+from aprfmt.arch.converters.common import by_tensor
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key, TensorRow
 from aprfmt.errors import RefusedError
@@ -24,12 +25,7 @@ def _as_deep_to(value: object, scope: Scope) -> object:
     return depth
 
 
-def _gated_proj_from(value: object, scope: Scope) -> object:
-    """T5's two MLPs, by whether one has a gate."""
-    return DEFAULT if not scope.names else "gated-gelu" if "enc.blk.0.ffn_gate.weight" in scope.names else "relu"
-
-
-gated_proj = Converter(nothing, _gated_proj_from)
+gated_proj = by_tensor("enc.blk.0.ffn_gate.weight", there="gated-gelu", absent="relu")
 as_deep = Converter(_as_deep_to, derive=lambda scope: scope.h.num_layers)
 _DEC = "num_decoder_layers"
 _ACTS = ("relu", "gelu", "gelu_new", "silu")
@@ -112,7 +108,7 @@ _NAMED = "!bare&!model_type=mt5&"
 _IS_SCALED = f"{_NAMED}scale_decoder_outputs|{_NAMED}tied&!scale_decoder_outputs=False"
 # Old checkpoints hold the embedding under the names of both stacks too.
 _COPIES = (("encoder.embed_tokens.", "shared."), ("decoder.embed_tokens.", "shared."))
-scaled_by_tie = Converter(nothing, lambda value, scope: "output.weight" not in scope.names if scope.names else DEFAULT)
+scaled_by_tie = by_tensor("output.weight", there=False, absent=True)
 
 _T5 = Architecture(
     id="t5", gguf="t5",
