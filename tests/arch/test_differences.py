@@ -8,11 +8,12 @@ from test_keys import config_of
 
 from aprfmt.arch.differences import GENERAL, RULES, RULES_OF_ROW, differences
 from aprfmt.arch.grammar import parse_condition
-from aprfmt.arch.hparams import from_hf_config, keys_of, to_gguf
+from aprfmt.arch.hparams import from_hf_config, to_gguf
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import OUTPUT_HEAD, knows_head
 from aprfmt.arch.names import special
 from aprfmt.arch.row import Architecture
+from aprfmt.arch.scopes import keys_of
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError
 

@@ -9,9 +9,10 @@ from arch_models import ArchCase, all_cases
 from test_keys import config_of
 
 from aprfmt.arch.gguf_keys import ALWAYS, key_problems
-from aprfmt.arch.hparams import from_hf_config, full_key, to_gguf
+from aprfmt.arch.hparams import from_hf_config, to_gguf
 from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.row import OF_TENSOR, REQUIRED
+from aprfmt.arch.scopes import full_key
 from aprfmt.arch.table import ARCHITECTURES
 
 BASE = [case for case in all_cases() if not case.llama_cpp_cannot]

@@ -17,9 +17,10 @@ from safetensors.numpy import save_file
 from turns import examples
 
 import aprfmt
-from aprfmt.arch import fields, rope
-from aprfmt.arch.hparams import KEPT, active_window, from_apr, from_gguf, from_hf_config, to_apr, to_gguf, to_hf_config
+from aprfmt.arch import fields, rope, rope_factors
+from aprfmt.arch.hparams import active_window, from_apr, from_gguf, from_hf_config, to_apr, to_gguf, to_hf_config
 from aprfmt.arch.hyperparams import FIELDS, Hyperparams
+from aprfmt.arch.scopes import KEPT
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError, CorruptError, RefusedError, UnmappedError
 
@@ -96,7 +97,7 @@ def test_gguf_holds_the_network(case: Case) -> None:
     if "eos_token_id" in h.extra:
         back.extra["eos_token_id"] = h.extra["eos_token_id"]
     if case.scaling is LLAMA3:  # a tensor in GGUF
-        back.extra["rope_scaling"] = rope.infer_llama3(LLAMA3_FACTORS, 500000.0, 16)
+        back.extra["rope_scaling"] = rope_factors.infer_llama3(LLAMA3_FACTORS, 500000.0, 16)
     got, want = (transformers_config(to_hf_config(back)).to_dict(), transformers_config(case.hf_config).to_dict())
     for config in (got, want):
         for unused in ("max_window_layers", "sliding_window") if case.arch == "qwen2" else ():
@@ -307,6 +308,6 @@ def test_hostile_values_give_an_error_of_ours(model_type: str, data: st.DataObje
             to_apr(h)
             to_gguf(h, ARCHITECTURES["llama"])
             to_hf_config(h)
-            rope.llama3_factors(h.rope_theta or 1.0, h.head_dim or 0, rope.scaling_of(h))
+            rope_factors.llama3_factors(h.rope_theta or 1.0, h.head_dim or 0, rope.scaling_of(h))
         except AprError:
             pass

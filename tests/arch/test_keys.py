@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turns import examples
 
-from aprfmt.arch import rope
+from aprfmt.arch import rope_factors
 from aprfmt.arch.converter import Scope
 from aprfmt.arch.grammar import factor_names
-from aprfmt.arch.hparams import defaults_of, from_apr, from_gguf, from_hf_config, keys_of, to_apr, to_gguf, to_hf_config
+from aprfmt.arch.hparams import from_apr, from_gguf, from_hf_config, to_apr, to_gguf, to_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
+from aprfmt.arch.scopes import defaults_of, keys_of
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError
 
@@ -224,7 +225,7 @@ def test_hostile_values_give_an_error_of_ours(name: str, data: st.DataObject) ->
             h = source(given_values)
             to_apr(h)
             to_hf_config(h)
-            rope.factor_tensors(h, row)
+            rope_factors.factor_tensors(h, row)
             to_gguf(h, row)
         except AprError:
             pass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.arch import rope, yarn
+from aprfmt.arch import rope, rope_factors, yarn
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.grammar import is_needed
 from aprfmt.arch.heads import repeats_embedding
@@ -70,7 +70,7 @@ def test_tensors_that_the_loader_needs_are_in_the_row(row: Architecture) -> None
 def test_rope_factors_are_written_where_the_graph_reads_them(row: Architecture) -> None:
     h = Hyperparams(rope_theta=1e4, head_dim=16, max_position_embeddings=512, extra={"rope_scaling": LLAMA3})
     reads = rope.FREQS in loader(row).rope_factors
-    assert bool(rope.factor_tensors(h, row)) == reads
+    assert bool(rope_factors.factor_tensors(h, row)) == reads
     if any(key.role == "rope" for key in row.keys) and not reads:
         with pytest.raises(RefusedError, match=r"rope_type is 'llama3', which llama.cpp's .* does not support"):
             rope.to_gguf(h, row)

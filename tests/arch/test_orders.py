@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.arch.grammar import evaluate, parse_order
-from aprfmt.arch.links import VALUES, Order, check_order, check_value_map, indices, map_values
+from aprfmt.arch.orders import VALUES, Order, check_order, check_value_map, indices, map_values
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError
 

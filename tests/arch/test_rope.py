@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from arch_cases import DIMS, LINEAR, LLAMA3, LLAMA3_FACTORS, YARN
 
-from aprfmt.arch import rope
+from aprfmt.arch import rope, rope_factors
 from aprfmt.arch.blocks.decoder import DECODER, ROPE_DIM
 from aprfmt.arch.hparams import from_gguf, from_hf_config, to_gguf, to_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
@@ -55,22 +55,22 @@ def rebuilt(h: Hyperparams) -> Any:
 
 
 def test_llama3_factors_are_those_of_the_converter() -> None:
-    assert rope.llama3_factors(500000.0, 16, LLAMA3) == pytest.approx(LLAMA3_FACTORS, rel=1e-6)
+    assert rope_factors.llama3_factors(500000.0, 16, LLAMA3) == pytest.approx(LLAMA3_FACTORS, rel=1e-6)
     h = read(rope_parameters={**LLAMA3, "rope_theta": 500000.0})
-    assert rope.factor_tensors(h, LLAMA) == {"rope_freqs.weight": pytest.approx(LLAMA3_FACTORS, rel=1e-6)}
+    assert rope_factors.factor_tensors(h, LLAMA) == {"rope_freqs.weight": pytest.approx(LLAMA3_FACTORS, rel=1e-6)}
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_llama3_is_known_by_its_factors(factor: float, head_dim: int) -> None:
     scaling = {**LLAMA3, "factor": factor}
-    stored = struct.pack(f"<{head_dim // 2}f", *rope.llama3_factors(500000.0, head_dim, scaling))
+    stored = struct.pack(f"<{head_dim // 2}f", *rope_factors.llama3_factors(500000.0, head_dim, scaling))
     factors = struct.unpack(f"<{head_dim // 2}f", stored)
-    assert rope.infer_llama3(factors, 500000.0, head_dim) == scaling
-    assert rope.infer_llama3(factors[:-1], 500000.0, head_dim) is None
-    assert rope.infer_llama3(factors, 1000000.0, head_dim) is None
-    assert rope.infer_llama3([1.0] * (head_dim // 2), 500000.0, head_dim) is None
-    assert rope.infer_llama3([math.nan] * (head_dim // 2), 500000.0, head_dim) is None
+    assert rope_factors.infer_llama3(factors, 500000.0, head_dim) == scaling
+    assert rope_factors.infer_llama3(factors[:-1], 500000.0, head_dim) is None
+    assert rope_factors.infer_llama3(factors, 1000000.0, head_dim) is None
+    assert rope_factors.infer_llama3([1.0] * (head_dim // 2), 500000.0, head_dim) is None
+    assert rope_factors.infer_llama3([math.nan] * (head_dim // 2), 500000.0, head_dim) is None
 
 
 def test_llama3_frequencies_as_transformers_computes_them() -> None:
@@ -81,7 +81,7 @@ def test_llama3_frequencies_as_transformers_computes_them() -> None:
     config = LlamaConfig(head_dim=64, rope_parameters={**LLAMA3, "factor": 32.0, "rope_theta": 500000.0})
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = 500000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
-    factors = rope.llama3_factors(500000.0, 64, {**LLAMA3, "factor": 32.0})
+    factors = rope_factors.llama3_factors(500000.0, 64, {**LLAMA3, "factor": 32.0})
     torch.testing.assert_close(plain / torch.tensor(factors), scaled.double(), rtol=1e-5, atol=0)
 
 
@@ -164,7 +164,7 @@ def test_yarn_has_the_attention_factor_of_transformers(extra: dict[str, float]) 
 def test_longrope_goes_into_tensors_and_back(extra: dict[str, float]) -> None:
     row = LLAMA
     h = read(rope_parameters={**LONGROPE, **extra, "rope_theta": 1e4})
-    tensors = rope.factor_tensors(h, row)
+    tensors = rope_factors.factor_tensors(h, row)
     assert tensors == {
         "rope_factors_long.weight": LONGROPE["long_factor"],
         "rope_factors_short.weight": LONGROPE["short_factor"],
@@ -175,7 +175,7 @@ def test_longrope_goes_into_tensors_and_back(extra: dict[str, float]) -> None:
     assert found["rope.scaling.attn_factor"] == pytest.approx(want, rel=1e-6)
     assert found["rope.scaling.original_context_length"] == 64
     again = back(h, row)
-    assert rope.read_factor_tensors(again, tensors) == []
+    assert rope_factors.read_factor_tensors(again, tensors) == []
     scaling: Any = again.extra["rope_scaling"]
     assert {key: scaling[key] for key in LONGROPE} == LONGROPE
     scaling |= {key: value for key, value in extra.items() if key == "factor"}
@@ -185,26 +185,26 @@ def test_longrope_goes_into_tensors_and_back(extra: dict[str, float]) -> None:
     plain = ARCHITECTURES["gpt_oss"]
     with pytest.raises(RefusedError, match="longrope"):
         to_gguf(h, plain)
-    assert rope.factor_tensors(h, plain) == {}
+    assert rope_factors.factor_tensors(h, plain) == {}
     h.extra["rope_scaling"] = {**LONGROPE, "long_factor": [1.0]}
     with pytest.raises(RefusedError, match="long_factor"):
-        rope.factor_tensors(h, row)
+        rope_factors.factor_tensors(h, row)
 
 
 def test_proportional_rotation_goes_into_a_tensor_and_back() -> None:
     h = read(rope_parameters={"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6})
-    tensors = rope.factor_tensors(h, LLAMA)
+    tensors = rope_factors.factor_tensors(h, LLAMA)
     assert tensors == {"rope_freqs.weight": [1.0] * 2 + [1e30] * 6}
     again = read(rope_theta=1e6)
-    assert rope.read_factor_tensors(again, tensors) == []
+    assert rope_factors.read_factor_tensors(again, tensors) == []
     assert again.extra["rope_scaling"] == {"rope_type": "proportional"}
     assert again.extra["partial_rotary_factor"] == 0.25
 
 
 def test_unknown_factors_are_told() -> None:
     h = read()
-    assert rope.read_factor_tensors(h, {"rope_freqs.weight": [1.0] * 8}) == []
-    assert len(rope.read_factor_tensors(h, {"rope_freqs.weight": [1.0, 3.0] * 4})) == 1
+    assert rope_factors.read_factor_tensors(h, {"rope_freqs.weight": [1.0] * 8}) == []
+    assert len(rope_factors.read_factor_tensors(h, {"rope_freqs.weight": [1.0, 3.0] * 4})) == 1
     assert "rope_scaling" not in h.extra
 
 

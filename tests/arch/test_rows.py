@@ -13,7 +13,7 @@ import pytest
 from aprfmt.arch.families import DEFAULTS, INDEX, index_of_rows, listed
 from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, LAYER_SIZES, dims_of, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.links import MIRROR, ORDERS, UNIT_COLUMNS, VALUES
+from aprfmt.arch.orders import MIRROR, ORDERS, UNIT_COLUMNS, VALUES
 from aprfmt.arch.row import (
     HEAD,
     INT32,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aprfmt.arch.hparams import from_gguf, from_hf_config, to_gguf, to_hf_config
-from aprfmt.arch.rope import infer_llama3, llama3_factors
+from aprfmt.arch.rope_factors import infer_llama3, llama3_factors
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError
 

@@ -77,12 +77,12 @@ def test_smallthinker_has_windows_where_llama_cpp_has_them() -> None:
     for config, what in (
         ({"sliding_window_size": 512}, "windows of 4096 tokens"),
         ({"sliding_window_layout": [1, 1, 1, 0]}, "windows of 4096 tokens"),
-        ({"rope_layout": [1, 1, 1, 1]}, "needs rope_layout to be"),
+        ({"rope_layout": [1, 1, 1, 1]}, "applies RoPE in exactly the sliding-window layers"),
         ({"moe_layer_layout": [1, 0, 1, 1]}, "layers without experts"),
     ):
         with pytest.raises(RefusedError, match=what):
             gguf_keys(read("smallthinker/windows", **config))
-    with pytest.raises(RefusedError, match="needs rope_layout to be"):
+    with pytest.raises(RefusedError, match="applies RoPE in exactly the sliding-window layers"):
         gguf_keys(read("smallthinker", rope_layout=[0, 1, 1, 1]))
 
 

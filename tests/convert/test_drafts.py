@@ -15,7 +15,7 @@ from draft_models import DRAFTED, write_drafted
 from llama_peer import LlamaPeer
 
 import aprfmt
-from aprfmt.arch.hparams import drafts_key
+from aprfmt.arch.scopes import drafts_key
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError
 

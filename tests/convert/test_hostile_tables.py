@@ -12,7 +12,8 @@ import pytest
 
 import aprfmt
 from aprfmt.arch import names
-from aprfmt.arch.links import Order, RowMapping, indices
+from aprfmt.arch.links import RowMapping
+from aprfmt.arch.orders import Order, indices
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
 from aprfmt.convert.source_manifest import expand_experts

@@ -15,7 +15,7 @@ from plain_models import CONFIG, FFN, HIDDEN, weights
 from tiny_models import write_byte_tokenizer
 
 import aprfmt
-from aprfmt.arch.links import indices
+from aprfmt.arch.orders import indices
 from aprfmt.codecs.recode import encode
 from aprfmt.model import Tensor
 

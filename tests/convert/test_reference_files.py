@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt import RawTensor
-from aprfmt.arch.links import indices
+from aprfmt.arch.orders import indices
 from aprfmt.codecs.recode import decode, encode
 
 

@@ -211,7 +211,11 @@ def implied(
 ) -> Converter:
     """A key that no GGUF has, as llama.cpp's network implies its value: any other is refused with the sentence."""
     wrong = refuse_if(lambda value, scope: value is not None and value != expected(scope), sentence)
-    return Converter(wrong, lambda value, scope: expected(scope), derive, normalize, role=role)
+
+    def to_gguf(value: object, scope: Scope) -> None:
+        wrong(value, scope)
+
+    return Converter(to_gguf, lambda value, scope: expected(scope), derive, normalize, role=role)
 
 
 if_given = Converter()

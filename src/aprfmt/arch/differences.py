@@ -10,11 +10,12 @@ from aprfmt.arch.converter import look_up
 from aprfmt.arch.fields import as_float, as_int, as_mapping
 from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.heads import has_no_output
-from aprfmt.arch.hparams import STEP_LIMITS, active_window, defaults_of
+from aprfmt.arch.hparams import STEP_LIMITS, active_window
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.rope import MAX_HEAD_DIM, original_context, rotary_dim
 from aprfmt.arch.row import POSITIONS, WINDOW, Architecture, Difference
+from aprfmt.arch.scopes import defaults_of
 from aprfmt.records import record
 
 _RAMP = Difference(

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sized
 from typing import TypeAlias
 
 from aprfmt.arch.grammar import dims_of, holds_of_gguf, parse_condition, size_words
-from aprfmt.arch.hparams import full_key
 from aprfmt.arch.loaders import Loader, loader_of
 from aprfmt.arch.names import matches
 from aprfmt.arch.row import REQUIRED, SELDOM, Architecture, TensorRow
+from aprfmt.arch.scopes import full_key
 from aprfmt.types import Shape
 
 Problem: TypeAlias = tuple[str, str]

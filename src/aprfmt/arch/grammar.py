@@ -83,7 +83,7 @@ def shape_of(dims: str, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
 
 
 def parse_order(order: str) -> tuple[str, list[str]]:
-    """The name and the sizes of an order of rows: "swap:heads,2,head_dim/2". `arch.links` has the names."""
+    """The name and the sizes of an order of rows: "swap:heads,2,head_dim/2". `arch.orders` has the names."""
     name, _, sizes = order.partition(":")
     return name, sizes.split(",")
 

@@ -13,23 +13,11 @@ from __future__ import annotations
 import math
 import re
 from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sized
 from dataclasses import replace
 
 from aprfmt.arch import rope
-from aprfmt.arch.converter import (
-    DEFAULT,
-    ConfigKeys,
-    Converter,
-    GgufKeys,
-    Scope,
-    check_layers,
-    converter_of,
-    flattened,
-    language_part,
-    look_up,
-    nothing,
-)
+from aprfmt.arch.converter import GgufKeys, Scope, check_layers, converter_of, flattened, language_part, look_up
 from aprfmt.arch.converters import common
 from aprfmt.arch.fields import (
     GgufKey,
@@ -45,7 +33,7 @@ from aprfmt.arch.fields import (
     typed_key,
 )
 from aprfmt.arch.heads import MODULE_KEYS, head_of
-from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
+from aprfmt.arch.hyperparams import FIELDS, Hyperparams
 from aprfmt.arch.projectors import MAP, TARGETS
 from aprfmt.arch.row import (
     HAS_TENSORS,
@@ -60,23 +48,27 @@ from aprfmt.arch.row import (
     ROPE,
     ROTARY_DIM,
     SHARED_ROTARY_DIM,
-    WHOLE_KEYS,
     WINDOW,
     Architecture,
     Key,
+)
+from aprfmt.arch.scopes import (
+    TOKEN_IDS,
+    defaults_of,
+    derive_heads,
+    drafts_key,
+    fill,
+    full_key,
+    keys_of,
+    normalize,
+    scopes_of,
+    take,
 )
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 
 EXTRA_KEY = "aprfmt.hparams"
 """APR metadata key of what has no typed field."""
-
-KEPT = (
-    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "hidden_act",
-    "attention_bias", "mlp_bias", "pad_token_id", "quantization_config", "num_nextn_predict_layers",
-    "original_max_position_embeddings", "mixer_rms_eps", "rescale_prenorm_residual",
-)  # fmt: skip
-"""config.json keys, beside those of a row, that are kept in Hyperparams.extra where a config has them."""
 
 _UNKNOWN_KEYS: tuple[Key, ...] = (
     *(
@@ -90,7 +82,6 @@ _UNKNOWN_KEYS: tuple[Key, ...] = (
 _UNKNOWN = Architecture("", "", "", "", (), (), (), _UNKNOWN_KEYS)
 """Stands for an architecture that the table does not have."""
 
-_TOKEN_IDS = ("bos_token_id", "eos_token_id")
 _REQUIRED = (
     "num_layers", "max_position_embeddings", "hidden_size", "intermediate_size", "num_heads", "rms_norm_eps",
 )  # fmt: skip
@@ -101,101 +92,13 @@ _OF_THE_WHOLE = (
     "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
     "quantization_config", "model_type", "vision_config", "image_token_id", MAP, TARGETS, *_OF_ASSISTANTS,
 )  # fmt: skip
-# Read and written by other code than the keys of a row.
-_ELSEWHERE = frozenset(("tie_word_embeddings", *_TOKEN_IDS, *rope.NAMES))
 _STRUCTURAL = frozenset((ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, HEAD_DIM))
-_OTHER_DRAFTS = Converter(nothing, lambda value, scope: value or DEFAULT)
-DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=_OTHER_DRAFTS)
-"""How many layers behind the network's own predict further tokens; of a family without a key of its own, a GGUF that
-is created holds none."""
-
-
-def drafts_key(row: Architecture | None) -> Key:
-    """The family's key of the number of draft layers."""
-    own = (key for key in row.keys if key.gguf == DRAFTS.gguf) if row is not None else ()
-    return next(iter(own), DRAFTS)
-
-
-_VOCAB = Key("vocab_size", FIELD["vocab_size"].hf, field="vocab_size")
 _LAYER = re.compile(r"\.\d+\.")
-
-
-# --- rows ---
-
-
-def defaults_of(row: Architecture | None, *model_types: str | None) -> dict[str, object]:
-    """What absent config.json keys mean for the first of the model types that the row knows."""
-    if row is None:
-        return {}
-    own = next((row.defaults[name] for name in model_types if name and name in row.defaults), None)
-    if own is None:
-        own = row.defaults.get(row.model_type, {})
-    return {**row.defaults.get("", {}), **own}
-
-
-def keys_of(row: Architecture, defaults: Mapping[str, object]) -> Iterator[Key]:
-    """The row's keys, the vocabulary's size, then plain config.json keys that the row names in its defaults only."""
-    yield from row.keys
-    if not any(key.field == "vocab_size" for key in row.keys):
-        yield _VOCAB
-    named = {name for key in row.keys for name in key.hf} | _ELSEWHERE | {"vocab_size"}
-    for name in (*defaults, *KEPT):
-        if name not in named:
-            named.add(name)
-            yield DRAFTS if name in DRAFTS.hf else Key("", (name,))
 
 
 def _row_of(h: Hyperparams) -> Architecture | None:
     row = find(hf_class=h.hf_architecture, model_type=h.hf_model_type, config=h.extra)
     return row or ARCHITECTURES.get(h.architecture or "") or find(gguf=h.architecture)
-
-
-def _scopes(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> list[Scope]:
-    return [Scope(h, row, key, defaults) for key in keys_of(row, defaults)]
-
-
-def _take(scope: Scope, value: object) -> None:
-    """Sets what a converter gave back."""
-    key = scope.key
-    if isinstance(value, ConfigKeys):
-        by_name = {name: known for known in scope.row.keys for name in known.hf}
-        for name, item in value.items():
-            replace(scope, key=by_name.get(name, Key("", (name,)))).put(item)
-    elif value is not DEFAULT:
-        scope.put(value)
-    # A number of the network that a GGUF does not give is unknown, whatever transformers would assume;
-    # what another key has set stays.
-    elif not (key.field and key.gguf) and not (key.hf and key.hf[0] in scope.h.extra):
-        default, _ = look_up(scope.defaults, key.hf)
-        if default is not None:
-            scope.put(default)
-
-
-def normalize(scopes: Sequence[Scope]) -> None:
-    """Brings the values of a config.json, all of which are read, into the form in which they are held."""
-    for scope in scopes:
-        convert = converter_of(scope.key).normalize
-        if convert is not None and (value := convert(scope.value, scope)) is not DEFAULT:
-            _take(scope, value)
-
-
-def _fill(h: Hyperparams, scopes: Sequence[Scope]) -> None:
-    """Sets what follows from other numbers: sizes, then heads, which need sizes, then what is counted in those."""
-    for only_sizes in (True, False):
-        for scope in scopes:
-            derive = converter_of(scope.key).derive
-            if derive is not None and scope.value is None and (scope.key.field or not only_sizes):
-                scope.put(derive(scope))
-        if only_sizes:
-            _derive_heads(h)
-
-
-def _derive_heads(h: Hyperparams) -> None:
-    """As many key-value heads as heads, and heads of equal size, where nothing else is said."""
-    if h.num_kv_heads is None:
-        h.num_kv_heads = h.num_heads
-    if h.head_dim is None:
-        h.head_dim = h.plain_head_dim
 
 
 # --- config.json ---
@@ -224,14 +127,14 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     h = Hyperparams(hf_architecture=hf_class, hf_model_type=text_type or whole_type)
     h.architecture = row.id if row else h.hf_model_type
     defaults = defaults_of(row, text_type, whole_type)
-    scopes = _scopes(h, row or _UNKNOWN, defaults)
+    scopes = scopes_of(h, row or _UNKNOWN, defaults)
     for scope in scopes:
         value, found = look_up(config, scope.key.hf)
         if not found:
             value, _ = look_up(defaults, scope.key.hf)
         scope.put(scope.key.constant if value is None else value)
     normalize(scopes)
-    _fill(h, scopes)
+    fill(h, scopes)
     rope.read(h, config, defaults, row)
     h.rope_type = row.rope_type if row else None
     full = {**defaults, **config}
@@ -285,7 +188,7 @@ def with_target(h: Hyperparams, row: Architecture | None, target: Mapping[str, o
         return None
     h = replace(h, extra=dict(h.extra))
     target = {**target, **language_part(target)}
-    for scope in _scopes(h, row, defaults_of(row, h.hf_model_type)):
+    for scope in scopes_of(h, row, defaults_of(row, h.hf_model_type)):
         convert = converter_of(scope.key).from_target
         if convert is not None and scope.value is None:
             scope.put(convert(target, scope))
@@ -320,7 +223,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
     defaults = defaults_of(row, model_type)
     config: dict[str, object] = {}
     done = {"rope_scaling", "rope_layers", "partial_rotary_factor", "text_of", "head_dim", *_told_by_tensors(row)}
-    for scope in _scopes(h, row, defaults):
+    for scope in scopes_of(h, row, defaults):
         key = scope.key
         if key.role == OF_TENSOR:
             done.add(key.hf[0])
@@ -408,7 +311,7 @@ def _class_named(row: Architecture, model_type: str) -> str | None:
 
 
 def _set_token_ids(h: Hyperparams, source: Mapping[str, object]) -> None:
-    for key in _TOKEN_IDS:
+    for key in TOKEN_IDS:
         value = source.get(key)
         setattr(h, key, as_id(value, key))
         if isinstance(value, list) and value:
@@ -435,12 +338,12 @@ def from_gguf(
     scopes = [Scope(h, known, key, defaults, kv, tensor_names) for key in keys_of(known, defaults)]
     for scope in scopes:
         if scope.key.field:
-            _take(scope, _gguf_value(scope, flags))
-    _derive_heads(h)
+            take(scope, _gguf_value(scope, flags))
+    derive_heads(h)
     for scope in scopes:
         if not scope.key.field:
-            _take(scope, _gguf_value(scope, flags))
-    _fill(h, scopes)
+            take(scope, _gguf_value(scope, flags))
+    fill(h, scopes)
     if h.vocab_size is None and isinstance(tokens := kv.get("tokenizer.ggml.tokens"), Sized):
         h.vocab_size = len(tokens)
     bos, eos, pad = (
@@ -489,11 +392,6 @@ def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
             value = value[0] if value.count(value[0]) == len(value) else value  # the same of every layer: a number
         value = config_value(name, key.kind, value)
     return converter_of(key).from_gguf(value, scope)
-
-
-def full_key(row: Architecture, suffix: str) -> str:
-    """A GGUF key in full: behind the architecture's name, but for those that no family has for itself."""
-    return suffix if suffix.startswith(WHOLE_KEYS) else f"{row.gguf}.{suffix}"
 
 
 def _flags_of(row: Architecture, names: Collection[str]) -> dict[str, bool]:
@@ -639,27 +537,27 @@ def from_apr(metadata: Mapping[str, object]) -> Hyperparams:
     h.tied = tied if isinstance(tied, bool) else base.tied
     if not isinstance(ours.get("rope_scaling", {}), Mapping):
         raise CorruptError(f"{EXTRA_KEY}: rope_scaling is not an object")
-    _set_token_ids(h, {key: ours.pop(key, metadata.get(f"tokenizer.{key}")) for key in _TOKEN_IDS})
+    _set_token_ids(h, {key: ours.pop(key, metadata.get(f"tokenizer.{key}")) for key in TOKEN_IDS})
     h.extra |= ours
-    _derive_heads(h)
+    derive_heads(h)
     if row is None:
         return h
     # What an .apr leaves out is what transformers takes absent keys for; but no window is none.
     check_layers(h)
     defaults = defaults_of(row, h.hf_model_type)
-    scopes = _scopes(h, row, defaults)
+    scopes = scopes_of(h, row, defaults)
     for scope in scopes:
         key = scope.key
         if not key.field and key.hf and key.role not in _STRUCTURAL and key.hf[0] not in h.extra:
             value = None if key.role == WINDOW else look_up(defaults, key.hf)[0]
             scope.put(key.constant if value is None else value)
-    _fill(h, scopes)
+    fill(h, scopes)
     return h
 
 
 def to_apr(h: Hyperparams) -> dict[str, object]:
     """APR metadata: typed fields, `tied_embeddings`, the rest under `aprfmt.hparams`; no nulls."""
-    extra = {key: getattr(h, key) for key in _TOKEN_IDS if getattr(h, key) is not None} | h.extra
+    extra = {key: getattr(h, key) for key in TOKEN_IDS if getattr(h, key) is not None} | h.extra
     out = {
         "architecture": h.hf_model_type or h.architecture,
         "hf_architecture": h.hf_architecture,

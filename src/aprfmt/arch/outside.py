@@ -15,9 +15,9 @@ from functools import cache, lru_cache
 from aprfmt.arch import names
 from aprfmt.arch.grammar import is_unwanted
 from aprfmt.arch.heads import MODULE, head_of
-from aprfmt.arch.hparams import drafts_key
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
+from aprfmt.arch.scopes import drafts_key
 from aprfmt.arch.table import wrapper_of
 from aprfmt.records import record
 from aprfmt.text import first_few, format_bytes, plural

@@ -75,11 +75,11 @@ class TensorRow:
         need: condition under which the network must have it, over config keys and the words REQUIRED (always),
             OPTIONAL (never), HEAD (unless the head is tied) and OUTPUT (whose class predicts tokens).
         layers: condition for a layer to have it ("moe", "!first", a kind of `layer_types`); "" for all layers.
-        order: orders of rows, applied in turn: "swap:heads,2,head_dim/2" (see arch.links).
+        order: orders of rows, applied in turn: "swap:heads,2,head_dim/2" (see arch.orders).
         columns: the same for the last dimension.
         transposed: whether the last two dimensions are swapped on the way to GGUF.
         gguf_transposed: the same for each of the `gguf` tensors, at the end.
-        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp"), PLUS_ROW, INT32 or PRODUCT; "mirror:SIZE"
+        value: name of a map of arch.orders.VALUES ("plus_one", "minus_exp"), PLUS_ROW, INT32 or PRODUCT; "mirror:SIZE"
             turns the sign of the second half of each SIZE rows, "unit_columns:KEY" divides columns by their lengths if
             config's KEY is true.
         scale: what rows are multiplied by on the way to GGUF, run after run: "rows:number,number*number", where a

@@ -8,9 +8,10 @@ from aprfmt.arch.converter import Scope, converter_of, look_up
 from aprfmt.arch.families import listed
 from aprfmt.arch.fields import as_text
 from aprfmt.arch.grammar import holds, is_gguf_of
-from aprfmt.arch.hparams import defaults_of, first_class, normalize, set_path
+from aprfmt.arch.hparams import first_class, set_path
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import OF_TENSOR, Tower
+from aprfmt.arch.scopes import defaults_of, normalize
 from aprfmt.arch.table import TOWERS
 
 PREPROCESSOR = "preprocessor_config"

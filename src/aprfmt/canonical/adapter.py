@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.links import Link, Order, RowMapping, link_of
+from aprfmt.arch.links import Link, RowMapping, link_of
 from aprfmt.arch.names import canonical_name, matches
+from aprfmt.arch.orders import Order
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import find_gguf
 from aprfmt.canonical.lora import check_shapes

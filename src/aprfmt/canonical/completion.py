@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from aprfmt.arch import hparams as hp
-from aprfmt.arch import names, rope
+from aprfmt.arch import names, rope_factors
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.flat_norms import flat_norms, read_flat_norms
 from aprfmt.arch.grammar import factor_names, has_layer
@@ -116,7 +116,7 @@ def complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) ->
     """What a GGUF says elsewhere than in its keys: rope scaling as tensors, the class by the table."""
     stored = [name for name in (*ROPE_FACTORS, *flat_norms(row, 0)) if name in model.tensors]
     divisors = {name: model.tensors[name].numpy().reshape(-1).tolist() for name in stored}
-    warnings = rope.read_factor_tensors(hparams, divisors)
+    warnings = rope_factors.read_factor_tensors(hparams, divisors)
     read_flat_norms(hparams, row, divisors)
     embedding = model.tensors.get("token_embd.weight")
     if hparams.vocab_size is None and embedding is not None and embedding.shape:

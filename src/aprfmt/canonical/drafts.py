@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch import hparams as hp
-from aprfmt.arch import names
+from aprfmt.arch import names, scopes
 from aprfmt.arch.outside import ExtraTensors, is_draft, names_drafts
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -25,7 +24,7 @@ def with_drafts_counted(c: Canonical) -> Canonical:
         return c
     found = (names.matches(c.arch, n, side) for n in named_drafts(c) for side in ("hf", "gguf"))
     n_drafts = len({match.layer for matches in found for match in matches})
-    known = hp.drafts_key(c.arch).hf
+    known = scopes.drafts_key(c.arch).hf
     extra = {name: value for name, value in c.hparams.extra.items() if name not in known}
     if (n_drafts and known) or (names_drafts(c.arch) and len(extra) < len(c.hparams.extra)):
         extra[known[0]] = n_drafts
@@ -36,7 +35,7 @@ def without_drafts(c: Canonical) -> tuple[Canonical, list[ExtraTensors]]:
     """`c` without its draft layers, and what they were."""
     drafts = {name: t for name, t in c.outside.items() if is_draft(c.arch, name)}
     others = {name: t for name, t in c.outside.items() if name not in drafts}
-    known = hp.drafts_key(c.arch).hf
+    known = scopes.drafts_key(c.arch).hf
     extra = {name: 0 if name in known else value for name, value in c.hparams.extra.items()}
     left = replace(c, outside=others, hparams=replace(c.hparams, extra=extra), is_whole=not drafts)
     return left, replace(c, outside=drafts).outside_parts()

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from aprfmt.arch.links import MIRROR, VALUES, Link, indices, map_values
+from aprfmt.arch.links import Link
+from aprfmt.arch.orders import MIRROR, VALUES, indices, map_values
 from aprfmt.canonical.pairs import LoraPair
 from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor

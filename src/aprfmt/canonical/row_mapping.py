@@ -12,7 +12,8 @@ from functools import partial
 from math import lcm, prod
 from threading import Lock
 
-from aprfmt.arch.links import UNIT_COLUMNS, RowMapping, indices, map_values
+from aprfmt.arch.links import RowMapping
+from aprfmt.arch.orders import UNIT_COLUMNS, indices, map_values
 from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, PRODUCT
 from aprfmt.canonical.packed import PackedTensor
 from aprfmt.codecs import mxfp4

@@ -10,8 +10,8 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from aprfmt.arch.gguf_keys import key_problems
-from aprfmt.arch.hparams import full_key, keys_of
 from aprfmt.arch.row import Architecture
+from aprfmt.arch.scopes import full_key, keys_of
 from aprfmt.arch.table import find_gguf
 from aprfmt.canonical.checks import check_before_writing
 from aprfmt.canonical.read import canonical

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from aprfmt.arch import hparams as hp
-from aprfmt.arch import names
+from aprfmt.arch import names, scopes
 from aprfmt.arch.links import Link
 from aprfmt.arch.loaders import needs_head
 from aprfmt.canonical.model import Canonical, from_gguf
@@ -174,8 +174,8 @@ def network_of(c: Canonical) -> PresetContext:
         word = c.hparams.architecture or ""
     heads = _first(kv.get(f"{word}.attention.head_count", c.hparams.num_heads))
     n_layers = _first(kv.get(f"{word}.block_count", c.hparams.num_layers))
-    if from_gguf(c) and f"{word}.{hp.DRAFTS.gguf}" not in kv:
-        n_layers += _first(c.hparams.extra.get(hp.DRAFTS.hf[0]))
+    if from_gguf(c) and f"{word}.{scopes.DRAFTS.gguf}" not in kv:
+        n_layers += _first(c.hparams.extra.get(scopes.DRAFTS.hf[0]))
     return PresetContext(
         architecture=word,
         n_layers=n_layers,

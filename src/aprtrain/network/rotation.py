@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aprfmt.arch import rope
+from aprfmt.arch import rope, rope_factors
 from aprfmt.arch.fields import as_float
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import UnsupportedError
@@ -55,12 +55,12 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: in
     if kind == "linear":
         inv_freq = inv_freq / _number(scaling, "factor", 1.0)
     elif kind == "llama3":
-        factors = rope.llama3_factors(theta, dim, scaling, h.max_position_embeddings)
+        factors = rope_factors.llama3_factors(theta, dim, scaling, h.max_position_embeddings)
         inv_freq = inv_freq / torch.tensor(factors, dtype=torch.float32)
     elif kind == "yarn":
         inv_freq, factor = _yarn(h, theta, scaling, inv_freq)
     elif kind == "longrope":
-        named = (rope.listed_factors(scaling, key, dim) for key in ("short_factor", "long_factor"))
+        named = (rope_factors.listed_factors(scaling, key, dim) for key in ("short_factor", "long_factor"))
         short, stretched = (1.0 / (torch.tensor(factors, dtype=torch.float32) * theta**exponents) for factors in named)
         inv_freq, long, factor = short, tuple(stretched.tolist()), rope.attention_factor(h, kind, scaling) or 1.0
     beta, context = _number(scaling, "llama_4_scaling_beta", 0.0), rope.original_context(h, scaling) or 1

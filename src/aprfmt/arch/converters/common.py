@@ -18,7 +18,7 @@ from aprfmt.arch.converters.layers import (
     with_plain_kinds,
 )
 from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
-from aprfmt.arch.grammar import evaluate, layer_kinds, sizes_of
+from aprfmt.arch.grammar import FIELD_OF_SIZE, evaluate, layer_kinds, size_words, sizes_of
 from aprfmt.arch.rope import scaling_of
 from aprfmt.arch.row import HEAD_DIM, OF_TENSOR, ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, WINDOW
 from aprfmt.errors import CorruptError, RefusedError
@@ -182,8 +182,17 @@ def gguf_int(scope: Scope, suffix: str) -> int:
 
 
 def computed(size: str, from_gguf: Convert = default) -> Converter:
-    """A GGUF key that is a size in words of the config.json: "kv_lora_rank+qk_rope_head_dim" (see arch.grammar)."""
-    return Converter(lambda value, scope: evaluate(size, sizes_of(scope.h)), from_gguf)
+    """A GGUF key that is a size in words of the config.json: "kv_lora_rank+qk_rope_head_dim" (see arch.grammar).
+
+    A size of 0 is none.
+    """
+
+    def to_gguf(value: object, scope: Scope) -> int | None:
+        for word in size_words(size) - FIELD_OF_SIZE.keys():
+            scope.size(word)  # raises CorruptError for what is none
+        return evaluate(size, sizes_of(scope.h)) or None
+
+    return Converter(to_gguf, from_gguf)
 
 
 def integer(to_gguf: Callable[[int], object], from_gguf: Callable[[int], object]) -> Converter:

@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.mla import INDEXER
 from aprfmt.arch.blocks.moe import COUNT, MTP, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, draft_layer, packed_experts
 from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, last_stream, streams
 from aprfmt.arch.blocks.tower import IMAGE, USE_SILU, layers, norms, projector, sees, whole
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing, refuse_if
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing, refuse_if
 from aprfmt.arch.converters.common import computed, gating
 from aprfmt.arch.converters.drafts import next_layers
 from aprfmt.arch.converters.experts import one_for_all, same_limit
@@ -71,6 +71,13 @@ def _hashed_normalize(value: object, scope: Scope) -> object:
     return count
 
 
+def _all_streams(value: object, scope: Scope) -> int | None:
+    width, n_streams = scope.h.hidden_size, as_int(scope.h.extra.get("hc_mult"), "hc_mult")
+    if n_streams not in (None, 4):
+        raise RefusedError(f"hc_mult is {n_streams}: llama.cpp's {scope.row.gguf} supports 4 only")
+    return width * n_streams if width and n_streams else None
+
+
 def _stages_normalize(value: object, scope: Scope) -> object:
     """A draft is published with its model, whose layers the config counts; ratios are listed of all of both."""
     scope.h.extra.pop("num_nextn_predict_layers", None)
@@ -98,7 +105,7 @@ hash_layers = Converter(
     ),
     normalize=_hashed_normalize,
 )
-all_streams = computed("hc_mult*hidden")
+all_streams = Converter(_all_streams, default)
 draft_stages = Converter(normalize=_stages_normalize)
 no_ratios = Converter(normalize=_no_ratios)
 no_tables = Converter(normalize=_no_tables)
@@ -177,8 +184,7 @@ _KEYS = (
     Key("attention.output_group_count", ("o_groups",)), Key("attention.output_lora_rank", ("o_lora_rank",)),
     Key("", ("compress_rates",)), Key("", ("mlp_layer_types",), "str[]"),
     Key("attention.compress_ratios", ("compress_ratios",), "i32[]", converter=compress_ratios),
-    Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", converter=compressed_rope),
-    replace(HC_COUNT, allowed=(4,)),
+    Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", converter=compressed_rope), HC_COUNT,
     Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)), HC_EPS,
     Key("hash_layer_count", ("num_hash_layers",), converter=hash_layers), _ALL_STREAMS, MTP,
     must_be("attention_bias", False), must_be("mlp_bias", False), SILU,

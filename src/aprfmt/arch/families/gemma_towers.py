@@ -172,7 +172,7 @@ _POOLED = 3
 
 
 unless_three = Converter(lambda value, scope: None if value == _POOLED else value, or_default)
-four_times = integer(lambda width: 4 * width, lambda width: width // 4 or DEFAULT)
+four_times = integer(lambda width: 4 * width, lambda width: width // 4 if width else DEFAULT)
 as_many_heads = Converter(same, lambda value, scope: or_default(scope.gguf("vision.attention.head_count"), scope))
 
 

@@ -79,7 +79,11 @@ k3_config = Converter(
     _k3_config, normalize=_k3_config,
 )
 one_group = implied(lambda scope: 1, "{name} is {value}: llama.cpp's {gguf} does not support expert groups")
-no_low_rank = implied(lambda scope: None, "{name} is {value}: llama.cpp's {gguf} supports full-rank queries only")
+no_low_rank = Converter(
+    refuse_if(
+        lambda value, scope: value is not None, "{name} is {value}: llama.cpp's {gguf} supports full-rank queries only",
+    ),
+)
 _KDA, _ATTENTION = "linear_attention", "full_attention"
 _HEADS, _SIZE, _KERNEL = "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"
 _INNER = f"{_HEADS}*{_SIZE}"

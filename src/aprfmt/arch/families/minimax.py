@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches_in_time, projector, sees, sizes, tower_attention,
     whole,
 )
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, if_given, implied
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, if_given, implied, refuse_if
 from aprfmt.arch.converters.common import gating
 from aprfmt.arch.converters.experts import DENSE, SPARSE, counted_dense_from, counted_dense_to, width_of_experts
 from aprfmt.arch.converters.layers import flags_of
@@ -41,9 +41,13 @@ def _lightning_layers_from(value: object, scope: Scope) -> object:
     return [int((i + 1) % period == 0) for i in range(scope.h.num_layers or 0)]
 
 
-same_alpha = implied(
-    lambda scope: scope.h.extra.get("layernorm_full_attention_alpha"),
-    "{name} is {value}: llama.cpp's {gguf} has one residual scale",
+_ALPHA = "layernorm_full_attention_alpha"
+same_alpha = Converter(
+    refuse_if(
+        lambda value, scope: value != scope.h.extra.get(_ALPHA),
+        "{name} is {value}: llama.cpp's {gguf} has one residual scale",
+    ),
+    lambda value, scope: scope.h.extra.get(_ALPHA),
 )
 lightning_layers = Converter(_lightning_layers_to, _lightning_layers_from)
 _LIGHTNING, _ATTENTION = "linear_attention", "full_attention"

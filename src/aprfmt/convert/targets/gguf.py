@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aprfmt.arch import hparams as hp
-from aprfmt.arch import names, rope
+from aprfmt.arch import names, rope_factors, scopes
 from aprfmt.arch.differences import differences
 from aprfmt.arch.fields import Misfit, shorten
 from aprfmt.arch.flat_norms import all_flat_norms
@@ -192,7 +192,7 @@ def _outside(c: Canonical) -> dict[str, CanonicalTensor]:
         return c.outside
     counted = with_drafts_counted(c).hparams
     keys = {key: value for key, _, value in hp.to_gguf(counted, c.arch, complete=False)}
-    if not keys.get(hp.full_key(c.arch, hp.DRAFTS.gguf)):
+    if not keys.get(scopes.full_key(c.arch, scopes.DRAFTS.gguf)):
         return {}
     drafts = named_drafts(c)
     names.check_drafts(c.arch, c.hparams, {name: t.shape for name, t in drafts.items()})
@@ -201,7 +201,7 @@ def _outside(c: Canonical) -> dict[str, CanonicalTensor]:
 
 def _without_key(c: Canonical) -> Canonical:
     """`c` without the config key that counts MTP layers."""
-    extra = {name: value for name, value in c.hparams.extra.items() if name not in hp.drafts_key(c.arch).hf}
+    extra = {name: value for name, value in c.hparams.extra.items() if name not in scopes.drafts_key(c.arch).hf}
     return replace(c, hparams=replace(c.hparams, extra=extra))
 
 
@@ -329,7 +329,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
             hint="add --allow-unmapped to keep the tensor names as they are",
         )
     if row is not None:
-        for name, factors in (rope.factor_tensors(c.hparams, row) | all_flat_norms(c.hparams, row)).items():
+        for name, factors in (rope_factors.factor_tensors(c.hparams, row) | all_flat_norms(c.hparams, row)).items():
             if name not in c.tensors:
                 yield _factors(name, factors)
     numbers = {key.hf[0] for key in row.keys if key.role == OF_TENSOR} if row is not None else set[str]()
