@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turns import examples
 
-from aprfmt.arch import rope_factors
+from aprfmt.arch import rope, rope_factors
 from aprfmt.arch.converter import Scope
 from aprfmt.arch.grammar import factor_names
 from aprfmt.arch.hparams import from_apr, from_gguf, from_hf_config, to_apr, to_gguf, to_hf_config
