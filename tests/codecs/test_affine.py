@@ -127,7 +127,7 @@ def test_blocks_are_groups_of_32_and_the_same_blocks_again(dtype: str) -> None:
     decoded = (scales[:, None] * codes + biases[:, None]).reshape(-1)
     assert np.allclose(decoded, ggml.decode(dtype, data), rtol=1e-6, atol=1e-9)
     assert bytes(affine.write_blocks(dtype, codes, scales, biases)) == data
-    assert affine.fitting_blocks(affine.BITS_OF_BLOCKS[dtype], [(scales, biases)]) == dtype
+    assert affine.fitting_blocks(affine.BITS_OF_BLOCKS[dtype], [(scales, biases)]) == (dtype, 0)
     groups = regrouped("w", dtype, lambda unit: stored(data, 777))
     words = np.frombuffer(b"".join(map(bytes, run_jobs(groups.items(0)))), "<u4")
     assert np.array_equal(packed.unpack(words, affine.BITS_OF_BLOCKS[dtype]), codes.reshape(-1))
@@ -136,13 +136,24 @@ def test_blocks_are_groups_of_32_and_the_same_blocks_again(dtype: str) -> None:
     assert np.array_equal(np.frombuffer(halves[1], "<f2"), biases)
 
 
-def test_scales_that_f16_does_not_hold_fit_no_blocks() -> None:
+def change_of(bits: int, parts: list[tuple[Array, Array]]) -> float:
+    found = affine.fitting_blocks(bits, parts)
+    assert found is not None
+    return found[1]
+
+
+def test_blocks_of_scales_that_f16_rounds() -> None:
     third, half = np.full(4, 1 / 3, np.float32), np.full(4, 0.5, np.float32)
-    assert affine.fitting_blocks(4, [(half, half)]) == "Q4_1"
-    assert affine.fitting_blocks(4, [(half, -8 * half)]) == "Q4_0"
-    assert affine.fitting_blocks(4, [(half, -8 * half), (half, half)]) == "Q4_1"
-    assert affine.fitting_blocks(4, [(third, half)]) is None
-    assert affine.fitting_blocks(4, [(half, third)]) is None
+    assert affine.fitting_blocks(4, [(half, half)]) == ("Q4_1", 0)
+    assert affine.fitting_blocks(4, [(half, -8 * half)]) == ("Q4_0", 0)
+    assert affine.fitting_blocks(4, [(half, -8 * half), (half, half)]) == ("Q4_1", 0)
+    off = float(abs(np.float16(1 / 3) - np.float64(np.float32(1 / 3))))
+    assert change_of(4, [(third, -8 * third)]) == pytest.approx(3 * off)
+    assert change_of(4, [(third, half)]) == pytest.approx(15 * off / 5.5)
+    assert change_of(4, [(half, third)]) == pytest.approx(off / (7.5 + 1 / 3))
+    assert change_of(4, [(third * 2**-22, half)]) == pytest.approx(0, abs=1e-6)
+    assert affine.fitting_blocks(4, [(third * 2**-14, -8 * third * 2**-14)]) is None
+    assert affine.fitting_blocks(4, [(half * 2**18, -4 * half * 2**18)]) is None
     assert affine.fitting_blocks(8, [(half, half)]) is None
     assert affine.fitting_blocks(6, [(half, half)]) is None
 

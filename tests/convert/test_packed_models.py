@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from packed_models import fp8, gptq
-from packed_parts import BASE, Packed
+from packed_parts import BASE, Packed, tensor
 from plain_models import CONFIG, FFN, HIDDEN, weights
 from tiny_models import write_byte_tokenizer
 
@@ -143,6 +144,24 @@ def test_gptq_reaches_a_gguf(tmp_path: Path) -> None:
     aprfmt.convert_model(folder, tmp_path / "m.gguf", dtype="f32")
     with aprfmt.open(tmp_path / "m.gguf") as model:
         np.testing.assert_array_equal(model.tensors["blk.0.attn_v.weight"].numpy(), case.values)
+
+
+def test_integers_keep_their_codes_in_a_gguf_and_the_report_says_what_rounding_changes(tmp_path: Path) -> None:
+    case, value = gptq(4), "model.layers.0.self_attn.v_proj"
+    report = aprfmt.convert_model(folder_of(tmp_path / "f", {value: case}), tmp_path / "m.gguf")
+    assert report.changes == []
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        found = model.tensors["blk.0.attn_v.weight"]
+        assert found.dtype == "Q4_1"
+        np.testing.assert_array_equal(found.numpy(), case.values)
+    scales = np.full((2, 32), 1 / 3, "<f4")
+    odd = replace(case, tensors=case.changed("scales", tensor(f"{BASE}.scales", "F32", scales)))
+    report = aprfmt.convert_model(folder_of(tmp_path / "g", {value: odd}), tmp_path / "n.gguf")
+    (change,) = report.changes
+    assert (change["tensor"], change["from"], change["to"]) == (f"{value}.weight", "GPTQ", "Q4_1")
+    assert 0 < change["largest_relative_change"] < 2**-10
+    assert any("1 tensor stored as Q4_1 with the codes of GPTQ: rounding the scales" in loss for loss in report.losses)
+    assert report.to_json()["changes"] == report.changes
 
 
 @pytest.mark.parametrize("target", ["m.apr", "m.gguf"])

@@ -72,10 +72,10 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs stands in nibble 0, 1, ... of a word."""
 
 
-def awq(group: int = 16, seed: int = 0) -> Packed:
-    """AWQ: 48 inputs, 24 outputs."""
+def awq(group: int = 16, n_in: int = 48, seed: int = 0) -> Packed:
+    """AWQ: 24 outputs."""
     rng = np.random.default_rng(seed)
-    n_in, n_out = 48, 24
+    n_out = 24
     n_groups = n_in // group if group > 0 else 1
     codes = rng.integers(0, 16, (n_in, n_out))
     zeros = rng.integers(0, 16, (n_groups, n_out))
@@ -106,12 +106,20 @@ def ct(weights: Mapping[str, Any], stored: str) -> dict[str, Any]:
 
 
 def pack_quantized(
-    bits: int = 4, *, zero: str = "", order: bool = False, channel: bool = False, seed: int = 0
+    bits: int = 4,
+    *,
+    zero: str = "",
+    order: bool = False,
+    channel: bool = False,
+    seed: int = 0,
+    columns: int = 40,
+    group: int = 8,
 ) -> Packed:
-    """compressed-tensors: 10 x 40, groups of 8; zero points "packed", "plain" or none; codes end within a word."""
+    """compressed-tensors: ten rows; zero points "packed", "plain" or none; codes end within a word."""
     rng = np.random.default_rng(seed)
-    rows, columns = 10, 40
-    group, n_groups = (columns, 1) if channel else (8, 5)
+    rows = 10
+    group = columns if channel else group
+    n_groups = columns // group
     low = -(1 << bits - 1)
     codes = rng.integers(low, -low, (rows, columns))
     zeros = rng.integers(low, -low, (rows, n_groups)) if zero else np.zeros((rows, n_groups), dtype=int)
@@ -139,10 +147,10 @@ def pack_quantized(
     return Packed(named(tensors), ct(weights, "pack-quantized"), values)
 
 
-def ct_int8(*, zero: bool = False, seed: int = 0) -> Packed:
+def ct_int8(*, zero: bool = False, seed: int = 0, columns: int = 9) -> Packed:
     """compressed-tensors: signed bytes with a scale a row."""
     rng = np.random.default_rng(seed)
-    codes, scales = rng.integers(-128, 128, (6, 9)), rng.integers(1, 99, (6, 1)).astype("<f4") / 64
+    codes, scales = rng.integers(-128, 128, (6, columns)), rng.integers(1, 99, (6, 1)).astype("<f4") / 64
     zeros = rng.integers(-128, 128, (6, 1)) if zero else np.zeros((6, 1), dtype=int)
     tensors = [tensor(f"{BASE}.weight", "I8", codes), tensor(f"{BASE}.weight_scale", "F32", scales)]
     if zero:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypedDict
 
 from aprfmt.arch import names
 from aprfmt.arch.converter import language_part
@@ -35,6 +36,7 @@ from aprfmt.formats.hf_files import parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.io.source import is_file
 from aprfmt.model import Model, Tensor
+from aprfmt.text import plural
 from aprfmt.types import Shape
 
 HF_QUANT = "hf_quant_config.json"
@@ -158,7 +160,8 @@ class PackedTensor:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset` of the decoded weight."""
         size, end = DTYPES[self.dtype].block_bytes, offset + len(buffer)
-        done, decoded, step = 0, self.decoded, STEP // DTYPES[self.dtype].block
+        done, decoded = 0, self.decoded
+        step = decoded.step // DTYPES[self.dtype].block if self.blocks is not None else STEP
         for start in range(offset // size, -(-end // size), step):
             stop = min(start + step, -(-end // size))
             if self.blocks is not None:
@@ -191,6 +194,10 @@ AS_STORED = Decoding()
 AS_VALUES = Decoding(decode=True, dtype="F32")
 
 
+BlockChange = TypedDict("BlockChange", {"tensor": str, "from": str, "to": str, "largest_relative_change": float})
+"""A weight whose codes are kept and whose scales are rounded: the change of a value over the largest of its block."""
+
+
 @dataclass(frozen=True)
 class Packing:
     """The packed weights of a model.
@@ -215,7 +222,23 @@ class Packing:
     def losses(self) -> list[str]:
         """A sentence a scheme for the report of an output that holds the weights decoded."""
         counts = Counter(w.scheme for w in self.weights if w.blocks is None) if self.decoded else {}
-        return [f"{n} tensors decoded from {scheme}" for scheme, n in sorted(counts.items())]
+        sentences = [f"{n} tensors decoded from {scheme}" for scheme, n in sorted(counts.items())]
+        changes = self.changes()
+        for source, target in sorted({(change["from"], change["to"]) for change in changes}):
+            own = [c["largest_relative_change"] for c in changes if (c["from"], c["to"]) == (source, target)]
+            sentences.append(
+                f"{plural(len(own), 'tensor')} stored as {target} with the codes of {source}: "
+                f"rounding the scales changes values by up to {max(own):.1e} of the largest of their block"
+            )
+        return sentences
+
+    def changes(self) -> list[BlockChange]:
+        """The weights whose blocks hold the codes of the checkpoint, but rounded scales."""
+        found = [(w, w.blocks) for w in self.weights if self.decoded and w.blocks is not None and w.blocks.change]
+        return [
+            BlockChange({"tensor": w.name, "from": w.scheme, "to": b.dtype, "largest_relative_change": b.change})
+            for w, b in found
+        ]
 
 
 def packing(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aprfmt.arch.links import Link, RowMapping
-from aprfmt.canonical.packed import PackedTensor, scale_name
+from aprfmt.canonical.packed import BlockChange, PackedTensor, scale_name
 from aprfmt.canonical.row_mapping import Produced, as_it_is, produce, scales_of
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.packed import TensorScales
@@ -163,6 +163,7 @@ class Losses:
     others: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     differences: list[dict[str, object]] = field(default_factory=list)
+    changes: list[BlockChange] = field(default_factory=list)
 
     def add(self, sentence: str) -> None:
         """Notes what the output does not hold at all."""

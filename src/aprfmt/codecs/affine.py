@@ -198,22 +198,34 @@ def write_blocks(dtype: str, codes: Array, scales: Array, biases: Array) -> Buff
     return blocks.view("u1").data
 
 
-def fitting_blocks(bits: int, parts: Iterable[tuple[Array, Array]]) -> str | None:
-    """The GGML type that holds codes of `bits` bits with all of the (scales, biases), float32, as they are, or None."""
+MOST_CHANGE = 2.0**-10
+"""The change of a value up to which scales are rounded to those of blocks: what two roundings to F16 may make of it."""
+
+
+def fitting_blocks(bits: int, parts: Iterable[tuple[Array, Array]]) -> tuple[str, float] | None:
+    """The GGML type for codes of `bits` bits with these scales and biases, and what rounding them to F16 changes.
+
+    The change is that of a value, relative to the largest that its group may hold. None where the type has no place
+    for a bias, or a change is above MOST_CHANGE. `parts` are float32 or float64, and finite.
+    """
     import numpy as np
 
-    left = list(_FITTING.get(bits, ()))
+    left, top, most = list(_FITTING.get(bits, ())), (1 << bits) - 1, 0.0
     for scales, biases in parts:
-        if not _is_half(scales):
-            return None
-        left = [
-            dtype
-            for dtype in left
-            if (np.array_equal(scales * -_HALVES[dtype], biases) if dtype in _HALVES else _is_half(biases))
-        ]
+        left = [d for d in left if d not in _HALVES or np.array_equal(scales * -_HALVES[d], biases)]
         if not left:
             return None
-    return left[0] if left else None
+        scale, bias = scales.astype("f8"), biases.astype("f8")
+        with np.errstate(all="ignore"):
+            moved = scales.astype("f2").astype("f8") - scale
+            lifted = biases.astype("f2").astype("f8") - bias if left[0] not in _HALVES else -_HALVES[left[0]] * moved
+            change = np.maximum(np.abs(lifted), np.abs(top * moved + lifted))
+            largest = np.maximum(np.abs(bias), np.abs(top * scale + bias))
+            relative = np.where(change == 0, 0, change / largest)
+        most = max(most, float(np.nan_to_num(relative, nan=np.inf).max(initial=0)))
+        if not most <= MOST_CHANGE:
+            return None
+    return (left[0], most) if left else None
 
 
 def _is_half(values: Array) -> bool:

@@ -94,11 +94,13 @@ class PackedBlocks:
         dtype: of the blocks.
         between: gives the bytes of blocks start .. stop.
         scales: of the tensor, by what a GGUF calls them; SCALE multiplies its values.
+        change: the largest change of a value, relative to the largest that its block may hold; 0 where none changes.
     """
 
     dtype: str
     between: Callable[[int, int], Buffer]
     scales: TensorScales = field(default_factory=dict)
+    change: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

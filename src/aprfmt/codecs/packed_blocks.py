@@ -1,16 +1,30 @@
-"""GGML blocks with scales of the tensor beside them, as a GGUF of llama.cpp has them for NVFP4."""
+"""GGML blocks that hold the codes of a quantized checkpoint, and blocks with scales of the tensor beside them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
+from aprfmt.codecs import affine
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import SCALE, Decoded, PackedBlocks, Settings, StoredTensors, count, expect, flat, refusal
+from aprfmt.codecs.packed import (
+    SCALE,
+    Decoded,
+    PackedBlocks,
+    Settings,
+    StoredTensors,
+    Tile,
+    count,
+    expect,
+    flat,
+    refusal,
+)
 from aprfmt.codecs.recode import decode
-from aprfmt.codecs.stream import TensorSource
+from aprfmt.codecs.stream import STEP, TensorSource
 from aprfmt.io.source import Buffer
-from aprfmt.types import Array
+from aprfmt.types import Array, Shape
 
 
 def scaled(sources: StoredTensors, settings: Settings) -> Decoded:
@@ -65,3 +79,49 @@ def _stored(weight: TensorSource, start: int, stop: int) -> Buffer:
     data = bytearray((stop - start) * size)
     weight.read_into(start * size, memoryview(data))
     return data
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A weight of unsigned integer codes: value = scale * code + bias.
+
+    Attributes:
+        shape: row-major; groups of `group` values of a row share scale and bias.
+        bits: of a code.
+        fields: gives the codes of a tile, uint8.
+        numbers: gives scales and biases of whole rows, [rows, groups], float32 or float64.
+        exact: whether scales and biases that F16 does not hold have no blocks.
+    """
+
+    shape: Shape
+    bits: int
+    group: int
+    fields: Tile
+    numbers: Callable[[range], tuple[Array, Array]]
+    exact: bool = False
+
+    def blocks(self) -> PackedBlocks | None:
+        """The GGML blocks of the same codes, with the scales rounded to F16; None where there are none."""
+        if self.group % affine.BLOCK:
+            return None
+        found = affine.fitting_blocks(self.bits, self._all_numbers())
+        if found is None or (self.exact and found[1]):
+            return None
+        dtype, change = found
+        return PackedBlocks(dtype, partial(self._between, dtype), change=change)
+
+    def _all_numbers(self) -> Iterator[tuple[Array, Array]]:
+        n_rows, step = prod(self.shape[:-1]), max(1, STEP // self.shape[-1])
+        for start in range(0, n_rows, step):
+            yield self.numbers(range(start, min(start + step, n_rows)))
+
+    def _between(self, dtype: str, start: int, stop: int) -> Buffer:
+        import numpy as np
+
+        width = self.shape[-1]
+        per_row, per_group = width // affine.BLOCK, self.group // affine.BLOCK
+        rows = range(start // per_row, -(-stop // per_row))
+        codes = self.fields(rows, range(width)).reshape(-1, affine.BLOCK)
+        scale, bias = (np.repeat(numbers.reshape(-1), per_group) for numbers in self.numbers(rows))
+        part = slice(start - rows.start * per_row, stop - rows.start * per_row)
+        return affine.write_blocks(dtype, codes[part], scale[part], bias[part])

@@ -28,6 +28,7 @@ from aprfmt.codecs.packed import (
     require_symmetric,
     scale_blocks,
 )
+from aprfmt.codecs.packed_ints import grid_integers
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array
@@ -97,7 +98,15 @@ def int8(sources: StoredTensors, settings: Settings) -> Decoded:
             values -= zeros.at(rows, columns)
         return values * grid.at(rows, columns)
 
-    return Decoded(weight.shape, tile)
+    def fields(rows: range, columns: range) -> Array:
+        return region(weight, width, rows, columns, "U8") ^ np.uint8(0x80)
+
+    def zero_points(rows: range, columns: range) -> Array:
+        half = np.float32(128)
+        return np.asarray(half) if zeros is None else zeros.at(rows, columns) + half
+
+    integers = grid_integers(grid, (weight.shape[0], width), 8, fields, zero_points)
+    return Decoded(weight.shape, tile, blocks=integers.blocks)
 
 
 def nvfp4(sources: StoredTensors, settings: Settings) -> Decoded:
@@ -123,7 +132,8 @@ def nvfp4(sources: StoredTensors, settings: Settings) -> Decoded:
     stored = {name: (float(np.float32(1) / value if divides else value),) for name, value in own.items()}
     packed = sources.get(".weight_packed") or sources[".weight"]
     between = partial(_nvfp4_blocks, packed, sources[".weight_scale"])
-    return replace(decoded, blocks=lambda: PackedBlocks("NVFP4", between, stored))
+    change = abs(stored[SCALE][0] * float(factor) - 1) if divides else 0.0
+    return replace(decoded, blocks=lambda: PackedBlocks("NVFP4", between, stored, change))
 
 
 def _one_scale(scheme: str, source: TensorSource) -> np.float32:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aprfmt.codecs.packed import (
     CONFIG_HINT,
     DEQUANTIZE_HINT,
@@ -24,6 +26,7 @@ from aprfmt.codecs.packed import (
     unpack_fields,
     weight_arguments,
 )
+from aprfmt.codecs.packed_blocks import Integers
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.types import Array
 
@@ -59,7 +62,26 @@ def gptq(sources: StoredTensors, settings: Settings) -> Decoded:
         values *= scale.T.take(group, axis=1)
         return values
 
-    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP)
+    def numbers(rows: range) -> tuple[Array, Array]:
+        zero = unpack_fields(zeros, range(n_groups), rows, bits)
+        zero = (zero + np.uint8(shift)) & np.uint8((1 << bits) - 1)
+        return _biased("GPTQ", scales, region(scales, n_out, range(n_groups), rows).T, zero.T)
+
+    size = -(-n_in // n_groups)
+    in_order = n_in == size * n_groups and np.array_equal(order, np.arange(n_in) // size)
+    fields = partial(unpack_fields, codes, bits=bits, down=True)
+    integers = Integers((n_out, n_in), bits, size if in_order else 1, fields, numbers)
+    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP, blocks=integers.blocks)
+
+
+def _biased(scheme: str, source: TensorSource, scale: Array, zero: Array) -> tuple[Array, Array]:
+    """Scales, and the biases of codes with these zero points, float64. Raises RefusedError for scales not finite."""
+    import numpy as np
+
+    wide = scale.astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise refusal(scheme, source.name, "has scales that are NaN or infinite")
+    return wide, -wide * zero
 
 
 def _gptq_bits(codes: TensorSource, zeros: TensorSource, n_out: int, settings: Settings) -> int:
@@ -144,7 +166,15 @@ def awq(sources: StoredTensors, settings: Settings) -> Decoded:
         values *= scale.take(group, axis=1)
         return values
 
-    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP)
+    def numbers(rows: range) -> tuple[Array, Array]:
+        groups = range(n_groups)
+        return _biased("AWQ", scales, region(scales, n_out, groups, rows).T, fields(zeros, groups, rows))
+
+    def octets(rows: range, columns: range) -> Array:
+        return fields(codes, columns, rows).astype("u1")
+
+    integers = Integers((n_out, n_in), 4, size if n_in == size * n_groups else 1, octets, numbers)
+    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP, blocks=integers.blocks)
 
 
 def pack_quantized(sources: StoredTensors, settings: Settings) -> Decoded:
@@ -169,7 +199,26 @@ def pack_quantized(sources: StoredTensors, settings: Settings) -> Decoded:
         values -= zero(rows, columns)
         return values * grid.at(rows, columns)
 
-    return Decoded((rows, columns), tile)
+    fields = partial(unpack_fields, packed, bits=bits)
+    return Decoded((rows, columns), tile, blocks=grid_integers(grid, (rows, columns), bits, fields, zero).blocks)
+
+
+def grid_integers(grid: Grid, shape: tuple[int, int], bits: int, fields: Tile, zero: Tile) -> Integers:
+    """Codes with a grid of scales; `zero` gives the zero points of a tile."""
+    import numpy as np
+
+    columns, n_groups = shape[1], grid.grid[1]
+    is_regular = grid.order is None and columns % n_groups == 0 and (grid.height == 1 or grid.grid[0] == 1)
+    group = columns // n_groups if is_regular else 1
+
+    def numbers(lines: range) -> tuple[Array, Array]:
+        every = range(columns)
+        scale, zeros = (
+            np.broadcast_to(part(lines, every), (len(lines), columns))[:, ::group] for part in (grid.at, zero)
+        )
+        return _biased("compressed-tensors", grid.source, scale, zeros)
+
+    return Integers(shape, bits, group, fields, numbers)
 
 
 def bitnet(sources: StoredTensors, settings: Settings) -> Decoded:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from aprfmt.codecs import affine, plain
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.codecs.packed import (
     CONFIG_HINT,
     FLOATS,
     Decoded,
-    PackedBlocks,
     Settings,
     StoredTensors,
     Tile,
@@ -19,10 +16,10 @@ from aprfmt.codecs.packed import (
     region,
     unpack,
 )
+from aprfmt.codecs.packed_blocks import Integers
 from aprfmt.codecs.packed_floats import FP4_VALUES
-from aprfmt.codecs.stream import STEP, TensorSource
+from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import UsageError
-from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
 
 _MLX = "MLX"
@@ -82,7 +79,7 @@ def mlx_affine(sources: StoredTensors, settings: Settings) -> Decoded:
     if (mode := _mlx_mode(sources, settings)) != "affine":
         raise refusal(_MLX, words.name, f"has biases, which mode {mode!r} does not use", CONFIG_HINT)
     bits, group = _mlx_numbers(sources, settings, (4, 64))
-    shape, n_rows, fields = _mlx_fields(sources, bits, group)
+    shape, _, fields = _mlx_fields(sources, bits, group)
     expect(_MLX, scales, FLOATS)
     expect(_MLX, biases, (scales.dtype,), scales.shape)
     n_groups = shape[-1] // group
@@ -96,27 +93,11 @@ def mlx_affine(sources: StoredTensors, settings: Settings) -> Decoded:
         scale, bias = (numbers(source, rows, groups).take(spread, axis=1) for source in (scales, biases))
         return affine.dequantize(fields(rows, columns), scale, bias, scales.dtype)
 
-    def blocks() -> PackedBlocks | None:
-        step = max(1, STEP // max(1, n_groups))
-        parts = (
-            (numbers(scales, rows, range(n_groups)), numbers(biases, rows, range(n_groups)))
-            for rows in (range(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
-        )
-        dtype = affine.fitting_blocks(bits, parts)
-        return None if dtype is None else PackedBlocks(dtype, partial(between, dtype))
+    def all_numbers(rows: range) -> tuple[Array, Array]:
+        return numbers(scales, rows, range(n_groups)), numbers(biases, rows, range(n_groups))
 
-    def between(dtype: str, start: int, stop: int) -> Buffer:
-        per_row = shape[-1] // affine.BLOCK
-        rows = range(start // per_row, -(-stop // per_row))
-        codes = fields(rows, range(shape[-1])).reshape(-1, affine.BLOCK)
-        per_group = group // affine.BLOCK
-        scale, bias = (
-            np.repeat(numbers(source, rows, range(n_groups)).reshape(-1), per_group) for source in (scales, biases)
-        )
-        part = slice(start - rows.start * per_row, stop - rows.start * per_row)
-        return affine.write_blocks(dtype, codes[part], scale[part], bias[part])
-
-    return Decoded(shape, tile, scales.dtype, blocks=blocks)
+    integers = Integers(shape, bits, group, fields, all_numbers, exact=True)
+    return Decoded(shape, tile, scales.dtype, blocks=integers.blocks)
 
 
 _MLX_FLOATS = {"mxfp4": (4, 32, "F8_E8M0"), "nvfp4": (4, 16, "F8_E4M3"), "mxfp8": (8, 32, "F8_E8M0")}

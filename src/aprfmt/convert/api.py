@@ -228,6 +228,7 @@ def _plan(
     c = with_tower(c, towers) if towers is not None else c
     c = with_files(c, options.carry_bytes, [dst], allow_names=options.allow_names)
     losses.others += [*c.packs.losses(), *c.left_out]
+    losses.changes += c.packs.changes()
     c = _override(_with_target(with_dims_of_tensors(c), options), options)
     if edit is not None:
         c, lost = edit(c)
@@ -316,6 +317,7 @@ def _report(
         warnings=[*c.warnings, *losses.warnings],
         losses=losses.sentences(),
         differences=losses.differences,
+        changes=losses.changes,
         plan=options.plan,
     )
     if target.folder or len(output.layouts) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TypedDict
 
+from aprfmt.canonical.packed import BlockChange
 from aprfmt.codecs.dtypes import DtypeTotals
 from aprfmt.llama.client import Verification
 from aprfmt.text import format_bytes
@@ -39,6 +40,8 @@ class Report:
         differences: what llama.cpp computes otherwise than transformers: `what`, one sentence; `beyond`, the tokens
             that a text may have before its logits differ, None where every text's do; `slight`, whether the most likely
             tokens keep their order.
+        changes: weights that keep the codes of their quantization and whose scales are rounded: `tensor`, `from`, `to`,
+            `largest_relative_change` of a value, over the largest that its block may hold.
         proven: whether `lossless` was verified: each written file matches the digest that the `.apr` records for its
             source file.
         verify: the result of loading the output in llama.cpp, if requested.
@@ -65,6 +68,7 @@ class Report:
     proven: bool = False
     losses: list[str] = field(default_factory=list)
     differences: list[dict[str, object]] = field(default_factory=list)
+    changes: list[BlockChange] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     written: dict[str, int] = field(default_factory=dict)
     verify: Verification | None = None
