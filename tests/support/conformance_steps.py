@@ -273,7 +273,7 @@ class _Run:
     # the converter's
 
     def theirs(self) -> None:
-        cached = _cache_file(self.case, self.seed, self.bench.converter.version)
+        cached = _cache_file(self.source, self.target, self.bench.converter.version)
         known: dict[str, Any] = {}
 
         def ask() -> None:
@@ -439,11 +439,12 @@ def _listed(found: Mapping[str, str]) -> str:
     return f"{'; '.join(said[:6])}{f' and {len(said) - 6} more' if said[6:] else ''}"
 
 
-def _cache_file(case: ArchCase, seed: int, version: str) -> Path:
-    """Where the converter's part of a case is kept: everything that it depends on is in the name."""
-    import torch
-    import transformers
-
-    parts = [BUILD_VERSION, repr(case), seed, version, transformers.__version__, torch.__version__]
-    parts += [part for part in (case.target, case.optional) if part]
-    return CACHE / "conformance" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"
+def _cache_file(source: Path, target: Path, version: str) -> Path:
+    """Where the converter's part of a case is kept: by the bytes it was given, since a seed gives other weights on
+    another processor."""
+    given = hashlib.sha256(repr((BUILD_VERSION, version)).encode())
+    for folder in filter(Path.exists, (source, target)):
+        for path in sorted(folder.iterdir()):
+            given.update(f"{folder.name}/{path.name}\0".encode())
+            given.update(path.read_bytes())
+    return CACHE / "conformance" / f"{given.hexdigest()[:24]}.json"
