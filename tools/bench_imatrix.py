@@ -25,7 +25,7 @@ from aprfmt.formats.imatrix import read_sums
 from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES
 from aprfmt.running import importance
-from fetch_material import CACHE, LLAMA_CPP_PYTHON, pip_download
+from fetch_material import CACHE, source_package
 
 _ROOT = Path(__file__).resolve().parent.parent
 _TOOL = CACHE / "llama-imatrix" / "llama-imatrix"
@@ -38,7 +38,7 @@ def tool() -> Path:
         print("building llama-imatrix once", file=sys.stderr)
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
-            with tarfile.open(pip_download(LLAMA_CPP_PYTHON, work, "--no-binary", ":all:")) as tar:
+            with tarfile.open(source_package()) as tar:
                 tar.extractall(work / "source", filter="data")
             source = next(work.glob("source/*/vendor/llama.cpp"))
             options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", *(f"-D{name}=OFF" for name in _OFF)]

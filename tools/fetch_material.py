@@ -1,7 +1,7 @@
 """Fetches real models and tokenizers from package registries into a cache outside the tree, once.
 
-    python tools/fetch_material.py [smollm2] [tokenizers] [llama.cpp-models] [llama.cpp-converter] [llama.cpp-source]
-                                   [mergekit]
+    python tools/fetch_material.py [llama-cpp-python] [smollm2] [tokenizers] [llama.cpp-models] [llama.cpp-converter]
+                                   [llama.cpp-source] [mergekit]
 
 Everything by default. The cache is $APR_MATERIAL, else ~/.cache/aprfmt/material. Uses pip and npm as they are set
 up on the machine. Prints one line an item; exit 1 when something could not be fetched.
@@ -9,6 +9,7 @@ up on the machine. Prints one line an item; exit 1 when something could not be f
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -56,9 +57,21 @@ def fetch_tokenizers(work: Path, target: Path) -> None:
         archive.unlink()
 
 
+def fetch_llama_cpp_python(work: Path, target: Path) -> None:
+    """The source package of llama-cpp-python, 70 MB, which three items and tools/install_llama.sh unpack."""
+    pip_download(LLAMA_CPP_PYTHON, work, "--no-binary", ":all:").rename(target / "source.tar.gz")
+
+
+def source_package() -> Path:
+    """The archive of llama-cpp-python's source, downloaded once. Raises RuntimeError."""
+    if not fetch("llama-cpp-python"):
+        raise RuntimeError("its source package could not be downloaded")
+    return place_of("llama-cpp-python") / "source.tar.gz"
+
+
 def fetch_llama_cpp_models(work: Path, target: Path) -> None:
     """llama.cpp's vocabulary-only GGUF files with their test cases, out of llama-cpp-python's source package."""
-    with tarfile.open(pip_download(LLAMA_CPP_PYTHON, work, "--no-binary", ":all:")) as tar:
+    with tarfile.open(source_package()) as tar:
         for member in tar.getmembers():
             name = member.name.rpartition("/")[2]
             if "/vendor/llama.cpp/models/ggml-vocab-" in member.name:
@@ -67,16 +80,16 @@ def fetch_llama_cpp_models(work: Path, target: Path) -> None:
 
 def fetch_llama_cpp_converter(work: Path, target: Path) -> None:
     """The converters of models and adapters with their modules and gguf package, out of the same source package."""
-    _extract_parts(work, target, CONVERTER_PARTS)
+    _extract_parts(target, CONVERTER_PARTS)
 
 
 def fetch_llama_cpp_source(work: Path, target: Path) -> None:
     """The sources of libllama, which tools/loaders.py reads, out of the same source package."""
-    _extract_parts(work, target, SOURCE_PARTS)
+    _extract_parts(target, SOURCE_PARTS)
 
 
-def _extract_parts(work: Path, target: Path, parts: tuple[str, ...]) -> None:
-    with tarfile.open(pip_download(LLAMA_CPP_PYTHON, work, "--no-binary", ":all:")) as tar:
+def _extract_parts(target: Path, parts: tuple[str, ...]) -> None:
+    with tarfile.open(source_package()) as tar:
         for member in tar.getmembers():
             name = member.name.partition("/vendor/llama.cpp/")[2]
             if member.isfile() and name.startswith(parts):
@@ -102,6 +115,7 @@ def _extract(tar: tarfile.TarFile, member: str, target: Path) -> None:
 
 
 ITEMS: dict[str, Callable[[Path, Path], None]] = {
+    "llama-cpp-python": fetch_llama_cpp_python,
     "smollm2": fetch_smollm2,
     "tokenizers": fetch_tokenizers,
     "llama.cpp-models": fetch_llama_cpp_models,
@@ -123,13 +137,14 @@ def is_there(name: str) -> bool:
 
 
 def fetch(name: str) -> bool:
-    """Fetches one item unless it is there; an item appears only when it is complete."""
+    """Fetches one item unless it is there; an item appears only when it is complete. Two runs wait for each other."""
     target = place_of(name)
-    if is_there(name):
-        print(f"{name}: there already, {target}")
-        return True
     CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+    with open(CACHE / f".{name}.lock", "wb") as lock, tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_there(name):
+            print(f"{name}: there already, {target}")
+            return True
         work, parts = Path(folder, "work"), Path(folder, "parts")
         work.mkdir()
         parts.mkdir()

@@ -3,6 +3,9 @@
 # minutes on two cores, so the wheel is kept in a cache outside the tree and reused: $APR_WHEELS, else
 # ~/.cache/aprfmt/wheels. What does not run a quantized model is not left installed. With --wheel it is only built, which
 # needs no aprfmt.
+#
+# The build leaves out llama.cpp's `common`, which no library here links, and compiles what builds graphs with -O1: that
+# is half of the time, and no kernel is in it (ggml keeps -O3).
 set -euo pipefail
 python=${1:-python3}
 version=0.3.36
@@ -51,8 +54,19 @@ build() {
   echo "building llama-cpp-python $version once, some minutes; the wheel is kept in $wheels" >&2
   work=$(mktemp -d "$wheels/.build.XXXX")
   trap 'rm -rf "$work"' EXIT
+  "$python" "$(dirname "$0")/fetch_material.py" llama-cpp-python >/dev/null
+  tar xzf "${APR_MATERIAL:-$HOME/.cache/aprfmt/material}/llama-cpp-python/source.tar.gz" -C "$work" --strip-components 1 \
+    --one-top-level=source
+  sed -i 's/LLAMA_BUILD_COMMON ON CACHE/LLAMA_BUILD_COMMON OFF CACHE/' "$work/source/CMakeLists.txt"
+  cat >>"$work/source/CMakeLists.txt" <<'EOF'
+foreach(part llama mtmd)
+  if(TARGET ${part} AND NOT MSVC)
+    target_compile_options(${part} PRIVATE -O1)
+  endif()
+endforeach()
+EOF
   CFLAGS="${CFLAGS:-} $flags" CXXFLAGS="${CXXFLAGS:-} $flags" \
-    "$python" -m pip wheel --quiet --no-deps --no-cache-dir --wheel-dir "$work" "llama-cpp-python==$version"
+    "$python" -m pip wheel --quiet --no-deps --no-cache-dir --wheel-dir "$work" "$work/source"
   mv "$work"/llama_cpp_python-*.whl "$wheels/"
 }
 
