@@ -742,7 +742,7 @@ APRFMT = (
         "        read_towers(subject.model).check()\n", "        pass\n"),
     Mutation("the towers are not said to be a GGUF of their own", "aprfmt/convert/targets/gguf.py",
         "test_tower_refusals.py::test_the_commands",
-        "    if stay.outside and has_tower(c):", "    if False:"),
+        "    if stay.extras and has_tower(c):", "    if False:"),
     # errors and the command line
     Mutation("a damaged file is exit 3", "aprfmt/errors.py",
         "test_cli_main.py::test_bad_files",

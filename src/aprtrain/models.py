@@ -245,7 +245,7 @@ def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> Network
         raise UsageError(f"{how!r} sets layers or width twice")
     _check_student(teacher.shape)
     assert teacher.model is not None
-    c = replace(canonical(teacher.model, decoding=AS_VALUES), outside={})
+    c = replace(canonical(teacher.model, decoding=AS_VALUES), extras={})
     if "layers" in said:
         c = relayered([c], [(0, layer) for layer in _layers(said["layers"], teacher.shape.n_layers)])
     if "width" in said:

@@ -104,7 +104,7 @@ def network_shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
     if c.packs.decoded or c.arch is None:
         return shapes
     kept = {name: shape for name, shape in shapes.items() if name not in c.packs.parts}
-    own = (p for p in c.packs.weights if p.sources[0].name not in c.outside)
+    own = (p for p in c.packs.weights if p.sources[0].name not in c.extras)
     found = kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in own}
     return mlx.checkpoint_shapes(c.arch, c.hparams, found) if c.model.convention != "gguf" else found
 

@@ -15,7 +15,7 @@ def named_drafts(c: Canonical) -> dict[str, CanonicalTensor]:
     """The tensors of draft layers whose names the row has on both sides."""
     if c.arch is None or not names_drafts(c.arch):
         return {}
-    return {n: t for n, t in c.outside.items() if t.link is not None or names.matches(c.arch, n)}
+    return {n: t for n, t in c.extras.items() if t.link is not None or names.matches(c.arch, n)}
 
 
 def with_drafts_counted(c: Canonical) -> Canonical:
@@ -33,12 +33,12 @@ def with_drafts_counted(c: Canonical) -> Canonical:
 
 def without_drafts(c: Canonical) -> tuple[Canonical, list[ExtraTensors]]:
     """`c` without its draft layers, and what they were."""
-    drafts = {name: t for name, t in c.outside.items() if is_draft(c.arch, name)}
-    others = {name: t for name, t in c.outside.items() if name not in drafts}
+    drafts = {name: t for name, t in c.extras.items() if is_draft(c.arch, name)}
+    others = {name: t for name, t in c.extras.items() if name not in drafts}
     known = scopes.drafts_key(c.arch).hf
     extra = {name: 0 if name in known else value for name, value in c.hparams.extra.items()}
-    left = replace(c, outside=others, hparams=replace(c.hparams, extra=extra), is_whole=not drafts)
-    return left, replace(c, outside=drafts).outside_parts()
+    left = replace(c, extras=others, hparams=replace(c.hparams, extra=extra), is_whole=not drafts)
+    return left, replace(c, extras=drafts).extra_parts()
 
 
 _SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
@@ -61,6 +61,6 @@ def drafts_alone(c: Canonical) -> tuple[Canonical, int]:
     kept = {name: t for name, t in c.tensors.items() if name in shared}
     n_left = len(c.tensors) - len(kept)
     for beginning, instead in c.arch.drafts_apart:
-        own = (t for name, t in c.outside.items() if name.startswith(beginning))
+        own = (t for name, t in c.extras.items() if name.startswith(beginning))
         kept |= {name: replace(t, name=name) for t in own for name in (instead + t.name.removeprefix(beginning),)}
-    return replace(c, tensors=kept, outside=drafts, is_whole=False), n_left
+    return replace(c, tensors=kept, extras=drafts, is_whole=False), n_left

@@ -139,7 +139,7 @@ def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, 
     )
     info = {"name": f"{tuned.info['name']} adapter"} if tuned.info.get("name") else {}
     c = Canonical(
-        model, None, replace(base.hparams), None, info, {}, outside=adapter.tensors, part=ADAPTER, adapter=adapter
+        model, None, replace(base.hparams), None, info, {}, extras=adapter.tensors, part=ADAPTER, adapter=adapter
     )
     return c, notes, found
 

@@ -317,7 +317,7 @@ def combined(
         skeleton = relayered([c, *models[1:]], stack)
     _check_complete(merge, places)
     tensors = {name: _merged(merge, skeleton, tensor, places) for name, tensor in skeleton.tensors.items()}
-    outside, told = _outside(merge, skeleton)
+    extras, told = _extras(merge, skeleton)
     notes += told
     if merge.requantized:
         again = "and requantized where they changed" if keep else "to merge"
@@ -329,7 +329,7 @@ def combined(
         " of the first"
         for number in sorted(merge.padded)
     ]
-    made = replace(skeleton, tensors=tensors, outside=outside, is_whole=False, sidecar=None)
+    made = replace(skeleton, tensors=tensors, extras=extras, is_whole=False, sidecar=None)
     return replace(made, warnings=(*made.warnings, *_differences(models))), notes
 
 
@@ -533,27 +533,27 @@ def _check_complete(merge: _Merge, places: Sequence[tuple[int, int]]) -> None:
                     )
 
 
-def _outside(merge: _Merge, c: Canonical) -> tuple[dict[str, CanonicalTensor], list[str]]:
+def _extras(merge: _Merge, c: Canonical) -> tuple[dict[str, CanonicalTensor], list[str]]:
     """What belongs to no layer of the network: merged where all models have it alike, else the first one's."""
-    if not c.outside:
+    if not c.extras:
         return {}, []
     if len(merge.slices) == 1 and len(merge.slices[0].inputs) > 1 and c.layers is None:
         part = merge.slices[0]
         found = [merge.models[number] for number in part.inputs]
         if all(
-            name in other.outside and other.outside[name].shape == tensor.shape
+            name in other.extras and other.extras[name].shape == tensor.shape
             for other in found
-            for name, tensor in c.outside.items()
+            for name, tensor in c.extras.items()
         ):
             return {
                 name: _combine(
-                    merge, c, tensor, [(other, other.outside[name]) for other in found],
+                    merge, c, tensor, [(other, other.extras[name]) for other in found],
                     merge.ruling(0, name, [name] * len(found), 0.0), part.inputs,
                 )
-                for name, tensor in c.outside.items()
+                for name, tensor in c.extras.items()
             }, []  # fmt: skip
-    kept = plural(len(c.outside), "tensor")
-    return dict(c.outside), [f"{kept} outside the language model (towers, MTP layers) are taken from the first model"]
+    kept = plural(len(c.extras), "tensor")
+    return dict(c.extras), [f"{kept} outside the language model (towers, MTP layers) are taken from the first model"]
 
 
 _SAME = ("num_heads", "num_kv_heads", "head_dim", "num_experts_per_tok", "rope_type")

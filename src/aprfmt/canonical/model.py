@@ -31,7 +31,7 @@ class Canonical:
         tokenizer: the model's, or the one that the user gave.
         info: descriptive fields under APR's typed names: name, description, author, license, ...
         tensors: the network's by Hugging Face name, in the source's order, without a head that equals the embedding.
-        outside: the source's tensors that are not part of the network (see arch.outside), under their own names; those
+        extras: the source's tensors that are not part of the network (see arch.outside), under their own names; those
             of draft layers that the row names as if these were further layers.
         part: what the source holds where it is not a network ("an adapter"); "" for a network.
         dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
@@ -43,8 +43,8 @@ class Canonical:
         left_out: files of the source's folder that are not carried, and why, one sentence each.
         packs: packed weights of the source.
         is_whole: whether none of the source's tensors was left out on request.
-        adapter: what the source is, where that is an adapter; its tensors are then those `outside`.
-        tower: the towers that came from a GGUF of their own; their tensors are among those `outside`, by the names of
+        adapter: what the source is, where that is an adapter; its tensors are then the `extras`.
+        tower: the towers that came from a GGUF of their own; their tensors are among the `extras`, by the names of
             a checkpoint. None if missing, or where the source's own config.json says what they are.
         layers: where the network has other layers than the source (see relayered): the number that each has there,
             None for one of another model.
@@ -63,7 +63,7 @@ class Canonical:
     sidecar: Sidecar | None = None
     files: dict[str, CanonicalTensor] = field(default_factory=dict)
     left_out: Sequence[str] = ()
-    outside: dict[str, CanonicalTensor] = field(default_factory=dict)
+    extras: dict[str, CanonicalTensor] = field(default_factory=dict)
     part: str = ""
     packs: Packing = field(default_factory=Packing)
     is_whole: bool = True
@@ -88,7 +88,7 @@ class Canonical:
     @property
     def all_tensors(self) -> dict[str, CanonicalTensor]:
         """The tensors of the network, then those outside it."""
-        return {**self.tensors, **self.outside}
+        return {**self.tensors, **self.extras}
 
     @property
     def stored(self) -> dict[str, CanonicalTensor]:
@@ -100,10 +100,10 @@ class Canonical:
         """Elements of all tensors, of packed ones of what they stand for."""
         return count_elements(self.all_tensors.values(), self.packs)
 
-    def outside_parts(self) -> list[ExtraTensors]:
+    def extra_parts(self) -> list[ExtraTensors]:
         """What the tensors outside the network are of, by the names that a checkpoint has them under."""
         own = self.model.convention == "hf"
-        sizes = {t.sources[0].name if own else t.name: t.n_bytes for t in self.outside.values()}
+        sizes = {t.sources[0].name if own else t.name: t.n_bytes for t in self.extras.values()}
         return parts(self.arch, sizes, self.hparams.hf_architecture)
 
 

@@ -29,24 +29,24 @@ def name_tensors(
     h: Hyperparams,
     allow_unmapped: bool,
     packs: Packing,
-    elsewhere: Collection[str],
+    extra_names: Collection[str],
     decoding: Decoding = AS_STORED,
 ) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor], dict[str, str]]:
     """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the others,
-    those `elsewhere`; names of the source that hold the bytes of another one again, and that one's name.
+    those of `extra_names`; names of the source that hold the bytes of another one again, and that one's name.
 
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
     """
     if row is None and find_part(model, row) == ADAPTER:
-        elsewhere = {*model.tensors}
-    elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.sources[0].name in elsewhere)}
+        extra_names = {*model.tensors}
+    extra_names = {*extra_names, *(weight.name for weight in packs.weights if weight.sources[0].name in extra_names)}
     tensors: dict[str, CanonicalTensor] = {}
     others: dict[str, CanonicalTensor] = {}
     copies: dict[str, str] = {}
     entries = scaled_weights(model, decoding, partial(_is_scale, row, model.convention))
-    for tensor in _named(model, entries, row, h, allow_unmapped, packs, elsewhere):
-        found = others if tensor.name in elsewhere or tensor.sources[0].name in elsewhere else tensors
+    for tensor in _named(model, entries, row, h, allow_unmapped, packs, extra_names):
+        found = others if tensor.name in extra_names or tensor.sources[0].name in extra_names else tensors
         first = found.setdefault(tensor.name, tensor)
         if first is tensor:
             continue
@@ -70,12 +70,12 @@ def _named(
     h: Hyperparams,
     allow_unmapped: bool,
     packs: Packing,
-    elsewhere: Collection[str],
+    extra_names: Collection[str],
 ) -> Iterator[CanonicalTensor]:
     def hf_name(name: str) -> str | None:
         if row is None or model.convention == "gguf":
             return None
-        if name in elsewhere:
+        if name in extra_names:
             return names.draft_name(row, h, name) if names_drafts(row) else None
         return names.canonical_name(row, name)
 
@@ -84,7 +84,7 @@ def _named(
             return False
         if not names.matches(row, name, "gguf"):
             return False
-        return name not in elsewhere or (names_drafts(row) and not names.matches(row, name))
+        return name not in extra_names or (names_drafts(row) and not names.matches(row, name))
 
     # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
     decoded = packs.parts if packs.decoded else frozenset()
@@ -102,7 +102,7 @@ def _named(
             yield CanonicalTensor(tensor.name, (tensor,))
         elif name is not None:
             yield CanonicalTensor(name, (tensor,))
-        elif tensor.name in elsewhere and tensor.name not in from_gguf:
+        elif tensor.name in extra_names and tensor.name not in from_gguf:
             yield CanonicalTensor(tensor.name, (tensor,))
         elif tensor.name in from_gguf:
             if tensor.name not in done:  # a link comes in place of the first of its tensors

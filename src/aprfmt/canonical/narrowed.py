@@ -123,11 +123,11 @@ def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
             f"{heads} heads cannot share {groups} key-value heads: each serves equally many heads, at most {most}",
             hint=f"set both: heads={most},kv_heads=1, or {2 * most} and 2",
         )
-    if c.outside:
+    if c.extras:
         raise RefusedError(
             "it has extra parts (towers, MTP layers) that would no longer fit",
             path=path,
-            tensor=next(iter(c.outside)),
+            tensor=next(iter(c.extras)),
             hint="drop MTP layers with --no-mtp; towers cannot be kept",
         )
     if any(isinstance(c.hparams.extra.get(name), list) for name in lists):

@@ -246,11 +246,11 @@ def packing(
     row: Architecture | None,
     h: Hyperparams,
     decoding: Decoding,
-    elsewhere: Collection[str] = (),
+    extra_names: Collection[str] = (),
     *,
     allow_unmapped: bool,
 ) -> Packing:
-    """How the packed weights of `model` travel; those of tensors `elsewhere`, outside the network, in a natural dtype.
+    """How the quantized weights of `model` travel; those of `extra_names`, outside the network, in a natural dtype.
 
     Sets `h`'s quantization_config to what the folder says, and takes it away where the weights are decoded.
     Raises RefusedError for weights that look packed and cannot be decoded, unless they are kept unmapped.
@@ -259,7 +259,7 @@ def packing(
         return Packing()
     config = _config(model, h)
     try:
-        weights = packed_weights(model.tensors, config, decoding.dtype if decoding.decode else None, elsewhere)
+        weights = packed_weights(model.tensors, config, decoding.dtype if decoding.decode else None, extra_names)
     except RefusedError as error:
         if decoding.decode or not (allow_unmapped or model.convention == "apr"):
             raise
@@ -267,7 +267,7 @@ def packing(
     if row is not None and decoding.keep_blocks and any(one.pack for one in row.tensors):
         weights = [weight for weight in weights if not _has_row(row, h, weight)]
     if decoding.decode and decoding.keep_blocks and decoding.dtype is None:
-        weights = [w if w.sources[0].name in elsewhere else _as_blocks(w, decoding) for w in weights]
+        weights = [w if w.sources[0].name in extra_names else _as_blocks(w, decoding) for w in weights]
     if not weights:
         return Packing()
     used = {source.name for weight in weights for source in weight.sources}
@@ -357,11 +357,11 @@ def packed_weights(
     tensors: Mapping[str, Tensor],
     config: Mapping[str, object],
     dtype: str | None = None,
-    elsewhere: Collection[str] = (),
+    extra_names: Collection[str] = (),
 ) -> list[PackedTensor]:
     """The packed weights among `tensors`, in their order; whatever is in no `parts` is an ordinary tensor.
 
-    They are decoded to `dtype`, if any, but for those whose first part is `elsewhere`.
+    They are decoded to `dtype`, if any, but for those whose first part is in `extra_names`.
     `config` is config.json, see `with_hf_quant` for the file beside it. Shapes, groups and orders are checked here,
     values are read later. Raises RefusedError with scheme, tensor and a way on for a scheme without a decoder, a
     missing part, or parts that do not fit each other or the config.
@@ -390,7 +390,9 @@ def packed_weights(
             if scheme.by_form:
                 forms[alike], values = form, None
         made = base + scheme.result
-        weight = PackedTensor(made, form.dtype if dtype is None or name in elsewhere else dtype, form, sources, values)
+        weight = PackedTensor(
+            made, form.dtype if dtype is None or name in extra_names else dtype, form, sources, values
+        )
         if made in tensors and made not in weight.parts:
             raise _refused(scheme, name, f"{made} is stored together with its quantized form")
         found.append(weight)

@@ -76,9 +76,9 @@ def canonical(
         warnings += [warning] if warning else []
         if kept is not None and row is not None:
             take_factors(hparams, row, kept)
-    elsewhere = outside(row, hparams, model.tensors) if row is not None else set[str]()
-    packs = packing(model, row, hparams, decoding, elsewhere, allow_unmapped=allow_unmapped)
-    tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere, decoding)
+    extra_names = outside(row, hparams, model.tensors) if row is not None else set[str]()
+    packs = packing(model, row, hparams, decoding, extra_names, allow_unmapped=allow_unmapped)
+    tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, extra_names, decoding)
     tensors = names_from_mlx(row, hparams, tensors) if decoding.decode and model.convention != "gguf" else tensors
     if row is not None:
         complete_from_tensors(row, hparams, tensors, model.convention == "gguf")
@@ -106,7 +106,7 @@ def canonical(
         known.general,
         sidecar=kept,
         files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
-        outside=others,
+        extras=others,
         part=part,
         packs=packs,
         tower=read_tower(model.metadata) if model.convention == "apr" else None,
@@ -132,7 +132,7 @@ def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical
         warnings=(*model.warnings, *known.warnings),
         general=known.general,
         files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
-        outside=adapter.tensors,
+        extras=adapter.tensors,
         part=ADAPTER,
         adapter=adapter,
     )
@@ -182,6 +182,6 @@ def fitting_rows(model: Model) -> list[Architecture]:
             check_network(c, row)
         except AprError:
             continue
-        if not c.outside:
+        if not c.extras:
             found.append(row)
     return found

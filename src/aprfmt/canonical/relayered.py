@@ -137,12 +137,12 @@ def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Can
     _check(stack)
     hparams = _hparams(stack)
     _check_roles(stack, hparams)
-    tensors, outside = _tensors(stack)
+    tensors, extras = _tensors(stack)
     return replace(
         first,
         hparams=hparams,
         tensors=tensors,
-        outside=outside,
+        extras=extras,
         is_whole=False,
         sidecar=None,
         layers=tuple(layer if model == 0 else None for model, layer in layers),
@@ -193,7 +193,7 @@ def check_layer(c: Canonical, layer: int) -> None:
     n_layers = c.hparams.num_layers or 0
     if 0 <= layer < n_layers:
         return
-    drafts = {n for name in c.outside if (n := _layer_of(c, name)) is not None}
+    drafts = {n for name in c.extras if (n := _layer_of(c, name)) is not None}
     if layer in drafts:
         raise RefusedError(
             f"layer {layer} is an MTP layer, not one of the {n_layers} of the network",
@@ -439,14 +439,14 @@ def _tensors(stack: _Stack) -> tuple[dict[str, CanonicalTensor], dict[str, Canon
         made += _Moved(stack.models[source[0]], source[1], new).tensors(by_layer.get(source, ()))
     made += behind
     c, n_old, n_new = stack.models[0], stack.n_layers(0), len(stack.layers)
-    outside: list[CanonicalTensor] = []
-    for name, tensor in c.outside.items():
+    extras: list[CanonicalTensor] = []
+    for name, tensor in c.extras.items():
         layer = _layer_of(c, name)
         if layer is None or layer < n_old:
-            outside.append(tensor)
+            extras.append(tensor)
         else:
-            outside += _Moved(c, layer, layer - n_old + n_new).tensors([tensor])
-    return {t.name: t for t in made}, {t.name: t for t in outside}
+            extras += _Moved(c, layer, layer - n_old + n_new).tensors([tensor])
+    return {t.name: t for t in made}, {t.name: t for t in extras}
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,7 @@ def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
     return target if is_matrix(gguf_name, tensor.shape) else "F32"
 
 
-def outside_dtype(tensor: CanonicalTensor, dtype: str) -> str:
+def extra_dtype(tensor: CanonicalTensor, dtype: str) -> str:
     """The dtype of a `tensor` outside the network when `dtype`, no preset, is asked for: a float for floats."""
     target = plain_dtype(dtype, EIGHT_BITS)
     return target if target in _FLOATS and is_float(tensor.dtype) else tensor.dtype

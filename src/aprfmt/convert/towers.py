@@ -49,7 +49,7 @@ def tower_model(c: Canonical) -> Canonical:
     tensors: dict[str, CanonicalTensor] = {}
     for tensor in c.all_tensors.values():
         name = row_spelling(row, h, tensor.name)
-        if name is None and c.tower is not None and tensor.name in c.outside and c.tower.has_in_gguf(tensor.name):
+        if name is None and c.tower is not None and tensor.name in c.extras and c.tower.has_in_gguf(tensor.name):
             name = tensor.name
         if name is None or names.ignorable(row, tensor.name):
             continue
@@ -86,7 +86,7 @@ def tower_model(c: Canonical) -> Canonical:
         hparams=h,
         tokenizer=None,
         tensors=tensors,
-        outside={name: t for name, t in c.outside.items() if not part.has(name)},
+        extras={name: t for name, t in c.extras.items() if not part.has(name)},
         general=general,
         sidecar=None,
         files={},
@@ -98,8 +98,8 @@ def has_tower(c: Canonical) -> bool:
     """Whether `c` has tensors of a tower that the table knows."""
     if c.tower is not None:
         return True
-    row = find_tower(_config(c)) if c.outside else None
-    return row is not None and any(names.canonical_name(row, name) for name in c.outside)
+    row = find_tower(_config(c)) if c.extras else None
+    return row is not None and any(names.canonical_name(row, name) for name in c.extras)
 
 
 def assumed(c: Canonical) -> list[str]:
@@ -121,7 +121,7 @@ def _of_config(c: Canonical) -> TowerPart:
     row = find_tower(config)
     if row is None:
         what = c.hparams.hf_architecture or c.hparams.architecture or "the model"
-        if not c.outside:
+        if not c.extras:
             raise RefusedError(
                 f"{what} has no towers", path=c.model.path, hint="leave out --mmproj to write the language model"
             )
@@ -218,9 +218,9 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
     found.check()
     spelled = {checkpoint_spelling(row, h, name): tensor for name, tensor in found.tensors.items()}
     renamed = {name: replace(tensor, name=name) for name, tensor in spelled.items()}
-    outside = {**c.outside, **renamed, **found.others}
+    extras = {**c.extras, **renamed, **found.others}
     warnings = (*c.warnings, *_strangers(c, row, model))
-    return replace(c, hparams=_inside(c, part), outside=outside, tower=part, warnings=warnings)
+    return replace(c, hparams=_inside(c, part), extras=extras, tower=part, warnings=warnings)
 
 
 def _strangers(c: Canonical, row: Tower, model: Model) -> list[str]:

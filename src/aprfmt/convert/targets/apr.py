@@ -22,7 +22,7 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.sidecar import LEFT_ASIDE
 from aprfmt.canonical.sides import gguf_side
-from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype, outside_dtype
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, extra_dtype, is_exact, matrix_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode
 from aprfmt.convert.options import Options
@@ -62,7 +62,7 @@ def layouts(c: Canonical, work: Work) -> Output:
         side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
         c, targets = with_apr_names(c, side, work.quantization.targets(c, side, work.losses))
         dtype = "keep"
-        kept = (f"{part} not quantized: a preset applies to the language model only" for part in c.outside_parts())
+        kept = (f"{part} not quantized: a preset applies to the language model only" for part in c.extra_parts())
         work.losses.warnings += kept
     with_source = work.options.tokenizer is work.options.target_model is None
     kind = _digest_kind(c, work.options)
@@ -115,7 +115,7 @@ def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
     """Whether every source file can be restored byte for byte from an `.apr` with this metadata."""
     if not _is_whole(metadata.get(SOURCE_KEY)) or c.model.convention == "apr" or c.left_out:
         return False
-    if c.model.native_as(SafetensorsNative) is not None or (c.outside and not c.tensors):
+    if c.model.native_as(SafetensorsNative) is not None or (c.extras and not c.tensors):
         return True  # an adapter's config describes no network
     # What the user said of the network, or its tensors tell, is written into the keys or the config on the way back.
     tells = c.model.native_as(HfNative) is None or c.model.hparams.hidden_size is not None
@@ -170,8 +170,8 @@ def apr_contents(
         target = (targets or {}).get(t.name, Recoding(name))
         out = t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True)
         tensors += [out, *t.scale_outs(out, gguf=False)]
-    for t in c.outside.values():
-        name = narrow.get(t.name) or outside_dtype(t, dtype)
+    for t in c.extras.values():
+        name = narrow.get(t.name) or extra_dtype(t, dtype)
         tensors.append(t.out(t.name, name, losses.overflow, padded=True))
     _check_lengths(c, tensors)
     own = c.all_tensors

@@ -184,12 +184,12 @@ def _check_name_of_model(c: Canonical) -> None:
         )
 
 
-def _outside(c: Canonical) -> dict[str, CanonicalTensor]:
+def _extras(c: Canonical) -> dict[str, CanonicalTensor]:
     """The extra tensors in the GGUF of `c`: those of a source GGUF, and MTP layers that the architecture names."""
     if c.tower is not None:
-        c = replace(c, outside={name: t for name, t in c.outside.items() if not c.tower.has(name)})
+        c = replace(c, extras={name: t for name, t in c.extras.items() if not c.tower.has(name)})
     if c.arch is None or from_gguf(c):
-        return c.outside
+        return c.extras
     counted = with_drafts_counted(c).hparams
     keys = {key: value for key, _, value in hp.to_gguf(counted, c.arch, complete=False)}
     if not keys.get(scopes.full_key(c.arch, scopes.DRAFTS.gguf)):
@@ -228,7 +228,7 @@ def _checked(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> 
     _check_keys(c, pairs, tensors)
     if not is_apr:
         return entries
-    imported = _metadata_after_import(c, pairs, _outside(c))
+    imported = _metadata_after_import(c, pairs, _extras(c))
     told = sidecar.differences(c.model, imported) if _is_of_its_class(c) else {}
     kept = sidecar.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
     return sidecar.seal(entries, Sidecar(told, _stored_dtypes(c, tensors), kept))
@@ -267,7 +267,7 @@ def _sidecar_holds(c: Canonical, base: KvMapping) -> bool:
     if warning is not None or c.model.metadata.get(sidecar.LEFT_ASIDE):
         return True  # it had no part in the import either
     pairs = _pairs(c, sidecar.strip(_unsplit_entries(base).values()))
-    missing = sidecar.differences(c.model, _metadata_after_import(c, pairs, c.outside))
+    missing = sidecar.differences(c.model, _metadata_after_import(c, pairs, c.extras))
     # A GGUF by another program needs one only for what it cannot have brought itself.
     return found.metadata == missing if found is not None else not sidecar.folder_fields(missing)
 
@@ -277,9 +277,9 @@ def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
     return gguf.read_pairs(head, str(c.model.path))
 
 
-def _metadata_after_import(c: Canonical, pairs: KvMapping, outside: dict[str, CanonicalTensor]) -> dict[str, object]:
-    """The metadata of an import of a GGUF with these keys, the tensors of `c` and the extra tensors `outside`."""
-    source = replace(_as_import(c, pairs), outside=outside)
+def _metadata_after_import(c: Canonical, pairs: KvMapping, extras: dict[str, CanonicalTensor]) -> dict[str, object]:
+    """The metadata of an import of a GGUF with these keys, the tensors of `c` and the extra tensors `extras`."""
+    source = replace(_as_import(c, pairs), extras=extras)
     if c.arch is not None:
         identity = hp.hf_identity(source.hparams, c.arch)
         source.hparams.hf_architecture, source.hparams.hf_model_type = identity
@@ -293,7 +293,7 @@ def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
     """Original dtype, by Hugging Face name, of tensors that the GGUF stores losslessly in a wider dtype."""
     out = {t.name: t.dtype for t in tensors}
     wide = {}
-    for t in (c.tensors | _outside(c)).values():
+    for t in (c.tensors | _extras(c)).values():
         target = out.get((names.gguf_name(c.arch, t.name, c.hparams) if c.arch else None) or t.name, t.dtype)
         if target != t.dtype and DTYPES[t.dtype].kind == "plain" and is_exact(t.dtype, target):
             wide[t.name] = t.dtype
@@ -316,7 +316,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
             f"GGUF has no dtype {wanted}", path=c.model.path, hint="list its types with apr quantize --list"
         )
     row = c.arch
-    if row is None and ((c.outside and not from_gguf(c)) or (c.part == ADAPTER and c.model.convention != "gguf")):
+    if row is None and ((c.extras and not from_gguf(c)) or (c.part == ADAPTER and c.model.convention != "gguf")):
         raise RefusedError(
             "the file holds an adapter, not a model",
             path=c.model.path,
@@ -340,11 +340,11 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     ]
     _tell_left(c, placeless, losses)
     losses.others += [*say_what_has_no_key(c), *say_left_behind(c, "a GGUF cannot hold files")]
-    carried = _outside(c)
-    stay = replace(c, outside={name: tensor for name, tensor in c.outside.items() if name not in carried})
-    for part in stay.outside_parts():
+    carried = _extras(c)
+    stay = replace(c, extras={name: tensor for name, tensor in c.extras.items() if name not in carried})
+    for part in stay.extra_parts():
         losses.add(f"{part} dropped: the GGUF of a language model cannot hold them")
-    if stay.outside and has_tower(c):
+    if stay.extras and has_tower(c):
         losses.add(f"write the towers to a separate GGUF: apr export {c.model.path} -o mmproj.gguf --mmproj")
     tensors = c.tensors | carried
     side = gguf_side(row, c.hparams, tensors) if row is not None else list(tensors.values())

@@ -18,7 +18,7 @@ from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.relayered import with_layers
 from aprfmt.canonical.sides import hf_side
-from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plain_dtype
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, extra_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.files import say_left_behind, tell_differences
@@ -192,7 +192,7 @@ def _with_dtype(config: Mapping[str, object], word: str) -> dict[str, object]:
 
 def _is_adapter(c: Canonical) -> bool:
     """Whether the model has extra tensors only, as an adapter does."""
-    return not c.tensors and bool(c.outside) and not from_gguf(c)
+    return not c.tensors and bool(c.extras) and not from_gguf(c)
 
 
 def _of_tensors(c: Canonical, tensors: list[OutTensor]) -> JsonObject | None:
@@ -283,7 +283,7 @@ def _modules(
     groups: dict[str, list[OutTensor]] = {"": []}
     for tensor in tensors:
         folder, _, name = tensor.name.partition(".")
-        if (tensor.name in c.outside or MODULE.match(tensor.name)) and f"{folder}/{CONFIG}" in files:
+        if (tensor.name in c.extras or MODULE.match(tensor.name)) and f"{folder}/{CONFIG}" in files:
             groups.setdefault(folder, []).append(replace(tensor, name=name))
         else:
             groups[""].append(tensor)
@@ -344,17 +344,17 @@ def _hf_tensors(
             path=c.model.path,
             hint="use --dtype f32, f16 or bf16, or export to GGUF",
         )
-    drafts, others = (named_drafts(c), {}) if from_gguf(c) and c.arch is not None else ({}, c.outside)
-    towers = {name: t for name, t in c.outside.items() if c.tower.has(name)} if c.tower is not None else {}
+    drafts, others = (named_drafts(c), {}) if from_gguf(c) and c.arch is not None else ({}, c.extras)
+    towers = {name: t for name, t in c.extras.items() if c.tower.has(name)} if c.tower is not None else {}
     of_towers = {t.name: t for t in hf_side(c.tower.row if c.tower is not None else None, towers)}
     others = others | of_towers
-    stay = {name: t for name, t in c.outside.items() if name not in (*drafts, *others, *towers)}
-    for part in replace(c, outside=stay).outside_parts():
+    stay = {name: t for name, t in c.extras.items() if name not in (*drafts, *others, *towers)}
+    for part in replace(c, extras=stay).extra_parts():
         losses.add(f"{part} dropped: they have no Hugging Face names")
     out = []
     for tensor in (*hf_side(c.arch, c.tensors | drafts), *others.values()):
         is_kept = tensor.name in others and tensor.name not in of_towers
-        target = outside_dtype(tensor, dtype) if is_kept else _dtype(tensor, wanted)
+        target = extra_dtype(tensor, dtype) if is_kept else _dtype(tensor, wanted)
         name = own_name(c, tensor.name, own_names)
         if wanted is None and packed is not None and not is_kept and (parts := packed.outs(tensor, name)):
             out += parts
@@ -369,7 +369,7 @@ def own_name(c: Canonical, name: str, own_names: Mapping[str, str]) -> str:
     if name in own_names or c.arch is None:
         return own_names.get(name, name)
     if c.tower is not None and not own_names:
-        return name if name in c.outside else c.tower.text_name(name)
+        return name if name in c.extras else c.tower.text_name(name)
     return names.draft_spelling(c.arch, c.hparams, name)
 
 

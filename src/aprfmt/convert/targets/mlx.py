@@ -126,7 +126,7 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
         )
     source = hf.source_texts(c, recipe)
     begin = _beginning(c, source.get(hf.CONFIG))
-    for part in c.outside_parts():
+    for part in c.extra_parts():
         losses.add(f"{part} dropped: mlx_lm does not support them")
     planned = _Planned()
     for tensor in _mlx_side(c, begin):

@@ -45,7 +45,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     assert isinstance(row, Tower)
     shared = sum(tensor.name in c.tensors for tensor in tower.tensors.values())
     work.losses.add(f"{plural(whole - shared, 'tensor')} of the language model dropped (--mmproj)")
-    for part in tower.outside_parts():
+    for part in tower.extra_parts():
         work.losses.add(f"{part} dropped: an mmproj GGUF cannot hold them")
     behind = [] if row.made else [name for name in tower.tensors if names.is_hf_only(row, name, tower.hparams)]
     if behind:
