@@ -12,15 +12,14 @@ from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hparams import STEP_LIMITS, active_window
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.loaders import loader_of
-from aprfmt.arch.rope import MAX_HEAD_DIM, original_context, rotary_dim
-from aprfmt.arch.row import POSITIONS, WINDOW, Architecture, Difference
+from aprfmt.arch.rope import NEAR_RAMP, original_context, scaling_of, yarn_betas, yarn_distance
+from aprfmt.arch.row import CONTEXT, POSITIONS, WINDOW, Architecture, Difference
 from aprfmt.arch.scopes import defaults_of
 from aprfmt.records import record
 
 _RAMP = Difference(
     "llama.cpp's YaRN uses another ramp: beta_fast 32, beta_slow 1, both bounds rounded; the config has {betas}",
-    "other_ramp&!gguf=gpt-oss",
+    "other_ramp&!gguf=gpt-oss|far_ramp",
 )
 _EPSILONS = (
     "llama.cpp uses rms_norm_eps {epsilon:g} in all norms; transformers uses {inner:g} inside attention or mixers"
@@ -33,7 +32,13 @@ GENERAL: tuple[Difference, ...] = (
         beyond=POSITIONS,
     ),
     _RAMP,
-    replace(_RAMP, when="other_ramp&gguf=gpt-oss", slight=True),  # all its published models ask for it
+    replace(_RAMP, when="other_ramp&!far_ramp&gguf=gpt-oss", slight=True),  # all published models ask for it
+    Difference(
+        "llama.cpp applies LongRoPE's long factors to every text once its context (-c) exceeds {original} tokens; "
+        "transformers applies them to longer texts only",
+        "long_context",
+        beyond=CONTEXT,
+    ),
     Difference("llama.cpp does not clamp time steps (time_step_limit)", "limited_steps"),
     Difference(
         "llama.cpp computes every GELU by the tanh formula in half precision: logits differ by about 3e-4, and a "
@@ -85,10 +90,11 @@ def differences(row: Architecture, h: Hyperparams) -> Iterator[Found]:
 
     for difference in (*GENERAL, *row.differs):
         if not difference.when or holds(difference.when, value):
-            lengths = {WINDOW: active_window(h) or 0, POSITIONS: h.max_position_embeddings or 0}
+            lengths = {WINDOW: active_window(h) or 0, POSITIONS: h.max_position_embeddings or 0, CONTEXT: 0}
             what = difference.what.format(
                 window=f"{lengths[WINDOW]:,}", positions=f"{lengths[POSITIONS]:,}", epsilon=h.rms_norm_eps or 0,
                 inner=_inner_epsilon(h) or 0, betas=_ramp_text(h),
+                original=f"{original_context(h, scaling_of(h)) or 0:,}",
             )  # fmt: skip
             beyond = lengths.get(difference.beyond, h.extra.get(difference.beyond) if difference.beyond else None)
             yield Found(what, as_int(beyond, difference.beyond), difference.slight)
@@ -107,36 +113,12 @@ def _has_two_thetas(h: Hyperparams) -> bool:
     return sliding.get("rope_theta", h.rope_theta) != h.rope_theta
 
 
-def _betas(h: Hyperparams) -> tuple[float, float]:
-    scaling = as_mapping(h.extra.get("rope_scaling"))
-    fast, slow = (as_float(scaling.get(name), name) for name in ("beta_fast", "beta_slow"))
-    return fast or 32.0, slow or 1.0
-
-
-def _ramp(h: Hyperparams, betas: tuple[float, float], *, whole: bool) -> list[float]:
-    """How much of the stretched frequency each pair of a head gets under yarn, 0 to 1; `whole` rounds the ends."""
-    scaling = as_mapping(h.extra.get("rope_scaling"))
-    n_dims = as_int(h.extra.get("qk_rope_head_dim"), "qk_rope_head_dim") or rotary_dim(h) or 0
-    base, original = h.rope_theta or 0.0, original_context(h, scaling) or 0
-    if not 0 < n_dims <= MAX_HEAD_DIM or base <= 1 or original <= 0:
-        return []
-    low, high = (n_dims * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in betas)
-    if whole:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, n_dims - 1)
-    return [min(1.0, max(0.0, (i - low) / max(high - low, 1e-3))) for i in range(n_dims // 2)]
-
-
 def _has_other_ramp(row: Architecture, h: Hyperparams) -> bool:
-    """Whether yarn mixes the frequencies otherwise in llama.cpp, which reads its ends of few families."""
-    scaling = as_mapping(h.extra.get("rope_scaling"))
-    if scaling.get("rope_type") != "yarn":
-        return False
-    loader = loader_of(row.gguf)
-    own = loader is not None and "rope.scaling.yarn_beta_fast" in loader.optional
-    ours = _ramp(h, _betas(h), whole=scaling.get("truncate") is not False)
-    theirs = _ramp(h, _betas(h) if own else (32.0, 1.0), whole=True)
-    return any(abs(a - b) > _SMALL for a, b in zip(ours, theirs, strict=True))
+    return yarn_distance(row, h) > _SMALL
+
+
+def _has_far_ramp(row: Architecture, h: Hyperparams) -> bool:
+    return yarn_distance(row, h) > NEAR_RAMP
 
 
 def _has_other_gelu(row: Architecture, h: Hyperparams) -> bool:
@@ -146,8 +128,16 @@ def _has_other_gelu(row: Architecture, h: Hyperparams) -> bool:
     return any(name in usual and h.extra.get(name, usual[name]) != usual[name] for name in keys)
 
 
+def _has_long_context(h: Hyperparams) -> bool:
+    """Whether long texts get other rotary factors than short ones."""
+    scaling = scaling_of(h)
+    original, positions = original_context(h, scaling), h.max_position_embeddings
+    other = scaling.get("short_factor") != scaling.get("long_factor")
+    return scaling.get("rope_type") == "longrope" and other and (original or 0) < (positions or 0)
+
+
 def _ramp_text(h: Hyperparams) -> str:
-    fast, slow = _betas(h)
+    fast, slow = yarn_betas(h)
     truncate = as_mapping(h.extra.get("rope_scaling")).get("truncate")
     return f"beta_fast {fast:g}, beta_slow {slow:g}{', truncate false' if truncate is False else ''}"
 
@@ -203,6 +193,7 @@ _USUAL_EPSILON = 1e-5
 
 RULES_OF_ROW: dict[str, Callable[[Architecture, Hyperparams], object]] = {
     "other_ramp": _has_other_ramp,
+    "far_ramp": _has_far_ramp,
     "other_gelu": _has_other_gelu,
 }
 """The same, of words that depend on the architecture."""
@@ -211,6 +202,7 @@ RULES: dict[str, Callable[[Hyperparams], object]] = {
     "window": _has_window,
     "chosen": _chooses_positions,
     "two_thetas": _has_two_thetas,
+    "long_context": _has_long_context,
     "other_exaone": _is_other_exaone,
     "limited_steps": lambda h: h.extra.get(STEP_LIMITS),
     "two_epsilons": _has_two_epsilons,

@@ -417,8 +417,9 @@ def _set_scales(
     kind, factor = str(scaling["rope_type"]), as_float(scaling.get("factor"), "factor") or 1.0
     if kind not in ("yarn", "linear"):
         computed = attention_factor(h, kind, scaling)
-        if attention is not None and (computed is None or not yarn.same(computed, attention)):
-            scaling["attention_factor"] = shorten(attention)
+        told = attention if computed is None else attention or 1.0
+        if told is not None and (computed is None or not yarn.same(computed, told)):
+            scaling["attention_factor"] = shorten(told)
         return
     t, s = yarn.from_runtime(row.gguf, kind, factor, log, 1.0 if attention is None else attention)
     if log and not _is_latent(row):
@@ -434,6 +435,34 @@ def _set_scales(
     usual = mscale_of(factor) if kind == "yarn" else 1.0
     if not yarn.same(usual if computed is None else computed, t):
         scaling["attention_factor"] = shorten(t)
+
+
+NEAR_RAMP = 0.08
+"""How far llama.cpp's share of a stretched frequency is from transformers' at most in published models (GPT-OSS)."""
+
+
+def yarn_betas(h: Hyperparams) -> tuple[float, float]:
+    """beta_fast and beta_slow."""
+    scaling = as_mapping(h.extra.get("rope_scaling"))
+    fast, slow = (as_float(scaling.get(name), name) for name in ("beta_fast", "beta_slow"))
+    return fast or 32.0, slow or 1.0
+
+
+def yarn_distance(row: Architecture, h: Hyperparams) -> float:
+    """The largest distance between llama.cpp's and transformers' shares of a stretched frequency under yarn, 0 to 1.
+
+    llama.cpp rounds the ends of the ramp, and reads them of few families.
+    """
+    scaling = as_mapping(h.extra.get("rope_scaling"))
+    n_dims = as_int(h.extra.get("qk_rope_head_dim"), "qk_rope_head_dim") or rotary_dim(h) or 0
+    base, original = h.rope_theta or 0.0, original_context(h, scaling) or 0
+    if scaling.get("rope_type") != "yarn" or not 0 < n_dims <= MAX_HEAD_DIM or base <= 1 or original <= 0:
+        return 0.0
+    loader = loader_of(row.gguf)
+    own = loader is not None and "rope.scaling.yarn_beta_fast" in loader.optional
+    ours = yarn.ramp(n_dims, base, original, yarn_betas(h), whole=scaling.get("truncate") is not False)
+    theirs = yarn.ramp(n_dims, base, original, yarn_betas(h) if own else (32.0, 1.0), whole=True)
+    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
 
 
 def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> dict[str, object]:

@@ -40,6 +40,7 @@ HAS_TENSORS = "has_tensors"
 """Role of a switch that a config.json need not set: on if the checkpoint has the tensors that need it."""
 
 POSITIONS = "positions"
+CONTEXT = "context"
 """The length of the longest text, of a Difference."""
 
 SELDOM = "seldom"
@@ -162,12 +163,12 @@ class Difference:
     """What llama.cpp computes otherwise than transformers, in a network that it loads.
 
     Attributes:
-        what: one sentence for the user; `{window}`, `{positions}`, `{epsilon}`, `{inner}` and `{betas}` are numbers of
-            the network.
+        what: one sentence for the user; `{window}`, `{positions}`, `{original}`, `{epsilon}`, `{inner}` and `{betas}`
+            are numbers of the network.
         when: condition for a network to be concerned, over config.json keys and the words of arch.differences; "" for
             all of the family.
         beyond: where only longer texts get other logits: the length that they have to exceed, as WINDOW, POSITIONS or
-            the config.json key of a number.
+            the config.json key of a number; CONTEXT where it depends on the context that llama.cpp is run with.
         slight: whether the most likely tokens keep their order, or plain prompts their logits. A difference that is
             neither slight nor of longer texts alone is written with --allow-different only.
     """

@@ -89,3 +89,12 @@ def _usual(gguf: str, kind: str, factor: float, log: float) -> float:
     if log and gguf in _OF_ONE_MSCALE:
         return 1.0
     return _m(factor, 1) / _m(factor, log)
+
+
+def ramp(n_dims: int, base: float, original: int, betas: tuple[float, float], *, whole: bool) -> list[float]:
+    """How much of the stretched frequency each pair of a head gets, 0 to 1; `whole` rounds the ends of the ramp."""
+    low, high = (n_dims * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in betas)
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, n_dims - 1)
+    return [min(1.0, max(0.0, (i - low) / max(high - low, 1e-3))) for i in range(n_dims // 2)]

@@ -22,6 +22,7 @@ from aprfmt.arch.converters.layers import (
 )
 from aprfmt.arch.converters.windows import FOURTH, every_fourth_full, full_every_fourth
 from aprfmt.arch.fields import as_float, shorten
+from aprfmt.arch.rope import NEAR_RAMP, yarn_distance
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.errors import RefusedError
 from aprfmt.io.jsonx import to_f32
@@ -90,7 +91,9 @@ def _untruncated_from(value: object, scope: Scope) -> object:
     """gpt-oss does not round the ends of yarn's ramp; a GGUF cannot say so."""
     scaling = scope.h.extra.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("rope_type") == "yarn":
-        scaling.setdefault("truncate", False)
+        scaling["truncate"] = False
+        if yarn_distance(scope.row, scope.h) > NEAR_RAMP:
+            del scaling["truncate"]  # of no published model: as llama.cpp computes it
     return DEFAULT
 
 
