@@ -79,4 +79,28 @@ def whisper(
     )
 
 
+def convolutions_2d(hf: str, *, columns: bool = False) -> tuple[TensorRow, ...]:
+    """Three convolutions over time and frequency; `columns` where a GGUF has their biases as such."""
+    many = "downsample_hidden_size"
+    return tuple(
+        row
+        for n, n_in in ((1, "1"), (2, many), (3, many))
+        for row in (
+            tensor(f"{hf}conv2d{n}.weight", f"a.conv2d.{n}.weight", f"{many},{n_in},3,3"),
+            tensor(f"{hf}conv2d{n}.bias", f"a.conv2d.{n}.bias", many, gguf_dims=(f"{many},1,1",) if columns else ()),
+        )
+    )
+
+
+def batch_norm(hf: str, width: str, depth: str) -> tuple[TensorRow, ...]:
+    """The batch norm of a conformer's convolution, of which a GGUF has a scale and a shift."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    return tuple(TensorRow((f"{hf}.{name}",), (), (width,), depth=depth) for name in names)
+
+
+def scale_and_shift(hf: str) -> dict[str, str]:
+    """What a GGUF has of batch norms, as Tower.made."""
+    return {"a.blk.{n}.conv_norm.weight": f"batch_scale:{hf}", "a.blk.{n}.conv_norm.bias": f"batch_shift:{hf}"}
+
+
 POSITIONS = Key("", ("audio_config.max_source_positions",))

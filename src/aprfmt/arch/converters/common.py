@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TypeGuard
 
 from aprfmt.arch import rope, yarn
@@ -15,7 +16,7 @@ from aprfmt.arch.converters.layers import (
     layer_types_from,
     layer_types_to,
     periodic,
-    with_plain_kinds,
+    plain_kinds,
 )
 from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
 from aprfmt.arch.grammar import FIELD_OF_SIZE, evaluate, layer_kinds, size_words, sizes_of
@@ -360,7 +361,7 @@ inner_size = Converter(_inner_to, _inner_from)
 window_rotary = Converter(_window_rotary_to, _window_rotary_from)
 recurrent_layers = Converter(_recurrent_to, _recurrent_from, _every_fourth)
 attention_layers = Converter(lambda value, scope: per_layer(value, scope, *ATTENTION), largest)
-attending_layers = with_plain_kinds(Converter(_recurrent_to, _recurrent_from, _every_fourth))
+attending_layers = replace(recurrent_layers, normalize=plain_kinds)
 
 
 def _nope_from(value: object, scope: Scope) -> object:

@@ -74,14 +74,10 @@ number_or_0 = Converter(lambda value, scope: value or 0, lambda value, scope: va
 positive = Converter(lambda value, scope: value or None, lambda value, scope: value or 0)
 
 
-def with_plain_kinds(layers: Converter) -> Converter:
-    """`layers`, where transformers calls attention to chosen positions what published configs call full attention."""
-
-    def settle(value: object, scope: Scope) -> object:
-        kinds = value if isinstance(value, list) else None
-        return DEFAULT if kinds is None else [FULL if kind == "indexed_attention" else kind for kind in kinds]
-
-    return replace(layers, normalize=settle)
+def plain_kinds(value: object, scope: Scope) -> object:
+    """Kinds of layers as published configs name them: transformers has a word of its own where an indexer chooses."""
+    kinds = value if isinstance(value, list) else None
+    return DEFAULT if kinds is None else [FULL if kind == "indexed_attention" else kind for kind in kinds]
 
 
 def own_layers_to(value: object, scope: Scope) -> list[bool] | None:

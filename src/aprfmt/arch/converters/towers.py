@@ -34,6 +34,17 @@ def _ratio_from(value: object, scope: Scope) -> object:
     return ffn / width if width and ffn else DEFAULT
 
 
+def ffn_by_ratio(width: str) -> Converter:
+    """The width of an MLP: `mlp_ratio` times a size of the same config."""
+
+    def derive(scope: Scope) -> object:
+        ratio = as_float(scope.config(scope.name.rpartition(".")[0] + ".mlp_ratio"), scope.name)
+        size = scope.size(width)
+        return round(size * ratio) if size and ratio else None
+
+    return Converter(derive=derive)
+
+
 inverse = Converter(_inverse_to, _inverse_from)
 ratio_of_ffn = Converter(from_gguf=_ratio_from)
 

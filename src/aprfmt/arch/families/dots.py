@@ -8,6 +8,7 @@ from dataclasses import replace
 from aprfmt.arch.blocks.decoder import (
     DIMS, NO_WINDOW, attention, gated_mlp, hf_names, linear, must_be, norm, split, tensor,
 )
+from aprfmt.arch.blocks.hearing import convolutions_2d
 from aprfmt.arch.blocks.mla import INDEXER, indexer, mla_keys
 from aprfmt.arch.blocks.moe import (
     DENSE_LAYERS, EQUAL_HEADS, GROUPS, MLP_LAYER_TYPES, MTP, NO_BIAS, SHARED_COUNT, SIGMOID, WEIGHTS_NORM,
@@ -18,6 +19,7 @@ from aprfmt.arch.blocks.tower import (
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
 from aprfmt.arch.converters.common import computed
+from aprfmt.arch.converters.layers import plain_kinds
 from aprfmt.arch.converters.windows import step_heads, windowed_heads
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.grammar import layer_kinds
@@ -26,13 +28,6 @@ from aprfmt.errors import RefusedError
 
 
 text_width = Converter(nothing, lambda value, scope: scope.h.hidden_size or DEFAULT)
-
-
-def _indexed_normalize(value: object, scope: Scope) -> object:
-    """transformers says in a word of its own that an indexer chooses."""
-    if not isinstance(value, list):
-        return DEFAULT
-    return ["full_attention" if kind == "indexed_attention" else kind for kind in value]
 
 
 def _indexed_from(value: object, scope: Scope) -> object:
@@ -63,7 +58,7 @@ def _swa_nope_from(value: object, scope: Scope) -> object:
 
 indexed_layers = Converter(
     lambda value, scope: [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None,
-    _indexed_from, normalize=_indexed_normalize,
+    _indexed_from, normalize=plain_kinds,
 )
 indexed_without_window = Converter(_without_window_to, default)
 latent_scales = Converter(
@@ -130,19 +125,6 @@ _MERGED = "spatial_merge_size*spatial_merge_size*embed_dim"
 def _of_image(gguf: str, name: str, kind: str = "u32") -> Key:
     """A key of the preprocessor, which has those of images in an object of their own."""
     return Key(gguf, (f"preprocessor_config.vision_config.{name}", f"preprocessor_config.{name}"), kind)
-
-
-def _stem() -> tuple[TensorRow, ...]:
-    """Three convolutions over time and frequency."""
-    many = "downsample_hidden_size"
-    return tuple(
-        row
-        for n, n_in in ((1, "1"), (2, many), (3, many))
-        for row in (
-            tensor(f"{_A}conv2d{n}.weight", f"a.conv2d.{n}.weight", f"{many},{n_in},3,3"),
-            tensor(f"{_A}conv2d{n}.bias", f"a.conv2d.{n}.bias", many),
-        )
-    )
 
 
 def _gate_and_up(end: str, dims: str) -> TensorRow:
@@ -265,7 +247,7 @@ TOWERS: tuple[Tower, ...] = (
             *norm(f"{_NOTE_V}post_trunk_norm", "mm.post_norm", "embed_dim"),
             *norm(f"{_NOTE_V}adapter.ln_q", "mm.input_norm", "embed_dim", REQUIRED),
             *linear(f"{_NOTE_V}adapter.mlp.0", "mm.0", f"{_MERGED},{_MERGED}", REQUIRED),
-            *linear(f"{_NOTE_V}adapter.mlp.2", "mm.2", f"hidden,{_MERGED}", REQUIRED), *_stem(),
+            *linear(f"{_NOTE_V}adapter.mlp.2", "mm.2", f"hidden,{_MERGED}", REQUIRED), *convolutions_2d(_A),
             *linear(f"{_A}conv_out", "a.conv_out", "d_model,num_mel_bins/8*downsample_hidden_size"),
             *layers(
                 *norms("self_attn_layer_norm", "final_layer_norm", bias=False, width="d_model"),

@@ -13,13 +13,12 @@ from aprfmt.arch.blocks.decoder import (
     gated_mlp, linear, must_be, needs, norm, tensor,
 )
 from aprfmt.arch.blocks.encoder import hf_only
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, default, nothing
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing, refuse_if
 from aprfmt.arch.converters.drafts import needed, next_layers
 from aprfmt.arch.converters.layers import FULL, SLIDING
 from aprfmt.arch.families import gemma4
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import HAS_TENSORS, OPTIONAL, PLUS_ROW, REQUIRED, Architecture, Key, TensorRow
-from aprfmt.errors import RefusedError
 
 
 has_tensors = Converter(lambda value, scope: bool(value), lambda value, scope: bool(value), role=HAS_TENSORS)
@@ -66,16 +65,6 @@ def _anchor(value: object, scope: Scope) -> object:
     return not (scope.h.hf_architecture == "DSparkSpeculator" or "aux_hidden_state_layer_ids" in scope.h.extra)
 
 
-def _global_head(value: object, scope: Scope) -> GgufKeys:
-    names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-    return GgufKeys(dict.fromkeys(names, ("u32", value)))
-
-
-def _all_full(value: object, scope: Scope) -> None:
-    if isinstance(value, list) and set(map(str, value)) - {FULL}:
-        raise RefusedError(f"{scope.name}: llama.cpp's Gemma 4 draft model supports full-attention layers only")
-
-
 eagle_layers = Converter(needed, from_target=_eagle_layers)
 target_width = Converter(needed, from_target=lambda target, scope: target.get("hidden_size"))
 dflash_window = Converter(nothing, normalize=_dflash_window)
@@ -84,8 +73,14 @@ anchor = Converter(normalize=_anchor)
 draft_vocabulary = Converter(
     nothing, lambda value, scope: None, lambda scope: scope.h.vocab_size if "d2t" not in scope.names else None,
 )
-global_head = Converter(_global_head)
-all_full = Converter(_all_full, derive=lambda scope: [FULL] * (scope.h.num_layers or 0))
+global_head = Converter(gemma4.head_sizes())
+all_full = Converter(
+    refuse_if(
+        lambda value, scope: isinstance(value, list) and bool(set(map(str, value)) - {FULL}),
+        "{name}: llama.cpp's Gemma 4 draft model supports full-attention layers only",
+    ),
+    derive=lambda scope: [FULL] * (scope.h.num_layers or 0),
+)
 root_of_width = Converter(lambda value, scope: math.sqrt(scope.h.hidden_size) if scope.h.hidden_size else None, default)
 layer_count = Converter(lambda value, scope: scope.h.num_layers, lambda value, scope: DEFAULT)
 target_sections = Converter(from_target=_sections)

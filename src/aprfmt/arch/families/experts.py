@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.moe import (
     ALL_SPARSE, COUNT, DENSE_LAYERS, GROUPS, MLP_LAYER_TYPES, NO_BIAS, NUM_SHARED_EXPERTS, SIGMOID, USED, WEIGHTS_NORM,
     WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, if_given, nothing, refuse_if
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, Scope, if_given, nothing, refuse_if
 from aprfmt.arch.converters.common import (
     absent_0, any_window, computed, dense_first, dense_first_to, gating, gguf_int, softcap, window_rotary,
 )
@@ -174,21 +174,21 @@ def _layout_window_to(value: object, scope: Scope) -> object:
     return value
 
 
-def _window_layout_from(value: object, scope: Scope) -> object:
-    if not scope.kv:
-        return DEFAULT
-    return _layout(scope) if scope.gguf("attention.sliding_window") else [0] * (scope.h.num_layers or 0)
+def _layout_or(otherwise: int) -> Convert:
+    """By whether a GGUF has windows: the layout that llama.cpp knows, or one number for all layers."""
+
+    def from_gguf(value: object, scope: Scope) -> object:
+        if not scope.kv:
+            return DEFAULT
+        windows = scope.gguf("attention.sliding_window")
+        return _layout(scope) if windows else [otherwise] * (scope.h.num_layers or 0)
+
+    return from_gguf
 
 
 def _is_other_layout(value: object, scope: Scope) -> bool:
     windows = any(_as_layout(scope.config("sliding_window_layout"), scope))
     return isinstance(value, list) and value != (_layout(scope) if windows else [1] * (scope.h.num_layers or 0))
-
-
-def _rope_layout_from(value: object, scope: Scope) -> object:
-    if not scope.kv:
-        return DEFAULT
-    return _layout(scope) if scope.gguf("attention.sliding_window") else [1] * (scope.h.num_layers or 0)
 
 
 def _in_each_to(value: object, scope: Scope) -> list[float] | None:
@@ -205,10 +205,10 @@ if_yarn = Converter(lambda value, scope: value if scope.config("rope_type") in _
 chunk_width = computed("head_dim")
 softmax_switch = Converter(lambda value, scope: 1 if value else 2, lambda value, scope: value == 1)
 layout_window = Converter(_layout_window_to)
-window_layout = Converter(nothing, _window_layout_from)
+window_layout = Converter(nothing, _layout_or(0))
 rope_layout = Converter(
     refuse_if(_is_other_layout, "{name}: llama.cpp's {gguf} applies RoPE in exactly the sliding-window layers, if any"),
-    _rope_layout_from,
+    _layout_or(1),
 )
 all_layers = Converter(
     refuse_if(

@@ -10,7 +10,7 @@ from aprfmt.arch.blocks.decoder import (
     head, linear, must_be, needs, norm, number, rename, tensor,
 )
 from aprfmt.arch.blocks.moe import COUNT, USED, WIDTH
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufKeys, Scope
 from aprfmt.arch.converters.common import zero_cap
 from aprfmt.arch.converters.layers import FULL, SLIDING, layer_types, layer_types_derive, number_or_0, slides_of
 from aprfmt.arch.fields import as_int, as_mapping
@@ -52,15 +52,10 @@ def _global_heads_normalize(value: object, scope: Scope) -> object:
     )
 
 
-def _global_heads_to(value: object, scope: Scope) -> GgufKeys:
-    """All of such a head is rotated: pairs that are not have a frequency of 0."""
-    names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-    return GgufKeys({name: ("u32", value) for name in names if value is not None})
-
-
-def _window_heads_to(value: object, scope: Scope) -> GgufKeys:
-    names = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
-    return GgufKeys({name: ("u32", value) for name in names if value is not None})
+def head_sizes(end: str = "") -> Convert:
+    """The size of a head, all of which is rotated: pairs that are not have a frequency of 0."""
+    names = [f"{name}{end}" for name in ("attention.key_length", "attention.value_length", "rope.dimension_count")]
+    return lambda value, scope: GgufKeys({name: ("u32", value) for name in names if value is not None})
 
 
 def _window_kv_heads_to(value: object, scope: Scope) -> object:
@@ -183,9 +178,9 @@ def _width_a_layer_to(value: object, scope: Scope) -> list[object] | None:
 last_full_layer_types = replace(
     layer_types, derive=lambda scope: _last_full(layer_types_derive(scope)), normalize=_last_full_normalize,
 )
-global_heads = Converter(_global_heads_to, normalize=_global_heads_normalize)
+global_heads = Converter(head_sizes(), normalize=_global_heads_normalize)
 global_kv_heads = Converter(derive=lambda scope: scope.h.num_kv_heads)
-window_heads = Converter(_window_heads_to)
+window_heads = Converter(head_sizes("_swa"))
 window_kv_heads = Converter(_window_kv_heads_to, _window_kv_heads_from)
 double_wide = Converter(_double_wide_to, _double_wide_from)
 shared_kv = Converter(_shared_kv_to, lambda value, scope: value or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
@@ -109,11 +110,14 @@ def _embedder(hf: str, gguf: str, part: str) -> tuple[TensorRow, ...]:
     )
 
 
-def _feed_forward(name: str, end: str) -> tuple[TensorRow, ...]:
+def _feed_forward(
+    name: str, end: str, matrix: Callable[[str, str, str], tuple[TensorRow, ...]] = linear
+) -> tuple[TensorRow, ...]:
+    """Half an MLP on each side of attention; `matrix` makes the rows of a projection."""
     return (
         *norm(f"{name}.pre_layer_norm", f"ffn_norm{end}", _HEARD),
-        *linear(f"{name}.ffw_layer_1", f"ffn_up{end}", f"4*{_HEARD},{_HEARD}"),
-        *linear(f"{name}.ffw_layer_2", f"ffn_down{end}", f"{_HEARD},4*{_HEARD}"),
+        *matrix(f"{name}.ffw_layer_1", f"ffn_up{end}", f"4*{_HEARD},{_HEARD}"),
+        *matrix(f"{name}.ffw_layer_2", f"ffn_down{end}", f"{_HEARD},4*{_HEARD}"),
         *norm(f"{name}.post_layer_norm", f"ffn_post_norm{end}", _HEARD),
     )
 
@@ -205,15 +209,6 @@ def _listens(name: str, gguf: str, dims: str) -> tuple[TensorRow, ...]:
     return _clipped(name, gguf, dims, "audio_config")
 
 
-def _gemma4_feed_forward(name: str, end: str) -> tuple[TensorRow, ...]:
-    return (
-        *norm(f"{name}.pre_layer_norm", f"ffn_norm{end}", _AUDIO),
-        *_listens(f"{name}.ffw_layer_1", f"ffn_up{end}", f"4*{_AUDIO},{_AUDIO}"),
-        *_listens(f"{name}.ffw_layer_2", f"ffn_down{end}", f"{_AUDIO},4*{_AUDIO}"),
-        *norm(f"{name}.post_layer_norm", f"ffn_post_norm{end}", _AUDIO),
-    )
-
-
 _GEMMA4_SEEING = (
     tensor(
         f"{_V}patch_embedder.input_proj.weight", "v.patch_embd.weight", f"{_VISION},patch_size*patch_size*3",
@@ -249,7 +244,7 @@ _GEMMA4_HEARING = (
     *norm(f"{_A}subsample_conv_projection.layer1.norm", "a.conv1d.1.norm", "32"),
     *linear(f"{_A}subsample_conv_projection.input_proj_linear", "a.input_projection", f"{_AUDIO},32*{_FREQUENCIES}/4"),
     *layers(
-        *_gemma4_feed_forward("feed_forward1", ""),
+        *_feed_forward("feed_forward1", "", _listens),
         *norm("norm_pre_attn", "attn_pre_norm", _AUDIO),
         tensor(
             "self_attn.per_dim_scale", "per_dim_scale.weight", f"{_AUDIO}/audio_config.num_attention_heads",
@@ -270,7 +265,7 @@ _GEMMA4_HEARING = (
         ),
         *norm("lconv1d.conv_norm", "norm_conv", _AUDIO),
         *_listens("lconv1d.linear_end", "conv_pw2", f"{_AUDIO},{_AUDIO}"),
-        *_gemma4_feed_forward("feed_forward2", "_1"),
+        *_feed_forward("feed_forward2", "_1", _listens),
         *norm("norm_out", "ln2", _AUDIO),
         hf=f"{_A}layers.{{n}}.",
         gguf="a.blk.{n}.",

@@ -15,6 +15,7 @@ from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.converters.common import dense_first, dense_first_to, rope_keys, yarn_log
 from aprfmt.arch.converters.experts import one_for_all, same_limit
 from aprfmt.arch.converters.hybrid import kda_heads, latent_layers
+from aprfmt.arch.converters.layers import plain_kinds
 from aprfmt.arch.converters.sparse import OWN, SHARED, indexers_from, indexers_normalize, indexers_to
 from aprfmt.arch.row import MOST, Architecture, Difference, Key, TensorRow
 
@@ -31,11 +32,11 @@ _ATTENDS, _LINEAR_KIND = "full_attention", "linear_attention"
 
 
 def _latent_or_linear_normalize(value: object, scope: Scope) -> object:
-    """Every fourth layer attends unless it is said; transformers says in this word that an indexer chooses."""
-    if isinstance(value, list):
-        return ["full_attention" if kind == "indexed_attention" else kind for kind in value]
+    """Every fourth layer attends unless it is said."""
     n_layers = scope.h.num_layers
-    return DEFAULT if n_layers is None else [_ATTENDS if i % 4 == 3 else _LINEAR_KIND for i in range(n_layers)]
+    if isinstance(value, list) or n_layers is None:
+        return plain_kinds(value, scope)
+    return [_ATTENDS if i % 4 == 3 else _LINEAR_KIND for i in range(n_layers)]
 
 
 def _latent_or_linear_from(value: object, scope: Scope) -> object:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from aprfmt.arch import projectors
 from aprfmt.arch.blocks.decoder import linear, must_be, norm, tensor
+from aprfmt.arch.blocks.hearing import batch_norm, scale_and_shift
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, hears, layers, projector, sees, siglip, sizes, whole,
 )
@@ -175,6 +176,7 @@ def _projectors(kind: str) -> tuple[TensorRow, ...]:
     )
 
 
+_BATCH_NORM = "encoder.layers.{n}.conv.batch_norm"
 _SPEECH = Tower(
     id="granite_speech_tower", **whole("GraniteSpeechForConditionalGeneration", types=("granite_speech",)),
     when="projector_type=granite_speech&!audio.feature_layer",
@@ -209,13 +211,7 @@ _SPEECH = Tower(
             tensor("conv.down_conv.bias", "conv_pw2.bias", _W), hf="encoder.layers.{n}.", gguf="a.blk.{n}.",
             depth="num_layers",
         ),
-        *(
-            TensorRow(
-                (f"encoder.layers.{{n}}.conv.batch_norm.{name}",), (), (f"{_W}*conv_expansion_factor",),
-                depth="num_layers",
-            )
-            for name in ("weight", "bias", "running_mean", "running_var")
-        ),
+        *batch_norm(_BATCH_NORM, f"{_W}*conv_expansion_factor", "num_layers"),
         tensor("projector.query", "a.proj_query", f"1,window_size/downsample_rate,{_WIDTH}"),
         *norm("projector.qformer.layernorm", "a.proj_norm", _WIDTH, REQUIRED),
         *linear("projector.linear", "a.proj_linear", f"hidden,{_WIDTH}", REQUIRED),
@@ -225,10 +221,7 @@ _SPEECH = Tower(
         ),
     ),
     ignored=(".num_batches_tracked",),
-    made={
-        "a.blk.{n}.conv_norm.weight": "batch_scale:encoder.layers.{n}.conv.batch_norm",
-        "a.blk.{n}.conv_norm.bias": "batch_shift:encoder.layers.{n}.conv.batch_norm",
-    },
+    made=scale_and_shift(_BATCH_NORM),
     f32=(".conv_pw1.weight", ".conv_pw2.weight", ".conv_dw.weight"),
     keys=hears(
         Key("audio.embedding_length", (f"{_C}.hidden_dim",), converter=one_width),

@@ -9,6 +9,7 @@ from aprfmt.arch.blocks.decoder import (
     gated_mlp, head, linear, must_be, norm, tensor,
 )
 from aprfmt.arch.blocks.encoder import ENCODER
+from aprfmt.arch.blocks.hearing import batch_norm, scale_and_shift
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, hears, layers, projector, sees, siglip, sizes, tower_attention, whole,
 )
@@ -95,6 +96,9 @@ _LFM2_ROW = Architecture(
 )
 
 
+_BATCH_NORM = "conformer.layers.{n}.conv.batch_norm"
+
+
 def _fast_conformer() -> tuple[TensorRow, ...]:
     """A conformer behind convolutions that take eight frames at a time."""
     many = "subsampling_conv_channels"
@@ -144,10 +148,7 @@ def _fast_conformer() -> tuple[TensorRow, ...]:
             *norm("norm_out", "ln2", "d_model", REQUIRED), hf="conformer.layers.{n}.", gguf="a.blk.{n}.",
             depth="n_layers",
         ),
-        *(
-            TensorRow((f"conformer.layers.{{n}}.conv.batch_norm.{name}",), (), ("d_model",), depth="n_layers")
-            for name in ("weight", "bias", "running_mean", "running_var")
-        ),
+        *batch_norm(_BATCH_NORM, "d_model", "n_layers"),
     )
 
 
@@ -200,10 +201,7 @@ TOWERS: tuple[Tower, ...] = (
             *linear("audio_adapter.model.3", "mm.a.mlp.3", "hidden,hidden", REQUIRED),
         ),
         ignored=(".num_batches_tracked",),
-        made={
-            "a.blk.{n}.conv_norm.weight": "batch_scale:conformer.layers.{n}.conv.batch_norm",
-            "a.blk.{n}.conv_norm.bias": "batch_shift:conformer.layers.{n}.conv.batch_norm",
-        },
+        made=scale_and_shift(_BATCH_NORM),
         f32=(".conv1d.", ".conv_pw1.weight", ".conv_pw2.weight", ".conv_dw.weight"),
         keys=hears(
             Key("audio.embedding_length", ("encoder.d_model",)), Key("audio.feed_forward_length", ("encoder.d_model",)),

@@ -7,20 +7,11 @@ from aprfmt.arch.blocks.tower import (
     ACTIVATION, IMAGE, PATCHES, TOWER_WIDTH, USE_GELU, VISION_EPS, epsilon, intern, layers, mlp, norms, patches,
     projector, sees, siglip, sizes, tower_attention, whole,
 )
-from aprfmt.arch.converter import Converter, Scope, if_given
-from aprfmt.arch.converters.towers import inverse, ratio_of_ffn
-from aprfmt.arch.fields import as_float
+from aprfmt.arch.converter import if_given
+from aprfmt.arch.converters.towers import ffn_by_ratio, inverse, ratio_of_ffn
 from aprfmt.arch.row import REQUIRED, Key, Tower
 
 
-def _ffn_of_ratio(scope: Scope) -> object:
-    width, ratio = (
-        scope.size("vision_config.hidden_size"), as_float(scope.config("vision_config.mlp_ratio"), scope.name),
-    )
-    return round(width * ratio) if width and ratio else None
-
-
-ffn_of_ratio = Converter(derive=_ffn_of_ratio)
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
@@ -79,7 +70,10 @@ TOWERS: tuple[Tower, ...] = (
         f32=(".position_embd.",), ignored=(),
         keys=sees(
             *sizes(feed_forward_length=""),
-            Key("vision.feed_forward_length", ("vision_config.intermediate_size",), converter=ffn_of_ratio),
+            Key(
+                "vision.feed_forward_length", ("vision_config.intermediate_size",),
+                converter=ffn_by_ratio("vision_config.hidden_size"),
+            ),
             Key("", ("vision_config.mlp_ratio",), "f32", converter=ratio_of_ffn), *IMAGE, projector("janus_pro"),
             VISION_EPS, ACTIVATION,
         ),

@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_GELU, epsilon, layers, mlp, norms, patches_in_time, projector, sees, sizes, tower_attention,
     whole,
 )
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, if_given, implied, refuse_if
+from aprfmt.arch.converter import DEFAULT, Convert, Converter, Scope, if_given, implied, refuse_if
 from aprfmt.arch.converters.common import gating
 from aprfmt.arch.converters.experts import DENSE, SPARSE, counted_dense_from, counted_dense_to, width_of_experts
 from aprfmt.arch.converters.layers import flags_of
@@ -55,28 +55,22 @@ _SCALES = ("layernorm_full_attention", "layernorm_linear_attention", "layernorm_
 _FREQUENCY = "sparse_attention_config.sparse_attention_freq"
 
 
-def _counted_dense_normalize(value: object, scope: Scope) -> object:
-    flags = scope.h.extra.pop("moe_layer_freq", None)
-    if value is not None or scope.h.num_layers is None:
-        return DEFAULT
-    if flags is None:
-        return [SPARSE] * scope.h.num_layers
-    return [SPARSE if flag else DENSE for flag in flags_of(flags, "moe_layer_freq")]
+def _by_flags(name: str, yes: str, no: str, silent: str) -> Convert:
+    """Kinds of layers by the flags of an older key, `silent` everywhere without it."""
+
+    def normalize(value: object, scope: Scope) -> object:
+        flags, n_layers = scope.h.extra.pop(name, None), scope.h.num_layers
+        if value is not None or n_layers is None:
+            return DEFAULT
+        return [silent] * n_layers if flags is None else [yes if flag else no for flag in flags_of(flags, name)]
+
+    return normalize
 
 
 def _where_sparse(scope: Scope) -> list[str]:
     """Blocks are chosen in the layers with experts: what llama.cpp takes for granted."""
     kinds = scope.h.extra.get("mlp_layer_types")
     return ["full_attention" if kind == DENSE else BLOCKWISE for kind in kinds] if isinstance(kinds, list) else []
-
-
-def _where_sparse_normalize(value: object, scope: Scope) -> object:
-    flags = scope.h.extra.pop(_FREQUENCY, None)
-    if value is not None or scope.h.num_layers is None:
-        return DEFAULT
-    if flags is None:
-        return ["full_attention"] * scope.h.num_layers
-    return [BLOCKWISE if flag else "full_attention" for flag in flags_of(flags, _FREQUENCY)]
 
 
 def _whole_experts(value: object, scope: Scope) -> int | None:
@@ -90,10 +84,12 @@ def _whole_experts(value: object, scope: Scope) -> int | None:
 
 
 over_moe_width = Converter(_whole_experts, lambda value, scope: width_of_experts(value, scope) or DEFAULT)
-counted_dense = Converter(counted_dense_to, counted_dense_from, normalize=_counted_dense_normalize)
+counted_dense = Converter(
+    counted_dense_to, counted_dense_from, normalize=_by_flags("moe_layer_freq", SPARSE, DENSE, SPARSE),
+)
 indexed_where_sparse = implied(
     _where_sparse, "{name}: llama.cpp's {gguf} has block-sparse attention in exactly the MoE layers",
-    normalize=_where_sparse_normalize,
+    normalize=_by_flags(_FREQUENCY, BLOCKWISE, "full_attention", "full_attention"),
 )
 _SPARSE = "sparse_attention_config."
 _PLUS_ONE = "plus_one"

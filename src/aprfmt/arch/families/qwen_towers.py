@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
-from aprfmt.arch.blocks.hearing import CONVOLUTIONS, HEARING_EPS, MEL, MM, POSITIONS, PREFIXES, QWEN3_KEYS, whisper
+from aprfmt.arch.blocks.hearing import (
+    CONVOLUTIONS, HEARING_EPS, MEL, MM, POSITIONS, PREFIXES, QWEN3_KEYS, convolutions_2d, whisper,
+)
 from aprfmt.arch.blocks.qwen_vision import MERGED, merger, qwen3_keys, qwen3_sizes, qwen3_vision
 from aprfmt.arch.blocks.tower import (
     IMAGE, TOWER_WIDTH, USE_SILU, fused_attention, hears, layers, mlp, norms, patches_in_time, projector, sees, sizes,
@@ -57,22 +59,10 @@ def _projectors(listed: str, last: str, first: str, up: str, down: str) -> tuple
     )
 
 
-def _convolutions_in_two_dimensions(hf: str) -> tuple[TensorRow, ...]:
-    """Three convolutions over time and frequency."""
-    many = "downsample_hidden_size"
-    rows: list[TensorRow] = []
-    for n, n_in in ((1, "1"), (2, many), (3, many)):
-        rows += [
-            tensor(f"{hf}conv2d{n}.weight", f"a.conv2d.{n}.weight", f"{many},{n_in},3,3"),
-            tensor(f"{hf}conv2d{n}.bias", f"a.conv2d.{n}.bias", many, gguf_dims=(f"{many},1,1",)),
-        ]
-    return tuple(rows)
-
-
 def qwen3_audio(hf: str) -> tuple[TensorRow, ...]:
     """The encoder of Qwen 3 ASR and Qwen 3 Omni, with its projector."""
     return (
-        *_convolutions_in_two_dimensions(hf),
+        *convolutions_2d(hf, columns=True),
         *linear(f"{hf}conv_out", "a.conv_out", "d_model,num_mel_bins/8*downsample_hidden_size"),
         *layers(
             *norms("self_attn_layer_norm", "final_layer_norm", width="d_model"), *tower_attention(width="d_model"),

@@ -13,9 +13,9 @@ from aprfmt.arch.blocks.tower import IMAGE, epsilon, layers, mlp, norms, project
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, refuse_if
 from aprfmt.arch.converters.common import gating, integer
 from aprfmt.arch.converters.experts import DENSE, SPARSE, after, counted_dense_from, counted_dense_to, limits
-from aprfmt.arch.converters.towers import ratio_of_ffn
+from aprfmt.arch.converters.towers import ffn_by_ratio, ratio_of_ffn
 from aprfmt.arch.converters.windows import hybrid_layers, step_heads, windowed_heads
-from aprfmt.arch.fields import as_float, as_int
+from aprfmt.arch.fields import as_int
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import HALF_ROTARY, MOST, OPTIONAL, OWN, REQUIRED, Architecture, Key, TensorRow, Tower
 from aprfmt.errors import CorruptError
@@ -108,13 +108,7 @@ _STEP_LISTS = {
 """Numbers of heads, which a GGUF has for each layer."""
 
 
-def _ffn_of_width(scope: Scope) -> object:
-    width, ratio = scope.size("vision_config.width"), as_float(scope.config("vision_config.mlp_ratio"), scope.name)
-    return round(width * ratio) if width and ratio else None
-
-
 squared = integer(lambda side: side**2 or None, lambda area: isqrt(area) or DEFAULT)
-ffn_of_width = Converter(derive=_ffn_of_width)
 _V = "vision_model."
 _W = "width"
 _TENSORS = (
@@ -146,7 +140,10 @@ def _step(id: str, hf_class: str, model_type: str) -> Tower:
             Key("vision.image_size", ("vision_config.image_size",)),
             Key("vision.patch_size", ("vision_config.patch_size",)),
             Key("vision.embedding_length", ("vision_config.width", "vision_config.hidden_size")),
-            Key("vision.feed_forward_length", ("vision_config.intermediate_size",), converter=ffn_of_width),
+            Key(
+                "vision.feed_forward_length", ("vision_config.intermediate_size",),
+                converter=ffn_by_ratio("vision_config.width"),
+            ),
             Key("", ("vision_config.mlp_ratio",), "f32", converter=ratio_of_ffn),
             Key("vision.block_count", ("vision_config.layers", "vision_config.num_hidden_layers")),
             Key("vision.attention.head_count", ("vision_config.heads", "vision_config.num_attention_heads")), *IMAGE,
