@@ -576,7 +576,7 @@ APRFMT = (
         "test_tokenizer_ggml.py::test_wrong_types_are_corrupt",
         "    if len(items) > n:", "    if False:"),
     # draft layers and draft models
-    Mutation("a draft layer that is not whole is written", "aprfmt/convert/targets/gguf.py",
+    Mutation("a draft layer that is not whole is written", "aprfmt/convert/gguf_metadata.py",
         "test_drafts.py::test_a_draft_layer_that_is_not_whole_is_refused",
         "    names.check_drafts(c.arch, c.hparams, {name: t.shape for name, t in drafts.items()})\n", ""),
     Mutation("--no-mtp keeps the key of draft layers", "aprfmt/convert/targets/gguf.py",

@@ -23,6 +23,7 @@ from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import dtype_totals
 from aprfmt.convert.files import carried_files, parts_of, with_files
+from aprfmt.convert.gguf_parts import older_outputs
 from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.logits import SourceLogits
 from aprfmt.convert.memory import flow_for, peak_bytes
@@ -33,7 +34,6 @@ from aprfmt.convert.quantization import Quantization, quantization_of
 from aprfmt.convert.report import PlannedTensor, Report
 from aprfmt.convert.targets import apr
 from aprfmt.convert.targets.base import TARGETS, Output, Target, Work, check_options, find_target
-from aprfmt.convert.targets.gguf import older_outputs
 from aprfmt.convert.towers import with_tower
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.formats import hf_files
