@@ -59,8 +59,10 @@ _LAZY = {
     "QaReport": "aprfmt.running.qa",
     "BenchReport": "aprfmt.running.bench",
     "imatrix": "aprfmt.running.imatrix",
+    "kl_divergence": "aprfmt.running.divergence",
     "merge_imatrix": "aprfmt.running.imatrix",
     "ImatrixReport": "aprfmt.running.importance",
+    "Divergence": "aprfmt.running.divergence",
     "Evaluation": "aprfmt.running.evaluation",
     "report": "aprfmt.api",
     "push": "aprfmt.publishing.push",
@@ -82,6 +84,7 @@ __all__ = [
     "Comparison",
     "DataReport",
     "Diagnosis",
+    "Divergence",
     "Embeddings",
     "Evaluation",
     "HexDump",
@@ -118,6 +121,7 @@ __all__ = [
     "imatrix",
     "import_model",
     "inspect",
+    "kl_divergence",
     "lint",
     "lint_rules",
     "load_file",
@@ -171,6 +175,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model, Tensor
     from aprfmt.publishing.push import PushReport, push
     from aprfmt.running.bench import BenchReport
+    from aprfmt.running.divergence import Divergence, kl_divergence
     from aprfmt.running.doctor import Diagnosis, doctor
     from aprfmt.running.embeddings import Embeddings
     from aprfmt.running.evaluation import Evaluation

@@ -212,7 +212,7 @@ def test_the_sum_of_two_is_that_of_the_whole_text(gguf: Path, text: Path, tmp_pa
     real, parts = importance._chunks, (chunks[:2], chunks[2:])
     with pytest.MonkeyPatch.context() as patch:
         for i, part in enumerate(parts):
-            patch.setattr(importance, "_chunks", lambda *a, part=part: iter(part))
+            patch.setattr(importance, "_chunks", lambda *a, part=part: part)
             aprfmt.imatrix(gguf, text, tmp_path / f"{i}.gguf", chunk_size=CHUNK)
     assert importance._chunks is real
     merged = aprfmt.merge_imatrix([tmp_path / "0.gguf", tmp_path / "1.gguf"], tmp_path / "sum.gguf")
@@ -421,12 +421,12 @@ def test_the_plan_writes_nothing(gguf: Path, text: Path, tmp_path: Path, capsys:
     assert "--merge" in capsys.readouterr().err
 
 
-def test_text_of_several_files(gguf: Path, text: Path, tmp_path: Path) -> None:
+def testtext_of_several_files(gguf: Path, text: Path, tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    from aprfmt.running.imatrix import _text_of
+    from aprfmt.running.imatrix import text_of
 
     assert (
-        "".join(_text_of([text, tmp_path / "b.jsonl", text]))
+        "".join(text_of([text, tmp_path / "b.jsonl", text]))
         == f"{text.read_text()}\n\none\n\ntwo\n\n{text.read_text()}"
     )
     report = aprfmt.imatrix(gguf, [text, tmp_path / "b.jsonl"], tmp_path / "m.gguf", chunk_size=CHUNK, chunks=2)

@@ -10,12 +10,13 @@ import typer
 
 import aprfmt
 from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, QuietOption, TextFieldOption
-from aprfmt.cli.output import out, pairs, printable, progress_bar
+from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds, plural
 
 if TYPE_CHECKING:
     from aprfmt.inspection.run_page import RunReport
+    from aprfmt.running.divergence import Divergence
     from aprfmt.running.evaluation import EvaluatedModel, Evaluation
 
 
@@ -23,14 +24,25 @@ def evaluate(
     file: ModelArgument,
     *,
     data: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--data",
             "-d",
             metavar="PATH",
             help="Text, jsonl or parquet, or a folder of these; of a run's token shards, the held-out part is used.",
         ),
-    ],
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Report the KL divergence from this model, or from a logits file, as llama-perplexity does.",
+        ),
+    ] = None,
+    save_logits: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="With --against MODEL: save its logits for later runs and llama-perplexity."),
+    ] = None,
     teacher: Annotated[
         str | None, typer.Option(metavar="FILE", help="Also compute KL and agreement with this model.")
     ] = None,
@@ -43,7 +55,11 @@ def evaluate(
     ] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option(metavar="N", min=2, help="Sequence length. [default: 2048, or the model's context if shorter]"),
+        typer.Option(
+            metavar="N",
+            min=2,
+            help="Sequence length. [default: 2048 or the model's context if shorter; with --against 512]",
+        ),
     ] = None,
     limit: Annotated[
         int | None,
@@ -54,6 +70,7 @@ def evaluate(
         ),
     ] = None,
     text_field: TextFieldOption = "text",
+    force: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -63,16 +80,76 @@ def evaluate(
     other decoder in llama.cpp, on the same sequences. If the evaluation fails, the exit status is 8 and no score is
     printed.
 
+    With --against, quantiles of the KL divergence and of the change of probabilities, as `llama-perplexity
+    --kl-divergence` computes them: chunks of 512 tokens, of which the second half is scored.
+
     \b
     apr eval run/model.apr --data held-out.jsonl --teacher big.gguf
     apr eval run/model.apr --data run/tokens --json
     apr eval q4.gguf --teacher model.apr --data text.txt --engine llama
+    apr eval q4.gguf --against f16.gguf --data text.txt --save-logits f16.kld
+    apr eval q3.gguf --against f16.kld
     """
+    if against is not None:
+        for name, value in (("teacher", teacher), ("engine", engine), ("device", device)):
+            if value is not None:
+                raise UsageError(f"--{name} does not apply to --against, which runs llama.cpp")
+        _diverge(file, against, data, save_logits, seq_len, limit, text_field, force)
+        return
+    if data is None:
+        raise UsageError("--data is missing", hint=f"apr eval {file} --data text.txt")
+    if save_logits is not None:
+        raise UsageError("--save-logits requires --against MODEL")
     found = aprfmt.evaluate(
         file, data, teacher=teacher, engine=engine, device=device, seq_len=seq_len, limit=limit,
         text_field=text_field, log=out.progress_line,
     )  # fmt: skip
     out.result(found.to_json(), _evaluation(found))
+
+
+def _diverge(
+    file: str,
+    against: str,
+    data: Path | None,
+    save_logits: Path | None,
+    seq_len: int | None,
+    limit: int | None,
+    text_field: str,
+    force: bool,
+) -> None:
+    from aprfmt.running.divergence import DEFAULT_CTX
+
+    n_ctx = seq_len or DEFAULT_CTX
+    with progress_bar("comparing", tokens) as progress:
+        found = aprfmt.kl_divergence(
+            file, against, () if data is None else data, n_ctx=n_ctx,
+            chunks=None if limit is None else max(1, limit // n_ctx), save_logits=save_logits, text_field=text_field,
+            force=force, progress=progress, log=out.progress_line,
+        )  # fmt: skip
+    out.result(found.to_json(), _divergence(found))
+
+
+def _divergence(found: Divergence) -> Iterator[str]:
+    yield f"{printable(found.file)} against {printable(found.reference)}"
+    kl, change = found.kl_quantiles, found.dp_quantiles
+    ratio = found.perplexity / found.reference_perplexity
+    yield from pairs(
+        [
+            ("KL", f"{found.kl:.6f} ± {found.kl_error:.6f} nats per token, KL(reference || model)"),
+            ("quantiles", ", ".join(f"{word} {kl[q]:.4g}" for q, word in _QUANTILES.items())),
+            ("agreement", f"same top-1 token at {found.agreement:.2%} of positions"),
+            ("RMS Δp", f"{found.rms_dp:.3%}, mean {found.mean_dp:+.3%}, from {change['0']:+.2%} to {change['1']:+.2%}"),
+            ("perplexity", f"{found.perplexity:.4f}, reference {found.reference_perplexity:.4f}, ratio {ratio:.4f}"),
+            (
+                "read",
+                f"{plural(found.tokens, 'position')} in {plural(found.chunks, 'chunk')} of {found.n_ctx:,} tokens",
+            ),
+            ("time", f"{format_seconds(found.seconds)} on llama.cpp ({found.engine})"),
+        ]
+    )
+
+
+_QUANTILES = {"0.5": "median", "0.9": "90%", "0.99": "99%", "0.999": "99.9%", "1": "maximum"}
 
 
 def _evaluation(found: Evaluation) -> Iterator[str]:

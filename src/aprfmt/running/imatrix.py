@@ -93,7 +93,7 @@ def imatrix(
     names = [path.name for path in texts]
     return compute(
         wanted,
-        _text_of(texts, text_field),
+        text_of(texts, text_field),
         names,
         target,
         inputs=[*prepared.sources, *(str(file.path) for file in files)],
@@ -104,7 +104,7 @@ def imatrix(
     )
 
 
-def _text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
+def text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
     """Plain text as it is; a blank line between files, between records and between messages."""
     from aprfmt.texts.records import Marked, RecordReader, as_text
     from aprfmt.texts.sources import list_files

@@ -7,7 +7,7 @@ import json
 import os
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from aprfmt.io.source import exists
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama, encoder_pooling
 from aprfmt.running.generate import metadata_of, refuse_others
+from aprfmt.running.token_chunks import token_chunks, with_bos
 from aprfmt.text import plural
 from aprfmt.types import PathLike
 
@@ -141,7 +142,7 @@ def compute(
             importance=importance,
         ) as llama,
     ):
-        chunks = list(_chunks(llama, text, wanted))
+        chunks = _chunks(llama, text, wanted)
         if not chunks:
             raise RefusedError(
                 f"the text is too short for an importance matrix: fewer than {wanted.chunk_size} tokens",
@@ -234,37 +235,10 @@ _FEW_TOKENS = 10_000
 # --- text ---
 
 
-def _chunks(llama: Llama, text: Iterable[str], wanted: ImatrixRequest) -> Iterator[list[int]]:
-    """Pieces of text of equal length, each with the token that begins a text in place of its first one."""
-    limit = wanted.chunks * wanted.chunk_size if wanted.chunks is not None else None
-    ids: list[int] = []
-    for whole in _prefixes(text, limit):
-        ids = llama.tokenize(whole, parse_special=wanted.parse_special)
-        if limit is not None and len(ids) >= limit + wanted.chunk_size:
-            break
-    n = len(ids) // wanted.chunk_size
-    for i in range(n if wanted.chunks is None else min(n, wanted.chunks)):
-        chunk = ids[i * wanted.chunk_size : (i + 1) * wanted.chunk_size]
-        if llama.facts.adds_bos:
-            chunk[0] = llama.facts.bos
-        yield chunk
-
-
-def _prefixes(text: Iterable[str], limit: int | None) -> Iterator[str]:
-    """All of the text; where few tokens are wanted, first as much of it as may do."""
-    parts: list[str] = []
-    size, enough = 0, (limit or 0) * _CHARACTERS
-    for part in text:
-        parts.append(part)
-        size += len(part)
-        if limit is not None and size >= enough:
-            yield "".join(parts)
-            enough = 2 * size
-    yield "".join(parts)
-
-
-_CHARACTERS = 8
-"""Of a token, at most, in nearly all text."""
+def _chunks(llama: Llama, text: Iterable[str], wanted: ImatrixRequest) -> list[list[int]]:
+    """The chunks to evaluate, each with the BOS token in place of its first one."""
+    found = token_chunks(llama, text, wanted.chunk_size, wanted.chunks, parse_special=wanted.parse_special)
+    return [with_bos(llama, ids) for ids in found]
 
 
 # --- what a killed run leaves ---

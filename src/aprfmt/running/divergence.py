@@ -1,0 +1,383 @@
+"""How far a model's next-token distributions are from those of a reference: llama-perplexity's `--kl-divergence`.
+
+The text is split into chunks of `n_ctx` tokens, each evaluated by itself; the positions from n_ctx / 2 on are scored.
+A logits file holds the reference's distributions, as llama-perplexity writes it, little-endian:
+  "_logits_" | i32 n_ctx | i32 n_vocab | i32 chunks | i32 tokens [chunks, n_ctx], and for every scored position
+  f32 scale | f32 low | u16 q [n_vocab, rounded up to an even number]: ln p = scale q + low, at least 16 below the top
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt import formats
+from aprfmt.errors import CorruptError, RefusedError, RunError, UsageError, storage_errors
+from aprfmt.io.pipe import FileLayout, Literal, StartProgress, Stream, WriteOptions, write_file
+from aprfmt.io.sink import check_target
+from aprfmt.io.temporary import scratch_folder
+from aprfmt.llama.client import Llama
+from aprfmt.running.decoders import open_decoder
+from aprfmt.running.imatrix import text_of
+from aprfmt.running.scoring import LogitsReader
+from aprfmt.running.token_chunks import token_chunks, with_bos
+from aprfmt.schema import check_numbers
+from aprfmt.types import PathLike, paths_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+    Logits = npt.NDArray[np.float32]
+    Packed = npt.NDArray[np.uint16]
+
+MAGIC = b"_logits_"
+_HEAD = struct.Struct("<8s3i")
+DEFAULT_CTX = 512
+_RANGE = 16.0
+"""Nats below the most likely token at which a logits file cuts off."""
+
+QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How far a model is from a reference on text; divergences in nats, probabilities from 0 to 1.
+
+    Attributes:
+        file, reference: the models; the reference may be a logits file.
+        engine: the package that provides llama.cpp.
+        n_ctx, chunks, tokens: length and number of the chunks, and the scored positions.
+        ce, reference_ce: cross entropies in nats per token.
+        perplexity, reference_perplexity: e to their power.
+        kl: mean KL(reference || model).
+        kl_error: standard error of that mean.
+        kl_quantiles: quantile -> KL; "0.5" is the median, "1" the maximum.
+        agreement: fraction of the positions with the same most likely token.
+        mean_dp, rms_dp: mean and root mean square of the change of the correct token's probability.
+        dp_quantiles: quantile -> that change.
+        seconds: of the whole comparison.
+    """
+
+    file: str
+    reference: str
+    engine: str
+    n_ctx: int
+    chunks: int
+    tokens: int
+    ce: float
+    perplexity: float
+    reference_ce: float
+    reference_perplexity: float
+    kl: float
+    kl_error: float
+    kl_quantiles: dict[str, float]
+    agreement: float
+    mean_dp: float
+    rms_dp: float
+    dp_quantiles: dict[str, float]
+    seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr eval --against --json`."""
+        return asdict(self)
+
+
+def kl_divergence(
+    file: PathLike,
+    against: PathLike,
+    data: PathLike | Sequence[PathLike] = (),
+    *,
+    n_ctx: int = DEFAULT_CTX,
+    chunks: int | None = None,
+    save_logits: PathLike | None = None,
+    text_field: str = "text",
+    threads: int = 0,
+    gpu_layers: int = 0,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Divergence:
+    """Computes the statistics of llama-perplexity's `--kl-divergence` for the model `file` in llama.cpp.
+
+    Args:
+        file: the model, in any format.
+        against: the reference: a model with the same tokenizer, or a logits file, which contains the text too.
+        data: text, jsonl or Parquet files, or folders of them.
+        n_ctx: tokens of a chunk, the second half of which is scored.
+        chunks: maximum number of chunks.
+        save_logits: keep the reference's distributions in this logits file.
+        text_field: field of a record's text.
+        threads: llama.cpp threads; 0: half of the CPUs.
+        gpu_layers: layers to offload to a GPU, if llama.cpp supports it.
+        force: replace an existing `save_logits`.
+        progress: called with the number of tokens to compute; returns a function to call as they are computed.
+        log: called with progress lines.
+
+    Raises:
+        RefusedError: the vocabularies differ, or the text is shorter than a chunk.
+        RunError: llama.cpp cannot run a model, or a result is not finite.
+    """
+    started = time.monotonic()
+    check_numbers(n_ctx=(n_ctx, 4), chunks=(chunks, 1), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
+    name, reference = formats.path_text(file, "file"), formats.path_text(against, "against")
+    texts = [Path(formats.path_text(path, "data")) for path in paths_of(data)]
+    load = partial(open_decoder, n_threads=threads, gpu_layers=gpu_layers, say=log)
+    with scratch_folder("logits") as scratch:
+        path = os.path.join(scratch, "reference.kld")
+        if is_logits_file(reference):
+            if texts or save_logits is not None:
+                raise UsageError("a logits file contains its text: --data and --save-logits do not apply to it")
+            path, n_ctx = reference, read_head(reference).n_ctx
+        else:
+            if not texts:
+                raise UsageError("--data is missing: the text to compare the models on", hint="add --data text.txt")
+            path = formats.path_text(save_logits, "save_logits") if save_logits is not None else path
+            check_target(path, [name, reference, *map(str, texts)], force)
+            with load(reference, n_ctx=n_ctx) as llama:
+                found = chunks_of(llama, texts, n_ctx, chunks, text_field)
+                log(f"computing the distributions of {reference}")
+                write_logits(llama, found, path, force=force)
+        with load(name, n_ctx=n_ctx) as llama:
+            columns = compare(llama, path, progress=progress)
+            engine = llama.engine
+        n_chunks = len(read_head(path).chunks)
+    seconds = time.monotonic() - started
+    return summarize(
+        columns, file=name, reference=reference, engine=engine, n_ctx=n_ctx, chunks=n_chunks, seconds=seconds
+    )
+
+
+def chunks_of(
+    llama: Llama, texts: Sequence[Path], n_ctx: int, limit: int | None, text_field: str = "text"
+) -> list[list[int]]:
+    """The text in chunks. Raises RefusedError where it is shorter than one."""
+    found = token_chunks(llama, text_of(texts, text_field), n_ctx, limit)
+    if not found:
+        raise RefusedError(
+            f"the text is shorter than one chunk of {n_ctx} tokens",
+            path=texts[0],
+            hint="give more text with --data, or a smaller --seq-len",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsHead:
+    """The head of a logits file.
+
+    Attributes:
+        n_ctx: tokens of a chunk.
+        n_vocab: tokens of the vocabulary.
+        chunks: the ids of each chunk, as the text has them.
+    """
+
+    n_ctx: int
+    n_vocab: int
+    chunks: list[list[int]]
+
+    @property
+    def first(self) -> int:
+        """The first scored position of a chunk."""
+        return self.n_ctx // 2
+
+    @property
+    def n_scored(self) -> int:
+        """Scored positions of a chunk: each predicts the token after it."""
+        return self.n_ctx - 1 - self.first
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a scored position."""
+        return 2 * (2 * ((self.n_vocab + 1) // 2) + 4)
+
+    @property
+    def start(self) -> int:
+        """Offset of the first scored position."""
+        return _HEAD.size + 4 * self.n_ctx * len(self.chunks)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the file."""
+        return self.start + len(self.chunks) * self.n_scored * self.row_bytes
+
+
+def is_logits_file(path: PathLike) -> bool:
+    """Whether the file begins as a logits file."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def read_head(path: PathLike) -> LogitsHead:
+    """The head of a logits file. Raises CorruptError where its size or ids do not fit it, StorageError."""
+    import numpy as np
+
+    with storage_errors(path), open(path, "rb") as file:
+        data = file.read(_HEAD.size)
+        if len(data) < _HEAD.size or data[:8] != MAGIC:
+            raise CorruptError("not a logits file of llama-perplexity", path=path)
+        _, n_ctx, n_vocab, n_chunks = _HEAD.unpack(data)
+        head = LogitsHead(n_ctx, n_vocab, [[]] * max(n_chunks, 0))
+        size = os.fstat(file.fileno()).st_size
+        if n_ctx < 4 or n_vocab < 1 or n_chunks < 1 or head.n_bytes != size:
+            raise CorruptError(
+                f"the logits file has {size:,} bytes, but {n_chunks} chunks of {n_ctx} tokens and a vocabulary of "
+                f"{n_vocab} need {head.n_bytes:,}",
+                path=path,
+                hint="it was not written completely: write it again",
+            )
+        ids = np.frombuffer(file.read(4 * n_ctx * n_chunks), "<i4").reshape(n_chunks, n_ctx)
+    if ids.min() < 0 or ids.max() >= n_vocab:
+        raise CorruptError("a token id of the logits file is outside its vocabulary", path=path)
+    return LogitsHead(n_ctx, n_vocab, ids.tolist())
+
+
+def write_logits(
+    llama: Llama,
+    chunks: Sequence[list[int]],
+    path: PathLike,
+    *,
+    force: bool = False,
+    progress: StartProgress | None = None,
+) -> None:
+    """Writes the distributions of a loaded model on `chunks` of equal length as a logits file.
+
+    `progress` counts bytes. Raises RunError where the model computes no numbers, ExistsError, StorageError.
+    """
+    import numpy as np
+
+    head = LogitsHead(len(chunks[0]), llama.n_vocab, [*chunks])
+    ids = np.array(chunks, "<i4")
+    with scratch_folder("logits") as folder:
+        reader = LogitsReader(folder, llama)
+
+        def rows() -> Iterator[bytes]:
+            for chunk in chunks:
+                for _, logits in _scored(reader, llama, chunk):
+                    yield packed(logits).tobytes()
+
+        begin = Literal(_HEAD.pack(MAGIC, head.n_ctx, head.n_vocab, len(chunks)) + ids.tobytes())
+        body = Stream(head.n_bytes - head.start, rows, "logits")
+        layout = FileLayout(os.path.basename(path), [begin, body])
+        write_file(os.fspath(path), layout, WriteOptions(force=force, progress=progress))
+
+
+def compare(llama: Llama, path: PathLike, *, progress: StartProgress | None = None) -> list[Floats]:
+    """Compares a loaded model with a logits file.
+
+    `progress` counts tokens.
+
+    Returns:
+        Per scored position [P]: KL(reference || model), the model's loss, the reference's loss, whether both have the
+        same most likely token.
+
+    Raises:
+        RefusedError: another vocabulary.
+        RunError: the model computes no numbers.
+    """
+    import numpy as np
+
+    head = read_head(path)
+    if head.n_vocab != llama.n_vocab:
+        raise RefusedError(
+            f"the vocabularies differ: the model has {llama.n_vocab} tokens, the reference {head.n_vocab}",
+            hint="KL divergence needs models with the same tokenizer",
+        )
+    advance = progress(head.n_ctx * len(head.chunks)) if progress is not None else None
+    parts: list[list[Any]] = []
+    with scratch_folder("logits") as folder, storage_errors(path), open(path, "rb") as file:
+        file.seek(head.start)
+        reader = LogitsReader(folder, llama)
+        for chunk in head.chunks:
+            for position, logits in _scored(reader, llama, chunk):
+                data = file.read(len(logits) * head.row_bytes)
+                if len(data) < len(logits) * head.row_bytes:
+                    raise CorruptError("the logits file has shrunk while it was read", path=path)
+                rows = np.frombuffer(data, "<u2").reshape(len(logits), -1)
+                labels = np.array(chunk[position + 1 : position + 1 + len(logits)])
+                parts.append(divergences(rows, logits, labels))
+            if advance is not None:
+                advance(head.n_ctx, "comparing")
+    found: list[Floats] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    if not all(np.isfinite(column).all() for column in found[:3]):
+        raise RunError("the KL divergence is not finite, no score", hint="the weights are damaged: apr validate FILE")
+    return found
+
+
+def _scored(reader: LogitsReader, llama: Llama, chunk: list[int]) -> Iterator[tuple[int, Logits]]:
+    """(position, logits) of the scored positions of a chunk."""
+    first, last = len(chunk) // 2, len(chunk) - 1
+    for start, (rows,) in reader.logits(with_bos(llama, chunk)[:last]):
+        skip = max(0, first - start)
+        if skip < len(rows):
+            yield start + skip, rows[skip:]
+
+
+def packed(logits: Logits) -> Packed:
+    """Logits [P, V] as rows of a logits file."""
+    import numpy as np
+
+    top = logits.max(1, keepdims=True)
+    low = np.maximum(logits.min(1, keepdims=True), top - np.float32(_RANGE))
+    log_sum = np.log(np.exp(logits - top).sum(1, dtype="f8", keepdims=True)).astype("f4")
+    scale = (top - low) / np.float32(65535)
+    rows = np.zeros((len(logits), 2 * ((logits.shape[1] + 1) // 2) + 4), "<u2")
+    rows[:, :4] = np.concatenate([scale, low - top - log_sum], 1).astype("<f4").view("<u2")
+    steps = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    rows[:, 4 : 4 + logits.shape[1]] = np.rint(np.maximum(logits - low, 0) * steps)
+    return rows
+
+
+def divergences(rows: Packed, logits: Logits, labels: Any) -> list[Any]:
+    """What `compare` returns, for rows of a logits file and the model's logits [P, V] with the next tokens [P]."""
+    import numpy as np
+
+    scale, floor = np.ascontiguousarray(rows[:, :4]).view("<f4").T[:, :, None]
+    base = rows[:, 4 : 4 + logits.shape[1]] * scale + floor
+    top = logits.max(1, keepdims=True)
+    log_sum = top + np.log(np.exp(logits - top).sum(1, dtype="f8", keepdims=True)).astype("f4")
+    with np.errstate(over="ignore"):
+        terms = np.where(base > -_RANGE, np.exp(base) * (base - logits + log_sum), 0)
+    at = np.arange(len(labels))
+    loss = (log_sum[:, 0] - logits[at, labels]).astype("f8")
+    return [terms.sum(1, dtype="f8"), loss, -base[at, labels].astype("f8"), logits.argmax(1) == base.argmax(1)]
+
+
+def summarize(columns: Sequence[Floats], **facts: Any) -> Divergence:
+    """The statistics of what `compare` returned; `facts` are the other attributes of Divergence."""
+    import numpy as np
+
+    kl, loss, other, same = columns
+    change = np.exp(-loss) - np.exp(-other)
+    ce, reference_ce = float(loss.mean()), float(other.mean())
+    return Divergence(
+        **facts,
+        tokens=len(kl),
+        ce=ce,
+        perplexity=float(np.exp(ce)),
+        reference_ce=reference_ce,
+        reference_perplexity=float(np.exp(reference_ce)),
+        kl=float(kl.mean()),
+        kl_error=float(kl.std() / max(1, len(kl) - 1) ** 0.5),
+        kl_quantiles=_quantiles(kl),
+        agreement=float(same.mean()),
+        mean_dp=float(change.mean()),
+        rms_dp=float(np.sqrt((change**2).mean())),
+        dp_quantiles=_quantiles(change),
+    )
+
+
+def _quantiles(values: Floats) -> dict[str, float]:
+    import numpy as np
+
+    return {f"{q:g}": float(value) for q, value in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True)}
