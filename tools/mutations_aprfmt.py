@@ -790,7 +790,7 @@ APRFMT = (
     # llama.cpp
     Mutation("a llama.cpp that died is not tried again", "aprfmt/llama/client.py",
         "test_llama.py::test_a_worker_that_dies_is_started_once_more_without_extra_buffers",
-        "                if death.late or given or arguments.get(\"follow\") or not self._request.extra_buffers:",
+        "                if death.late or given or is_lost or not self._request.extra_buffers:",
         "                if True:"),
     Mutation("what was given is given twice", "aprfmt/llama/client.py",
         "test_llama.py::test_what_was_given_is_not_given_twice", "if death.late or given or", "if death.late or"),
@@ -979,5 +979,17 @@ APRFMT = (
     Mutation("rows of several scales keep their blocks", "aprfmt/canonical/row_mapping.py",
         "test_nvfp4.py::test_rows_of_several_scales_are_decoded_and_stacks_keep_one_each",
         "        if (matrices == matrices[:, :1]).all():\n", "        if True:\n"),
+    Mutation("an output that misses --max-kl is published", "aprfmt/running/quantize.py",
+        "test_quantize_target.py::test_an_output_that_misses_is_not_published",
+        "if measured > most or", "if False and"),
+    Mutation("a recipe of another model is used", "aprfmt/convert/type_recipe.py",
+        "test_type_recipe.py::test_a_recipe_of_another_model",
+        "        if unused or unnamed:\n", "        if False:\n"),
+    Mutation("a replaced weight is lost with its process", "aprfmt/llama/client.py",
+        "test_llama.py::test_weights_that_were_replaced_are_not_lost_in_silence",
+        'self._is_changed or arguments.get("follow")', 'arguments.get("follow")'),
+    Mutation("a logits file that was cut is read", "aprfmt/running/divergence.py",
+        "test_divergence.py::test_damaged_logits_files",
+        " or n_chunks < 1 or head.n_bytes != size:", " or n_chunks < 1:"),
 )
 # fmt: on

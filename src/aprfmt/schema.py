@@ -23,6 +23,7 @@ _S = TypeVar("_S")
 _V = TypeVar("_V")
 _Row = TypeVar("_Row", bound="OptionRow")
 
+TARGET = "Types for a target"
 QUANTIZATION = "Quantization"
 MLX = "MLX"
 TOKENIZER = "Tokenizer"
@@ -30,7 +31,7 @@ PROVENANCE = "Provenance"
 BESIDE = "Adapters, draft models and towers"
 SOURCE = "Source"
 MACHINE = "Speed, memory and disk"
-SECTIONS = (QUANTIZATION, MLX, TOKENIZER, PROVENANCE, BESIDE, SOURCE, MACHINE)
+SECTIONS = (TARGET, QUANTIZATION, MLX, TOKENIZER, PROVENANCE, BESIDE, SOURCE, MACHINE)
 """Sections of --help, in order."""
 
 _KINDS = (("Sequence[float]", float), ("bool", bool), ("PathLike", Path), ("str", str), ("float", float), ("int", int))

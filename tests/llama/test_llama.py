@@ -255,6 +255,33 @@ def test_what_was_given_is_not_given_twice(gguf: Path, fake: Fake, engine: str) 
     assert len(pieces) == 1
 
 
+def test_weights_that_were_replaced_are_not_lost_in_silence(
+    gguf: Path, fake: Fake, engine: str, tmp_path: Path
+) -> None:
+    """A new worker would compute with the file's own weights."""
+    fake(
+        """
+        package = real()
+        from aprfmt.llama.session import Session
+        Session.last_logits = lambda *a, **b: die()
+        sys.modules[__name__] = package
+        """
+    )
+    with aprfmt.open(gguf) as model:
+        name = next(name for name in model.tensors if name.endswith("ffn_up.weight"))
+        (tmp_path / "weight").write_bytes(model.tensors[name].raw())
+    with Llama(gguf, engines=[engine], watched=True) as llama:
+        llama.effects([1, 2])
+        llama.replace(name, tmp_path / "weight")
+        with pytest.raises(LlamaDiedError):
+            llama.last_logits([1, 2], tmp_path / "out")
+    (tmp_path / "weight").write_bytes(bytes(8))
+    with Llama(gguf, engines=[engine], watched=True) as llama:
+        llama.effects([1, 2])
+        with pytest.raises(RunError, match="bytes"):
+            llama.replace(name, tmp_path / "weight")
+
+
 def test_a_second_death_is_an_error_and_leaves_no_file(
     gguf: Path, fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

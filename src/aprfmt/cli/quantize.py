@@ -30,6 +30,9 @@ class Quantize(Conversion):
     apr quantize model.apr iq3_m -o small.gguf --imatrix model.imatrix.gguf
     apr quantize model.apr iq2_m -o small.gguf --imatrix auto --data text.txt
     apr quantize model.gguf q4_k_m -o m.gguf --tensor-type ffn_down=q6_k --plan
+    apr quantize model.gguf --target-size 4.2GB -o m.gguf --imatrix model.imatrix.gguf --recipe-out m.toml
+    apr quantize model.gguf --max-kl 0.02 -o m.gguf --measure --eval-data held-out.txt
+    apr quantize tuned.gguf --recipe m.toml -o tuned-small.gguf
     """
 
     file: Annotated[
@@ -50,7 +53,9 @@ class Quantize(Conversion):
         if self.list_presets:
             _list_presets()
             return
-        if self.file is None or self.mix is None:
+        given = self.given()
+        words = [word for name in _INSTEAD if (word := given.get(name)) is not None]
+        if self.file is None or (self.mix is None and not words):
             missing = "FILE" if self.file is None else "TYPE"
             hint = f"apr quantize {self.file or 'FILE'} TYPE, such as q4_k_m; apr quantize --list shows all"
             raise UsageError(f"{missing} is missing", hint=hint)
@@ -59,14 +64,15 @@ class Quantize(Conversion):
         from aprfmt.io.sink import check_target
         from aprfmt.running.imatrix import AUTO, cached_imatrix
 
-        if find_preset(self.file) and not find_preset(self.mix) and not Path(self.file).exists():
+        if self.mix and find_preset(self.file) and not find_preset(self.mix) and not Path(self.file).exists():
             raise UsageError("FILE must come before TYPE", hint=f"apr quantize {self.mix} {self.file}")
-        output = self.output or Path(quantized_name(self.file, self.mix))
+        if self.output is None and self.mix is None:
+            raise UsageError("--output is missing: without TYPE the output has no default name", hint="-o OUT.gguf")
+        output = self.output or Path(quantized_name(self.file, self.mix or ""))
         if not output.suffix:
             hint = f"-o {output}.gguf, or {output}.apr"
             raise UsageError("the output has no suffix", path=output, hint=hint)
 
-        given = self.given()
         data, auto = given.get("data"), {}
         if given.get("imatrix") == AUTO and data and not given.get("plan"):
             check_target(output, map(str, data), given.get("force", False))
@@ -76,7 +82,12 @@ class Quantize(Conversion):
             for warning in warnings:
                 out.warning(warning)
             auto = {"imatrix": path, "data": (), "chunks": None, "text_field": "text"}
-        self.run("quantizing", partial(aprfmt.quantize_model, mix=self.mix), self.file, output, **auto)
+        quantize = partial(aprfmt.quantize_model, mix=self.mix, log=out.progress_line)
+        self.run("quantizing", quantize, self.file, output, **auto)
+
+
+_INSTEAD = ("target_size", "target_bpw", "max_kl", "recipe")
+"""Options that replace TYPE."""
 
 
 def _list_presets() -> None:

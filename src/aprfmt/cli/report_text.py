@@ -35,6 +35,22 @@ def done_text(report: Report) -> Iterator[str]:
         text += f"{logits['source_engine']} by {logits['relative_error']:.2g} (relative; limit {logits['limit']:.2g})"
         rows.append(("compared", text))
     yield from pairs(rows)
+    yield from _groups(report)
+
+
+def _groups(report: Report) -> Iterator[str]:
+    """The types chosen for a target, by role and layers."""
+    if report.groups:
+        header = ["role", "layers", "types", "bits", "error", "share", "size"]
+        body = [
+            [
+                row["role"], row["layers"], ", ".join(f"{name} {n}" for name, n in row["dtypes"].items()),
+                f"{row['bits_per_weight']:.2f}", f"{row['error']:.2g}", f"{row['share']:.1%}",
+                format_bytes(row["size_bytes"]),
+            ]
+            for row in report.groups
+        ]  # fmt: skip
+        yield from ("", *table(header, body, right="bits error share size", spare="layers error", indent=0))
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -48,6 +64,9 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         sizes = (f"{name} ({format_bytes(n)})" for name, n in report.written.items())
         yield "files", f"{len(report.written)}: {first_few(sizes, _SHOWN_FILES)}"
     yield "parameters", format_count(report.param_count or 0)
+    if report.predicted_kl is not None:
+        measured = f", measured {report.measured_kl:.4g} in round {report.rounds}" if report.measured_kl else ""
+        yield "KL divergence", f"predicted {report.predicted_kl:.4g} nats per token{measured}"
     if report.lossless:
         proven = "yes, proven: every file matches the digest recorded at import"
         yield "lossless", proven if report.proven else "yes: the source can be restored byte for byte"
@@ -65,6 +84,7 @@ def plan_text(report: Report) -> Iterator[str]:
     name = out.style(printable(report.output), "bold")
     yield f"{out.style('plan', 'cyan')} for {name}; nothing is written"
     yield from pairs([*_facts(report), ("memory", format_bytes(report.memory_bytes))])
+    yield from _groups(report)
 
 
 def _folded(tensors: Sequence[PlannedTensor]) -> list[list[str]]:

@@ -30,7 +30,7 @@ from aprfmt.convert.memory import flow_for, peak_bytes
 from aprfmt.convert.options import ConvertCall, ImportCall, Options, options_of
 from aprfmt.convert.parsing import parse_options
 from aprfmt.convert.presets import find_preset
-from aprfmt.convert.quantization import Quantization, quantization_of
+from aprfmt.convert.quantization import Observer, Quantization, quantization_of
 from aprfmt.convert.report import PlannedTensor, Report
 from aprfmt.convert.targets import apr
 from aprfmt.convert.targets.base import TARGETS, Output, Target, Work, check_options, find_target
@@ -95,11 +95,20 @@ Edit = Callable[[Canonical], tuple[Canonical, list[str]]]
 
 
 def convert(
-    src: PathLike, dst: PathLike, given: Mapping[str, object], edit: Edit | None = None, inputs: Sequence[PathLike] = ()
+    src: PathLike,
+    dst: PathLike,
+    given: Mapping[str, object],
+    edit: Edit | None = None,
+    inputs: Sequence[PathLike] = (),
+    observe: Observer | None = None,
+    check: Callable[[str], None] | None = None,
 ) -> Report:
     """Converts with the options `given` by name; `edit` changes the model between reading and planning.
 
-    `inputs`: further files that the output depends on, besides those opened as a Source.
+    Args:
+        inputs: further files that the output depends on, besides those opened as a Source.
+        observe: called while a quantization is planned.
+        check: called with the path of the complete temporary file; when it raises, the output never appears.
     """
     start = time.monotonic()
     src, dst = formats.path_text(src, "src"), formats.path_text(dst, "dst")
@@ -113,6 +122,8 @@ def convert(
     with ExitStack() as stack:
         opened = stack.enter_context(watch_opened())
         quantization = quantization_of(options, target.name, target.takes)
+        if quantization is not None:
+            quantization = replace(quantization, observe=observe)
         model, confirm, towers = stack.enter_context(_opened(src, target, options))
         stores = limit_stores(model.sources, options.disk_bytes)
         if not options.plan:
@@ -137,7 +148,7 @@ def convert(
                 output.ready()
             report.proven = output.is_proven
             source = SourceLogits.of(c, target.name, convert) if options.verify == "logits" else None
-            _write(dst, c, output, target, options, report, confirm, older, source)
+            _write(dst, c, output, target, options, report, confirm, older, source, check)
             report.losses = losses.sentences()
             for store in stores:
                 store.clear()
@@ -344,6 +355,7 @@ def _write(
     confirm: Callable[[str], None],
     older: Sequence[str],
     source: SourceLogits | None,
+    more: Callable[[str], None] | None,
 ) -> None:
     flow = flow_for(options.threads, options.memory_bytes, output.tensors)
     how = WriteOptions(options.force, options.progress, flow, options.fsync, confirm)
@@ -358,7 +370,12 @@ def _write(
             found["logits"] = source.compare(temporary, report.output, dtypes, keeps=options.dtype == "keep")
         report.verify = found
 
-    checked = check if options.verify else None
+    def checked(temporary: str) -> None:
+        if options.verify:
+            check(temporary)
+        if more is not None:
+            more(temporary)
+
     if target.folder:
         write_folder(dst, output.layouts, how, checked)
         return

@@ -11,7 +11,7 @@ from dataclasses import field, fields
 from typing import TYPE_CHECKING
 
 from aprfmt.records import record
-from aprfmt.schema import BESIDE, MACHINE, MLX, PROVENANCE, QUANTIZATION, SOURCE, TOKENIZER, option
+from aprfmt.schema import BESIDE, MACHINE, MLX, PROVENANCE, QUANTIZATION, SOURCE, TARGET, TOKENIZER, option
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -284,7 +284,43 @@ class QuantizeCall(Running, Access, Network, Loadable):
 
     src: PathLike = field(kw_only=False)
     dst: PathLike = field(kw_only=False)
-    mix: str = field(kw_only=False)
+    mix: str | None = field(default=None, kw_only=False)
+    target_size: int | str | None = option(
+        None,
+        "Choose the type of each tensor for a file of at most this size, such as 4.2GB.",
+        metavar="SIZE",
+        section=TARGET,
+    )
+    target_bpw: float | None = option(
+        None, "Choose the type of each tensor for at most this many bits per weight.", low=0.5, high=32, section=TARGET
+    )
+    max_kl: float | None = option(
+        None,
+        "Choose the smallest types with at most this KL divergence in nats per token, measured on --eval-data.",
+        low=1e-9,
+        section=TARGET,
+    )
+    measure: bool = option(
+        False, "Measure on --eval-data what an error in each part of the model costs.", section=TARGET
+    )
+    eval_data: PathLike | Sequence[PathLike] = option(
+        (), "Text for --measure and --max-kl; repeatable.", metavar="PATH", section=TARGET
+    )
+    eval_tokens: int = option(2048, "Tokens of --eval-data to use.", low=512, section=TARGET)
+    recipe: PathLike | None = option(
+        None,
+        "Take the types from this recipe: TOML, or llama-quantize's REGEX=TYPE lines.",
+        metavar="FILE",
+        kind=str,
+        section=TARGET,
+    )
+    recipe_out: PathLike | None = option(
+        None,
+        "Write the chosen types as a recipe: .toml with errors, else for llama-quantize --tensor-type-file.",
+        metavar="FILE",
+        kind=str,
+        section=TARGET,
+    )
     imatrix: PathLike | None = option(
         None, "Importance matrix; auto: compute one from --data.", metavar="FILE|auto", kind=str
     )

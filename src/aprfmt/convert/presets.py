@@ -269,6 +269,11 @@ class QuantizeOverrides:
         """The dtype of the tensor by an override, if any."""
         return next((dtype for pattern, dtype in self.patterns if pattern.search(name)), None)
 
+    def is_fixed(self, name: str) -> bool:
+        """Whether an option sets the dtype of the tensor."""
+        of_kind = {"output": self.output, "token_embd": self.embedding}.get(kind_of(name))
+        return of_kind is not None or self.override(name) is not None
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPosition:

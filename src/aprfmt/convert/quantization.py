@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -53,13 +53,27 @@ class Recoding:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A tensor that a preset quantizes: its values, its type, and whether an option of the user sets that type."""
+
+    tensor: CanonicalTensor
+    target: Recoding
+    is_fixed: bool
+
+
+Observer = Callable[[str | None, Sequence[QuantizedTensor]], None]
+"""Called while an output is planned with the architecture and the tensors of a GGUF that are quantized."""
+
+
+@dataclass(frozen=True, slots=True)
 class Quantization:
-    """A preset with its options."""
+    """A preset with its options; `observe` is called with what it quantizes."""
 
     preset: QuantizationPreset
     overrides: QuantizeOverrides = field(default_factory=QuantizeOverrides)
     allow_requantize: bool = False
     imatrix: Imatrix | None = None
+    observe: Observer | None = None
 
     def targets(self, c: Canonical, tensors: Sequence[CanonicalTensor], losses: Losses) -> dict[str, Recoding]:
         """The target of each of the `tensors` of a GGUF for `c`, by name; unchanged tensors are absent.
@@ -78,7 +92,11 @@ class Quantization:
         for dtype in sorted({chosen[t.name] for t in changing}):
             if DTYPES[dtype].kind == "ggml" and not ggml.encodable(dtype):
                 raise ggml.missing_library(dtype, "encode")
-        return {t.name: Recoding(chosen[t.name], weights.get(t.name)) for t in quantizable}
+        targets = {t.name: Recoding(chosen[t.name], weights.get(t.name)) for t in quantizable}
+        if self.observe is not None:
+            found = [QuantizedTensor(t, targets[t.name], self.overrides.is_fixed(t.name)) for t in quantizable]
+            self.observe(network_of(c).architecture or None, found)
+        return targets
 
     def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
         """Warnings: overrides without effect, rows that the blocks of the preset do not divide."""

@@ -21,6 +21,22 @@ class PlannedTensor(TypedDict):
     size_bytes: int
 
 
+class QuantizedGroup(TypedDict):
+    """Tensors of one role in neighbouring layers, whose types were chosen for a target.
+
+    `layers` is "" outside of layers; `dtypes` counts tensors, `error` is their mean relative squared error, `share`
+    their part of the predicted KL divergence.
+    """
+
+    role: str
+    layers: str
+    dtypes: dict[str, int]
+    size_bytes: int
+    bits_per_weight: float
+    error: float
+    share: float
+
+
 @dataclass(slots=True, repr=False, kw_only=True)
 class Report:
     """The result of a conversion (import_model, export_model, ...); `to_json` is the CLI's object.
@@ -47,6 +63,9 @@ class Report:
         verify: the result of loading the output in llama.cpp, if requested.
         memory_bytes: estimate of the peak working memory.
         tensors: of the output; filled for plans.
+        groups: types chosen for a target, by role and layers.
+        predicted_kl: KL divergence in nats per token that the chosen types are expected to have.
+        measured_kl: what llama.cpp measured with --max-kl; `rounds`, how many outputs were measured.
         files: paths of an output in several sibling files; `output` is the first.
         written: name and bytes of each file of a folder or split output.
     """
@@ -75,6 +94,10 @@ class Report:
     plan: bool = False
     memory_bytes: int = 0
     tensors: list[PlannedTensor] = field(default_factory=list)
+    groups: list[QuantizedGroup] = field(default_factory=list)
+    predicted_kl: float | None = None
+    measured_kl: float | None = None
+    rounds: int = 0
 
     def __post_init__(self) -> None:
         if self.param_count is None:
@@ -99,7 +122,8 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
-        left_out = {"label", *(name for name in ("files", "written", "verify") if not getattr(self, name))}
+        rare = ("files", "written", "verify", "groups", "predicted_kl", "measured_kl", "rounds")
+        left_out = {"label", *(name for name in rare if not getattr(self, name))}
         if not self.plan:
             left_out |= {"plan", "memory_bytes", "tensors"}
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}

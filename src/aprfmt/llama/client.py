@@ -190,6 +190,7 @@ class Llama:
         self._engines = engines
         self._seconds = time_limit(n_bytes or os.path.getsize(path))
         self._worker: Child | None = None
+        self._is_changed = False
         self._ask()
 
     @property
@@ -320,7 +321,13 @@ class Llama:
 
     def reorder(self, heads: Sequence[tuple[str, int, int, int]], *, halves: bool) -> None:
         """Reorders weights in the memory of the worker: see Session.reorder."""
+        self._is_changed = True
         self._ask("reorder", heads=[[*entry] for entry in heads], halves=halves)
+
+    def replace(self, name: str, path: PathLike) -> None:
+        """Overwrites a weight in the memory of the worker with the bytes of a file: see Session.replace."""
+        self._is_changed = True
+        self._ask("replace", name=name, path=os.path.abspath(path))
 
     def collect(self, ids: Sequence[int]) -> dict[str, int]:
         """See Session.collect. What was collected dies with a worker, so no other one goes on in its place."""
@@ -351,8 +358,9 @@ class Llama:
                 return self._reply(call, arguments, give) if call else None
             except ChildDiedError as death:
                 self.close()
-                # What was given already cannot be taken back.
-                if death.late or given or arguments.get("follow") or not self._request.extra_buffers:
+                # What was given already cannot be taken back, and weights that were changed are lost.
+                is_lost = self._is_changed or arguments.get("follow")
+                if death.late or given or is_lost or not self._request.extra_buffers:
                     reason = reason_in(death.log)
                     self._check_memory(death.log)
                     raise LlamaDiedError(

@@ -465,6 +465,11 @@ class Session:
             self._watcher.reorder(name, first, n_heads, size, halves)
         return len(heads)
 
+    def replace(self, name: str, path: str) -> None:
+        """Overwrites a weight by Watcher.replace."""
+        assert self._watcher is not None
+        self._watcher.replace(name, path)
+
     # --- importance ---
 
     def collect(self, ids: list[int], follow: bool = True) -> dict[str, int]:

@@ -6,6 +6,7 @@ Weights are reordered in place, so that a fault in their order is found without 
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_void_p
 from typing import Any
 
@@ -99,6 +100,17 @@ class Watcher:
     def names(self) -> list[str]:
         """Weights that the graphs so far were computed with."""
         return [*self._weights]
+
+    def replace(self, name: str, path: str) -> None:
+        """Overwrites a weight in memory with the bytes of a file, which has as many."""
+        pointer = self._weights[name]
+        tensor, n_bytes = pointer.contents, self._c.ggml_nbytes(pointer)
+        if not self._c.ggml_backend_buffer_is_host(tensor.buffer):
+            raise EngineError(f"{name} is not where the processor reads it")
+        memory = (ctypes.c_uint8 * n_bytes).from_address(tensor.data)
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size != n_bytes or file.readinto(memory) != n_bytes:
+                raise EngineError(f"{name} has {n_bytes} bytes")
 
     def reorder(self, name: str, first: int, n_heads: int, size: int, halves: bool) -> None:
         """Reorders the rows of heads of a weight in memory, or the values of a bias.

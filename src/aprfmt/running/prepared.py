@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,6 +95,11 @@ def _look(name: str) -> _Looked:
             parts = on_this_disk([source.path for source in model.sources])
             gguf = Prepared(parts[0], size, key(parts, {}), sources=tuple(parts))
         return _Looked(size, sorted({str(model.path), *(source.path for source in opened)}), gguf)
+
+
+def source_files(file: PathLike) -> list[str]:
+    """Every file and folder that the model `file` is read from."""
+    return _look(formats.path_text(file, "file")).sources
 
 
 def prepare_tower(file: PathLike, *, say: Callable[[str], None] = lambda line: None) -> Prepared:
@@ -226,7 +231,7 @@ def _limit() -> int:
         raise UsageError(f"{SIZE_VARIABLE}: {error.message}", hint=error.hint) from None
 
 
-def key(sources: list[str], options: dict[str, object]) -> str:
+def key(sources: list[str], options: Mapping[str, object]) -> str:
     """A name for what the files and folders `sources` are now, for `options`, and for this version of the package."""
     digest = hashlib.sha256(f"{aprfmt.__version__} {sorted(options.items())!r}".encode())
     for path in sorted({each for source in sources for each in _files(source)}):

@@ -1,17 +1,38 @@
-"""`quantize_model`: a conversion to a preset, with an importance matrix if asked."""
+"""`quantize_model`: quantizes to a preset, by a recipe or to a target, with an importance matrix if asked."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt import formats
 from aprfmt.convert.options import QuantizeCall, options_of
-from aprfmt.errors import UsageError
+from aprfmt.errors import RefusedError, UsageError
 from aprfmt.running.imatrix import AUTO, cached_imatrix
 from aprfmt.schema import takes
-from aprfmt.types import paths_of
+from aprfmt.types import PathLike, paths_of
 
 if TYPE_CHECKING:
+    from aprfmt.convert.bit_allocation import Allocation
+    from aprfmt.convert.quantization import Observer, QuantizedTensor
     from aprfmt.convert.report import Report
+    from aprfmt.convert.type_recipe import TypeRecipe
+    from aprfmt.running.prepared import Prepared
+    from aprfmt.running.sensitivity import PerturbedModel
+    from aprfmt.running.target_types import TypeChooser
+
+ROUNDS = 3
+"""Outputs that --max-kl measures at most."""
+
+_CLOSE = 0.8
+"""Part of --max-kl from which a measured KL is good enough not to try smaller types."""
+
+_WAYS = ("target_size", "target_bpw", "max_kl", "recipe")
 
 
 @takes(QuantizeCall)
@@ -21,17 +42,18 @@ def quantize_model(call: QuantizeCall) -> Report:
     Args:
         src: the model.
         dst: the file to write.
-        mix: a quantization preset of llama.cpp ("q4_k_m"); with `pure` also a single type.
-        log: called with progress lines while an importance matrix is computed.
+        mix: a quantization preset of llama.cpp ("q4_k_m"); with `pure` also a single type. None with a target or with
+            a recipe in TOML.
+        log: called with progress lines while something is measured.
     """
-    from aprfmt.convert.api import convert
     from aprfmt.convert.presets import require_quantized
 
-    given = options_of(call, dtype=call.mix)
+    _check(call)
     texts = paths_of(call.data)
-    if isinstance(call.mix, str):
+    if call.mix is not None:
         require_quantized(call.mix)
     warnings: list[str] = []
+    given = options_of(call, recipe=None)  # of a conversion to MLX
     if call.imatrix == AUTO:
         if call.plan:
             raise UsageError(
@@ -42,10 +64,251 @@ def quantize_model(call: QuantizeCall) -> Report:
             call.src, texts, chunks=call.chunks, text_field=call.text_field, log=call.log
         )
     else:
-        auto_only = {"data": texts, "chunks": call.chunks is not None, "text-field": call.text_field != "text"}
+        auto_only = {"data": texts, "chunks": call.chunks is not None}
         for name, is_given in auto_only.items():
             if is_given:
                 raise UsageError(f"--{name} requires --imatrix {AUTO}")
-    report = convert(call.src, call.dst, given, inputs=texts)
+    run = _Quantizing(call, given, [*texts, *paths_of(call.eval_data)])
+    report = run.for_target() if _target(call) else run.as_given()
     report.warnings[:0] = warnings
     return report
+
+
+def _target(call: QuantizeCall) -> bool:
+    return any(value is not None for value in (call.target_size, call.target_bpw, call.max_kl))
+
+
+def _check(call: QuantizeCall) -> None:
+    """Raises UsageError for options that exclude or need each other."""
+    ways = [f"--{name.replace('_', '-')}" for name in _WAYS if getattr(call, name) is not None]
+    if len(ways) > 1:
+        raise UsageError(f"{ways[0]} and {ways[1]} cannot be given together", hint="give one of them")
+    if _target(call):
+        if call.mix is not None or call.pure:
+            what = f"the preset {call.mix}" if call.mix is not None else "--pure"
+            raise UsageError(f"{ways[0]} chooses the types itself; {what} does not apply", hint=f"drop {what}")
+    elif call.measure:
+        raise UsageError("--measure requires a target", hint="--target-size, --target-bpw or --max-kl")
+    elif call.mix is None and call.recipe is None:
+        raise UsageError("the quantization type is missing", hint="give a preset such as q4_k_m, or --target-bpw X")
+    measures = call.measure or call.max_kl is not None
+    if measures and not paths_of(call.eval_data):
+        option = "--measure" if call.measure else "--max-kl"
+        raise UsageError(f"{option} needs held-out text", hint="give it with --eval-data")
+    if paths_of(call.eval_data) and not measures:
+        raise UsageError("--eval-data requires --measure or --max-kl")
+    if call.max_kl is not None and Path(formats.path_text(call.dst, "dst")).suffix.lower() != ".gguf":
+        raise UsageError("--max-kl measures the output in llama.cpp: write a .gguf", hint="-o OUT.gguf")
+    for name in ("target_bpw", "max_kl"):
+        value = getattr(call, name)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise UsageError(f"{name} must be a number above 0, not {value!r:.40}")
+
+
+class _MissedError(RefusedError):
+    """An output was measured and is not the one to publish."""
+
+
+@dataclass(slots=True)
+class _Quantizing:
+    """One call of quantize_model.
+
+    Attributes:
+        call: its parameters.
+        given: options of the conversion.
+        texts: all files of text.
+        seen: the tensors that the last conversion quantized.
+    """
+
+    call: QuantizeCall
+    given: Mapping[str, object]
+    texts: Sequence[PathLike]
+    architecture: str | None = None
+    seen: Sequence[QuantizedTensor] = ()
+    _prepared: Prepared | None = field(default=None, init=False)
+
+    # --- conversions ---
+
+    def convert(
+        self, changes: Mapping[str, object], observe: Observer | None = None, check: Callable[[str], None] | None = None
+    ) -> Report:
+        """Runs the conversion with some options changed; a --tensor-type of the user comes first."""
+        from aprfmt.convert.api import convert
+        from aprfmt.convert.parsing import parse_options
+
+        def note(architecture: str | None, found: Sequence[QuantizedTensor]) -> None:
+            self.architecture, self.seen = architecture, found
+            if observe is not None:
+                observe(architecture, found)
+
+        user, more = parse_options(self.given).tensor_type, changes.get("tensor_type", ())
+        types = [*([user] if isinstance(user, str) else user), *(more if isinstance(more, list) else ())]
+        inputs = [formats.path_text(text, "data") for text in self.texts]
+        return convert(
+            self.call.src, self.call.dst, {**self.given, **changes, "tensor_type": types}, None, inputs, note, check
+        )
+
+    def plan(self, changes: Mapping[str, object], observe: Observer | None = None) -> Report:
+        """Plans the conversion with some options changed."""
+        return self.convert({**changes, "plan": True, "progress": None}, observe)
+
+    def as_given(self) -> Report:
+        """Quantizes to a preset or by a recipe."""
+        from aprfmt.convert.type_recipe import RecipeRow, TypeRecipe, exact, read_recipe
+
+        changes: dict[str, object] = {"dtype": self.call.mix}
+        observe = None
+        if (path := self.call.recipe) is not None:
+            recipe = read_recipe(path)
+            preset = self.call.mix or recipe.preset
+            if preset is None:
+                raise UsageError(
+                    "a recipe of llama-quantize has no preset for the other tensors",
+                    hint=f"apr quantize {formats.path_text(self.call.src, 'src')} TYPE --recipe {path}",
+                )
+            changes = {"dtype": preset, "tensor_type": recipe.tensor_type}
+
+            def observe(architecture: str | None, found: Sequence[QuantizedTensor]) -> None:
+                recipe.check(architecture, [row.tensor.name for row in found], path)
+
+        self._check_recipe_out()
+        report = self.convert(changes, observe)
+        rows = [RecipeRow(exact(row.tensor.name), row.target.dtype) for row in self.seen]
+        self._write_recipe(TypeRecipe(rows, self.architecture, str(changes["dtype"])))
+        return report
+
+    # --- targets ---
+
+    def for_target(self) -> Report:
+        """Quantizes to the types for the target."""
+        call = self.call
+        self._check_recipe_out()
+        chooser = self._chooser()
+        chooser.measure_errors(self.plan)
+        chooser.usual_costs()
+        with ExitStack() as stack:
+            model = cache(lambda: stack.enter_context(self._perturbed(chooser)))
+            if call.measure:
+                bits = None if call.max_kl is not None else self._bits(chooser)
+                chooser.measure_costs(model, bits)
+                chooser.calibrate(model, self._choose(chooser))
+        chosen = self._choose(chooser)
+        if call.max_kl is not None and not call.plan:
+            report, chosen = self._measured(chooser, chosen)
+        else:
+            report = self.convert(chooser.options(chosen))
+        report.groups = chooser.groups(chosen)
+        report.predicted_kl = chooser.predicted(chosen)
+        if not call.measure:
+            report.warnings.append("the predicted KL is a rough estimate; --measure makes it exact")
+        self._write_recipe(chooser.recipe(chosen))
+        return report
+
+    def _chooser(self) -> TypeChooser:
+        from aprfmt.convert.parsing import parse_options
+        from aprfmt.running.prepared import key, source_files
+        from aprfmt.running.target_types import TypeChooser, measurements
+
+        options = parse_options(self.given)
+        paths = [*source_files(self.call.src), *([str(options.imatrix)] if options.imatrix is not None else [])]
+        evals = [formats.path_text(text, "eval_data") for text in paths_of(self.call.eval_data)]
+        how = {"tokens": self.call.eval_tokens if evals else 0, "arch": options.arch, "no_mtp": options.no_mtp}
+        return TypeChooser(self.call.log, measurements(key([*paths, *evals], how)), options.threads)
+
+    def _bits(self, chooser: TypeChooser) -> float:
+        """Bits per weight of the target."""
+        chosen = self._choose(chooser)
+        return 8 * sum(option.n_bytes for option in chosen.values()) / sum(chooser.sizes.values())
+
+    def _choose(self, chooser: TypeChooser) -> Allocation:
+        from aprfmt.convert.parsing import parse_size
+
+        call = self.call
+        if call.target_size is not None:
+            return chooser.within_bytes(parse_size(call.target_size, name="target_size"), self.plan)
+        if call.target_bpw is not None:
+            return chooser.within_bits(call.target_bpw)
+        assert call.max_kl is not None
+        return chooser.within_loss(call.max_kl)
+
+    def _perturbed(self, chooser: TypeChooser) -> PerturbedModel:
+        from aprfmt.running.sensitivity import PerturbedModel
+
+        return PerturbedModel(
+            self._source(), formats.path_text(self.call.src, "src"), self._eval_texts(), self.call.eval_tokens,
+            chooser.weights, text_field=self.call.text_field, log=self.call.log,
+        )  # fmt: skip
+
+    def _source(self) -> str:
+        """The model as a GGUF that llama.cpp loads."""
+        from aprfmt.running.prepared import prepare
+
+        if self._prepared is None:
+            self._prepared = prepare(self.call.src, say=self.call.log)
+        return self._prepared.path
+
+    def _eval_texts(self) -> list[Path]:
+        return [Path(formats.path_text(text, "eval_data")) for text in paths_of(self.call.eval_data)]
+
+    def _measured(self, chooser: TypeChooser, chosen: Allocation) -> tuple[Report, Allocation]:
+        """Writes the smallest output whose measured KL is at most --max-kl. Raises RefusedError after ROUNDS."""
+        from aprfmt.io.temporary import scratch_folder
+        from aprfmt.running.decoders import open_decoder
+        from aprfmt.running.divergence import DEFAULT_CTX, chunks_of, compare, write_logits
+
+        most = self.call.max_kl
+        assert most is not None
+        best: tuple[float, Allocation] | None = None
+        measured = 0.0
+        with scratch_folder("reference") as folder:
+            reference = os.path.join(folder, "reference.kld")
+            with open_decoder(self._source(), n_ctx=DEFAULT_CTX) as llama:
+                n_chunks = max(1, self.call.eval_tokens // DEFAULT_CTX)
+                write_logits(llama, chunks_of(llama, self._eval_texts(), DEFAULT_CTX, n_chunks), reference)
+
+            def check(output: str) -> None:
+                nonlocal measured
+                with open_decoder(output, n_ctx=DEFAULT_CTX) as llama:
+                    measured = float(compare(llama, reference)[0].mean())
+                self.call.log(f"round {number}: KL {measured:.5f}, predicted {chooser.predicted(chosen):.5f}")
+                if measured > most or (measured < _CLOSE * most and number < ROUNDS):
+                    raise _MissedError(f"measured KL {measured:.4g}")
+
+            for number in range(1, ROUNDS + 1):
+                try:
+                    report = self.convert(chooser.options(chosen), check=check)
+                except _MissedError:
+                    if measured <= most and (best is None or measured > best[0]):
+                        best = (measured, chosen)
+                    chooser.scale *= measured / chooser.predicted(chosen)
+                    chosen = chooser.within_loss(most * (1 if number == 1 else 0.97))
+                    continue
+                report.measured_kl, report.rounds = measured, number
+                return report, chosen
+        if best is None:
+            raise RefusedError(
+                f"--max-kl {most:g} was missed in {ROUNDS} rounds: the last output has a KL of {measured:.4g}",
+                path=formats.path_text(self.call.dst, "dst"),
+                hint=f"--max-kl {measured * 1.05:.2g}, or --measure for a better prediction",
+            )
+        report = self.convert(chooser.options(best[1]))
+        report.measured_kl, report.rounds = best[0], ROUNDS
+        return report, best[1]
+
+    # --- recipes ---
+
+    def _check_recipe_out(self) -> None:
+        from aprfmt.io.sink import check_target
+
+        if (path := self.call.recipe_out) is not None:
+            target = formats.path_text(path, "recipe_out")
+            if os.path.abspath(target) == os.path.abspath(formats.path_text(self.call.dst, "dst")):
+                raise UsageError("--recipe-out is the output itself", hint="choose another file")
+            inputs = [formats.path_text(path, "src") for path in (self.call.src, self.call.recipe) if path is not None]
+            check_target(target, inputs, self.call.force or self.call.plan)
+
+    def _write_recipe(self, recipe: TypeRecipe) -> None:
+        from aprfmt.convert.type_recipe import write_recipe
+
+        if self.call.recipe_out is not None and not self.call.plan:
+            write_recipe(recipe, formats.path_text(self.call.recipe_out, "recipe_out"), force=self.call.force)

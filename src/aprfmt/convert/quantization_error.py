@@ -1,0 +1,114 @@
+"""The error that each type makes of a tensor, measured on a sample of its rows by the codec that will write it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs import ggml, plain
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import decode
+from aprfmt.codecs.stream import whole_units
+from aprfmt.io.pipe import Job, item_bytes
+from aprfmt.types import Array, Shape
+
+SAMPLED_VALUES = 1 << 15
+"""Values of a tensor that are encoded for each type: IQ types take about a second for a million."""
+
+_SAMPLED_PIECES = 8
+"""Pieces of about a mebibyte that are read of a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSample:
+    """Rows of a tensor.
+
+    Attributes:
+        values: float32 [rows, columns].
+        weights: float32 [rows, columns], the importance of each column for each row; None: all equal.
+        matrices: of a stack the matrix of each row.
+    """
+
+    values: Array
+    weights: Array | None
+    matrices: Array
+
+
+def sample_rows(tensor: CanonicalTensor, weights: Array | None, n_values: int = SAMPLED_VALUES) -> RowSample:
+    """Reads a sample of about `n_values` values, whole rows drawn by the name of the tensor.
+
+    `weights` [matrices * columns] as for `CanonicalTensor.out`. Reads a few mebibytes at most.
+    """
+    import numpy as np
+
+    shape: Shape = tensor.shape
+    cols, n_rows = shape[-1], math.prod(shape[:-1])
+    rng = np.random.default_rng(zlib.crc32(tensor.name.encode(errors="surrogateescape")))
+    row_bytes = DTYPES[tensor.dtype].n_bytes((cols,))
+    wanted = max(16, n_values // cols)
+    parts, numbers = [], []
+    for first, data in _pieces(tensor, row_bytes, rng):
+        here = len(data) // row_bytes
+        share = min(here, -(-wanted // min(_SAMPLED_PIECES, -(-n_rows // here))))
+        rows = np.sort(rng.choice(here, share, replace=False))
+        stored = np.frombuffer(data, "u1").reshape(here, row_bytes)[rows]
+        parts.append(decode(tensor.dtype, stored.tobytes(), (share, cols)).astype("f4"))
+        numbers.append(first + rows)
+    values, rows = np.concatenate(parts), np.concatenate(numbers)
+    matrices = rows // (shape[-2] if len(shape) > 1 else 1)
+    if weights is None:
+        return RowSample(values, None, matrices)
+    per_matrix = weights.reshape(-1, cols)
+    return RowSample(values, per_matrix[matrices % len(per_matrix)], matrices)
+
+
+def _pieces(tensor: CanonicalTensor, row_bytes: int, rng: object) -> Iterator[tuple[int, Array]]:
+    """(first row, bytes) of some pieces of whole rows, those that are not drawn are not read."""
+    import numpy as np
+
+    assert isinstance(rng, np.random.Generator)
+    step = max(1, (1 << 20) // row_bytes) * row_bytes
+    n = -(-tensor.n_bytes // step)
+    drawn = set(rng.choice(n, min(n, _SAMPLED_PIECES), replace=False).tolist())
+    at = 0
+    for item in whole_units(tensor.items(row_bytes), row_bytes, step):
+        size = item_bytes(item)
+        if any(i * step < at + size and at < (i + 1) * step for i in drawn):
+            yield at // row_bytes, np.frombuffer(item.run() if isinstance(item, Job) else item, "u1")
+        at += size
+
+
+def error_of(sample: RowSample, dtype: str) -> float:
+    """The relative squared error of the sample in a type: sum of w (x - x')^2 over sum of w x^2.
+
+    Raises RefusedError for values that the type cannot hold, MissingDependencyError without its encoder.
+    """
+    import numpy as np
+
+    values = sample.values
+    back = np.empty_like(values)
+    for matrix in np.unique(sample.matrices) if sample.weights is not None else [None]:
+        rows = slice(None) if matrix is None else sample.matrices == matrix
+        weights = None if sample.weights is None else sample.weights[rows][0]
+        back[rows] = _round_trip(dtype, values[rows], weights)
+    scale = np.ones(1, "f4") if sample.weights is None else sample.weights
+    total = float((scale * values.astype("f8") ** 2).sum())
+    if total == 0:  # columns that no text reached, or zeros
+        scale, total = np.ones(1, "f4"), float((values.astype("f8") ** 2).sum()) or 1.0
+    return float((scale * (values.astype("f8") - back) ** 2).sum()) / total
+
+
+def _round_trip(dtype: str, values: Array, weights: Array | None) -> Array:
+    flat = values.reshape(-1)
+    if DTYPES[dtype].kind == "plain":
+        return decode(dtype, plain.encode(dtype, flat, None).tobytes(), values.shape)
+    stored = ggml.encode(dtype, flat, values.shape[-1], weights)
+    return ggml.decode(dtype, stored).reshape(values.shape)
+
+
+def errors_of(sample: RowSample, dtypes: Sequence[str]) -> dict[str, float]:
+    """The error in each type."""
+    return {dtype: error_of(sample, dtype) for dtype in dtypes}

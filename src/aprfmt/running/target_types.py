@@ -1,0 +1,315 @@
+"""Types of tensors for a target: a file size, bits per weight, or a KL divergence that llama.cpp measures.
+
+The error of every type is measured on a sample of each tensor (convert/quantization_error.py), its cost in llama.cpp
+(running/sensitivity.py) or taken from the role of the tensor; convert/bit_allocation.py chooses. Measurements are kept
+in the cache line by line, so that an interrupted run resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from aprfmt.codecs import ggml
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert.bit_allocation import (
+    AllocatedTensor,
+    Allocation,
+    TypeOption,
+    fit_bytes,
+    fit_loss,
+    smallest,
+    total_bytes,
+    total_loss,
+)
+from aprfmt.convert.memory import flow_for
+from aprfmt.convert.presets import PRESETS, needs_weights
+from aprfmt.convert.quantization import QuantizedTensor
+from aprfmt.convert.quantization_error import error_of, sample_rows
+from aprfmt.convert.report import QuantizedGroup, Report
+from aprfmt.convert.type_recipe import RecipeRow, TypeRecipe, exact
+from aprfmt.errors import RefusedError
+from aprfmt.io.cache import cache_home, own_folder
+from aprfmt.running.sensitivity import PerturbedModel, groups_of, role_of
+from aprfmt.text import format_bytes, plural
+from aprfmt.types import Array
+
+CANDIDATES = (
+    *("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "IQ4_NL", "IQ4_XS", "Q4_0", "Q3_K", "IQ3_S", "IQ3_XXS"),
+    *("Q2_K", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
+)
+"""Types to choose from, besides 16-bit floats: those that every recent llama.cpp computes with on every backend."""
+
+PLANNED = "q8_0"
+"""The preset of the first plan, which shows the tensors and all other bytes of the output."""
+
+_MEASURED_BITS = (4.5, 2.6)
+"""Bits per weight at which sensitivities are measured: for targets from 4 bits on, and below."""
+
+_COSTS = {"token_embd": 6.0, "output": 6.0, "attn_q": 2.0, "attn_k": 2.0, "attn_output": 3.0}
+_COST = 4.0
+"""Predicted KL in nats per unit of relative error in all layers of a role, measured on SmolLM2-135M."""
+
+
+Plan = Callable[[Mapping[str, object]], Report]
+"""Plans the conversion with some options changed."""
+
+
+@dataclass(slots=True)
+class TypeChooser:
+    """Chooses types for a model.
+
+    Attributes:
+        log: called with lines of progress.
+        store: path of the measurements.
+        tensors: what is quantized, with its options and costs.
+        other_bytes: of the output, besides those tensors.
+        other_weights: bytes of the output's other tensors.
+        n_params: parameters of the output.
+        scale: measured over predicted KL.
+    """
+
+    log: Callable[[str], None]
+    store: Path
+    threads: int | None = None
+    tensors: list[AllocatedTensor] = field(default_factory=list)
+    weights: dict[str, Array] = field(default_factory=dict)
+    architecture: str | None = None
+    other_bytes: int = 0
+    other_weights: int = 0
+    n_params: int = 0
+    scale: float = 1.0
+    sizes: dict[str, int] = field(default_factory=dict)
+    known: dict[str, float] = field(default_factory=dict)
+
+    def measure_errors(self, plan: Callable[..., Report]) -> None:
+        """Measures the error of each type of each tensor that `plan(options, observe)` plans to quantize."""
+        self.known = _read(self.store)
+        planned = 0
+
+        def observe(architecture: str | None, found: Sequence[QuantizedTensor]) -> None:
+            nonlocal planned
+            self.architecture = architecture
+            planned = sum(DTYPES[row.target.dtype].n_bytes(row.tensor.shape) for row in found)
+            self.log(f"measuring the errors of {plural(len(CANDIDATES), 'type')} on {plural(len(found), 'tensor')}")
+            with ThreadPoolExecutor(flow_for(self.threads, None, ()).n_workers) as pool:
+                self.tensors = [*pool.map(self._measured, found)]
+            self.weights = {row.tensor.name: row.target.weights for row in found if row.target.weights is not None}
+
+        report = plan({"dtype": PLANNED}, observe)
+        if not self.tensors:
+            raise RefusedError("the model has no matrix to quantize", path=report.source)
+        self.other_bytes = report.output_bytes - planned
+        self.other_weights = sum(row["bytes"] for row in report.dtypes.values()) - planned
+        self.n_params = report.param_count or 1
+
+    def _measured(self, row: QuantizedTensor) -> AllocatedTensor:
+        tensor, weights = row.tensor, row.target.weights
+        dtypes = [row.target.dtype] if row.is_fixed else [*_candidates(row)]
+        keys = {dtype: f"error {dtype} {tensor.name}" for dtype in dtypes}
+        if missing := [dtype for dtype in dtypes if keys[dtype] not in self.known]:
+            sample = sample_rows(tensor, weights)
+            for dtype in missing:
+                try:
+                    self._note(keys[dtype], error_of(sample, dtype))
+                except RefusedError:  # values beyond the scales of the type
+                    self._note(keys[dtype], -1.0)
+        found = [(dtype, self.known[keys[dtype]]) for dtype in dtypes]
+        options = tuple(
+            TypeOption(dtype, DTYPES[dtype].n_bytes(tensor.shape), error) for dtype, error in found if error >= 0
+        )
+        if not options:
+            raise RefusedError("no type can represent the values", tensor=tensor.name, hint="apr validate FILE")
+        self.sizes[tensor.name] = math.prod(tensor.shape)
+        return AllocatedTensor(tensor.name, options, 1.0)
+
+    def _note(self, key: str, value: float) -> None:
+        self.known[key] = value
+        with open(self.store, "a", encoding="utf-8") as file:
+            file.write(json.dumps([key, value]) + "\n")
+
+    # --- costs ---
+
+    def usual_costs(self) -> None:
+        """Takes the costs from the roles of the tensors."""
+        roles: dict[str, int] = {}
+        for tensor in self.tensors:
+            roles[role_of(tensor.name)] = roles.get(role_of(tensor.name), 0) + 1
+        tied = "output" not in roles
+        self.tensors = [
+            replace(tensor, cost=_COSTS.get(role, _COST) / roles[role] if role != "token_embd" or tied else _COST / 8)
+            for tensor, role in ((tensor, role_of(tensor.name)) for tensor in self.tensors)
+        ]
+
+    def measure_costs(self, model: Callable[[], PerturbedModel], bits: float | None) -> None:
+        """Measures the cost of each group of tensors for a target of `bits` per weight; None: unknown."""
+        at = _MEASURED_BITS[bits is not None and bits < 4]
+        types = {t.name: _near(t, at / 8 * self.sizes[t.name]) for t in self.tensors}
+        groups = groups_of(types)
+        keys = {label: _digest("cost", {name: types[name].dtype for name in names}) for label, names in groups.items()}
+        missing = [label for label in groups if keys[label] not in self.known]
+        for done, label in enumerate(missing, 1):
+            self._note(keys[label], model().divergence({name: types[name].dtype for name in groups[label]}))
+            self.log(f"measured the sensitivity of {label} ({done} of {len(missing)})")
+        costs: dict[str, float] = {}
+        for label, names in groups.items():
+            error = sum(types[name].error for name in names)
+            costs |= dict.fromkeys(names, max(self.known[keys[label]], 0.0) / error if error else 0.0)
+        self.tensors = [replace(tensor, cost=costs[tensor.name]) for tensor in self.tensors]
+
+    def calibrate(self, model: Callable[[], PerturbedModel], chosen: Allocation) -> None:
+        """Scales the prediction to the KL of the model with all types `chosen`, measured in memory."""
+        types = {name: option.dtype for name, option in chosen.items()}
+        key = _digest("joint", types)
+        if key not in self.known:
+            self.log("measuring all chosen types together")
+            self._note(key, model().divergence(types))
+        if (predicted := total_loss(self.tensors, chosen)) > 0:
+            self.scale = self.known[key] / predicted
+
+    # --- choice ---
+
+    def predicted(self, chosen: Allocation) -> float:
+        """The predicted KL in nats."""
+        return self.scale * total_loss(self.tensors, chosen)
+
+    def within_bytes(self, budget: int, plan: Plan) -> Allocation:
+        """The best types for an output of at most `budget` bytes. Raises RefusedError with the smallest size."""
+        room = budget - self.other_bytes
+        for _ in range(8):  # the padding between tensors depends on their types
+            chosen = fit_bytes(self.tensors, room)
+            if chosen is None:
+                least = self.other_bytes + total_bytes(smallest(self.tensors))
+                raise RefusedError(
+                    f"--target-size {format_bytes(budget)} cannot be reached: the smallest possible file has "
+                    f"{least:,} bytes",
+                    hint=f"--target-size {least + (1 << 14)}",
+                )
+            excess = plan(self.options(chosen)).output_bytes - budget
+            if excess <= 0:
+                return chosen
+            room -= excess
+        raise AssertionError("the size of a file is that of its tensors and a constant")
+
+    def within_bits(self, bits: float) -> Allocation:
+        """The best types with at most so many bits per weight. Raises RefusedError with the nearest possible value."""
+        chosen = fit_bytes(self.tensors, int(bits * self.n_params / 8) - self.other_weights)
+        if chosen is None:
+            least = 8 * (self.other_weights + total_bytes(smallest(self.tensors))) / self.n_params
+            raise RefusedError(
+                f"--target-bpw {bits:g} cannot be reached: the smallest types take {least:.4f} bits per weight",
+                hint=f"--target-bpw {least + 0.005:.2f}",
+            )
+        return chosen
+
+    def within_loss(self, most: float) -> Allocation:
+        """The smallest types with at most so much predicted KL. Raises RefusedError with the least KL."""
+        chosen = fit_loss(self.tensors, most / self.scale)
+        if chosen is None:
+            best = {t.name: min(t.options, key=lambda option: option.error) for t in self.tensors}
+            raise RefusedError(
+                f"--max-kl {most:g} cannot be reached: the most precise types have a predicted KL of "
+                f"{self.predicted(best):.3g}",
+                hint=f"--max-kl {self.predicted(best) * 1.1:.2g}",
+            )
+        return chosen
+
+    def options(self, chosen: Allocation) -> dict[str, object]:
+        """The options of a conversion with these types."""
+        recipe = self.recipe(chosen)
+        return {"dtype": recipe.preset, "tensor_type": recipe.tensor_type}
+
+    def recipe(self, chosen: Allocation) -> TypeRecipe:
+        """The types as a recipe."""
+        loss = total_loss(self.tensors, chosen) or 1.0
+        rows = [
+            RecipeRow(exact(t.name), chosen[t.name].dtype, chosen[t.name].error, t.loss(chosen[t.name]) / loss)
+            for t in self.tensors
+        ]
+        bits = 8 * (self.other_weights + total_bytes(chosen)) / self.n_params
+        facts = (("bits_per_weight", bits), ("predicted_kl", self.predicted(chosen)))
+        return TypeRecipe(rows, self.architecture, preset_of(chosen), facts)
+
+    def groups(self, chosen: Allocation) -> list[QuantizedGroup]:
+        """Size, bits and error by role and layers."""
+        tensors = {tensor.name: tensor for tensor in self.tensors}
+        loss = total_loss(self.tensors, chosen) or 1.0
+        rows = []
+        for label, names in groups_of(tensors).items():
+            role, _, layers = label.partition(" ")
+            options = [chosen[name] for name in names]
+            n_bytes, n_params = sum(option.n_bytes for option in options), sum(self.sizes[name] for name in names)
+            dtypes: dict[str, int] = {}
+            for option in options:
+                dtypes[option.dtype] = dtypes.get(option.dtype, 0) + 1
+            rows.append(
+                QuantizedGroup(
+                    role=role,
+                    layers=layers,
+                    dtypes=dtypes,
+                    size_bytes=n_bytes,
+                    bits_per_weight=round(8 * n_bytes / n_params, 3),
+                    error=sum(option.error for option in options) / len(options),
+                    share=sum(tensors[name].loss(chosen[name]) for name in names) / loss,
+                )
+            )
+        return rows
+
+
+def preset_of(chosen: Mapping[str, TypeOption]) -> str:
+    """The preset whose file type the output states: that of the quantized type with the most bytes."""
+    totals: dict[str, int] = {}
+    for option in chosen.values():
+        totals[option.dtype] = totals.get(option.dtype, 0) + option.n_bytes
+    presets = {preset.dtype: name for name, preset in reversed(PRESETS.items())}
+    return max((n, presets[dtype]) for dtype, n in [("Q8_0", 0), *totals.items()] if dtype in presets)[1]
+
+
+def _candidates(row: QuantizedTensor) -> list[str]:
+    tensor, weights = row.tensor, row.target.weights
+    found = [
+        dtype
+        for dtype in CANDIDATES
+        if tensor.shape[-1] % DTYPES[dtype].block == 0
+        and ggml.encodable(dtype)
+        and (weights is not None or not needs_weights(tensor.name, dtype, PRESETS[PLANNED]))
+    ]
+    return [*found, "BF16" if tensor.dtype == "BF16" else "F16"]
+
+
+def _near(tensor: AllocatedTensor, n_bytes: float) -> TypeOption:
+    """The largest lossy type of about so many bytes."""
+    lossy = sorted((o for o in tensor.options if o.error > 0), key=lambda o: o.n_bytes) or [*tensor.options]
+    return next((o for o in reversed(lossy) if o.n_bytes <= n_bytes * 1.02), lossy[0])
+
+
+def _digest(kind: str, types: Mapping[str, str]) -> str:
+    return f"{kind} {zlib.crc32(json.dumps(sorted(types.items())).encode()):08x} {len(types)}"
+
+
+def measurements(key: str) -> Path:
+    """The file of measurements for a key of prepared.key."""
+    folder = cache_home() / "quantization"
+    own_folder(folder)
+    return folder / f"{key}.jsonl"
+
+
+def _read(path: Path) -> dict[str, float]:
+    """The complete lines of a file of measurements."""
+    found: dict[str, float] = {}
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return found
+    for line in lines:
+        try:
+            key, value = json.loads(line)
+            found[str(key)] = float(value)
+        except (ValueError, TypeError):  # cut short when a run was killed
+            continue
+    return found
