@@ -27,10 +27,13 @@ CONVERT: Callable[..., Any] = api.convert_model
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: str(f.__name__))
 def test_every_function_names_its_options_with_the_defaults_of_all(function: Callable[..., Any]) -> None:
     defaults = {f.name: f.default for f in fields(Options)}
-    if function is aprfmt.quantize_model:  # those of --imatrix auto
+    if function is aprfmt.quantize_model:  # those of --imatrix auto and of targets
+        defaults |= dict.fromkeys(("target_size", "target_bpw", "max_kl", "recipe_out", "chunks"))
         defaults |= {
             "data": (),
-            "chunks": None,
+            "eval_data": (),
+            "eval_tokens": 2048,
+            "measure": False,
             "text_field": "text",
             "log": inspect.signature(function).parameters["log"].default,
         }
