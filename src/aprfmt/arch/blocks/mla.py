@@ -43,12 +43,14 @@ def latent_attention() -> tuple[TensorRow, ...]:
     )
 
 
-def mla_decoder(router: tuple[TensorRow, ...] = (), more: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
+def mla_decoder(
+    router: tuple[TensorRow, ...] = (), more: tuple[TensorRow, ...] = (), mlp_bias: str | None = None
+) -> tuple[TensorRow, ...]:
     """Latent attention and routed experts beside shared ones, the first layers dense; `more` stands in each layer."""
     return moe_decoder(
         *latent_attention(), *router_and_experts("moe", router),
-        *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe", bias="mlp_bias"),
-        *gated_mlp("mlp_bias", layers="dense"), *more,
+        *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe", bias=mlp_bias),
+        *gated_mlp(mlp_bias, layers="dense"), *more,
     )
 
 

@@ -52,7 +52,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="deepseek_v2", gguf="deepseek2", **hf_names("DeepseekV2", "deepseek_v2"), rope_type=0,
-        tensors=mla_decoder(),
+        tensors=mla_decoder(mlp_bias="mlp_bias"),
         keys=mla_keys(
             Key("", ("topk_method",), "str", converter=group_choice), Key("", ("moe_layer_freq",)),
             must_be("mlp_bias", False),
