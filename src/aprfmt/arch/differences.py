@@ -12,8 +12,8 @@ from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hparams import STEP_LIMITS, active_window
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.rope import NEAR_RAMP, original_context, scaling_of, yarn_betas, yarn_distance
-from aprfmt.arch.row import CONTEXT, POSITIONS, WINDOW, Architecture, Difference
+from aprfmt.arch.rope import NEAR_RAMP, original_context, rotary_dim, scaling_of, yarn_betas, yarn_distance
+from aprfmt.arch.row import CONTEXT, FOURTH, POSITIONS, WINDOW, Architecture, Difference
 from aprfmt.arch.scopes import defaults_of
 from aprfmt.records import record
 
@@ -24,6 +24,7 @@ _RAMP = Difference(
 _EPSILONS = (
     "llama.cpp uses rms_norm_eps {epsilon:g} in all norms; transformers uses {inner:g} inside attention or mixers"
 )
+_SECTIONS = "llama.cpp does not rotate texts by the fourth section of mrope_section, as transformers does"
 
 GENERAL: tuple[Difference, ...] = (
     Difference(
@@ -39,6 +40,8 @@ GENERAL: tuple[Difference, ...] = (
         "long_context",
         beyond=CONTEXT,
     ),
+    Difference(_SECTIONS, "fourth_section&!far_fourth_section", beyond=FOURTH),
+    Difference(_SECTIONS, "far_fourth_section"),
     Difference("llama.cpp does not clamp time steps (time_step_limit)", "limited_steps"),
     Difference(
         "llama.cpp computes every GELU by the tanh formula in half precision: logits differ by about 3e-4, and a "
@@ -91,6 +94,7 @@ def differences(row: Architecture, h: Hyperparams) -> Iterator[Found]:
     for difference in (*GENERAL, *row.differs):
         if not difference.when or holds(difference.when, value):
             lengths = {WINDOW: active_window(h) or 0, POSITIONS: h.max_position_embeddings or 0, CONTEXT: 0}
+            lengths[FOURTH] = _first_turned(h) or 0
             what = difference.what.format(
                 window=f"{lengths[WINDOW]:,}", positions=f"{lengths[POSITIONS]:,}", epsilon=h.rms_norm_eps or 0,
                 inner=_inner_epsilon(h) or 0, betas=_ramp_text(h),
@@ -126,6 +130,26 @@ def _has_other_gelu(row: Architecture, h: Hyperparams) -> bool:
     usual = defaults_of(row, h.hf_model_type)
     keys = (key.hf[0] for key in row.keys if "gelu_new" in key.allowed)
     return any(name in usual and h.extra.get(name, usual[name]) != usual[name] for name in keys)
+
+
+def _first_turned(h: Hyperparams) -> int | None:
+    """The length of texts from which on the fourth section of M-RoPE turns pairs visibly; None without one."""
+    sections = scaling_of(h).get("mrope_section")
+    n_dims, base = rotary_dim(h), h.rope_theta
+    numbers = [n for n in sections if type(n) is int] if isinstance(sections, list) else []
+    if len(numbers) < 4 or not numbers[3] or not n_dims or not base or base <= 1:
+        return None
+    return int(min(_LEAST_TURN * base ** (2 * sum(numbers[:3]) / n_dims), 1 << 30))
+
+
+def _has_fourth_section(h: Hyperparams) -> bool:
+    first = _first_turned(h)
+    return first is not None and first < (h.max_position_embeddings or 1 << 30)
+
+
+def _has_far_fourth_section(h: Hyperparams) -> bool:
+    first = _first_turned(h)
+    return first is not None and first < _SHORT_TEXT
 
 
 def _has_long_context(h: Hyperparams) -> bool:
@@ -191,6 +215,9 @@ _SMALL = 1e-3
 _USUAL_EPSILON = 1e-5
 """The largest epsilon of published models: two of them below it differ by less than other programs' rounding."""
 
+_LEAST_TURN, _SHORT_TEXT = 1e-2, 128
+"""The angle, and the length of texts, below which a difference of rotations shows in no one's use."""
+
 RULES_OF_ROW: dict[str, Callable[[Architecture, Hyperparams], object]] = {
     "other_ramp": _has_other_ramp,
     "far_ramp": _has_far_ramp,
@@ -203,6 +230,8 @@ RULES: dict[str, Callable[[Hyperparams], object]] = {
     "chosen": _chooses_positions,
     "two_thetas": _has_two_thetas,
     "long_context": _has_long_context,
+    "fourth_section": _has_fourth_section,
+    "far_fourth_section": _has_far_fourth_section,
     "other_exaone": _is_other_exaone,
     "limited_steps": lambda h: h.extra.get(STEP_LIMITS),
     "two_epsilons": _has_two_epsilons,

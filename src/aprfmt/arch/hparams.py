@@ -132,6 +132,8 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
         value, found = look_up(config, scope.key.hf)
         if not found:
             value, _ = look_up(defaults, scope.key.hf)
+        elif value is None and scope.key.constant is True:
+            value = False  # of a switch that is on by default, null is off
         scope.put(scope.key.constant if value is None else value)
     normalize(scopes)
     fill(h, scopes)
@@ -500,7 +502,25 @@ def _gguf_side(scope: Scope) -> object:
             f"{scope.name} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} implies {known}",
             hint="use another output format: -o NAME.apr, or -o NAME --format hf",
         )
+    if value == 0 and value is not False and key.gguf in _ZERO_IS_NONE:
+        raise RefusedError(
+            f"{scope.name} is 0; llama.cpp takes {key.gguf} 0 for absent",
+            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
+        )
     return converter_of(key).to_gguf(value, scope) if key.constant is None else key.constant
+
+
+_ZERO_IS_NONE = frozenset(
+    (
+        "attention.scale",
+        "attention.value_scale",
+        "embedding_scale",
+        "expert_weights_scale",
+        "logit_scale",
+        "residual_scale",
+    )
+)
+"""Factors that llama.cpp's graphs apply where they are not 0."""
 
 
 # --- APR metadata ---

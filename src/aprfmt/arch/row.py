@@ -41,6 +41,7 @@ HAS_TENSORS = "has_tensors"
 
 POSITIONS = "positions"
 CONTEXT = "context"
+FOURTH = "fourth section"
 """The length of the longest text, of a Difference."""
 
 SELDOM = "seldom"
@@ -167,8 +168,8 @@ class Difference:
             are numbers of the network.
         when: condition for a network to be concerned, over config.json keys and the words of arch.differences; "" for
             all of the family.
-        beyond: where only longer texts get other logits: the length that they have to exceed, as WINDOW, POSITIONS or
-            the config.json key of a number; CONTEXT where it depends on the context that llama.cpp is run with.
+        beyond: where only longer texts get other logits: the length that they have to exceed, as WINDOW, POSITIONS, FOURTH
+            or the config.json key of a number; CONTEXT where it depends on the context that llama.cpp is run with.
         slight: whether the most likely tokens keep their order, or plain prompts their logits. A difference that is
             neither slight nor of longer texts alone is written with --allow-different only.
     """
