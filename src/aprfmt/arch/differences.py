@@ -12,7 +12,7 @@ from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hparams import STEP_LIMITS, active_window
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.rope import NEAR_RAMP, original_context, rotary_dim, scaling_of, yarn_betas, yarn_distance
+from aprfmt.arch.rope import NEAR_RAMP, original_context, rotary_dim, scaling_of, stretch_of, yarn_betas, yarn_distance
 from aprfmt.arch.row import CONTEXT, FOURTH, POSITIONS, WINDOW, Architecture, Difference
 from aprfmt.arch.scopes import defaults_of
 from aprfmt.records import record
@@ -24,7 +24,10 @@ _RAMP = Difference(
 _EPSILONS = (
     "llama.cpp uses rms_norm_eps {epsilon:g} in all norms; transformers uses {inner:g} inside attention or mixers"
 )
-_SECTIONS = "llama.cpp does not rotate texts by the fourth section of mrope_section, as transformers does"
+_SECTIONS = (
+    "llama.cpp does not rotate texts by the fourth section of mrope_section: logits differ for texts longer than "
+    "about {fourth} tokens"
+)
 
 GENERAL: tuple[Difference, ...] = (
     Difference(
@@ -97,7 +100,7 @@ def differences(row: Architecture, h: Hyperparams) -> Iterator[Found]:
             lengths[FOURTH] = _first_turned(h) or 0
             what = difference.what.format(
                 window=f"{lengths[WINDOW]:,}", positions=f"{lengths[POSITIONS]:,}", epsilon=h.rms_norm_eps or 0,
-                inner=_inner_epsilon(h) or 0, betas=_ramp_text(h),
+                inner=_inner_epsilon(h) or 0, betas=_ramp_text(h), fourth=f"{lengths[FOURTH]:,}",
                 original=f"{original_context(h, scaling_of(h)) or 0:,}",
             )  # fmt: skip
             beyond = lengths.get(difference.beyond, h.extra.get(difference.beyond) if difference.beyond else None)
@@ -139,6 +142,7 @@ def _first_turned(h: Hyperparams) -> int | None:
     numbers = [n for n in sections if type(n) is int] if isinstance(sections, list) else []
     if len(numbers) < 4 or not numbers[3] or not n_dims or not base or base <= 1:
         return None
+    base *= stretch_of(h, str(scaling_of(h).get("rope_type")), scaling_of(h))
     return int(min(_LEAST_TURN * base ** (2 * sum(numbers[:3]) / n_dims), 1 << 30))
 
 

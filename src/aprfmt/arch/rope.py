@@ -234,7 +234,7 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
         padded = [as_int(item, "mrope_section") for item in (*sections, 0, 0, 0, 0)[: max(4, len(sections))]]
         out["rope.dimension_sections"] = ("i32[]", padded[:4])
     if h.rope_theta is not None:
-        out["rope.freq_base"] = ("f32", h.rope_theta * (1.0 if _names_alpha(row) else _stretch(h, kind, scaling)))
+        out["rope.freq_base"] = ("f32", h.rope_theta * (1.0 if _names_alpha(row) else stretch_of(h, kind, scaling)))
     if kind == "dynamic" and scaling.get("alpha") and _names_alpha(row):
         out |= {
             "rope.scaling.alpha": ("f32", scaling["alpha"]),
@@ -272,7 +272,7 @@ def _sliding(h: Hyperparams) -> object:
     return as_mapping(layers.get("sliding_attention")).get("rope_theta")
 
 
-def _stretch(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -> float:
+def stretch_of(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -> float:
     """What a fixed `alpha` does to the base: alpha^(d / (d - 2)), 1 without one."""
     alpha = as_float(scaling.get("alpha"), "alpha") if kind == "dynamic" else None
     if not alpha or alpha < 0 or not h.head_dim or h.head_dim <= 2:

@@ -164,12 +164,12 @@ class Difference:
     """What llama.cpp computes otherwise than transformers, in a network that it loads.
 
     Attributes:
-        what: one sentence for the user; `{window}`, `{positions}`, `{original}`, `{epsilon}`, `{inner}` and `{betas}`
-            are numbers of the network.
+        what: one sentence for the user; `{window}`, `{positions}`, `{original}`, `{fourth}`, `{epsilon}`, `{inner}`
+            and `{betas}` are numbers of the network.
         when: condition for a network to be concerned, over config.json keys and the words of arch.differences; "" for
             all of the family.
-        beyond: where only longer texts get other logits: the length that they have to exceed, as WINDOW, POSITIONS, FOURTH
-            or the config.json key of a number; CONTEXT where it depends on the context that llama.cpp is run with.
+        beyond: where only longer texts get other logits: the length that they have to exceed, as WINDOW, POSITIONS,
+            FOURTH or the config.json key of a number; CONTEXT where it depends on the context that llama.cpp runs with.
         slight: whether the most likely tokens keep their order, or plain prompts their logits. A difference that is
             neither slight nor of longer texts alone is written with --allow-different only.
     """
