@@ -12,6 +12,7 @@ where a fault survives, or its place in the sources is gone.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -118,16 +119,41 @@ class Copy:
 
 
 def faulty(mutation: Mutation, sources: Path) -> str:
-    """The text of the file with the fault in it. Raises ValueError where its place is gone or nothing compiles."""
+    """The text of the file with the fault in it. Raises ValueError if its place is gone or the result is no Python."""
     text = (sources / mutation.file).read_text()
-    if (count := text.count(mutation.old)) != 1:
-        raise ValueError(f"{mutation.file} holds {count} times {mutation.old!r}")
-    mutant = text.replace(mutation.old, mutation.new)
+    start, end = _span(text, mutation) if mutation.function else (0, len(text))
+    if (count := text.count(mutation.old, start, end)) != 1:
+        raise ValueError(f"{mutation.place} contains {mutation.old!r} {count} times")
+    mutant = text[:start] + text[start:end].replace(mutation.old, mutation.new) + text[end:]
     try:
         compile(mutant, mutation.file, "exec")
     except SyntaxError as error:
         raise ValueError(f"{mutation.file} does not compile with the fault: {error}") from error
     return mutant
+
+
+def _span(text: str, mutation: Mutation) -> tuple[int, int]:
+    """Where the function of `mutation` begins and ends in `text`."""
+    found: list[_Definition | ast.Module] = [ast.parse(text)]
+    for name in mutation.function.split("."):
+        found = [node for parent in found for node in _definitions(parent) if node.name == name]
+    if len(found) != 1 or isinstance(node := found[0], ast.Module):
+        raise ValueError(f"{mutation.file} has {len(found)} functions {mutation.function}")
+    lines = text.splitlines(keepends=True)
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
+    return len("".join(lines[:first])), len("".join(lines[: node.end_lineno]))
+
+
+_Definition = ast.FunctionDef | ast.ClassDef
+
+
+def _definitions(parent: ast.AST) -> Iterator[_Definition]:
+    """The functions and classes directly in `parent`, those under an `if` or `with` too."""
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, _Definition):
+            yield node
+        else:
+            yield from _definitions(node)
 
 
 def judged(code: int, output: str) -> tuple[str, str]:

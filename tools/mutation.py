@@ -10,21 +10,31 @@ class Mutation(NamedTuple):
 
     Attributes:
         name: what is wrong with the mutant.
-        file: below src.
+        place: the file below src and, after a colon, the function: "aprfmt/io/pipe.py:_Line.batches".
         tests: separated by blanks, without their folders; at least one must fail.
-        old: text that stands there exactly once.
-        new: what takes its place.
+        old: text that occurs there exactly once.
+        new: what replaces it.
         cuda: whether the tests need a GPU.
     """
 
     name: str
-    file: str
+    place: str
     tests: str
     old: str
     new: str
     cuda: bool = False
 
     @property
+    def file(self) -> str:
+        """The file below src."""
+        return self.place.partition(":")[0]
+
+    @property
+    def function(self) -> str:
+        """The qualified name of the function, "" for the whole file."""
+        return self.place.partition(":")[2]
+
+    @property
     def package(self) -> str:
         """The package that the fault is in."""
-        return self.file.partition("/")[0]
+        return self.place.partition("/")[0]

@@ -30,6 +30,10 @@ def test_names_are_unique() -> None:
 def test_a_place_that_is_gone_or_doubled_and_a_fault_that_does_not_compile_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
     assert faulty(Mutation("m", "a.py", "t", "x = 1", "x = 2"), tmp_path) == "x = 2\ny = 1\n"
+    (tmp_path / "b.py").write_text("def f():\n    return 1\n\n\nclass A:\n    def f(self):\n        return 1\n")
+    assert faulty(Mutation("m", "b.py:A.f", "t", "1", "2"), tmp_path).count("return 2") == 1
+    with pytest.raises(ValueError, match="0 functions g"):
+        faulty(Mutation("m", "b.py:g", "t", "1", "2"), tmp_path)
     for old, new, words in (("z", "", "0 times"), ("= 1", "= 2", "2 times"), ("x = 1", "x =", "compile")):
         with pytest.raises(ValueError, match=words):
             faulty(Mutation("m", "a.py", "t", old, new), tmp_path)
