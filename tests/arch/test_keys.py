@@ -16,12 +16,13 @@ from turns import examples
 from aprfmt.arch import rope, rope_factors
 from aprfmt.arch.converter import Scope
 from aprfmt.arch.grammar import factor_names
+from aprfmt.arch.heads import EVEN_HEADS
 from aprfmt.arch.hparams import from_apr, from_gguf, from_hf_config, to_apr, to_gguf, to_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.scopes import defaults_of, keys_of
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.errors import AprError
+from aprfmt.errors import AprError, RefusedError
 
 by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
 by_case = pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
@@ -229,3 +230,23 @@ def test_hostile_values_give_an_error_of_ours(name: str, data: st.DataObject) ->
             to_gguf(h, row)
         except AprError:
             pass
+
+
+def test_classes_that_want_even_heads() -> None:
+    """A config class of transformers refuses a hidden size that its heads do not divide, or does not."""
+    quiet_transformers()
+    from transformers import CONFIG_MAPPING
+
+    def is_refused(model_type: str) -> bool:
+        try:
+            CONFIG_MAPPING[model_type](hidden_size=64, num_attention_heads=5, num_key_value_heads=5, head_dim=16)
+        except Exception as error:
+            return "is not a multiple of the number of attention heads" in str(error)
+        return False
+
+    known = {name for row in ARCHITECTURES.values() for name in row.model_types if name in CONFIG_MAPPING}
+    assert {name for name in known if is_refused(name)} == EVEN_HEADS
+    h = Hyperparams(architecture="llama", hidden_size=64, num_heads=5, num_layers=1, vocab_size=8, intermediate_size=8)
+    h.max_position_embeddings, h.rms_norm_eps = 8, 1e-5
+    with pytest.raises(RefusedError, match=r"LlamaForCausalLM does not load a hidden_size \(64\) that num_attention_h"):
+        to_hf_config(h)

@@ -55,6 +55,14 @@ HEADS: tuple[Head, ...] = (
 """Kinds of heads; of a class the first that fits."""
 
 
+EVEN_HEADS = frozenset(
+    (
+        "arcee", "deepseek_v2", "eurobert", "gemma2", "gemma3_text", "gemma3n_text", "hrm_text", "internlm3",
+        "iquestcoder", "jais2", "llama", "minicpm3", "muse_glimmer_text", "pocket_tts",
+    )
+)  # fmt: skip
+"""Model types whose config class in transformers refuses a hidden size that the heads do not divide."""
+
 MODULE_KEYS = re.compile(r"pooling|dense_[1-9]_(in|out|bias)|other_modules")
 """Names of hyper-parameters that a repository has in files of modules beside config.json, which never has them: how
 hidden states are pooled, and the widths of the linear layers that come after."""

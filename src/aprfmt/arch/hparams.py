@@ -32,7 +32,7 @@ from aprfmt.arch.fields import (
     plain_value,
     typed_key,
 )
-from aprfmt.arch.heads import MODULE_KEYS, head_of
+from aprfmt.arch.heads import EVEN_HEADS, MODULE_KEYS, head_of
 from aprfmt.arch.hyperparams import FIELDS, Hyperparams
 from aprfmt.arch.projectors import MAP, TARGETS
 from aprfmt.arch.row import (
@@ -221,6 +221,12 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
     hf_class, model_type = hf_identity(h, row)
     if complete and hf_class in row.other_names:
         hf_class, model_type = row.hf_class, row.model_type
+    if complete and model_type in EVEN_HEADS and h.hidden_size and h.num_heads and h.hidden_size % h.num_heads:
+        raise RefusedError(
+            f"transformers' {hf_class} does not load a hidden_size ({h.hidden_size}) that num_attention_heads "
+            f"({h.num_heads}) does not divide",
+            hint="keep the GGUF, or write -o NAME.apr",
+        )
     # The row's keys, then everything else in `extra`; null where a key's absence would mean something.
     defaults = defaults_of(row, model_type)
     config: dict[str, object] = {}
@@ -502,7 +508,8 @@ def _gguf_side(scope: Scope) -> object:
             f"{scope.name} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} implies {known}",
             hint="use another output format: -o NAME.apr, or -o NAME --format hf",
         )
-    if value == 0 and value is not False and key.gguf in _ZERO_IS_NONE:
+    unused = key.role == WINDOW and scope.config("use_sliding_window") is False
+    if value == 0 and value is not False and key.gguf in _ZERO_IS_NONE and not unused:
         raise RefusedError(
             f"{scope.name} is 0; llama.cpp takes {key.gguf} 0 for absent",
             hint="use another output format: -o NAME.apr, or -o NAME --format hf",
@@ -510,17 +517,11 @@ def _gguf_side(scope: Scope) -> object:
     return converter_of(key).to_gguf(value, scope) if key.constant is None else key.constant
 
 
-_ZERO_IS_NONE = frozenset(
-    (
-        "attention.scale",
-        "attention.value_scale",
-        "embedding_scale",
-        "expert_weights_scale",
-        "logit_scale",
-        "residual_scale",
-    )
-)
-"""Factors that llama.cpp's graphs apply where they are not 0."""
+_ZERO_IS_NONE = frozenset((
+    "attention.scale", "attention.sliding_window", "attention.value_scale", "embedding_scale", "expert_weights_scale",
+    "logit_scale", "residual_scale",
+))  # fmt: skip
+"""Factors and windows that llama.cpp's graphs apply where they are not 0."""
 
 
 # --- APR metadata ---

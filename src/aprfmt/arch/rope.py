@@ -118,6 +118,9 @@ def _of_compressed(h: Hyperparams, dicts: Mapping[str, object]) -> dict[str, obj
     if out.get("attention_factor") == 1:
         del out["attention_factor"]
     scaling = _scaling({key: value for key, value in main.items() if key not in ("rope_theta", *PARTIAL)})
+    parts = {name: _first(one, PARTIAL) for name, one in (("main", main), ("compress", own))}
+    if own and main and parts["main"] != parts["compress"]:
+        scaling = {"rope_type": "default", **(scaling or {}), PARTIAL[0]: parts["main"]}
     if own and scaling:  # of the layers that do not compress, which _check_layers refuses
         h.extra["rope_layers"] = {"main": {**scaling, "rope_theta": main.get("rope_theta")}}
     return out
@@ -259,7 +262,8 @@ def _check_layers(h: Hyperparams, row: Architecture) -> None:
     for name, value in as_mapping(h.extra.get("rope_layers")).items():
         if not isinstance(value, Mapping):
             raise CorruptError(f"rope_layers: {name} is not an object")
-        told = ("rope_theta",) if _shares_part(row) else ("rope_theta", PARTIAL[0])
+        shared = _shares_part(row) or name != "sliding_attention"
+        told = ("rope_theta",) if shared else ("rope_theta", PARTIAL[0])
         rest = {key: item for key, item in value.items() if key not in told}
         other_base = value.get("rope_theta") != h.rope_theta
         alone = name != "sliding_attention" or not row.nested_rope
