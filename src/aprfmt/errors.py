@@ -93,6 +93,14 @@ class AprError(Exception):
         return {name: getattr(self, name) for name in ("code", "message", "path", "tensor", "offset", "hint")}
 
 
+def error_class(name: str) -> type[AprError]:
+    """The class of that name; those of modules that are not imported are unknown. Raises KeyError."""
+    kinds = [AprError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return {kind.__name__: kind for kind in kinds}[name]
+
+
 class UsageError(AprError, ValueError):
     """An option or argument that makes no sense."""
 

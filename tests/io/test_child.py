@@ -100,7 +100,7 @@ def test_the_clock_ends_what_only_waits(module: str, monkeypatch: pytest.MonkeyP
     service = Service(module, seconds=1, memory=1 << 28, most_bytes=4096)
     service.ask("a")
     begin = time.monotonic()
-    with pytest.raises(ChildDiedError, match="without an answer") as caught:
+    with pytest.raises(ChildDiedError, match="without a response") as caught:
         service.ask("hang")
     assert caught.value.late
     assert time.monotonic() - begin < 30

@@ -13,21 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.errors import (
-    AprError,
-    ChecksumError,
-    CorruptError,
-    LimitError,
-    NotFoundError,
-    RefusedError,
-    StorageError,
-    TruncatedError,
-    UnknownFormatError,
-    UnsupportedError,
-)
+from aprfmt.errors import UnknownFormatError, UnsupportedError
 from aprfmt.formats.local import on_this_disk
 from aprfmt.formats.safetensors import WeightsFile
-from aprfmt.io.child import ChildDiedError, Service, last_line
+from aprfmt.io.child import Service
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_PICKLE_SECONDS, PICKLE_MEMORY_BYTES
 from aprfmt.model import Tensor
@@ -44,14 +33,6 @@ _BESIDE = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "ra
 
 _DTYPES = {row.torch: row.name for row in DTYPES.values() if row.torch is not None}
 _MOST_BYTES = 16 << 20
-_ERRORS: dict[str, type[AprError]] = {
-    kind.__name__: kind
-    for kind in (
-        *(ChecksumError, CorruptError, LimitError, NotFoundError, RefusedError, StorageError, TruncatedError),
-        UnsupportedError,
-    )
-}
-
 _service = Service(
     "aprfmt.formats.pickle_index", seconds=MAX_PICKLE_SECONDS, memory=PICKLE_MEMORY_BYTES, most_bytes=_MOST_BYTES
 )
@@ -90,25 +71,9 @@ def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
 
 def _ask(path: str, call: str, *arguments: object) -> Any:
     (local,) = on_this_disk([path])
-    try:
-        answer: dict[str, Any] = _service.ask([call, os.path.abspath(local), *arguments])
-    except ChildDiedError as death:
-        raise _death(death, path) from None
-    if "error" not in answer:
-        return answer["ok"]
-    kind, message, hint = answer["error"]
-    raise _ERRORS[kind](message, path=path, tensor=answer["tensor"], hint=hint)
-
-
-def _death(death: ChildDiedError, path: str) -> AprError:
+    request = [call, os.path.abspath(local), *arguments]
     hint = "save only the model's state_dict(), preferably as safetensors"
-    if death.late:
-        return LimitError(f"reading its pickle takes more than {MAX_PICKLE_SECONDS:g} s", path=path, hint=hint)
-    if death.full:
-        message = f"reading its pickle takes more than {PICKLE_MEMORY_BYTES >> 20} MiB of memory"
-        return LimitError(message, path=path, hint=hint)
-    why = f"{death}: {line}" if (line := last_line(death.log)) else str(death)
-    return CorruptError(f"its pickle cannot be read: the process {why}", path=path, hint="download it again")
+    return _service.value(request, "reading its pickle", path=path, hint=hint)
 
 
 def _tensor(source: Source, name: str, torch_dtype: str, shape: list[int], offset: int, n_bytes: int) -> Tensor:

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import IO, Any
 
 import aprfmt
-from aprfmt.errors import StorageError
+from aprfmt.errors import LimitError, StorageError, error_class
 from aprfmt.io.serving import EXIT_MEMORY, has_limits
-from aprfmt.types import JsonObject
+from aprfmt.types import JsonObject, PathLike
 
 _SECONDS_TO_END = 5.0
 _SLACK = 6
@@ -35,11 +35,12 @@ class ChildDiedError(Exception):
         log: its standard error.
         late: whether it was ended because it took too long.
         full: whether it reached its memory limit.
+        seconds: processor time that a Service allowed for the request.
     """
 
     def __init__(self, how: str, log: str, *, late: bool = False, full: bool = False) -> None:
         super().__init__(how)
-        self.log, self.late, self.full = log, late, full
+        self.log, self.late, self.full, self.seconds = log, late, full, 0.0
 
 
 def search_path() -> list[str]:
@@ -299,9 +300,34 @@ class Service:
         with self.lock:
             try:
                 return self.start().ask_in_text(text, seconds * (_SLACK if has_limits() else 1))
-            except BaseException:  # what it still says belongs to no other request
+            except BaseException as error:  # what it still says belongs to no other request
                 self.close()
+                if isinstance(error, ChildDiedError):
+                    error.seconds = seconds
                 raise
+
+    def value(self, request: object, task: str, *, path: PathLike | None = None, hint: str | None = None) -> Any:
+        """The value that the child answers with.
+
+        Raises the error that it answers with instead, and LimitError if it dies or takes too much time or memory for
+        the `task` ("reading the pickle"); StorageError.
+        """
+        try:
+            answer: dict[str, Any] = self.ask(request)
+        except ChildDiedError as death:
+            raise LimitError(self._reason(death, task), path=path, hint=hint) from None
+        if "error" not in answer:
+            return answer["ok"]
+        kind, message, own_hint = answer["error"]
+        raise error_class(kind)(message, path=path, tensor=answer.get("tensor"), hint=own_hint)
+
+    def _reason(self, death: ChildDiedError, task: str) -> str:
+        if death.late:
+            return f"{task} takes more than {death.seconds:.3g} s"
+        if death.full or "memory allocation" in death.log:
+            return f"{task} takes more than {self._memory >> 20} MiB of memory"
+        line = last_line(death.log)
+        return f"{task} failed: its process {death}" + (f": {line}" if line else "")
 
     def close(self) -> None:
         """Ends the child."""

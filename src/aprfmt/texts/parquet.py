@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aprfmt.errors import AprError, CorruptError, LimitError, MissingDependencyError, NotFoundError, StorageError
-from aprfmt.io.child import ChildDiedError, Service, last_line
+from aprfmt.errors import LimitError
+from aprfmt.io.child import Service
 from aprfmt.limits import (
     MAX_PARQUET_SECONDS,
     MAX_RECORD_BYTES,
@@ -24,9 +24,6 @@ _MOST_BYTES = 12 * (ANSWER_CHARS + MAX_RECORD_BYTES)
 _ROW_BYTES = 64
 """What a row counts for at least."""
 _HINT = "rewrite it with smaller row groups, or give .jsonl"
-_ERRORS: dict[str, type[AprError]] = {
-    kind.__name__: kind for kind in (CorruptError, MissingDependencyError, NotFoundError, StorageError)
-}
 _idle: list[Service] = []
 """The process that read the last file, for the next one: its start takes as long as reading 20 MB."""
 
@@ -85,21 +82,5 @@ class ParquetRows:
                     raise LimitError(message, path=self._path, hint="give .jsonl if you trust it")
 
     def _ask(self, service: Service, call: str, *arguments: object) -> Any:
-        try:
-            answer: dict[str, Any] = service.ask([call, *arguments])
-        except ChildDiedError as death:
-            raise self._death(death) from None
-        if "error" not in answer:
-            return answer["ok"]
-        kind, message, hint = answer["error"]
-        raise _ERRORS[kind](message, path=self._path, hint=hint)
-
-    def _death(self, death: ChildDiedError) -> AprError:
-        if death.late:
-            message = f"reading a row group takes more than {MAX_PARQUET_SECONDS:g} s"
-            return LimitError(message, path=self._path, hint=_HINT)
-        if death.full:
-            message = f"reading it takes more than {PARQUET_MEMORY_BYTES >> 20} MiB of memory"
-            return LimitError(message, path=self._path, hint=_HINT)
-        why = f"{death}: {line}" if (line := last_line(death.log)) else str(death)
-        return LimitError(f"it cannot be read: the process {why}", path=self._path, hint=_HINT)
+        task = "reading a row group" if call == "rows" else "reading its schema"
+        return service.value([call, *arguments], task, path=self._path, hint=_HINT)

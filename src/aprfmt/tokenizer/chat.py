@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.errors import AprError, LimitError, MissingDependencyError, RefusedError, UnsupportedError
-from aprfmt.io.child import Child, ChildDiedError, Service, last_line
+from aprfmt.errors import LimitError
+from aprfmt.io.child import Child, Service
 from aprfmt.limits import CHAT_MEMORY_BYTES, MAX_CHAT_CHARS, MAX_CHAT_SECONDS, MAX_TEMPLATE_CHARS
 from aprfmt.tokenizer.rendering import RAW, Message, PrefixError, TemplateSyntaxError
 from aprfmt.types import PathLike
@@ -23,10 +23,6 @@ _MOST_BYTES = 8 * MAX_CHAT_CHARS
 _service = Service(
     "aprfmt.tokenizer.rendering", seconds=MAX_CHAT_SECONDS, memory=CHAT_MEMORY_BYTES, most_bytes=_MOST_BYTES
 )
-_ERRORS: dict[str, type[AprError]] = {
-    kind.__name__: kind
-    for kind in (LimitError, MissingDependencyError, PrefixError, RefusedError, TemplateSyntaxError, UnsupportedError)
-}
 
 
 def start() -> None:
@@ -97,16 +93,12 @@ class ChatTemplate:
         if len(self.source) > MAX_TEMPLATE_CHARS:
             message = f"{self.name} has {len(self.source):,} characters; the limit is {MAX_TEMPLATE_CHARS:,}"
             raise LimitError(message, path=self.path, hint=RAW)
-        try:
-            with _service.lock:
-                arguments |= {"template": self._number(), "messages": [*messages]}
-                answer: dict[str, Any] = _service.ask([call, arguments])
-        except ChildDiedError as death:
-            raise self._death(death) from None
-        if "error" not in answer:
-            return answer["ok"]
-        kind, message, hint = answer["error"]
-        raise _ERRORS[kind](message, path=self.path, hint=hint)
+        with _service.lock:
+            arguments |= {"template": self._number(), "messages": [*messages]}
+            return self._value([call, arguments])
+
+    def _value(self, request: Sequence[object]) -> Any:
+        return _service.value(request, f"rendering {self.name}", path=self.path, hint=RAW)
 
     def _number(self) -> int:
         """The template's number in the process that runs."""
@@ -115,16 +107,6 @@ class ChatTemplate:
             if loaded is child:
                 return number
         tokens = {f"{role}_token": text for role, text in self.special.items()}
-        answer: dict[str, Any] = _service.ask(["load", {"source": self.source, "name": self.name, "tokens": tokens}])
-        number = int(answer["ok"])
+        number = int(self._value(["load", {"source": self.source, "name": self.name, "tokens": tokens}]))
         self._loaded[:] = [(child, number)]
         return number
-
-    def _death(self, death: ChildDiedError) -> AprError:
-        if death.late:
-            return LimitError(f"rendering {self.name} takes more than {MAX_CHAT_SECONDS:g} s", path=self.path, hint=RAW)
-        if death.full:
-            message = f"rendering {self.name} takes more than {CHAT_MEMORY_BYTES >> 20} MiB of memory"
-            return LimitError(message, path=self.path, hint=RAW)
-        why = f"{death}: {line}" if (line := last_line(death.log)) else str(death)
-        return LimitError(f"{self.name} cannot be rendered: its process {why}", path=self.path, hint=RAW)

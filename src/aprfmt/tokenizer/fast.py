@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aprfmt.errors import AprError, CorruptError, LimitError, MissingDependencyError
-from aprfmt.io.child import Child, ChildDiedError, Service, last_line
+from aprfmt.io.child import Child, Service
 from aprfmt.io.serving import serve
 from aprfmt.limits import MAX_TOKENIZER_SECONDS, TOKENIZER_BYTE_SECONDS, TOKENIZER_MEMORY_BYTES
 from aprfmt.tokenizer.growth import check_growth
@@ -141,26 +141,18 @@ class _Process:
             try:
                 if self.service.start() is not self._loaded:
                     loaded = self.service.start()
-                    _value(self.service.ask(["load", self._text.decode("utf-8", "surrogateescape")]))
+                    self._value(["load", self._text.decode("utf-8", "surrogateescape")])
                     self._loaded = loaded
-                return _value(self.service.ask([call, *arguments]))
-            except ChildDiedError as death:
-                self._failure = self._death(death)
-                raise self._failure from None
+                return self._value([call, *arguments])
+            except LimitError as failure:
+                self._failure = failure
+                raise
 
-    def _death(self, death: ChildDiedError) -> LimitError:
-        if death.late:
-            return LimitError("the tokenizer takes too much processor time for its text", path=_NAME, hint=_HINT)
-        if death.full or "memory allocation" in death.log:
-            return LimitError(
-                f"the tokenizer takes more than {self._memory >> 20} MiB of memory", path=_NAME, hint=_HINT
-            )
-        why = f"{death}: {line}" if (line := last_line(death.log)) else str(death)
-        return LimitError(f"the tokenizer cannot be run: its process {why}", path=_NAME, hint=_HINT)
+    def _value(self, request: Sequence[object]) -> Any:
+        return self.service.value(request, "running the tokenizer", path=_NAME, hint=_HINT)
 
 
 _NAME = "tokenizer.json"
-_ERRORS: dict[str, type[AprError]] = {kind.__name__: kind for kind in (CorruptError, MissingDependencyError)}
 _processes: dict[bytes, _Process] = {}
 """The last ones, by the digest of the tokenizer.json."""
 
@@ -172,13 +164,6 @@ def _process_of(text: bytes) -> _Process:
     while len(_processes) > _KEPT:
         _processes.pop(next(iter(_processes))).service.close()
     return process
-
-
-def _value(answer: dict[str, Any]) -> Any:
-    if "error" not in answer:
-        return answer["ok"]
-    kind, message, hint = answer["error"]
-    raise _ERRORS[kind](message, hint=hint)
 
 
 class _Remote:
