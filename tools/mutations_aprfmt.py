@@ -6,6 +6,16 @@ from mutation import Mutation
 
 # fmt: off
 APRFMT = (
+    # known faults of models
+    Mutation("keys that differ from the original's are passed over", "aprfmt/running/original.py",
+        "test_diseases.py::test_causes_come_before_symptoms",
+        "        if a is not None and b is not None and not same_value(a, b):\n", "        if False:\n"),
+    Mutation("tensors that differ from the original's are passed over", "aprfmt/running/original.py",
+        "test_diseases.py::test_wrong_tensors_are_named",
+        "    if is_same(a) or not np.isfinite(a).all():\n", "    if True:\n"),
+    Mutation("an encoder whose vectors are all the same passes", "aprfmt/running/encoder_gates.py",
+        "test_diseases.py::test_faults_of_encoders",
+        "    return GateFinding(least >= VARIES,", "    return GateFinding(True,"),
     # logits of an output
     Mutation("logits that differ are no failure", "aprfmt/convert/logits.py:SourceLogits.compare",
         "test_verify_logits.py::test_an_output_that_computes_something_else_is_not_written",

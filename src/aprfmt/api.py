@@ -127,7 +127,7 @@ def qa(
     log: Callable[[str], None] = lambda line: None,
     on_gate: Callable[[GateResult], None] = lambda gate: None,
 ) -> QaReport:
-    """Sanity-checks a generative model; docs/qa.md describes each gate.
+    """Sanity-checks a model; docs/qa.md describes each gate.
 
     Args:
         file: the model, in any format.
@@ -141,7 +141,6 @@ def qa(
 
     Raises:
         UsageError: unknown gate.
-        UnsupportedError: the model is an encoder.
         MissingDependencyError: llama.cpp is not installed.
     """
     from aprfmt.running.qa import examine

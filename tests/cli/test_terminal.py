@@ -169,14 +169,14 @@ def test_the_lines_of_a_gate_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     out.configure(["qa"])
     tell(gate)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("pass  rope-order     perplexity 25.8")
+    assert lines[0].startswith("pass  rope-order      perplexity 25.8")
     assert len(lines) == 2
-    assert not lines[1][:21].strip()
+    assert not lines[1][:22].strip()
     assert lines[1].endswith("  [-1.5, limit 0.25]")
     assert max(map(len, lines)) <= 60
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     tell(gate)
-    assert capsys.readouterr().out == f"pass  rope-order     {gate.message}  [-1.5, limit 0.25]\n"
+    assert capsys.readouterr().out == f"pass  rope-order      {gate.message}  [-1.5, limit 0.25]\n"
 
 
 def test_a_plan_ends_with_its_summary(model: Path, tmp_path: Path) -> None:

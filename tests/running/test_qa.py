@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from turns import first_always
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.errors import MissingDependencyError, NotFoundError, UnsupportedError, UsageError
+from aprfmt.errors import MissingDependencyError, NotFoundError, UsageError
 from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES
 from aprfmt.running import gates
@@ -33,6 +33,7 @@ from aprfmt.running.qa_text import FORMATS, STORIES, TEXTS
 pytestmark = pytest.mark.llama
 
 HEADS = {"attn_q": 9, "attn_k": 3}
+OF_TEXT = [each.id for each in GATES if "causal" in each.kinds]
 INST = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
     "{% else %} {{ m['content'] }}</s>{% endif %}{% endfor %}"
@@ -74,10 +75,11 @@ def test_smollm2_passes(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) 
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "apr.qa/1"
     assert found["passed"] is True
-    assert [each["id"] for each in found["gates"]] == [each.id for each in GATES]
-    beside = {"kl", "agreement", "ratio"}
+    assert [each["id"] for each in found["gates"]] == OF_TEXT
+    beside = {"header", "tensors", "kl", "agreement", "ratio"}
     for each in found["gates"]:
-        assert each.keys() == {"id", "status", "required", "shows", "message", "value", "threshold", "seconds"}
+        assert each.keys() == {f.name for f in fields(GateResult)}
+        assert (each["disease"], each["hint"]) == (None, None)
         assert (each["status"], each["required"]) == (("skip", False) if each["id"] in beside else ("pass", True))
     values = {each["id"]: each["value"] for each in found["gates"]}
     assert values["perplexity"] == pytest.approx(0.78, abs=0.03)  # what the band was made of
@@ -93,7 +95,7 @@ def test_its_apr_passes_too(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pyt
     seen: list[str] = []
     report = aprfmt.qa(tmp_path / "m.apr", on_gate=lambda each: seen.append(each.id))
     assert report.passed
-    assert seen == [each.id for each in GATES]
+    assert seen == OF_TEXT
     assert report.parameters == 134_515_008
 
 
@@ -103,6 +105,8 @@ def test_a_layer_of_zeros(smollm2_gguf: Path, tmp_path: Path) -> None:
     report = aprfmt.qa(broken_models.zeroed(smollm2_gguf, tmp_path / "m.gguf", 12))
     assert by_status(report, "fail") == ["weights", "layers"]
     assert "blk.12." in gate(report, "weights").message
+    assert gate(report, "weights").disease == "zeros"
+    assert gate(report, "weights").hint == "apr convert ORIGINAL -o FIXED.gguf --verify=logits"
     assert gate(report, "layers").message == "inactive layers: 12"
     assert gate(report, "layers").value == 0
     assert not report.passed
@@ -132,6 +136,7 @@ def test_swapped_rows_of_q_and_k(smollm2_gguf: Path, swapped: Path, tmp_path: Pa
     report = aprfmt.qa(path)
     assert by_status(report, "fail") == ["rope-order"]
     assert f"in the wrong order and must be {must}" in gate(report, "rope-order").message
+    assert gate(report, "rope-order").disease == "rope-order"
     assert gate(report, "perplexity").message == "not run, because rope-order did not pass"
 
 
@@ -158,6 +163,8 @@ def test_what_another_model_has(
     report = aprfmt.qa(made(smollm2_gguf, tmp_path))
     assert by_status(report, "fail") == [failed]
     assert message in gate(report, failed).message
+    assert gate(report, failed).disease == ("chat-template" if failed == "chat-template" else None)
+    assert str(tmp_path) in str(gate(report, failed).hint)
 
 
 @pytest.mark.parametrize(
@@ -346,11 +353,8 @@ def test_no_more_positions_than_there_are(small: Callable[[str], Path]) -> None:
     assert gate(report, "rope-order").status == "pass"  # nothing is rotated, so the order of both does not matter
 
 
-def test_an_encoder_and_no_llama_cpp(small: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("bert", "t5"):
-        path = small(name)
-        with pytest.raises(UnsupportedError, match="encoder"):
-            aprfmt.qa(path)
+def test_no_llama_cpp(small: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small("llama")
     monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError):
         aprfmt.qa(path)

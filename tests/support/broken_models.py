@@ -95,3 +95,29 @@ def with_template(source: Path, target: Path, template: str) -> Path:
     """Another chat template."""
     stamp(source, target, set={"tokenizer.chat_template": template})
     return target
+
+
+def with_key(source: Path, target: Path, key: str, value: object) -> Path:
+    """Another value of a key of the header."""
+    stamp(source, target, set={key: value})
+    return target
+
+
+def with_values(source: Path, target: Path, tensors: str, change: Callable[[np.ndarray], np.ndarray]) -> Path:
+    """Other values of the F32 tensors whose names begin so, flat."""
+
+    def edited(name: str, data: bytearray) -> None:
+        data[:] = change(np.frombuffer(bytes(data), np.float32)).astype(np.float32).tobytes()
+
+    return edit(source, target, edited, tensors)
+
+
+def with_swapped_experts(source: Path, target: Path, n_experts: int) -> Path:
+    """The first two experts of layer 0 in each other's place, and the router as it was."""
+
+    def change(name: str, data: bytearray) -> None:
+        if "_exps." in name:
+            experts = np.frombuffer(bytes(data), np.uint8).reshape(n_experts, -1)
+            data[:] = experts[[1, 0, *range(2, n_experts)]].tobytes()
+
+    return edit(source, target, change, "blk.0.")

@@ -21,7 +21,9 @@ _STYLES = {"pass": "green", "fail": "red", "skip": "yellow"}
 def qa(
     file: ModelArgument,
     *,
-    against: Annotated[str | None, typer.Option(metavar="FILE", help="The original model to compare with.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The original model: compare keys, tensors and outputs with it.")
+    ] = None,
     allow_skip: Annotated[
         list[str] | None,
         typer.Option("--allow-skip", metavar="GATE", help="Allow this gate to be skipped; repeatable."),
@@ -34,8 +36,9 @@ def qa(
 ) -> int:
     """Sanity-check a model in llama.cpp: loading, finite outputs, generated text, tokenizer, chat template.
 
-    A skipped gate does not count as passed, unless it does not apply to the model. Exit status 1: a gate failed or was
-    skipped. docs/qa.md describes what each gate detects and what it cannot.
+    Encoders and rerankers are checked by their embeddings and scores. A failed gate prints the command that mends the
+    model. A skipped gate does not count as passed, unless it does not apply to the model. Exit status 1: a gate failed
+    or was skipped. docs/qa.md describes what each gate detects and what it cannot.
 
     \b
     apr qa model.gguf
@@ -63,7 +66,7 @@ def _tell(gate: GateResult) -> None:
     limit = "" if gate.threshold is None else format_figure(gate.threshold)
     # No-break spaces, which lines are not wrapped at.
     figures = f"[{value}, limit {limit}]".replace(" ", "\xa0") if value and limit else ""
-    rest = f"  {gate.id:<13}  "
+    rest = f"  {gate.id:<14}  "
     indent = len(gate.status) + len(rest)
     *lines, last = wrapped(f"{printable(gate.message)}  {figures}".rstrip(), indent=indent)
     if figures:
@@ -71,6 +74,8 @@ def _tell(gate: GateResult) -> None:
     first, *more = (*lines, last)
     for line in (out.style(gate.status, _STYLES[gate.status]) + rest + first[indent:], *more):
         out.line(line)
+    if gate.hint is not None:
+        out.line(f"{' ' * indent}{out.style('mend it:', 'bold')} {printable(gate.hint)}")
 
 
 def _verdict(report: QaReport) -> Iterator[str]:

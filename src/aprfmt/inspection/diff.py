@@ -222,7 +222,7 @@ def _metadata_differences(a: Model, b: Model) -> Iterator[ModelDifference]:
             {key: value for key, value in typed_metadata(model).items() if key not in _APR_ONLY} for model in (a, b)
         )
     for key in dict.fromkeys((*left, *right)):
-        if (key in left) != (key in right) or not _equal(left.get(key), right.get(key)):
+        if (key in left) != (key in right) or not same_value(left.get(key), right.get(key)):
             yield _metadata_difference(key, left.get(key), right.get(key))
     yield from _tokenizer_differences(a, b)
     left_files, right_files = (model.native_as(HfNative) for model in (a, b))
@@ -254,11 +254,12 @@ def _same_json(p: bytes, q: bytes) -> bool:
         return False
 
 
-def _equal(x: object, y: object) -> bool:
+def same_value(x: object, y: object) -> bool:
+    """Whether two metadata values are the same; floats may differ by rounding to 32 bits."""
     if isinstance(x, float) and isinstance(y, float):
         return x == y or (math.isnan(x) and math.isnan(y)) or math.isclose(x, y, rel_tol=1e-7)
     if _is_list(x) and _is_list(y):
-        return len(x) == len(y) and all(map(_equal, x, y))
+        return len(x) == len(y) and all(map(same_value, x, y))
     return bool(x == y)
 
 
@@ -282,7 +283,7 @@ def _metadata_difference(name: str, x: object, y: object) -> ModelDifference:
     first = None
     if _is_list(x) and _is_list(y):
         pairs = enumerate(zip(x, y, strict=False))
-        first = next((i for i, (p, q) in pairs if not _equal(p, q)), min(len(x), len(y)))
+        first = next((i for i, (p, q) in pairs if not same_value(p, q)), min(len(x), len(y)))
     return ModelDifference("metadata", name, _short(x), _short(y), first_difference=first)
 
 
@@ -297,7 +298,7 @@ def _tokenizer_differences(a: Model, b: Model) -> Iterator[ModelDifference]:
         return
     for name in ("model", "pre", "tokens", "merges", "types", "scores", "special", "chat_template"):
         x, y = getattr(left, name), getattr(right, name)
-        if not _equal(x, y):
+        if not same_value(x, y):
             yield _metadata_difference(f"tokenizer.{name}", x, y)
 
 

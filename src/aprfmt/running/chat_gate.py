@@ -49,6 +49,7 @@ def chat_template(x: Examined) -> GateFinding:
             f"it writes markers that are not in the vocabulary: {first_few(foreign)}",
             value=len(foreign),
             threshold=0,
+            disease="chat-template",
         )
     own = _exchange(x, head, tail.strip().split("\n")[0])
     others = {
@@ -64,7 +65,8 @@ def chat_template(x: Examined) -> GateFinding:
     if best is not None:
         said += f"; {sum(others[best]):.1f} together in {best}'s form"
     if worse > BETTER:
-        return GateFinding(False, f"the model expects the {best} format: {said}", value=worse, threshold=BETTER)
+        text = f"the model expects the {best} format: {said}"
+        return GateFinding(False, text, worse, BETTER, "chat-template")
     return GateFinding(than_plain <= BETTER, said, value=max(worse, than_plain), threshold=BETTER)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from aprfmt import formats
 from aprfmt.errors import UsageError
@@ -101,7 +100,7 @@ def compute(
     metadata = metadata_of(prepared.path)
     refuse_others(metadata, path)
     pooling, encodes = pooling_of(metadata)
-    labels = _labels(metadata)
+    labels = labels_of(metadata)
     if pooling is None or pooling == "none":
         pooling = "rank" if labels else "mean" if encodes else "last"
     adapters = [(prepare_adapter(adapter, file, prepared, say=say), scale) for adapter, scale in loading.lora]
@@ -120,7 +119,7 @@ def compute(
         if pooling == "rank" and len(labels) < 2 and len(texts) > 1:
             query = texts[0]
             for text in texts[1:]:
-                values = llama.embed(_pair(llama, metadata, query, text))
+                values = llama.embed(pair_ids(llama, metadata, query, text))
                 items.append(EmbeddedText(text, scores=_named(values, labels)))
         else:
             for text in texts:
@@ -132,7 +131,8 @@ def compute(
         return Embeddings(path, llama.engine, pooling, size, items, query, llama.facts.load_seconds, seconds)
 
 
-def _labels(metadata: dict[str, Any]) -> list[str]:
+def labels_of(metadata: Mapping[str, object]) -> list[str]:
+    """The labels of a classifier."""
     value = metadata.get(f"{metadata.get('general.architecture')}.classifier.output_labels")
     return [str(label) for label in value] if isinstance(value, list) else []
 
@@ -142,7 +142,7 @@ def _named(values: list[float], labels: list[str]) -> dict[str, float]:
     return dict(zip(names, values, strict=True))
 
 
-def _pair(llama: Llama, metadata: dict[str, Any], query: str, document: str) -> list[int]:
+def pair_ids(llama: Llama, metadata: Mapping[str, object], query: str, document: str) -> list[int]:
     """What a reranker is given: by its own form, which has the two in braces, or with the vocabulary's tokens."""
     form = metadata.get("tokenizer.chat_template.rerank")
     if not isinstance(form, str):

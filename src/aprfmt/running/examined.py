@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Self
 from aprfmt import formats
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.read import canonical
+from aprfmt.convert.logits import WORDS, kind_of
 from aprfmt.errors import AprError
 from aprfmt.inspection.validate import Validation, validate
 from aprfmt.io.temporary import scratch_folder
-from aprfmt.llama.client import Llama
+from aprfmt.llama.client import Llama, pooling_of
 from aprfmt.running.decoders import open_decoder
+from aprfmt.running.embeddings import labels_of, pair_ids
 from aprfmt.running.prepared import prepare
-from aprfmt.running.qa_text import TEXTS, Question
+from aprfmt.running.qa_text import QUERY, TEXTS, Question
 from aprfmt.running.scoring import LogitsReader, Scored
 from aprfmt.tokenizer.model import Tokenizer
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-CONTEXT = 1024
+CONTEXT, _VECTOR_CONTEXT = 1024, 256
 
 
 class Examined:
@@ -44,6 +46,7 @@ class Examined:
         self._n_threads, self._say = n_threads, say
         self._stack = ExitStack()
         self._llama: Llama | None = None
+        self._vectors: dict[tuple[str, bool], list[float]] = {}
 
     def __enter__(self) -> Self:
         self._folder = self._stack.enter_context(scratch_folder("qa"))
@@ -76,9 +79,70 @@ class Examined:
         return self._open(self.file, watched=True)
 
     def _open(self, file: str, *, watched: bool = False) -> Llama:
+        if self.kind == "causal":
+            return self._stack.enter_context(
+                open_decoder(file, n_ctx=self.n_ctx, n_threads=self._n_threads, watched=watched, say=self._say)
+            )
+        prepared = prepare(file, say=self._say)
+        has_vectors = self.kind != "seq2seq"
         return self._stack.enter_context(
-            open_decoder(file, n_ctx=self.n_ctx, n_threads=self._n_threads, watched=watched, say=self._say)
+            Llama(
+                prepared.path,
+                n_ctx=min(self.n_ctx, _VECTOR_CONTEXT),
+                pooling=(self.pooling or "mean") if has_vectors else None,
+                name=file,
+                n_bytes=prepared.n_bytes,
+                n_threads=self._n_threads,
+                n_seq=2 if has_vectors else 1,
+            )
         )
+
+    @cached_property
+    def kind(self) -> str:
+        """What it computes: see kind_of."""
+        return kind_of(self.gguf.metadata)
+
+    @cached_property
+    def pooling(self) -> str | None:
+        """How it makes one vector of a text; None where the file is silent."""
+        if self.kind.startswith("rank"):
+            return "rank"
+        name = pooling_of(self.gguf.metadata)[0]
+        return name if name != "none" else None
+
+    @property
+    def words(self) -> str:
+        """What its vectors are called."""
+        return WORDS[self.kind]
+
+    @cached_property
+    def original_gguf(self) -> Model:
+        """What it was made from, as a GGUF."""
+        assert self.against is not None
+        self._of_original = prepare(self.against, say=self._say)  # keeps the file in the cache
+        return self._stack.enter_context(formats.open(self._of_original.path))
+
+    def ids(self, text: str, *, original: bool = False) -> list[int]:
+        """The ids of a text; of a reranker those of a query and the text."""
+        llama, metadata = (self.original, self.original_gguf.metadata) if original else (self.llama, self.gguf.metadata)
+        if self.kind.startswith("rank") and len(labels_of(metadata)) < 2:
+            return pair_ids(llama, metadata, QUERY, text)
+        return llama.tokenize(text)
+
+    def vector(self, text: str, *, original: bool = False, again: bool = False) -> list[float]:
+        """The embedding of a text, its scores, or the first logits of a seq2seq decoder; computed once or `again`."""
+        if (text, original) not in self._vectors or again:
+            ids = self.ids(text, original=original)
+            llama = self.original if original else self.llama
+            if self.kind == "seq2seq":
+                reader = self.original_reader if original else self.reader
+                found = [float(value) for value in reader.last(ids)]
+            else:
+                found = llama.embed(ids)
+            if again:
+                return found
+            self._vectors[text, original] = found
+        return self._vectors[text, original]
 
     def close_watched(self) -> None:
         """Lets go of its memory."""

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class GateFinding:
-    """The outcome of one gate: a sentence with the evidence, the figure that decided, and its limit."""
+    """The outcome of one gate.
+
+    Attributes:
+        passed: whether the model passes.
+        message: a sentence with the evidence.
+        value, threshold: the figure that decided, and its limit.
+        disease: id in diseases.DISEASES of a known fault.
+        words: what the command that mends it names: `key`, `value`.
+    """
 
     passed: bool
     message: str
     value: float | None = None
     threshold: float | None = None
+    disease: str | None = None
+    words: Mapping[str, object] = field(default_factory=dict)
 
 
 class SkippedError(Exception):

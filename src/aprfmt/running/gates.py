@@ -14,10 +14,27 @@ from aprfmt.errors import RunError
 from aprfmt.inspection.validate import Check
 from aprfmt.llama.engine import Sampling
 from aprfmt.running.chat_gate import chat_template
+from aprfmt.running.diseases import AGAIN
+from aprfmt.running.encoder_gates import (
+    against,
+    batch,
+    finite_vectors,
+    pooling,
+    repeatable,
+    similar,
+    special_tokens,
+    varies,
+)
 from aprfmt.running.examined import Examined
 from aprfmt.running.findings import GateFinding, SkippedError
+from aprfmt.running.original import NO_ORIGINAL, header, tensors
 from aprfmt.running.qa_text import ARITHMETIC, COPY, PROMPTS, STORIES
 from aprfmt.text import first_few
+
+_TEXT = ("causal",)
+_VECTORS = ("encoder", "states", "rank", "rank_decoder")
+_NO_TEXT = (*_VECTORS, "seq2seq")
+_ALL = (*_TEXT, *_NO_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +46,16 @@ class Gate:
         shows: what holds when it passes.
         look: gives the finding; raises SkippedError where there is nothing to look at.
         needs: gates without which it cannot look.
+        mend: the command to type where it fails and names no disease; {file} and {original} are replaced.
+        kinds: what it is for: see kind_of.
     """
 
     id: str
     shows: str
     look: Callable[[Examined], GateFinding]
     needs: tuple[str, ...] = ()
+    mend: str = AGAIN
+    kinds: tuple[str, ...] = _TEXT
 
 
 # --- the file ---
@@ -42,8 +63,13 @@ class Gate:
 
 def _of_checks(checks: Sequence[Check], said: str) -> GateFinding:
     failed = [check for check in checks if check.status == "fail"]
+    disease = next((_CAUSES[check.id] for check in failed if check.id in _CAUSES), None)
     text = first_few(f"{check.message}{f' ({check.tensor})' if check.tensor else ''}" for check in failed)
-    return GateFinding(not failed, text or said, value=len(failed), threshold=0)
+    return GateFinding(not failed, text or said, value=len(failed), threshold=0, disease=disease)
+
+
+_CAUSES = {"values.finite": "nan", "values.zero": "zeros"}
+"""Rule of apr validate -> disease."""
 
 
 def _structure(x: Examined) -> GateFinding:
@@ -135,7 +161,27 @@ def _rope_order(x: Examined) -> GateFinding:
     text = f"perplexity {math.exp(own):,.1f} with the rows of Q and K unchanged; {others}"
     if not passed:
         text = f"the rows of Q and K are in the wrong order and must be {best}: {text}"
-    return GateFinding(passed, text, value=gain, threshold=ORDER_MARGIN)
+    return GateFinding(passed, text, gain, ORDER_MARGIN, None if passed else "rope-order")
+
+
+BOS_MARGIN = 0.5
+"""Nats per token by which text may be more likely behind BOS than without it."""
+
+_FIRST, _LAST = 8, 96
+
+
+def _bos(x: Examined) -> GateFinding:
+    facts = x.llama.facts
+    if facts.bos < 0:
+        raise SkippedError("the vocabulary has no BOS token", required=False)
+    if facts.adds_bos:
+        return GateFinding(True, "the tokenizer adds BOS")
+    ids = x.texts[0][:_LAST]
+    without = float(x.reader.score(ids).loss[_FIRST:].mean())
+    behind = float(x.reader.score([facts.bos, *ids]).loss[_FIRST + 1 :].mean())
+    gain, passed = without - behind, without - behind < BOS_MARGIN
+    text = f"no BOS is added; text costs {without:.2f} nats per token, {behind:.2f} behind BOS"
+    return GateFinding(passed, text, gain, BOS_MARGIN, None if passed else "missing-bos")
 
 
 def _heads(x: Examined, names: Sequence[str]) -> list[tuple[str, int, int, int]]:
@@ -298,7 +344,7 @@ def kl_limit(bits: float) -> float:
 
 def _original(x: Examined) -> dict[str, float]:
     if x.against is None:
-        raise SkippedError("no original to compare with: --against FILE", required=False)
+        raise SkippedError(NO_ORIGINAL, required=False)
     if x.original.n_vocab != x.llama.n_vocab or any(
         x.original.tokenize(x.llama.detokenize(ids), add_special=False)
         != x.llama.tokenize(x.llama.detokenize(ids), add_special=False)
@@ -328,27 +374,80 @@ def _ratio(x: Examined) -> GateFinding:
     return GateFinding(ratio <= limit, text, value=ratio, threshold=limit)
 
 
-_RUNS = ("loads", "finite")
-_SOUND = (*_RUNS, "layers", "rope-order", "tokenizer")
+_SAME = ("header", "tensors")
+_RUNS = (*_SAME, "loads", "finite")
+_SOUND = (*_RUNS, "layers", "rope-order", "tokenizer", "bos")
 """What names a cause; of a model that fails there, the symptoms say nothing more."""
 
+_VECTOR = (*_SAME, "loads", "finite-vectors")
+_EMBEDS = ("encoder", "states")
+_VALIDATE = "apr validate {file}"
+_FINER = "apr quantize {original} q8_0 -o FIXED.gguf --verify=logits"
+_POOLING = "apr stamp {file} --in-place --set ARCH.pooling_type=1 (1: mean, 2: CLS, 3: last)"
+_TOKENIZER = "apr convert {file} -o FIXED.gguf --tokenizer FOLDER"
+
 GATES = (
-    Gate("structure", "the rules of apr validate on names, shapes, keys and tokens pass", _structure),
-    Gate("weights", "no tensor has NaN or infinity, or is all zero", _weights),
-    Gate("loads", "llama.cpp loads the model", _loads),
-    Gate("vocabulary", "the number of tokens equals the number of embedding rows", _vocabulary, ("loads",)),
+    Gate("header", "against the original: the keys of network and tokenizer", header, kinds=_ALL),
+    Gate("tensors", "against the original: the values of the tensors", tensors, kinds=_ALL),
+    Gate(
+        "structure",
+        "the rules of apr validate on names, shapes, keys and tokens pass",
+        _structure,
+        mend=_VALIDATE,
+        kinds=_ALL,
+    ),
+    Gate("weights", "no tensor has NaN or infinity, or is all zero", _weights, kinds=_ALL),
+    Gate("loads", "llama.cpp loads the model", _loads, mend=_VALIDATE, kinds=_ALL),
+    Gate(
+        "vocabulary",
+        "the number of tokens equals the number of embedding rows",
+        _vocabulary,
+        ("loads",),
+        _TOKENIZER,
+        _ALL,
+    ),
     Gate("finite", "all logits of several prompts are finite", _finite, ("loads",)),
     Gate("layers", "every layer changes the hidden states", _layers, _RUNS),
     Gate("rope-order", "no other order of the rows of Q and K predicts text better", _rope_order, (*_RUNS, "layers")),
     Gate(
-        "tokenizer", "the tokenizer is the one the model was trained with", _tokenizer, (*_RUNS, "layers", "rope-order")
+        "tokenizer",
+        "the tokenizer is the one the model was trained with",
+        _tokenizer,
+        (*_RUNS, "layers", "rope-order"),
+        _TOKENIZER,
     ),
+    Gate("bos", "text is not much more likely behind BOS, if the tokenizer adds none", _bos, (*_RUNS, "layers")),
     Gate("text", "greedy text is not one token or a short loop", _text, _SOUND),
     Gate("perplexity", "bits per byte are normal for the model's size", _perplexity, _SOUND),
     Gate("copy", "copies words from examples", _copy, _SOUND),
     Gate("arithmetic", "adds small numbers from examples", _arithmetic, _SOUND),
     Gate("chat-template", "the chat template is the one the model was trained with", chat_template, _SOUND),
-    Gate("kl", "against the original: KL divergence", _kl, _SOUND),
-    Gate("agreement", "against the original: top-1 agreement", _agreement, _SOUND),
-    Gate("ratio", "against the original: perplexity", _ratio, _SOUND),
+    Gate("kl", "against the original: KL divergence", _kl, _SOUND, _FINER),
+    Gate("agreement", "against the original: top-1 agreement", _agreement, _SOUND, _FINER),
+    Gate("ratio", "against the original: perplexity", _ratio, _SOUND, _FINER),
+    Gate("pooling", "the file says how embeddings are pooled", pooling, ("loads",), kinds=_VECTORS),
+    Gate(
+        "special-tokens",
+        "the tokenizer adds the tokens that begin and end a text",
+        special_tokens,
+        ("loads",),
+        _TOKENIZER,
+        _NO_TEXT,
+    ),
+    Gate(
+        "finite-vectors",
+        "the vectors of several texts are finite, and not zero",
+        finite_vectors,
+        ("loads",),
+        AGAIN,
+        _NO_TEXT,
+    ),
+    Gate("varies", "different texts have different vectors", varies, _VECTOR, AGAIN, _NO_TEXT),
+    Gate("repeatable", "a text has the same vector again", repeatable, _VECTOR, "apr doctor", _NO_TEXT),
+    Gate("batch", "a text has the same vector in a batch", batch, _VECTOR, "apr doctor", _VECTORS),
+    Gate(
+        "similar", "paraphrases are closer than unrelated sentences", similar, (*_VECTOR, "varies"), _POOLING, _EMBEDS
+    ),
+    Gate("vectors", "against the original: the vectors of several texts", against, _VECTOR, _FINER, _NO_TEXT),
 )
+"""In the order in which they look: what names a cause comes before what shows symptoms."""

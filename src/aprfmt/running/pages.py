@@ -49,7 +49,8 @@ def _sentence(found: QaReport) -> str:
 
 def _gate(gate: GateResult) -> list[str | Tone]:
     figures = ("" if value is None else format_figure(value) for value in (gate.value, gate.threshold))
-    evidence = gate.message, *figures, format_seconds(gate.seconds), gate.shows
+    message = gate.message if gate.hint is None else f"{gate.message}. Mend it: {gate.hint}"
+    evidence = message, *figures, format_seconds(gate.seconds), gate.shows
     return [gate.id, (gate.status, _TONES[gate.status]), *evidence]
 
 

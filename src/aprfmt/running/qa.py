@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprfmt.llama.client import require_llama
+from aprfmt.running.diseases import AGAIN, DISEASES
 from aprfmt.running.examined import Examined
 from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.gates import GATES, Gate
@@ -26,6 +27,8 @@ class GateResult:
         message: the evidence, or why it was skipped.
         value, threshold: the figure that decided and its limit, if any.
         seconds: what it took.
+        disease: id of the known fault that it names, a row of diseases.DISEASES.
+        hint: of a failed gate, what to type to mend the model.
     """
 
     id: str
@@ -36,6 +39,8 @@ class GateResult:
     value: float | None
     threshold: float | None
     seconds: float
+    disease: str | None = None
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,6 @@ def examine(
 
     Raises:
         UsageError: for an unknown gate.
-        UnsupportedError: the model is an encoder.
         MissingDependencyError: llama.cpp is not installed.
     """
     known = [gate.id for gate in GATES]
@@ -91,7 +95,7 @@ def examine(
     started = time.monotonic()
     results: dict[str, GateResult] = {}
     with Examined(file, against, threads, log) as x:
-        for gate in GATES:
+        for gate in (gate for gate in GATES if x.kind in gate.kinds):
             results[gate.id] = _look(gate, x, results, allow_skip)
             on_gate(results[gate.id])
         loaded = results["loads"].status == "pass"
@@ -116,7 +120,7 @@ def _look(gate: Gate, x: Examined, before: dict[str, GateResult], allow_skip: Se
     started = time.monotonic()
     required = gate.id not in allow_skip
     finding, status = GateFinding(False, ""), "skip"
-    missing = [name for name in gate.needs if not _is_fine(before[name])]
+    missing = [name for name in gate.needs if name in before and not _is_fine(before[name])]
     if missing:
         finding = GateFinding(False, f"not run, because {missing[0]} did not pass")
     else:
@@ -138,4 +142,18 @@ def _look(gate: Gate, x: Examined, before: dict[str, GateResult], allow_skip: Se
         finding.value,
         finding.threshold,
         time.monotonic() - started,
+        finding.disease,
+        _hint(gate, finding, x) if status == "fail" else None,
     )
+
+
+def _hint(gate: Gate, finding: GateFinding, x: Examined) -> str:
+    """What to type to mend a model that fails a gate."""
+    disease = DISEASES.get(finding.disease or "")
+    mend = disease.mend if disease is not None else gate.mend
+    value = finding.words.get("value")
+    can_stamp = x.model.format in ("gguf", "apr-v2") and ("{value}" not in mend or value is not None)
+    if mend.startswith("apr stamp") and not can_stamp:  # it edits no folders, and no lists
+        mend = AGAIN
+    words = {"file": x.file, "original": x.against or "ORIGINAL", "key": finding.words.get("key"), "value": value}
+    return mend.format(**words).replace("ARCH", str(x.metadata("general.architecture")))

@@ -111,6 +111,18 @@ STORIES = (
 """Beginnings of text that goes on for a while."""
 
 
+PAIRS = (
+    ("A man is playing a guitar on the street.", "Someone plays the guitar outside."),
+    ("The children eat bread with butter.", "Kids are having buttered bread."),
+    ("The train to the city is late again.", "Once more the train to town is delayed."),
+)
+"""Sentences and paraphrases of them."""
+
+UNRELATED = "Water boils at a lower temperature in the mountains."
+QUERY = "What is the capital of France?"
+"""What a reranker compares texts with."""
+
+
 class Question(NamedTuple):
     """A prompt, the answers to choose from, and the number of the right one."""
 
@@ -132,7 +144,7 @@ ARITHMETIC = tuple(
     for a, b in _SUMS
 )
 
-USER = "What is the capital of France?"
+USER = QUERY
 ANSWER = "The capital of France is Paris."
 
 
