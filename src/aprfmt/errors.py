@@ -125,7 +125,7 @@ class UnknownFormatError(AprError, ValueError):
 
     code = "unknown-format"
     exit_code = 3
-    usual_hint = "give an .apr, .gguf or .safetensors file, or a Hugging Face folder; was the file copied completely?"
+    usual_hint = "pass an .apr, .gguf or .safetensors file, or a Hugging Face folder; was the file copied completely?"
 
 
 class CorruptError(AprError, ValueError):

@@ -195,7 +195,7 @@ _ENGINES = ("torch", "llama")
 
 def _check_engine(engine: str | None, device: str | None) -> None:
     if engine not in (None, *_ENGINES):
-        raise UsageError(f"unknown engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
+        raise UsageError(f"unknown engine {engine!r:.40}", hint=f"one of: {', '.join(_ENGINES)}")
     if engine == "llama" and device is not None:
         raise UsageError("device applies to torch, but the engine is llama", hint="drop one of the two")
 

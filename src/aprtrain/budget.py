@@ -290,8 +290,7 @@ def _plan_data(config: Config, pair: TrainingPair) -> dict[str, Any]:
     if not found.estimated:
         if found.documents < (2 if found.lengths and config.eval_data is None else 1):  # shards have no lengths
             raise RefusedError(
-                f"no training documents: {found.documents} read",
-                hint="give more text, at least two different documents",
+                f"no training documents: {found.documents} read", hint="add text, at least two different documents"
             )
         for each in found.sources:
             check_source(each.name, config.seq_len if each.weight is None else each.tokens, config.seq_len)

@@ -436,9 +436,9 @@ def _check_together(config: Config, command: str) -> None:
     needed += [("output", "the output folder")] if c.smoke is None else []
     faults = (
         (not any(ways), f"{names} is missing: {what}", "add one of them"),
-        (all(ways), f"give {names}, not both", keep_one),
+        (all(ways), f"use {names}, not both", keep_one),
         *((not getattr(c, name), f"--{name} is missing: {what}", f"add --{name} PATH") for name, what in needed),
-        (all((c.teacher, c.teacher_logprobs)), "give a teacher or --teacher-logprobs, not both", keep_one),
+        (all((c.teacher, c.teacher_logprobs)), "use a teacher or --teacher-logprobs, not both", keep_one),
         (all((c.student_init, c.teacher_logprobs)), "--student-init needs the teacher model, not --teacher-logprobs",
             "make a student with apr prune and pass it as --student"),
         (c.top_k is not None and c.teacher_logprobs is None, "--top-k needs --teacher-logprobs",

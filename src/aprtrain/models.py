@@ -282,7 +282,7 @@ def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise NotFoundError(
-            "no such config.json", path=path, hint="give layers:N, width:hidden=N,... or the path of a config.json"
+            "no such config.json", path=path, hint="use layers:N, width:hidden=N,... or the path of a config.json"
         )
     config = read_config(path)
     hparams = from_hf_config(config)

@@ -259,7 +259,7 @@ def _is_print(value: object) -> bool:
 # Metadata key -> (expected value in words, check).
 _FACTS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "config": ("options", lambda value: isinstance(value, dict)),
-    "cursor": ("a number of windows", _is_count),
+    "cursor": ("a number of sequences", _is_count),
     "digest": ("a hash", lambda value: isinstance(value, str)),
     "progress.step": ("a step", _is_count),
     "progress.tokens": ("a number of tokens", _is_count),

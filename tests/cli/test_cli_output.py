@@ -217,4 +217,4 @@ def test_a_figure_is_whole_or_has_four_digits() -> None:
 def test_a_repository_without_an_owner_is_told_its_form(apr: Any, tmp_path: Path) -> None:
     done = apr("push", str(tmp_path / "m.gguf"), "foo", "--plan")
     assert done.code == 2
-    assert "hint: name the repository as org/name: OWNER/foo" in done.stderr
+    assert "hint: write the repository as org/name: OWNER/foo" in done.stderr

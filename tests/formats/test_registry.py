@@ -136,7 +136,7 @@ def test_what_no_reader_knows_is_said_so(site: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UnknownFormatError, match="belongs to a model") as wrong:
         aprfmt.detect(tmp_path / "config.json")
-    assert wrong.value.hint == f"give the whole folder: {tmp_path}"
+    assert wrong.value.hint == f"pass the folder: {tmp_path}"
     with pytest.raises(UsageError, match="unknown format") as caught:
         aprfmt.convert_model(tmp_path / "odd", tmp_path / "x", format="zip")
     assert "npz" in (caught.value.hint or "")

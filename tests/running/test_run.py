@@ -310,7 +310,7 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
         (("--embed", "x", "--temperature", "0.5"), 2, "--temperature has no effect"),
         (("Hi", "--gpu-layers", str(2**32)), 2, "gpu_layers must be"),
         (("Hi", "--lora", "absent:nan"), 2, "the scale of an adapter must be a number, not nan"),
-        (("-", "-"), 2, "standard input is read once"),
+        (("-", "-"), 2, "standard input can be read only once"),
         (("x " * 400,), 8, "the context has room for"),
         (("x " * 400,), 8, "a longer context (--ctx)"),
     ],
@@ -508,7 +508,7 @@ def test_pictures(towers: Callable[[str], Path], media: Path, tmp_path: Path, en
         tokens(tmp_path / "text.gguf", "0.png")
     with pytest.raises(UsageError, match="2 times, but 1 files"):
         tokens(folder, "0.png", text=MEDIA_MARKER * 2)
-    with pytest.raises(RunError, match="sees pictures"):
+    with pytest.raises(RunError, match="accepts images"):
         aprfmt.run(folder, "What?", audio=media / "a.wav")
 
 
@@ -580,7 +580,7 @@ def test_a_picture_is_computed_once(towers: Callable[[str], Path], media: Path, 
         picture.unlink()
         again = llama.generate(second, 6, media=[picture], reuse=True)
         assert again.prompt_tokens == pytest.approx(whole.prompt_tokens, abs=2)
-        with pytest.raises(RunError, match="cannot use"):
+        with pytest.raises(RunError, match="cannot read"):
             llama.generate(second, 6, media=[picture])
 
 

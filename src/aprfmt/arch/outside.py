@@ -111,7 +111,7 @@ def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams,
     if arch is None or not h.num_layers or not n_drafts(arch, h):
         return ""
     layers = {layer for name in all_names if (layer := layer_of(arch, name)) is not None}
-    return "" if not layers or min(layers) < h.num_layers else f"{DRAFT_LAYERS} alone"
+    return "" if not layers or min(layers) < h.num_layers else f"{DRAFT_LAYERS} only"
 
 
 @record(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def read_adapter(model: Model, base: Base | None = None) -> Adapter:
 
 
 def _rank_of(a: CanonicalTensor | None) -> int:
-    """Rows of A; 1 for what is not such a matrix, which _check_pair refuses."""
+    """Number of rows of A; 1 if A is not a matrix, which _check_pair refuses."""
     return max(1, a.shape[-2]) if a is not None and len(a.shape) > 1 else 1
 
 
@@ -168,7 +168,7 @@ def _of_mlx(tensor: Tensor, part: PartName) -> CanonicalTensor:
 
 
 def _of_peft(tensor: Tensor, part: PartName, config: LoraConfig, model: Model) -> CanonicalTensor:
-    """A factor of a PEFT folder: that of a parameter without module of its own holds several matrices side by side."""
+    """A factor of a PEFT folder; one of a bare parameter contains several matrices side by side."""
     is_a = part.role.endswith("a")
     name = part.weight + (lora.A if is_a else lora.B)
     is_parameter = part.weight != f"{part.module}.weight"
@@ -302,7 +302,7 @@ def _from_gguf(model: Model, base: Base | None) -> Adapter:
 
 
 def stored_config(kv: Mapping[str, object]) -> Mapping[str, object]:
-    """The config of the folder that a GGUF with these keys was made from; {} where it tells none."""
+    """The adapter config stored in the keys of a GGUF; {} if it has none."""
     return as_mapping(_stored(kv.get(GGUF_KEY)).get("config"))
 
 
@@ -316,7 +316,7 @@ def _stored(value: object) -> Mapping[str, object]:
 
 
 def _read_blocks(value: object) -> dict[str, list[tuple[str, int]]]:
-    """What `to_metadata` gave; {} for anything else."""
+    """Reads the output of `to_metadata`; {} for anything else."""
     out: dict[str, list[tuple[str, int]]] = {}
     for weight, parts in as_mapping(value).items():
         if not isinstance(parts, list):
@@ -331,7 +331,7 @@ def _read_blocks(value: object) -> dict[str, list[tuple[str, int]]]:
 
 
 def _gguf_tensors(model: Model, row: Architecture | None, base: Base | None) -> Iterator[tuple[str, CanonicalTensor]]:
-    """The tensors by Hugging Face names, where a weight is one in a checkpoint too; else by their own."""
+    """The tensors by Hugging Face name if a weight is one tensor in a checkpoint too, else by GGUF name."""
     shapes = _shapes(model)
     done: dict[str, tuple[str, Link | None]] = {}
     for tensor in model.tensors.values():
@@ -349,7 +349,7 @@ def _gguf_tensors(model: Model, row: Architecture | None, base: Base | None) -> 
 
 
 def _shapes(model: Model) -> dict[str, Shape]:
-    """The shapes that the weights of a GGUF's network have, as far as the adapter tells."""
+    """Shapes of the weights of a GGUF's network, as far as the adapter determines them."""
     out: dict[str, Shape] = {}
     for name, a in model.tensors.items():
         weight = name.removesuffix(lora.A)
@@ -364,7 +364,7 @@ def _shapes(model: Model) -> dict[str, Shape]:
 def _hf_weight(
     weight: str, shapes: Mapping[str, Shape], row: Architecture | None, base: Base | None
 ) -> tuple[str, Link | None]:
-    """The Hugging Face name of a GGUF's weight and its link, where it is one weight whose rows move alone."""
+    """Hugging Face name and weight mapping of a GGUF weight, if it is a single weight whose rows are permuted only."""
     found = matches(row, weight, "gguf") if row is not None else []
     if len({match.row.hf for match in found}) != 1 or weight not in shapes:
         return weight, None

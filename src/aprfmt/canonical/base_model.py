@@ -48,7 +48,7 @@ def read_base(path: PathLike) -> Base:
 
 
 def find_base(model: Model, given: PathLike | None) -> Base | None:
-    """The base of the adapter `model`: the one `given`, else the one that it names, where that is on this machine.
+    """The base model of the adapter `model`: `given`, else the one the adapter names if it is on this machine.
 
     Nothing is fetched. Raises what read_base raises for the one that is given.
     """

@@ -21,7 +21,7 @@ from aprfmt.model import Model
 
 
 def require_config(model: Model, allow_no_config: bool, arch: str | None = None) -> None:
-    """Refuses weights without a config.json, unless the user says that they go without."""
+    """Refuses weights without a config.json, unless the user allows it."""
     if allow_no_config or model.convention != "hf" or model.hparams.hidden_size is not None:
         return
     row = find_row(model, arch)
@@ -44,7 +44,7 @@ def require_config(model: Model, allow_no_config: bool, arch: str | None = None)
 
 
 def with_dims_of_tensors(c: Canonical) -> Canonical:
-    """`c` with the dimensions that its tensor shapes tell, where there is no config.json."""
+    """`c` with dimensions inferred from tensor shapes, if config.json is missing."""
     if not c.tensors or c.model.convention != "hf" or c.hparams.hidden_size is not None:
         return c
     row = c.arch or ARCHITECTURES["llama"]
@@ -99,7 +99,7 @@ def shapes_after_links(tensors: Mapping[str, CanonicalTensor]) -> dict[str, tupl
 
 
 def network_shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the network's tensors, packed weights as they are when decoded."""
+    """Names and shapes of the network's tensors; quantized weights with their dequantized shape."""
     shapes = {t.name: t.shape for t in c.tensors.values()}
     if c.packs.decoded or c.arch is None:
         return shapes

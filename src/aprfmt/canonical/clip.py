@@ -1,4 +1,4 @@
-"""A `clip` GGUF read as what it is: the towers of a multimodal model, by a row of the table of towers."""
+"""Reads a `clip` GGUF as the towers of a multimodal model, by a row of the table of towers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def projectors(kv: Mapping[str, object]) -> str:
 
 
 def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None:
-    """Sizes that no key of the GGUF says, from the first tensor that is as long; depths from the tensors' names."""
+    """Infers sizes without a GGUF key from tensors, and depths from tensor names."""
     paths = [key.hf[0] for key in row.keys if key.hf and not key.gguf and key.converter is None]
     wanted = {path.rpartition(".")[2]: path for path in paths} | {path: path for path in paths}
     depths = {part.depth for part in row.tensors} & {*wanted.values()}

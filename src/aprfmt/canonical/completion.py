@@ -113,7 +113,7 @@ def restore_bits(tensors: dict[str, CanonicalTensor], kept: Sidecar) -> None:
 
 
 def complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
-    """What a GGUF says elsewhere than in its keys: rope scaling as tensors, the class by the table."""
+    """Adds what a GGUF stores outside its keys: rope scaling from tensors, the class from the table."""
     stored = [name for name in (*ROPE_FACTORS, *flat_norms(row, 0)) if name in model.tensors]
     divisors = {name: model.tensors[name].numpy().reshape(-1).tolist() for name in stored}
     warnings = rope_factors.read_factor_tensors(hparams, divisors)

@@ -54,7 +54,7 @@ class Sources:
         return tensor.produced.values().reshape(tensor.shape) if tensor is not None else None
 
     def size(self, text: str) -> int:
-        """The number that a size stands for. Raises RefusedError where it is unknown."""
+        """Value of a size word. Raises RefusedError if it is unknown."""
         number = evaluate(text, sizes_of(self.h))
         if number is None:
             raise RefusedError(
@@ -64,7 +64,7 @@ class Sources:
 
 
 def made_tensors(row: Tower, sources: Sources) -> Iterator[CanonicalTensor]:
-    """The tensors that `row.made` names, in float32, as far as what they are made of is there."""
+    """Computes the float32 tensors listed in `row.made` whose inputs are present."""
     layers = sorted({m.layer for name in sources.tensors for m in names.matches(row, name)[:1] if m.layer is not None})
     for template, recipe in row.made.items():
         function, _, arguments = recipe.partition(":")
@@ -76,7 +76,7 @@ def made_tensors(row: Tower, sources: Sources) -> Iterator[CanonicalTensor]:
 
 
 def made_place(row: Tower, name: str) -> tuple[int, int]:
-    """Where a tensor of the GGUF stands among those that `made_tensors` gives; all others come first."""
+    """Position of a GGUF tensor among those of `made_tensors`; all others come first."""
     for place, template in enumerate(row.made):
         if match := re.fullmatch(re.escape(template).replace(r"\{n\}", r"(\d{1,6})"), name):
             return place, int(match[1]) if match.groups() else 0

@@ -20,7 +20,7 @@ from aprfmt.model import Model
 
 
 def find_row(model: Model, arch: str | None = None) -> Architecture | None:
-    """The row of the architecture table that `arch` names, else the one that the model itself tells."""
+    """The architecture row named by `arch`, else the one detected from the model."""
     if arch is not None and arch != "auto":
         row = lookup(arch)
         if row is None:
@@ -33,7 +33,7 @@ def find_row(model: Model, arch: str | None = None) -> Architecture | None:
 
 
 def config_of(model: Model) -> Mapping[str, object] | None:
-    """The config.json of a checkpoint; None where it has none. Raises CorruptError, UnsupportedError."""
+    """config.json of a checkpoint, or None. Raises CorruptError, UnsupportedError."""
     folder, single = model.native_as(HfNative), model.native_as(SafetensorsNative)
     return hfdir.config_of(folder) if folder else safetensors.config_of(single) if single else None
 
@@ -62,7 +62,7 @@ def find_part(model: Model, row: Architecture | None) -> str:
 
 
 def name_hint(word: str) -> str:
-    """What the user may have meant, and where all names stand."""
+    """The closest known name, and where to list all names."""
     near = nearest(word)
     return (f"the closest is {near!r}; " if near else "") + "apr architectures lists all of them"
 

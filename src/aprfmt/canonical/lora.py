@@ -71,7 +71,7 @@ def swapped(pair: LoraPair) -> LoraPair:
 
 
 def _fused_experts(row: Architecture, pair: LoraPair) -> dict[str, LoraPair]:
-    """The stacks of a GGUF that one of transformers is, for families whose checkpoints have each expert alone."""
+    """GGUF stacks that correspond to one fused tensor in transformers, for checkpoints with separate experts."""
     found = re.fullmatch(r"(?:.*\.)?layers\.(\d+)\..*experts\.(gate_up_proj|down_proj)", pair.weight)
     if found is None or len(pair.shape) != 3:
         return {}
@@ -154,7 +154,7 @@ def _other_base(reason: str, weight: str, path: PathLike) -> RefusedError:
 
 
 def to_gguf(adapter: Adapter, path: PathLike) -> tuple[dict[str, LoraPair], dict[str, list[tuple[str, int]]]]:
-    """The pairs under llama.cpp's names, and which of them are made of several with different A.
+    """The pairs under llama.cpp's names, and which of them combine several with different A.
 
     Raises RefusedError where the row, or what it needs of the base, is unknown.
     """
@@ -183,7 +183,7 @@ def to_gguf(adapter: Adapter, path: PathLike) -> tuple[dict[str, LoraPair], dict
 def _with_something(
     found: list[tuple[LoraPair, list[tuple[str, int]]]],
 ) -> list[tuple[LoraPair, list[tuple[str, int]]]]:
-    """Of several parts of one weight those to which something is added: an adapter may have changed one alone."""
+    """Of the parts of one weight, those that the adapter changes."""
     kept = [one for one in found if values_of(one[0].b).any()] if len(found) > 1 else found
     return kept or found
 
@@ -225,7 +225,7 @@ def _link(
 
 
 def to_hf(adapter: Adapter, path: PathLike) -> dict[str, LoraPair]:
-    """The pairs under Hugging Face names, by the names that the adapter, or else the table, has for them.
+    """The pairs under Hugging Face names, from the adapter, else from the table.
 
     Raises RefusedError if the base is needed for that and not found.
     """
@@ -291,7 +291,7 @@ def from_link(link: Link, names: Mapping[str, LoraPair], blocks: Blocks, path: P
 
 
 def _trimmed(pair: LoraPair, link: Link, given: Sequence[LoraPair | None], blocks: Blocks) -> LoraPair | None:
-    """`pair` with the rows of A that are its own; None where the adapter was made of others alone."""
+    """`pair` with only the rows of A that belong to it; None if none do."""
     told = next((blocks[name] for name in link.gguf if name in blocks), None)
     if told is None:
         return pair if values_of(pair.b).any() or len(link.hf) == 1 else None
@@ -362,7 +362,7 @@ def on_top(weight: str, pairs: Sequence[LoraPair]) -> LoraPair | None:
 
 
 def without_zeros(pair: LoraPair, rank: int) -> LoraPair:
-    """`pair` with the first `rank` rows of A, where nothing but zeros is behind them; else as it is."""
+    """`pair` with the first `rank` rows of A if all others are zero, else unchanged."""
     if pair.rank <= rank or values_of(pair.b)[..., rank:].any():
         return pair
     return _part(pair, slice(0, rank))

@@ -57,7 +57,7 @@ class _LoraSide:
 def transform(
     link: Link, given: Sequence[LoraPair | None], *, inverse: bool, path: PathLike
 ) -> list[tuple[LoraPair, list[tuple[str, int]]]]:
-    """The pairs of the other side of a link, each with its blocks where it is made of several with different A."""
+    """The pairs of the other side of a weight mapping, with their blocks if they combine several with different A."""
     import numpy as np
 
     m = link.mapping
@@ -246,7 +246,7 @@ def _joined(
 
 
 def shared_dtype(tensors: Iterable[CanonicalTensor]) -> str:
-    """The float dtype that all of `tensors` have, else F32."""
+    """The float dtype common to all `tensors`, else F32."""
     found = {tensor.dtype for tensor in tensors}
     return found.pop() if len(found) == 1 and found <= set(_FLOATS) else "F32"
 

@@ -88,7 +88,7 @@ def sum_of_products(x: Array, y: Array) -> float:
 
 
 def bin_of(counts: Array | None, k: int) -> tuple[int, int, int]:
-    """The bin in which the `k`-th largest lies, which of that bin's it is, from 1 on, and how many are there."""
+    """The bin of the `k`-th largest value, its rank in that bin (from 1), and the bin's count."""
     import numpy as np
 
     assert counts is not None

@@ -223,7 +223,7 @@ class Combination:
         work: Callable[[int, int], _Found],
         finish: Callable[[list[float], Array | None], tuple[float, ...]],
     ) -> tuple[float, ...]:
-        """Pass `number` over the weight; `work` is given the first element of a chunk and the one behind its last."""
+        """Runs pass `number` over the weight; `work` gets the first element of a chunk and its end."""
         with self._lock:
             while len(self._passes) <= number:
                 self._passes.append(_Pass(-(-self.n // CHUNK)))
@@ -451,7 +451,7 @@ class Combination:
         return total
 
     def _agreeing(self, deltas: Sequence[Array]) -> Array:
-        """The sum of the weighted deltas that have the sign of the sum of all, divided by their weights if asked."""
+        """The sum of the weighted deltas whose sign equals that of the total, optionally divided by their weights."""
         import numpy as np
 
         rule = self.rule

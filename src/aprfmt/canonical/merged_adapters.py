@@ -164,7 +164,7 @@ class _AdapterPlan:
 def with_adapters(
     c: Canonical, adapters: Sequence[tuple[Adapter, float]], *, keep: bool
 ) -> tuple[Canonical, list[str]]:
-    """`c` with each adapter added as often as the number beside it says, and what is lost by it, a sentence each.
+    """`c` with each adapter added at its weight, and a sentence for each loss.
 
     With `keep` weights keep their dtype, quantized ones too: they are encoded again; else those become F32.
     Raises RefusedError for an adapter that changes what `c` does not have, and for blocks that cannot be encoded.
@@ -198,7 +198,7 @@ def with_adapters(
 
 
 def _untied(c: Canonical, row: Architecture, adapters: Sequence[Adapter]) -> tuple[Canonical, list[str]]:
-    """`c` with an output head of its own, where an adapter changes one of head and embedding alone."""
+    """`c` with an untied output head, if an adapter changes only one of head and embedding."""
     if c.head in c.tensors or c.embedding not in c.tensors:
         return c, []
     changed = {
@@ -243,7 +243,7 @@ def _add(plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, 
 
 
 def _check_factors(c: Canonical, row: Architecture, adapter: Adapter) -> None:
-    """Raises RefusedError where the weights of a GGUF were multiplied by numbers that it does not tell."""
+    """Raises RefusedError if the weights of a GGUF were scaled by values that the GGUF does not store."""
     known = adapter.of is not None and adapter.of.hparams is not c.hparams
     if known or c.model.convention != "gguf":
         return
@@ -291,7 +291,7 @@ def _add_rest(
 
 
 def _is_of_gguf(tensor: CanonicalTensor) -> bool:
-    """Whether what is stored is a tensor of a GGUF, under llama.cpp's name and in its order."""
+    """Whether a tensor is stored under llama.cpp's name and in its row order."""
     return tensor.link is not None and tensor.sources[0].name in tensor.link.gguf
 
 

@@ -293,7 +293,7 @@ class _Merge:
 def combined(
     models: Sequence[Canonical], slices: Sequence[LayerSlice], ruling: Ruling, *, keep: bool, pad_vocab: bool = False
 ) -> tuple[Canonical, list[str]]:
-    """The first of `models` with the layers of `slices`, each weight merged as `ruling` says; and what is lost by it.
+    """The first of `models` with the layers of `slices`, each weight merged by `ruling`; and the losses.
 
     What stands before the layers is merged from the inputs of the first slice, what stands behind them from those of
     the last. With `keep` weights keep the dtype of the first model, else they become F32. With `pad_vocab` rows of
@@ -374,7 +374,7 @@ def _under_one_set_of_names(models: Sequence[Canonical]) -> tuple[Sequence[Canon
 
 
 def _own_head(merge: _Merge, c: Canonical) -> Canonical:
-    """`c` with an output head of its own, where another model that takes part in it has one."""
+    """`c` with an untied output head, if another merged model has one."""
     last = [merge.models[i] for i in merge.slices[-1].inputs]
     if c.head in c.tensors or c.embedding not in c.tensors or not any(other.head in other.tensors for other in last):
         return c
@@ -393,7 +393,7 @@ _BEFORE = ("token_", "position_", "per_layer_", "rope_", "embd", "embedding")
 
 
 def _slice_of(merge: _Merge, c: Canonical, name: str, places: Sequence[tuple[int, int]]) -> tuple[int, int | None]:
-    """The slice that a weight of the result belongs to, and the layer there; None for what is in no layer."""
+    """The slice and layer that an output weight belongs to; None outside the layers."""
     assert c.arch is not None
     layer = layer_of(c.arch, name)
     if layer is not None and layer < len(places):
@@ -534,7 +534,7 @@ def _check_complete(merge: _Merge, places: Sequence[tuple[int, int]]) -> None:
 
 
 def _extras(merge: _Merge, c: Canonical) -> tuple[dict[str, CanonicalTensor], list[str]]:
-    """What belongs to no layer of the network: merged where all models have it alike, else the first one's."""
+    """Weights outside the layers: merged if all models have the same ones, else those of the first model."""
     if not c.extras:
         return {}, []
     if len(merge.slices) == 1 and len(merge.slices[0].inputs) > 1 and c.layers is None:

@@ -97,7 +97,7 @@ class Canonical:
 
     @property
     def n_params(self) -> int:
-        """Elements of all tensors, of packed ones of what they stand for."""
+        """Number of elements of all tensors; of quantized ones, of their values."""
         return count_elements(self.all_tensors.values(), self.packs)
 
     def extra_parts(self) -> list[ExtraTensors]:
@@ -108,7 +108,7 @@ class Canonical:
 
 
 def count_elements(tensors: Collection[CanonicalTensor], packs: Packing) -> int:
-    """Elements of the tensors, of packed ones of what they stand for."""
+    """Number of elements of the tensors; of quantized ones, of their values."""
     if packs.decoded:
         return sum(n_elements(t.shape) for t in tensors)
     stored = {t.sources[0].name for t in tensors} & packs.parts
@@ -117,13 +117,13 @@ def count_elements(tensors: Collection[CanonicalTensor], packs: Packing) -> int:
 
 
 def embedding_rows(c: Canonical) -> int | None:
-    """Rows of the token embedding, the length that the token list must have; vocab_size where there is none."""
+    """Rows of the token embedding, the required length of the token list; vocab_size without an embedding."""
     tensor = c.tensors.get(c.embedding)
     return tensor.shape[0] if tensor is not None else c.hparams.vocab_size
 
 
 def from_gguf(c: Canonical) -> bool:
-    """Whether the model is a GGUF, or an `.apr` that was imported from one: what is outside has names of a GGUF."""
+    """Whether the model is a GGUF or was imported from one; extra tensors then have GGUF names."""
     return c.model.convention == "gguf" or (
         c.model.convention == "apr" and c.model.metadata.get("original_format") == ORIGINAL_FORMATS["gguf"]
     )

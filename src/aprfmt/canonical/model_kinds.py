@@ -1,4 +1,4 @@
-"""What an opened model is where it is not a network of its own: told by its container and names, before it is read."""
+"""Detects models that are not networks (adapters, towers, importance matrices) by container and names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_clip(model: Model) -> bool:
 
 
 def is_adapter(model: Model) -> bool:
-    """Whether the model is an adapter by what its container says: a folder's config, a GGUF's or an `.apr`'s keys."""
+    """Whether the model is an adapter by its metadata: a folder's config, keys of a GGUF or `.apr`."""
     if model.convention == "gguf" and model.metadata.get("general.type") != "adapter":
         return False
     if model.convention == "apr" and "lora_rank" not in model.metadata:
@@ -33,7 +33,7 @@ def is_adapter(model: Model) -> bool:
 
 
 def looks_like_adapter(model: Model) -> bool:
-    """Whether the model is an adapter by what its container says, or by the names of all its tensors."""
+    """Whether the model is an adapter by its metadata or by the names of all its tensors."""
     return is_adapter(model) or holds_adapter(model.tensors)
 
 

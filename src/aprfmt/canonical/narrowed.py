@@ -204,7 +204,7 @@ class _Choice:
         return np.concatenate(found)
 
     def _choose(self, layer: int | None) -> _Kept:
-        """Indices of what is kept of the axes that get shorter: in a layer, or with None of the hidden state."""
+        """Indices kept of the pruned axes: of a layer, or of the hidden state if None."""
         old, new = self._old, self._new
         found: dict[str, Array] = {}
         if layer is None:

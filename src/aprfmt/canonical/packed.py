@@ -446,7 +446,7 @@ def _match(
 
 
 def _check_size(tensor: Tensor) -> None:
-    """Raises CorruptError unless the tensor holds as many bytes as its dtype and shape say."""
+    """Raises CorruptError unless the tensor's byte count matches its dtype and shape."""
     row = DTYPES[tensor.dtype]
     if row.kind == "plain" and row.n_bytes(tensor.shape) != tensor.n_bytes:
         what = f"{tensor.n_bytes} bytes do not match {row.name} of shape {list(tensor.shape)}"
@@ -454,7 +454,7 @@ def _check_size(tensor: Tensor) -> None:
 
 
 def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapping[str, object]) -> None:
-    """Refuses what looks packed and was not recognised: taken as it is, its values would be wrong."""
+    """Refuses unrecognized parts of quantized weights: as plain tensors they would have wrong values."""
     method = settings["quant_method"]
     for name, tensor in tensors.items():
         if name in used or name.endswith(_ASIDE):
@@ -477,7 +477,7 @@ def _refuse_absent(tensors: Mapping[str, Tensor], settings: Mapping[str, object]
 
 
 def _refuse_undescribed(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses packed weights that no config describes; a name alone is not proof, its kin must be there too."""
+    """Refuses quantized weights without a config; a name alone is no proof, its companions must be present."""
     for name in tensors:
         for scheme in SCHEMES:
             base = name[: len(name) - len(scheme.main)]
@@ -512,7 +512,7 @@ def with_hf_quant(config: Mapping[str, object], hf_quant: Mapping[str, object] |
 
 
 def settings_of(config: Mapping[str, object]) -> dict[str, object] | None:
-    """The quantization settings of a config, None where it has none. Raises RefusedError for what is not decoded."""
+    """The quantization settings of a config, or None. Raises RefusedError for unsupported ones."""
     found = _stored(config)
     if found is None:
         return None
@@ -529,7 +529,7 @@ def settings_of(config: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def without_packing(config: Mapping[str, object]) -> dict[str, object]:
-    """`config` for weights that were decoded: nothing in it says that they are packed."""
+    """`config` of dequantized weights, without quantization settings."""
     return _without_settings(config, _KEYS)
 
 
@@ -613,7 +613,7 @@ def natural_dtype(config: Mapping[str, object]) -> str | None:
 
 
 def left_alone(settings: Mapping[str, object], module: str) -> bool:
-    """Whether the settings name `module`, or one that it lies in, as not packed; patterns are taken literally."""
+    """Whether the settings exclude `module` or a parent from quantization; patterns are taken literally."""
     for key in ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules", "exclude_modules"):
         names = settings.get(key)
         for name in names if isinstance(names, list) else ():

@@ -1,4 +1,4 @@
-"""Adapters of any container in one form: for each weight that is changed, the two factors of what is added to it.
+"""Adapters of any container in one form: for each changed weight, its two factors.
 
 The names of the weights are Hugging Face names, or llama.cpp's where one tensor of a GGUF holds what are several of a
 checkpoint; `canonical.lora` turns one into the other. Shapes are the same everywhere: A [rank, in], B [out, rank], with

@@ -114,7 +114,7 @@ def canonical(
 
 
 def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical | None:
-    """The adapter that `model` is; None for one of another kind that is to be carried as it is."""
+    """The adapter that `model` is; None for another kind, which is stored unchanged."""
     try:
         adapter = read_adapter(model, base)
     except RefusedError:

@@ -91,7 +91,7 @@ def _int(h: Hyperparams, key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """The layers asked for, and the models that they come from."""
+    """The requested layers and their source models."""
 
     models: Sequence[Canonical]
     layers: Sequence[SourceLayer]
@@ -114,7 +114,7 @@ class _Stack:
 
 
 def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Canonical:
-    """The first of `models` with the `layers` in place of its own, each named by its model and its number there.
+    """The first of `models` with `layers` instead of its own, each given as (model, layer).
 
     What lies in no layer, the tokenizer and all else stay the first model's. Draft layers (MTP) behind the last stay
     behind the last. All models must be of one row, and be decoded alike.
@@ -245,7 +245,7 @@ def _is_in_one_layer(stack: _Stack, template: str) -> bool:
 
 
 def _values(stack: _Stack, name: str) -> list[object]:
-    """What each of the models says under this key. Raises RefusedError where one says nothing, and another does."""
+    """The value of this key in each model. Raises RefusedError if only some of them have it."""
     found = [stack.h(model).extra.get(name) for model in range(len(stack.models))]
     if any(type(value) is not type(found[0]) for value in found):
         raise RefusedError(f"{name} differs between the models, or some lack it", path=stack.path)
@@ -253,7 +253,7 @@ def _values(stack: _Stack, name: str) -> list[object]:
 
 
 def _picked(stack: _Stack, name: str, value: list[T] | str) -> list[T] | str:
-    """The items of the new layers, then those of draft layers behind the last."""
+    """The list items of the new layers, followed by those of the MTP layers."""
     values = _values(stack, name)
     lists = [list(one) if isinstance(one, list | str) else [] for one in values]
     for model, items in enumerate(lists):
@@ -309,7 +309,7 @@ def _set_trailing(stack: _Stack, h: Hyperparams) -> None:
 
 
 def _keys_of(h: Hyperparams, layer: int) -> int | None:
-    """The layer whose keys and values a layer uses, where it has none: the last of its kind that has its own."""
+    """The layer whose keys and values a layer shares, or None: the last of its kind with its own."""
     end = (h.num_layers or 0) - _int(h, TRAILING)
     if layer < end:
         return None
@@ -360,7 +360,7 @@ def _check_roles(stack: _Stack, h: Hyperparams) -> None:
 
 
 def _check_kinds_again(stack: _Stack, h: Hyperparams) -> None:
-    """Raises RefusedError where a config.json that says what `h` does means other kinds of layers to its readers."""
+    """Raises RefusedError if config.json would imply other layer types for the new layers."""
     kinds = layer_kinds(h.extra, h.num_layers)
     if kinds is None:
         return
@@ -387,12 +387,12 @@ _PERIODS = (
 
 
 def _pattern(h: Hyperparams) -> str:
-    """The key that gives layers their roles by a period; the number of layers where none is said."""
+    """The key that sets layer types by a period, else the number of layers."""
     return next((key for key in _PERIODS if h.extra.get(key) not in (None, 0, 1)), "num_hidden_layers")
 
 
 def with_layers(config: Mapping[str, object], layers: Sequence[int | None]) -> dict[str, object]:
-    """The source's own `config` (of a config.json) with those lists of the new `layers` that no row knows.
+    """The source's `config` with per-layer lists that no row knows, adjusted to the new `layers`.
 
     What is said of a layer of another model is what is said of the first layer.
     """
@@ -418,7 +418,7 @@ def _layer_of(c: Canonical, name: str) -> int | None:
 
 
 def renumbered(name: str, old: int, new: int) -> str:
-    """`name`, of layer `old`, as it is in layer `new`: the layer is the first number of a name."""
+    """`name` with layer `old` replaced by `new`: the layer is the first number of a name."""
     return re.sub(rf"(?<![^.]){old}(?![^.])", str(new), name, count=1)
 
 
@@ -495,7 +495,7 @@ class _Moved:
 
 
 def parse_layers(text: str, n_layers: int) -> list[int]:
-    """The numbers of "10-15,20", ascending, each once. Raises UsageError for anything else."""
+    """Parses "10-15,20" into ascending unique layers. Raises UsageError."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part, re.ASCII)

@@ -191,7 +191,7 @@ def produce(sources: Sequence[TensorSource], mapping: RowMapping, position: int,
 
 
 def _padded(sources: Sequence[TensorSource], mapping: RowMapping, position: int, inverse: bool) -> Produced:
-    """The one tensor of the GGUF side with rows of zeros before and behind those of the sources; or without them."""
+    """The single GGUF tensor with zero rows before and after those of the sources, or without them."""
     if inverse:
         return _without_zeros(sources[0], mapping, position)
     rows = produce(sources, mapping.inner, 0)
@@ -253,7 +253,7 @@ class _Part:
 
 
 def _product(sources: Sequence[TensorSource], shape: Shape, position: int, inverse: bool) -> Produced:
-    """Two tensors, value by value, in F32; back comes the product, or ones for the second of them."""
+    """The elementwise product of two tensors in F32; in reverse the product and ones."""
     import numpy as np
 
     if not inverse:

@@ -1,4 +1,4 @@
-"""What a GGUF or a Hugging Face folder cannot say of the `.apr` it was made from, kept so that the way back is exact.
+"""Metadata of an `.apr` that a GGUF or a Hugging Face folder has no fields for, kept for exact round trips.
 
 In a folder it is the file `apr_metadata.json`: descriptive fields that the card does not hold, and custom keys.
 
@@ -75,7 +75,7 @@ def _comparable(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_derived(key: str) -> bool:
-    """Whether each import writes this entry anew, so that sidecar metadata must not hold it."""
+    """Whether every import recreates this entry, so that sidecar metadata must not contain it."""
     own = (apr_metadata.SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY, apr_metadata.FOOTER_KEY, LEFT_ASIDE)
     return key in own or key.startswith("tokenizer.")
 
@@ -134,7 +134,7 @@ def _is_own(entry: bytes) -> bool:
 
 
 def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -> Corrections:
-    """What the tensors of an `.apr` need beside a GGUF with these links, to be restored bit by bit.
+    """What is needed besides a GGUF with these weight mappings to restore an `.apr` bit by bit.
 
     `x + 1` and `-exp(x)` round, and rows that a GGUF has no place for are cut. What the inverse gives differs from
     the original in a few last bits; the differences of the stored integers compress to almost nothing.
@@ -160,7 +160,7 @@ def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -
 
 
 def _is_corrected(link: Link) -> bool:
-    """Whether the tensors of a link can have corrections: one alone, or the two of a product."""
+    """Whether the tensors of a weight mapping can have corrections: a single one, or the two of a product."""
     return len(link.gguf) == 1 and (len(link.hf) == 1 or link.mapping.value == PRODUCT)
 
 
@@ -176,7 +176,7 @@ def restore(link: Link, sources: Sequence[TensorSource], told: Corrections) -> l
 
 
 def _corrected(link: Link, source: TensorSource, position: int, told: Corrections) -> TensorSource:
-    """One of the original tensors. Raises ValueError, KeyError and the like for what is not a correction of it."""
+    """Restores an original tensor. Raises ValueError, KeyError and the like for an invalid correction."""
     name, shape = link.hf[position], link.mapping.before[position]
     dtype, text = (str(part) for part in told.get(name, ["F32", ""])[:2])
     n_bytes = DTYPES[dtype].n_bytes(shape)
@@ -238,7 +238,7 @@ def with_folder_fields(model: Model, info: Mapping[str, object], texts: dict[str
 
 
 def read_folder(folder: Path) -> Sidecar | None:
-    """What `apr_metadata.json` of a folder says; None without one, or where it is something else."""
+    """The contents of a folder's `apr_metadata.json`; None if missing or invalid."""
     path = folder / FOLDER_FILE
     if not is_file(path):
         return None

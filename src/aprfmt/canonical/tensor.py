@@ -241,7 +241,7 @@ def is_matrix(gguf_name: str, shape: tuple[int, ...]) -> bool:
 
 
 def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
-    """The dtype of `tensor` in an `.apr` when `dtype`, no preset, is asked for: AprQ4 and AprQ8 apply to matrices only.
+    """The dtype of `tensor` in an `.apr` for `dtype` (not a preset): AprQ4 and AprQ8 apply to matrices only.
 
     Vectors stay F32 (or become it), integers stay as they are.
     """
@@ -254,7 +254,7 @@ def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
 
 
 def extra_dtype(tensor: CanonicalTensor, dtype: str) -> str:
-    """The dtype of a `tensor` outside the network when `dtype`, no preset, is asked for: a float for floats."""
+    """The dtype of an extra `tensor` for `dtype` (not a preset): floats get a float dtype."""
     target = plain_dtype(dtype, EIGHT_BITS)
     return target if target in _FLOATS and is_float(tensor.dtype) else tensor.dtype
 

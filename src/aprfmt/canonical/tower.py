@@ -1,4 +1,4 @@
-"""The towers of a model that were told by a `clip` GGUF: which row they are of, and what it says of them."""
+"""Towers imported from a `clip` GGUF: their row and their config."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TowerPart:
 
 
 def row_spelling(row: Tower, h: Hyperparams, name: str) -> str | None:
-    """The row's spelling of a checkpoint's tensor; None for what is none of the towers'."""
+    """The row's spelling of a checkpoint tensor; None if it is not a tower tensor."""
     spelled = names.canonical_name(row, name)
     return _renumbered(row, h, spelled, to_layer=True) if spelled is not None else None
 
@@ -79,7 +79,7 @@ def _renumbered(row: Tower, h: Hyperparams, name: str, *, to_layer: bool) -> str
 
 
 def read_tower(metadata: Mapping[str, object]) -> TowerPart | None:
-    """The towers that the metadata of an `.apr` tell; None without a word. Raises CorruptError for an unknown row."""
+    """Reads the towers from the metadata of an `.apr`, or None. Raises CorruptError for an unknown row."""
     if (value := metadata.get(TOWER_KEY)) is None:
         return None
     told = as_mapping(value)

@@ -67,7 +67,7 @@ class ImatrixCommand(Common, LlamaMachine):
             report = aprfmt.merge_imatrix(self.files, self.output, plan=self.plan, force=self.force)
         else:
             if len(self.files) != 1:
-                raise UsageError("give one model", hint="use --merge for several importance matrices")
+                raise UsageError("pass one model", hint="use --merge for several importance matrices")
             if not self.data:
                 raise UsageError(
                     "--data is missing", hint=f"apr imatrix {self.files[0]} --data text.txt -o {self.output}"

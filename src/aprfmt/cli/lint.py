@@ -34,10 +34,10 @@ def lint(
     ] = "warn",
     select: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="Run only these rules; repeatable, globs such as 'gguf.*' work."),
+        typer.Option(metavar="ID", help="Run only these rules; repeatable, with globs such as 'gguf.*'."),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Skip these rules; repeatable, globs work.")
+        list[str] | None, typer.Option(metavar="ID", help="Skip these rules; repeatable, with globs.")
     ] = None,
     list_rules: Annotated[bool, typer.Option("--list", help="List all rules with what they require and why.")] = False,
     as_json: JsonOption = False,

@@ -164,7 +164,7 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
             ("KL", f"{found.kl:.4g} nats per token, KL(teacher || model)"),
             ("agreement", f"same top-1 token at {found.agreement:.2%} of positions"),
         ]
-    read = f"{plural(found.tokens, 'token')} in {plural(found.windows, 'window')} of {found.seq_len:,}"
+    read = f"{plural(found.tokens, 'token')} in {plural(found.windows, 'sequence')} of {found.seq_len:,}"
     data = f"{plural(found.documents, 'document')} of {plural(found.data_tokens, 'token')}"
     left_out = ", ".join(f"{n} {what}" for what, n in found.left_out.items())
     yield from pairs(
@@ -182,9 +182,7 @@ def _model_kind(model: EvaluatedModel) -> str:
 
 
 def report(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A training run's folder, even of an unfinished run, or a model.")
-    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Folder of a training run, finished or not, or a model.")],
     *,
     output: Annotated[
         Path | None,

@@ -26,7 +26,7 @@ ModelArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, even on failure.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
+OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Output file or folder.")]
 PageOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="PATH", help="Also write an HTML report: page.html.")
 ]

@@ -144,7 +144,7 @@ class RunCommand(Common, LlamaMachine):
         """The prompt; None for a conversation."""
         words = self.prompt or []
         if words.count("-") > 1:
-            raise UsageError("standard input is read once: give only one -")
+            raise UsageError("standard input can be read only once: pass only one -")
         if words and "-" not in words:
             return "\n".join(words)
         if not words and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() and out.mode == "human":
@@ -177,7 +177,7 @@ class RunCommand(Common, LlamaMachine):
 
         if self.raw:
             raise UsageError(
-                "a conversation needs a chat template, which --raw disables", hint="give a text to continue"
+                "a conversation needs a chat template, which --raw disables", hint="pass a text to continue"
             )
         media = [*(self.image or ()), *(self.audio or ())]
         loading = Loading(

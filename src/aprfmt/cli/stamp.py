@@ -32,7 +32,7 @@ class Stamp(Common):
     """
 
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An .apr file or a GGUF.")]
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")] = None
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Output file.")] = None
     hf_architecture: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Model class in config.json, such as LlamaForCausalLM.")
     ] = None
@@ -57,7 +57,7 @@ class Stamp(Common):
 
         if (self.output is None) != self.in_place:
             hint = f"apr stamp {self.file} -o stamped{self.file.suffix} --license MIT"
-            raise UsageError("give either -o PATH or --in-place", hint=hint)
+            raise UsageError("use either -o PATH or --in-place", hint=hint)
         if self.output is not None:
             refuse_terminal(self.output)
         with watch_opened():

@@ -108,7 +108,7 @@ def _text(found: aprfmt.TeacherReport, *, plan: bool) -> Iterator[str]:
     yield f"{verb} {what}{out.style(printable(found.output), 'bold')}"
     about = "about " if plan else ""
     windows = ", ".join(f"{about}{n:,} {part.replace('_', ' ')}" for part, n in found.windows.items())
-    rows = [("windows", f"{windows}, of {found.seq_len:,} tokens")]
+    rows = [("sequences", f"{windows}, of {found.seq_len:,} tokens")]
     if found.prompts is None:
         temperatures = ", ".join(f"{t:g}" for t in found.temperatures)
         rows.append(("saved", f"top {found.top_k} tokens per position; residual mass at temperature {temperatures}"))

@@ -159,7 +159,7 @@ def encode(
         assert row.ggml_id is not None
         if weights is None and lib.needs_weights(row.ggml_id):
             raise RefusedError(
-                f"{dtype} needs an importance matrix", hint="compute one with apr imatrix and give --imatrix FILE"
+                f"{dtype} needs an importance matrix", hint="compute one with apr imatrix, then add --imatrix FILE"
             )
         address = None if weights is None else weights.ctypes.data
         target, n_rows = out.ctypes.data, values.size // cols

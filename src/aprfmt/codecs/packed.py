@@ -302,7 +302,7 @@ def require_symmetric(scheme: str, scale: TensorSource, settings: Settings) -> N
     """Raises RefusedError for scales without zero points where the config says that every weight has them."""
     arguments = weight_arguments(settings)
     if arguments and all(weights.get("symmetric") is False for weights in arguments):
-        raise refusal(scheme, scale.name, "zero points are missing, and config.json says symmetric false")
+        raise refusal(scheme, scale.name, "zero points are missing, but config.json has symmetric false")
 
 
 Decoder = Callable[[StoredTensors, Settings], Decoded]

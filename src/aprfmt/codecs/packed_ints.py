@@ -113,7 +113,7 @@ def _gptq_order(sources: StoredTensors, n_in: int, n_groups: int, settings: Sett
         raise refusal("GPTQ", given.name, f"refers to a group outside the {n_groups} stored ones")
     if settings.get("desc_act") is False and not np.array_equal(order, plain):
         # Runtimes differ: some follow the order, some ignore it because of the setting.
-        what = "has act-order, but the config says desc_act false"
+        what = "has act-order, but the config has desc_act false"
         raise refusal("GPTQ", given.name, what, "set desc_act in config.json to the value used for quantization")
     return order.astype(np.int64)
 
@@ -128,7 +128,7 @@ def _group_size(scheme: str, settings: Settings, scales: TensorSource, n_in: int
         positive(scheme, "group_size", size, scales.name)
     fit = {size for size in sizes if -(-n_in // size) == n_groups}
     if len(fit) != 1:
-        what = f"{n_groups} groups for {n_in} inputs, but config.json says group_size {named[0]!r}"
+        what = f"{n_groups} groups for {n_in} inputs, but config.json has group_size {named[0]!r}"
         raise refusal(scheme, scales.name, what, CONFIG_HINT)
     return int(fit.pop())
 

@@ -258,7 +258,7 @@ def _base(model: Model, options: Options) -> Base | None:
 
 
 def _copy(model: Model, target: Target, dst: Path, options: Options) -> Output | None:
-    """A copy of an `.apr`, in one file or in shards, if no option changes it; else None."""
+    """Copies an `.apr`, to one file or to shards, if no option changes it; else None."""
     if not options.changes_nothing() or options.verify:
         return None
     if target.name == "apr":

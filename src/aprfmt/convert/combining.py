@@ -36,6 +36,7 @@ from aprfmt.io.system import n_processors
 from aprfmt.limits import MAX_LAYERS
 from aprfmt.provenance.model_card import entries
 from aprfmt.schema import takes
+from aprfmt.text import plural
 from aprfmt.tokenizer.model import without_padding
 
 _MOST_THREADS = 8
@@ -160,7 +161,9 @@ def _from_options(call: MergeCall) -> MergeRecipe:
     each = {name: _each(getattr(call, name), name, len(tuned)) for name in ("weight", "density", "scale")}
     for name in (*shared, *(name for name, value in each.items() if value)):
         if name not in PARAMETERS[method]:
-            raise UsageError(f"--{name} does not apply to {word}", hint=f"it has {', '.join(PARAMETERS[method])}")
+            raise UsageError(
+                f"--{name} does not apply to {word}", hint=f"it has the parameters {', '.join(PARAMETERS[method])}"
+            )
     if method == SLERP:
         shared.setdefault("t", SettingsNode(0.5))
     if "weight" in PARAMETERS[method] and not each["weight"]:
@@ -214,8 +217,8 @@ def _each(value: object, name: str, n: int) -> list[object]:
         found *= n
     if len(found) != n:
         raise UsageError(
-            f"--{name} given {len(found)} times for {n} models (without the base)",
-            hint="give one for each, or one for all",
+            f"{plural(len(found), 'value')} of --{name} for {n} models (without the base)",
+            hint="use one for each model, or one for all",
         )
     return found
 
@@ -224,7 +227,9 @@ def _layers(ranges: Sequence[object], i: int, n: int) -> tuple[int, int] | None:
     if not ranges:
         return None
     if len(ranges) != n:
-        raise UsageError(f"--layers given {len(ranges)} times for {n} models", hint="give one for each, or none")
+        raise UsageError(
+            f"{plural(len(ranges), 'value')} of --layers for {n} models", hint="use one for each model, or none"
+        )
     found = parse_layers(str(ranges[i]), MAX_LAYERS)
     if found != list(range(found[0], found[-1] + 1)):
         raise UsageError(

@@ -102,12 +102,12 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, al
 
 
 def carried_files(c: Canonical) -> list[Path]:
-    """The files beside the model's that go into what is written."""
+    """The other files of the model's folder, to be stored in the output."""
     return [source.path for file in c.files.values() for source in file.sources if isinstance(source, FileTensor)]
 
 
 def parts_of(model: Model) -> tuple[Path, list[Path]]:
-    """The folder that a model lies in, and its files there but for the one that was named."""
+    """The model's folder and the model files in it, without the given one."""
     place, files = model.path.parent, [Path(source.path) for source in model.sources]
     if (folder := model.native_as(HfNative)) is not None:
         place, files = folder.folder, [folder.folder / name for name in folder.own_names()]
@@ -117,7 +117,7 @@ def parts_of(model: Model) -> tuple[Path, list[Path]]:
 
 
 def _blob_name(name: str) -> str:
-    """The name of a file's tensor: its path where that fits into an index, else the digest of it."""
+    """The tensor name of a file: its path if it fits into an index, else its digest."""
     whole = FILES_PREFIX + name
     if len(whole.encode()) <= MAX_WRITTEN_NAME_BYTES:
         return whole
@@ -125,7 +125,7 @@ def _blob_name(name: str) -> str:
 
 
 def _identity(path: Path, name: str) -> FileIdentity | None:
-    """What tells a file from another; None where it cannot be read, or no `.apr` may name it."""
+    """A key that identifies a file; None if it is unreadable or its name cannot be stored."""
     try:
         safe_name(name)
         if any(finding.is_final for finding in findings([name])):

@@ -55,7 +55,7 @@ _INTEGERS = {
 
 
 class Text(str):
-    """A value as a person types it, which is read as the type that its key has: `7`, `true`, `some text`, `[1, 2]`."""
+    """A value as typed, to be parsed as the type of its key: `7`, `true`, `some text`, `[1, 2]`."""
 
     __slots__ = ()
 
@@ -108,7 +108,7 @@ def edit(
 
 
 def _edited(model: Model, part: GgufPart, patch: Mapping[str, object], types: Mapping[str, str]) -> bytes:
-    """The header with the keys of `patch`, without the padding behind it."""
+    """The header with the keys of `patch`, without trailing padding."""
     row = find_gguf(part.kv, [tensor.name for tensor in part.tensors])
     entries = {key: bytes(part.kv.raw(key)) for key in part.kv}
     for key, value in patch.items():
@@ -140,7 +140,7 @@ def _type_of(key: str, kv: KvMapping, row: Architecture | None, types: Mapping[s
         if entry.elem_type is GgufType.ARRAY:
             raise UsageError(f"{key!r} is an array of arrays, which cannot be set")
         return entry.type if entry.elem_type is None else (GgufType.ARRAY, entry.elem_type)
-    return _type_by_name(key, row, f"to set it anyway, give its type: --set '{key}:str=...'", kv)
+    return _type_by_name(key, row, f"to set it anyway, add its type: --set '{key}:str=...'", kv)
 
 
 def _type_by_name(key: str, row: Architecture | None, hint: str, others: Collection[str] = ()) -> ValueType:
@@ -213,13 +213,13 @@ def _read(key: str, kind: ValueType, value: object) -> object:
 
 
 def _parsed(kind: ValueType, text: str) -> object:
-    """A typed text as JSON; where a string is wanted, as it stands, unless it is a string of JSON."""
+    """Parses typed text as JSON; for string keys the text itself, unless it is a JSON string."""
     value = parse_text(text)
     return value if kind is not GgufType.STRING or isinstance(value, str) else str(text)
 
 
 def parse_text(text: str) -> object:
-    """A typed text as JSON, or as it stands. Raises UsageError for what begins like JSON and is none."""
+    """Parses typed text as JSON, or returns it unchanged. Raises UsageError for invalid JSON."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -238,7 +238,7 @@ def _refuse_constant(word: str) -> None:
 
 
 def _check(model: Model, part: GgufPart, head: bytes, patch: Mapping[str, object]) -> None:
-    """Refuses keys that say something else than the tensors, where those that are there do not."""
+    """Refuses keys that contradict the tensors, unless the existing ones already do."""
     row = find_gguf(part.kv, [tensor.name for tensor in part.tensors])
     own = ("general.architecture", f"{row.gguf}." if row is not None else "split.")
     of_network = any(key.startswith(own) for key in patch)

@@ -313,7 +313,7 @@ def check_recipe(recipe: MergeRecipe) -> MergeRecipe:
         sources = part.sources
         if method in _WITH_BASE:
             if base is None:
-                raise node.error(f"{method} needs a base model", "--base FILE, or base_model in the recipe")
+                raise node.error(f"{method} needs a base model", "set it with --base FILE, or base_model in the recipe")
             if base not in [source.path for source in sources]:
                 if sources[0].layers is not None:
                     raise node.error(

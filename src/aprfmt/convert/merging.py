@@ -149,7 +149,7 @@ def _weights(value: object, n: int) -> list[float]:
         found *= n
     if len(found) != n:
         raise UsageError(
-            f"{len(found)} weights given for {n} adapters", hint="give one --weight for each, or one for all"
+            f"{len(found)} weights given for {n} adapters", hint="use one --weight for each adapter, or one for all"
         )
     out = []
     for number in found:

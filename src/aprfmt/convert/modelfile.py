@@ -1,4 +1,4 @@
-"""An Ollama Modelfile beside a GGUF: where the model is, its chat template in Go's words, stops, context, licence."""
+"""Writes an Ollama Modelfile for a GGUF: path, chat template in Go syntax, stop tokens, context, licence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_CONTEXT = 8192
 
 
 def modelfile(c: Canonical, gguf_name: str) -> tuple[bytes, list[str]]:
-    """The Modelfile for the GGUF `gguf_name` of `c` beside it, and what it cannot say, a sentence each.
+    """The Modelfile for the GGUF `gguf_name` of `c`, and a sentence for each thing it cannot express.
 
     Raises MissingDependencyError without jinja2.
     """

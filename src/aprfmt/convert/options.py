@@ -61,7 +61,7 @@ class Typed:
 
     dtype: str = option(
         "keep",
-        "keep, f32, f16, bf16, f8_e4m3, aprq8, ... or a preset such as q4_k_m (apr quantize --list).",
+        "Output dtype: keep, f32, f16, bf16, f8_e4m3, aprq8, ..., or a preset such as q4_k_m (apr quantize --list).",
         metavar="TYPE",
         flags=("--quantize",),
         complete="dtype",
@@ -74,7 +74,7 @@ class Formatted(Typed):
 
     format: str | None = option(
         None,
-        "apr, apr-shards, gguf, safetensors, hf or mlx; default: from the output's suffix.",
+        "Output format: apr, apr-shards, gguf, safetensors, hf or mlx; default: from the suffix.",
         metavar="NAME",
         complete="format",
     )
@@ -174,7 +174,7 @@ class Stated:
 
 @record(frozen=True, kw_only=True, init=False)
 class Packaged(Running, Access, Network, Typed, WithoutDrafts, Stated):
-    """Options of import and convert alone."""
+    """Options of import and convert only."""
 
     base: PathLike | None = option(
         None,
@@ -206,7 +206,7 @@ class Options(Packaged, Shaped):
         "llama.cpp", "Naming of padding tokens in a GGUF: llama.cpp or apr.", metavar="STYLE", section=TOKENIZER
     )
     modelfile: bool = option(False, "Also write an Ollama Modelfile: template, stop tokens, context.")
-    allow_different: bool = option(False, "Write a GGUF that gives other logits in llama.cpp than the model has.")
+    allow_different: bool = option(False, "Write a GGUF even if llama.cpp computes other logits.")
 
     def non_defaults(self) -> list[str]:
         """The options that differ from their defaults."""
@@ -368,7 +368,7 @@ class MergeCall(Derived):
     method: str | None = option(
         None, "linear, weighted, slerp, ties, dare-linear, dare-ties, task-arithmetic or passthrough.", metavar="NAME"
     )
-    base: PathLike | None = option(None, "The base model of the fine-tunes.", metavar="FILE", kind=str)
+    base: PathLike | None = option(None, "Base model of the fine-tunes.", metavar="FILE", kind=str)
     config: PathLike | None = option(
         None, "mergekit YAML config, instead of models and method.", metavar="FILE", kind=str
     )
@@ -386,7 +386,7 @@ class MergeCall(Derived):
         metavar="HOW",
         kind=str,
     )
-    lambda_: float | None = option(None, "Factor of the merged task vector.")
+    lambda_: float | None = option(None, "Scale of the merged task vector.")
     scale: float | Sequence[float] | None = option(None, "For passthrough: scale of the weights.")
     layers: Sequence[str] = option((), "For passthrough: layers of each model, numbered from 0.", metavar="A-B")
     seed: int = option(0, "Random seed of dare.")

@@ -145,12 +145,12 @@ _BY_KEY |= {_key(alias): PRESETS[name] for alias, name in ALIASES.items()}
 
 
 def find_preset(name: str) -> QuantizationPreset | None:
-    """The preset called `name`, aliases included; case and underscores do not matter. None if there is none."""
+    """The preset `name` or its alias, ignoring case and underscores; None if unknown."""
     return _BY_KEY.get(_key(name))
 
 
 def file_type_of(dtype: str) -> int:
-    """llama.cpp's file type for matrices of mostly `dtype`; if it has none, that of floats."""
+    """llama.cpp's file type for matrices that are mostly `dtype`, else that of floats."""
     preset = find_preset(dtype)
     return preset.file_type if preset is not None else OTHER_FILE_TYPES.get(dtype, 0)
 
@@ -229,7 +229,7 @@ class PresetContext:
 
     @property
     def heads_per_kv(self) -> int:
-        """Query heads that share one key head in the first layer; 0 where that has none."""
+        """Query heads per key-value head in the first layer; 0 without key-value heads."""
         return self.n_heads // self.n_kv_heads if self.n_kv_heads else 0
 
     @property

@@ -38,7 +38,7 @@ def prune_model(call: PruneCall) -> Report:
     drop, keep, width = call.drop_layers, call.keep_layers, call.width
     if (drop is not None and keep is not None) or (drop is None and keep is None and width is None):
         raise UsageError(
-            "give either --drop-layers or --keep-layers, or --width", hint="--drop-layers 10-15,20, or --width ffn=1408"
+            "use either --drop-layers or --keep-layers, or --width", hint="--drop-layers 10-15,20, or --width ffn=1408"
         )
     widths = parse_widths(width) if isinstance(width, str) else _checked(width or {})
 

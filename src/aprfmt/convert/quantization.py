@@ -114,7 +114,7 @@ class Quantization:
     def _weights(
         self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str], losses: Losses
     ) -> dict[str, Array]:
-        """Importance weights by tensor. Raises RefusedError if a tensor that needs them has none."""
+        """Importance weights by tensor. Raises RefusedError if a tensor that needs them lacks them."""
         found: dict[str, Array] = {}
         missing = []
         entries, path = ({}, None) if self.imatrix is None else (self.imatrix.entries, self.imatrix.path)
@@ -250,7 +250,7 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
             hint="write a .gguf or .apr file, or use --dtype f32, f16 or bf16",
         )
     if options.leave_output and options.output_type:
-        raise UsageError("--leave-output and --output-type cannot be given together", hint="give one of them")
+        raise UsageError("--leave-output and --output-type cannot be given together", hint="use one of them")
     imatrix = read_imatrix(options.imatrix) if options.imatrix is not None else None
     overrides = QuantizeOverrides(
         pure=options.pure,
@@ -286,13 +286,13 @@ def _pattern(text: str) -> tuple[re.Pattern[str], str]:
     """`REGEX=TYPE` as a pattern and a dtype."""
     pattern, _, name = text.rpartition("=")
     if not pattern or not name:
-        raise UsageError(f"--tensor-type {text!r} is not REGEX=TYPE", hint="such as ffn_down=q6_k")
+        raise UsageError(f"--tensor-type {text!r} is not REGEX=TYPE", hint="example: --tensor-type ffn_down=q6_k")
     dtype = _dtype(name, f"--tensor-type {pattern}")
     assert dtype is not None
     try:
         return re.compile(pattern, re.IGNORECASE), dtype
     except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"--tensor-type {text!r}: {error}", hint="such as ffn_down=q6_k") from None
+        raise UsageError(f"--tensor-type {text!r}: {error}", hint="example: --tensor-type ffn_down=q6_k") from None
 
 
 def _dtype(name: str | None, option: str) -> str | None:

@@ -232,7 +232,7 @@ class _Source:
         return all(name in self._tensors and self._tensors[name].dtype == dtype for name, dtype in wanted)
 
     def segment(self, segment: list[object]) -> Segment:
-        """What the segment stands for in the source file."""
+        """The bytes that the segment represents in the source file."""
         kind = segment[0]
         if kind == "b":
             n_bytes = read_count(segment[1])
@@ -286,7 +286,7 @@ def read_list(value: object) -> list[object]:
 
 
 def _names(value: object) -> dict[str, str]:
-    """What tensors are called in the source; two of one name could not stand in one file."""
+    """Names of the source tensors; they must be unique within a file."""
     found = {key: str(name) for key, name in read_mapping(value).items()}
     if len(set(found.values())) < len(found):
         raise CorruptError("the source manifest has a duplicate tensor name")
@@ -322,7 +322,7 @@ def safe_name(name: object) -> str:
 
 
 def _check_names(files: Mapping[str, object]) -> None:
-    """The names must be able to stand in one folder together."""
+    """Checks that all file names can exist together in one folder."""
     if not files:
         raise CorruptError("the source manifest lists no file")
     for name in files:

@@ -144,7 +144,7 @@ class ManifestWriter:
         file.n_literal = n_literal
 
     def literal(self, data: bytes) -> None:
-        """Adds bytes as they are; runs of zeros cost nothing."""
+        """Adds literal bytes; runs of zeros take no space."""
         file = self._files[-1]
         if not len(data):
             return
@@ -210,7 +210,7 @@ class ManifestWriter:
         return made.dtype == original.dtype and made.data() == read_whole(original)
 
     def blob(self, file: CanonicalTensor) -> None:
-        """Adds what a file holds that is carried as it is."""
+        """Adds the contents of a carried file."""
         if file.n_bytes:
             self._add(["t", file.name, file.dtype, file.dtype], file.n_bytes)
 
@@ -331,7 +331,7 @@ def manifest_of_source(
     tensors_kept: bool = True,
     tokenizer_kept: bool = True,
 ) -> Mapping[str, object] | None:
-    """The manifest from which the source files can be rebuilt byte for byte; None for sources that have none.
+    """The manifest that restores the source files byte for byte, or None.
 
     `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them. The files get digests of
     the `kind`, if any, while they are streamed; the file with the manifest takes `deferred_digests`. Where tensors or

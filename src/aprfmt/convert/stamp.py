@@ -1,4 +1,4 @@
-"""Edits the metadata of an `.apr` or the keys of a GGUF. Tensor bytes stay as they are."""
+"""Edits the metadata of an `.apr` or the keys of a GGUF; tensor data is unchanged."""
 
 from __future__ import annotations
 

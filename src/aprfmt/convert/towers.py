@@ -1,4 +1,4 @@
-"""Towers: the parts of a model that see or hear, as a model of their own, and back beside their language model."""
+"""Converts vision and audio towers to and from a separate model."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def tower_model(c: Canonical) -> Canonical:
 
 
 def has_tower(c: Canonical) -> bool:
-    """Whether `c` has tensors of a tower that the table knows."""
+    """Whether `c` has tensors of a known tower."""
     if c.tower is not None:
         return True
     row = find_tower(_config(c)) if c.extras else None
@@ -103,7 +103,7 @@ def has_tower(c: Canonical) -> bool:
 
 
 def assumed(c: Canonical) -> list[str]:
-    """What the towers of `c` take from the table, as no file of the model says how its media are prepared."""
+    """Preprocessing defaults that the towers of `c` take from the table, because no file of the model has them."""
     if c.tower is not None or _config(c)[PREPROCESSOR]:
         return []
     row = _of_config(c).row
@@ -141,7 +141,7 @@ def _of_config(c: Canonical) -> TowerPart:
 
 
 def _further_objects(c: Canonical, row: Tower) -> dict[str, object]:
-    """What the files that the row names say, by the keys under which they count. Raises RefusedError."""
+    """Reads the further config files that the row lists, by key. Raises RefusedError."""
     manifest = restorable(c, "hf") if row.files and c.model.convention == "apr" else None
     found: dict[str, object] = {}
     for key, name in row.files.items():
@@ -156,7 +156,7 @@ def _further_objects(c: Canonical, row: Tower) -> dict[str, object]:
 
 
 def _missing_parts(row: Tower, config: Mapping[str, object]) -> list[str]:
-    """Objects of a config.json that the tower's sizes stand in, and that are not there."""
+    """Missing objects of config.json that hold the tower's sizes."""
     found: dict[str, bool] = {}
     for key in row.keys:
         parents = [parent for name in key.hf if (parent := name.rpartition(".")[0])]
@@ -167,7 +167,7 @@ def _missing_parts(row: Tower, config: Mapping[str, object]) -> list[str]:
 
 
 def _config(c: Canonical) -> dict[str, object]:
-    """config.json of the whole model, with what its preprocessor's files say."""
+    """config.json of the whole model, with the values of its preprocessor files."""
     manifest = restorable(c, "hf") if c.model.convention == "apr" else None
     raw = _text_file(c, manifest, _CONFIG)
     config: dict[str, object] = dict(parse_object(raw, str(c.model.path), _CONFIG)) if raw is not None else {}
@@ -224,7 +224,7 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
 
 
 def _strangers(c: Canonical, row: Tower, model: Model) -> list[str]:
-    """A warning where no known model has such towers beside such a language model."""
+    """A warning if no known model combines such towers with such a language model."""
     known = {arch.gguf for arch in ARCHITECTURES.values() if not {*classes_of(arch)}.isdisjoint(row.hf_classes)}
     if c.arch is None or not known or c.arch.gguf in known:
         return []
@@ -238,7 +238,7 @@ def _strangers(c: Canonical, row: Tower, model: Model) -> list[str]:
 
 
 def _inside(c: Canonical, part: TowerPart) -> Hyperparams:
-    """What is known of the language model `c`, as a config.json of the whole would tell it."""
+    """The values of the language model `c`, as in a config.json of the whole model."""
     if c.arch is None or c.model.convention != "gguf":
         return c.hparams
     hf_class, model_type = _identity(part, c.arch)
@@ -281,7 +281,7 @@ def whole_config(
 
 
 def further_files(part: TowerPart) -> dict[str, dict[str, object]]:
-    """What the further files of the folder say that the row names, by their names."""
+    """Contents of the further config files that the row lists, by name."""
     config = to_config(part.hparams, part.row)
     return {name: dict(as_mapping(config.get(key))) for key, name in part.row.files.items()}
 

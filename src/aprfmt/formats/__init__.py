@@ -237,7 +237,7 @@ def _unknown_file(found: Candidate) -> AprError:
     if path.suffix == ".safetensors":
         return CorruptError("not a safetensors file: invalid header length", path=path, offset=0)
     if path.name in _BESIDE_WEIGHTS:
-        hint = f"give the whole folder: {path.parent}"
+        hint = f"pass the folder: {path.parent}"
         return UnknownFormatError("this file belongs to a model but holds no weights", path=path, hint=hint)
     pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return UnknownFormatError(

@@ -86,7 +86,7 @@ def decrypt(stored: bytes, path: str, *, password: str | bytes | None, private_k
         wrong = "wrong password, or the payload was modified"
     else:
         raise RefusedError(
-            "the payload is encrypted", path=path, hint="give the password or the recipient's private key to read_v1"
+            "the payload is encrypted", path=path, hint="pass the password or the recipient's private key to read_v1"
         )
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -110,7 +110,7 @@ def _recipient_key(stored: bytes, path: str, private_key: bytes) -> tuple[bytes,
         raise RefusedError(
             "the payload was encrypted for another recipient, or by password",
             path=path,
-            hint="give the private key of the recipient, or the password",
+            hint="pass the private key of the recipient, or the password",
         )
     try:
         return _shared_key(private, stored[:PUBLIC_KEY_BYTES]), stored[prefix:]

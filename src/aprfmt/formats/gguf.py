@@ -185,7 +185,7 @@ def _check_parts(parts: list[GgufPart], names: list[str]) -> None:
         found = (_split_number(part, "split.no", -1), _split_number(part, "split.count", 1))
         if found != (no, len(parts)) or Path(part.source.path).name != name:
             raise RefusedError(
-                f"the file is part {found[0] + 1} of {found[1]}, but its name says {no + 1} of {len(parts)}",
+                f"the file is part {found[0] + 1} of {found[1]}, but named as part {no + 1} of {len(parts)}",
                 path=part.source.path,
                 hint="restore the original file names of the parts",
             )

@@ -51,7 +51,7 @@ _FETCHES = {
     **dict.fromkeys(("s3", "s3a"), "aws s3 cp --recursive s3://{} FOLDER"),
     **dict.fromkeys(("gs", "gcs"), "gcloud storage cp --recursive gs://{} FOLDER"),
     **dict.fromkeys(
-        ("az", "abfs", "abfss", "ftp", "sftp", "ssh", "oci", "ollama"), "download the file and give its path"
+        ("az", "abfs", "abfss", "ftp", "sftp", "ssh", "oci", "ollama"), "download the file and pass its path"
     ),
     "file": "write /{}",
     "http": "write http://{}",
@@ -91,7 +91,7 @@ def _of_page(url: str) -> HubPath:
     hosts = {*getattr(constants, "HF_URL_HOSTS", ()), urlsplit(constants.ENDPOINT).hostname}
     match = _PAGE.fullmatch(parts.path)
     if parts.hostname not in hosts or match is None or match["repo"].split("/")[0] in _NO_MODELS:
-        hint = "write hf://org/repo, or download the file and give its path"
+        hint = "write hf://org/repo, or download the file and pass its path"
         raise UsageError(f"not a model page of the hub: {url!r}", hint=hint)
     revision = f"@{unquote(match['revision'])}" if match["revision"] else ""
     file = f"/{unquote(match['file'])}" if match["file"] else ""
@@ -131,7 +131,7 @@ def locate(wanted: HubPath, address: str) -> Path:
         raise NotFoundError(
             f"{address} is not in the local cache, and HF_HUB_OFFLINE is set",
             path=cache,
-            hint="unset HF_HUB_OFFLINE, or give a path to a folder",
+            hint="unset HF_HUB_OFFLINE, or pass the path of a folder",
         )
     try:
         repository = hub_files.open_repository(wanted)

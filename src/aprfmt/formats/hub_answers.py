@@ -79,7 +79,7 @@ _STATUS_HINTS = {
 }
 _NOT_FETCHED = "is not in the local cache and could not be fetched"
 _SECRET = re.compile(r"hf_\w+|(?<=Bearer )\S+")
-_ELSEWHERE = "; cached files need no network; or give a path to a folder"
+_ELSEWHERE = "; cached files need no network; or pass the path of a folder"
 
 
 def failure(error: BaseException, wanted: HubPath, cache: Path, address: str, what: str = _NOT_FETCHED) -> AprError:

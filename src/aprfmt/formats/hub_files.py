@@ -102,7 +102,7 @@ def open_repository(wanted: HubPath) -> Repository:
     except ImportError as error:
         raise MissingDependencyError(
             f"hf://{wanted.repo} is not in the local cache, and huggingface_hub is not installed",
-            hint="pip install huggingface_hub, or give a path to a folder",
+            hint="pip install huggingface_hub, or pass the path of a folder",
         ) from error
     key = (str(constants.ENDPOINT), wanted.repo, wanted.revision)
     found = _opened.get(key)
@@ -281,7 +281,7 @@ def _check(answers: Sequence[Any], file: RemoteFile, start: int, end: int) -> No
     raise UnsupportedError(
         f"the hub answered {response.status_code} to a range request: it serves whole files only",
         path=file.address,
-        hint="download the repository with hf download, then give its folder",
+        hint="download the repository with hf download, then pass its folder",
     )
 
 

@@ -163,7 +163,7 @@ def _read(path: str) -> Tokenizer:
     with formats.open(path) as model:
         tokenizer = model.tokenizer
     if tokenizer is None or tokenizer.model == NO_VOCABULARY:
-        raise RefusedError("the model has no tokenizer", path=path, hint="name a folder or file with a tokenizer")
+        raise RefusedError("the model has no tokenizer", path=path, hint="pass a folder or file with a tokenizer")
     return tokenizer
 
 
@@ -201,7 +201,7 @@ class _Encoder:
     def encode(self, text: str) -> Tokens:
         """The tokens of a text. Raises UsageError for one that is not valid Unicode."""
         if not is_unicode(text):
-            raise UsageError("the text is not valid Unicode", hint="give it in UTF-8")
+            raise UsageError("the text is not valid Unicode", hint="pass it in UTF-8")
         (made,) = self._call(lambda: self._fast.encode([text], special=self._special, places=True))
         tokens = [Token(i, self._piece(i), text[start:end]) for i, (start, end) in zip(*made, strict=True)]
         return Tokens(text, tokens, self._decoded(made.ids))

@@ -107,7 +107,7 @@ class Source:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
                 raise UnknownFormatError(
-                    "not a regular file", path=name, hint="give a model file or a Hugging Face folder"
+                    "not a regular file", path=name, hint="pass a model file or a Hugging Face folder"
                 )
             source = cls(name, fd, None, info.st_size, FileIdentity.of(info))
             stack.pop_all()

@@ -440,7 +440,7 @@ def time_limit(n_bytes: int) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < threading.TIMEOUT_MAX:
-        raise UsageError(f"{TIMEOUT_VARIABLE} is {text!r}", hint="give a number of seconds")
+        raise UsageError(f"{TIMEOUT_VARIABLE} is {text!r}", hint="set it to a number of seconds")
     return seconds
 
 

@@ -71,7 +71,7 @@ def renewed(
     try:
         text = card.decode("utf-8")
     except UnicodeDecodeError as error:
-        hint = "save it as UTF-8, or give another card with --card FILE"
+        hint = "save it as UTF-8, or use another card with --card FILE"
         raise RefusedError(f"the card is not UTF-8 at byte {error.start}", path=CARD, hint=hint) from error
     found = _SECTION.search(text)
     section = _section(models, sums, info, found[0] if found else "", kept)

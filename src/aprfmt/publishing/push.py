@@ -191,7 +191,7 @@ def push(
 
 def _target(repo: str, revision: str) -> HubPath:
     if "/" not in repo:
-        raise UsageError(f"{repo!r} has no owner", hint=f"name the repository as org/name: OWNER/{repo}")
+        raise UsageError(f"{repo!r} has no owner", hint=f"write the repository as org/name: OWNER/{repo}")
     text = repo if repo.startswith(("hf://", "https://", "http://")) else f"hf://{repo}"
     found = parse(text)
     if found.file or found.quant or (found.revision != "main" and revision != "main"):

@@ -117,7 +117,7 @@ def parse_gates(gates: Mapping[str, object] | Sequence[str]) -> dict[str, float]
     found: dict[str, float] = {}
     for name, given in pairs:
         if name not in GATES:
-            raise UsageError(f"--gate {name}: unknown gate", hint=f"gates are {', '.join(GATES)}")
+            raise UsageError(f"--gate {name}: unknown gate", hint=f"known gates: {', '.join(GATES)}")
         if name in found:
             raise UsageError(f"--gate {name} is given twice")
         if name == "memory":

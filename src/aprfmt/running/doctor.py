@@ -260,9 +260,9 @@ def _gpu() -> Iterator[DoctorFinding]:
     elif found["names"]:
         yield DoctorFinding("gpu", "ok", f"{', '.join(found['names'])}; torch {found['version']}, CUDA {found['cuda']}")
     elif shutil.which("nvidia-smi") is not None:
-        yield DoctorFinding("gpu", "warn", f"torch {found['version']} sees none of the GPUs that nvidia-smi may show")
+        yield DoctorFinding("gpu", "warn", f"torch {found['version']} finds no GPU; compare with nvidia-smi")
     else:
-        yield DoctorFinding("gpu", "absent", f"torch {found['version']} sees none: training runs on the CPU")
+        yield DoctorFinding("gpu", "absent", f"torch {found['version']} finds no GPU: training runs on the CPU")
 
 
 def _features() -> Iterator[DoctorFinding]:

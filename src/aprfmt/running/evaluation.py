@@ -144,7 +144,8 @@ def window_length(seq_len: int | None, limit: int | None, made_for: Mapping[str,
         check_length(length, who, positions)
     if limit is not None and limit < length:
         raise UsageError(
-            f"--limit {limit} is less than one sequence of {length} tokens", hint="give a smaller --seq-len"
+            f"--limit {limit} is less than one sequence of {length} tokens",
+            hint="raise --limit, or use a smaller --seq-len",
         )
     return length
 
@@ -179,7 +180,7 @@ def read_part(
 def scores_of(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:
     """The means of `count` labels, from six sums in the order of Scores. Raises RunError where they are none."""
     if not count:
-        raise RunError("the evaluation found no labels, no score", hint="give longer held-out texts")
+        raise RunError("the evaluation found no labels, no score", hint="use longer held-out texts")
     ce, accuracy, kl, agreement, teacher_ce, dropped = (value / count for value in sums)
     if not all(map(math.isfinite, (ce, kl, teacher_ce))):
         raise RunError(

@@ -253,7 +253,8 @@ class Runner:
         """A conversation by the template, with the beginning of an answer at its end. Raises AprError."""
         if self.template is None:
             raise UsageError(
-                f"the model has no chat template: {self.path}", hint="--raw continues a text; --template gives one"
+                f"the model has no chat template: {self.path}",
+                hint="use --raw to continue a text, or set one with --template",
             )
         plain = [{"role": message["role"], "content": message["content"]} for message in messages]
         if isinstance(self.template, str):
@@ -394,7 +395,7 @@ def context_of(metadata: Mapping[str, Any], wanted: int | None, usual: int = DEF
 def require_unicode(text: str) -> None:
     """Raises UsageError for a text with what no encoding of Unicode has, such as bytes that were none."""
     if not is_unicode(text):
-        raise UsageError("the text is not valid Unicode", hint="give it in UTF-8")
+        raise UsageError("the text is not valid Unicode", hint="pass it in UTF-8")
 
 
 def with_markers(text: str, n: int) -> str:

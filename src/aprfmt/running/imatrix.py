@@ -112,7 +112,7 @@ def text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
     between, reader = "", RecordReader(separator=0, render=as_text, text_field=text_field, strict=True)
     for file in list_files(paths, Counter()):
         if file.kind == "tokens":
-            raise UsageError("token shards are not text", path=file.path, hint="give the original text")
+            raise UsageError("token shards are not text", path=file.path, hint="use the original text")
         plain = file.kind in ("text", "source")
         for document in reader.documents(file):
             yield between
@@ -141,7 +141,7 @@ def cached_imatrix(
     from aprfmt.running.prepared import key, prepare
 
     if not data:
-        raise UsageError(f"--imatrix {AUTO} needs text", hint="give it with --data")
+        raise UsageError(f"--imatrix {AUTO} needs text", hint="set it with --data")
     model = prepare(file, say=log)
     texts = [formats.path_text(path, "data") for path in data]
     own = key(texts, {"model": model.key, "chunks": chunks, "text_field": text_field})

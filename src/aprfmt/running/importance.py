@@ -147,7 +147,7 @@ def compute(
             raise RefusedError(
                 f"the text is too short for an importance matrix: fewer than {wanted.chunk_size} tokens",
                 path=datasets[0] if datasets else None,
-                hint="give more text with --data (100,000 words are usual), or a smaller --chunk-size",
+                hint="add text with --data (100,000 words are usual), or use a smaller --chunk-size",
             )
         if plan:
             return _report(ImatrixSums({}, tuple(datasets), len(chunks), wanted.chunk_size), target, [wanted.name])

@@ -116,7 +116,7 @@ def prepare_tower(file: PathLike, *, say: Callable[[str], None] = lambda line: N
             raise RefusedError(
                 "the file holds a language model without vision or audio towers",
                 path=name,
-                hint="give the GGUF of the towers with --mmproj FILE",
+                hint="set the GGUF of the towers with --mmproj FILE",
             )
     return found.gguf
 

@@ -88,7 +88,7 @@ def examine(
     known = [gate.id for gate in GATES]
     for name in allow_skip:
         if name not in known:
-            raise UsageError(f"unknown gate {name!r:.40}", hint=f"gates are {', '.join(known)}")
+            raise UsageError(f"unknown gate {name!r:.40}", hint=f"known gates: {', '.join(known)}")
     require_llama()
     for path in (file, against) if against is not None else ():
         formats.detect(path)  # what is not there is said before minutes of gates

@@ -185,7 +185,7 @@ def _write(plan: _CorpusPlan, folder: Path, keys: tuple[str, str], held_out: flo
                 raise RefusedError(
                     f"no {what} documents: {found.read} read, {found.empty} empty, {found.duplicate} duplicates"
                     + (f"; skipped{left_out[1:]}" if left_out else ""),
-                    hint="give more text: at least two different documents, since one is held out"
+                    hint="add text: at least two different documents, since one is held out"
                     + (
                         "; set the field of a record's text with --text-field"
                         if found.skipped and not found.read

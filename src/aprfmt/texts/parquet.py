@@ -23,7 +23,7 @@ _MOST_BYTES = 12 * (ANSWER_CHARS + MAX_RECORD_BYTES)
 """Of an answer: a control character takes six bytes of JSON, and one more for the text in a text."""
 _ROW_BYTES = 64
 """What a row counts for at least."""
-_HINT = "rewrite it with smaller row groups, or give .jsonl"
+_HINT = "rewrite it with smaller row groups, or use .jsonl"
 _idle: list[Service] = []
 """The process that read the last file, for the next one: its start takes as long as reading 20 MB."""
 
@@ -79,7 +79,7 @@ class ParquetRows:
                         f"{size:,} bytes decompress to {given:,} or more; the limit is "
                         f"{MAX_UNPACKED_RATIO} times their size"
                     )
-                    raise LimitError(message, path=self._path, hint="give .jsonl if you trust it")
+                    raise LimitError(message, path=self._path, hint="convert it to .jsonl if you trust it")
 
     def _ask(self, service: Service, call: str, *arguments: object) -> Any:
         task = "reading a row group" if call == "rows" else "reading its schema"

@@ -52,7 +52,7 @@ def _start(path: str) -> object:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise MissingDependencyError(
-            "reading Parquet needs pyarrow", hint="pip install pyarrow, or give .jsonl"
+            "reading Parquet needs pyarrow", hint="pip install pyarrow, or use .jsonl"
         ) from error
     # A column is read in pieces rather than at once, however large its row groups are.
     file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)

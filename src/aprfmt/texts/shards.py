@@ -253,9 +253,7 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, is_checked: bool = False
     try:
         if header["tokenizer"] != tokenizer_digest:
             raise RefusedError(
-                "these token shards were made with another tokenizer",
-                path=folder,
-                hint="give the text they were made from",
+                "these token shards were made with another tokenizer", path=folder, hint="use the original text"
             )
         parts = {part: _open_part(folder, part, header["parts"][part], is_checked) for part in PARTS}
         corpus = Corpus(parts["train"], parts["held_out"], int(header["separator"]), str(header["key"]), header, folder)

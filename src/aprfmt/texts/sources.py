@@ -74,10 +74,10 @@ def split_weights(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
         weights += [Fraction(number)] if is_weight else []
     double = [str(path) for path, n in Counter(paths).items() if n > 1]
     if double:
-        raise UsageError(f"--data {double[0]} is given twice", hint="to sample it more often, give it a larger weight")
+        raise UsageError(f"--data {double[0]} is given twice", hint="to sample it more often, increase its weight")
     if weights and len(weights) < len(paths):
         raise UsageError(
-            "give all --data a weight, or none",
+            "set a weight for every --data, or for none",
             hint=" ".join(f"--data {path}:{Fraction(1, len(paths)).__float__():.2g}" for path in paths),
         )
     if weights and (not all(weights) or len(weights) == 1):

@@ -61,7 +61,7 @@ class Windows:
     def __init__(self, part: CorpusSplit, seq_len: int, filler: int) -> None:
         """`filler` is the id for padding. Raises RefusedError if there is nothing to learn."""
         if len(part.tokens) < 2:
-            raise RefusedError("the data have fewer than two tokens", hint="give more text")
+            raise RefusedError("the data have fewer than two tokens", hint="add text")
         self._tokens = part.tokens
         self._borders = part.ends
         self._masks = part.masks

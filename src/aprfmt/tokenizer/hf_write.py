@@ -55,7 +55,7 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
     if not tok.tokens:
         raise UnsupportedError(
             "the tokenizer has no tokens, so tokenizer.json cannot be written",
-            hint="give the original tokenizer with --tokenizer",
+            hint="set the original tokenizer with --tokenizer",
         )
     tok = _add_assumed(tok)
     added = _list_added(tok, name or "")
@@ -148,7 +148,7 @@ def _bpe_parts(tok: Tokenizer) -> Parts:
         what = f"the pre-tokenizer {tok.pre}" if tok.model == "gpt2" else f"a {tok.model} tokenizer"
         raise UnsupportedError(
             f"{what} cannot be written as tokenizer.json: its rules are unknown",
-            hint="give the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",
+            hint="set the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",
         )
     if tok.model == "whitespace":
         return _words_parts(tok, {"type": "WhitespaceSplit"})
@@ -289,7 +289,7 @@ def _llama_parts(tok: Tokenizer) -> Parts:
     if missing:
         raise UnsupportedError(
             f"a {tok.model} tokenizer without the byte token {min(missing)} cannot be written as tokenizer.json",
-            hint="give the original tokenizer with --tokenizer",
+            hint="set the original tokenizer with --tokenizer",
         )
     prefix = tok.flags.get("add_space_prefix", True)
     vocab = _last_ids(tok)
@@ -340,7 +340,7 @@ def _unigram_parts(tok: Tokenizer) -> Parts:
     if len(tok.scores) != len(tok.tokens) or not all(map(math.isfinite, tok.scores)):
         raise UnsupportedError(
             "a t5 tokenizer without a score for each token cannot be written as tokenizer.json",
-            hint="give the original tokenizer with --tokenizer",
+            hint="set the original tokenizer with --tokenizer",
         )
     typed = _tokens_and_types(tok)
     unk = tok.special.get("unk", 2)
@@ -397,7 +397,7 @@ def _wordpiece_parts(tok: Tokenizer) -> Parts:
     if unk >= len(tok.tokens):
         raise UnsupportedError(
             "a bert tokenizer without an unknown token cannot be written as tokenizer.json",
-            hint="give the original tokenizer with --tokenizer",
+            hint="set the original tokenizer with --tokenizer",
         )
     lowercase = tok.flags.get("lowercase", True)
     return {
@@ -432,7 +432,7 @@ def _rwkv_parts(tok: Tokenizer) -> Parts:
     if missing := rwkv.missing_bytes(vocab):
         raise UnsupportedError(
             f"an rwkv tokenizer without a token for the byte {missing[0]:#04x} cannot be written as tokenizer.json",
-            hint="give the original tokenizer with --tokenizer",
+            hint="set the original tokenizer with --tokenizer",
         )
     regex = rwkv.splits([rwkv.from_escaped(text) for text in tok.tokens])
     steps = [*([_split(regex)] if regex else []), {**_BYTE_LEVEL, "use_regex": False}]

@@ -97,7 +97,7 @@ class Template:
                 raise PrefixError(
                     f"{self.name} renders earlier messages differently as a conversation grows, so the assistant's "
                     f"text in message {i + 1} cannot be located",
-                    hint="wrap it in {% generation %} and {% endgeneration %} in the template, or give single-answer "
+                    hint="wrap it in {% generation %} and {% endgeneration %} in the template, or use single-answer "
                     "conversations",
                 )
         return text, [span for span in spans if span[0] < span[1]]

@@ -227,7 +227,7 @@ def _check(x: Tensor, w: Tensor, job: _Job) -> None:
         "labels must be int64, one per position": labels.shape != x.shape[:1] or labels.dtype != torch.int64,
         "all tensors must be on one device": len({a.device for a in tensors}) > 1,
         "a KD weight above 0 needs a teacher": job.objective.kd_weight > 0 and t is None and job.top is None,
-        "give a loaded teacher or teacher files, not both": t is not None and job.top is not None,
+        "pass a loaded teacher or teacher files, not both": t is not None and job.top is not None,
         "the teacher's ids are missing for some positions": job.top is not None and len(job.top.ids_NK) != len(x),
         "a teacher needs hidden states, head and vocabulary": len({t is None, wt is None, vocabulary is None}) > 1,
         f"grad_w must be {wide} and have the head's shape": grad_w is not None

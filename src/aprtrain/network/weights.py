@@ -92,7 +92,7 @@ def open_network(path: str | os.PathLike[str]) -> NetworkSource:
         model.record_reads()
     try:
         if not model.tensors:
-            raise RefusedError("the file holds no tensors", path=path, hint="give the file with the weights")
+            raise RefusedError("the file holds no tensors", path=path, hint="pass the file with the weights")
         return replace(network_of(canonical(model, decoding=AS_VALUES)), model=model)
     except BaseException:
         model.close()

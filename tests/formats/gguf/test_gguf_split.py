@@ -79,7 +79,7 @@ def test_a_copy_under_the_name_of_another_part_is_refused(folder: Path) -> None:
     """The part given is taken for the one it says it is, which its name contradicts."""
     (folder / name(1)).rename(folder / "keep")
     shutil.copy(folder / name(2), folder / name(1))
-    with pytest.raises(RefusedError, match="its name says"):
+    with pytest.raises(RefusedError, match="but named as part"):
         aprfmt.open(folder / name(1))
 
 

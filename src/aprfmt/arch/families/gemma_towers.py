@@ -24,7 +24,7 @@ def _by_tokens_to(value: object, scope: Scope) -> object:
     if not tokens or not height or height % tokens:
         raise RefusedError(
             f"{scope.name} is {value!r:.20}, which does not divide the image height {height!r:.20}",
-            hint="check preprocessor_config.json; published ones say 256 of 768",
+            hint="check preprocessor_config.json; published models have 256 of 768",
         )
     return height // tokens
 

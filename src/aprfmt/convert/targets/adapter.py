@@ -256,7 +256,7 @@ def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, obje
                     "PEFT has no name for this stacked weight",
                     path=c.model.path,
                     tensor=name,
-                    hint="give the base model with --base, which has the Hugging Face names",
+                    hint="set the base model with --base, which has the Hugging Face names",
                 )
             siblings = sorted(
                 (other for other in stacks if other.rpartition(".")[0] == module), key=lora.parameter_order

@@ -189,8 +189,8 @@ def find_target(dst: PathLike, name: str | None = None) -> Target:
     target = next((t for t in (targets() if is_suffix else TARGETS) if suffix and suffix in t.suffixes), None)
     if target is None and is_suffix:
         raise UsageError(
-            f"cannot tell the output format from the suffix {suffix}",
-            hint="choose one with --format: " + ", ".join(t.name for t in targets()),
+            f"unknown output suffix {suffix}",
+            hint="set the format with --format: " + ", ".join(t.name for t in targets()),
         )
     return target or next(t for t in TARGETS if t.name == "hf")
 
@@ -202,7 +202,7 @@ def check_options(options: Options, target: Target) -> None:
             fitting = ", ".join(t.name for t in TARGETS if name in t.takes)
             raise UsageError(
                 f"--{name.replace('_', '-')} does not apply to the format {target.name}",
-                hint=f"it applies to {fitting}",
+                hint=f"it applies to: {fitting}",
             )
     if options.verify is True and target.name != "gguf":
         raise UsageError(
@@ -212,7 +212,7 @@ def check_options(options: Options, target: Target) -> None:
     if options.verify == "logits" and options.mtp_only:
         raise UsageError("--verify=logits needs a whole model", hint="leave out --mtp-only")
     if options.no_tokenizer and options.tokenizer is not None:
-        raise UsageError("--no-tokenizer and --tokenizer cannot be given together", hint="give one of them")
+        raise UsageError("--no-tokenizer and --tokenizer cannot be given together", hint="use one of them")
     if options.mmproj and isinstance(options.mmproj, bool) == (target.name == "apr"):
         raise UsageError(
             "--mmproj takes a file when writing an .apr, and none when writing an mmproj GGUF",
@@ -227,4 +227,4 @@ def check_options(options: Options, target: Target) -> None:
             "--modelfile needs a whole model in one file", hint="leave out --shard-size, --mtp-only and --mmproj"
         )
     if options.no_mtp and options.mtp_only:
-        raise UsageError("--no-mtp and --mtp-only cannot be given together", hint="give one of them")
+        raise UsageError("--no-mtp and --mtp-only cannot be given together", hint="use one of them")

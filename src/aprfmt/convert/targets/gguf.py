@@ -159,7 +159,7 @@ def _refuse_differences(c: Canonical) -> None:
     refused = [found.what for found in differences(c.arch, c.hparams) if found.refused] if c.arch is not None else []
     if refused:
         raise RefusedError(
-            f"the GGUF would give other logits: {'; '.join(refused)}",
+            f"llama.cpp would compute other logits: {'; '.join(refused)}",
             path=c.model.path,
             hint="write it anyway with --allow-different, or use another output format: -o NAME.apr, -o NAME --format "
             "hf",

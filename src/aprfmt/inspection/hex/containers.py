@@ -274,7 +274,7 @@ def _apr2(source: Source) -> Iterator[Step]:
     header = apr2.parse_header(source)
     if header is None:
         yield Walk("header", iter([spans]), "header")
-        raise TruncatedError(f"the file has {source.size} bytes, the header alone takes 64", path=source.path)
+        raise TruncatedError(f"the file has {source.size} bytes, fewer than its header of 64", path=source.path)
     names = [name for name, bit in apr2.FLAGS.items() if header.flags & bit]
     for span, meaning in ((spans[3], ", ".join(names)), (spans[9], "right" if header.crc_ok else "wrong")):
         span.meaning = meaning
