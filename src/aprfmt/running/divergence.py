@@ -164,7 +164,7 @@ def chunks_of(
         raise RefusedError(
             f"the text is shorter than one chunk of {n_ctx} tokens",
             path=texts[0],
-            hint="give more text with --data, or a smaller --seq-len",
+            hint="add text with --data, or use a smaller --seq-len",
         )
     return found
 

@@ -82,7 +82,7 @@ def _check(call: QuantizeCall) -> None:
     """Raises UsageError for options that exclude or need each other."""
     ways = [f"--{name.replace('_', '-')}" for name in _WAYS if getattr(call, name) is not None]
     if len(ways) > 1:
-        raise UsageError(f"{ways[0]} and {ways[1]} cannot be given together", hint="give one of them")
+        raise UsageError(f"{ways[0]} and {ways[1]} cannot be given together", hint="use one of them")
     if _target(call):
         if call.mix is not None or call.pure:
             what = f"the preset {call.mix}" if call.mix is not None else "--pure"
@@ -90,11 +90,11 @@ def _check(call: QuantizeCall) -> None:
     elif call.measure:
         raise UsageError("--measure requires a target", hint="--target-size, --target-bpw or --max-kl")
     elif call.mix is None and call.recipe is None:
-        raise UsageError("the quantization type is missing", hint="give a preset such as q4_k_m, or --target-bpw X")
+        raise UsageError("the quantization type is missing", hint="add a preset such as q4_k_m, or --target-bpw X")
     measures = call.measure or call.max_kl is not None
     if measures and not paths_of(call.eval_data):
         option = "--measure" if call.measure else "--max-kl"
-        raise UsageError(f"{option} needs held-out text", hint="give it with --eval-data")
+        raise UsageError(f"{option} needs held-out text", hint="set it with --eval-data")
     if paths_of(call.eval_data) and not measures:
         raise UsageError("--eval-data requires --measure or --max-kl")
     if call.max_kl is not None and Path(formats.path_text(call.dst, "dst")).suffix.lower() != ".gguf":
