@@ -60,7 +60,7 @@ from aprfmt.arch.scopes import (
     fill,
     full_key,
     keys_of,
-    normalize,
+    read_config,
     scopes_of,
     take,
 )
@@ -128,14 +128,7 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     h.architecture = row.id if row else h.hf_model_type
     defaults = defaults_of(row, text_type, whole_type)
     scopes = scopes_of(h, row or _UNKNOWN, defaults)
-    for scope in scopes:
-        value, found = look_up(config, scope.key.hf)
-        if not found:
-            value, _ = look_up(defaults, scope.key.hf)
-        elif value is None and scope.key.constant is True:
-            value = False  # of a switch that is on by default, null is off
-        scope.put(scope.key.constant if value is None else value)
-    normalize(scopes)
+    read_config(scopes, config, defaults)
     fill(h, scopes)
     rope.read(h, config, defaults, row)
     h.rope_type = row.rope_type if row else None

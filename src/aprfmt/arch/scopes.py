@@ -65,6 +65,24 @@ def scopes_of(h: Hyperparams, row: Architecture, defaults: Mapping[str, object])
     return [Scope(h, row, key, defaults) for key in keys_of(row, defaults)]
 
 
+def read_config(
+    scopes: Sequence[Scope],
+    config: Mapping[str, object],
+    defaults: Mapping[str, object],
+    *,
+    null_is_absent: bool = False,
+) -> None:
+    """Sets each key's value by a config.json, else by the defaults; then normalizes all of them."""
+    for scope in scopes:
+        value, found = look_up(config, scope.key.hf)
+        if not found or (null_is_absent and value is None):
+            value, _ = look_up(defaults, scope.key.hf)
+        elif value is None and scope.key.constant is True:
+            value = False  # of a switch that is on by default, null is off
+        scope.put(scope.key.constant if value is None else value)
+    normalize(scopes)
+
+
 def take(scope: Scope, value: object) -> None:
     """Sets what a converter gave back."""
     key = scope.key

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch.converter import Scope, converter_of, look_up
+from aprfmt.arch.converter import Scope, look_up
 from aprfmt.arch.families import listed
 from aprfmt.arch.fields import as_text
 from aprfmt.arch.grammar import holds, is_gguf_of
 from aprfmt.arch.hparams import first_class, set_path
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import OF_TENSOR, Tower
-from aprfmt.arch.scopes import defaults_of, normalize
+from aprfmt.arch.scopes import defaults_of, fill, read_config
 from aprfmt.arch.table import TOWERS
 
 PREPROCESSOR = "preprocessor_config"
@@ -48,16 +48,8 @@ def from_config(config: Mapping[str, object], row: Tower, hidden_size: int | Non
     h.hidden_size = hidden_size
     defaults = defaults_of(row, model_type)
     scopes = [Scope(h, row, key, defaults) for key in row.keys if key.hf and key.role != OF_TENSOR]
-    for scope in scopes:
-        value = look_up(config, scope.key.hf)[0]
-        if value is None:
-            value = look_up(defaults, scope.key.hf)[0]
-        scope.put(scope.key.constant if value is None else value)
-    normalize(scopes)
-    for scope in scopes:
-        derive = converter_of(scope.key).derive
-        if derive is not None and scope.value is None:
-            scope.put(derive(scope))
+    read_config(scopes, config, defaults, null_is_absent=True)
+    fill(h, scopes)
     return h
 
 

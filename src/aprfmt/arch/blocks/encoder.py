@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aprfmt.arch.blocks.decoder import Classes, class_names
 from aprfmt.arch.converters.heads import pooling, pooling_of_modules
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 
@@ -31,6 +32,9 @@ def hf_only(dims: str, *names: str) -> tuple[TensorRow, ...]:
     return tuple(rows)
 
 
-def classes(stem: str, *ends: str) -> tuple[str, ...]:
-    """The classes of a family, the bare network first."""
-    return tuple(stem + end for end in ("Model", *ends))
+def encoder_names(
+    stem: str, model_type: str, *ends: str, also: tuple[str, ...] = (), types: tuple[str, ...] = ()
+) -> Classes:
+    """The classes of an encoder, none of which predicts tokens: `stem` with "Model" or `ends`, and `also`."""
+    names = (*(stem + end for end in ("Model", *ends)), *also)
+    return class_names(*names, types=(model_type, *types), bare=names)

@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
     head, linear, must_be, norm, rename, tensor,
 )
 from aprfmt.arch.converters.common import (
-    absent_0, absent_1_0, absent_false, equal_heads, leading_dense, shared_width, some_drafts,
+    absent_0, absent_1_0, absent_false, drafts, equal_heads, leading_dense, shared_width, some_drafts,
 )
 from aprfmt.arch.converters.experts import some_groups
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
@@ -105,6 +105,10 @@ def selection_bias(layers: str = "moe", need: str = REQUIRED) -> TensorRow:
 
 MTP = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=some_drafts)
 """How many draft layers there are, where a GGUF says so only of those that it has."""
+
+
+DRAFTS = replace(MTP, converter=drafts)
+"""The same, which a GGUF says also of none."""
 
 
 def draft_layer(value: str = "", norm_after: str = "shared_head.norm") -> tuple[TensorRow, ...]:

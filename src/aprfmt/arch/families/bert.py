@@ -7,7 +7,7 @@ from dataclasses import replace
 from aprfmt.arch.blocks.decoder import (
     DIMS, LAYER_EPS, block, convert, embedding, gelu, linear, must_be, norm, rename, tensor,
 )
-from aprfmt.arch.blocks.encoder import ENCODER, HEADS, TYPES, classes, hf_only
+from aprfmt.arch.blocks.encoder import ENCODER, HEADS, TYPES, encoder_names, hf_only
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
@@ -77,9 +77,7 @@ def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
 
 _POSITIONS = tensor("embeddings.position_embeddings.weight", "position_embd.weight", "positions,hidden")
 _BERT = Architecture(
-    id="bert", gguf="bert", hf_class="BertModel", model_type="bert",
-    hf_classes=classes("Bert", *HEADS, "ForPreTraining"), bare_classes=classes("Bert", *HEADS, "ForPreTraining"),
-    model_types=("bert",),
+    id="bert", gguf="bert", **encoder_names("Bert", "bert", *HEADS, "ForPreTraining"),
     tensors=(
         *_bert(_POSITIONS), *hf_only("hidden,hidden", "pooler.dense", "cls.predictions.transform.dense"),
         *hf_only("hidden", "cls.predictions.transform.LayerNorm"), *hf_only("vocab,hidden", "cls.predictions.decoder"),
@@ -93,10 +91,10 @@ _BERT = Architecture(
 
 def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Architecture:
     """BERT whose positions count from the id of the padding token on; a GGUF is known by its vocabulary."""
-    names = tuple(name for s in (stem, *more) for name in classes(s, *HEADS))
+    also = tuple(name for s in more for name in encoder_names(s, "", *HEADS)["hf_classes"])
+    types = tuple(name.lower() for name in more)
     return Architecture(
-        id=model_type, gguf="bert", hf_class=f"{stem}Model", model_type=model_type, hf_classes=names,
-        bare_classes=names, model_types=(model_type, *(name.lower() for name in more)),
+        id=model_type, gguf="bert", **encoder_names(stem, model_type, *HEADS, also=also, types=types),
         when=f"tokenizer.ggml.model={vocabulary}",
         tensors=(
             *_bert(replace(_POSITIONS, gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")),
@@ -110,8 +108,7 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
 
 
 _DISTILBERT = Architecture(
-    id="distilbert", gguf="bert", hf_class="DistilBertModel", model_type="distilbert",
-    hf_classes=classes("DistilBert", *HEADS), bare_classes=classes("DistilBert", *HEADS), model_types=("distilbert",),
+    id="distilbert", gguf="bert", **encoder_names("DistilBert", "distilbert", *HEADS),
     when="tensors&!tensors=token_types.weight",
     tensors=(
         embedding("embeddings.word_embeddings"), _POSITIONS, *_layer_norm("embeddings.LayerNorm", "token_embd_norm"),

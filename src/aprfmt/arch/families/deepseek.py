@@ -8,11 +8,11 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.mla import INDEXER, KEY, indexer, joint_latent_attention, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import (
-    DENSE_LAYERS, EQUAL_HEADS, MLP_LAYER_TYPES, NO_BIAS, SHARED_COUNT, WIDTH, draft_layer, moe_decoder, moe_keys,
-    router_and_experts, selection_bias, shared_expert,
+    DENSE_LAYERS, DRAFTS, EQUAL_HEADS, MLP_LAYER_TYPES, NO_BIAS, SHARED_COUNT, WIDTH, draft_layer, moe_decoder,
+    moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.converter import Converter, Scope, nothing
-from aprfmt.arch.converters.common import drafts, gating, gguf_int, leading_dense, no_rope_scaling, nope_and_rope
+from aprfmt.arch.converters.common import gating, gguf_int, leading_dense, no_rope_scaling, nope_and_rope
 from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key
 
 
@@ -34,7 +34,6 @@ group_choice = Converter(
 _ROTATED = Key("rope.dimension_count", ("qk_rope_head_dim",), field="head_dim")
 """What the rope parameters call a head is the part of it that is rotated."""
 _WHOLE_QUERY = f"heads*{KEY.replace('+', '+heads*')},"
-_DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts)
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -96,6 +95,6 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="deepseek_v32", gguf="deepseek32", **hf_names("DeepseekV32", "deepseek_v32"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer(), *draft_layer())),
-        keys=mla_keys(*INDEXER, _DRAFTS, MLP_LAYER_TYPES),
+        keys=mla_keys(*INDEXER, DRAFTS, MLP_LAYER_TYPES),
     ),
 )

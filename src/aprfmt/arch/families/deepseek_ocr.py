@@ -99,8 +99,7 @@ def _ocr(id: str, hf_class: str, when: str, max_tiles: int) -> Tower:
     """DeepSeek-OCR: SAM's features go into CLIP's transformer, and both of them into the language model."""
     v = "model.vision_model."
     return Tower(
-        id=id, gguf="clip", hf_class=hf_class, model_type="deepseek_vl_v2", hf_classes=(hf_class,),
-        model_types=("deepseek_vl_v2",), hf_when=_SAM, when=when, text="",
+        id=id, **whole(hf_class, types=("deepseek_vl_v2",)), hf_when=_SAM, when=when, text="",
         tensors=(
             *_sam(), tensor(f"{v}embeddings.class_embedding", "v.class_embd", _CLIP_WIDTH),
             tensor(

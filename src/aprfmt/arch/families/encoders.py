@@ -8,7 +8,7 @@ from aprfmt.arch.blocks.decoder import (
     DIMS, GROUPED, HEAD_DIM, LAYER_EPS, RMS_EPS, ROPE, VOCAB, attention, block, convert, embedding, final_norm,
     gated_mlp, gelu, linear, must_be, norm, rename, tensor,
 )
-from aprfmt.arch.blocks.encoder import ENCODER, HEADS, TYPES, classes, hf_only
+from aprfmt.arch.blocks.encoder import ENCODER, HEADS, TYPES, encoder_names, hf_only
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, nothing
 from aprfmt.arch.converters.common import integer, no_rope_scaling
 from aprfmt.arch.converters.heads import pooling
@@ -69,9 +69,7 @@ def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tu
 
 
 _NOMIC = Architecture(
-    id="nomic_bert", gguf="nomic-bert", hf_class="NomicBertModel", model_type="nomic_bert",
-    hf_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER), bare_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER),
-    model_types=("nomic_bert",),
+    id="nomic_bert", gguf="nomic-bert", **encoder_names("NomicBert", "nomic_bert", *HEADS[:2], CLASSIFIER),
     tensors=(
         *_rotary_bert(
             "attn",
@@ -97,9 +95,8 @@ _NOMIC = Architecture(
     prefixes=(("nomic_bert.", ""),),
 )
 _JINA3 = Architecture(
-    id="jina_embeddings_v3", gguf="jina-bert-v3", hf_class="JinaEmbeddingsV3Model", model_type="jina_embeddings_v3",
-    hf_classes=classes("JinaEmbeddingsV3", *HEADS, CLASSIFIER),
-    bare_classes=classes("JinaEmbeddingsV3", *HEADS, CLASSIFIER), model_types=("jina_embeddings_v3",),
+    id="jina_embeddings_v3", gguf="jina-bert-v3",
+    **encoder_names("JinaEmbeddingsV3", "jina_embeddings_v3", *HEADS, CLASSIFIER),
     tensors=(
         *_rotary_bert(
             "mixer",
@@ -120,8 +117,7 @@ _NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias") + bl
 )
 """Of a ModernBERT with `norm_bias`, which llama.cpp does not compute."""
 _MODERN = Architecture(
-    id="modernbert", gguf="modern-bert", hf_class="ModernBertModel", model_type="modernbert",
-    hf_classes=classes("ModernBert", *HEADS), bare_classes=classes("ModernBert", *HEADS), model_types=("modernbert",),
+    id="modernbert", gguf="modern-bert", **encoder_names("ModernBert", "modernbert", *HEADS),
     tensors=(
         embedding("embeddings.tok_embeddings"), *norm("embeddings.norm", "token_embd_norm"),
         *block(
@@ -144,9 +140,8 @@ _MODERN = Architecture(
     prefixes=(("model.", ""),), nested_rope=True,
 )
 _EUROBERT = Architecture(
-    id="eurobert", gguf="eurobert", hf_class="EuroBertModel", model_type="eurobert",
-    hf_classes=(*classes("EuroBert", *HEADS[:2], CLASSIFIER), "JinaEmbeddingsV5Model"),
-    bare_classes=(*classes("EuroBert", *HEADS[:2], CLASSIFIER), "JinaEmbeddingsV5Model"), model_types=("eurobert",),
+    id="eurobert", gguf="eurobert",
+    **encoder_names("EuroBert", "eurobert", *HEADS[:2], CLASSIFIER, also=("JinaEmbeddingsV5Model",)),
     tensors=(
         embedding("embed_tokens"),
         *block(

@@ -313,9 +313,8 @@ TOWERS: tuple[Tower, ...] = (
         keys=(*_GEMMA4_SEEN, *_GEMMA4_HEARD),
     ),
     Tower(
-        id="gemma4_unified_towers", gguf="clip", hf_class="Gemma4UnifiedForConditionalGeneration",
-        model_type="gemma4_unified", hf_classes=("Gemma4UnifiedForConditionalGeneration",),
-        model_types=("gemma4_unified",), when="vision.projector_type=gemma4uv", text="model.language_model.",
+        id="gemma4_unified_towers", **whole("Gemma4UnifiedForConditionalGeneration", types=("gemma4_unified",)),
+        when="vision.projector_type=gemma4uv", text="model.language_model.",
         tensors=(
             tensor(f"{_E}patch_ln1.weight", "v.patch_norm.1.weight", f"{_MERGED}*3", order=_COLOURS_FIRST),
             tensor(f"{_E}patch_ln1.bias", "v.patch_norm.1.bias", f"{_MERGED}*3", order=_COLOURS_FIRST),
@@ -363,11 +362,7 @@ TOWERS: tuple[Tower, ...] = (
     ),
     Tower(
         id="gemma3n_towers",
-        gguf="clip",
-        hf_class="Gemma3nForConditionalGeneration",
-        model_type="gemma3n",
-        hf_classes=("Gemma3nForConditionalGeneration",),
-        model_types=("gemma3n",),
+        **whole("Gemma3nForConditionalGeneration", types=("gemma3n",)),
         when="vision.projector_type=gemma3nv",
         text="model.language_model.",
         tensors=(*_SEEING, *_HEARING),

@@ -11,14 +11,14 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.mla import INDEXER, indexer, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import (
-    BIAS_FLAG, DENSE_LAYERS, EQUAL_HEADS, GROUPS, MLP_LAYER_TYPES, MTP, SHARED_COUNT, SIGMOID, WEIGHTS_NORM,
+    BIAS_FLAG, DENSE_LAYERS, DRAFTS, EQUAL_HEADS, GROUPS, MLP_LAYER_TYPES, MTP, SHARED_COUNT, SIGMOID, WEIGHTS_NORM,
     WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
     IMAGE, PATCHES, TOWER_WIDTH, VISION_EPS, layers, mlp, norms, patches, projector, sees, sizes, whole,
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.converters.common import drafts, integer
+from aprfmt.arch.converters.common import integer
 from aprfmt.arch.converters.sparse import indexers_from, indexers_normalize, indexers_to
 from aprfmt.arch.fields import as_float
 from aprfmt.arch.rope import DEFAULT_THETA
@@ -47,7 +47,6 @@ def _halved(row: TensorRow) -> TensorRow:
 
 _GLM_KEYS = (*DECODER, ROPE_DIM, flag("attention_bias"), SILU)
 glm_indexers = Converter(indexers_to, indexers_from, normalize=indexers_normalize)
-_DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts)
 
 
 def _ratio_from(value: object, scope: Scope) -> object:
@@ -112,15 +111,14 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             *GROUPS, ROPE_DIM, WIDTH, SHARED_COUNT, DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, WEIGHTS_NORM, BIAS_FLAG,
-            flag("use_qk_norm"), Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts),
-            count="n_routed_experts",
+            flag("use_qk_norm"), DRAFTS, count="n_routed_experts",
         ),
     ),
     Architecture(
         id="glm_moe_dsa", gguf="glm-dsa", **hf_names("GlmMoeDsa", "glm_moe_dsa"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer("indexer"), *draft_layer())),
         keys=mla_keys(
-            *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=glm_indexers), _DRAFTS,
+            *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=glm_indexers), DRAFTS,
             MLP_LAYER_TYPES
         ),
     ),

@@ -11,13 +11,13 @@ from aprfmt.arch.blocks.decoder import (
 from aprfmt.arch.blocks.delta import delta_attention
 from aprfmt.arch.blocks.mla import LATENT_SIZES, latent_attention
 from aprfmt.arch.blocks.moe import (
-    DENSE_LAYERS, GROUPS, MTP, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts,
+    DENSE_LAYERS, DRAFTS, GROUPS, MTP, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts,
     shared_expert,
 )
 from aprfmt.arch.blocks.qwen_vision import MERGED, qwen3_keys, qwen3_sizes, qwen3_vision
 from aprfmt.arch.blocks.tower import IMAGE, TOWER_WIDTH, projector, sees, whole
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, nothing
-from aprfmt.arch.converters.common import drafts, gating
+from aprfmt.arch.converters.common import gating
 from aprfmt.arch.converters.experts import limits
 from aprfmt.arch.converters.hybrid import attending, latent_layers
 from aprfmt.arch.row import HEAD, OPTIONAL, OWN, REQUIRED, Architecture, Key, TensorRow, Tower
@@ -155,8 +155,7 @@ ROWS: tuple[Architecture, ...] = (
             *GROUPS, Key("expert_gating_func", ("score_function",), converter=gating), ROPE_DIM, DENSE_LAYERS, VOCAB,
             WIDTH,
             Key("expert_shared_feed_forward_length", ("moe_shared_expert_intermediate_size",), converter=expert_width),
-            WEIGHTS_SCALE, Key("expert_shared_count", ("num_shared_experts",)), WEIGHTS_NORM,
-            Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=drafts),
+            WEIGHTS_SCALE, Key("expert_shared_count", ("num_shared_experts",)), WEIGHTS_NORM, DRAFTS,
             flag("moe_router_enable_expert_bias"), must_be("use_qk_norm", True), *_NO_BIASES,
         ),
     ),

@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
     gated_mlp, gelu, linear, must_be, norm, plain_mlp, rename, split, tensor,
 )
 from aprfmt.arch.blocks.encoder import ENCODER
-from aprfmt.arch.blocks.tower import hears, layers, projector, sizes, width
+from aprfmt.arch.blocks.tower import hears, layers, projector, sizes, whole, width
 from aprfmt.arch.converter import Converter, default, refuse_if
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow, Tower
 
@@ -229,11 +229,7 @@ def _told(config: str, *names: str) -> tuple[Key, ...]:
 
 _QWEN3_TTS = Tower(
     id="qwen3_tts_codec",
-    gguf="clip",
-    hf_class="Qwen3TTSForConditionalGeneration",
-    model_type="qwen3_tts",
-    hf_classes=("Qwen3TTSForConditionalGeneration",),
-    model_types=("qwen3_tts",),
+    **whole("Qwen3TTSForConditionalGeneration", types=("qwen3_tts",)),
     when="audio.projector_type=qwen3tts_spkenc",
     text="",
     tensors=(*_voice(), *_codes(), *_sound()),

@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
     DIMS, GROUPED, WINDOW, gated_mlp, hf_names, linear, must_be, network, norm, rename, tensor,
 )
 from aprfmt.arch.blocks.moe import MTP, NO_BIAS, WIDTH, draft_layer, moe_keys, shared_expert
-from aprfmt.arch.blocks.tower import IMAGE, epsilon, layers, mlp, norms, projector, sees
+from aprfmt.arch.blocks.tower import IMAGE, epsilon, layers, mlp, norms, projector, sees, whole
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, refuse_if
 from aprfmt.arch.converters.common import gating, integer
 from aprfmt.arch.converters.experts import DENSE, SPARSE, after, counted_dense_from, counted_dense_to, limits
@@ -132,8 +132,7 @@ _TENSORS = (
 
 def _step(id: str, hf_class: str, model_type: str) -> Tower:
     return Tower(
-        id=id, gguf="clip", hf_class=hf_class, model_type=model_type, hf_classes=(hf_class,), model_types=(model_type,),
-        when="projector_type=step3vl", text="",
+        id=id, **whole(hf_class, types=(model_type,)), when="projector_type=step3vl", text="",
         prefixes=(("model.vision_model.", _V), ("model.vit_large_projector.", "vit_large_projector.")),
         tensors=_TENSORS, f32=(".position_embd.",), convolutions=("mm.0.weight", "mm.1.weight"),
         keys=sees(
