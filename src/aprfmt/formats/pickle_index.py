@@ -83,7 +83,7 @@ class _Tensor:
         self.dtype, self.odd = dtype or getattr(storage, "dtype", ""), odd
 
 
-class _Dict(dict[Any, Any]):
+class _Dict(dict[object, object]):
     """An OrderedDict, with the attributes that modules put on theirs."""
 
 
@@ -100,46 +100,53 @@ class _Global:
     __slots__ = ("call", "name")
 
     name: str
-    call: Callable[..., Any] | None
+    call: Callable[..., object] | None
 
-    def __init__(self, name: str, call: Callable[..., Any] | None = None) -> None:
+    def __init__(self, name: str, call: Callable[..., object] | None = None) -> None:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "call", call)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise TypeError("a global of a pickle cannot be changed")
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> object:
         if self.call is None:
             raise TypeError(f"{self.name} is not a function")
         return self.call(*arguments)
 
 
-def _tensor_2(storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) -> _Tensor:
+def _tensor_2(storage: object, offset: object, shape: object, strides: object, *more: object) -> _Tensor:
     return _Tensor(storage, offset, shape, strides, odd=_bits(more[2:]))
 
 
 def _tensor_3(
-    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *more: Any
+    storage: object,
+    offset: object,
+    shape: object,
+    strides: object,
+    grad: object,
+    hooks: object,
+    dtype: object,
+    *more: object,
 ) -> _Tensor:
     return _Tensor(storage, offset, shape, strides, str(getattr(dtype, "name", "")), _bits(more))
 
 
-def _bits(metadata: tuple[Any, ...]) -> str:
+def _bits(metadata: tuple[object, ...]) -> str:
     return (
         "conjugated or negated" if metadata and isinstance(metadata[0], Mapping) and any(metadata[0].values()) else ""
     )
 
 
-def _odd(kind: str) -> Any:
+def _odd(kind: str) -> Callable[..., _Tensor]:
     return lambda *_: _Tensor(None, 0, (), (), odd=kind)
 
 
-def _parameter(data: Any, *_: Any) -> Any:
+def _parameter(data: object, *_: object) -> object:
     return data
 
 
-_CALLS: dict[str, Callable[..., Any]] = {
+_CALLS: dict[str, Callable[..., object]] = {
     "collections.OrderedDict": _Dict,
     "collections.Counter": _Dict,
     "builtins.set": set,
@@ -172,7 +179,7 @@ _KINDS = ("float", "bfloat", "int", "uint", "complex", "bool", "bits", "qint", "
 class _Unpickler(pickle.Unpickler):
     """Builds stand-ins."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> _Global:
         """The stand-in of a global. Raises RefusedError for any that torch.save does not write for tensors."""
         path = f"{'builtins' if module == '__builtin__' else module}.{name}"
         if path in _CALLS:
@@ -282,7 +289,7 @@ def _state_dict(found: object) -> tuple[dict[str, _Tensor], list[str]]:
     def is_weights(value: object) -> bool:
         return isinstance(value, dict) and any(isinstance(item, _Tensor) for item in value.values())
 
-    outer: dict[Any, object] = found if isinstance(found, dict) else {}
+    outer: dict[object, object] = found if isinstance(found, dict) else {}
     left: list[str] = []
     inner = next((key for key in NESTED if is_weights(outer.get(key))), None)
     if inner is None and not is_weights(outer):

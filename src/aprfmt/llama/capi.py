@@ -10,9 +10,12 @@ import ctypes
 import importlib
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint32, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aprfmt.llama.engine import LayoutError
+
+if TYPE_CHECKING:
+    from _ctypes import CFuncPtr, _CDataType
 
 Token = c_int32
 Pointer = c_void_p
@@ -23,7 +26,12 @@ stack or behind a pointer, so a function does not see what follows the fields th
 EVAL_CALLBACK = ctypes.CFUNCTYPE(c_bool, Pointer, c_bool, Pointer)
 """ggml_backend_sched_eval_callback: (tensor, whether it only asks if the tensor is wanted, user data)."""
 
-_MODEL_FIELDS: list[tuple[str, Any]] = [
+_CType: TypeAlias = "type[_CDataType]"
+_Field: TypeAlias = "tuple[str, _CType]"
+_Signature: TypeAlias = "tuple[_CType | None, list[_CType]]"
+"""What a function returns, None for nothing, and its arguments."""
+
+_MODEL_FIELDS: list[_Field] = [
     ("devices", Pointer),
     ("tensor_buft_overrides", Pointer),
     *((name, c_int32) for name in ("n_gpu_layers", "split_mode", "load_mode", "lazy_mode", "main_gpu")),
@@ -34,7 +42,7 @@ _MODEL_FIELDS: list[tuple[str, Any]] = [
     *((name, c_bool) for name in ("vocab_only", "check_tensors", "use_extra_bufts", "no_host", "no_alloc", "load_mtp")),
 ]
 
-_CONTEXT_FIELDS: list[tuple[str, Any]] = [
+_CONTEXT_FIELDS: list[_Field] = [
     *((name, c_uint32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq")),
     *((name, c_uint32) for name in ("n_outputs_max", "n_outputs_max_per_seq")),
     *((name, c_int32) for name in ("n_threads", "n_threads_batch")),
@@ -59,7 +67,7 @@ _CONTEXT_FIELDS: list[tuple[str, Any]] = [
 ]
 
 
-def _with(fields: list[tuple[str, Any]], new: tuple[str, Any], before: str) -> list[tuple[str, Any]]:
+def _with(fields: list[_Field], new: _Field, before: str) -> list[_Field]:
     at = [name for name, _ in fields].index(before)
     return [*fields[:at], new, *fields[at:]]
 
@@ -120,7 +128,7 @@ class _SamplerChainParams(Structure):
     _fields_ = (("no_perf", c_bool),)
 
 
-_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+_FUNCTIONS: dict[str, _Signature] = {
     "llama_backend_init": (None, []),
     "llama_log_set": (None, [Pointer, Pointer]),
     "llama_model_get_vocab": (Pointer, [Pointer]),
@@ -172,7 +180,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 """Name -> (result, arguments) of the functions that take no parameters by value of a layout to be found out."""
 
 
-_MEDIA_FIELDS: list[tuple[str, Any]] = [
+_MEDIA_FIELDS: list[_Field] = [
     ("use_gpu", c_bool),
     ("device", Pointer),
     ("print_timings", c_bool),
@@ -191,7 +199,7 @@ _MEDIA_FIELDS: list[tuple[str, Any]] = [
 ]
 _POSITION = POINTER(c_int32)
 
-_MEDIA_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+_MEDIA_FUNCTIONS: dict[str, _Signature] = {
     "mtmd_support_vision": (c_bool, [Pointer]),
     "mtmd_support_audio": (c_bool, [Pointer]),
     "mtmd_helper_init_opt_default": (MediaOptions, []),
@@ -219,13 +227,13 @@ class Functions:
         ImportError: the library does not export one of them.
     """
 
-    def __init__(self, path: Path, prefix: str, table: dict[str, tuple[Any, list[Any]]]) -> None:
+    def __init__(self, path: Path, prefix: str, table: dict[str, _Signature]) -> None:
         self._library, self._prefix = ctypes.CDLL(str(path)), prefix
         self._defaults: dict[type[Structure], bytes] = {}
         for name, (result, arguments) in table.items():
             self.declare(name, result, arguments)
 
-    def declare(self, name: str, result: Any, arguments: list[Any]) -> None:
+    def declare(self, name: str, result: _CType | None, arguments: list[_CType]) -> None:
         """Makes a function of the library an attribute. Raises ImportError where the library does not export it."""
         try:
             function = getattr(self._library, name)
@@ -237,7 +245,7 @@ class Functions:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name} is not declared")
 
-    def _parameters(self, default: str, layouts: list[list[tuple[str, Any]]]) -> type[Structure]:
+    def _parameters(self, default: str, layouts: list[list[_Field]]) -> type[Structure]:
         """The structure whose defaults the function `default` gives, with room behind its fields."""
         raw = type("Raw", (Structure,), {"_fields_": [("bytes", ctypes.c_uint8 * _ROOM)]})
         function = getattr(self._library, default)
@@ -276,15 +284,15 @@ class LlamaLibrary(Functions):
         self.backend_init()
         self.log_set(None, None)  # a package may have set a filter; what is said on stderr is the client's log
 
-    def callback(self, parameters: Any, name: str, function: Any) -> None:
+    def callback(self, parameters: Structure, name: str, function: CFuncPtr) -> None:
         """Sets a field of a structure of parameters to a C callback, which the caller keeps alive."""
         setattr(parameters, name, ctypes.cast(function, Pointer).value)
 
-    def model_params(self) -> Any:
+    def model_params(self) -> Structure:
         """llama.cpp's defaults for loading a model."""
         return self._model_params.from_buffer_copy(self._defaults[self._model_params])
 
-    def context_params(self) -> Any:
+    def context_params(self) -> Structure:
         """llama.cpp's defaults for a context."""
         return self._context_params.from_buffer_copy(self._defaults[self._context_params])
 
@@ -304,7 +312,7 @@ class MediaLibrary(Functions):
         self._params = self._parameters("mtmd_context_params_default", [_MEDIA_FIELDS])
         self.declare("mtmd_init_from_file", Pointer, [c_char_p, Pointer, self._params])
 
-    def params(self) -> Any:
+    def params(self) -> Structure:
         """mtmd's defaults for loading a tower."""
         return self._params.from_buffer_copy(self._defaults[self._params])
 

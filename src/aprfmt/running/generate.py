@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from aprfmt import formats
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
@@ -363,13 +362,13 @@ def _template_file(path: str) -> str:
     return text
 
 
-def metadata_of(gguf: str) -> dict[str, Any]:
+def metadata_of(gguf: str) -> Mapping[str, object]:
     """The keys of a GGUF."""
     with formats.open(gguf) as model:
         return dict(model.metadata)
 
 
-def refuse_others(metadata: Mapping[str, Any], path: str) -> None:
+def refuse_others(metadata: Mapping[str, object], path: str) -> None:
     """Raises RefusedError for a GGUF that holds no model that reads text."""
     kind = metadata.get("general.type")
     if kind == "adapter":
@@ -384,7 +383,7 @@ def refuse_others(metadata: Mapping[str, Any], path: str) -> None:
         )
 
 
-def context_of(metadata: Mapping[str, Any], wanted: int | None, usual: int = DEFAULT_CONTEXT) -> int:
+def context_of(metadata: Mapping[str, object], wanted: int | None, usual: int = DEFAULT_CONTEXT) -> int:
     """Tokens of the context: those that are wanted, else `usual`, or as many as the model was trained with."""
     if wanted is not None:
         return wanted
