@@ -48,6 +48,10 @@ def test_sizes_are_kept_and_used(tiny_gguf: Path, tmp_path: Path) -> None:
     assert report.predicted_kl is not None
     assert {"Q8_0"} < set(report.dtypes)
     assert sum(row["share"] for row in report.groups) == pytest.approx(1)
+    lines: list[str] = []
+    with pytest.raises(ExistsError):  # before anything is measured
+        aprfmt.quantize_model(tiny_gguf, tmp_path / "t.gguf", target_size=target, log=lines.append)
+    assert lines == []
     plan = aprfmt.quantize_model(tiny_gguf, tmp_path / "p.gguf", target_size=target, plan=True)
     assert (plan.output_bytes, plan.groups) == (report.output_bytes, report.groups)
     assert not (tmp_path / "p.gguf").exists()
@@ -67,7 +71,7 @@ def test_a_target_out_of_reach_names_the_nearest(tiny_gguf: Path, tmp_path: Path
     out = tmp_path / "t.gguf"
     for given in ({"target_bpw": 1.0}, {"target_size": 1000}):
         with pytest.raises(RefusedError, match="cannot be reached: the smallest") as caught:
-            aprfmt.quantize_model(tiny_gguf, out, **given)
+            aprfmt.quantize_model(tiny_gguf, out, **given, force=True)
         option, value = (caught.value.hint or "").split()
         nearest = {option[2:].replace("-", "_"): float(value) if "bpw" in option else int(value)}
         report = aprfmt.quantize_model(tiny_gguf, out, **nearest, force=True)  # type: ignore[arg-type]
@@ -201,8 +205,9 @@ def test_an_output_that_misses_is_not_published(
     """What llama.cpp measures decides, whatever was predicted."""
     from aprfmt.running import divergence
 
-    out = tmp_path / "t.gguf"
-    given = {"max_kl": 0.05, "eval_data": text, "eval_tokens": 512}
+    out, records = tmp_path / "t.gguf", tmp_path / "t.jsonl"
+    records.write_text(json.dumps({"body": text.read_text()}) + "\n")
+    given = {"max_kl": 0.05, "eval_data": records, "text_field": "body", "eval_tokens": 512}
     measured = iter((1.0, 0.2, 0.03))
 
     def compare(*a: object, **b: object) -> list[object]:
@@ -226,6 +231,7 @@ def test_a_perturbed_model_is_restored(tiny_gguf: Path, text: Path) -> None:
         assert first > 1e-6
         assert model.divergence({}) < first / 10
         assert model.divergence(types) == pytest.approx(first, rel=1e-6)
+        assert model.divergence({"blk.9.nextn.weight": "Q4_0"}) == 0
 
 
 def test_an_interrupted_measurement_resumes(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,9 @@ class Quantize(Conversion):
                 path, warnings = cached_imatrix(self.file, data, **more, progress=progress, log=out.progress_line)
             for warning in warnings:
                 out.warning(warning)
-            auto = {"imatrix": path, "data": (), "chunks": None, "text_field": "text"}
+            auto = {"imatrix": path, "data": (), "chunks": None}
+            if not given.get("eval_data"):
+                auto["text_field"] = "text"
         quantize = partial(aprfmt.quantize_model, mix=self.mix, log=out.progress_line)
         self.run("quantizing", quantize, self.file, output, **auto)
 

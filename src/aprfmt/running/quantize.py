@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from aprfmt import formats
 from aprfmt.convert.options import QuantizeCall, options_of
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.io.sink import check_target
 from aprfmt.running.imatrix import AUTO, cached_imatrix
 from aprfmt.schema import takes
 from aprfmt.types import PathLike, paths_of
@@ -64,7 +65,8 @@ def quantize_model(call: QuantizeCall) -> Report:
             call.src, texts, chunks=call.chunks, text_field=call.text_field, log=call.log
         )
     else:
-        auto_only = {"data": texts, "chunks": call.chunks is not None}
+        own_text = call.text_field != "text" and not paths_of(call.eval_data)
+        auto_only = {"data": texts, "chunks": call.chunks is not None, "text-field": own_text}
         for name, is_given in auto_only.items():
             if is_given:
                 raise UsageError(f"--{name} requires --imatrix {AUTO}")
@@ -183,6 +185,8 @@ class _Quantizing:
         """Quantizes to the types for the target."""
         call = self.call
         self._check_recipe_out()
+        if not call.plan:  # before minutes of measuring
+            check_target(formats.path_text(call.dst, "dst"), [formats.path_text(call.src, "src")], call.force)
         chooser = self._chooser()
         chooser.measure_errors(self.plan)
         chooser.usual_costs()
@@ -200,7 +204,7 @@ class _Quantizing:
         report.groups = chooser.groups(chosen)
         report.predicted_kl = chooser.predicted(chosen)
         if not call.measure:
-            report.warnings.append("the predicted KL is a rough estimate; --measure makes it exact")
+            report.warnings.append("the predicted KL is a rough estimate; --measure calibrates it on --eval-data")
         self._write_recipe(chooser.recipe(chosen))
         return report
 
@@ -264,7 +268,8 @@ class _Quantizing:
             reference = os.path.join(folder, "reference.kld")
             with open_decoder(self._source(), n_ctx=DEFAULT_CTX) as llama:
                 n_chunks = max(1, self.call.eval_tokens // DEFAULT_CTX)
-                write_logits(llama, chunks_of(llama, self._eval_texts(), DEFAULT_CTX, n_chunks), reference)
+                chunks = chunks_of(llama, self._eval_texts(), DEFAULT_CTX, n_chunks, self.call.text_field)
+                write_logits(llama, chunks, reference)
 
             def check(output: str) -> None:
                 nonlocal measured
@@ -298,8 +303,6 @@ class _Quantizing:
     # --- recipes ---
 
     def _check_recipe_out(self) -> None:
-        from aprfmt.io.sink import check_target
-
         if (path := self.call.recipe_out) is not None:
             target = formats.path_text(path, "recipe_out")
             if os.path.abspath(target) == os.path.abspath(formats.path_text(self.call.dst, "dst")):

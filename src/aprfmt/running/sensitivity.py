@@ -82,7 +82,7 @@ class PerturbedModel:
             self._llama = stack.enter_context(open_decoder(gguf, n_ctx=DEFAULT_CTX, watched=True, say=log))
             chunks = chunks_of(self._llama, texts, DEFAULT_CTX, max(1, n_tokens // DEFAULT_CTX), text_field)
             self._reference = os.path.join(self._folder, "reference.kld")
-            self._llama.effects(chunks[0][:2])  # finds the weights in memory
+            self._computed = {*self._llama.effects(chunks[0][:2])[1]}
             write_logits(self._llama, chunks, self._reference)
             self._stack = stack.pop_all()
 
@@ -97,15 +97,18 @@ class PerturbedModel:
     def divergence(self, types: Mapping[str, str]) -> float:
         """The mean KL(model || model with these tensors quantized), in nats; the weights are restored.
 
-        Raises RefusedError for weights that are quantized already, RunError.
+        0 for tensors that llama.cpp does not compute with. Raises RefusedError for weights that are quantized already,
+        RunError.
         """
-        try:
-            for name, dtype in types.items():
-                self._replace(name, dtype)
-            return float(compare(self._llama, self._reference)[0].mean())
-        finally:
-            for name in types:
-                self._replace(name, None)
+        names = [name for name in types if name in self._computed]
+        if not names:
+            return 0.0
+        for name in names:
+            self._replace(name, types[name])
+        found = float(compare(self._llama, self._reference)[0].mean())
+        for name in names:
+            self._replace(name, None)
+        return found
 
     def _replace(self, name: str, dtype: str | None) -> None:
         """Replaces a tensor by its values in `dtype`; None: by its own."""

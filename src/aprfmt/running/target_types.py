@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -51,9 +52,13 @@ PLANNED = "q8_0"
 _MEASURED_BITS = (4.5, 2.6)
 """Bits per weight at which sensitivities are measured: for targets from 4 bits on, and below."""
 
-_COSTS = {"token_embd": 6.0, "output": 6.0, "attn_q": 2.0, "attn_k": 2.0, "attn_output": 3.0}
-_COST = 4.0
-"""Predicted KL in nats per unit of relative error in all layers of a role, measured on SmolLM2-135M."""
+_COSTS = {
+    **{"token_embd": 6.2, "output": 6.2, "attn_q": 1.9, "attn_k": 3.1, "attn_v": 4.5, "attn_output": 2.7},
+    **{"ffn_gate": 4.0, "ffn_up": 5.7, "ffn_down": 5.3},
+}
+"""KL in nats per unit of mean relative error of a role, as `--measure` finds it for SmolLM2-135M."""
+_COST, _UNTIED_COST = 4.0, 1.0
+"""The same for other roles, and for a token embedding that is not the output head too."""
 
 
 Plan = Callable[[Mapping[str, object]], Report]
@@ -137,12 +142,10 @@ class TypeChooser:
 
     def usual_costs(self) -> None:
         """Takes the costs from the roles of the tensors."""
-        roles: dict[str, int] = {}
-        for tensor in self.tensors:
-            roles[role_of(tensor.name)] = roles.get(role_of(tensor.name), 0) + 1
-        tied = "output" not in roles
+        roles = Counter(role_of(tensor.name) for tensor in self.tensors)
+        costs = _COSTS | ({"token_embd": _UNTIED_COST} if "output" in roles else {})
         self.tensors = [
-            replace(tensor, cost=_COSTS.get(role, _COST) / roles[role] if role != "token_embd" or tied else _COST / 8)
+            replace(tensor, cost=costs.get(role, _COST) / roles[role])
             for tensor, role in ((tensor, role_of(tensor.name)) for tensor in self.tensors)
         ]
 
@@ -158,9 +161,10 @@ class TypeChooser:
             self.log(f"measured the sensitivity of {label} ({done} of {len(missing)})")
         costs: dict[str, float] = {}
         for label, names in groups.items():
-            error = sum(types[name].error for name in names)
-            costs |= dict.fromkeys(names, max(self.known[keys[label]], 0.0) / error if error else 0.0)
-        self.tensors = [replace(tensor, cost=costs[tensor.name]) for tensor in self.tensors]
+            error, divergence = sum(types[name].error for name in names), self.known[keys[label]]
+            if error > 0 and divergence > 0:  # else llama.cpp does not compute with them: MTP layers
+                costs |= dict.fromkeys(names, divergence / error)
+        self.tensors = [replace(tensor, cost=costs.get(tensor.name, tensor.cost)) for tensor in self.tensors]
 
     def calibrate(self, model: Callable[[], PerturbedModel], chosen: Allocation) -> None:
         """Scales the prediction to the KL of the model with all types `chosen`, measured in memory."""
@@ -244,14 +248,11 @@ class TypeChooser:
             role, _, layers = label.partition(" ")
             options = [chosen[name] for name in names]
             n_bytes, n_params = sum(option.n_bytes for option in options), sum(self.sizes[name] for name in names)
-            dtypes: dict[str, int] = {}
-            for option in options:
-                dtypes[option.dtype] = dtypes.get(option.dtype, 0) + 1
             rows.append(
                 QuantizedGroup(
                     role=role,
                     layers=layers,
-                    dtypes=dtypes,
+                    dtypes=dict(Counter(option.dtype for option in options)),
                     size_bytes=n_bytes,
                     bits_per_weight=round(8 * n_bytes / n_params, 3),
                     error=sum(option.error for option in options) / len(options),
