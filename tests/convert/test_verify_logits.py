@@ -9,7 +9,7 @@ from typing import Any
 
 import broken_models
 import pytest
-from arch_models import build, find_case, write_tokenizers
+from arch_models import Inline, build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -19,19 +19,6 @@ from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprtrain import reference
 
 pytestmark = pytest.mark.llama
-
-
-class Inline:
-    """The process that computes with torch, in this one: a test does not wait for its imports."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        assert arguments == ["-m", "aprtrain.reference"]
-
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, str]:
-        return reference._answer(**json.loads(json.dumps(request)))
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture

@@ -11,13 +11,16 @@ from typing import Any
 import broken_models
 import numpy as np
 import pytest
-from arch_models import build, find_case, write_tokenizers
+from arch_models import Inline, build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.cli.main import run
+from aprfmt.convert import logits
+from aprfmt.errors import RunError
 from aprfmt.running import encoder_gates, gates, original
 from aprfmt.running.diseases import DISEASES, KEYS
 from aprfmt.running.examined import Examined
+from aprfmt.running.findings import SkippedError
 from aprfmt.running.gates import GATES
 from aprfmt.running.qa import GateResult, QaReport
 
@@ -157,6 +160,29 @@ def test_causes_come_before_symptoms(
     assert by_id["layers"]["message"] == "not run, because header did not pass"
     assert run(["qa", str(broken), "--against", str(models["llama"])]) == 1
     assert "mend it: apr stamp" in capsys.readouterr().out
+
+
+def test_logits_of_the_original_by_another_program(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an export gets wrong, an export of the original may get wrong too: transformers does not."""
+    folder = models["llama"].with_suffix("")
+    monkeypatch.setattr(logits, "Child", Inline)
+    with Examined(str(models["llama"]), str(folder), 0) as x:
+        found = original.logits(x)
+        assert found.passed
+        assert found.value is not None
+        assert found.value < 1e-4
+    broken = broken_models.reordered(models["llama"], tmp_path / "m.gguf", {"attn_q": 4, "attn_k": 2}, halves=True)
+    with Examined(str(broken), str(folder), 0) as x, pytest.raises(RunError, match="differ from the source's"):
+        original.logits(x)
+    monkeypatch.setattr(logits, "_by_torch", lambda *given: (None, "no transformers"))
+    with (
+        Examined(str(models["llama"]), str(folder), 0) as x,
+        pytest.raises(SkippedError, match="pip install") as caught,
+    ):
+        original.logits(x)
+    assert caught.value.required
 
 
 def test_a_quantized_model_and_its_original(models: dict[str, Path], tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_smollm2_passes(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["schema"] == "apr.qa/1"
     assert found["passed"] is True
     assert [each["id"] for each in found["gates"]] == OF_TEXT
-    beside = {"header", "tensors", "kl", "agreement", "ratio"}
+    beside = {"header", "tensors", "logits", "kl", "agreement", "ratio"}
     for each in found["gates"]:
         assert each.keys() == {f.name for f in fields(GateResult)}
         assert (each["disease"], each["hint"]) == (None, None)

@@ -21,6 +21,7 @@ from typing import Any
 
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.convert.logits import relative_error
+from aprtrain import reference
 from aprtrain.reference import OF_STATES, inputs, quiet_transformers, transformers_logits
 
 __all__ = ["OF_STATES", "inputs", "quiet_transformers", "relative_error", "transformers_logits"]  # of other tests too
@@ -519,3 +520,16 @@ def top1_equal(a: Any, b: Any) -> bool:
     if a.shape != b.shape:
         return False
     return bool((np.where(b < _MASKED, -np.inf, a).argmax(-1) == b.argmax(-1)).all())
+
+
+class Inline:
+    """The process that computes with torch, in this one: a test does not wait for its imports."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        assert arguments == ["-m", "aprtrain.reference"]
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, str]:
+        return reference._answer(**json.loads(json.dumps(request)))
+
+    def close(self) -> None:
+        pass

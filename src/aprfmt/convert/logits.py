@@ -16,11 +16,11 @@ from aprfmt import formats
 from aprfmt.arch.hparams import to_gguf
 from aprfmt.canonical.model import Canonical, embedding_rows
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.errors import AprError, MissingDependencyError, RunError, UnsupportedError, UsageError
+from aprfmt.errors import AprError, MissingDependencyError, OutOfMemoryError, RunError, UnsupportedError, UsageError
 from aprfmt.io.child import Child, ChildDiedError, last_line
 from aprfmt.io.remote import RemoteSource
 from aprfmt.io.temporary import scratch_folder
-from aprfmt.llama.client import Llama, LogitsComparison, pooling_of, time_limit
+from aprfmt.llama.client import TIMEOUT_VARIABLE, Llama, LogitsComparison, pooling_of, time_limit
 from aprfmt.tokenizer.encoding import load, tokenizer_json
 from aprfmt.types import Array, PathLike
 
@@ -127,6 +127,7 @@ def compute(
 
     Raises:
         MissingDependencyError: nothing that is installed computes the model.
+        OutOfMemoryError: the process that computes was killed.
         RunError: the computation failed, or gave NaN.
     """
     called = os.fspath(name if name is not None else path)
@@ -193,7 +194,10 @@ def _by_torch(
             answer = child.ask(request, _SLOWER * time_limit(n_bytes))
         except ChildDiedError as death:
             text = f"the process that computes the logits {death}: {last_line(death.log)}"
-            raise RunError(text, path=name, hint="float32 weights need 4 bytes per parameter of memory") from None
+            if death.late:
+                raise RunError(text, path=name, hint=f"{TIMEOUT_VARIABLE}=SECONDS allows more time") from None
+            hint = "float32 weights need 4 bytes per parameter of memory"
+            raise OutOfMemoryError(text, path=name, hint=hint) from None
         finally:
             child.close()
         if "error" in answer:

@@ -27,7 +27,7 @@ from aprfmt.running.encoder_gates import (
 )
 from aprfmt.running.examined import Examined
 from aprfmt.running.findings import GateFinding, SkippedError
-from aprfmt.running.original import NO_ORIGINAL, header, tensors
+from aprfmt.running.original import NO_ORIGINAL, header, logits, tensors
 from aprfmt.running.qa_text import ARITHMETIC, COPY, PROMPTS, STORIES
 from aprfmt.text import first_few
 
@@ -405,6 +405,13 @@ GATES = (
         ("loads",),
         _TOKENIZER,
         _ALL,
+    ),
+    Gate(
+        "logits",
+        "against an original that is no GGUF: logits of 16 tokens, computed by transformers or the trainer's decoder",
+        logits,
+        (*_SAME, "loads"),
+        kinds=_ALL,
     ),
     Gate("finite", "all logits of several prompts are finite", _finite, ("loads",)),
     Gate("layers", "every layer changes the hidden states", _layers, _RUNS),

@@ -1,4 +1,4 @@
-"""Gates that compare a file with its original before anything is computed: the keys, then the tensors."""
+"""Gates that compare a file with its original: the keys, the tensors, and the logits that other programs give it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from aprfmt import formats
+from aprfmt.canonical.read import canonical
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.values import values
-from aprfmt.errors import UnsupportedError
+from aprfmt.convert.api import convert
+from aprfmt.convert.logits import SourceLogits, matrix_dtypes
+from aprfmt.errors import MissingDependencyError, OutOfMemoryError, UnsupportedError, UsageError
 from aprfmt.inspection.diff import same_value
 from aprfmt.running.diseases import DEFAULTS, DISEASES, KEYS
 from aprfmt.running.examined import Examined
@@ -49,6 +53,23 @@ def _finding(found: Sequence[_Difference], passed: str) -> GateFinding:
     if others := dict.fromkeys(each.disease for each in found if each.disease != disease):
         text += f"; also {', '.join(others)}"
     return GateFinding(False, text, len(found), 0, disease, {"key": own[0].name, "value": own[0].value})
+
+
+def logits(x: Examined) -> GateFinding:
+    """Compares the logits of a few tokens with those that transformers or the trainer's decoder gives the original."""
+    if x.against is None:
+        raise SkippedError(NO_ORIGINAL, required=False)
+    if formats.detect(x.against) == "gguf":
+        raise SkippedError("the original is a GGUF: llama.cpp computes both", required=False)
+    try:
+        with formats.open(x.against) as model:
+            source = SourceLogits.of(canonical(model), "gguf", convert)
+    except (MissingDependencyError, OutOfMemoryError, UnsupportedError, UsageError) as error:
+        raise SkippedError(f"{error.message} ({error.hint})" if error.hint else error.message) from error
+    dtypes = matrix_dtypes(x.gguf)
+    found = source.compare(x.gguf.path, x.file, dtypes, keeps=dtypes == matrix_dtypes(x.original_gguf))
+    text = f"{found['what']} of {found['tokens']} tokens: {found['engine']} and {found['source_engine']} agree"
+    return GateFinding(True, text, value=found["relative_error"], threshold=found["limit"])
 
 
 # --- keys ---
