@@ -408,7 +408,7 @@ GATES = (
     ),
     Gate(
         "logits",
-        "against an original that is no GGUF: logits of 16 tokens, computed by transformers or the trainer's decoder",
+        "against an original that is not a GGUF: logits of 16 tokens, by transformers or the trainer's decoder",
         logits,
         (*_SAME, "loads"),
         kinds=_ALL,
