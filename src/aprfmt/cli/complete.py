@@ -21,8 +21,11 @@ def complete_preset(incomplete: str) -> list[str]:
 
 
 def complete_dtype(incomplete: str) -> list[str]:
-    """Completes --dtype: float types, aprq8 and quantization presets."""
-    return [*_beginning(("keep", "f32", "f16", "bf16", "f8_e4m3", "aprq8"), incomplete), *complete_preset(incomplete)]
+    """Completes --dtype: float types, aprq8, quantization presets and schemes of folders."""
+    from aprfmt.codecs.serving import SERVING
+
+    own = _beginning(("keep", "f32", "f16", "bf16", "f8_e4m3", "aprq8", *SERVING), incomplete)
+    return [*own, *complete_preset(incomplete)]
 
 
 def complete_format(incomplete: str) -> list[str]:

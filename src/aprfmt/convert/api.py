@@ -22,6 +22,7 @@ from aprfmt.canonical.pairs import Base
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import dtype_totals
+from aprfmt.codecs.serving import SERVING
 from aprfmt.convert.files import carried_files, parts_of, with_files
 from aprfmt.convert.gguf_parts import older_outputs
 from aprfmt.convert.integrity import open_checked
@@ -272,6 +273,8 @@ def _decoding(options: Options, target: Target, *, edited: bool) -> Decoding:
     if dtype == "keep":
         otherwise = any(value is not None for value in (options.bits, options.group_size, options.recipe))
         return Decoding(decode=gguf or otherwise or edited, keep_blocks=gguf, keep_scales=not edited)
+    if target.name == "hf" and dtype.lower() in SERVING:
+        return Decoding(decode=True)
     # Blocks that a GGUF can hold are kept unless floats are requested.
     return Decoding(decode=True, dtype="F32", keep_blocks=find_preset(dtype) is not None)
 

@@ -18,6 +18,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
 from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.plain import EIGHT_BITS
+from aprfmt.codecs.serving import SERVING
 from aprfmt.convert.options import PRESET_OPTIONS, Options
 from aprfmt.convert.presets import (
     EMBEDDINGS,
@@ -32,6 +33,7 @@ from aprfmt.convert.presets import (
     uniform_preset,
     unknown,
 )
+from aprfmt.convert.serving import serving_scheme
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out_tensor import OutTensor
@@ -233,7 +235,12 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
 
     Raises UsageError (unknown names, a broken pattern, options that only go with a preset) and what read_imatrix does.
     """
-    preset = _preset(options)
+    scheme = serving_scheme(options.dtype) if target == "hf" else None
+    if target != "hf" and options.dtype.lower() in SERVING and find_preset(options.dtype) is None:
+        raise UsageError(
+            f"{options.dtype} is a quantization scheme of Hugging Face folders", hint="write one with --format hf"
+        )
+    preset = _preset(options) if scheme is None else None
     if preset is None:
         given = next((name for name in _ONLY_WITH_PRESET if getattr(options, name)), None)
         if given is not None:

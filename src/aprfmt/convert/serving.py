@@ -2,55 +2,248 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
-from aprfmt.canonical.tensor import CanonicalTensor, scale_outs
-from aprfmt.codecs import nvfp4
+from aprfmt.arch import names
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_matrix, scale_outs
+from aprfmt.codecs import affine, mxfp4, nvfp4
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import INPUT_SCALE, SCALE
+from aprfmt.codecs.plain import EIGHT_BITS
+from aprfmt.codecs.serving import NVFP4_MOST, SERVING, ServingScheme
 from aprfmt.codecs.split import SplitStream
+from aprfmt.convert.presets import EMBEDDINGS, OUTPUT
+from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats.out_tensor import OutTensor
+from aprfmt.io.pipe import run_jobs
+from aprfmt.io.source import Buffer
+from aprfmt.text import first_few, plural
 from aprfmt.types import Shape
+
+_FUSED = re.compile(r"(.*\.)(?:(?:q|k|v)_proj|(gate|up)_proj)\.weight$")
+"""Weights that engines load as one, which then has one scale of the tensor."""
+
+
+def serving_scheme(name: str) -> ServingScheme | None:
+    """The scheme called `name`, None for a dtype. Raises UsageError for 8-bit floats without scales."""
+    word = name.lower().replace("_", "-")
+    if word in ("f8-e4m3", "f8-e5m2"):
+        raise UsageError(
+            f"{name} in a folder needs scales: engines would load unscaled 8-bit floats as they are",
+            hint="use --quantize fp8-dynamic, or write one file: -o model.safetensors",
+        )
+    if word == "nvfp4":
+        raise UsageError(
+            "nvfp4 needs scales of activations from calibration data", hint="use --quantize nvfp4a16: weights only"
+        )
+    return SERVING.get({"fp8": "fp8-dynamic", "mxfp4a16": "mxfp4", "mxfp8a16": "mxfp8"}.get(word, word))
 
 
 @dataclass(slots=True)
 class PackedModules:
-    """The modules of a folder whose weights are NVFP4, under ModelOpt's names.
+    """The modules of a folder whose weights are quantized.
 
     Attributes:
+        c: the model.
+        scheme: how they are quantized; without one, NVFP4 blocks keep their codes under ModelOpt's names.
         packed: names of their weights.
         left: names of matrices that stay floats.
-        inputs: whether their inputs have scales, too.
+        uneven: those of them whose rows the groups do not divide.
+        inputs: whether NVFP4 modules have scales of their inputs, too.
     """
 
+    c: Canonical
+    scheme: ServingScheme | None = None
     packed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    uneven: list[str] = field(default_factory=list)
     inputs: bool = False
+    _overall: dict[str, Callable[[], float]] = field(default_factory=dict)
 
-    def outs(self, tensor: CanonicalTensor, name: str) -> list[OutTensor]:
+    def outs(self, tensor: CanonicalTensor, name: str, losses: Losses) -> list[OutTensor]:
         """The tensors that hold `tensor`, whose name in the folder is `name`, as it is quantized; [] where none do."""
-        is_matrix = len(tensor.shape) == 2 and name.endswith(".weight")
-        if not is_matrix or tensor.dtype != "NVFP4":
-            if is_matrix:
-                self.left.append(name)
-            return []
-        self.packed.append(name)
-        self.inputs = self.inputs or INPUT_SCALE in tensor.scales
-        scales = tensor.scales if SCALE in tensor.scales else {SCALE: (1.0,), **tensor.scales}
-        return [*_nvfp4(tensor, name), *scale_outs(scales, name, gguf=False)]
+        made: list[OutTensor] = []
+        if len(tensor.shape) == 2 and name.endswith(".weight"):
+            if self.scheme is not None:
+                made = self._quantized(self.scheme, tensor, name, losses)
+            elif tensor.dtype == "NVFP4":
+                self.inputs = self.inputs or INPUT_SCALE in tensor.scales
+                scales = tensor.scales if SCALE in tensor.scales else {SCALE: (1.0,), **tensor.scales}
+                made = [*_nvfp4(tensor, name), *scale_outs(scales, name, gguf=False)]
+            (self.packed if made else self.left).append(name)
+        return made
+
+    def check(self, losses: Losses) -> None:
+        """Warns of weights that stay floats. Raises RefusedError where all do."""
+        if self.scheme is None:
+            return
+        what = f"groups of {self.scheme.group or 'whole rows'} do not divide the rows"
+        if not self.packed:
+            name = self.uneven[0] if self.uneven else None
+            raise RefusedError(
+                f"{self.scheme.id}: no weight can be quantized" + (f", as {what}" if name else ""),
+                path=self.c.model.path,
+                tensor=name,
+                hint="choose another scheme: " + ", ".join(SERVING),
+            )
+        if self.uneven:
+            losses.warnings.append(f"{plural(len(self.uneven), 'weight')} not quantized, as {what}: "
+                                   f"{first_few(self.uneven)}")  # fmt: skip
+        stacks = [t.name for t in self.c.tensors.values() if len(t.shape) == 3 and t.shape[-1] > 4]
+        if stacks:
+            losses.warnings.append(f"{plural(len(stacks), 'stack')} of experts not quantized: {first_few(stacks)}")
 
     def settings(self) -> dict[str, object]:
         """The `quantization_config`."""
-        numbers = {"num_bits": 4, "type": "float", "group_size": nvfp4.GROUP, "dynamic": False}
-        group = {"weights": numbers, "targets": ["Linear"]} | ({"input_activations": numbers} if self.inputs else {})
-        return {
-            "config_groups": {"group_0": group},
-            "ignore": [name.removesuffix(".weight") for name in self.left],
-            "quant_algo": "NVFP4" if self.inputs else "W4A16_NVFP4",
-            "quant_method": "modelopt",
-        }
+        scheme, ignored = self.scheme, [name.removesuffix(".weight") for name in self.left]
+        if scheme is None:
+            numbers = {"num_bits": 4, "type": "float", "group_size": nvfp4.GROUP, "dynamic": False}
+            group = {"weights": numbers, "targets": ["Linear"]}
+            group |= {"input_activations": numbers} if self.inputs else {}
+            algorithm = "NVFP4" if self.inputs else "W4A16_NVFP4"
+            return {"quant_method": "modelopt", "quant_algo": algorithm, "config_groups": {"group_0": group},
+                    "ignore": ignored}  # fmt: skip
+        if scheme.format == "fp8":
+            return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                    "weight_block_size": [128, 128], "modules_to_not_convert": ignored}  # fmt: skip
+        inputs = dict(scheme.inputs) if scheme.inputs is not None else None
+        entry = {"targets": ["Linear"], "weights": scheme.settings(), "input_activations": inputs,
+                 "output_activations": None, "format": scheme.format}  # fmt: skip
+        return {"quant_method": "compressed-tensors", "format": scheme.format, "quantization_status": "compressed",
+                "config_groups": {"group_0": entry}, "ignore": ignored}  # fmt: skip
+
+    def _quantized(self, scheme: ServingScheme, tensor: CanonicalTensor, name: str, losses: Losses) -> list[OutTensor]:
+        gguf = (names.gguf_name(self.c.arch, tensor.name, self.c.hparams) if self.c.arch else None) or tensor.name
+        if gguf in (*EMBEDDINGS, OUTPUT) or tensor.name in (self.c.embedding, self.c.head):
+            return []
+        if not is_matrix(gguf, tensor.shape) or tensor.name not in self.c.tensors:
+            return []
+        if not scheme.divides(tensor.shape[1]):
+            self.uneven.append(name)
+            return []
+        base = name.removesuffix("weight")
+        shape = [_constant(f"{base}weight_shape", "I64", (2,), _int64(tensor.shape))]
+        shape = shape if scheme.format == "pack-quantized" else []
+        if (stream := _regrouped(scheme, tensor)) is not None:
+            return [*_parts(scheme, base, tensor.shape, "F16", stream), *shape]
+        self._check_source(tensor, scheme)
+        dtype = tensor.dtype if tensor.dtype in ("BF16", "F16") else "F32"
+        overall = self._tensor_scale(tensor, dtype) if scheme.has_tensor_scale else lambda: 1.0
+        out = tensor.out(name, "F32")
+        losses.changed[tensor.original_dtype, scheme.id] += 1
+
+        def make(data: Buffer) -> Sequence[Buffer]:
+            import numpy as np
+
+            values = np.frombuffer(data, "<f4").reshape(-1, tensor.shape[1])
+            if not np.isfinite(values).all():
+                raise _not_finite(name)
+            return scheme.encode(scheme, values, dtype, overall())
+
+        stream = SplitStream(
+            scheme.rows * tensor.shape[1] * 4,
+            lambda unit: out.chunks(),
+            partial(_sizes, scheme, dtype, tensor.shape[1]),
+            make,
+        )
+        made = [*_parts(scheme, base, tensor.shape, dtype, stream), *shape]
+        if scheme.has_tensor_scale:
+            made.append(_constant(f"{base}weight_global_scale", "F32", (1,), lambda: _float32(overall())))
+        return made
+
+    def _check_source(self, tensor: CanonicalTensor, scheme: ServingScheme) -> None:
+        quantized = {w.name: w.scheme for w in self.c.packs.weights if w.scheme not in ("FP8", "NVFP4", "MXFP4")}
+        was = next((quantized[source.name] for source in tensor.sources if source.name in quantized), None)
+        own = tensor.original_dtype
+        was = was or (own if DTYPES[own].is_quantized or own in EIGHT_BITS else None)
+        if was is not None:
+            raise RefusedError(
+                f"{was} is already quantized; quantizing it again to {scheme.id} loses precision twice",
+                path=self.c.model.path,
+                tensor=tensor.name,
+                hint="start from the unquantized model",
+            )
+
+    def _tensor_scale(self, tensor: CanonicalTensor, dtype: str) -> Callable[[], float]:
+        """Gives the scale of the tensor, the same for weights that engines fuse; found when it is first needed."""
+        match = _FUSED.match(tensor.name)
+        key = f"{match[1]}{match[2] is not None}" if match else tensor.name
+        found = self._overall.get(key)
+        if found is None:
+            kin = [t for n, t in self.c.tensors.items() if (m := _FUSED.match(n)) and match
+                   and (m[1], m[2] is None) == (match[1], match[2] is None)] or [tensor]  # fmt: skip
+            found = self._overall[key] = cache(partial(_scale_over, kin, dtype))
+        return found
+
+
+def _scale_over(tensors: Sequence[CanonicalTensor], dtype: str) -> float:
+    """What brings the largest value of the tensors to the largest of NVFP4."""
+    import numpy as np
+
+    most = np.float32(np.finfo("f4").tiny)
+    for tensor in tensors:
+        for chunk in run_jobs(tensor.out("", "F32").chunks()):
+            largest = np.abs(np.frombuffer(chunk, "<f4")).max(initial=0)
+            if not np.isfinite(largest):
+                raise _not_finite(tensor.name)
+            most = max(most, largest)
+    with np.errstate(over="ignore"):  # as torch divides a number by a tensor: by its reciprocal
+        reciprocal = affine.rounded(1 / np.array([most], "<f4"), dtype)
+        scale = float(affine.rounded(reciprocal * np.float32(NVFP4_MOST), dtype)[0])
+    return scale if np.isfinite(scale) else 1.0
+
+
+def _not_finite(name: str) -> RefusedError:
+    return RefusedError("the weight has NaN or infinite values", tensor=name, hint="apr validate shows them")
+
+
+def _sizes(scheme: ServingScheme, dtype: str, columns: int, n_bytes: int) -> list[int]:
+    rows = n_bytes // (4 * columns)
+    return [DTYPES[part.dtype or dtype].n_bytes(part.shape(rows, columns)) for part in scheme.parts]
+
+
+def _parts(scheme: ServingScheme, base: str, shape: Shape, dtype: str, stream: SplitStream) -> list[OutTensor]:
+    rows, columns = shape
+    parts = [(base + part.ending, part.dtype or dtype, part.shape(rows, columns)) for part in scheme.parts]
+    return split_outs(stream, parts)
+
+
+def _regrouped(scheme: ServingScheme, tensor: CanonicalTensor) -> SplitStream | None:
+    """GGML blocks that have the codes and scales of the scheme, as its parts: nothing is rounded."""
+    bits = {"Q4_0": 4, "Q8_0": 8}.get(tensor.dtype)
+    if tensor.scales:
+        return None
+    if bits == scheme.bits and (scheme.kind, scheme.group, scheme.symmetric) == ("int", affine.BLOCK, True):
+        stream = affine.regrouped(tensor.name, tensor.dtype, tensor.items)
+        return SplitStream(
+            stream.unit, stream.values, lambda n: stream.sizes(n)[:2], lambda data: stream.make(data)[:2]
+        )
+    if tensor.dtype == "MXFP4" and scheme.id == "mxfp4":
+        sizes = (mxfp4.PIECE_BYTES, mxfp4.SCALE_BYTES)
+        return SplitStream(
+            mxfp4.ROW_BYTES, tensor.items, lambda n: [n // mxfp4.ROW_BYTES * size for size in sizes], mxfp4.unpack
+        )
+    return None
+
+
+def _constant(name: str, dtype: str, shape: Shape, make: Callable[[], bytes]) -> OutTensor:
+    return OutTensor(name, dtype, shape, DTYPES[dtype].n_bytes(shape), lambda: [make()])
+
+
+def _int64(values: Shape) -> Callable[[], bytes]:
+    import numpy as np
+
+    return lambda: np.array(values, "<i8").tobytes()
+
+
+def _float32(value: float) -> bytes:
+    import numpy as np
+
+    return np.float32(value).tobytes()
 
 
 def _nvfp4(tensor: CanonicalTensor, name: str) -> list[OutTensor]:

@@ -15,7 +15,7 @@ from aprfmt import formats
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.lora import to_hf
 from aprfmt.canonical.model_kinds import is_adapter
-from aprfmt.canonical.packed import Decoding
+from aprfmt.canonical.packed import AS_STORED, AS_VALUES, Decoding
 from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -98,7 +98,7 @@ def diff(
             differences += _scale_differences(left, right, of)
             n_bytes = sum(t.n_bytes for t in left.tensors.entries)
             advance = progress(n_bytes) if progress is not None else lambda n_bytes, label: None
-            pairs = list(_pairs(left, right, of, Decoding(decode=values)))
+            pairs = list(_pairs(left, right, of, AS_VALUES if values else AS_STORED))
             if values:
                 found = _by_value(found, (left, right), pairs, tolerance, Flow(threads or 0), advance)
             else:

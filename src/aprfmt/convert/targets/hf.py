@@ -22,7 +22,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, extra_dtype, plain_
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.files import say_left_behind, tell_differences
-from aprfmt.convert.serving import PackedModules
+from aprfmt.convert.serving import PackedModules, serving_scheme
 from aprfmt.convert.source_manifest import SourceManifest, overlay
 from aprfmt.convert.source_manifest_writer import restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
@@ -67,15 +67,18 @@ def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework:
     # A config.json of the source names its classes, which expect the names of its weights.
     params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, manifest) else None
     own_names = names_of_source(c, manifest) if CONFIG in source and params is None else {}
-    packed = PackedModules()
-    tensors = _hf_tensors(c, work.options.dtype, losses, own_names, packed)
+    packed = PackedModules(c, serving_scheme(work.options.dtype))
+    tensors = _hf_tensors(c, "keep" if packed.scheme else work.options.dtype, losses, own_names, packed)
+    packed.check(losses)
     texts = sidecar.with_folder_fields(c.model, c.info, with_card(c, with_edits(c, source), losses))
     texts = texts if MODULES_NAME in texts else texts | module_files(c.hparams.extra, c.hparams.hidden_size or 0)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
     kept = _keeps_all(c, tensors, own_names) and not (manifest is not None and manifest.is_partial)
     config: bytes | None
-    config, config_kept = config_json(c, texts, params, tensors, kept) if not _is_adapter(c) else (None, True)
+    floats = [t for t in tensors if t.dtype in _TORCH_NAMES and not t.name.endswith("_scale")]
+    floats = floats if packed.packed else tensors
+    config, config_kept = config_json(c, texts, params, floats, kept) if not _is_adapter(c) else (None, True)
     if (
         manifest is not None
         and kept
@@ -110,7 +113,8 @@ def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework:
     others = manifest.other_layouts() if manifest is not None else []
     if manifest is None:
         losses.others += say_left_behind(c, "the source manifest does not match the model")
-    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards], tensors)
+    layouts = [*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards]
+    return Output(layouts, tensors, n_params=c.n_params if packed.packed else None)
 
 
 def with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str, bytes]:
@@ -255,10 +259,8 @@ def _json(value: Mapping[str, object]) -> bytes:
 
 def _torch_dtype(tensors: list[OutTensor]) -> str:
     totals: dict[str, int] = {}
-    codes = {tensor.name for tensor in tensors if tensor.dtype == "U8"}
     for tensor in tensors:
-        if tensor.dtype not in ("U8", "F8_E4M3") or not codes:  # codes and scales of quantized weights
-            totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
+        totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
     most = max(totals, key=lambda d: totals[d], default="F32")
     # Networks do not compute in 8-bit floats: loaders widen them to what stands here.
     return _TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
@@ -356,7 +358,7 @@ def _hf_tensors(
         is_kept = tensor.name in others and tensor.name not in of_towers
         target = extra_dtype(tensor, dtype) if is_kept else _dtype(tensor, wanted)
         name = own_name(c, tensor.name, own_names)
-        if wanted is None and packed is not None and not is_kept and (parts := packed.outs(tensor, name)):
+        if wanted is None and packed is not None and not is_kept and (parts := packed.outs(tensor, name, losses)):
             out += parts
             continue
         losses.note(tensor.original_dtype, target)

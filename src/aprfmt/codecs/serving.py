@@ -1,0 +1,288 @@
+"""Weights quantized for serving engines (vLLM, SGLang): round to nearest, in the tensors that they load.
+
+Arithmetic and layouts are those of compressed-tensors; `fp8-block` is that of DeepSeek V3. Each step is rounded to the
+dtype of the weight, as torch does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from aprfmt.codecs import affine, plain
+from aprfmt.codecs.packed_floats import FP4_VALUES
+from aprfmt.io.source import Buffer
+from aprfmt.types import Array, Shape
+
+NVFP4_MOST = 448.0 * 6.0
+"""The largest value of NVFP4 before the scale of the tensor."""
+
+_BLOCK = 128
+_EPS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23}
+"""The scale of a group of zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the tensors that a weight becomes.
+
+    Attributes:
+        ending: what follows the weight's name, or replaces its "weight".
+        dtype: "" for that of the weight.
+        height, width: values of the weight, down and across, that share an element; a width of 0 is a whole row.
+    """
+
+    ending: str
+    dtype: str
+    height: int = 1
+    width: int = 1
+
+    def shape(self, rows: int, columns: int) -> Shape:
+        """The shape for a weight of this many rows and columns."""
+        return -(-rows // self.height), -(-columns // self.width) if self.width else 1
+
+
+Encode = Callable[["ServingScheme", Array, str, float], Sequence[Buffer]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingScheme:
+    """A way to store weights.
+
+    Attributes:
+        id: what `--quantize` takes.
+        format: compressed-tensors' name of the layout; "fp8" for fp8-block.
+        bits, kind: of a code: "int" or "float".
+        group: values of a row that share a scale, 0 for all of them.
+        symmetric: whether there are no zero points.
+        parts: tensors of a weight; the first holds the codes.
+        encode: makes the parts of float32 [rows, columns], given the weight's dtype and the scale of the tensor.
+        rows: that are made together.
+        inputs: what config.json says of activations; None: they are not quantized.
+        scale_dtype: of scales, where config.json says it.
+    """
+
+    id: str
+    format: str
+    bits: int
+    kind: str
+    group: int
+    parts: tuple[Part, ...]
+    encode: Encode
+    symmetric: bool = True
+    rows: int = 1
+    inputs: tuple[tuple[str, object], ...] | None = None
+    scale_dtype: str | None = None
+
+    @property
+    def strategy(self) -> str:
+        """compressed-tensors' word for what shares a scale."""
+        if self.format == "fp8":
+            return "block"
+        return "tensor_group" if self.has_tensor_scale else "group" if self.group else "channel"
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Whether a scale of the tensor is beside those of its groups."""
+        return self.format == "nvfp4-pack-quantized"
+
+    def divides(self, columns: int) -> bool:
+        """Whether rows of this many values can be stored."""
+        per_element = max(part.width for part in self.parts[:1])
+        return columns > 0 and columns % max(self.group, per_element, 1) == 0
+
+    def settings(self) -> dict[str, object]:
+        """What config.json says of the weights."""
+        found: dict[str, object] = {
+            "num_bits": self.bits, "type": self.kind, "symmetric": self.symmetric, "strategy": self.strategy,
+            "group_size": self.group or None, "dynamic": False,
+        }  # fmt: skip
+        return found | ({"scale_dtype": self.scale_dtype} if self.scale_dtype else {})
+
+
+# --- arithmetic ---
+
+
+def _rounded(values: Array, dtype: str) -> Array:
+    return affine.rounded(values, dtype)
+
+
+def _largest(groups: Array) -> Array:
+    import numpy as np
+
+    largest: Array = np.abs(groups).max(axis=-1)
+    return largest
+
+
+def _scales(groups: Array, half: float, dtype: str) -> Array:
+    """The scale that brings the largest of a group to `half`."""
+    import numpy as np
+
+    scale = _rounded(_largest(groups) / np.float32(half), dtype)
+    return np.where(scale == 0, np.float32(_EPS[dtype]), scale)
+
+
+def _stored(values: Array, dtype: str) -> Buffer:
+    return plain.encode(dtype, values.reshape(-1)).view("u1").data
+
+
+def _grouped(values: Array, group: int) -> Array:
+    return values.reshape(len(values), -1, group or values.shape[1])
+
+
+def _float8(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
+    scale = _scales(values, 448.0, dtype)
+    return [_e4m3(_rounded(values / scale[:, None], dtype)), _stored(scale, dtype)]
+
+
+def _e4m3(values: Array) -> Buffer:
+    import numpy as np
+
+    return _stored(np.clip(values, -448, 448), "F8_E4M3")
+
+
+def _float8_blocks(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
+    import numpy as np
+
+    rows, columns = values.shape
+    high, wide = -(-rows // _BLOCK), -(-columns // _BLOCK)
+    padded = np.zeros((high * _BLOCK, wide * _BLOCK), "f4")
+    padded[:rows, :columns] = values
+    blocks = padded.reshape(high, _BLOCK, wide, _BLOCK)
+    most = np.abs(blocks).max(axis=(1, 3))
+    scale = np.where(most == 0, np.float32(1), most / np.float32(448))
+    codes = (blocks / scale[:, None, :, None]).reshape(padded.shape)[:rows, :columns]
+    return [_e4m3(np.ascontiguousarray(codes)), _stored(scale, "F32")]
+
+
+def _integers(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
+    """Codes packed in words, or bytes where there is no more than a scale a row."""
+    import numpy as np
+
+    half, groups = 1 << scheme.bits - 1, _grouped(values, scheme.group)
+    if scheme.symmetric:
+        scale, zero = _scales(groups, half - 0.5, dtype), None
+        scaled = _rounded(groups / scale[..., None], dtype)
+    else:
+        low, high = np.minimum(groups.min(axis=-1), 0), np.maximum(groups.max(axis=-1), 0)
+        scale = _rounded(_rounded(high - low, dtype) / np.float32(2 * half - 1), dtype)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            zero = _rounded(-half - _rounded(low / scale, dtype), dtype)
+        zero = np.rint(np.clip(np.nan_to_num(zero), -half, half - 1))
+        scale = np.where(scale == 0, np.float32(_EPS[dtype]), scale)
+        scaled = _rounded(_rounded(groups / scale[..., None], dtype) + zero[..., None], dtype)
+    codes = np.rint(np.clip(scaled, -half, half - 1)).reshape(values.shape)
+    if scheme.parts[0].dtype == "I8":
+        return [codes.astype("i1").view("u1").data, _stored(scale, dtype)]
+    parts = [_words((codes + half).astype("u1"), scheme.bits), _stored(scale, dtype)]
+    return parts if zero is None else [*parts, pack_zero_points((zero + half).astype("u1"), scheme.bits)]
+
+
+def _words(codes: Array, bits: int) -> Buffer:
+    return affine.pack(codes, bits).view("u1").reshape(-1).data
+
+
+def pack_zero_points(zero: Array, bits: int) -> Buffer:
+    """Unsigned zero points [rows, groups] in words down the rows, the last of which may not be full."""
+    import numpy as np
+
+    per_word = 32 // bits
+    padded = np.zeros((-(-len(zero) // per_word) * per_word, zero.shape[1]), "u1")
+    padded[: len(zero)] = zero
+    words = affine.pack(np.ascontiguousarray(padded.T), bits)  # [groups, words]
+    return np.ascontiguousarray(words.T).view("u1").reshape(-1).data
+
+
+def _fp4(values: Array) -> Array:
+    """Codes of the nearest E2M1 floats, of two equally near ones the even; uint8, two a byte along the last axis."""
+    import numpy as np
+
+    size = np.abs(values)
+    index = np.zeros(values.shape, "u1")
+    for i, (low, high) in enumerate(pairwise(FP4_VALUES[:8])):
+        middle = np.float32((low + high) / 2)
+        index += size > middle if i % 2 == 0 else size >= middle
+    index |= (values < 0).view("u1") << 3
+    pairs: Array = index[..., 0::2] | index[..., 1::2] << 4
+    return pairs
+
+
+def _nvfp4(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
+    import numpy as np
+
+    groups, own = _grouped(values, scheme.group), np.float32(overall)
+    wanted = np.clip(_rounded(_largest(groups) / np.float32(6), dtype) * own, 0, 448)
+    codes = plain.encode("F8_E4M3", wanted.reshape(-1)).view("u1")
+    scale = plain.decode("F8_E4M3", codes.data).reshape(wanted.shape)
+    zero = scale == 0
+    scale, stored = np.where(zero, np.float32(0.125), scale), codes.reshape(wanted.shape).copy()
+    stored[zero] = _EIGHTH
+    return [_fp4(groups / (scale / own)[..., None]).reshape(-1).data, stored.reshape(-1).data]
+
+
+_EIGHTH = 0x20
+"""0.125 in E4M3: the scale of a group of zeros."""
+
+
+def _exponents(groups: Array, dtype: str, offset: int) -> Array:
+    """Biased exponents of the powers of two that bring the largest of a group near the largest code."""
+    import numpy as np
+
+    bits = _largest(groups).astype("f4").view("u4")
+    # 7/4 and more of a power of two count as the next one.
+    exponent = (bits + (1 << 21) >> 23).astype("i4") - offset
+    found: Array = np.clip(exponent, 0, 254).astype("u1")
+    if dtype == "F16":  # where a scale of F16 would be zero
+        found[found < 127 - 24] = 127
+    return found
+
+
+def _mx(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
+    import numpy as np
+
+    groups = _grouped(values, scheme.group)
+    exponents = _exponents(groups, dtype, 2 if scheme.bits == 4 else 8)
+    with np.errstate(over="ignore"):
+        scaled = groups / np.exp2(exponents.astype("f4") - 127)[..., None]
+    codes = _fp4(scaled).reshape(-1).data if scheme.bits == 4 else _e4m3(scaled)
+    return [codes, exponents.reshape(-1).data]
+
+
+# --- the table ---
+
+_TOKENS = (("type", "float"), ("num_bits", 8), ("symmetric", True), ("strategy", "token"), ("dynamic", True))
+_INT_TOKENS = (("type", "int"), *_TOKENS[1:])
+_SCALE = Part("weight_scale", "", width=0)
+
+
+def _packed(bits: int, group: int, symmetric: bool) -> ServingScheme:
+    name = f"w{bits}a16" + (f"-g{group}" if group != (128 if bits == 4 else 0) else "") + ("" if symmetric else "-asym")
+    per_word = 32 // bits
+    parts = [Part("weight_packed", "I32", width=per_word), Part("weight_scale", "", width=group)]
+    parts += [] if symmetric else [Part("weight_zero_point", "I32", height=per_word, width=group)]
+    rows = 1 if symmetric else per_word
+    return ServingScheme(name, "pack-quantized", bits, "int", group, tuple(parts), _integers, symmetric, rows)
+
+
+_SCHEMES = (
+    ServingScheme("fp8-dynamic", "float-quantized", 8, "float", 0, (Part("weight", "F8_E4M3"), _SCALE), _float8,
+                  inputs=_TOKENS),
+    ServingScheme("fp8-block", "fp8", 8, "float", 0,
+                  (Part("weight", "F8_E4M3"), Part("weight_scale_inv", "F32", _BLOCK, _BLOCK)), _float8_blocks,
+                  rows=_BLOCK),
+    ServingScheme("w8a8", "int-quantized", 8, "int", 0, (Part("weight", "I8"), _SCALE), _integers, inputs=_INT_TOKENS),
+    _packed(8, 0, True), _packed(8, 32, True),
+    *(_packed(4, group, symmetric) for symmetric in (True, False) for group in (128, 64, 32)),
+    ServingScheme("nvfp4a16", "nvfp4-pack-quantized", 4, "float", 16,
+                  (Part("weight_packed", "U8", width=2), Part("weight_scale", "F8_E4M3", width=16)), _nvfp4,
+                  scale_dtype="torch.float8_e4m3fn"),
+    ServingScheme("mxfp4", "mxfp4-pack-quantized", 4, "float", 32,
+                  (Part("weight_packed", "U8", width=2), Part("weight_scale", "U8", width=32)), _mx,
+                  scale_dtype="torch.uint8"),
+    ServingScheme("mxfp8", "mxfp8-quantized", 8, "float", 32,
+                  (Part("weight", "F8_E4M3"), Part("weight_scale", "U8", width=32)), _mx, scale_dtype="torch.uint8"),
+)  # fmt: skip
+
+SERVING = {scheme.id: scheme for scheme in _SCHEMES}
+"""Every scheme by its id."""
