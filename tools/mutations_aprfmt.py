@@ -452,6 +452,10 @@ APRFMT = (
     Mutation("a converted tensor counts as no loss", "aprfmt/canonical/tensor.py:Losses.note",
         "test_eight_bits.py::test_a_folder_in_8_bits",
         "self.changed[source, target] += 1", "pass"),
+        "    first = sum(map(prod, shapes[:position])) // mapping.row_elements", "    first = 0"),
+    Mutation("a converted tensor counts as no loss", "aprfmt/canonical/tensor.py",
+        "test_eight_bits.py::test_a_file_in_8_bits",
+        "            self.changed[source, target] += 1", "            pass"),
     # conversion
     Mutation("manifests are not checked against what the file holds", "aprfmt/convert/source_manifest.py:read_manifest",
         "test_source_manifest.py::test_a_record_that_no_longer_fits_is_passed_over",
@@ -972,5 +976,15 @@ APRFMT = (
     Mutation("a logits file that was cut is read", "aprfmt/running/divergence.py:read_head",
         "test_divergence.py::test_damaged_logits_files",
         "1 or head.n_bytes != size", "1"),
+        "        if (matrices == matrices[:, :1]).all():\n", "        if True:\n"),
+    Mutation("8-bit floats without scales go into a folder", "aprfmt/convert/serving.py",
+        "test_serving.py::test_refused_with_the_line_to_type",
+        '    if word in ("f8-e4m3", "f8-e5m2"):\n', "    if False:\n"),
+    Mutation("weights are quantized a second time for engines", "aprfmt/convert/serving.py",
+        "test_serving.py::test_quantized_weights_are_not_quantized_again",
+        "        self._check_source(tensor, scheme)\n", ""),
+    Mutation("fused weights have scales of their own", "aprfmt/convert/serving.py",
+        "test_serving.py::test_weights_that_engines_fuse_share_the_scale_of_the_tensor",
+        "overall = self._tensor_scale(tensor, dtype) if", "overall = partial(_scale_over, [tensor], dtype) if"),
 )
 # fmt: on
