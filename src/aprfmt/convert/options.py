@@ -61,8 +61,8 @@ class Typed:
 
     dtype: str = option(
         "keep",
-        "Output dtype: keep, f32, f16, bf16, aprq8, ...; a preset such as q4_k_m (apr quantize --list); with --format hf "
-        "a scheme such as fp8-dynamic, w4a16 or nvfp4a16.",
+        "Output dtype: keep, f32, f16, bf16, aprq8, ...; a preset such as q4_k_m (apr quantize --list); with --format "
+        "hf a scheme such as fp8-dynamic, w4a16 or nvfp4a16.",
         metavar="TYPE",
         flags=("--quantize",),
         complete="dtype",
