@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from arch_models import ArchCase
+from arch_models import DIMS, VOCAB, ArchCase
 
 _MAMBA: dict[str, Any] = {"pad_token_id": 0, "intermediate_size": 128, "time_step_rank": 5, "layer_norm_epsilon": 2e-5}
 _MAMBA2: dict[str, Any] = {
@@ -141,7 +141,14 @@ CASES: tuple[ArchCase, ...] = (
     _falcon,
     _case(_falcon, "untied", _UNTIED),
     _lfm2,
-    replace(_lfm2, id="lfm2/bare", model_class="Lfm2Model", kind="states", wrapped=True),
+    replace(
+        _lfm2,
+        id="lfm2/bare",
+        model_class="Lfm2Model",
+        kind="states",
+        wrapped=True,
+        config={**{key: DIMS[key] for key in DIMS if key != "head_dim"}, "vocab_size": VOCAB, **_lfm2.config},
+    ),
     _case(_lfm2, "untied", _UNTIED),
     _case(
         _lfm2,

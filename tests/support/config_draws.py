@@ -7,14 +7,14 @@ numbers, null where the class takes it, lists with all layers of one kind.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any
 
-from arch_models import ArchCase, all_cases, config_arguments, quiet_transformers
+from arch_models import ArchCase, all_cases, config_arguments, make_config, quiet_transformers
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "relu2", "swish",
                "tanh", "sigmoid", "leaky_relu", "mish", "laplace", "xielu")  # fmt: skip
@@ -64,12 +64,12 @@ _NEVER = re.compile(r"_config$|^vocabulary_map$|^rope_scaling$|^(is|add)_.*(deco
 
 def fields_of(config_class: Any) -> dict[str, str]:
     """Name -> annotation of the fields that this class has beside those of all configs."""
-    common = {f.name for f in dataclasses.fields(quiet_transformers().PretrainedConfig)}
-    own = [f for f in dataclasses.fields(config_class) if f.name not in common and not _NEVER.search(f.name)]
+    common = {f.name for f in fields(quiet_transformers().PretrainedConfig)}
+    own = [f for f in fields(config_class) if f.name not in common and not _NEVER.search(f.name)]
     return {f.name: str(f.type) for f in own}
 
 
-@dataclasses.dataclass
+@dataclass
 class Draws:
     """What can be drawn for the variations of one case.
 
@@ -100,6 +100,11 @@ class Draws:
             for other in all_cases()
             if other.row == self.case.row and other.config_class == self.case.config_class
         ]
+
+    @property
+    def parameters(self) -> int:
+        """Of the known case."""
+        return n_parameters(replace(self.case, config=self.arguments, wrapped=True))
 
     def change(self, rng: Random) -> dict[str, Any]:
         """New values by key; more than one where they belong together."""
@@ -257,6 +262,16 @@ class Draws:
 
 def _is_network(value: object) -> bool:
     return isinstance(value, Mapping) and not {"num_hidden_layers", "n_layer", "num_layers"}.isdisjoint(value)
+
+
+def n_parameters(case: ArchCase) -> int:
+    """Parameters of the model of a case, which is not made."""
+    import torch
+
+    model_class = getattr(quiet_transformers(), case.model_class)
+    with torch.device("meta"):
+        model = model_class(make_config(case, 0), **case.model_options)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def with_changes(arguments: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
