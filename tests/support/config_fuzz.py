@@ -33,7 +33,6 @@ from odd_configs import (
     RIGHT,
     SAID,
     SKIPPED,
-    TOLERANCE,
     VOCABULARY,
     WRONG,
     OddConfig,
@@ -51,7 +50,7 @@ _MEMORY_BYTES, _FILE_BYTES, _PARAMETERS = 4 << 30, 512 << 20, 2_000_000
 _MOST_CHANGES = (1, 1, 2, 2, 3, 4)
 _DTYPES = ("f32", "f16", "bf16", "f64", "mix")
 _SEEDS = (1, 2)
-_ABOVE_NOISE = 10
+_ABOVE_NOISE = 5
 _EMBEDDING = {"chameleon": 8448}
 """Rows whose config names tokens beyond those of the tokenizer: how many embeddings they have."""
 
@@ -205,7 +204,7 @@ class _Retry:
             self.llama.__exit__()  # recurrent states of llama.cpp may begin with what an earlier model left in memory
             try:
                 noise = sensitivity(case, folder / "noise", seed) if self.outcome == WRONG else 0.0
-                loose = max(1.0, _ABOVE_NOISE * noise / TOLERANCE)
+                loose = max(1.0, _ABOVE_NOISE * noise)
                 found = judge(case, folder, self.llama, seed, loose)
             except Unbuildable:
                 return None
