@@ -94,6 +94,7 @@ def test_recurrent_layers_of_a_gguf() -> None:
 
 def test_heads_of_a_delta_net() -> None:
     config = {"linear_num_value_heads": 6, "linear_value_head_dim": 16, "linear_num_key_heads": 3}
+    config["linear_key_head_dim"] = 16
     keys = gguf_keys(read("Qwen3_5ForCausalLM", config))
     assert (keys["ssm.inner_size"], keys["ssm.time_step_rank"], keys["ssm.group_count"]) == (96, 6, 3)
     h = from_gguf("qwen3_5_text", ssm__inner_size=96, ssm__time_step_rank=6, ssm__group_count=3)

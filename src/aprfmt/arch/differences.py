@@ -12,7 +12,16 @@ from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hparams import STEP_LIMITS, active_window
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.rope import NEAR_RAMP, original_context, rotary_dim, scaling_of, stretch_of, yarn_betas, yarn_distance
+from aprfmt.arch.rope import (
+    MAX_HEAD_DIM,
+    NEAR_RAMP,
+    original_context,
+    rotary_dim,
+    scaling_of,
+    stretch_of,
+    yarn_betas,
+    yarn_distance,
+)
 from aprfmt.arch.row import CONTEXT, FOURTH, POSITIONS, WINDOW, Architecture, Difference
 from aprfmt.arch.scopes import defaults_of
 from aprfmt.records import record
@@ -45,6 +54,11 @@ GENERAL: tuple[Difference, ...] = (
     ),
     Difference(_SECTIONS, "fourth_section&!far_fourth_section", beyond=FOURTH),
     Difference(_SECTIONS, "far_fourth_section"),
+    Difference(
+        "llama.cpp does not rotate the pairs of a head that mrope_section does not cover; transformers rotates them by "
+        "the position of the token",
+        "uncovered_pairs",
+    ),
     Difference("llama.cpp does not clamp time steps (time_step_limit)", "limited_steps"),
     Difference(
         "llama.cpp computes every GELU by the tanh formula in half precision: logits differ by about 3e-4, and a "
@@ -156,6 +170,21 @@ def _has_far_fourth_section(h: Hyperparams) -> bool:
     return first is not None and first < _SHORT_TEXT
 
 
+def _leaves_pairs(row: Architecture, h: Hyperparams) -> bool:
+    """Whether a pair that turns visibly in short texts has no position in llama.cpp.
+
+    Pair i is sector i mod sum(mrope_section), of lane sector mod 3, which has as many sectors as its section says.
+    """
+    sections, n_pairs = scaling_of(h).get("mrope_section"), (rotary_dim(h) or 0) // 2
+    numbers = [n for n in sections if type(n) is int] if isinstance(sections, list) else []
+    base = h.rope_theta or 0.0
+    if row.gguf not in _INTERLEAVED or len(numbers) < 3 or sum(numbers) < 1 or base <= 1 or n_pairs > MAX_HEAD_DIM:
+        return False
+    sectors = ((i, i % sum(numbers)) for i in range(n_pairs))
+    first = next((i for i, sector in sectors if sector >= 3 * numbers[sector % 3]), None)
+    return first is not None and base ** (-first / n_pairs) * _SHORT_TEXT > _LEAST_TURN
+
+
 def _has_long_context(h: Hyperparams) -> bool:
     """Whether long texts get other rotary factors than short ones."""
     scaling = scaling_of(h)
@@ -222,10 +251,14 @@ _USUAL_EPSILON = 1e-5
 _LEAST_TURN, _SHORT_TEXT = 1e-2, 128
 """The angle, and the length of texts, below which a difference of rotations shows in no one's use."""
 
+_INTERLEAVED = frozenset(("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "qwen4exp", "qwen3tts"))
+"""Architectures whose pairs of a head belong to time, height and width in turn (LLAMA_ROPE_TYPE_IMROPE)."""
+
 RULES_OF_ROW: dict[str, Callable[[Architecture, Hyperparams], object]] = {
     "other_ramp": _has_other_ramp,
     "far_ramp": _has_far_ramp,
     "other_gelu": _has_other_gelu,
+    "uncovered_pairs": _leaves_pairs,
 }
 """The same, of words that depend on the architecture."""
 

@@ -116,7 +116,11 @@ def _wrong_rotation(row: Architecture, kv: Mapping[str, object]) -> Iterator[Pro
         count = kv.get(full_key(row, suffix))
         if isinstance(count, int) and count % 2:
             yield full_key(row, suffix), f"is {count}, an odd number"
-    sections, size = (kv.get(full_key(row, key)) for key in ("rope.dimension_sections", "attention.key_length"))
+    key = next((key for key in (full_key(row, k) for k in ("rope.dimension_count", _HEAD)) if key in kv), _HEAD)
+    half = kv.get(key)
+    if row.gguf in _HALF_ROTATED and isinstance(half, int) and half % 4:
+        yield key, f"is {half}: its {row.gguf!r} applies RoPE to half of it, and needs an even number"
+    sections, size = (kv.get(full_key(row, key)) for key in ("rope.dimension_sections", _HEAD))
     pairs = sum(n for n in sections if isinstance(n, int)) if isinstance(sections, list) else 0
     if isinstance(size, int) and pairs > size:
         yield full_key(row, "rope.dimension_sections"), f"add up to {pairs} pairs, but a head has {size} values"
@@ -129,6 +133,10 @@ def _wrong_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Probl
     if groups > 1 and used and experts and (not 0 < used < groups < experts or experts % groups):
         yield key, f"is {groups}: its loader cannot select {used} of {groups} groups of {experts} experts"
 
+
+_HEAD = "attention.key_length"
+_HALF_ROTATED = ("step35",)
+"""Loaders that rotate half of rope.dimension_count in full-attention layers."""
 
 _WINDOW = "attention.sliding_window"
 _BOTH_MASKS = ("modern-bert", "gemma-embedding")

@@ -459,11 +459,17 @@ def is_gguf_of(arch: Architecture | Listed, kv: Mapping[str, object], tensor_nam
 def holds_of_gguf(
     condition: str, arch: Architecture | Listed, kv: Mapping[str, object], tensor_names: Collection[str] | None
 ) -> bool:
-    """Whether a condition holds for a GGUF; `tensors=NAME` of a tensor, with or without its `blk.N.`."""
+    """Whether a condition holds for a GGUF; `tensors=NAME` of a tensor, with or without its `blk.N.`.
+
+    `uneven_heads`: the number of heads does not divide the hidden size.
+    """
 
     def look_up(word: str) -> object:
         if word == "tensors":
             return {form for name in tensor_names or () for form in (name, _LAYER.sub("", name, count=1))}
+        if word == "uneven_heads":
+            hidden, heads = (look_up(key) for key in ("embedding_length", "attention.head_count"))
+            return isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads != 0
         return kv.get(word if word.startswith(WHOLE_KEYS) else f"{arch.gguf}.{word}")
 
     return holds(condition, look_up)

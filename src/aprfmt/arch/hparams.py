@@ -236,9 +236,9 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
         if key.role == HEAD_DIM and not common.head_dim_is_named(scope):
             continue
         done.add(name)
-        says_null = name in h.extra or look_up(defaults, key.hf)[0] is not None
-        if value is not None or (says_null and not key.field):
-            set_path(config, name, value)
+        default, _ = look_up(defaults, key.hf)
+        if value is not None or ((name in h.extra or default is not None) and not key.field):
+            set_path(config, name, False if value is None and isinstance(default, bool) else value)
     for name, value in h.extra.items():
         if name not in done:
             set_path(config, name, value)

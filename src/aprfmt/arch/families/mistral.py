@@ -44,15 +44,16 @@ def _temperature_length(value: object, scope: Scope) -> int | None:
 
 llama_4_length = Converter(_temperature_length, lambda value, scope: DEFAULT)
 _MISTRAL = Architecture(
-    id="mistral", gguf="llama", when="attention.sliding_window&!expert_count", **hf_names("Mistral", "mistral"),
-    rope_type=0,
+    # transformers' Llama asks for heads that divide the hidden size
+    id="mistral", gguf="llama", when="attention.sliding_window&!expert_count|uneven_heads&!expert_count",
+    **hf_names("Mistral", "mistral"), rope_type=0,
     tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW), differs=(NO_WINDOW,),
 )
 
 ROWS: tuple[Architecture, ...] = (
     variant(
         _MISTRAL, "ministral", "llama", hf_names("Ministral", "ministral"), SLIDING_LAYERS,
-        when="attention.sliding_window_pattern&!expert_count",
+        when="attention.sliding_window&attention.sliding_window_pattern&!expert_count",
     ),
     _MISTRAL,
     # Mistral inside Mistral3, the wrapper

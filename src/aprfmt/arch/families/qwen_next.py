@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
     head, linear, must_be, network, norm, split, tensor,
 )
 from aprfmt.arch.blocks.moe import ALL_SPARSE, MTP, draft_layer, mtp_names, router_and_experts, shared_expert
-from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, default, if_given, nothing
+from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, default, if_given, nothing, refuse_if
 from aprfmt.arch.converters.common import attending_layers, inner_size, of_tensor, recurrent_layers
 from aprfmt.arch.converters.layers import FULL
 from aprfmt.arch.fields import as_int, as_mapping
@@ -104,6 +104,10 @@ def _sections_to(value: object, scope: Scope) -> GgufKeys | None:
 qwen3_5_sections = Converter(_sections_to, default)
 _K_HEADS, _V_HEADS = "linear_num_key_heads", "linear_num_value_heads"
 _K_DIM, _V_DIM = "linear_key_head_dim", "linear_value_head_dim"
+_equal_heads = refuse_if(
+    lambda value, scope: value != scope.config(_K_DIM), f"{{name}} is {{value}}: llama.cpp's {{gguf}} expects {_K_DIM}"
+)
+delta_width = replace(inner_size, to_gguf=lambda value, scope: inner_size.to_gguf(_equal_heads(value, scope), scope))
 _K, _V = f"{_K_HEADS}*{_K_DIM}", f"{_V_HEADS}*{_V_DIM}"
 _QKV = f"2*{_K}+{_V}"
 _RUN = f"{_V}/{_K_HEADS}"
@@ -181,7 +185,7 @@ def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
         *((width, Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",))) if experts else ()),
         Key("ssm.conv_kernel", ("linear_conv_kernel_dim",)), Key("ssm.state_size", (_K_DIM,)),
         Key("ssm.group_count", (_K_HEADS,)), Key("ssm.time_step_rank", (_V_HEADS,)),
-        Key("ssm.inner_size", (_V_DIM,), converter=inner_size),
+        Key("ssm.inner_size", (_V_DIM,), converter=delta_width),
         Key("attention.recurrent_layers", ("layer_types",), "bool[]", converter=recurrent_layers, draft=False),
         Key("full_attention_interval", ("full_attention_interval",)), ROPE_DIM, must_be("attention_bias", False),
         must_be("hidden_act", "silu"), replace(MTP, hf=("mtp_num_hidden_layers", *MTP.hf)), *family,
