@@ -14,7 +14,7 @@ import math
 
 from aprfmt.arch.loaders import loader_of
 
-LOG_KEY, FACTOR_KEY = "rope.scaling.yarn_log_multiplier", "rope.scaling.attn_factor"
+LOG_KEY = "rope.scaling.yarn_log_multiplier"
 
 _OF_ONE_MSCALE = ("deepseek2",)
 """Architectures for which llama.cpp takes `mscale` for equal to `mscale_all_dim`."""

@@ -36,7 +36,6 @@ def _large_qk_norm_to(value: object, scope: Scope) -> None:
 
 # Command-R has few positions, and under another key those that it was trained with.
 trained_length = Converter(lambda value, scope: scope.size("model_max_length") or value)
-large_qk_norm = Converter(_large_qk_norm_to)
 _ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=own_layer_types)
 _SOME_LAYERS = replace(_ODD_LAYERS, converter=some_layer_types)
 _LOGIT_SCALE = Key("logit_scale", ("logit_scale",), "f32")
@@ -70,8 +69,6 @@ def _dense_prefix(scope: Scope) -> list[str] | None:
     return kinds_of([*periodic(own, min(dense, n_layers)), *rest])
 
 
-dense_prefix_layer_types = replace(layer_types, derive=_dense_prefix)
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="cohere", gguf="command-r", **hf_names("Cohere", "cohere"), rope_type=0,
@@ -82,7 +79,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *convert(_COHERE, max_position_embeddings=trained_length), Key("", ("model_max_length",)),
-            Key("", ("use_qk_norm",), "bool", converter=large_qk_norm),
+            Key("", ("use_qk_norm",), "bool", converter=Converter(_large_qk_norm_to)),
         ),
     ),
     Architecture(
@@ -108,12 +105,12 @@ ROWS: tuple[Architecture, ...] = (
             GROUPED, ROPE, LAYER_EPS, Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), "f32"),
             *rename((COUNT, USED, WIDTH), num_experts="num_experts", moe_intermediate_size="intermediate_size"),
             HEAD_DIM, Key("logit_scale", ("logit_scale",), "f32"), ALWAYS_WINDOW,
-            replace(WINDOW_LAYERS, converter=dense_prefix_layer_types), VOCAB, DENSE_LAYERS, MLP_LAYER_TYPES,
-            Key("expert_gating_func", ("expert_selection_fn",), converter=gating),
+            replace(WINDOW_LAYERS, converter=replace(layer_types, derive=_dense_prefix)), VOCAB, DENSE_LAYERS,
+            MLP_LAYER_TYPES, Key("expert_gating_func", ("expert_selection_fn",), converter=gating),
             Key("expert_weights_norm", ("norm_topk_prob",), "bool", converter=norm_of_softmax),
             replace(NUM_SHARED_EXPERTS, converter=positive), SHARED_WIDTH,
-            must_be("shared_expert_combination_strategy", "average"),
-            must_be("prefix_dense_sliding_window_pattern", 1), ROPE_DIM, MTP, _UNSCALED, NO_BIAS, SILU,
+            must_be("shared_expert_combination_strategy", "average"), must_be("prefix_dense_sliding_window_pattern", 1),
+            ROPE_DIM, MTP, _UNSCALED, NO_BIAS, SILU,
         ),
     ),
 )

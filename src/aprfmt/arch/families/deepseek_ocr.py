@@ -31,7 +31,6 @@ def _patches_a_token(value: object, scope: Scope) -> object:
     return scale if scale not in (0, 4) else None
 
 
-four_a_head = computed(f"4*{_CLIP_CONFIG}.heads".replace("-", "_"), nothing)
 patches_a_token = Converter(_patches_a_token, nothing)
 _SAM = "vision_config.width.sam_vit_b"
 _SAM_WIDTH = f"{_SAM}.width"
@@ -125,7 +124,7 @@ def _ocr(id: str, hf_class: str, when: str, max_tiles: int) -> Tower:
             *_sam_keys(max_tiles), projector("deepseekocr"), Key("vision.image_size", (f"{_CLIP}.image_size",)),
             Key("vision.patch_size", (f"{_CLIP}.patch_size",)), Key("vision.embedding_length", (f"{_CLIP}.width",)),
             Key("vision.block_count", (f"{_CLIP}.layers",)), Key("vision.attention.head_count", (f"{_CLIP}.heads",)),
-            Key("vision.feed_forward_length", converter=four_a_head),
+            Key("vision.feed_forward_length", converter=computed(f"4*{_CLIP_CONFIG}.heads".replace("-", "_"), nothing)),
             Key("", ("preprocessor_config.image_seq_length",), converter=if_given),
             Key("vision.projector.scale_factor", converter=patches_a_token),
         ),

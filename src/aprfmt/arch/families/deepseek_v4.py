@@ -105,7 +105,6 @@ hash_layers = Converter(
     ),
     normalize=_hashed_normalize,
 )
-all_streams = Converter(_all_streams, default)
 draft_stages = Converter(normalize=_stages_normalize)
 no_ratios = Converter(normalize=_no_ratios)
 no_tables = Converter(normalize=_no_tables)
@@ -171,7 +170,7 @@ _LAYER = (
     *norm("ffn_norm", "ffn_norm"), *_experts(),
 )
 _LAYER_OF_DRAFTS = tuple(row for row in _LAYER if row.layers in ("", "!hashed") and "bias_vl" not in row.hf[0])
-_ALL_STREAMS = Key("embedding_length_out", converter=all_streams)
+_ALL_STREAMS = Key("embedding_length_out", converter=Converter(_all_streams, default))
 _KEYS = (
     *(key for key in DIMS if key.field != "intermediate_size"), GROUPED, ROPE, RMS_EPS,
     *rename((COUNT, USED), num_experts=("n_routed_experts", "num_local_experts")),
@@ -196,7 +195,6 @@ _PACKED = {
 }
 
 
-sixteen_tokens = computed("16*vision_patch_size*vision_downsample_ratio", nothing)
 _V4_SIDE = "vision_patch_size"
 _V4_NAMES = {
     "patch_size": _V4_SIDE, "embedding_length": "vision_dim", "feed_forward_length": "vision_inter_dim",
@@ -283,7 +281,7 @@ TOWERS: tuple[Tower, ...] = (
             tensor("image_pad", "v.token_embd.img_pad", "hidden"),
         ),
         keys=sees(
-            Key("vision.image_size", converter=sixteen_tokens),
+            Key("vision.image_size", converter=computed("16*vision_patch_size*vision_downsample_ratio", nothing)),
             *(Key(f"vision.{gguf}", (name,)) for gguf, name in _V4_NAMES.items()), *IMAGE, projector("deepseek4v"),
             Key("vision.attention.layer_norm_epsilon", kind="f32", constant=1e-6), USE_SILU,
             Key("vision.projector.scale_factor", ("vision_downsample_ratio",)),

@@ -58,7 +58,6 @@ def _layers_of_stack_to(value: object, scope: Scope) -> int | None:
     return layers
 
 
-scale_of_range = Converter(normalize=_scale_of_range)
 layers_of_stack = Converter(_layers_of_stack_to, normalize=_layers_of_stack_normalize)
 
 
@@ -217,7 +216,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DIMS, ROPE, RMS_EPS, HEAD_DIM, ROPE_DIM, Key("", ("initializer_range",), "f32"),
-            Key("embedding_scale", ("embedding_scale",), "f32", converter=scale_of_range),
+            Key("embedding_scale", ("embedding_scale",), "f32", converter=Converter(normalize=_scale_of_range)),
             Key("hrm.h_cycles", ("H_cycles",)), Key("hrm.l_cycles", ("L_cycles",)),
             Key("hrm.layers_per_stack", (_STACK,), converter=layers_of_stack),
             Key("hrm.prefix_lm", ("prefix_lm",), "bool"),

@@ -60,13 +60,10 @@ indexed_layers = Converter(
     lambda value, scope: [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None,
     _indexed_from, normalize=plain_kinds,
 )
-indexed_without_window = Converter(_without_window_to, default)
 latent_scales = Converter(
     nothing, lambda value, scope: _latent_scales(scope, True),
     normalize=lambda value, scope: _latent_scales(scope, value),
 )
-swa_key_width = computed("swa_kv_lora_rank+qk_rope_head_dim")
-swa_value_width = computed("swa_kv_lora_rank")
 swa_key_length = computed("swa_qk_nope_head_dim+qk_rope_head_dim", _swa_nope_from)
 _WINDOW, _INDEXED = "sliding_attention|draft", "!sliding_attention&!draft"
 _ROTATED = "qk_rope_head_dim"
@@ -161,13 +158,13 @@ ROWS: tuple[Architecture, ...] = (
         drafts=(("model.mtp.embed_tokens.", "model.layers.{n}.embed_tokens."),),
         keys=(
             *(_DOTS3_LISTS.get(key.field, key) for key in mla_keys()), *INDEXER,
-            Key("attention.indexer.types", kind="bool[]", converter=indexed_without_window),
+            Key("attention.indexer.types", kind="bool[]", converter=Converter(_without_window_to, default)),
             Key("attention.sliding_window", ("sliding_window_size", "sliding_window")),
             Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=indexed_layers),
             Key("", ("swa_num_attention_heads",), converter=windowed_heads),
             Key("attention.kv_lora_rank_swa", ("swa_kv_lora_rank",)),
-            Key("attention.key_length_swa", converter=swa_key_width),
-            Key("attention.value_length_swa", converter=swa_value_width),
+            Key("attention.key_length_swa", converter=computed("swa_kv_lora_rank+qk_rope_head_dim")),
+            Key("attention.value_length_swa", converter=computed("swa_kv_lora_rank")),
             Key("attention.key_length_mla_swa", ("swa_qk_nope_head_dim",), converter=swa_key_length),
             Key("attention.value_length_mla_swa", ("swa_v_head_dim",)),
             Key("", ("apply_mla_qkv_lora_rescale",), "bool", converter=latent_scales), must_be("use_dsa", True),

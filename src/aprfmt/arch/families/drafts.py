@@ -67,8 +67,6 @@ def _anchor(value: object, scope: Scope) -> object:
 
 eagle_layers = Converter(needed, from_target=_eagle_layers)
 target_width = Converter(needed, from_target=lambda target, scope: target.get("hidden_size"))
-dflash_window = Converter(nothing, normalize=_dflash_window)
-partial_rotary = Converter(_partial_rotary, _partial_rotary_from)
 anchor = Converter(normalize=_anchor)
 draft_vocabulary = Converter(
     nothing, lambda value, scope: None, lambda scope: scope.h.vocab_size if "d2t" not in scope.names else None,
@@ -144,9 +142,9 @@ _BLOCKS_AND_LAYERS = (
     Key("tokenizer.ggml.mask_token_id", ("dflash_config.mask_token_id", "mask_token_id")),
 )
 _DFLASH_KEYS = (
-    *DECODER, Key("rope.dimension_count", converter=partial_rotary),
+    *DECODER, Key("rope.dimension_count", converter=Converter(_partial_rotary, _partial_rotary_from)),
     Key("rope.dimension_sections", ("target_rope_sections",), "i32[]", converter=target_sections), WINDOW,
-    SLIDING_LAYERS, Key("", ("dflash_config.use_swa",), "bool", converter=dflash_window),
+    SLIDING_LAYERS, Key("", ("dflash_config.use_swa",), "bool", converter=Converter(nothing, normalize=_dflash_window)),
     Key("", ("dflash_config.swa_window_size",)),
     Key("attention.value_scale", ("dflash_config.attention_value_scale",), "f32"),
     Key("attention.causal", ("is_causal", "dflash_config.causal"), "bool"),

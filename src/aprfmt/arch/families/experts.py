@@ -76,7 +76,6 @@ def _dense_list_from(value: object, scope: Scope) -> object:
     return ["dense" if i < dense else "sparse" for i in range(n_layers)]
 
 
-leading_dense_list = Converter(dense_first_to, _dense_list_from, normalize=dense_first)
 _FOURTH = Key("", ("layer_types",), "str[]", converter=every_fourth_full)
 _GATING = Key("expert_gating_func", ("score_func",), converter=gating)
 _ONE_THETA = Difference("llama.cpp's mellum uses one rope_theta for sliding and full layers", "two_thetas")
@@ -98,7 +97,6 @@ def _untruncated_from(value: object, scope: Scope) -> object:
 
 
 odd_layer_types = replace(layer_types, to_gguf=_odd_layer_types)
-untruncated = Converter(nothing, _untruncated_from)
 
 
 def _gpt_oss_experts() -> tuple[TensorRow, ...]:
@@ -196,7 +194,6 @@ def _in_each_to(value: object, scope: Scope) -> list[float] | None:
     return None if number is None else [number] * (scope.h.num_layers or 0)
 
 
-inverse_root = Converter(_root_to, _root_from)
 original_yarn = Converter(
     lambda value, scope: "yarn" if value in _ORIGINAL else None,
     lambda value, scope: _ORIGINAL[0] if value == "yarn" else None,
@@ -204,8 +201,6 @@ original_yarn = Converter(
 if_yarn = Converter(lambda value, scope: value if scope.config("rope_type") in _ORIGINAL else None)
 chunk_width = computed("head_dim")
 softmax_switch = Converter(lambda value, scope: 1 if value else 2, lambda value, scope: value == 1)
-layout_window = Converter(_layout_window_to)
-window_layout = Converter(nothing, _layout_or(0))
 rope_layout = Converter(
     refuse_if(_is_other_layout, "{name}: llama.cpp's {gguf} applies RoPE in exactly the sliding-window layers, if any"),
     _layout_or(1),
@@ -227,7 +222,7 @@ def _grok_keys(*family: Key) -> tuple[Key, ...]:
     return (
         *DIMS, GROUPED, *family, RMS_EPS, *_ROUTED, HEAD_DIM,
         Key("router_logit_softcapping", ("router_logit_softcapping",), "f32"),
-        Key("attention.output_scale", ("attn_output_multiplier",), "f32", converter=inverse_root),
+        Key("attention.output_scale", ("attn_output_multiplier",), "f32", converter=Converter(_root_to, _root_from)),
         Key("embedding_scale", ("embedding_multiplier_scale",), "f32"),
         Key("logit_scale", ("output_multiplier_scale",), "f32"), WHOLE_HEADS,
     )
@@ -292,7 +287,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=moe_keys(
             Key("attention.sliding_window", ("sliding_window",)),
             Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=odd_layer_types),
-            Key("", converter=untruncated),
+            Key("", converter=Converter(nothing, _untruncated_from)),
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
             must_be("swiglu_alpha", 1.702), must_be("swiglu_limit", 7.0), must_be("attention_bias", True),
             count="num_local_experts",
@@ -353,8 +348,8 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
             Key("expert_weights_norm", kind="bool", constant=True),
             replace(WEIGHTS_SCALE, hf=("moe_routed_scaling_factor",)), SIGMOID, DENSE_LAYERS,
-            replace(MLP_LAYER_TYPES, converter=leading_dense_list), Key("", ("gating",), "str"),
-            must_be("moe_router_logit_softcapping", 0.0), NO_BIAS,
+            replace(MLP_LAYER_TYPES, converter=Converter(dense_first_to, _dense_list_from, normalize=dense_first)),
+            Key("", ("gating",), "str"), must_be("moe_router_logit_softcapping", 0.0), NO_BIAS,
         ),
     ),
     # As keyfan/grok-1-hf has it.
@@ -450,8 +445,8 @@ ROWS: tuple[Architecture, ...] = (
             HEAD_DIM, replace(WIDTH, hf=("moe_ffn_hidden_size",)),
             replace(WIDTH, hf=("moe_ffn_hidden_size",), gguf="feed_forward_length"),
             Key("expert_gating_func", ("moe_primary_router_apply_softmax",), "u32", converter=softmax_switch),
-            Key("attention.sliding_window", ("sliding_window_size",), converter=layout_window),
-            Key("", ("sliding_window_layout",), "i32[]", converter=window_layout),
+            Key("attention.sliding_window", ("sliding_window_size",), converter=Converter(_layout_window_to)),
+            Key("", ("sliding_window_layout",), "i32[]", converter=Converter(nothing, _layout_or(0))),
             Key("", ("rope_layout",), "i32[]", converter=rope_layout),
             Key("", ("moe_layer_layout",), "i32[]", converter=all_layers), must_be("moe_enable_early_router", True),
             must_be("moe_enable_secondary_experts", False), must_be("moe_shared_primary_experts", 0),

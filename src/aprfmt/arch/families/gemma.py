@@ -32,7 +32,6 @@ def _both_dense_to(value: object, scope: Scope) -> object:
     return value if whole else None
 
 
-both_dense = Converter(_both_dense_to)
 _WIDE_HEADS = {"gemma2": 46, "gemma3": 62}
 """GGUF name -> layers of the one size that scales by hidden / heads, which the runtime tells by their number."""
 
@@ -166,7 +165,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *_GEMMA3_KEYS, ALWAYS_WINDOW, _ODD_LAYERS, ENCODER[1],
             *(
-                Key(f"dense_{n}_feat_{side}", (f"dense_{n}_{side}",), converter=both_dense)
+                Key(f"dense_{n}_feat_{side}", (f"dense_{n}_{side}",), converter=Converter(_both_dense_to))
                 for n in (2, 3)
                 for side in ("in", "out")
             ),

@@ -179,15 +179,12 @@ last_full_layer_types = replace(
     layer_types, derive=lambda scope: _last_full(layer_types_derive(scope)), normalize=_last_full_normalize,
 )
 global_heads = Converter(head_sizes(), normalize=_global_heads_normalize)
-global_kv_heads = Converter(derive=lambda scope: scope.h.num_kv_heads)
-window_heads = Converter(head_sizes("_swa"))
 window_kv_heads = Converter(_window_kv_heads_to, _window_kv_heads_from)
 double_wide = Converter(_double_wide_to, _double_wide_from)
 shared_kv = Converter(_shared_kv_to, lambda value, scope: value or 0)
 values_are_keys = Converter(from_gguf=_values_are_keys_from)
 row_a_token = Converter(_n_tokens_to, _n_tokens_from)
 width_a_layer = Converter(_width_a_layer_to)
-shared_kv_from_20 = Converter(_shared_from_20_to, lambda value, scope: value or 0)
 ten_sparse_layers = Converter(_sparsity_to, lambda value, scope: _sparsity(scope), _sparsity_derive)
 _SHARED_KV = Key("attention.shared_kv_layers", ("num_kv_shared_layers",), converter=shared_kv)
 _GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
@@ -311,7 +308,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.sliding_window", ("sliding_window",)), WINDOW_LAYERS,
             Key("embedding_length_per_layer_input", (_PER_LAYER,), constant=256),
             Key("", ("vocab_size_per_layer_input",), converter=row_a_token),
-            replace(_SHARED_KV, converter=shared_kv_from_20),
+            replace(_SHARED_KV, converter=Converter(_shared_from_20_to, lambda value, scope: value or 0)),
             Key("altup.active_idx", ("altup_active_idx",), constant=0),
             Key("altup.num_inputs", ("altup_num_inputs",), constant=4), must_be("altup_correct_scale", True),
             must_be("laurel_rank", 64), Key("", ("activation_sparsity_pattern",), "f32[]", converter=ten_sparse_layers),
@@ -335,10 +332,10 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *_widths(double_wide), replace(GROUPED, kind="u32[]", converter=window_kv_heads), ROPE, RMS_EPS,
             replace(WINDOW_LAYERS, converter=last_full_layer_types),
-            replace(number("head_dim"), gguf="attention.key_length_swa", converter=window_heads),
+            replace(number("head_dim"), gguf="attention.key_length_swa", converter=Converter(head_sizes("_swa"))),
             Key("attention.key_length", ("global_head_dim",), converter=global_heads),
-            Key("", ("num_global_key_value_heads",), converter=global_kv_heads), Key("", ("per_layer_config",)),
-            Key("attention.sliding_window", ("sliding_window",)),
+            Key("", ("num_global_key_value_heads",), converter=Converter(derive=lambda scope: scope.h.num_kv_heads)),
+            Key("", ("per_layer_config",)), Key("attention.sliding_window", ("sliding_window",)),
             Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=zero_cap),
             Key("embedding_length_per_layer_input", (_PER_LAYER,), converter=number_or_0),
             Key("", ("vocab_size_per_layer_input",), converter=row_a_token), _SHARED_KV,

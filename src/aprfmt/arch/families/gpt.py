@@ -67,7 +67,6 @@ def _alibi_from(value: object, scope: Scope) -> object:
 multi_query = Converter(nothing, lambda value, scope: scope.h.num_kv_heads == 1 if scope.kv else DEFAULT)
 multi_query_kv = Converter(normalize=_multi_query_normalize)
 falcon_kv = Converter(normalize=_falcon_kv_normalize)
-falcon_kind = Converter(nothing, _falcon_kind_from)
 expansion = Converter(nothing, lambda value, scope: over_hidden(scope.h.intermediate_size if scope.kv else None, scope))
 expansion_width = Converter(derive=lambda scope: times_hidden(scope.config("expansion_ratio"), scope))
 kv_named = Converter(nothing, lambda value, scope: scope.h.num_kv_heads if scope.kv and _has_groups(scope) else DEFAULT)
@@ -229,8 +228,8 @@ _FALCON = Architecture(
         Key("tensor_data_layout", kind="str", constant="jploski"),
         Key("attention.head_count_kv", ("num_kv_heads", "n_head_kv"), field="num_kv_heads", converter=falcon_kv),
         flag("multi_query"), Key("", ("num_ln_in_parallel_attn",)),
-        Key("", ("new_decoder_architecture",), "bool", converter=falcon_kind), EPSILON, ROPE, must_be("alibi", False),
-        must_be("parallel_attn", True), must_be("bias", False), gelu("activation"),
+        Key("", ("new_decoder_architecture",), "bool", converter=Converter(nothing, _falcon_kind_from)), EPSILON, ROPE,
+        must_be("alibi", False), must_be("parallel_attn", True), must_be("bias", False), gelu("activation"),
     ),
     ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"), prefixes=_bare("word_embeddings.", "h.", "ln_f."),
 )

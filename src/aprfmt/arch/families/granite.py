@@ -40,7 +40,6 @@ def _rope_switch_to(value: object, scope: Scope) -> bool:
     return bool(value == "rope")
 
 
-lone_width = Converter(_lone_width_to)
 some_experts = Converter(from_gguf=lambda value, scope: value or 0)
 # The runtime refuses more used experts than there are.
 used_experts = Converter(lambda value, scope: value if scope.h.num_experts else None)
@@ -81,10 +80,10 @@ _GRANITE = Architecture(
         *norm("post_attention_layernorm", "ffn_norm"), *_granite_mlp(),
     ),
     keys=(
-        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, converter=lone_width), _HEADS, KV_HEADS_BY_LAYER, ROPE, RMS_EPS,
-        replace(EXPERTS[0], hf=("num_local_experts",), converter=some_experts),
-        replace(EXPERTS[1], converter=used_experts),
-        VOCAB, ROPE_DIM, *SCALES, Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
+        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, converter=Converter(_lone_width_to)), _HEADS, KV_HEADS_BY_LAYER, ROPE,
+        RMS_EPS, replace(EXPERTS[0], hf=("num_local_experts",), converter=some_experts),
+        replace(EXPERTS[1], converter=used_experts), VOCAB, ROPE_DIM, *SCALES,
+        Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
         Key("ssm.conv_kernel", ("mamba_d_conv",)), Key("ssm.state_size", ("mamba_d_state",)),
         Key("ssm.group_count", ("mamba_n_groups",)),
         Key("ssm.inner_size", ("mamba_expand",), converter=expand, allowed=(2,)),

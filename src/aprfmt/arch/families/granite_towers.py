@@ -90,7 +90,6 @@ def _pinpoints_from(value: object, scope: Scope) -> object:
     return [[sides[i + 1], sides[i]] for i in range(0, len(sides) - 1, 2)] or DEFAULT
 
 
-projector_layers = Converter(_layers_to, _layers_from)
 query_side = _side(0)
 window_side = _side(1)
 pinpoints = Converter(_pinpoints_to, _pinpoints_from)
@@ -117,7 +116,6 @@ def _one_width_to(value: object, scope: Scope) -> object:
     return value
 
 
-one_width = Converter(_one_width_to, or_default)
 ffn_of_mult = computed("encoder_config.hidden_dim*encoder_config.feedforward_mult", _ffn_of_mult_from)
 _C = "encoder_config"
 _Q = "projector_config"
@@ -224,7 +222,7 @@ _SPEECH = Tower(
     made=scale_and_shift(_BATCH_NORM),
     f32=(".conv_pw1.weight", ".conv_pw2.weight", ".conv_dw.weight"),
     keys=hears(
-        Key("audio.embedding_length", (f"{_C}.hidden_dim",), converter=one_width),
+        Key("audio.embedding_length", (f"{_C}.hidden_dim",), converter=Converter(_one_width_to, or_default)),
         Key("audio.feed_forward_length", (f"{_C}.feedforward_mult",), converter=ffn_of_mult),
         Key("audio.block_count", (f"{_C}.num_layers",)), Key("audio.attention.head_count", (f"{_C}.num_heads",)),
         projector("granite_speech"), Key("audio.num_mel_bins", (f"{_C}.input_dim",)),
@@ -266,7 +264,7 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.projector.query_side", ("downsample_rate",), converter=query_side),
             Key("vision.projector.window_side", ("downsample_rate",), converter=window_side), Key("", (TARGETS,)),
             Key("", (SPATIAL_LAYER,), "i32"), Key("", (TEXT_LAYERS,)),
-            Key("vision.feature_layer", (MAP,), "i32[]", converter=projector_layers),
+            Key("vision.feature_layer", (MAP,), "i32[]", converter=Converter(_layers_to, _layers_from)),
             Key("vision.image_grid_pinpoints", ("image_grid_pinpoints",), "i32[]", converter=pinpoints),
             Key("", (f"{_F}.intermediate_size",)), must_be("vision_config.hidden_act", "gelu_pytorch_tanh"),
             must_be(f"{_F}.num_hidden_layers", 1), must_be(f"{_F}.hidden_act", "gelu"),

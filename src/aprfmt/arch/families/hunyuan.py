@@ -34,7 +34,6 @@ _DENSE = Architecture(
     ),
     keys=(*DECODER, PAD, SILU, must_be("attention_bias", False)),
 )
-in_rope = Converter(nothing, lambda value, scope: DEFAULT)
 
 ROWS: tuple[Architecture, ...] = (
     _DENSE,
@@ -72,7 +71,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     replace(
         _DENSE, id="hunyuan_vl", gguf="hunyuan_vl", hf_classes=(), bare_classes=(), model_types=("hunyuan_vl_text",),
-        keys=(*_DENSE.keys, Key("rope.scaling.alpha", converter=in_rope)),
+        keys=(*_DENSE.keys, Key("rope.scaling.alpha", converter=Converter(nothing, lambda value, scope: DEFAULT))),
     ),
 )
 

@@ -58,12 +58,10 @@ def _group_of_layers_from(value: object, scope: Scope) -> object:
     return DEFAULT if not found else found[0] + 1
 
 
-kda_and_value = Converter(_kda_and_value_to)
 three_sections = Converter(
     lambda value, scope: [*value[:3], 0] if isinstance(value, list) else None,
     lambda value, scope: value[:3] if isinstance(value, list) else None,
 )
-group_of_layers = Converter(nothing, _group_of_layers_from)
 _KDA, _ATTENTION = "linear_attention", "full_attention"
 _ATTENDS = f"{_ATTENTION}|draft"
 _INNER, _SHARED = "heads*head_dim", "moe_shared_expert_intermediate_size"
@@ -102,7 +100,7 @@ ROWS: tuple[Architecture, ...] = (
             *rename((_COUNT, _USED), num_experts=("num_experts",)), *GROUPS,
             Key("expert_gating_func", ("score_function",), converter=gating), VOCAB,
             Key("ssm.conv_kernel", ("short_conv_kernel_size",)),
-            Key("kda.head_dim", ("head_dim",), field="head_dim", converter=kda_and_value),
+            Key("kda.head_dim", ("head_dim",), field="head_dim", converter=Converter(_kda_and_value_to)),
             Key("kda.safe_gate", ("kda_safe_gate",), "bool", constant=True),
             Key("kda.gate_lower_bound", ("kda_lower_bound",), "f32"), Key("attention.q_lora_rank", ("q_lora_rank",)),
             *LATENT_SIZES, Key("rope.dimension_sections", ("mrope_section",), "i32[]", converter=three_sections),
@@ -110,9 +108,9 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_shared_count", ("num_shared_experts",)), DENSE_LAYERS, WEIGHTS_SCALE, WEIGHTS_NORM,
             Key("swiglu_clamp_exp", ("expert_swiglu_limit_list",), "f32[]", converter=limits, draft=OWN),
             Key("swiglu_clamp_shexp", ("share_expert_swiglu_limit_list",), "f32[]", converter=limits, draft=OWN),
-            Key("", ("layer_group_size",), converter=group_of_layers), must_be("no_kda_lora", True),
-            must_be("gated_attention_proj_granularity_type", "head_wise"), must_be("use_qkv_bias", False),
-            must_be("hidden_act", "silu"), MTP,
+            Key("", ("layer_group_size",), converter=Converter(nothing, _group_of_layers_from)),
+            must_be("no_kda_lora", True), must_be("gated_attention_proj_granularity_type", "head_wise"),
+            must_be("use_qkv_bias", False), must_be("hidden_act", "silu"), MTP,
         ),
     ),
     # As inclusionAI/Ling-lite has it.

@@ -51,7 +51,6 @@ image_tokens = Converter(nothing, _image_tokens)
 pooling_avg = replace(pooling, normalize=lambda value, scope: "mean" if value == "avg" else DEFAULT)
 _BIASES = (flag("attention_bias"), flag("mlp_bias"))
 _NO_BIASES = (must_be("attention_bias", False), must_be("mlp_bias", False))
-_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _BIASED = decoder(*attention("attention_bias", "attention_bias", permuted=True), mlp=gated_mlp("mlp_bias"))
 
 

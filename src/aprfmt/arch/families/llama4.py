@@ -33,7 +33,6 @@ not_of_128_experts = implied(
     lambda scope: scope.h.num_experts != _BARE_EXPERTS,
     f"{{name}} is {{value}}: llama.cpp's {{gguf}} norms Q and K unless the model has {_BARE_EXPERTS} experts",
 )
-every_fourth_unchunked = Converter(fourth_full_to, lambda value, scope: None)
 _FOURTH = Key("", ("layer_types",), "str[]", converter=every_fourth_full)
 
 
@@ -69,7 +68,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("interleave_moe_layer_step", ("interleave_moe_layer_step",)),
             Key("", ("moe_layers",), "i32[]", converter=stepped_moe_layers),
             Key("", ("no_rope_layers",), "i32[]", converter=every_fourth), Key("", ("no_rope_layer_interval",)),
-            replace(_FOURTH, converter=every_fourth_unchunked),
+            replace(_FOURTH, converter=Converter(fourth_full_to, lambda value, scope: None)),
             Key("", ("use_qk_norm",), "bool", converter=not_of_128_experts),
             must_be("attention_chunk_size", 8192), Key("", ("attn_temperature_tuning",), "bool", allowed=(True, 4)),
             must_be("floor_scale", 8192), must_be("attn_scale", 0.1),

@@ -78,10 +78,8 @@ attention_indices = Converter(
 )
 attention_period = Converter(nothing, _period_from)
 expert_period = Converter(nothing, _expert_period_from)
-inner_width = Converter(normalize=_inner_width_normalize)
 heads_of_width = Converter(nothing, _head_width_normalize, normalize=_head_width_normalize)
 norm_behind_gate = Converter(_norm_behind_gate_to, lambda value, scope: not scope.h.extra.get("mamba_rms_norm"))
-tied_multiplier = Converter(_tied_multiplier_to)
 _SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
 _INNER = "mamba_expand*hidden"
 _TWICE = Key("ssm.inner_size", ("mamba_expand",), converter=expand, allowed=(2,))
@@ -272,11 +270,11 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DECODER, VOCAB, Key("ssm.conv_kernel", ("mamba_d_conv",)),
-            Key("ssm.inner_size", ("mamba_d_ssm",), converter=inner_width), Key("ssm.state_size", ("mamba_d_state",)),
-            Key("ssm.time_step_rank", ("mamba_n_heads",)), Key("ssm.group_count", ("mamba_n_groups",)),
-            Key("", ("mamba_d_head",), converter=heads_of_width), flag("mamba_rms_norm"),
-            Key("", ("mamba_norm_before_gate",), "bool", converter=norm_behind_gate),
-            Key("", ("embedding_multiplier",), "f32", converter=tied_multiplier), SILU, flag("mlp_bias"),
+            Key("ssm.inner_size", ("mamba_d_ssm",), converter=Converter(normalize=_inner_width_normalize)),
+            Key("ssm.state_size", ("mamba_d_state",)), Key("ssm.time_step_rank", ("mamba_n_heads",)),
+            Key("ssm.group_count", ("mamba_n_groups",)), Key("", ("mamba_d_head",), converter=heads_of_width),
+            flag("mamba_rms_norm"), Key("", ("mamba_norm_before_gate",), "bool", converter=norm_behind_gate),
+            Key("", ("embedding_multiplier",), "f32", converter=Converter(_tied_multiplier_to)), SILU, flag("mlp_bias"),
             must_be("attention_bias", False), must_be("projectors_bias", False), must_be("mamba_proj_bias", False),
             must_be("mamba_conv_bias", True),
         ),

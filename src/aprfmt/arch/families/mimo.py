@@ -67,8 +67,6 @@ def _fused_to(value: object, scope: Scope) -> None:
 
 
 heads_by_window = Converter(_heads_by_window_to, heads_by_window_from)
-windowed_kv_heads = Converter(nothing, _windowed_from, _twice_the_heads)
-mimo_window = Converter(normalize=_inclusive_window)
 fused_by_tensors = Converter(
     _fused_to, lambda value, scope: "fused_qkv" if "blk.0.attn_qkv.weight" in scope.names else DEFAULT,
 )
@@ -213,11 +211,11 @@ ROWS: tuple[Architecture, ...] = (
                 ),
                 rms_norm_eps=("rms_norm_eps", "layernorm_epsilon"),
             ),
-            Key("", ("swa_num_key_value_heads",), converter=windowed_kv_heads),
+            Key("", ("swa_num_key_value_heads",), converter=Converter(nothing, _windowed_from, _twice_the_heads)),
             Key("expert_gating_func", ("scoring_func",), converter=gating, allowed=("sigmoid",)),
-            Key("rope.dimension_count", converter=shared_rotary_dim), replace(WINDOW, converter=mimo_window),
-            Key("", ("sliding_window_size",)), replace(SLIDING_LAYERS, converter=hybrid_layers, draft=True),
-            Key("", ("hybrid_layer_pattern",), "u32[]"),
+            Key("rope.dimension_count", converter=shared_rotary_dim),
+            replace(WINDOW, converter=Converter(normalize=_inclusive_window)), Key("", ("sliding_window_size",)),
+            replace(SLIDING_LAYERS, converter=hybrid_layers, draft=True), Key("", ("hybrid_layer_pattern",), "u32[]"),
             Key("attention.value_scale", ("attention_value_scale",), "f32", converter=absent_null),
             Key("", ("mlp_layer_types",), "str[]", converter=dense_by_tensors), Key("", ("moe_layer_freq",)), MTP,
             must_be("norm_topk_prob", True), Key("", ("routed_scaling_factor",), "f32", allowed=(1.0,)), NO_BIAS,

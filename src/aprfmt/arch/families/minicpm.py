@@ -68,8 +68,6 @@ def _base_width_from(value: object, scope: Scope) -> object:
     return round(scope.h.hidden_size / times) if times and scope.h.hidden_size else DEFAULT
 
 
-depth_scale = Converter(_depth_scale_to, _depth_scale_from)
-base_width = Converter(_base_width_to, _base_width_from)
 downsampling = words({"4x": 2, "16x": 4})
 one_layer = Converter(
     lambda value, scope: None if value is None else [value],
@@ -96,8 +94,8 @@ ROWS: tuple[Architecture, ...] = (
         tensors=decoder(*attention(permuted=True)),
         keys=(
             *DECODER, Key("embedding_scale", ("scale_emb",), "f32"),
-            Key("residual_scale", ("scale_depth",), "f32", converter=depth_scale),
-            Key("logit_scale", ("dim_model_base",), "f32", converter=base_width), SILU,
+            Key("residual_scale", ("scale_depth",), "f32", converter=Converter(_depth_scale_to, _depth_scale_from)),
+            Key("logit_scale", ("dim_model_base",), "f32", converter=Converter(_base_width_to, _base_width_from)), SILU,
         ),
     ),
 )

@@ -39,7 +39,6 @@ def _window_theta_from(value: object, scope: Scope) -> object:
 last_dense_layer_types = replace(
     layer_types, derive=lambda scope: kinds_of([*reversed(periodic(FOURTH, scope.h.num_layers or 0, first=0))]),
 )
-rotated_with_window = Converter(_window_theta_to, _window_theta_from)
 
 
 def _merged_patch(scope: Scope) -> int:
@@ -73,7 +72,7 @@ ROWS: tuple[Architecture, ...] = (
             *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=zero_cap),
             Key("logit_scale", ("output_multiplier",), "f32"), ALWAYS_WINDOW,
             replace(WINDOW_LAYERS, converter=last_dense_layer_types),
-            Key("", ("layer_rope_theta",), "f32[]", converter=rotated_with_window),
+            Key("", ("layer_rope_theta",), "f32[]", converter=Converter(_window_theta_to, _window_theta_from)),
             Key("", ("qk_scale_factor",), "f32"),
             must_be("post_norm_eps", 1e-8), must_be("hidden_activation", "silu"), NO_BIAS,
         ),

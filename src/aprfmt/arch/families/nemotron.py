@@ -89,7 +89,6 @@ def _block_head_dim_to(value: object, scope: Scope) -> GgufKeys | None:
 block_widths = _block_list("ffn")
 block_heads = _block_list("heads")
 block_kv_heads = _block_list("kv_heads")
-listed_kv_heads = Converter(from_gguf=_listed_kv_from)
 blocks = Converter(from_gguf=_blocks_from, normalize=_blocks_normalize)
 block_head_dim = Converter(_block_head_dim_to, default)
 _SIZES = (*DIMS, GROUPED)
@@ -130,7 +129,6 @@ def _of_blocks(name: str) -> Converter:
     )
 
 
-puzzle_blocks = Converter(nothing, _puzzle_from, normalize=_puzzle_normalize)
 puzzle_widths = _of_blocks("moe_intermediate_size")
 puzzle_used = _of_blocks("num_experts_per_tok")
 _BLOCK_OF = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
@@ -170,7 +168,6 @@ def _block_types_to(value: object, scope: Scope) -> None:
 
 
 block_types = Converter(_block_types_to, _block_types_from, normalize=_block_types)
-listed_layers = Converter(derive=_count_layers)
 mlp_layers = Converter(lambda value, scope: per_layer(value, scope, "mlp"), largest)
 moe_layers = Converter(lambda value, scope: per_layer(scope.h.moe_intermediate_size or 0, scope, "moe"), default)
 _SSM, _ATTENTION, _MLP, _MOE = "linear_attention|mamba", "full_attention|attention|draft", "mlp", "kind=moe|draft"
@@ -244,7 +241,7 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
             hf="backbone.layers.{n}.", embed="backbone.embeddings", last="backbone.norm_f",
         ),
         keys=(
-            replace(_BLOCKS, converter=listed_layers), _CONTEXT, _WIDTH, *keys, _HEADS,
+            replace(_BLOCKS, converter=Converter(derive=_count_layers)), _CONTEXT, _WIDTH, *keys, _HEADS,
             replace(GROUPED, kind="i32[]", converter=attention_layers, draft=MOST, needed=REQUIRED), MTP, _EPS, VOCAB,
             ROPE_DIM, Key("ssm.conv_kernel", ("conv_kernel",)), Key("ssm.state_size", ("ssm_state_size",)),
             Key("ssm.group_count", ("n_groups",)), Key("ssm.inner_size", ("mamba_head_dim",), converter=inner_size),
@@ -279,7 +276,7 @@ _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has i
     tensors=tuple(row for row in _MOE_ROW.tensors if row.layers != "draft"),
     keys=(
         *(_BY_BLOCK.get(key.gguf, key) for key in _MOE_ROW.keys if key is not MTP),
-        Key("", ("block_configs",), converter=puzzle_blocks),
+        Key("", ("block_configs",), converter=Converter(nothing, _puzzle_from, normalize=_puzzle_normalize)),
     ),
 )
 _V = "vision_model.radio_model.model."
@@ -318,7 +315,7 @@ ROWS: tuple[Architecture, ...] = (
                 replace(key, kind="u32[]", converter=_DECI_BY_BLOCK[key.field]) if key.field in _DECI_BY_BLOCK else key
                 for key in _SIZES
             ),
-            Key("", ("num_key_value_heads_per_layer",), "u32[]", converter=listed_kv_heads),
+            Key("", ("num_key_value_heads_per_layer",), "u32[]", converter=Converter(from_gguf=_listed_kv_from)),
             Key("", ("block_configs",), converter=blocks), Key("attention.key_length", converter=block_head_dim), ROPE,
             RMS_EPS, VOCAB, ROPE_DIM, WHOLE_HEADS, must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
         ),

@@ -61,7 +61,6 @@ def _patches_from(value: object, scope: Scope) -> object:
 
 
 all_but_last = integer(lambda depth: depth - 1 if depth else None, lambda depth: depth + 1)
-grid_of_patches = Converter(_grid_to, _grid_from)
 pixels_of_patches = Converter(
     lambda value, scope: (as_int(value, scope.name) or 0) * _patch(scope) ** 2 or None, _patches_from,
 )
@@ -152,7 +151,7 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.patch_size", ("preprocessor_config.patch_size",)),
             *sizes(image_size="", patch_size="", block_count=""),
             Key("vision.block_count", ("vision_config.num_hidden_layers",), converter=all_but_last),
-            Key("vision.image_size", ("vision_config.num_patches",), converter=grid_of_patches), *IMAGE,
+            Key("vision.image_size", ("vision_config.num_patches",), converter=Converter(_grid_to, _grid_from)), *IMAGE,
             projector("phi4"),
             Key(
                 "vision.image_min_pixels", ("preprocessor_config.min_num_patches", "min_num_patches"),

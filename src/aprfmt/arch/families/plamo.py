@@ -38,8 +38,6 @@ def _least_rank(scope: Scope) -> int | None:
 
 period_of_window = Converter(lambda value, scope: value if scope.config("window_size") else None)
 mamba_step = Converter(nothing, _mamba_step_from)
-heads_by_size = computed("mamba_num_heads*head_dim")
-least_rank = Converter(derive=_least_rank)
 most = Converter(from_gguf=largest)
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 _QKV = "q+2*kv,hidden"
@@ -82,8 +80,6 @@ def _shared_from(value: object, scope: Scope) -> object:
     return heads // kv_heads if scope.kv and heads and kv_heads else DEFAULT
 
 
-unshared_heads = Converter(normalize=_unshared)
-shared_heads = Converter(from_gguf=_shared_from)
 # Each KV head serves every `heads/n_shared_head`-th head, in llama.cpp as many neighbours.
 _NEIGHBOURS = ("swap:1,n_shared_head,heads/n_shared_head",)
 
@@ -100,10 +96,10 @@ ROWS: tuple[Architecture, ...] = (
             VOCAB, _BLOCKS, replace(_HEADS, kind="u32[]", converter=most), KV_HEADS_BY_LAYER, _CONTEXT, _WIDTH,
             *rename((HEAD_DIM,), head_dim="hidden_size_per_head"), RMS_EPS, ROPE, Key("ssm.state_size", (_STATE,)),
             Key("ssm.conv_kernel", ("mamba_d_conv",)), Key("ssm.time_step_rank", (_COUNT,)),
-            Key("ssm.inner_size", converter=heads_by_size), Key("ssm.group_count", constant=0), _FFN,
-            Key("", (_RANK,), converter=least_rank), Key("", ("mamba_step",), converter=mamba_step),
-            Key("", ("attention_window_size",)), Key("", ("full_attention_idx",), "i32[]"),
-            must_be("mamba_enabled", True),
+            Key("ssm.inner_size", converter=computed("mamba_num_heads*head_dim")), Key("ssm.group_count", constant=0),
+            _FFN, Key("", (_RANK,), converter=Converter(derive=_least_rank)),
+            Key("", ("mamba_step",), converter=mamba_step), Key("", ("attention_window_size",)),
+            Key("", ("full_attention_idx",), "i32[]"), must_be("mamba_enabled", True),
         ),
         differs=(NO_WINDOW,),
     ),
@@ -132,8 +128,8 @@ ROWS: tuple[Architecture, ...] = (
             hf="model.layers.layers.{n}.",
         ),
         keys=(
-            *DIMS, Key("attention.head_count_kv", field="num_kv_heads", converter=unshared_heads),
-            Key("", ("n_shared_head",), converter=shared_heads), RMS_EPS, SILU,
+            *DIMS, Key("attention.head_count_kv", field="num_kv_heads", converter=Converter(normalize=_unshared)),
+            Key("", ("n_shared_head",), converter=Converter(from_gguf=_shared_from)), RMS_EPS, SILU,
         ),
     ),
 )

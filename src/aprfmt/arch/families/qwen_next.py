@@ -90,7 +90,6 @@ of_table = Converter(lambda value, scope: value if _has_table(scope) else None)
 end_of_ngrams = Converter(lambda value, scope: scope.h.eos_token_id if _has_table(scope) else None, _end_from)
 output_gate = Converter(nothing, lambda value, scope: "sigmoid", normalize=_output_gate_normalize)
 row_width = Converter(_row_width_to, _row_width_from)
-first_prime = Converter(nothing, _first_prime)
 parts_of_table = Converter(nothing, _parts_from)
 
 
@@ -101,7 +100,6 @@ def _sections_to(value: object, scope: Scope) -> GgufKeys | None:
     return GgufKeys({"rope.dimension_sections": ("i32[]", [11, 11, 10, 0])})
 
 
-qwen3_5_sections = Converter(_sections_to, default)
 _K_HEADS, _V_HEADS = "linear_num_key_heads", "linear_num_value_heads"
 _K_DIM, _V_DIM = "linear_key_head_dim", "linear_value_head_dim"
 _equal_heads = refuse_if(
@@ -192,7 +190,7 @@ def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
     )
 
 
-_SECTIONS = Key("rope.dimension_sections", (), "i32[]", converter=qwen3_5_sections)
+_SECTIONS = Key("rope.dimension_sections", (), "i32[]", converter=Converter(_sections_to, default))
 
 
 def _qwen3_5(id: str, gguf: str, name: str, layer: tuple[TensorRow, ...], keys: tuple[Key, ...]) -> Architecture:
@@ -312,7 +310,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("embedding_length_per_layer_input", ("ple_embed_dim",), converter=row_width, needed=_TABLES),
             *(Key(gguf, (f"model.layers.{{n}}.{_NGRAMS}.{name}",), "u64[]", converter=of_tensor, needed=_TABLES)
               for gguf, (name, _) in _CONSTANTS.items()),
-            Key("", ("ngram_vocab_size_base",), converter=first_prime),
+            Key("", ("ngram_vocab_size_base",), converter=Converter(nothing, _first_prime)),
             Key("", ("make_ngram_vocab_size_divisible_by",)), Key("", ("split_ngram_parts",), converter=parts_of_table),
             Key("", ("seed",)), Key("", ("output_gate_type",), "str", allowed=("sigmoid",), converter=output_gate),
             must_be("norm_topk_prob", True), _SECTIONS,
