@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -160,11 +159,19 @@ def test_stacked_matrices_have_their_own_weights() -> None:
         def read_into(self, offset: int, buffer: memoryview) -> None:
             buffer[:] = values.tobytes()[offset : offset + len(buffer)]
 
-    sample = sample_rows(CanonicalTensor("s", (Stack(),)), weights.reshape(-1), n_values=1 << 20)
+    stack = CanonicalTensor("s", (Stack(),))
+    sample = sample_rows(stack, weights.reshape(-1), n_values=1 << 20)
     assert sample.weights is not None
     for row, matrix in enumerate(sample.matrices):
         assert np.array_equal(sample.weights[row], weights[matrix])
-    assert math.isfinite(error_of(sample, "Q4_0"))
+    both = error_of(sample, "Q4_0")
+    one, other = (
+        error_of(sample_rows(stack, weights.reshape(-1), np.array(counts), n_values=1 << 20), "Q4_0")
+        for counts in ([9, 0], [0, 9])
+    )
+    assert min(one, other) < both < max(one, other)
+    unused = error_of(sample_rows(stack, weights.reshape(-1), np.array([0, 0]), n_values=1 << 20), "Q4_0")
+    assert 0 < unused < 1
 
 
 def test_groups_are_bands_of_layers() -> None:

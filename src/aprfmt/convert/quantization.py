@@ -56,11 +56,19 @@ class Recoding:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensor:
-    """A tensor that a preset quantizes: its values, its type, and whether an option of the user sets that type."""
+    """A tensor that a preset quantizes.
+
+    Attributes:
+        tensor: its values.
+        target: its type, with the importance of its columns.
+        is_fixed: whether an option of the user sets that type.
+        counts: of a stack of experts the tokens that reached each [matrices]; None: alike.
+    """
 
     tensor: CanonicalTensor
     target: Recoding
     is_fixed: bool
+    counts: Array | None = None
 
 
 Observer = Callable[[str | None, Sequence[QuantizedTensor]], None]
@@ -96,7 +104,11 @@ class Quantization:
                 raise ggml.missing_library(dtype, "encode")
         targets = {t.name: Recoding(chosen[t.name], weights.get(t.name)) for t in quantizable}
         if self.observe is not None:
-            found = [QuantizedTensor(t, targets[t.name], self.overrides.is_fixed(t.name)) for t in quantizable]
+            counts = self.imatrix.counts if self.imatrix is not None else {}
+            found = [
+                QuantizedTensor(t, targets[t.name], self.overrides.is_fixed(t.name), counts.get(t.name))
+                for t in quantizable
+            ]
             self.observe(network_of(c).architecture or None, found)
         return targets
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs import ggml, plain
@@ -14,6 +15,9 @@ from aprfmt.codecs.recode import decode
 from aprfmt.codecs.stream import whole_units
 from aprfmt.io.pipe import Job, item_bytes
 from aprfmt.types import Array, Shape
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SAMPLED_VALUES = 1 << 15
 """Values of a tensor that are encoded for each type: IQ types take about a second for a million."""
@@ -30,17 +34,27 @@ class RowSample:
         values: float32 [rows, columns].
         weights: float32 [rows, columns], the importance of each column for each row; None: all equal.
         matrices: of a stack the matrix of each row.
+        use: [rows, 1], how often the matrix of each row is used.
     """
 
     values: Array
     weights: Array | None
     matrices: Array
+    use: Array
 
 
-def sample_rows(tensor: CanonicalTensor, weights: Array | None, n_values: int = SAMPLED_VALUES) -> RowSample:
+def sample_rows(
+    tensor: CanonicalTensor, weights: Array | None, counts: Array | None = None, n_values: int = SAMPLED_VALUES
+) -> RowSample:
     """Reads a sample of about `n_values` values, whole rows drawn by the name of the tensor.
 
-    `weights` [matrices * columns] as for `CanonicalTensor.out`. Reads a few mebibytes at most.
+    Reads a few mebibytes at most.
+
+    Args:
+        tensor: the tensor.
+        weights: [matrices * columns] as for `CanonicalTensor.out`.
+        counts: [matrices], the tokens that reached each expert of a stack.
+        n_values: about how many values.
     """
     import numpy as np
 
@@ -59,17 +73,17 @@ def sample_rows(tensor: CanonicalTensor, weights: Array | None, n_values: int = 
         numbers.append(first + rows)
     values, rows = np.concatenate(parts), np.concatenate(numbers)
     matrices = rows // (shape[-2] if len(shape) > 1 else 1)
+    use = np.ones((len(rows), 1)) if counts is None else counts.reshape(-1, 1)[matrices % counts.size].astype("f8")
     if weights is None:
-        return RowSample(values, None, matrices)
+        return RowSample(values, None, matrices, use)
     per_matrix = weights.reshape(-1, cols)
-    return RowSample(values, per_matrix[matrices % len(per_matrix)], matrices)
+    return RowSample(values, per_matrix[matrices % len(per_matrix)], matrices, use)
 
 
-def _pieces(tensor: CanonicalTensor, row_bytes: int, rng: object) -> Iterator[tuple[int, Array]]:
-    """(first row, bytes) of some pieces of whole rows, those that are not drawn are not read."""
+def _pieces(tensor: CanonicalTensor, row_bytes: int, rng: np.random.Generator) -> Iterator[tuple[int, Array]]:
+    """(first row, bytes) of some pieces of whole rows; pieces that are not drawn are not read."""
     import numpy as np
 
-    assert isinstance(rng, np.random.Generator)
     step = max(1, (1 << 20) // row_bytes) * row_bytes
     n = -(-tensor.n_bytes // step)
     drawn = set(rng.choice(n, min(n, _SAMPLED_PIECES), replace=False).tolist())
@@ -94,10 +108,10 @@ def error_of(sample: RowSample, dtype: str) -> float:
         rows = slice(None) if matrix is None else sample.matrices == matrix
         weights = None if sample.weights is None else sample.weights[rows][0]
         back[rows] = _round_trip(dtype, values[rows], weights)
-    scale = np.ones(1, "f4") if sample.weights is None else sample.weights
+    scale = sample.use if sample.weights is None else sample.use * sample.weights
     total = float((scale * values.astype("f8") ** 2).sum())
-    if total == 0:  # columns that no text reached, or zeros
-        scale, total = np.ones(1, "f4"), float((values.astype("f8") ** 2).sum()) or 1.0
+    if total == 0:  # columns and experts that no text reached, or zeros
+        scale, total = np.ones((1, 1)), float((values.astype("f8") ** 2).sum()) or 1.0
     return float((scale * (values.astype("f8") - back) ** 2).sum()) / total
 
 
@@ -107,8 +121,3 @@ def _round_trip(dtype: str, values: Array, weights: Array | None) -> Array:
         return decode(dtype, plain.encode(dtype, flat, None).tobytes(), values.shape)
     stored = ggml.encode(dtype, flat, values.shape[-1], weights)
     return ggml.decode(dtype, stored).reshape(values.shape)
-
-
-def errors_of(sample: RowSample, dtypes: Sequence[str]) -> dict[str, float]:
-    """The error in each type."""
-    return {dtype: error_of(sample, dtype) for dtype in dtypes}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,12 +81,14 @@ class Imatrix:
         entries: GGUF tensor name -> float32 [matrices * columns], the mean square of each column's input; finite.
         datasets: what it was computed on.
         chunks: how many pieces of text that were, 0 where the file does not say.
+        counts: of stacks of experts, GGUF tensor name -> the tokens that reached each [matrices].
     """
 
     path: str
     entries: Mapping[str, Array]
     datasets: tuple[str, ...] = ()
     chunks: int = 0
+    counts: Mapping[str, Array] = field(default_factory=dict)
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
@@ -98,7 +100,8 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     raw = _read(os.fspath(path))
     if isinstance(raw, ImatrixSums):
         means = {name: _means(entry) for name, entry in raw.entries.items()}
-        found = Imatrix(os.fspath(path), means, raw.datasets, raw.chunks)
+        counts = {name: entry.counts for name, entry in raw.entries.items() if entry.counts.size > 1}
+        found = Imatrix(os.fspath(path), means, raw.datasets, raw.chunks, counts)
     else:
         found = raw
     for name, values in found.entries.items():

@@ -118,7 +118,7 @@ class TypeChooser:
         dtypes = [row.target.dtype] if row.is_fixed else [*_candidates(row)]
         keys = {dtype: f"error {dtype} {tensor.name}" for dtype in dtypes}
         if missing := [dtype for dtype in dtypes if keys[dtype] not in self.known]:
-            sample = sample_rows(tensor, weights)
+            sample = sample_rows(tensor, weights, row.counts)
             for dtype in missing:
                 try:
                     self._note(keys[dtype], error_of(sample, dtype))
