@@ -26,7 +26,7 @@ PAIRS: dict[str, tuple[type[Common], Callable[..., Report]]] = {
     "merge": (merge.Merge, aprfmt.merge_models),
     "prune": (prune.Prune, aprfmt.prune_model),
 }
-OF_THE_COMMAND = {"file", "models", "output", "mix", "list_presets", "as_json", "quiet"}
+OF_THE_COMMAND = {"file", "models", "output", "mix", "list_presets"}
 OF_THE_FUNCTION = {"src", "dst", "mix", "models", "progress", "log"}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import BaseOption, ForceOption, JsonOption, QuietOption
+from aprfmt.cli.options import BaseOption, ForceOption
 from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, width, wrapped
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, plural
@@ -45,8 +45,6 @@ def diff(
     metadata_only: Annotated[bool, typer.Option("--metadata-only", help="Compare only the metadata.")] = False,
     base: BaseOption = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Worker threads; default: one per CPU.")] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Compare two models. Exit status: 0 same, 1 different, 2 error.
 

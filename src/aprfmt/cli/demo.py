@@ -14,7 +14,6 @@ from typing import Annotated, NamedTuple, TypedDict
 import typer
 
 import aprfmt
-from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out, printable
 from aprfmt.errors import MissingDependencyError, NotFoundError, RefusedError, RunError
 from aprfmt.inspection.describe import inspect
@@ -31,8 +30,6 @@ def command(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A GGUF (default: a small one).")] = None,
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Keep the files here.")] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Import a GGUF, inspect and validate it, export it again, compare bytes and generated text.
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import aprfmt
-from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out, pairs, printable
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "absent": "dim", "warn": "yellow", "fail": "red"}
 
 
-def doctor(*, as_json: JsonOption = False, quiet: QuietOption = False) -> int:
+def doctor() -> int:
     """Check the installation: what works, and what is missing for which command.
 
     Runs a tiny model in llama.cpp. Exit status 1: an installed component does not work.

@@ -12,9 +12,8 @@ from typer.core import TyperGroup
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.complete import SHELL_OPTIONS
-from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out
-from aprfmt.cli.sections import SectionedCommand
+from aprfmt.cli.sections import EVERYWHERE, SectionedCommand
 from aprfmt.errors import RunError, UsageError
 
 _EPILOG = """Every command reads .apr, .gguf, .safetensors, *.safetensors.index.json and Hugging Face
@@ -33,7 +32,8 @@ class _Formatter(Protocol):
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """The options, with help for shell completion that names the supported shells."""
-        params: list[Any] = super().get_params(ctx)
+        *own, help_option = super().get_params(ctx)
+        params: list[Any] = [*own, *EVERYWHERE, help_option]
         for option in params:
             option.help = SHELL_OPTIONS.get(option.opts[0], option.help)
         return params
@@ -74,10 +74,7 @@ def _not_imported() -> None:
 
 
 def _root(
-    ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False
 ) -> None:
     if version:
         raise UsageError("--version takes no command (add --json for a JSON object)")

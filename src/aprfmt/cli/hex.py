@@ -11,7 +11,7 @@ import typer
 
 import aprfmt
 from aprfmt.cli.complete import complete_tensor
-from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.options import ModelArgument
 from aprfmt.cli.output import as_text, out, pairs, printable, shorten, width
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_shape, plural
@@ -52,8 +52,6 @@ def hex(
         ),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Plain hex dump of any file.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Annotate the bytes of a model file: header, metadata, index; or decode the blocks of a tensor.
 

@@ -19,7 +19,7 @@ from aprfmt.text import first_few, format_seconds, plural
 if TYPE_CHECKING:
     from aprfmt.running.importance import ImatrixReport
 
-_OF_MERGE = ("files", "output", "merge", "plan", "force", "as_json", "quiet")
+_OF_MERGE = ("files", "output", "merge", "plan", "force")
 """Options that apply to --merge."""
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out, pairs, printable, width
 from aprfmt.errors import UsageError
 from aprfmt.text import plural
@@ -40,8 +39,6 @@ def lint(
         list[str] | None, typer.Option(metavar="ID", help="Skip these rules; repeatable, with globs.")
     ] = None,
     list_rules: Annotated[bool, typer.Option("--list", help="List all rules with what they require and why.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Check a model file against best practices: licence, tokenizer, keys, names, dtypes, shards.
 

@@ -13,7 +13,7 @@ import aprfmt
 from aprfmt import formats
 from aprfmt.cli.complete import complete_architecture
 from aprfmt.cli.inspect_text import show
-from aprfmt.cli.options import BaseOption, FilterOption, JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.options import BaseOption, FilterOption, ModelArgument
 from aprfmt.cli.output import out, pairs, plain, printable, progress_bar, table, width
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError
 from aprfmt.text import format_bytes, format_shape, name_filter
@@ -35,8 +35,6 @@ def inspect(
     weights: Annotated[bool, typer.Option("--weights", help="List the tensors.")] = False,
     quality: Annotated[bool, typer.Option("--quality", help="Score the completeness of the file's metadata.")] = False,
     metadata: Annotated[bool, typer.Option("--metadata", help="List every metadata key as stored.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Show a model's container, architecture, dimensions, dtypes, tokenizer and provenance.
 
@@ -57,8 +55,6 @@ def tensors(
         bool, typer.Option("--stats", help="Add mean, deviation, range, NaN, infinity and zero counts.")
     ] = False,
     hash: Annotated[bool, typer.Option("--hash", help="Add the SHA-256 of the stored bytes.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """List the tensors: name, dtype, shape (row-major), offset, size.
 
@@ -178,8 +174,6 @@ def validate(
     ] = False,
     min_score: Annotated[int, typer.Option(metavar="N", min=0, max=100, help="Fail below this score.")] = 0,
     base: BaseOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Check checksums, offsets, values, names, shapes and tokenizer; report what protects the file.
 
@@ -232,9 +226,6 @@ def architectures(
             help="A name from the list, a Hugging Face class, a model type or a GGUF architecture.",
         ),
     ] = None,
-    *,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """List the supported architectures; with NAME, show the tensor and key mappings of one.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 import aprfmt
-from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, QuietOption, TextFieldOption
+from aprfmt.cli.options import ForceOption, ModelArgument, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds, plural
@@ -71,8 +71,6 @@ def evaluate(
     ] = None,
     text_field: TextFieldOption = "text",
     force: ForceOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Compute cross entropy and perplexity on text; with --teacher, also KL(teacher || model) and top-1 agreement.
 
@@ -194,8 +192,6 @@ def report(
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Follow symbolic links that point outside the folder.")
     ] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Write a self-contained HTML report about a training run or a model.
 

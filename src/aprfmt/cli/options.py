@@ -24,8 +24,6 @@ ModelArgument = Annotated[
         help="A model: .apr, .gguf, .safetensors, .bin, an index, a folder, hf://org/repo, org/repo or a URL.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, even on failure.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Output file or folder.")]
 PageOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="PATH", help="Also write an HTML report: page.html.")
@@ -56,11 +54,9 @@ StrictOption = Annotated[bool, typer.Option("--strict", help="Fail on invalid re
 
 @dataclass(kw_only=True)
 class Common:
-    """Options of every command, also read from the raw command line by `Output.configure`."""
+    """A command whose options come from a schema."""
 
     options: ClassVar[Mapping[str, OptionRow]] = {}
-    as_json: JsonOption = False
-    quiet: QuietOption = False
 
     def given(self) -> dict[str, Any]:
         """The options of the schema that are set, by name."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aprfmt.cli.options import JsonOption, PlanOption, QuietOption
+from aprfmt.cli.options import PlanOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, table
 from aprfmt.text import format_bytes, plural
 
@@ -38,8 +38,6 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Publish this model card instead of the repository's.")
     ] = None,
     plan: PlanOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Upload a model to the hub in one commit, with a model card of origin, bits per weight and checksums.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, PageOption, QuietOption
+from aprfmt.cli.options import ForceOption, ModelArgument, PageOption
 from aprfmt.cli.output import out, printable, with_page, wrapped
 from aprfmt.text import format_count, format_figure, format_seconds
 
@@ -31,8 +31,6 @@ def qa(
     threads: Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")] = 0,
     output: PageOption = None,
     force: ForceOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Sanity-check a model in llama.cpp: loading, finite outputs, generated text, tokenizer, chat template.
 

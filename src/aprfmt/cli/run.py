@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aprfmt.running.embeddings import Embeddings
 
 _SCALE = ":"
-_OF_VECTORS = ("file", "embed", "lora", "ctx", "threads", "gpu_layers", "dtype", "as_json", "quiet")
+_OF_VECTORS = ("file", "embed", "lora", "ctx", "threads", "gpu_layers", "dtype")
 """Options that apply to --embed."""
 
 

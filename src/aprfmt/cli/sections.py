@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from aprfmt.schema import SECTIONS
 
-_LAST = ("as_json", "quiet", "help")
-"""Options of every command, which --help shows last."""
+EVERYWHERE = [
+    TyperOption(param_decls=names, is_flag=True, default=False, expose_value=False, help=words)
+    for *names, words in (
+        ("as_json", "--json", "Print one JSON object to stdout, even on failure."),
+        ("quiet", "--quiet", "-q", "Print nothing but errors."),
+    )
+]
+"""Options of every command; `Console.configure` reads them from the raw command line."""
+_LAST = (*(option.name for option in EVERYWHERE), "help")
+"""Options that --help shows last."""
 
 
 class SectionedCommand(TyperCommand):
     """A command whose help groups options by section; `plain_first` puts those without one first or last."""
 
     plain_first: ClassVar[bool] = True
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.params += EVERYWHERE
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Gives switches with an optional value (`--resume [STEP]`) an explicit one, then parses."""

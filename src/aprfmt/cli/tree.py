@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import FilterOption, JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.options import FilterOption, ModelArgument
 from aprfmt.cli.output import out, printable, table
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_count, format_shape, plural
@@ -31,8 +31,6 @@ def tree(
     depth: Annotated[int, typer.Option(metavar="N", min=0, help="Show N levels; 0: all.")] = 0,
     filter: FilterOption = None,
     unfold: Annotated[bool, typer.Option("--all", help="Show every layer instead of folding identical ones.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Show a model's module tree, built from tensor names; identical layers fold into one line.
 
@@ -44,7 +42,7 @@ def tree(
     """
     if format not in (None, *_FORMATS):
         raise UsageError(f"unknown format {format!r}", hint=f"one of: {', '.join(_FORMATS)}")
-    if as_json and format not in (None, "json"):
+    if out.mode == "json" and format not in (None, "json"):
         raise UsageError(f"--json prints the tree as JSON, not as {format}", hint="leave out one of the two options")
     found = aprfmt.tree(file, depth=depth, filter=filter)
     if format == "json":

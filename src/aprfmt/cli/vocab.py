@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.options import ModelArgument
 from aprfmt.cli.output import out, pairs, printable, table
 from aprfmt.errors import UsageError
 from aprfmt.text import plural
@@ -27,8 +27,6 @@ def command(
         str | None, typer.Option(metavar="FILE", help="Compare with this tokenizer; exit 1 if they differ.")
     ] = None,
     no_special: Annotated[bool, typer.Option("--no-special", help="Do not add special tokens (such as BOS).")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Encode text with a model's own tokenizer, decode ids, or compare two tokenizers.
 
