@@ -19,7 +19,7 @@ _NAMED: dict[str, Any] = {
 }
 _ONE: dict[str, Any] = {"num_labels": 1}
 """Of a reranker: one score."""
-_SOFTMAX = "it gives their softmax"
+_SOFTMAX = "it returns the softmax of the scores"
 _NO_RELU = "its classifier has tanh"
 
 
@@ -46,7 +46,7 @@ CASES: tuple[ArchCase, ...] = (
         "ModernBert",
         {**_MODERN, **_NAMED, "classifier_bias": True},
         "smollm2",
-        "the inner layer of its classifier has no bias",
+        "its classifier's inner layer has no bias",
     ),
     _case(
         "modernbert_classifier/silu",

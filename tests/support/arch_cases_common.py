@@ -34,11 +34,11 @@ LLAMA3 = rope(
     high_freq_factor=4.0,
     original_max_position_embeddings=128,
 )
-NO_FACTORS = "its loader knows no rope_freqs.weight, so the llama3 scaling of the frequencies has no place"
-NO_O_BIAS = "its loader knows no bias of the attention output"
-NO_MLP_BIAS = "its loader knows no biases of the MLP"
-NO_WINDOW = "its graph attends to all positions: the sliding window is not computed"
-PLAIN_HEADS = "its loader takes heads of hidden_size / num_attention_heads only"
+NO_FACTORS = "its loader has no rope_freqs.weight for llama3 scaling"
+NO_O_BIAS = "its loader has no attention output bias"
+NO_MLP_BIAS = "its loader has no MLP biases"
+NO_WINDOW = "its graph ignores the sliding window"
+PLAIN_HEADS = "its loader supports head_dim = hidden_size / num_attention_heads only"
 
 
 def family(

@@ -77,10 +77,10 @@ CASES: tuple[ArchCase, ...] = (
         "yarn": {"rope_scaling": _YARN},
         "limit": {"swiglu_limit": 0.05},
         "chosen": {"compress_ratios": [4, 0, 4, 0]},
-        "all": ({"compress_ratios": [128, 0, 0, 128]}, "llama.cpp's deepseek4 stops where no indexer chooses"),
+        "all": ({"compress_ratios": [128, 0, 0, 128]}, "llama.cpp's deepseek4 needs a layer with an indexer"),
         "no_table": {"num_hash_layers": 0},
         "scales": {"hc_sinkhorn_iters": 3, "routed_scaling_factor": 2.5},
-        "two_streams": ({"hc_mult": 2}, "llama.cpp's deepseek4 computes four streams only"),
+        "two_streams": ({"hc_mult": 2}, "llama.cpp's deepseek4 supports hc_mult 4 only"),
         "tied": {"tie_word_embeddings": True},
     })),
     *remote(

@@ -9,7 +9,7 @@ from arch_models import VOCAB, ArchCase
 
 _LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 4.0}
 _YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-_HEAD_SIZE = "its loader wants an output projection of hidden x hidden values, whatever the size of a head"
+_HEAD_SIZE = "its loader needs an output projection of hidden x hidden values for any head size"
 _NO_WINDOW = "its network has no sliding window"
 
 
@@ -49,7 +49,7 @@ CASES: tuple[ArchCase, ...] = (
         "gqa": {"num_key_value_heads": 2}, "ffn": {"intermediate_size": 96}, "tied": TIED,
         "linear": _rope(part=0.5, **_LINEAR), "yarn": _rope(part=0.5, **_YARN),
         "theta": _rope(50000.0, part=0.25),
-        "qk_norm": ({"qk_layernorm": True}, "its network has no norms of Q and K"),
+        "qk_norm": ({"qk_layernorm": True}, "its network has no Q/K norms"),
     }),
     *family("phi3", "Phi3", {"original_max_position_embeddings": 512}, {
         "mha": MHA, "tied": TIED, "partial": _rope(part=0.5),
@@ -61,17 +61,17 @@ CASES: tuple[ArchCase, ...] = (
     }),
     *family("starcoder2", "Starcoder2", TIED, {
         "mha": MHA, "untied": UNTIED, "linear": _rope(**_LINEAR), "yarn": _rope(**_YARN),
-        "no_bias": ({"use_bias": False}, "its loader wants every bias"),
+        "no_bias": ({"use_bias": False}, "its loader needs every bias"),
         "window": ({"sliding_window": 8}, _NO_WINDOW),
     }),
     *family("jais2", "Jais2", MHA, {
         "gqa": {"num_key_value_heads": 2}, "tied": TIED, "head_dim": {"head_dim": 24}, "linear": _rope(**_LINEAR),
         "yarn": _rope(**_YARN),
-        "no_bias": ({"attention_bias": False, "mlp_bias": False}, "its loader wants every bias"),
+        "no_bias": ({"attention_bias": False, "mlp_bias": False}, "its loader needs every bias"),
     }),
     *family("bitnet", "BitNet", {**TIED, "hidden_act": "silu"}, {
         "mha": MHA, "relu2": ({"hidden_act": "relu2"}, "its MLP has a SiLU, as the first BitNet had"),
-        "untied": (UNTIED, "its network reads the embedding as its head"),
+        "untied": (UNTIED, "its head is tied"),
     }),
     # As 1bitLLM/bitnet_b1_58-large has them.
     ArchCase("bitnet/rounded", "bitnet", "", "BitnetForCausalLM", {
@@ -79,5 +79,5 @@ CASES: tuple[ArchCase, ...] = (
         "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "hidden_act": "silu", "weight_bits": 1, "input_bits": 8, "tie_word_embeddings": True,
         "vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2,
-    }, llama_cpp_cannot="it takes the weights as they are, and this network rounds them to three values as it runs"),
+    }, llama_cpp_cannot="it uses the weights as stored; this model rounds them to ternary values at run time"),
 )  # fmt: skip

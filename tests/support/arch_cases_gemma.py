@@ -17,9 +17,9 @@ _LLAMA3: dict[str, Any] = {
     "original_max_position_embeddings": 64,
 }
 _DYNAMIC: dict[str, Any] = {"rope_type": "dynamic", "factor": 2.0}
-_NO_HEAD = "its network reads the embedding as its head, and refuses a file with an output.weight"
-_NO_FREQS = "its loader reads no rope_freqs.weight for this family"
-_NO_BIAS = "its loader knows no bias of the output projection"
+_NO_HEAD = "its head is tied, and it refuses a file with output.weight"
+_NO_FREQS = "its loader ignores rope_freqs.weight for this family"
+_NO_BIAS = "its loader has no output projection bias"
 
 
 def _rope(theta: float = 10000.0, part: float | None = None, **scaling: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ CASES: tuple[ArchCase, ...] = (
         "uncapped": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
         "layer_types": _layers("SFFS"), "linear": _rope(**_LINEAR), "yarn": _rope(**_YARN),
         "scale": ({"query_pre_attn_scalar": 24},
-            "its network scales attention by the size of a head, or by hidden / heads at 46 layers"),
+            "its attention scale is that of the head size, or of hidden / heads at 46 layers"),
     }),
     *family("gemma3_text", "Gemma3", _GEMMA3, {
         "mha": MHA, "theta": _gemma3_rope(), "linear": _gemma3_rope(**_LINEAR),
@@ -73,7 +73,7 @@ CASES: tuple[ArchCase, ...] = (
     *family("cohere", "Cohere", {**TIED, "logit_scale": 0.0625}, {
         "mha": MHA, "linear": _rope(**_LINEAR), "yarn": _rope(**_YARN), "dynamic": _rope(**_DYNAMIC),
         "qk_norm": {"use_qk_norm": True, "num_hidden_layers": 64},
-        "qk_norm_few": ({"use_qk_norm": True}, "its loader looks for norms of Q and K from 64 layers on"),
+        "qk_norm_few": ({"use_qk_norm": True}, "its loader needs Q/K norms from 64 layers on"),
         "untied": (UNTIED, _NO_HEAD), "bias": ({"attention_bias": True}, _NO_BIAS),
     }),
     *family("cohere2", "Cohere2",

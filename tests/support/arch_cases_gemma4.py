@@ -54,7 +54,7 @@ _EXPERTS: Config = {"enable_moe_block": True, "num_experts": 4, "top_k_experts":
 _GEMMA3N: Config = {**TIED, **_kinds("SSF"), "sliding_window": 8, "num_kv_shared_layers": 0}
 # llama.cpp's deviation is that of a sample: in a wide MLP it is the same.
 _GEMMA3N |= {"intermediate_size": 4096, "activation_sparsity_pattern": [0.95] * 3}
-_FEW = "it computes two sizes of a network only"
+_FEW = "it supports two model sizes only"
 
 CASES: tuple[ArchCase, ...] = (
     *family("gemma3n_text", "Gemma3n", _GEMMA3N, {
@@ -76,10 +76,10 @@ CASES: tuple[ArchCase, ...] = (
         "capped": {**_DENSE, "final_logit_softcapping": 4.0},
         "rope": _DENSE | _rope(partial_rotary_factor=0.5), "whole_rope": _DENSE | _rope(),
         "untied": _DENSE | UNTIED,
-        "both_ways": ({**_DENSE, "use_bidirectional_attention": "all"}, "its graph is causal"),
-        "bias": ({**_DENSE, "attention_bias": True}, "its loader knows no biases of attention"),
+        "both_ways": ({**_DENSE, "use_bidirectional_attention": "all"}, "its attention is causal"),
+        "bias": ({**_DENSE, "attention_bias": True}, "its loader has no attention biases"),
         "sharing_odd": ({**_SHARING, **_kinds("SFSSF")},
-            "it takes the keys and values of the last two layers that have some"),
+            "it shares the keys and values of the last two layers that have them"),
     }, config_class="Gemma4TextConfig"),
     ArchCase("gemma4_text/unified", "gemma4_text", "Gemma4UnifiedTextConfig", "Gemma4UnifiedForCausalLM",
         _UNIFIED),

@@ -73,10 +73,10 @@ CASES: tuple[ArchCase, ...] = (
     _falcon("falcon/untied", **_UNTIED),
     _falcon("falcon/ffn", ffn_hidden_size=96),
     _falcon("falcon/linear", rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
-    _falcon("falcon/alibi", "its falcon network always rotates Q and K", alibi=True),
+    _falcon("falcon/alibi", "its falcon network always applies RoPE", alibi=True),
     _falcon(
         "falcon/sequential",
-        "its falcon network runs attention and MLP side by side, without biases",
+        "its falcon network computes attention and MLP in parallel, without biases",
         parallel_attn=False,
         bias=True,
         multi_query=False,

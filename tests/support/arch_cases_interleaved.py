@@ -110,10 +110,10 @@ CASES: tuple[ArchCase, ...] = (
             original_max_position_embeddings=128),
         "no_qk_norm": ({"use_qk_norm": False}, "it norms Q and K unless there are 128 experts"),
         "chunk": ({"attention_chunk_size": 8}, "its chunks are 8192 positions long"),
-        "odd_layers": ({"no_rope_layers": [1, 0, 1, 0]}, "it leaves every fourth layer without rotation"),
-        "listed": ({"moe_layers": [2]}, "it looks for experts at a step"),
+        "odd_layers": ({"no_rope_layers": [1, 0, 1, 0]}, "it skips RoPE in every fourth layer"),
+        "listed": ({"moe_layers": [2]}, "it finds MoE layers by interleave_moe_layer_step"),
         "cold": ({"attn_temperature_tuning": False}, "it always tunes the temperature"),
-        "bias": ({"attention_bias": True}, "its loader knows no bias of the attention output"),
+        "bias": ({"attention_bias": True}, "its loader has no attention output bias"),
     }, config_class="Llama4TextConfig"),
     whole("llama4_text/whole", "Llama4", {
         "text_config": {**_LLAMA4, **_LLAMA4_TEXT},
@@ -123,9 +123,9 @@ CASES: tuple[ArchCase, ...] = (
     }),
     *family("afmoe", "Afmoe", _AFMOE, {
         "tied": TIED, "all_sparse": {"num_dense_layers": 0}, "one_shared": {"num_shared_experts": 1},
-        "unscaled": ({"mup_enabled": False}, "it scales the embedding by the root of its width"),
-        "odd_layers": (_kinds("SFSF"), "it lets every fourth layer see everything"),
-        "bias": ({"attention_bias": True}, "its loader knows no bias of the attention output"),
+        "unscaled": ({"mup_enabled": False}, "it scales the embedding by sqrt(hidden_size)"),
+        "odd_layers": (_kinds("SFSF"), "it has full attention in exactly every fourth layer"),
+        "bias": ({"attention_bias": True}, "its loader has no attention output bias"),
     }),
     *family("exaone_moe", "ExaoneMoe", _EXAONE, {
         "layer_types": _kinds("SFFS"), "llama3": LLAMA3, "tied": TIED, "two_dense": {"first_k_dense_replace": 2},
@@ -140,15 +140,15 @@ CASES: tuple[ArchCase, ...] = (
         "wide_dense": {"prefix_dense_intermediate_size": 80}, "all_sparse": {"first_k_dense_replace": 0},
         "no_shared": {"num_shared_experts": 0},
         "sum": ({"shared_expert_combination_strategy": "sum"}, "it averages the shared expert and the routed ones"),
-        "odd_prefix": ({"prefix_dense_sliding_window_pattern": 2}, "it rotates every layer without experts"),
+        "odd_prefix": ({"prefix_dense_sliding_window_pattern": 2}, "it applies RoPE in every layer without experts"),
     }),
     *family("mellum", "Mellum", _MELLUM, {
         "yarn": _nested(rope_type="yarn", factor=4.0, original_max_position_embeddings=128), "tied": TIED,
         "global": {**_kinds("FF"), "sliding_window": None}, "head_dim": {"head_dim": 24},
-        "theta": (_nested(20000.0), "it rotates all layers with one base frequency"),
-        "dense": ({"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}, "it gives every layer experts"),
-        "no_norm_topk": ({"norm_topk_prob": False}, "it always normalises the weights of the chosen experts"),
-        "bias": ({"attention_bias": True}, "its loader knows no bias of the attention output"),
+        "theta": (_nested(20000.0), "it uses one rope_theta for all layers"),
+        "dense": ({"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}, "it needs experts in every layer"),
+        "no_norm_topk": ({"norm_topk_prob": False}, "it always normalizes expert weights"),
+        "bias": ({"attention_bias": True}, "its loader has no attention output bias"),
     }),
     *family("laguna", "Laguna", _LAGUNA, {
         "tied": TIED, "per_element": {"gating": "per-element"}, "one_size": {"num_attention_heads_per_layer": None},
@@ -156,22 +156,22 @@ CASES: tuple[ArchCase, ...] = (
         "global": _kinds("FFFF"),
         "yarn": _laguna_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=128),
         "late_dense": ({"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "its dense layers come first"),
-        "capped": ({"moe_router_logit_softcapping": 4.0}, "it does not cap the scores of experts"),
-        "bias": ({"attention_bias": True}, "its loader knows no bias of the attention output"),
+        "capped": ({"moe_router_logit_softcapping": 4.0}, "it does not cap router scores"),
+        "bias": ({"attention_bias": True}, "its loader has no attention output bias"),
     }),
     *(
         whole("muse_glimmer_text" + name, "MuseGlimmer", {"text_config": _MUSE | text, "vision_config": _MUSE_TOWER},
             llama_cpp_cannot=why)
         for name, text, why in (
             ("", {}, ""), ("/layer_types", _kinds("FSSF") | _MUSE_THETAS, ""),
-            ("/thetas", {"layer_rope_theta": [10000.0] * 4}, "it rotates the layers with a window alone"),
-            ("/eps", {"post_norm_eps": 1e-6}, "it has one constant for the norms behind attention and MLP"),
+            ("/thetas", {"layer_rope_theta": [10000.0] * 4}, "it applies RoPE in sliding-window layers only"),
+            ("/eps", {"post_norm_eps": 1e-6}, "it has one constant for the norms after attention and MLP"),
         )
     ),
     *family("granite_swa", "GraniteSWA", _GRANITE, {
         "untied": UNTIED, "mha": MHA, "bias": {"attention_bias": True, "mlp_bias": True}, "llama3": LLAMA3,
         "yarn": YARN, "nope": {"layer_rope_theta": [10000.0, 0, 10000.0, 0]},
-        "thetas": ({"layer_rope_theta": [10000.0, 20000.0, 10000.0, 0]}, "it has one base frequency"),
+        "thetas": ({"layer_rope_theta": [10000.0, 20000.0, 10000.0, 0]}, "it has one rope_theta"),
     }),
     *family("granitemoe_swa", "GraniteMoeSWA", _GRANITE_MOE, {
         "shared": {"shared_intermediate_size": 40}, "untied": UNTIED,

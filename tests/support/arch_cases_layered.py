@@ -52,11 +52,11 @@ CASES: tuple[ArchCase, ...] = (
     *family("hrm_text", "HrmText", _HRM, {
         "tied": TIED, "scale": {"embedding_scale": 3.5}, "cycles": {"H_cycles": 1, "L_cycles": 2}, "yarn": YARN,
         "head_dim": {"head_dim": 24}, "one": {"num_hidden_layers": 1, "initializer_range": 0.1},
-        "prefix": ({"prefix_lm": True}, "its attention is causal: a prompt does not see itself as a whole"),
+        "prefix": ({"prefix_lm": True}, "its attention is causal, also within the prompt"),
     }),
     *remote("deci", "DeciLMForCausalLM", _DECI),
     ArchCase("deci/blocks", "deci", "", "DeciLMForCausalLM", _NEMOTRON),
     ArchCase("deci/llama3", "deci", "", "DeciLMForCausalLM", {**_NEMOTRON, "rope_scaling": LLAMA3}),
     ArchCase("deci/lone_attention", "deci", "", "DeciLMForCausalLM", {**_NEMOTRON, **_LONE},
-        llama_cpp_cannot="its graph leaves out a layer that has attention but no MLP"),
+        llama_cpp_cannot="its graph skips layers that have attention but no MLP"),
 )  # fmt: skip

@@ -100,7 +100,7 @@ CASES: tuple[ArchCase, ...] = (
         "untied": UNTIED, "mha": MHA, "linear": LINEAR, "yarn": YARN, "llama3": (LLAMA3, NO_FACTORS),
         "biases": (_BIASES, f"{NO_O_BIAS}, and {NO_MLP_BIAS}"),
         "all_rotated": ({"no_rope_layers": [1, 1, 1, 1]},
-            "its graph leaves every fourth layer unrotated, whatever the file says"),
+            "its graph skips RoPE in every fourth layer"),
         "window": ({"use_sliding_window": True, "sliding_window": 8}, NO_WINDOW),
     }),
     *family("granite", "Granite", {**TIED, **_GRANITE}, {
@@ -118,7 +118,7 @@ CASES: tuple[ArchCase, ...] = (
         **{key: value for key, value in _CHAMELEON.items() if key != "vq_config"}, "model_type": "chameleon",
         "hidden_act": "silu", "rope_theta": 10000.0, "swin_norm": False, "tie_word_embeddings": False,
     }),
-    _chameleon("/swin", "its graph leaves the residual out of what the MLP gets", swin_norm=True),
+    _chameleon("/swin", "its graph feeds the MLP without the residual", swin_norm=True),
     _chameleon("/biases", f"{NO_O_BIAS}, and {NO_MLP_BIAS}", **_BIASES),
     *family("apertus", "Apertus", {}, {
         "mha": MHA, "tied": TIED, "plain_rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},

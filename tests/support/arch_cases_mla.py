@@ -34,7 +34,7 @@ CASES: tuple[ArchCase, ...] = (
         "untied": UNTIED, "linear": LINEAR, "longrope": rope(**_FACTORS),
         "longrope_long": rope(**{**_FACTORS, "original_max_position_embeddings": 16}),
         "v_head_dim": {"v_head_dim": 24},
-        "no_q_rank": ({"q_lora_rank": None}, "its loader insists on queries of low rank"),
+        "no_q_rank": ({"q_lora_rank": None}, "its loader needs low-rank queries"),
         "scales": ({"scale_emb": 1, "scale_depth": 2.0, "dim_model_base": 64}, _SCALES),
     }),
     *family("youtu", "Youtu", {**_LATENT, "head_dim": 8, "q_lora_rank": 40, "pad_token_id": 2, "v_head_dim": 16}, {

@@ -87,8 +87,8 @@ _PHIMOE_ROPE: Config = {
     "long_mscale": 1.2,
     "original_max_position_embeddings": 64,
 }
-_ONE_SOFTMAX = "llama.cpp norms without subtracting the mean and weighs both experts by one softmax (not sparsemixer)"
-_ALL_SPARSE = "llama.cpp gives every layer experts: mlp_only_layers and decoder_sparse_step have no GGUF key"
+_ONE_SOFTMAX = "llama.cpp uses RMSNorm instead of LayerNorm, and one softmax over both experts instead of sparsemixer"
+_ALL_SPARSE = "its loader needs experts in every layer: GGUF has no key for mlp_only_layers and decoder_sparse_step"
 _DBRX_ATTENTION: Config = {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 20000.0}
 _DBRX_FFN: Config = {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}
 _DBRX: Config = {
@@ -113,16 +113,16 @@ CASES: tuple[ArchCase, ...] = (
         "mha": MHA, "no_bias": {"qkv_bias": False}, "yarn": {"rope_parameters": _YARN},
         "tied": TIED,
         "norm_topk": ({"norm_topk_prob": True},
-            "llama.cpp's qwen2moe never normalises the weights of the chosen experts"),
+            "llama.cpp's qwen2moe never normalizes expert weights"),
         "dense_layer": ({"mlp_only_layers": [0]}, _ALL_SPARSE),
     }),
     *family("qwen3_moe", "Qwen3Moe",
             {**_ROUTED, "moe_intermediate_size": 48, "head_dim": 32, "norm_topk_prob": True}, {
         "mha": MHA, "tied": TIED,
         "yarn": {"rope_parameters": _YARN},
-        "bias": ({"attention_bias": True}, "llama.cpp's qwen3moe has no bias of the attention output"),
+        "bias": ({"attention_bias": True}, "llama.cpp's qwen3moe has no attention output bias"),
         "no_norm_topk": ({"norm_topk_prob": False},
-            "llama.cpp's qwen3moe always normalises the weights of the chosen experts"),
+            "llama.cpp's qwen3moe always normalizes expert weights"),
         "every_second": ({"decoder_sparse_step": 2}, _ALL_SPARSE),
     }),
     *family("phimoe", "Phimoe", {**_LOCAL, "attention_bias": True, "lm_head_bias": True}, {
@@ -134,7 +134,7 @@ CASES: tuple[ArchCase, ...] = (
         "gqa": ({"num_key_value_heads": 2}, "llama.cpp expects a K norm as wide as the Q norm"),
         "clip_qkv": ({"clip_qkv": 0.5}, "llama.cpp's olmoe does not clip Q, K and V"),
         "norm_topk": ({"norm_topk_prob": True},
-            "llama.cpp's olmoe never normalises the weights of the chosen experts"),
+            "llama.cpp's olmoe never normalizes expert weights"),
         "tied": TIED,
     }),
     *family("granitemoe", "GraniteMoe", {**_GRANITE, **TIED}, {
@@ -150,22 +150,22 @@ CASES: tuple[ArchCase, ...] = (
         "all_layers": {"moe_layer_start_index": 0},
         "bias": ({"use_bias": True}, "llama.cpp's ernie4_5-moe has no biases in attention output and MLPs"),
         "every_second": ({"moe_layer_interval": 2},
-            "llama.cpp's loader gives every layer behind the first dense ones experts"),
+            "its loader needs experts in every layer after the leading dense ones"),
         "dense_end": ({"moe_layer_end_index": 1},
-            "llama.cpp's loader gives every layer behind the first dense ones experts"),
+            "its loader needs experts in every layer after the leading dense ones"),
     }),
     *family("dbrx", "Dbrx", _DBRX, {
         "other_norm": ({"ffn_config": {**_DBRX_FFN, "moe_normalize_expert_weights": 2.0}},
-            "llama.cpp's dbrx divides the weights of the chosen experts by their sum"),
+            "llama.cpp's dbrx normalizes expert weights by their sum"),
     }),
     *family("gpt_oss", "GptOss", _GPT_OSS, {
         "plain_rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
         "layer_types": {"layer_types": ["full_attention", "sliding_attention"]},
         "ragged_yarn": ({"rope_parameters": {**_GPT_OSS_YARN, "rope_theta": 150000.0}},
-            "llama.cpp rounds the ends of yarn's ramp, which this config asks not to do (truncate)"),
+            "llama.cpp always rounds the bounds of YaRN's ramp (truncate)"),
         "beta": ({"rope_parameters": {**_GPT_OSS_YARN, "beta_slow": 2.0}},
-            "llama.cpp reads no yarn_beta_fast and yarn_beta_slow, they are 32 and 1"),
-        "no_bias": ({"attention_bias": False}, "llama.cpp asks for the bias of the attention output"),
+            "llama.cpp ignores yarn_beta_fast and yarn_beta_slow: they are 32 and 1"),
+        "no_bias": ({"attention_bias": False}, "llama.cpp needs the attention output bias"),
         "tied": TIED,
     }),
     ArchCase("gpt_oss/bf16", "gpt_oss", "GptOssConfig", "GptOssForCausalLM", _GPT_OSS, dtype="bfloat16"),
@@ -200,7 +200,7 @@ CASES: tuple[ArchCase, ...] = (
         "linear": LINEAR,
         "yarn": {"rope_parameters": _DEEPSEEK_YARN},
         "groups": ({"n_routed_experts": 8, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
-            "llama.cpp chooses groups by the sum of their two best scores, DeepSeek V2 by the best"),
+            "llama.cpp selects expert groups by the sum of their two best scores, DeepSeek V2 by the best"),
         "tied": TIED,
     }),
     *family("deepseek_v3", "DeepseekV3",
@@ -210,7 +210,7 @@ CASES: tuple[ArchCase, ...] = (
         "one_group": {"n_group": 1, "topk_group": 1}, "no_norm_topk": {"norm_topk_prob": False},
         "all_dense": {"first_k_dense_replace": 3}, "tied": TIED,
         "halves": ({"rope_interleave": False},
-            "llama.cpp's deepseek2 rotates neighbours only (rope_interleave)"),
+            "llama.cpp's deepseek2 supports interleaved RoPE only (rope_interleave)"),
     }),
     *(
         ArchCase(

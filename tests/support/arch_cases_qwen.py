@@ -22,7 +22,7 @@ from arch_cases_common import (
 )
 from arch_models import ArchCase
 
-_ONE_THETA = "its graph rotates sliding and full layers with one theta"
+_ONE_THETA = "its graph uses one rope_theta for sliding and full layers"
 _HYBRID = {"sliding_window": 8, "layer_types": None}
 _OLMO3 = {"num_hidden_layers": 4, "sliding_window": 8}
 
@@ -56,7 +56,7 @@ QWEN4 = {
 CASES: tuple[ArchCase, ...] = (
     *family("qwen4_exp_text", "Qwen4Exp", QWEN4, {
         "tied": TIED, "mha": MHA, "streams": {"hc_count": 3},
-        "chosen": ({"indexer_budget": 8}, "it chooses some positions more"),
+        "chosen": ({"indexer_budget": 8}, "it selects more positions"),
         "no_table": {"ple_layer_ids": []}, "ngrams": {"ngram_size": 2, "heads_per_ngram": 4, "split_ngram_parts": 1},
         "gate": ({"output_gate_type": None}, "its output gate is a sigmoid"),
     }, config_class="Qwen4ExpTextConfig"),
@@ -80,7 +80,7 @@ CASES: tuple[ArchCase, ...] = (
         "hybrid": {**_HYBRID, "num_hidden_layers": 64},
         "hybrid_llama3": {**_HYBRID, "num_hidden_layers": 64, **LLAMA3},
         "hybrid_small": ({**_HYBRID, "num_hidden_layers": 4},
-            "its loader turns the sliding window on for 64 layers only"),
+            "its loader enables the sliding window for 64 layers only"),
         "head_dim": (WIDE_HEADS, PLAIN_HEADS),
     }),
     *family("hunyuan_v1_dense", "HunYuanDenseV1", TIED, {

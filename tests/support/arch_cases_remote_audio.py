@@ -22,7 +22,7 @@ _TALKER: Config = {
     "rope_theta": 1000000, "sliding_window": None, "text_hidden_size": 48, "text_vocab_size": VOCAB,
     "use_sliding_window": False, "vocab_size": 72,
 }  # fmt: skip
-_COMPUTED = "its file holds the embedding behind a projection, which only a computation gives"
+_COMPUTED = "its file stores the product of embedding and projection"
 
 CASES: tuple[ArchCase, ...] = (
     # As the audio_detokenizer of LiquidAI/LFM2.5-Audio-1.5B has them.

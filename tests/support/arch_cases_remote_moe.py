@@ -44,7 +44,7 @@ _GROVE: dict[str, Any] = {
     "num_experts": 8, "num_experts_per_tok": 2, "rope_scaling": None, "rope_theta": 10000000.0,
     "sliding_window": None, "use_sliding_window": False,
 }  # fmt: skip
-_GROVE_GRAPH = "its graph gives the chunk experts the routed experts' output"
+_GROVE_GRAPH = "its graph feeds the chunk experts the routed experts' output"
 # As PowerInfer/SmallThinker-4BA0.6B-Instruct has them; the larger model has windows.
 _SMALL: dict[str, Any] = {
     **_SIZES, "num_hidden_layers": 4, "head_dim": 16, "moe_enable_early_router": True,

@@ -201,7 +201,7 @@ _DOTS3: Config = {
     "topk_group": 1,
 }
 
-_HALVES = "llama.cpp's dots3note rotates the halves of an indexer's queries and keys, transformers neighbours"
+_HALVES = "llama.cpp's dots3note applies NEOX-style RoPE to the indexer, transformers interleaved RoPE"
 
 
 def _published(case_id: str, model_class: str, config: Config) -> ArchCase:

@@ -12,7 +12,7 @@ _SIZES: dict[str, Any] = {
     "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2, "relative_attention_num_buckets": 16,
 }  # fmt: skip
 _UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
-_SCALED = "its graph does not divide the decoder's states by the root of their width"
+_SCALED = "its graph does not divide the decoder's states by sqrt(d_model)"
 
 
 def _case(name: str, stem: str, end: str = "ForConditionalGeneration", cannot: str = "", **config: Any) -> ArchCase:
@@ -26,7 +26,7 @@ _FLAN = replace(_case("t5", "T5", feed_forward_proj="gated-gelu", **_UNTIED), ow
 CASES: tuple[ArchCase, ...] = (
     _FLAN,
     _case("t5/first", "T5", cannot=_SCALED, num_decoder_layers=2),
-    _case("t5/deep-decoder", "T5", "Model", "its decoder is at most as deep as its encoder", num_decoder_layers=4),
+    _case("t5/deep-decoder", "T5", "Model", "its decoder cannot be deeper than its encoder", num_decoder_layers=4),
     _case("t5/bare", "T5", "Model", **_UNTIED),
     _case("t5/silu", "T5", "Model", "its MLP has GELU or ReLU", feed_forward_proj="gated-silu", **_UNTIED),
     _case(

@@ -160,19 +160,19 @@ CASES: tuple[ArchCase, ...] = (
         "all_sparse": {"mlp_layer_types": ["sparse"] * 3},
         "dense_between": {"mlp_layer_types": ["sparse", "dense", "sparse"]},
         "yarn": YARN,
-        "bias": ({"attention_bias": True}, "llama.cpp's loader knows no bias of the attention output"),
-        "mlp_bias": ({"mlp_bias": True}, "llama.cpp's loader knows no biases of the MLP"),
+        "bias": ({"attention_bias": True}, "its loader has no attention output bias"),
+        "mlp_bias": ({"mlp_bias": True}, "its loader has no MLP biases"),
     }),
     *family("mimo_v2_flash", "MiMoV2Flash", {**_MIMO, "rope_parameters": _THETAS}, {
-        "bias": ({"attention_bias": True}, "llama.cpp's mimo2 adds no biases of Q, K and V"),
+        "bias": ({"attention_bias": True}, "llama.cpp's mimo2 has no Q, K and V biases"),
         "no_value_scale": {"attention_value_scale": None},
         "half_rotary": {
             "rope_parameters": {kind: {**it, "partial_rotary_factor": 0.5} for kind, it in _THETAS.items()}
         },
         "tied": TIED, "all_sparse": {"mlp_layer_types": ["sparse"] * 4},
-        "groups": ({"n_group": 2, "topk_group": 1}, "llama.cpp's mimo2 chooses among all experts"),
-        "scaled": ({"routed_scaling_factor": 1.5}, "llama.cpp's mimo2 reads no scale of the experts"),
-        "no_norm_topk": ({"norm_topk_prob": False}, "llama.cpp's mimo2 always normalises the weights of the experts"),
+        "groups": ({"n_group": 2, "topk_group": 1}, "llama.cpp's mimo2 does not support expert groups"),
+        "scaled": ({"routed_scaling_factor": 1.5}, "llama.cpp's mimo2 ignores the scale of the experts"),
+        "no_norm_topk": ({"norm_topk_prob": False}, "llama.cpp's mimo2 always normalizes expert weights"),
     }),
     _step("step3p5/logits"),
     _step("step3p5/limits", swiglu_limits=[None, 0.5, None, 0.2], swiglu_limits_shared=[None, None, 0.5, None]),
@@ -183,5 +183,5 @@ CASES: tuple[ArchCase, ...] = (
         "all_seen": {"index_topk": 64}, "all_sparse": {"mlp_layer_types": ["sparse"] * 3},
         "no_norm_topk": {"norm_topk_prob": False}, "limit": {"swiglu_limit": 0.05}, "tied": TIED,
         "weak": {"hc_magnitude": 0.7},
-    }, cannot="llama.cpp's hy_v4 rotates neighbouring values, transformers the two halves of the same rows")),
+    }, cannot="llama.cpp's hy_v4 applies interleaved RoPE to rows that transformers rotates NEOX-style")),
 )  # fmt: skip

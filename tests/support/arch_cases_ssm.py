@@ -111,7 +111,7 @@ def _base(id: str, name: str, config: dict[str, Any], config_class: str = "") ->
     return ArchCase(id, id, config_class or f"{name}Config", f"{name}ForCausalLM", config)
 
 
-_BIASED = "its loader knows no bias of the mixer's projections"
+_BIASED = "its loader has no bias for the mixer's projections"
 _mamba = _base("mamba", "Mamba", _MAMBA)
 _mamba2 = _base("mamba2", "Mamba2", _MAMBA2)
 _falcon = _base("falcon_mamba", "FalconMamba", _MAMBA)
@@ -164,9 +164,9 @@ CASES: tuple[ArchCase, ...] = (
         _lfm2,
         "all-attention",
         {"layer_types": None},
-        "its memory of a hybrid asserts that there is a layer without attention (GGML_ASSERT(buffer))",
+        "its hybrid memory needs a layer without attention (GGML_ASSERT(buffer))",
     ),
-    _case(_lfm2, "conv-bias", {"conv_bias": True}, "its loader knows no bias of the short convolutions"),
+    _case(_lfm2, "conv-bias", {"conv_bias": True}, "its loader has no bias for the short convolutions"),
     _lfm2_moe,
     _granite,
     _case(_granite, "rope", {"position_embedding_type": "rope", "attention_bias": True} | _TIED),
@@ -181,7 +181,7 @@ CASES: tuple[ArchCase, ...] = (
     _next,
     _case(_next, "heads", _MORE_HEADS),
     _case(_next, "same-heads", _SAME_HEADS),
-    _case(_next, "biases", {"attention_bias": True}, "its loader knows no bias of attention"),
+    _case(_next, "biases", {"attention_bias": True}, "its loader has no attention bias"),
     _case(_next, "pattern", _NO_TYPES),
     _qwen35,
     _case(_qwen35, "heads", _MORE_HEADS),

@@ -172,7 +172,7 @@ CASES: tuple[ArchCase, ...] = (
             llama_cpp_cannot=why,
             wrapped=True,  # a GGUF of it comes back as a GPT-2
         )
-        for end, mode, why in (("", "none", ""), ("/sparse", "alternating", "its graph attends to all positions"))
+        for end, mode, why in (("", "none", ""), ("/sparse", "alternating", "its graph ignores sparse attention"))
     ),
     # rednote-hilab/dots.ocr
     inside(
