@@ -110,14 +110,17 @@ def test_what_cannot_be_computed_is_no_pass(
     assert not out.exists()
 
 
-def test_a_class_that_transformers_does_not_have(folders: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "model_type"), [("causal", "new"), ("encoder", "bert")])
+def test_a_class_that_transformers_does_not_have(
+    folders: dict[str, Path], tmp_path: Path, kind: str, model_type: str
+) -> None:
     folder = tmp_path / "m"
     folder.mkdir()
     config = json.loads((folders["llama"] / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["NewForCausalLM"], "model_type": "new"}))
-    answer = reference._answer("transformers", str(folder), [1, 2], "causal", "")
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["NewModel"], "model_type": model_type}))
+    answer = reference._answer("transformers", str(folder), [1, 2], kind, "")
     assert answer["missing"] == "transformers"
-    assert "has no class NewForCausalLM" in answer["reason"]
+    assert "has no class NewModel" in answer["reason"]
 
 
 def test_usage(folders: dict[str, Path], tiny_gguf: Path, tmp_path: Path) -> None:

@@ -193,6 +193,17 @@ def test_a_quantized_model_and_its_original(models: dict[str, Path], tmp_path: P
             assert original.tensors(x).passed
 
 
+def test_a_bos_token_that_the_original_adds(models: dict[str, Path], tmp_path: Path) -> None:
+    """A key that one of the files lacks means something else for each vocabulary: llama.cpp tells."""
+    adds = broken_models.with_key(models["llama"], tmp_path / "adds.gguf", "tokenizer.ggml.add_bos_token", True)
+    with Examined(str(models["llama"]), str(adds), 0) as x:
+        found = gates._bos(x)
+        assert (found.passed, found.disease) == (False, "bos")
+        assert _hint(x, "bos").endswith("--set tokenizer.ggml.add_bos_token=true")
+    with Examined(str(adds), str(adds), 0) as x:
+        assert gates._bos(x).passed
+
+
 @pytest.mark.parametrize(("loss_without", "passed"), [(6.0, False), (3.2, True)])
 def test_a_tokenizer_that_adds_no_bos(loss_without: float, passed: bool) -> None:
     class Scored:
@@ -200,6 +211,7 @@ def test_a_tokenizer_that_adds_no_bos(loss_without: float, passed: bool) -> None
             self.loss = np.full(len(ids) - 1, 3.0 if ids[0] == 1 else loss_without)
 
     class Subject:
+        against = None
         texts = ([*range(5, 60)],)
         reader = type("Reader", (), {"score": staticmethod(Scored)})
         llama = type("Loaded", (), {"facts": type("Facts", (), {"bos": 1, "adds_bos": False})})

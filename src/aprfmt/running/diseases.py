@@ -41,7 +41,7 @@ DISEASES = {
         Disease("hyperparameter", ("header",), "another key of the network", "wrong hyper-parameter", _SET),
         Disease("vocabulary", ("header",), "other tokens, merges, scores or token types", "another tokenizer"),
         Disease("pre-tokenizer", ("header",), "another `tokenizer.ggml.pre`", "wrong pre-tokenizer", _SET),
-        Disease("bos", ("header",), "another `add_bos_token` or `bos_token_id`", "wrong BOS token", _SET),
+        Disease("bos", ("header", "bos"), "another `add_bos_token` or `bos_token_id`", "wrong BOS token", _SET),
         Disease("special-token", ("header",), "another id of a special token", "wrong special token", _SET),
         Disease(
             "missing-bos",

@@ -46,7 +46,7 @@ class Gate:
         shows: what holds when it passes.
         look: gives the finding; raises SkippedError where there is nothing to look at.
         needs: gates without which it cannot look.
-        mend: the command to type where it fails and names no disease; {file} and {original} are replaced.
+        mend: the command to type where it fails and names no disease; {file}, {original} and {arch} are replaced.
         kinds: what it is for: see kind_of.
     """
 
@@ -172,6 +172,10 @@ _FIRST, _LAST = 8, 96
 
 def _bos(x: Examined) -> GateFinding:
     facts = x.llama.facts
+    if x.against is not None and (adds := x.original.facts.adds_bos) != facts.adds_bos:
+        text = f"BOS is {'not ' if adds else ''}added, by the original it is{'' if adds else ' not'}"
+        words = {"key": "tokenizer.ggml.add_bos_token", "value": str(adds).lower()}
+        return GateFinding(False, text, disease="bos", words=words)
     if facts.bos < 0:
         raise SkippedError("the vocabulary has no BOS token", required=False)
     if facts.adds_bos:
@@ -383,7 +387,7 @@ _VECTOR = (*_SAME, "loads", "finite-vectors")
 _EMBEDS = ("encoder", "states")
 _VALIDATE = "apr validate {file}"
 _FINER = "apr quantize {original} q8_0 -o FIXED.gguf --verify=logits"
-_POOLING = "apr stamp {file} --in-place --set ARCH.pooling_type=1 (1: mean, 2: CLS, 3: last)"
+_POOLING = "apr stamp {file} --in-place --set {arch}.pooling_type=1 (1: mean, 2: CLS, 3: last)"
 _TOKENIZER = "apr convert {file} -o FIXED.gguf --tokenizer FOLDER"
 
 GATES = (

@@ -155,5 +155,10 @@ def _hint(gate: Gate, finding: GateFinding, x: Examined) -> str:
     can_stamp = x.model.format in ("gguf", "apr-v2") and ("{value}" not in mend or value is not None)
     if mend.startswith("apr stamp") and not can_stamp:  # it edits no folders, and no lists
         mend = AGAIN
-    words = {"file": x.file, "original": x.against or "ORIGINAL", "key": finding.words.get("key"), "value": value}
-    return mend.format(**words).replace("ARCH", str(x.metadata("general.architecture")))
+    return mend.format(
+        file=x.file,
+        original=x.against or "ORIGINAL",
+        arch=x.metadata("general.architecture"),
+        key=finding.words.get("key"),
+        value=value,
+    )
