@@ -15,7 +15,7 @@ from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.cli.main import run
 from aprfmt.codecs.recode import decode
 from aprfmt.convert.quantization_error import error_of, sample_rows
-from aprfmt.errors import AprError, ExistsError, RefusedError, UsageError
+from aprfmt.errors import AprError, ExistsError, RefusedError, StorageError, UsageError
 from aprfmt.running import sensitivity
 from aprfmt.running.sensitivity import groups_of
 
@@ -268,6 +268,10 @@ def test_an_interrupted_measurement_resumes(tiny_gguf: Path, tmp_path: Path, mon
     asked = 0
     aprfmt.quantize_model(tiny_gguf, tmp_path / "t.gguf", **given)  # type: ignore[arg-type]
     assert asked <= 1  # the line after the one that was cut
+    store.unlink()
+    store.mkdir()
+    with pytest.raises(StorageError):
+        aprfmt.quantize_model(tiny_gguf, tmp_path / "t.gguf", **given)  # type: ignore[arg-type]
 
 
 def test_options_that_exclude_or_need_each_other(tiny_gguf: Path, text: Path, tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ ROUNDS = 3
 _CLOSE = 0.8
 """Part of --max-kl from which a measured KL is good enough not to try smaller types."""
 
+_MARGIN = 0.03
+"""How far below --max-kl each further round aims."""
+
 _WAYS = ("target_size", "target_bpw", "max_kl", "recipe")
 
 
@@ -286,7 +289,7 @@ class _Quantizing:
                     if measured <= most and (best is None or measured > best[0]):
                         best = (measured, chosen)
                     chooser.scale *= measured / chooser.predicted(chosen)
-                    chosen = chooser.within_loss(most * (1 if number == 1 else 0.97))
+                    chosen = chooser.within_loss(most * (1 - _MARGIN * number))
                     continue
                 report.measured_kl, report.rounds = measured, number
                 return report, chosen

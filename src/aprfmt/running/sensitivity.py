@@ -15,7 +15,7 @@ from types import TracebackType
 
 from aprfmt import formats
 from aprfmt.codecs.recode import recode, recode_jobs
-from aprfmt.errors import RefusedError
+from aprfmt.errors import RefusedError, storage_errors
 from aprfmt.io.pipe import Item, run_jobs, source_jobs
 from aprfmt.io.source import Buffer
 from aprfmt.io.temporary import scratch_folder
@@ -114,7 +114,7 @@ class PerturbedModel:
         """Replaces a tensor by its values in `dtype`; None: by its own."""
         tensor = self._model.tensors[name]
         path = os.path.join(self._folder, "weight")
-        with open(path, "wb") as file:
+        with storage_errors(path), open(path, "wb") as file:
             for data in self._values(tensor, dtype):
                 file.write(data)
         self._llama.replace(name, path)

@@ -34,8 +34,9 @@ from aprfmt.convert.quantization import QuantizedTensor
 from aprfmt.convert.quantization_error import error_of, sample_rows
 from aprfmt.convert.report import QuantizedGroup, Report
 from aprfmt.convert.type_recipe import RecipeRow, TypeRecipe, exact
-from aprfmt.errors import RefusedError
+from aprfmt.errors import RefusedError, storage_errors
 from aprfmt.io.cache import cache_home, own_folder
+from aprfmt.io.source import exists
 from aprfmt.running.sensitivity import PerturbedModel, groups_of, role_of
 from aprfmt.text import format_bytes, plural
 from aprfmt.types import Array
@@ -135,7 +136,7 @@ class TypeChooser:
 
     def _note(self, key: str, value: float) -> None:
         self.known[key] = value
-        with open(self.store, "a", encoding="utf-8") as file:
+        with storage_errors(self.store), open(self.store, "a", encoding="utf-8") as file:
             file.write(json.dumps([key, value]) + "\n")
 
     # --- costs ---
@@ -185,9 +186,8 @@ class TypeChooser:
     def within_bytes(self, budget: int, plan: Plan) -> Allocation:
         """The best types for an output of at most `budget` bytes. Raises RefusedError with the smallest size."""
         room = budget - self.other_bytes
-        for _ in range(8):  # the padding between tensors depends on their types
-            chosen = fit_bytes(self.tensors, room)
-            if chosen is None:
+        while True:
+            if (chosen := fit_bytes(self.tensors, room)) is None:
                 least = self.other_bytes + total_bytes(smallest(self.tensors))
                 raise RefusedError(
                     f"--target-size {format_bytes(budget)} cannot be reached: the smallest possible file has "
@@ -197,8 +197,7 @@ class TypeChooser:
             excess = plan(self.options(chosen)).output_bytes - budget
             if excess <= 0:
                 return chosen
-            room -= excess
-        raise AssertionError("the size of a file is that of its tensors and a constant")
+            room -= excess  # the padding between tensors, which depends on their types
 
     def within_bits(self, bits: float) -> Allocation:
         """The best types with at most so many bits per weight. Raises RefusedError with the nearest possible value."""
@@ -303,10 +302,10 @@ def measurements(key: str) -> Path:
 def _read(path: Path) -> dict[str, float]:
     """The complete lines of a file of measurements."""
     found: dict[str, float] = {}
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    if not exists(path):
         return found
+    with storage_errors(path):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for line in lines:
         try:
             key, value = json.loads(line)
