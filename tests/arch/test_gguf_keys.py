@@ -56,3 +56,12 @@ def test_absent_numbers_mean_what_llama_cpp_takes_for_them() -> None:
     same, fewer = {"blk.0.attn_k.weight": (64, 64)}, {"blk.0.attn_k.weight": (32, 64), "blk.1.attn_k.weight": (32, 64)}
     assert list(key_problems(row, kv, same)) == []
     assert [name for name, _ in key_problems(row, kv, fewer)] == ["llama.attention.head_count_kv"]
+
+
+def test_keys_that_rows_need() -> None:
+    """What llama.cpp guesses wrong without a key, whatever its loader asks for."""
+    told = {name for name, _ in key_problems(ARCHITECTURES["lfm2"], {}, {})}
+    assert "lfm2.attention.head_count_kv" in told
+    row, key = ARCHITECTURES["deepseek_v2"], "deepseek2.attention.q_lora_rank"
+    missing = [key in dict(key_problems(row, {"deepseek2.block_count": layers}, {})) for layers in (27, 60)]
+    assert missing == [False, True]
