@@ -632,7 +632,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "gaps": ({"method": "passthrough", "layers": ["0,2", "1"]}, "is not a layer range"),
     "no layer": ({"method": "passthrough", "layers": ["0-9", "0"]}, "unknown layer 9"),
     "one": ({"method": "linear", "n": 1}, "a merge takes at least two models"),
-    "none": ({"method": "linear", "n": 0}, "no model given"),
+    "none": ({"method": "linear", "n": 0}, "no models given"),
     "seed": ({"method": "linear", "seed": 1.5}, "seed must be a number"),
 }
 

@@ -20,7 +20,7 @@ from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import SCALE, TensorScales
 from aprfmt.codecs.recode import Items, decode, recode
-from aprfmt.codecs.stream import TensorSource, regroup
+from aprfmt.codecs.stream import TensorSource, read_part, regroup
 from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import CHUNK_BYTES, Item, Job, run_jobs, source_jobs
 from aprfmt.io.source import Buffer
@@ -215,7 +215,7 @@ def _without_zeros(source: TensorSource, mapping: RowMapping, position: int) -> 
 
     def items(unit: int) -> Iterator[Item]:
         for start, rows in ((0, mapping.lead), (source.n_bytes - mapping.trail * row_bytes, mapping.trail)):
-            left_out = _read(source, start, rows * row_bytes)
+            left_out = read_part(source, start, rows * row_bytes)
             if any(left_out) and decode(source.dtype, bytes(left_out), (rows, mapping.row_elements)).any():
                 raise RefusedError(
                     f"{rows} of its padding rows are not zero",
@@ -300,15 +300,7 @@ def _whole(source: TensorSource, n_bytes: int, unit: int) -> Iterator[Item]:
         return source_jobs(source.source, source.offset, n_bytes, unit)
     step = max(1, CHUNK_BYTES // unit) * unit
     starts = range(0, n_bytes, step)
-    return (Job(min(step, n_bytes - s), partial(_read, source, s, min(step, n_bytes - s))) for s in starts)
-
-
-def _read(source: TensorSource, start: int, n_bytes: int) -> Buffer:
-    import numpy as np
-
-    data = np.empty(n_bytes, np.uint8).data  # a bytearray would be cleared, and other threads wait for that
-    source.read_into(start, data)
-    return data
+    return (Job(min(step, n_bytes - s), partial(read_part, source, s, min(step, n_bytes - s))) for s in starts)
 
 
 @dataclass(frozen=True, slots=True)

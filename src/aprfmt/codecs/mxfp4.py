@@ -11,11 +11,31 @@ from __future__ import annotations
 from aprfmt.codecs.stream import blocks as parts
 from aprfmt.errors import CorruptError
 from aprfmt.io.source import Buffer
+from aprfmt.types import Array
 
 PIECE_BYTES, SCALE_BYTES, ROW_BYTES = 16, 1, 17
 """Bytes of a block: in the piece with the values, in the piece with the scales, in a GGUF row."""
 
 _STEP = 1 << 12
+
+
+def as_halves(pairs: Array) -> Array:
+    """Bytes with 4-bit values 2j and 2j + 1 as bytes with values j and j + n; the last axis has n bytes, a block."""
+    import numpy as np
+
+    first, second = np.split(pairs, 2, axis=-1)
+    out = np.empty_like(pairs)
+    out[..., 0::2] = first & 0x0F | second << 4
+    out[..., 1::2] = first >> 4 | second & 0xF0
+    return out
+
+
+def as_pairs(halves: Array) -> Array:
+    """The inverse of as_halves."""
+    import numpy as np
+
+    even, odd = halves[..., 0::2], halves[..., 1::2]
+    return np.concatenate((even & 0x0F | odd << 4, even >> 4 | odd & 0xF0), axis=-1)
 
 
 def pack(blocks: Buffer, scales: Buffer) -> bytes:
@@ -32,9 +52,7 @@ def pack(blocks: Buffer, scales: Buffer) -> bytes:
     out = np.empty((scale.size, ROW_BYTES), dtype="u1")
     out[:, 0] = scale
     for part in parts(scale.size, _STEP):
-        first, second = values[part, :8], values[part, 8:]
-        out[part, 1::2] = first & 0x0F | second << 4
-        out[part, 2::2] = first >> 4 | second & 0xF0
+        out[part, SCALE_BYTES:] = as_halves(values[part])
     return out.tobytes()
 
 
@@ -48,7 +66,5 @@ def unpack(rows: Buffer) -> tuple[bytes, bytes]:
     stored = stored.reshape(-1, ROW_BYTES)
     out = np.empty((len(stored), PIECE_BYTES), dtype="u1")
     for part in parts(len(stored), _STEP):
-        even, odd = stored[part, 1::2], stored[part, 2::2]
-        out[part, :8] = even & 0x0F | odd << 4
-        out[part, 8:] = even >> 4 | odd & 0xF0
+        out[part] = as_pairs(stored[part, SCALE_BYTES:])
     return out.tobytes(), stored[:, 0].tobytes()

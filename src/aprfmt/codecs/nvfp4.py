@@ -8,6 +8,7 @@ A group is 16 4-bit floats (E2M1) under one scale, an 8-bit float (E4M3):
 
 from __future__ import annotations
 
+from aprfmt.codecs.mxfp4 import as_halves, as_pairs
 from aprfmt.codecs.stream import blocks as parts
 from aprfmt.errors import CorruptError
 from aprfmt.io.source import Buffer
@@ -34,11 +35,7 @@ def pack(codes: Buffer, scales: Buffer) -> bytes:
     out = np.empty((len(pairs), BLOCK_BYTES), dtype="u1")
     out[:, :SCALES] = scale.reshape(-1, SCALES) & 0x7F
     for part in parts(len(pairs), _STEP):
-        first, second = pairs[part, :, :4], pairs[part, :, 4:]
-        stored = np.empty((len(first), SCALES, 8), dtype="u1")
-        stored[..., 0::2] = first & 0x0F | second << 4
-        stored[..., 1::2] = first >> 4 | second & 0xF0
-        out[part, SCALES:] = stored.reshape(-1, CODES)
+        out[part, SCALES:] = as_halves(pairs[part]).reshape(-1, CODES)
     return out.tobytes()
 
 
@@ -52,8 +49,5 @@ def unpack(blocks: Buffer) -> tuple[bytes, bytes]:
     stored = stored.reshape(-1, BLOCK_BYTES)
     out = np.empty((len(stored), SCALES, 8), dtype="u1")
     for part in parts(len(stored), _STEP):
-        groups = stored[part, SCALES:].reshape(-1, SCALES, 8)
-        even, odd = groups[..., 0::2], groups[..., 1::2]
-        out[part, :, :4] = even & 0x0F | odd << 4
-        out[part, :, 4:] = even >> 4 | odd & 0xF0
+        out[part] = as_pairs(stored[part, SCALES:].reshape(-1, SCALES, 8))
     return out.tobytes(), stored[:, :SCALES].tobytes()

@@ -28,12 +28,17 @@ class TensorSource(Measured, Protocol):
         """Fills `buffer` from byte `offset` of the tensor."""
 
 
-def read_whole(piece: TensorSource) -> memoryview:
+def read_whole(source: TensorSource) -> memoryview:
     """All bytes, read into writable memory of their own, which nothing that happens to the file can reach."""
+    return read_part(source, 0, source.n_bytes)
+
+
+def read_part(source: TensorSource, start: int, n_bytes: int) -> memoryview:
+    """`n_bytes` bytes from byte `start` on, in writable memory of their own."""
     import numpy as np
 
-    data = np.empty(piece.n_bytes, np.uint8).data
-    piece.read_into(0, data)
+    data = np.empty(n_bytes, np.uint8).data  # a bytearray would be cleared, and other threads wait for that
+    source.read_into(start, data)
     return data
 
 

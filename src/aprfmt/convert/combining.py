@@ -26,7 +26,7 @@ from aprfmt.convert.merge_recipe import (
     find_method,
     read_recipe,
 )
-from aprfmt.convert.merging import open_input
+from aprfmt.convert.merging import given_paths, open_input
 from aprfmt.convert.options import MergeCall, Options, options_of
 from aprfmt.convert.presets import find_preset
 from aprfmt.convert.report import Report
@@ -131,7 +131,7 @@ def _slice(part: MergedLayers, paths: Sequence[str], found: Sequence[Canonical])
 
 def _from_options(call: MergeCall) -> MergeRecipe:
     """The recipe for the options. Raises UsageError for options that the method lacks."""
-    models = _paths(call.models)
+    models = given_paths(call.models, "models", "apr merge A B -o OUT --method linear")
     if call.method is None:
         raise UsageError(
             "no merge method given", hint="use --method linear, slerp, ties, ..., or a recipe with --config FILE"
@@ -195,13 +195,6 @@ def _refuse_beside_config(call: MergeCall) -> None:
             raise UsageError(
                 f"{what} and --config cannot be given together", hint="set models, method and parameters in the recipe"
             )
-
-
-def _paths(value: object) -> list[str]:
-    found = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    if not found:
-        raise UsageError("no model given", hint="apr merge A B -o OUT --method linear")
-    return [formats.path_text(path, "models") for path in found]
 
 
 def _node(value: object) -> SettingsNode:

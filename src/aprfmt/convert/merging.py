@@ -44,7 +44,7 @@ def merge_adapter(call: MergeAdapterCall) -> Report:
     Raises:
         AprError: for an adapter of another base model, and as convert_model.
     """
-    adapters = _paths(call.adapter)
+    adapters = given_paths(call.adapter, "adapter", "apr merge-adapter BASE ADAPTER... -o OUT")
     weights = _weights(call.weight, len(adapters))
     options = options_of(call, base=None)
     if isinstance(call.dtype, str) and find_preset(call.dtype) is not None:
@@ -134,11 +134,12 @@ def _adapter_for(model: Model, c: Canonical) -> Adapter:
     return read_adapter(model, own)
 
 
-def _paths(value: object) -> list[PathLike]:
+def given_paths(value: object, name: str, hint: str) -> list[str]:
+    """The paths in the argument `name`, one or several. Raises UsageError for none and for other values."""
     found = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if not found:
-        raise UsageError("no adapter given", hint="apr merge-adapter BASE ADAPTER... -o OUT")
-    return [formats.path_text(path, "adapter") for path in found]
+        raise UsageError(f"no {name} given", hint=hint)
+    return [formats.path_text(path, name) for path in found]
 
 
 def _weights(value: object, n: int) -> list[float]:
