@@ -174,6 +174,24 @@ def test_rotated_parts_that_no_head_has() -> None:
     assert "pairs" not in problems("qwen3_5_text", KV | fitting, {})
 
 
+def test_heads_that_are_rotated_whole_or_not_at_all_so_far() -> None:
+    part = {"rope.dimension_count": 4, "attention.key_length": 8}
+    assert "is 4: its 'granite' cannot rotate so many of 8 values" in problems("granite", KV | part, {})
+    assert "rotate" not in problems("glm4", KV | part, {})
+    more = {"rope.dimension_count": 12, "attention.key_length": 8}
+    assert "is 12: its 'glm4' cannot rotate so many of 8 values" in problems("glm4", KV | more, {})
+
+
+def test_more_experts_than_there_are() -> None:
+    experts = {"expert_count": 4, "expert_used_count": 5}
+    assert "is 5: its loader cannot select so many of 4 experts" in problems("qwen3_moe", KV | experts, {})
+    assert "select" not in problems("qwen3_moe", KV | experts | {"expert_used_count": 4}, {})
+    assert "is 0: its loader" in problems("qwen3_moe", KV | experts | {"expert_used_count": 0}, {})
+    assert "select" not in problems("nemotron_h_moe", KV | experts | {"expert_used_count": [0, 4]}, {})
+    groups = {"expert_count": 4, "expert_used_count": 3, "expert_group_count": 2, "expert_group_used_count": 1}
+    assert "is 3: its loader cannot select so many of 2 experts" in problems("deepseek_v3", KV | groups, {})
+
+
 def test_periods_of_windows() -> None:
     one = {"block_count": 1, "attention.sliding_window": 8, "attention.sliding_window_pattern": 3}
     assert "has no sliding-window layer" in problems("modernbert", KV | one, {})

@@ -70,7 +70,6 @@ GENERAL: tuple[Difference, ...] = (
         "llama.cpp uses the weights as stored; transformers divides each out_proj by the square root of the number of "
         "layers on every load (rescale_prenorm_residual)",
         "rescale_prenorm_residual&gguf=mamba|rescale_prenorm_residual&gguf=mamba2",
-        slight=True,
     ),
     Difference(_EPSILONS, "two_epsilons&!far_epsilons", slight=True),
     Difference(_EPSILONS, "far_epsilons"),

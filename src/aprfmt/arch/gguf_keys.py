@@ -85,11 +85,11 @@ def _wrong_layers(
     layers, drafts = (kv.get(full_key(row, key)) for key in ("block_count", "nextn_predict_layers"))
     own = layers - (drafts if isinstance(drafts, int) else 0) if isinstance(layers, int) else None
     kinds = _kinds_of(loader, shapes, own)
-    if loader.memory == "hybrid" and len(kinds) == 1:
-        missing = "attention" if "recurrent" in kinds else "recurrent"
+    if loader.memory == "hybrid" and kinds is not None and len(kinds) < 2:
+        missing = "attention" if "attention" not in kinds else "recurrent"
         yield "layer_types", f"has no {missing} layer, but its {row.gguf!r} needs at least one"
     yield from _wrong_windows(row, loader, kv)
-    yield from _wrong_rotation(row, kv)
+    yield from _wrong_rotation(row, loader, kv)
     yield from _wrong_groups(row, kv)
 
 
@@ -110,7 +110,7 @@ def _wrong_windows(row: Architecture, loader: Loader, kv: Mapping[str, object]) 
         yield key, f"has no full-attention layer, but its {row.gguf!r} needs at least one"
 
 
-def _wrong_rotation(row: Architecture, kv: Mapping[str, object]) -> Iterator[Problem]:
+def _wrong_rotation(row: Architecture, loader: Loader, kv: Mapping[str, object]) -> Iterator[Problem]:
     """Rotated parts of a head that the runtime cannot cut into pairs or sections."""
     for suffix in ("rope.dimension_count", "rope.dimension_count_swa"):
         count = kv.get(full_key(row, suffix))
@@ -120,6 +120,16 @@ def _wrong_rotation(row: Architecture, kv: Mapping[str, object]) -> Iterator[Pro
     half = kv.get(key)
     if row.gguf in _HALF_ROTATED and isinstance(half, int) and half % 4:
         yield key, f"is {half}: its {row.gguf!r} applies RoPE to half of it, and needs an even number"
+    hidden, heads, turned = (
+        value if isinstance(value := kv.get(full_key(row, name)), int) else 0
+        for name in ("embedding_length", "attention.head_count", "rope.dimension_count")
+    )
+    head = kv.get(full_key(row, _HEAD), hidden // heads if heads else None)
+    if turned and isinstance(head, int) and (turned > head or (turned < head and _WHOLE in loader.asserts)):
+        yield (
+            full_key(row, "rope.dimension_count"),
+            f"is {turned}: its {row.gguf!r} cannot rotate so many of {head} values",
+        )
     sections, size = (kv.get(full_key(row, key)) for key in ("rope.dimension_sections", _HEAD))
     pairs = sum(n for n in sections if isinstance(n, int)) if isinstance(sections, list) else 0
     if isinstance(size, int) and pairs > size:
@@ -132,9 +142,17 @@ def _wrong_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Probl
     groups, used, experts = (value if isinstance(value, int) else 0 for value in map(kv.get, names))
     if groups > 1 and used and experts and (not 0 < used < groups < experts or experts % groups):
         yield key, f"is {groups}: its loader cannot select {used} of {groups} groups of {experts} experts"
+    chosen = full_key(row, "expert_used_count")
+    counts = kv.get(chosen)
+    for count in set(counts if isinstance(counts, list) else [counts]):
+        listed = isinstance(counts, list)  # 0 where a layer has no experts
+        most = experts // groups * used if groups > 1 and used else experts
+        if experts and isinstance(count, int) and not 0 <= count - (not listed) < most + listed:
+            yield chosen, f"is {count}: its loader cannot select so many of {most} experts"
 
 
 _HEAD = "attention.key_length"
+_WHOLE = "n_embd_head == n_rot"
 _HALF_ROTATED = ("step35",)
 """Loaders that rotate half of rope.dimension_count in full-attention layers."""
 
@@ -146,13 +164,13 @@ _RECURRENT = (".ssm_", ".shortconv.", ".time_mix_")
 _ATTENDS = (".attn_k.weight", ".attn_kv_a_mqa.weight", ".attn_qkv.weight")
 
 
-def _kinds_of(loader: Loader, shapes: Mapping[str, Shape], own: int | None) -> set[str]:
-    """The kinds of the network's `own` layers that tensors show, "attention" and "recurrent"; none of a family with one
+def _kinds_of(loader: Loader, shapes: Mapping[str, Shape], own: int | None) -> set[str] | None:
+    """The kinds of the network's `own` layers that tensors show, "attention" and "recurrent"; None of a family with one
     kind, or of a file with MTP layers only.
     """
     weights = [name for name in loader.known if name.endswith(".weight")]  # every loader knows the scales of ssm_in
     if not any(part in name for name in weights for part in _RECURRENT):
-        return set()
+        return None
     layers: dict[str, set[str]] = {}
     for name in shapes:
         layer, dot, _ = name.removeprefix("blk.").partition(".")
@@ -164,7 +182,7 @@ def _kinds_of(loader: Loader, shapes: Mapping[str, Shape], own: int | None) -> s
     found = set[str]()
     for kinds in layers.values():
         found |= {"recurrent"} if "recurrent" in kinds and not both else kinds
-    return found
+    return found if found or (layers and "blk.0.attn_norm.weight" in shapes) else None
 
 
 def _switch_of(row: Architecture, name: str) -> str:

@@ -159,6 +159,8 @@ STEP_LIMITS = "time_step_limit"
 def _step_limits(config: Mapping[str, object]) -> list[float] | None:
     """The least and the largest time step of a state space model; None where any is allowed."""
     limits = config.get(STEP_LIMITS)
+    if isinstance(limits, list):  # transformers writes what JSON lacks as {"__float__": "Infinity"}
+        limits = [math.inf if n == {"__float__": "Infinity"} else n for n in limits]
     if not isinstance(limits, list) or len(limits) != 2 or not all(isinstance(n, int | float) for n in limits):
         return None
     low, high = limits

@@ -30,6 +30,7 @@ class Loader:
         scales_scores: whether the graph multiplies attention scores by what yarn makes of positions (see arch.yarn).
         scales: scales of weights ("blk.ffn_down.scale") that the graph multiplies by; it ignores others.
         memory: "hybrid" (attention and recurrent layers), "recurrent", "windowed" (two caches of attention), or "".
+        asserts: what the code asserts, in its own words.
     """
 
     required: frozenset[str]
@@ -43,6 +44,7 @@ class Loader:
     scales_scores: bool
     scales: frozenset[str]
     memory: str
+    asserts: frozenset[str]
 
     def multiplies(self, scale: str) -> bool:
         """Whether the graph multiplies the product with a weight by the scale of that name."""
@@ -79,6 +81,7 @@ def loader_of(gguf: str) -> Loader | None:
         scales_scores=line["scores"],
         scales=frozenset(line["scales"]),
         memory=line["memory"],
+        asserts=frozenset(line["asserts"]),
     )
 
 

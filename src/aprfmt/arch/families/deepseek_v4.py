@@ -172,9 +172,10 @@ _LAYER = (
 _LAYER_OF_DRAFTS = tuple(row for row in _LAYER if row.layers in ("", "!hashed") and "bias_vl" not in row.hf[0])
 _ALL_STREAMS = Key("embedding_length_out", converter=Converter(_all_streams, default))
 _KEYS = (
-    *(key for key in DIMS if key.field != "intermediate_size"), GROUPED, ROPE, RMS_EPS,
+    *(key for key in DIMS if key.field != "intermediate_size"), replace(GROUPED, allowed=(1,)),
+    ROPE, RMS_EPS,
     *rename((COUNT, USED), num_experts=("n_routed_experts", "num_local_experts")),
-    Key("expert_gating_func", ("scoring_func",), converter=gating), HEAD_DIM,
+    Key("expert_gating_func", ("scoring_func",), converter=gating, allowed=("sqrtsoftplus",)), HEAD_DIM,
     Key("rope.dimension_count", ("qk_rope_head_dim",), converter=eighth_of_head),
     Key("attention.q_lora_rank", ("q_lora_rank",)), Key("attention.sliding_window", ("sliding_window",)), WIDTH,
     SHARED_COUNT, WEIGHTS_SCALE, Key("expert_weights_norm", ("norm_topk_prob",), "bool", constant=True),
