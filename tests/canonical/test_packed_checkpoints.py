@@ -106,7 +106,7 @@ def test_a_warning_tells_of_weights_that_stay_packed(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, case)
     with aprfmt.open(tmp_path) as model:
         (warning,) = canonical(model, allow_unmapped=True).warnings
-    assert warning.startswith("1 weights are kept quantized (GPTQ), as stored")
+    assert warning.startswith("1 weights are kept quantized (GPTQ); ")
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "hqq"}}))
     with aprfmt.open(tmp_path) as model:
         (warning,) = canonical(model, allow_unmapped=True).warnings

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from typing import Literal
 
 from aprfmt.arch import mlx, names
 from aprfmt.arch.grammar import has_layer, is_unwanted
@@ -44,8 +45,8 @@ def name_tensors(
     tensors: dict[str, CanonicalTensor] = {}
     others: dict[str, CanonicalTensor] = {}
     copies: dict[str, str] = {}
-    entries = scaled_weights(model, decoding, partial(_is_scale, row, model.convention))
-    for tensor in _named(model, entries, row, h, allow_unmapped, packs, extra_names):
+    naming = _Naming(model, row, h, packs, extra_names, allow_unmapped)
+    for tensor in naming.named(scaled_weights(model, decoding, naming.may_be_scale)):
         found = others if tensor.name in extra_names or tensor.sources[0].name in extra_names else tensors
         first = found.setdefault(tensor.name, tensor)
         if first is tensor:
@@ -56,75 +57,95 @@ def name_tensors(
     return tensors, others, copies
 
 
-def _is_scale(row: Architecture | None, convention: str, name: str) -> bool:
-    """Whether a tensor of the name may be the scale of a weight, and not one that the family names itself."""
-    if row is None:
-        return True
-    return not names.matches(row, name, "gguf" if convention == "gguf" else "hf")
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """What decides the Hugging Face names of stored tensors.
 
+    Attributes:
+        model: the model.
+        row: its architecture; None: tensors keep their names.
+        h: its dimensions.
+        packs: its quantized weights.
+        extra_names: names of tensors that are not part of the network.
+        allow_unmapped: unknown tensors keep their names.
+    """
 
-def _named(
-    model: Model,
-    entries: Sequence[Tensor | PackedTensor],
-    row: Architecture | None,
-    h: Hyperparams,
-    allow_unmapped: bool,
-    packs: Packing,
-    extra_names: Collection[str],
-) -> Iterator[CanonicalTensor]:
-    def hf_name(name: str) -> str | None:
-        if row is None or model.convention == "gguf":
+    model: Model
+    row: Architecture | None
+    h: Hyperparams
+    packs: Packing
+    extra_names: Collection[str]
+    allow_unmapped: bool
+
+    @property
+    def convention(self) -> Literal["gguf", "hf"]:
+        """Whose names the model has."""
+        return "gguf" if self.model.convention == "gguf" else "hf"
+
+    def may_be_scale(self, name: str) -> bool:
+        """Whether a tensor of the name may be the scale of a weight, and not one that the family names itself."""
+        return self.row is None or not names.matches(self.row, name, self.convention)
+
+    def named(self, entries: Sequence[Tensor | PackedTensor]) -> Iterator[CanonicalTensor]:
+        """The tensors by their new names, in order. Raises UnmappedError for unknown ones."""
+        row, h, packs = self.row, self.h, self.packs
+        # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
+        decoded = packs.parts if packs.decoded else frozenset()
+        found = {t.name: self._hf_name(t.name) for t in entries if t.name not in decoded}
+        from_gguf = {t.name: t for t in entries if found.get(t.name, "") is None and self._is_linked(t.name)}
+        shapes = {name: t.shape for name, t in from_gguf.items()}
+        done: set[str] = set()
+        for tensor in entries:
+            name = found.get(tensor.name)
+            if tensor.name in decoded:
+                # The weight comes in place of the first of its parts.
+                if (weight := packs.by_first_part.get(tensor.name)) is not None:
+                    yield from _decoded(row, h, weight, self._hf_name(weight.name))
+            elif row is None or tensor.name in packs.parts:
+                yield CanonicalTensor(tensor.name, (tensor,))
+            elif name is not None:
+                yield CanonicalTensor(name, (tensor,))
+            elif tensor.name in from_gguf:
+                if tensor.name not in done:  # a link comes in place of the first of its tensors
+                    matches = names.in_stacks(names.matches(row, tensor.name, "gguf"), h)
+                    link = link_of(h, _matching(row, matches, tensor, h, shapes), shapes)
+                    done |= set(link.gguf)
+                    yield from _from_gguf(from_gguf, link)
+            elif self._keeps_name(row, tensor):
+                yield CanonicalTensor(tensor.name, (tensor,))
+            else:
+                nearest = names.nearest(row, tensor.name, self.convention)
+                raise UnmappedError(
+                    f"unknown tensor for architecture {row.id!r}; the closest name is {nearest!r}",
+                    path=self.model.path,
+                    tensor=tensor.name,
+                    hint="check --arch, or keep the name with --allow-unmapped",
+                )
+
+    def _hf_name(self, name: str) -> str | None:
+        """The Hugging Face name of a tensor of a checkpoint; None if it has none, or comes through a link."""
+        if self.row is None or self.convention == "gguf":
             return None
-        if name in extra_names:
-            return names.draft_name(row, h, name) if names_drafts(row) else None
-        return names.canonical_name(row, name)
+        if name in self.extra_names:
+            return names.draft_name(self.row, self.h, name) if names_drafts(self.row) else None
+        return names.canonical_name(self.row, name)
 
-    def is_linked(name: str) -> bool:
-        if row is None or name in decoded or found[name] is not None or names.is_gguf_only(row, name):
+    def _is_linked(self, name: str) -> bool:
+        """Whether a tensor without a Hugging Face name is one of those of a GGUF that a link maps."""
+        row = self.row
+        if row is None or names.is_gguf_only(row, name) or not names.matches(row, name, "gguf"):
             return False
-        if not names.matches(row, name, "gguf"):
-            return False
-        return name not in extra_names or (names_drafts(row) and not names.matches(row, name))
+        return name not in self.extra_names or (names_drafts(row) and not names.matches(row, name))
 
-    # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
-    decoded = packs.parts if packs.decoded else frozenset()
-    found = {t.name: hf_name(t.name) for t in entries if t.name not in decoded}
-    from_gguf = {t.name: t for t in entries if is_linked(t.name)}
-    shapes = {name: t.shape for name, t in from_gguf.items()}
-    done: set[str] = set()
-    for tensor in entries:
-        name = found.get(tensor.name)
-        if tensor.name in decoded:
-            # The weight comes in place of the first of its parts.
-            if (weight := packs.by_first_part.get(tensor.name)) is not None:
-                yield from _decoded(row, h, weight, hf_name(weight.name))
-        elif row is None or tensor.name in packs.parts:
-            yield CanonicalTensor(tensor.name, (tensor,))
-        elif name is not None:
-            yield CanonicalTensor(name, (tensor,))
-        elif tensor.name in extra_names and tensor.name not in from_gguf:
-            yield CanonicalTensor(tensor.name, (tensor,))
-        elif tensor.name in from_gguf:
-            if tensor.name not in done:  # a link comes in place of the first of its tensors
-                match = _matching(row, names.in_stacks(names.matches(row, tensor.name, "gguf"), h), tensor, h, shapes)
-                link = link_of(h, match, shapes)
-                done |= set(link.gguf)
-                yield from _from_gguf(from_gguf, link)
-        elif (
-            allow_unmapped
+    def _keeps_name(self, row: Architecture, tensor: TensorSource) -> bool:
+        """Whether a tensor that the architecture does not map keeps its name."""
+        return (
+            self.allow_unmapped
+            or tensor.name in self.extra_names
             or names.is_gguf_only(row, tensor.name)
             or names.ignorable(row, tensor.name)
-            or mlx.link_from(row, h, tensor.name, {tensor.name: tensor.shape}) is not None
-        ):
-            yield CanonicalTensor(tensor.name, (tensor,))
-        else:
-            nearest = names.nearest(row, tensor.name, "gguf" if model.convention == "gguf" else "hf")
-            raise UnmappedError(
-                f"unknown tensor for architecture {row.id!r}; the closest name is {nearest!r}",
-                path=model.path,
-                tensor=tensor.name,
-                hint="check --arch, or keep the name with --allow-unmapped",
-            )
+            or mlx.link_from(row, self.h, tensor.name, {tensor.name: tensor.shape}) is not None
+        )
 
 
 def names_from_mlx(
