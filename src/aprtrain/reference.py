@@ -80,7 +80,12 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
             f"transformers {transformers.__version__} has no class {own or config.get('model_type')}"
         )
     model, info = getattr(transformers, chosen).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, local_files_only=True
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        output_loading_info=True,
+        local_files_only=True,
+        trust_remote_code=False,
     )
     lost = [name for name in info["missing_keys"] if not any(part in name for part in _LEFT_BEHIND)]
     unknown = [] if has_head else info["unexpected_keys"]
