@@ -10,6 +10,7 @@ from functools import partial
 from aprfmt.arch.links import Link, RowMapping
 from aprfmt.canonical.packed import BlockChange, PackedTensor, scale_name
 from aprfmt.canonical.row_mapping import Produced, as_it_is, produce, scales_of
+from aprfmt.codecs import lattice
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.packed import TensorScales
 from aprfmt.codecs.plain import EIGHT_BITS
@@ -42,6 +43,7 @@ class CanonicalTensor:
     inverse: bool = False
     link: Link | None = None
     _produced: Produced | None = field(default=None, init=False, repr=False, compare=False)
+    _on_lattice: bool | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def produced(self) -> Produced:
@@ -114,6 +116,7 @@ class CanonicalTensor:
         weights: Array | None = None,
         *,
         padded: bool = False,
+        rounded: OverflowCount | None = None,
     ) -> OutTensor:
         """This tensor as the output tensor `name` of `dtype`.
 
@@ -124,10 +127,21 @@ class CanonicalTensor:
         target = find_dtype(dtype or made.dtype).name
         if target == made.dtype:
             return OutTensor(name, target, made.shape, made.n_bytes, partial(made.items, 1), made.held_bytes)
+        if target == "Q4_0" and self.is_on_lattice:
+            jobs = partial(lattice.jobs, made.items, rounded or (lambda n: None))
+            return OutTensor(name, target, made.shape, DTYPES[target].n_bytes(made.shape), jobs, made.held_bytes)
         made = made.without_scales()
         chunks = partial(recode_jobs, made.dtype, target, made.shape, made.items, overflow, weights)
         n_bytes = stored_bytes(target, made.shape, padded=padded)
         return OutTensor(name, target, made.shape, n_bytes, chunks, made.held_bytes)
+
+    @property
+    def is_on_lattice(self) -> bool:
+        """Whether Q4_0 holds its bfloat16 values without error, by the first of its blocks."""
+        if self._on_lattice is None:
+            fits = self.dtype == "BF16" and len(self.shape) > 1 and self.shape[-1] % DTYPES["Q4_0"].block == 0
+            object.__setattr__(self, "_on_lattice", fits and self.n_bytes > 0 and lattice.is_on_lattice(self.items))
+        return bool(self._on_lattice)
 
     def decoded(self) -> CanonicalTensor:
         """The tensor with its quantized sources decoded to what they were quantized from."""
@@ -160,6 +174,8 @@ class Losses:
 
     changed: Counter[tuple[str, str]] = field(default_factory=Counter)
     overflows: int = 0
+    on_lattice: int = 0
+    rounded_blocks: int = 0
     others: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     differences: list[dict[str, object]] = field(default_factory=list)
@@ -174,6 +190,17 @@ class Losses:
         if not is_exact(source, target):
             self.changed[source, target] += 1
 
+    def note_quantized(self, tensor: CanonicalTensor, target: str) -> None:
+        """Counts one tensor quantized to `target`."""
+        if target == "Q4_0" and tensor.is_on_lattice:
+            self.on_lattice += 1
+        else:
+            self.note(tensor.original_dtype, target)
+
+    def round_blocks(self, n: int) -> None:
+        """Counts blocks of a lattice whose step is rounded."""
+        self.rounded_blocks += n
+
     def overflow(self, n: int) -> None:
         """Counts values that became infinite."""
         self.overflows += n
@@ -184,6 +211,12 @@ class Losses:
         if self.overflows:
             out.append(
                 f"{self.overflows} values were out of the target's range and became infinite or its largest value"
+            )
+        if self.on_lattice:
+            exactly = f", but for {plural(self.rounded_blocks, 'block')}" if self.rounded_blocks else ""
+            out.append(
+                f"{plural(self.on_lattice, 'tensor')} stored as Q4_0 without error{exactly}: "
+                "quantization-aware training left the values on its lattice"
             )
         return out + self.others
 

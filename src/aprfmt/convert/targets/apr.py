@@ -70,7 +70,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     if not _is_whole(metadata.get(SOURCE_KEY)):
         own = c.all_tensors
         for tensor in (t for t in tensors if t.name in own):
-            work.losses.note(own[tensor.name].dtype, tensor.dtype)
+            work.losses.note_quantized(own[tensor.name], tensor.dtype)
     check_metadata(metadata)
     segments = apr2_write.layout(apr_metadata.dump(metadata), [*tensors, *_files(c)], flags=flags)
     layout = _with_digests(c, FileLayout(work.name, segments, crc_footer=True))
@@ -168,7 +168,7 @@ def apr_contents(
     for t in c.tensors.values():
         name = narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name))
         target = (targets or {}).get(t.name, Recoding(name))
-        out = t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True)
+        out = t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True, rounded=losses.round_blocks)
         tensors += [out, *t.scale_outs(out, gguf=False)]
     for t in c.extras.values():
         name = narrow.get(t.name) or extra_dtype(t, dtype)

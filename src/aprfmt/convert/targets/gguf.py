@@ -245,8 +245,8 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         if target is None:
             out = tensor.out(tensor.name, _dtype(tensor, wanted, losses), losses.overflow)
         else:
-            losses.note(tensor.original_dtype, target.dtype)
-            out = tensor.out(tensor.name, target.dtype, losses.overflow, target.weights)
+            losses.note_quantized(tensor, target.dtype)
+            out = tensor.out(tensor.name, target.dtype, losses.overflow, target.weights, rounded=losses.round_blocks)
         yield out
         yield from tensor.scale_outs(out, gguf=True)
 
