@@ -213,7 +213,7 @@ class Losses:
                 f"{self.overflows} values were out of the target's range and became infinite or its largest value"
             )
         if self.on_lattice:
-            exactly = f", but for {plural(self.rounded_blocks, 'block')}" if self.rounded_blocks else ""
+            exactly = f", except {plural(self.rounded_blocks, 'block')}" if self.rounded_blocks else ""
             out.append(
                 f"{plural(self.on_lattice, 'tensor')} stored as Q4_0 without error{exactly}: "
                 "quantization-aware training left the values on its lattice"
