@@ -201,21 +201,14 @@ def refuse_if(wrong: Callable[[object, Scope], object], sentence: str, *, hint: 
     return to_gguf
 
 
-def implied(
-    expected: Callable[[Scope], object],
-    sentence: str,
-    *,
-    derive: Callable[[Scope], object] | None = None,
-    normalize: Convert | None = None,
-    role: str = "",
-) -> Converter:
+def implied(expected: Callable[[Scope], object], sentence: str, *, normalize: Convert | None = None) -> Converter:
     """A key that no GGUF has, as llama.cpp's network implies its value: any other is refused with the sentence."""
     wrong = refuse_if(lambda value, scope: value is not None and value != expected(scope), sentence)
 
     def to_gguf(value: object, scope: Scope) -> None:
         wrong(value, scope)
 
-    return Converter(to_gguf, lambda value, scope: expected(scope), derive, normalize, role=role)
+    return Converter(to_gguf, lambda value, scope: expected(scope), normalize=normalize)
 
 
 if_given = Converter()

@@ -107,7 +107,7 @@ MTP = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=some_
 """How many draft layers there are, where a GGUF says so only of those that it has."""
 
 
-DRAFTS = replace(MTP, converter=drafts)
+MTP_OR_0 = replace(MTP, converter=drafts)
 """The same, which a GGUF says also of none."""
 
 

@@ -8,7 +8,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.mla import INDEXER, KEY, indexer, joint_latent_attention, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import (
-    DENSE_LAYERS, DRAFTS, EQUAL_HEADS, MLP_LAYER_TYPES, NO_BIAS, SHARED_COUNT, WIDTH, draft_layer, moe_decoder,
+    DENSE_LAYERS, EQUAL_HEADS, MLP_LAYER_TYPES, MTP_OR_0, NO_BIAS, SHARED_COUNT, WIDTH, draft_layer, moe_decoder,
     moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.converter import Converter, Scope, nothing
@@ -95,6 +95,6 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="deepseek_v32", gguf="deepseek32", **hf_names("DeepseekV32", "deepseek_v32"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer(), *draft_layer())),
-        keys=mla_keys(*INDEXER, DRAFTS, MLP_LAYER_TYPES),
+        keys=mla_keys(*INDEXER, MTP_OR_0, MLP_LAYER_TYPES),
     ),
 )

@@ -12,7 +12,7 @@ from aprfmt.arch.blocks.decoder import (
 from aprfmt.arch.blocks.hearing import CONVOLUTIONS, D_MODEL, HEARING_EPS, MEL, POSITIONS, keys_in, own_sizes, whisper
 from aprfmt.arch.blocks.mla import INDEXER, indexer, mla_decoder, mla_keys
 from aprfmt.arch.blocks.moe import (
-    BIAS_FLAG, DENSE_LAYERS, DRAFTS, EQUAL_HEADS, GROUPS, MLP_LAYER_TYPES, MTP, SHARED_COUNT, SIGMOID, WEIGHTS_NORM,
+    BIAS_FLAG, DENSE_LAYERS, EQUAL_HEADS, GROUPS, MLP_LAYER_TYPES, MTP, MTP_OR_0, SHARED_COUNT, SIGMOID, WEIGHTS_NORM,
     WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.blocks.tower import (
@@ -173,14 +173,14 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             *GROUPS, ROPE_DIM, WIDTH, SHARED_COUNT, DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, WEIGHTS_NORM, BIAS_FLAG,
-            flag("use_qk_norm"), DRAFTS, count="n_routed_experts",
+            flag("use_qk_norm"), MTP_OR_0, count="n_routed_experts",
         ),
     ),
     Architecture(
         id="glm_moe_dsa", gguf="glm-dsa", **hf_names("GlmMoeDsa", "glm_moe_dsa"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer("indexer"), *draft_layer())),
         keys=mla_keys(
-            *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=glm_indexers), DRAFTS,
+            *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=glm_indexers), MTP_OR_0,
             MLP_LAYER_TYPES
         ),
     ),

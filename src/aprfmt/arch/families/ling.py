@@ -11,7 +11,7 @@ from aprfmt.arch.blocks.decoder import (
 from aprfmt.arch.blocks.delta import delta_attention
 from aprfmt.arch.blocks.mla import LATENT_SIZES, latent_attention
 from aprfmt.arch.blocks.moe import (
-    DENSE_LAYERS, DRAFTS, GROUPS, MTP, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts,
+    DENSE_LAYERS, GROUPS, MTP, MTP_OR_0, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts,
     shared_expert,
 )
 from aprfmt.arch.blocks.qwen_vision import MERGED, qwen3_keys, qwen3_sizes, qwen3_vision
@@ -153,7 +153,7 @@ ROWS: tuple[Architecture, ...] = (
             *GROUPS, Key("expert_gating_func", ("score_function",), converter=gating), ROPE_DIM, DENSE_LAYERS, VOCAB,
             WIDTH,
             Key("expert_shared_feed_forward_length", ("moe_shared_expert_intermediate_size",), converter=expert_width),
-            WEIGHTS_SCALE, Key("expert_shared_count", ("num_shared_experts",)), WEIGHTS_NORM, DRAFTS,
+            WEIGHTS_SCALE, Key("expert_shared_count", ("num_shared_experts",)), WEIGHTS_NORM, MTP_OR_0,
             flag("moe_router_enable_expert_bias"), must_be("use_qk_norm", True), *_NO_BIASES,
         ),
     ),
