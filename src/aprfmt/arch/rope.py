@@ -232,6 +232,8 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
     out: dict[str, tuple[str, object]] = {}
     if kind in ("linear", "yarn", "longrope"):
         out |= _scaling_keys(h, kind, scaling, row)
+    elif kind == "llama3" and scaling.get("llama_4_scaling_beta"):  # queries grow after so many positions
+        out["rope.scaling.original_context_length"] = ("u32", original_context(h, scaling))
     sections = scaling.get("mrope_section")
     if isinstance(sections, list) and sections:
         padded = [as_int(item, "mrope_section") for item in (*sections, 0, 0, 0, 0)[: max(4, len(sections))]]
@@ -322,7 +324,8 @@ def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
     if kind not in ("yarn", "linear"):
         found = (0.0, attention) if yarn.same(scores, 1) else None
     else:
-        found = yarn.to_runtime(row.gguf, kind, factor, attention, scores, named)
+        log = named if any(key.gguf == yarn.LOG_KEY for key in row.keys) else 0.0
+        found = yarn.to_runtime(row.gguf, kind, factor, attention, scores, log)
     if found is not None and not yarn.same(found[1], 1) and _scales_windows(h, row):
         raise RefusedError(
             f"rope_parameters.full_attention scales RoPE by {attention:.4g}; llama.cpp's {row.gguf} would scale that "
@@ -490,10 +493,10 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
             del out["rope_scaling"]
         if local is not None and _sliding(h) is not None:
             out[local] = _sliding(h)
-    if (
-        "llama_4_scaling_beta" in scaling
-    ):  # in transformers 5 alone, where the older spelling would lose the rotated part
-        del out["rope_scaling"]
+    usual = as_float(_partial(h, defaults), PARTIAL[0]) if part is not None else None
+    other_part = bool(scaling) and part != usual and not row.nested_rope
+    if "llama_4_scaling_beta" in scaling or other_part:  # the older spelling would lose the rotated part
+        out.pop("rope_scaling", None)
     name = next((key.hf[0] for key in row.keys if key.role == ROTARY_DIM and key.hf), PARTIAL[0])
     if part is not None and "rope_scaling" in out:
         out[name] = rotary_dim(h) if name in COUNTS else part

@@ -80,7 +80,7 @@ def read_factor_tensors(h: Hyperparams, tensors: Mapping[str, Sequence[float]]) 
             freqs = freqs[:n_pairs]
         scaling = infer_llama3(freqs, h.rope_theta or DEFAULT_THETA, rotary_dim(h) or 0, scaling_of(h))
         if scaling is not None:
-            h.extra["rope_scaling"] = scaling
+            h.extra["rope_scaling"] = {**scaling_of(h), **scaling}
         elif any(value != 1 for value in freqs):
             warnings.append("the rope frequencies of the GGUF match no known scaling")
     if LONG in tensors and SHORT in tensors:

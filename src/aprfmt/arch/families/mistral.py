@@ -13,7 +13,7 @@ from aprfmt.arch.blocks.moe import mixtral_experts, moe_decoder, moe_keys
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import BETA, yarn_log
 from aprfmt.arch.fields import as_float, as_int, from_f32
-from aprfmt.arch.rope import scaling_of
+from aprfmt.arch.rope import original_context, scaling_of
 from aprfmt.arch.row import OPTIONAL, Architecture, Key
 
 
@@ -21,7 +21,7 @@ def _temperature_from(value: object, scope: Scope) -> object:
     """transformers has no Ministral 3 without a temperature: 0 is what changes nothing."""
     original = "original_max_position_embeddings"
     scope.h.extra["rope_scaling"] = {
-        "rope_type": "default", original: scope.h.max_position_embeddings, **scaling_of(scope.h),
+        "rope_type": "default", original: original_context(scope.h, scaling_of(scope.h)), **scaling_of(scope.h),
         BETA: from_f32(value, scope.key.gguf) or 0.0,
     }
     return DEFAULT
