@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,7 +148,7 @@ def kl_divergence(
         with load(name, n_ctx=n_ctx) as llama:
             columns = compare(llama, path, progress=progress)
             engine = llama.engine
-        n_chunks = len(read_head(path).chunks)
+        n_chunks = read_head(path).n_chunks
     seconds = time.monotonic() - started
     return summarize(
         columns, file=name, reference=reference, engine=engine, n_ctx=n_ctx, chunks=n_chunks, seconds=seconds
@@ -176,22 +176,19 @@ class LogitsHead:
     Attributes:
         n_ctx: tokens of a chunk.
         n_vocab: tokens of the vocabulary.
+        n_chunks: number of chunks.
         chunks: the ids of each chunk, as the text has them.
     """
 
     n_ctx: int
     n_vocab: int
-    chunks: list[list[int]]
-
-    @property
-    def first(self) -> int:
-        """The first scored position of a chunk."""
-        return self.n_ctx // 2
+    n_chunks: int
+    chunks: Sequence[list[int]] = ()
 
     @property
     def n_scored(self) -> int:
-        """Scored positions of a chunk: each predicts the token after it."""
-        return self.n_ctx - 1 - self.first
+        """Scored positions of a chunk, the second half: each predicts the token after it."""
+        return self.n_ctx - 1 - self.n_ctx // 2
 
     @property
     def row_bytes(self) -> int:
@@ -201,12 +198,12 @@ class LogitsHead:
     @property
     def start(self) -> int:
         """Offset of the first scored position."""
-        return _HEAD.size + 4 * self.n_ctx * len(self.chunks)
+        return _HEAD.size + 4 * self.n_ctx * self.n_chunks
 
     @property
     def n_bytes(self) -> int:
         """Size of the file."""
-        return self.start + len(self.chunks) * self.n_scored * self.row_bytes
+        return self.start + self.n_chunks * self.n_scored * self.row_bytes
 
 
 def is_logits_file(path: PathLike) -> bool:
@@ -227,7 +224,7 @@ def read_head(path: PathLike) -> LogitsHead:
         if len(data) < _HEAD.size or data[:8] != MAGIC:
             raise CorruptError("not a logits file of llama-perplexity", path=path)
         _, n_ctx, n_vocab, n_chunks = _HEAD.unpack(data)
-        head = LogitsHead(n_ctx, n_vocab, [[]] * max(n_chunks, 0))
+        head = LogitsHead(n_ctx, n_vocab, n_chunks)
         size = os.fstat(file.fileno()).st_size
         if n_ctx < 4 or n_vocab < 1 or n_chunks < 1 or head.n_bytes != size:
             raise CorruptError(
@@ -239,7 +236,7 @@ def read_head(path: PathLike) -> LogitsHead:
         ids = np.frombuffer(file.read(4 * n_ctx * n_chunks), "<i4").reshape(n_chunks, n_ctx)
     if ids.min() < 0 or ids.max() >= n_vocab:
         raise CorruptError("a token id of the logits file is outside its vocabulary", path=path)
-    return LogitsHead(n_ctx, n_vocab, ids.tolist())
+    return replace(head, chunks=ids.tolist())
 
 
 def write_logits(
@@ -256,7 +253,7 @@ def write_logits(
     """
     import numpy as np
 
-    head = LogitsHead(len(chunks[0]), llama.n_vocab, [*chunks])
+    head = LogitsHead(len(chunks[0]), llama.n_vocab, len(chunks))
     ids = np.array(chunks, "<i4")
     with scratch_folder("logits") as folder:
         reader = LogitsReader(folder, llama)
@@ -293,7 +290,7 @@ def compare(llama: Llama, path: PathLike, *, progress: StartProgress | None = No
             f"the vocabularies differ: the model has {llama.n_vocab} tokens, the reference {head.n_vocab}",
             hint="KL divergence needs models with the same tokenizer",
         )
-    advance = progress(head.n_ctx * len(head.chunks)) if progress is not None else None
+    advance = progress(head.n_ctx * head.n_chunks) if progress is not None else None
     parts: list[list[Any]] = []
     with scratch_folder("logits") as folder, storage_errors(path), open(path, "rb") as file:
         file.seek(head.start)
