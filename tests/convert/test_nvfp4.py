@@ -15,8 +15,9 @@ from packed_checkpoints import PackedCheckpoint, nvfp4_checkpoint, write_packed_
 
 import aprfmt
 from aprfmt.arch.links import RowMapping
-from aprfmt.canonical.packed import Decoding, scaled_weights
+from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.row_mapping import produce
+from aprfmt.canonical.tensor_scales import scaled_weights
 from aprfmt.codecs import nvfp4
 from aprfmt.errors import CorruptError
 from aprfmt.formats import gguf_write

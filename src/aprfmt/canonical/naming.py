@@ -15,9 +15,10 @@ from aprfmt.arch.outside import names_drafts
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.detection import find_part
 from aprfmt.canonical.model_kinds import ADAPTER
-from aprfmt.canonical.packed import AS_STORED, Decoding, PackedTensor, Packing, scaled_weights
+from aprfmt.canonical.packed import AS_STORED, Decoding, PackedTensor, Packing
 from aprfmt.canonical.row_mapping import keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor, is_copy
+from aprfmt.canonical.tensor_scales import scaled_weights
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import RefusedError, UnmappedError

@@ -7,7 +7,7 @@ weight becomes one lazy tensor that decodes what is read of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict
@@ -18,17 +18,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import (
-    FLOATS_BY_TORCH,
-    INPUT_SCALE,
-    SCALE,
-    Decoded,
-    PackedBlocks,
-    Scheme,
-    TensorScales,
-    weight_arguments,
-)
-from aprfmt.codecs.packed_blocks import scaled
+from aprfmt.codecs.packed import FLOATS_BY_TORCH, Decoded, PackedBlocks, Scheme, TensorScales, weight_arguments
 from aprfmt.codecs.packed_schemes import METHODS, SCHEMES
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
@@ -291,49 +281,6 @@ def _as_blocks(weight: PackedTensor, decoding: Decoding) -> PackedTensor:
     return replace(weight, dtype=blocks.dtype, blocks=blocks)
 
 
-# --- GGML blocks with a scale of the tensor ---
-
-_GGUF_ENDINGS = {SCALE: ".scale", INPUT_SCALE: ".input_scale"}
-_HF_ENDINGS = {SCALE: ".weight_scale_2", INPUT_SCALE: ".input_scale"}
-_SCALED = Scheme("scaled", "scaled blocks", (), ".weight", (), (), (), ".weight", scaled)
-
-
-def scale_name(weight: str, which: str, *, gguf: bool) -> str:
-    """The name of a scale of the tensor `weight`: llama.cpp's in a GGUF, else ModelOpt's."""
-    return weight.removesuffix(".weight") + (_GGUF_ENDINGS if gguf else _HF_ENDINGS)[which]
-
-
-def scaled_weights(model: Model, decoding: Decoding, takes: Callable[[str], bool]) -> list[Tensor | PackedTensor]:
-    """The tensors of a GGUF or an `.apr`, with each weight of blocks and its scales as one.
-
-    `takes` tells whether a name may be that of a scale. Raises RefusedError for scales that do not fit the weight.
-    """
-    entries = model.tensors.entries
-    gguf, used = model.convention == "gguf", set[str]()
-    endings = _GGUF_ENDINGS if gguf else _HF_ENDINGS
-    if model.convention == "hf" or not any(t.name.endswith(tuple(endings.values())) for t in entries):
-        return [*entries]
-    found: list[Tensor | PackedTensor] = []
-    for tensor in entries:
-        own = {}
-        if tensor.name.endswith(".weight") and DTYPES[tensor.dtype].kind == "ggml":
-            names_ = {which: scale_name(tensor.name, which, gguf=gguf) for which in endings}
-            own = {w: model.tensors[n] for w, n in names_.items() if n in model.tensors and takes(n)}
-        used |= {scale.name for scale in own.values()}
-        found.append(_scaled(tensor, own, decoding) if own else tensor)
-    return [t for t in found if t.name not in used]
-
-
-def _scaled(tensor: Tensor, own: Mapping[str, Tensor], decoding: Decoding) -> PackedTensor:
-    sources = {".weight": tensor, **own}
-    values = _decoded(_SCALED, sources, {})
-    form = PackedForm(_SCALED, {}, (*sources,), tensor.shape, "BF16")
-    weight = PackedTensor(tensor.name, decoding.dtype or form.dtype, form, tuple(sources.values()), values)
-    is_kept = not decoding.decode or (decoding.keep_blocks and decoding.keep_scales and decoding.dtype is None)
-    blocks = values.blocks()
-    return replace(weight, dtype=tensor.dtype, blocks=blocks) if is_kept and blocks is not None else weight
-
-
 def _has_row(row: Architecture, h: Hyperparams, weight: PackedTensor) -> bool:
     """Whether the family's table moves the parts to a GGUF as they are."""
     spelled = (names.draft_name(row, h, part) or part for part in weight.parts)
@@ -385,7 +332,7 @@ def packed_weights(
         alike = (scheme.needs, endings, *[(source.dtype, source.shape, source.n_bytes) for source in sources])
         form, values = forms.get(alike) if scheme.by_form else None, None
         if form is None:
-            values = _decoded(scheme, dict(zip(endings, sources, strict=True)), settings)
+            values = decode_weight(scheme, dict(zip(endings, sources, strict=True)), settings)
             form = PackedForm(scheme, settings, endings, values.shape, _dtype_of(values, sources, natural))
             if scheme.by_form:
                 forms[alike], values = form, None
@@ -402,7 +349,8 @@ def packed_weights(
     return found
 
 
-def _decoded(scheme: Scheme, sources: Mapping[str, Tensor], settings: Mapping[str, object]) -> Decoded:
+def decode_weight(scheme: Scheme, sources: Mapping[str, Tensor], settings: Mapping[str, object]) -> Decoded:
+    """The weight that `scheme` decodes. Raises CorruptError for stored tensors of a wrong length, as its decoder."""
     for source in sources.values():
         _check_size(source)
     return scheme.decode(sources, settings)

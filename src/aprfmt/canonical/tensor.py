@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aprfmt.arch.links import Link, RowMapping
-from aprfmt.canonical.packed import BlockChange, PackedTensor, scale_name
+from aprfmt.canonical.packed import BlockChange, PackedTensor
 from aprfmt.canonical.row_mapping import Produced, as_it_is, produce, scales_of
+from aprfmt.canonical.tensor_scales import scale_name
 from aprfmt.codecs import lattice
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.packed import TensorScales

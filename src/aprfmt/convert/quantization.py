@@ -248,7 +248,7 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
     Raises UsageError (unknown names, a broken pattern, options that only go with a preset) and what read_imatrix does.
     """
     scheme = serving_scheme(options.dtype) if target == "hf" else None
-    if target != "hf" and options.dtype.lower() in SERVING and find_preset(options.dtype) is None:
+    if target != "hf" and options.dtype.lower() in SERVING and options.dtype.upper() not in DTYPES:
         raise UsageError(
             f"{options.dtype} is a quantization scheme of Hugging Face folders", hint="write one with --format hf"
         )

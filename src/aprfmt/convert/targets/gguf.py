@@ -16,10 +16,10 @@ from aprfmt.arch.row import OF_TENSOR, Architecture
 from aprfmt.canonical.drafts import drafts_alone, with_drafts_counted, without_drafts
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.model_kinds import ADAPTER
-from aprfmt.canonical.packed import scale_name
 from aprfmt.canonical.reranker import ANSWERS, as_reranker, with_two_outputs
 from aprfmt.canonical.sides import gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_matrix, plain_dtype
+from aprfmt.canonical.tensor_scales import scale_name
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import SCALE
 from aprfmt.codecs.recode import is_padded
