@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,10 +145,13 @@ def test_damaged_logits_files(small: Path, text: Path, tiny_gguf: Path, tmp_path
         "no chunk": good[:16] + struct.pack("<i", 0) + good[20:],
         "many chunks": good[:16] + struct.pack("<i", 2**31 - 1) + good[20:],
     }
+    tracemalloc.start()
     for data in damaged.values():
         saved.write_bytes(data)
         with pytest.raises(CorruptError):
             aprfmt.kl_divergence(small, saved)
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20  # two billion chunks are compared with the size first
+    tracemalloc.stop()
     # A complete file of another vocabulary.
     rows = np.zeros((N_CTX - 1 - N_CTX // 2, 12), "<u2")
     saved.write_bytes(struct.pack("<8s3i", b"_logits_", N_CTX, 8, 1) + bytes(4 * N_CTX) + rows.tobytes())
