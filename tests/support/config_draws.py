@@ -113,7 +113,7 @@ class Draws:
         names = list(self.fields)
         weights = [self._weight(name) for name in names]
         for name in rng.choices(names, weights, k=20):
-            values = [value for value in self._values(name, rng) if value != getattr(self.made, name, None)]
+            values = [value for value in self._values(name, rng) if value != self._given(name)]
             if values:
                 return self._named({name: rng.choice(values)})
         return {}
@@ -143,11 +143,18 @@ class Draws:
             found[hidden_key] = rng.choice(_SIZES)
         return found
 
+    def _given(self, name: str) -> Any:
+        """The value of a field; None where it differs by layer."""
+        try:
+            return getattr(self.made, name, None)
+        except RuntimeError:  # heads and sizes of Gemma 4, for example
+            return None
+
     def _known(self, *names: str) -> str:
         return next((name for name in names if name in self.fields), "")
 
     def _values(self, name: str, rng: Random) -> list[Any]:
-        value, kind = getattr(self.made, name, None), self.fields[name]
+        value, kind = self._given(name), self.fields[name]
         null = [None] if "None" in kind and rng.random() < 0.3 else []
         if name == "rope_parameters":
             return [self._rope(value, rng)]
@@ -200,6 +207,7 @@ class Draws:
         known = [v for v in (value, *self._elsewhere(name)) if isinstance(v, list | tuple)]
         elements = list(dict.fromkeys(repr(x) for v in known for x in v if isinstance(x, str | int | float)))
         kinds: list[Any] = [next(x for v in known for x in v if repr(x) == text) for text in elements]
+        value = value if isinstance(value, list | tuple) else None  # some fields are one number or a list of them
         n = len(value) if value else layers
         if kinds and isinstance(kinds[0], str):
             uniform = [[kind] * n for kind in kinds]
@@ -253,10 +261,10 @@ class Draws:
 
     def _rotary(self, rope: Mapping[str, Any]) -> int:
         made = self.made
-        head = getattr(made, "qk_rope_head_dim", None) or getattr(made, "head_dim", None)
+        head = self._given("qk_rope_head_dim") or self._given("head_dim")
         if not isinstance(head, int):
-            head = made.hidden_size // getattr(made, "num_attention_heads", 1)
-        part = 1.0 if getattr(made, "qk_rope_head_dim", None) else rope.get("partial_rotary_factor", 1.0)
+            head = made.hidden_size // (self._given("num_attention_heads") or 1)
+        part = 1.0 if self._given("qk_rope_head_dim") else rope.get("partial_rotary_factor", 1.0)
         return int(head * part)
 
 

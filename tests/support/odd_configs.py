@@ -144,6 +144,8 @@ class _Judged:
             write_model(case, self.source, work, seed)
             self.ids = text_ids(self.source)
             self.wanted = _logits(case, self.source, self.ids)
+            if not bool(abs(self.wanted).max() < float("inf")):
+                raise ValueError("transformers' logits are not finite")
         except Exception as failure:
             raise Unbuildable(f"{type(failure).__name__}: {str(failure)[:300]}") from failure
         self.verdicts = dict.fromkeys(WAYS, Verdict(SKIPPED))

@@ -164,7 +164,7 @@ def _step_limits(config: Mapping[str, object]) -> list[float] | None:
     if not isinstance(limits, list) or len(limits) != 2 or not all(isinstance(n, int | float) for n in limits):
         return None
     low, high = limits
-    return None if low <= 0 and high == math.inf else [float(low), min(float(high), _LARGEST_STEP)]
+    return None if low <= 0 and high == math.inf else [min(float(n), _LARGEST_STEP) for n in (low, high)]
 
 
 _LARGEST_STEP = 1e30

@@ -9,9 +9,11 @@ from aprfmt.arch.blocks.decoder import (
     gated_mlp, head, hf_names, must_be, post_norm_decoder, variant,
 )
 from aprfmt.arch.blocks.moe import EQUAL_HEADS, NO_BIAS, moe_decoder, moe_keys, router_and_experts
+from aprfmt.arch.converter import Converter, refuse_if
 from aprfmt.arch.row import Architecture, Difference, Key
 
 
+clip = Converter(refuse_if(lambda value, scope: value == 0, "{name} is 0, which llama.cpp's {gguf} takes for no limit"))
 _OLMO2 = Architecture(
     id="olmo2", gguf="olmo2", **hf_names("Olmo2", "olmo2"),
     tensors=post_norm_decoder(*attention("attention_bias", "attention_bias", qk_norm="q")),
@@ -27,7 +29,8 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DIMS, GROUPED, ROPE, HEAD_DIM, Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
-            Key("attention.clamp_kqv", ("clip_qkv",), "f32"), SILU, PAD, must_be("attention_bias", False),
+            Key("attention.clamp_kqv", ("clip_qkv",), "f32", converter=clip), SILU, PAD,
+            must_be("attention_bias", False),
         ),
     ),
     replace(
@@ -42,7 +45,8 @@ ROWS: tuple[Architecture, ...] = (
         id="olmoe", gguf="olmoe", **hf_names("Olmoe", "olmoe"),
         tensors=moe_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()),
         keys=moe_keys(
-            NO_BIAS, EQUAL_HEADS, WHOLE_HEADS, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False)
+            NO_BIAS, EQUAL_HEADS, WHOLE_HEADS, Key("", ("clip_qkv",), "f32", converter=clip),
+            must_be("norm_topk_prob", False),
         ),
         differs=(Difference("llama.cpp's olmoe does not clip Q, K and V (clip_qkv)", "clip_qkv"),),
     ),
