@@ -93,6 +93,16 @@ def test_a_scale_that_llama_cpp_ignores_decodes_the_weight(tmp_path: Path) -> No
     assert relative_error(ours, floats) < 0.05  # it rounds the inputs of NVFP4 products to 8 bits
 
 
+def test_validate_tells_of_a_scale_that_llama_cpp_ignores(tmp_path: Path, llama_cpp_converter: Path) -> None:
+    write_packed_case(QWEN2, tmp_path / "packed", tmp_path / "plain")
+    ConverterPeer().convert_once(tmp_path / "packed", tmp_path / "theirs.gguf", "bf16", plain_vocabulary=True)
+    said = [check.message for check in validate(tmp_path / "theirs.gguf").checks if check.status == "fail"]
+    assert any("llama.cpp's qwen2 network ignores blk.0.ffn" in message for message in said)
+    aprfmt.convert_model(tmp_path / "theirs.gguf", tmp_path / "ours.gguf", license="MIT")
+    said = [check.message for check in validate(tmp_path / "ours.gguf").checks if check.status == "fail"]
+    assert not any("ignores" in message for message in said)
+
+
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), -1.0])
 def test_a_tensor_scale_that_is_no_scale_is_refused(value: float, folder: Path, tmp_path: Path) -> None:
     import torch

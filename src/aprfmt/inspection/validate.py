@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from aprfmt import formats
 from aprfmt.arch.gguf_keys import key_problems
+from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, check_shapes, check_tensors
 from aprfmt.arch.table import ARCHITECTURES, find_gguf
 from aprfmt.arch.tower_table import find_tower_gguf
@@ -379,6 +380,12 @@ def _runtime_keys(subject: Subject) -> Iterator[Check]:
         problems.append(("general.name", f"contains {part!r}, but the tokenizer lacks {first_few(missing)}"))
     for key, problem in problems:
         yield Check("fail", f"llama.cpp does not load the file: {key} {problem}")
+    loader, tensors = loader_of(row.gguf), subject.model.tensors
+    nvfp4 = (t.name.removesuffix(".weight") + ".scale" for t in tensors.entries if t.dtype == "NVFP4")
+    ignored = [name for name in nvfp4 if name in tensors and loader is not None and not loader.multiplies(name)]
+    if ignored:
+        what = f"llama.cpp's {row.gguf} network ignores {first_few(ignored)}: its logits are wrong"
+        yield Check("fail", f"{what}; apr convert writes a GGUF that decodes these weights", ignored[0])
 
 
 def _require_adapter(model: Model) -> None:
