@@ -125,7 +125,7 @@ def test_a_folder_is_read_back(name: str, source: Path, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     settings = config["quantization_config"]
     ignored = settings["modules_to_not_convert" if scheme.format == "fp8" else "ignore"]
-    assert {"lm_head", "model.embed_tokens"} & {*ignored}
+    assert {"lm_head", "model.embed_tokens"} <= {*ignored}
     assert config.get("dtype", config.get("torch_dtype")) == "bfloat16"
     if scheme.format != "fp8":
         (group,) = settings["config_groups"].values()
@@ -215,6 +215,16 @@ def test_a_model_whose_rows_no_group_divides_is_refused(tmp_path: Path) -> None:
     with pytest.raises(aprfmt.AprError, match="no weight can be quantized, as groups of 128 do not divide"):
         aprfmt.convert_model(source, tmp_path / "out", format="hf", dtype="w4a16")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tied_head_is_not_quantized(tmp_path: Path) -> None:
+    case = find_case("llama")
+    build(replace(case, config={**case.config, "tie_word_embeddings": True}, tokenizer=BYTES), tmp_path / "in", None)
+    for name, key in (("fp8-dynamic", "ignore"), ("fp8-block", "modules_to_not_convert")):
+        aprfmt.convert_model(tmp_path / "in", tmp_path / name, format="hf", dtype=name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert "lm_head" in config["quantization_config"][key]
+        assert "lm_head.weight" not in aprfmt.load_file(tmp_path / name / "model.safetensors")
 
 
 def test_names_of_schemes_have_aliases() -> None:

@@ -99,7 +99,9 @@ class PackedModules:
 
     def settings(self) -> dict[str, object]:
         """The `quantization_config`."""
-        scheme, ignored = self.scheme, [name.removesuffix(".weight") for name in self.left]
+        # A tied head has no tensor, but is a Linear all the same.
+        left = dict.fromkeys((*self.left, self.c.head))
+        scheme, ignored = self.scheme, [name.removesuffix(".weight") for name in left]
         if scheme is None:
             numbers = {"num_bits": 4, "type": "float", "group_size": nvfp4.GROUP, "dynamic": False}
             group = {"weights": numbers, "targets": ["Linear"]}
