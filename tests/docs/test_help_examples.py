@@ -198,7 +198,27 @@ def with_responses(folder: Path) -> None:
             out.write(json.dumps({"index": 0, "prompt_token_ids": ids, "prompt_logprobs": told}) + "\n")
 
 
+def with_a_recipe(folder: Path) -> None:
+    shutil.copy(folder / "model.gguf", folder / "tuned.gguf")
+    aprfmt.quantize_model(
+        folder / "model.gguf", folder / "m.gguf", target_bpw=8.5, recipe_out=folder / "m.toml", force=True
+    )
+
+
+def with_an_f16(folder: Path) -> None:
+    for name in ("f16", "q3"):
+        shutil.copy(folder / "model.gguf", folder / f"{name}.gguf")
+
+
+def with_logits(folder: Path) -> None:
+    logits = folder / "f16.kld"
+    aprfmt.kl_divergence(folder / "q3.gguf", folder / "f16.gguf", folder / "text.txt", save_logits=logits)
+
+
 SETUPS = {
+    "--recipe m.toml": with_a_recipe,
+    "f16": with_an_f16,
+    "--against f16.kld": with_logits,
     "--teacher-logprobs": with_what_a_teacher_said,
     "--from-vllm": with_responses,
     "merge-adapter m.gguf": adapters,
