@@ -149,6 +149,8 @@ def _wrong_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Probl
         most = experts // groups * used if groups > 1 and used else experts
         if experts and isinstance(count, int) and not 0 <= count - (not listed) < most + listed:
             yield chosen, f"is {count}: its loader cannot select so many of {most} experts"
+        elif not experts and isinstance(count, int) and count > 0:
+            yield chosen, f"is {count}: its loader cannot select experts of a network without any"
 
 
 _HEAD = "attention.key_length"
