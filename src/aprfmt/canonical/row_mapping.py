@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import lcm, prod
-from threading import Lock
 
 from aprfmt.arch.links import RowMapping
 from aprfmt.arch.orders import UNIT_COLUMNS, indices, map_values
 from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, PRODUCT
 from aprfmt.canonical.packed import PackedTensor
+from aprfmt.canonical.source_rows import SourceRows, as_bytes, column_lengths, read_rows, take_rows
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import SCALE, TensorScales
@@ -261,7 +261,7 @@ def _product(sources: Sequence[TensorSource], shape: Shape, position: int, inver
 
         def multiplied(unit: int) -> Iterator[Item]:
             values, others = (np.frombuffer(b"".join(run_jobs(_whole(p, p.n_bytes, 1))), "<f4") for p in (a, b))
-            yield _bytes(values * others)
+            yield as_bytes(values * others)
 
         return Produced("F32", shape, 4 * prod(shape), multiplied)
     if position == 0:
@@ -289,7 +289,7 @@ def _multiplied(make: Callable[[], Iterable[Buffer]], factors: tuple[float, ...]
     numbers, size, start = np.array(factors, np.float32), n_values // len(factors), 0
     for chunk in make():
         values = np.frombuffer(chunk, "<f4")
-        yield _bytes(values * numbers[np.arange(start, start + values.size) // size])
+        yield as_bytes(values * numbers[np.arange(start, start + values.size) // size])
         start += values.size
 
 
@@ -345,7 +345,7 @@ class _Run:
         for start in range(rows.start, rows.stop, step):
             part = np.arange(start, min(start + step, rows.stop))
             wanted = part if index is None else index[part]
-            yield Job(len(part) * row_bytes, partial(_rows, self.sources, ends, wanted, row_bytes))
+            yield Job(len(part) * row_bytes, partial(read_rows, self.sources, ends, wanted, row_bytes))
 
     def move_elements(self) -> Iterator[Item]:
         """Values that move one by one: columns in another order, transposed matrices, mapped values."""
@@ -360,15 +360,17 @@ class _Run:
         before = list(zip(mapping.before, (mapping.transposed,) * len(mapping.before), strict=True))
         after = list(zip(mapping.after, after_flags, strict=True))
         layouts, (shape, transposed) = (after, before[self.position]) if inverse else (before, after[self.position])
-        lines = [_Lines(source, *layout, row_elements) for source, layout in zip(self.sources, layouts, strict=True)]
+        lines = [
+            SourceRows(source, *layout, row_elements) for source, layout in zip(self.sources, layouts, strict=True)
+        ]
         index = indices(mapping.orders, mapping.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
         columns = indices(mapping.columns, row_elements, inverse=inverse) if mapping.columns else None
         value, first = mapping.value, self.rows.start
-        lengths = _lengths(lines, mapping.n_rows, row_elements) if value == UNIT_COLUMNS and not inverse else 1.0
+        lengths = column_lengths(lines, mapping.n_rows, row_elements) if value == UNIT_COLUMNS and not inverse else 1.0
         factors = _factors(mapping) if mapping.scales else None
 
         def make(part: Array, start: int) -> Buffer:
-            block = _take(lines, part, row_elements)
+            block = take_rows(lines, part, row_elements)
             there = np.arange(first + start, first + start + len(part))
             if factors is not None and inverse:
                 block = _scaled(block, factors[:, part], inverse)
@@ -385,7 +387,7 @@ class _Run:
             if factors is not None and not inverse:
                 block = _scaled(block, factors[:, there], inverse)
             block = block.T if transposed else block
-            return _bytes(block)
+            return as_bytes(block)
 
         # A transposed output is made matrix by matrix, any other in chunks of about 1 MiB.
         row_bytes = row_elements * (lines[0].element.itemsize if value != INT32 else 8 if inverse else 4)
@@ -424,122 +426,6 @@ def _integers(block: Array, bits: int, name: str) -> Array:
     if not np.array_equal(out, signed):
         raise RefusedError(f"{np.abs(signed).max()} does not fit the {bits}-bit integers of a GGUF", tensor=name)
     return out
-
-
-_SMALL = 1e-7
-"""What is added to lengths before values are divided by them."""
-
-
-def _lengths(lines: list[_Lines], n_rows: int, row_elements: int) -> Array:
-    """The length of each column, float32 [row_elements], and a little more."""
-    import numpy as np
-
-    squares = np.zeros(row_elements)
-    step = max(1, CHUNK_BYTES // (8 * row_elements))
-    for start in range(0, n_rows, step):
-        block = _take(lines, np.arange(start, min(start + step, n_rows)), row_elements)
-        squares += np.square(block, dtype=np.float64).sum(axis=0)
-    return np.sqrt(squares).astype(np.float32) + np.float32(_SMALL)
-
-
-def _rows(sources: Sequence[TensorSource], ends: Array, part: Array, row_bytes: int) -> Buffer:
-    """The rows `part` of all sources laid end to end; `ends` are the rows at which the sources end.
-
-    Rows that stand close together in one source are read with what is between them in one call, and picked from
-    there; else each run of neighbours is a read of its own.
-    """
-    import numpy as np
-
-    lowest, highest = int(part.min()), int(part.max()) + 1
-    which = int(np.searchsorted(ends, lowest, side="right"))
-    if highest <= ends[which] and highest - lowest <= 4 * len(part) + 64:
-        first = lowest - (int(ends[which - 1]) if which else 0)
-        near = bytearray((highest - lowest) * row_bytes)
-        sources[which].read_into(first * row_bytes, memoryview(near))
-        # A row as one void element: numpy then copies row by row instead of byte by byte.
-        return _bytes(np.frombuffer(near, dtype=np.dtype((np.void, row_bytes)))[part - lowest])
-    out = bytearray(len(part) * row_bytes)
-    view = memoryview(out)
-    owner = np.searchsorted(ends, part, side="right")
-    cuts = np.flatnonzero((np.diff(part) != 1) | (np.diff(owner) != 0)) + 1
-    for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(part)], strict=True):
-        which = int(owner[begin])
-        first = int(part[begin]) - (int(ends[which - 1]) if which else 0)
-        sources[which].read_into(first * row_bytes, view[begin * row_bytes : end * row_bytes])
-    return out
-
-
-_HELD_MATRICES = 2
-
-
-class _Lines:
-    """A source as rows of `row_elements` elements, which are read when they are wanted.
-
-    A `transposed` source is read matrix by matrix, and the last ones are held: each has a part of all its rows.
-    """
-
-    def __init__(self, source: TensorSource, shape: Shape, transposed: bool, row_elements: int) -> None:
-        import numpy as np
-
-        self.element = np.dtype("<f4" if source.dtype == "F32" else f"<u{DTYPES[source.dtype].block_bytes}")
-        self.count = prod(shape) // row_elements
-        self._source = source
-        self._row_bytes = row_elements * self.element.itemsize
-        self._matrix = shape[-2:] if transposed and len(shape) >= 2 else None
-        if self._matrix is not None and self._matrix[0] != row_elements:
-            raise RefusedError(f"{list(shape)} does not transpose into rows of {row_elements}", tensor=source.name)
-        self._held: dict[int, Array] = {}
-        self._lock = Lock()
-
-    def take(self, part: Array) -> Array:
-        """The rows `part`, as [rows, row_elements]."""
-        import numpy as np
-
-        if self._matrix is None:
-            ends = np.array([self.count])
-            return np.frombuffer(_rows([self._source], ends, part, self._row_bytes), self.element).reshape(
-                len(part), -1
-            )
-        out = np.empty((len(part), self._matrix[0]), self.element)
-        number, row = np.divmod(part, self._matrix[1])
-        for which in np.unique(number):
-            mask = number == which
-            out[mask] = self._read(int(which))[row[mask]]
-        return out
-
-    def _read(self, number: int) -> Array:
-        """Matrix `number`, transposed."""
-        import numpy as np
-
-        assert self._matrix is not None
-        with self._lock:
-            if number not in self._held:
-                if len(self._held) >= _HELD_MATRICES:
-                    del self._held[next(iter(self._held))]
-                stored = np.empty(self._matrix, self.element)
-                self._source.read_into(number * stored.nbytes, stored.reshape(-1).view("u1").data)
-                self._held[number] = stored.T
-            return self._held[number]
-
-
-def _take(lines: Sequence[_Lines], part: Array, row_elements: int) -> Array:
-    """The rows `part` of all sources laid end to end, as [rows, row_elements]."""
-    import numpy as np
-
-    counts = [each.count for each in lines]
-    ends = np.cumsum(counts)
-    owner = np.searchsorted(ends, part, side="right")
-    out = np.empty((len(part), row_elements), lines[0].element)
-    for which in np.unique(owner):
-        mask = owner == which
-        out[mask] = lines[which].take(part[mask] - (ends[which] - counts[which]))
-    return out
-
-
-def _bytes(array: Array) -> Buffer:
-    import numpy as np
-
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 # --- packed blocks ---
