@@ -202,7 +202,7 @@ APRTRAIN = (
         "hashlib.sha256(b\"\".join(ends)).hexdigest()", "\"\""),
     Mutation("every process hashes the corpus", "aprtrain/run.py:_corpus",
         "test_nodes.py::test_one_process_a_node_hashes_the_corpus",
-        ", is_checked=True", ""),
+        ", skip_checksums=True", ""),
     Mutation("other nodes may train other models", "aprtrain/run.py:_train",
         "test_nodes.py::test_another_model_on_another_node_is_refused",
         "    _check_alike(world, origin)\n", ""),

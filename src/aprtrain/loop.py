@@ -50,7 +50,8 @@ class Parts:
         teacher, vocabulary: None in pretraining.
         batches: training batches, positioned at the cursor.
         objective: the loss to minimise.
-        evaluate: scores the student on held-out data; "best" is the score that selects the best checkpoint.
+        evaluate: metrics of the student on held-out data; "best" (lower is better) selects the best checkpoint: the KL
+            to the teacher, or the cross entropy without one or with kd_weight 0.
         saver: None in smoke runs and in processes that do not write.
         recorder: writes metrics and log lines.
         plan: rows of the memory plan.

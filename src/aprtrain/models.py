@@ -384,6 +384,10 @@ def origin_of(command: str, config: Config, pair: TrainingPair, data: str | None
 
 
 def _teacher_origin(pair: TrainingPair) -> ModelOrigin | None:
+    """Name, fingerprint, architecture and size of the teacher, or of the one whose log-probabilities are stored.
+
+    None in pretraining. The fingerprint of stored log-probabilities is their digest, top-k and temperatures.
+    """
     if pair.files is not None:
         f = pair.files.facts
         words = f"{f.sha256} {f.k} {f.temperatures}"

@@ -200,7 +200,7 @@ def _train(
 
     answers, scored = answers_of(config, pair, windows, held_out)
 
-    def score() -> Numbers:
+    def evaluate_student() -> Numbers:
         found = evaluate(
             student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
             max_windows=config.eval_windows, answers=scored,
@@ -217,7 +217,7 @@ def _train(
         vocabulary=pair.vocabulary,
         batches=batches,
         objective=Objective(config.kd_weight if learns else 0.0, config.temperature, kind, config.beta),
-        evaluate=score,
+        evaluate=evaluate_student,
         saver=saver,
         recorder=recorder,
         plan=plan,
@@ -317,7 +317,7 @@ def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Trai
     if corpus is None and world.is_local_first:
         corpus = open_corpus(here, digest)
     world.barrier()
-    return corpus or open_corpus(here, digest, is_checked=True)
+    return corpus or open_corpus(here, digest, skip_checksums=True)
 
 
 def _check_alike(world: World, origin: Origin) -> None:

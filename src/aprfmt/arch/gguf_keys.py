@@ -88,13 +88,13 @@ def _wrong_layers(
     if loader.memory == "hybrid" and kinds is not None and len(kinds) < 2:
         missing = "attention" if "attention" not in kinds else "recurrent"
         yield "layer_types", f"has no {missing} layer, but its {row.gguf!r} needs at least one"
-    yield from _wrong_windows(row, loader, kv)
-    yield from _wrong_rotation(row, loader, kv)
-    yield from _wrong_groups(row, kv)
+    yield from _check_sliding_window_pattern(row, loader, kv)
+    yield from _check_rotary_dimensions(row, loader, kv)
+    yield from _check_expert_groups(row, kv)
 
 
-def _wrong_windows(row: Architecture, loader: Loader, kv: Mapping[str, object]) -> Iterator[Problem]:
-    """Patterns without a layer of a kind that the runtime asks for."""
+def _check_sliding_window_pattern(row: Architecture, loader: Loader, kv: Mapping[str, object]) -> Iterator[Problem]:
+    """A pattern that lacks a kind of layer that llama.cpp requires: sliding-window or full-attention."""
     key = full_key(row, "attention.sliding_window_pattern")
     pattern, layers = kv.get(key), kv.get(full_key(row, "block_count"))
     if loader.memory != "windowed" or full_key(row, _WINDOW) not in kv:
@@ -110,7 +110,7 @@ def _wrong_windows(row: Architecture, loader: Loader, kv: Mapping[str, object]) 
         yield key, f"has no full-attention layer, but its {row.gguf!r} needs at least one"
 
 
-def _wrong_rotation(row: Architecture, loader: Loader, kv: Mapping[str, object]) -> Iterator[Problem]:
+def _check_rotary_dimensions(row: Architecture, loader: Loader, kv: Mapping[str, object]) -> Iterator[Problem]:
     """Rotated parts of a head that the runtime cannot cut into pairs or sections."""
     for suffix in ("rope.dimension_count", "rope.dimension_count_swa"):
         count = kv.get(full_key(row, suffix))
@@ -136,7 +136,7 @@ def _wrong_rotation(row: Architecture, loader: Loader, kv: Mapping[str, object])
         yield full_key(row, "rope.dimension_sections"), f"add up to {pairs} pairs, but a head has {size} values"
 
 
-def _wrong_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Problem]:
+def _check_expert_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Problem]:
     key = full_key(row, "expert_group_count")
     names = (key, full_key(row, "expert_group_used_count"), full_key(row, "expert_count"))
     groups, used, experts = (value if isinstance(value, int) else 0 for value in map(kv.get, names))

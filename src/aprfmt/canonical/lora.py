@@ -284,13 +284,13 @@ def from_link(link: Link, names: Mapping[str, LoraPair], blocks: Blocks, path: P
     found = []
     given = [names.get(gguf) for gguf in link.gguf]
     for pair, _ in transform(link, given, inverse=True, path=path):
-        trimmed = _trimmed(pair, link, given, blocks)
-        if trimmed is not None:
-            found.append(trimmed)
+        own = _own_rank_slice(pair, link, blocks)
+        if own is not None:
+            found.append(own)
     return found
 
 
-def _trimmed(pair: LoraPair, link: Link, given: Sequence[LoraPair | None], blocks: Blocks) -> LoraPair | None:
+def _own_rank_slice(pair: LoraPair, link: Link, blocks: Blocks) -> LoraPair | None:
     """`pair` with only the rows of A that belong to it; None if none do."""
     told = next((blocks[name] for name in link.gguf if name in blocks), None)
     if told is None:

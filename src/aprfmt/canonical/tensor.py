@@ -119,10 +119,18 @@ class CanonicalTensor:
         padded: bool = False,
         rounded: OverflowCount | None = None,
     ) -> OutTensor:
-        """This tensor as the output tensor `name` of `dtype`.
+        """This tensor as the output tensor `name`, recoded to `dtype` while it is written.
 
-        `weights` [matrices * cols] tells a quantized dtype how much each column matters. With `padded`, rows that
-        blocks do not divide are filled up, which only an `.apr` can hold; else they raise UsageError.
+        Args:
+            name: in the output file.
+            dtype: None keeps the dtype.
+            overflow: gets the number of values that become infinite.
+            weights: importance of the columns, [matrices * cols], for a quantized dtype.
+            padded: pads rows that the block size does not divide, which only an `.apr` can store.
+            rounded: gets the number of rounded Q4_0 blocks of a QAT lattice: off it, or with a scale that F16 lacks.
+
+        Raises:
+            UsageError: the block size does not divide the rows, without `padded`.
         """
         made = self.produced
         target = find_dtype(dtype or made.dtype).name

@@ -85,7 +85,7 @@ def hex(
 
 def _text(found: HexDump, columns: int, raw: bool) -> Iterator[str]:
     if found.tensor is not None:
-        yield from _tensor(found.tensor, columns)
+        yield from _format_tensor(found.tensor, columns)
     for i, file in enumerate(found.files):
         yield from ([""] if i else [])
         yield from _file(file, columns, raw)
@@ -126,7 +126,7 @@ def _at(offset: int, digits: int) -> str:
     return f"{offset:0{max(6, digits)}x}"
 
 
-def _tensor(found: TensorDump, columns: int) -> Iterator[str]:
+def _format_tensor(found: TensorDump, columns: int) -> Iterator[str]:
     yield out.style(printable(found.name), "bold")
     where = f"{found.offset:,} to {found.offset + found.n_bytes:,}"
     rows = [

@@ -131,9 +131,9 @@ def _grouped(values: Array, group: int) -> Array:
     return values.reshape(len(values), -1, group or values.shape[1])
 
 
-def _float8(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
-    scale = _scales(values, 448.0, dtype)
-    return [_e4m3(_rounded(values / scale[:, None], dtype)), _stored(scale, dtype)]
+def _encode_float8(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
+    scale = _scales(values, 448.0, source_dtype)
+    return [_e4m3(_rounded(values / scale[:, None], source_dtype)), _stored(scale, source_dtype)]
 
 
 def _e4m3(values: Array) -> Buffer:
@@ -142,7 +142,7 @@ def _e4m3(values: Array) -> Buffer:
     return _stored(np.clip(values, -448, 448), "F8_E4M3")
 
 
-def _float8_blocks(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
+def _encode_float8_blocks(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
     import numpy as np
 
     rows, columns = values.shape
@@ -156,26 +156,26 @@ def _float8_blocks(scheme: ServingScheme, values: Array, dtype: str, overall: fl
     return [_e4m3(np.ascontiguousarray(codes)), _stored(scale, "F32")]
 
 
-def _integers(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
+def _encode_integers(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
     """Codes packed in words, or bytes where there is no more than a scale a row."""
     import numpy as np
 
     half, groups = 1 << scheme.bits - 1, _grouped(values, scheme.group)
     if scheme.symmetric:
-        scale, zero = _scales(groups, half - 0.5, dtype), None
-        scaled = _rounded(groups / scale[..., None], dtype)
+        scale, zero = _scales(groups, half - 0.5, source_dtype), None
+        scaled = _rounded(groups / scale[..., None], source_dtype)
     else:
         low, high = np.minimum(groups.min(axis=-1), 0), np.maximum(groups.max(axis=-1), 0)
-        scale = _rounded(_rounded(high - low, dtype) / np.float32(2 * half - 1), dtype)
+        scale = _rounded(_rounded(high - low, source_dtype) / np.float32(2 * half - 1), source_dtype)
         with np.errstate(divide="ignore", invalid="ignore"):
-            zero = _rounded(-half - _rounded(low / scale, dtype), dtype)
+            zero = _rounded(-half - _rounded(low / scale, source_dtype), source_dtype)
         zero = np.rint(np.clip(np.nan_to_num(zero), -half, half - 1))
-        scale = np.where(scale == 0, np.float32(_EPS[dtype]), scale)
-        scaled = _rounded(_rounded(groups / scale[..., None], dtype) + zero[..., None], dtype)
+        scale = np.where(scale == 0, np.float32(_EPS[source_dtype]), scale)
+        scaled = _rounded(_rounded(groups / scale[..., None], source_dtype) + zero[..., None], source_dtype)
     codes = np.rint(np.clip(scaled, -half, half - 1)).reshape(values.shape)
     if scheme.parts[0].dtype == "I8":
-        return [codes.astype("i1").view("u1").data, _stored(scale, dtype)]
-    parts = [_words((codes + half).astype("u1"), scheme.bits), _stored(scale, dtype)]
+        return [codes.astype("i1").view("u1").data, _stored(scale, source_dtype)]
+    parts = [_words((codes + half).astype("u1"), scheme.bits), _stored(scale, source_dtype)]
     return parts if zero is None else [*parts, pack_zero_points((zero + half).astype("u1"), scheme.bits)]
 
 
@@ -208,11 +208,11 @@ def _fp4(values: Array) -> Array:
     return pairs
 
 
-def _nvfp4(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
+def _encode_nvfp4(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
     import numpy as np
 
-    groups, own = _grouped(values, scheme.group), np.float32(overall)
-    wanted = np.clip(_rounded(_largest(groups) / np.float32(6), dtype) * own, 0, 448)
+    groups, own = _grouped(values, scheme.group), np.float32(global_scale)
+    wanted = np.clip(_rounded(_largest(groups) / np.float32(6), source_dtype) * own, 0, 448)
     codes = plain.encode("F8_E4M3", wanted.reshape(-1)).view("u1")
     scale = plain.decode("F8_E4M3", codes.data).reshape(wanted.shape)
     zero = scale == 0
@@ -238,11 +238,12 @@ def _exponents(groups: Array, dtype: str, offset: int) -> Array:
     return found
 
 
-def _mx(scheme: ServingScheme, values: Array, dtype: str, overall: float) -> list[Buffer]:
+def _encode_mx(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
+    """MXFP4 or MXFP8: codes and E8M0 scales of each group. Ignores `global_scale`, which is NVFP4's."""
     import numpy as np
 
     groups = _grouped(values, scheme.group)
-    exponents = _exponents(groups, dtype, 2 if scheme.bits == 4 else 8)
+    exponents = _exponents(groups, source_dtype, 2 if scheme.bits == 4 else 8)
     with np.errstate(over="ignore"):
         scaled = groups / np.exp2(exponents.astype("f4") - 127)[..., None]
     codes = _fp4(scaled).reshape(-1).data if scheme.bits == 4 else _e4m3(scaled)
@@ -262,26 +263,28 @@ def _packed(bits: int, group: int, symmetric: bool) -> ServingScheme:
     parts = [Part("weight_packed", "I32", width=per_word), Part("weight_scale", "", width=group)]
     parts += [] if symmetric else [Part("weight_zero_point", "I32", height=per_word, width=group)]
     rows = 1 if symmetric else per_word
-    return ServingScheme(name, "pack-quantized", bits, "int", group, tuple(parts), _integers, symmetric, rows)
+    return ServingScheme(name, "pack-quantized", bits, "int", group, tuple(parts), _encode_integers, symmetric, rows)
 
 
 _SCHEMES = (
-    ServingScheme("fp8-dynamic", "float-quantized", 8, "float", 0, (Part("weight", "F8_E4M3"), _SCALE), _float8,
+    ServingScheme("fp8-dynamic", "float-quantized", 8, "float", 0, (Part("weight", "F8_E4M3"), _SCALE), _encode_float8,
                   inputs=_TOKENS),
     ServingScheme("fp8-block", "fp8", 8, "float", 0,
-                  (Part("weight", "F8_E4M3"), Part("weight_scale_inv", "F32", _BLOCK, _BLOCK)), _float8_blocks,
+                  (Part("weight", "F8_E4M3"), Part("weight_scale_inv", "F32", _BLOCK, _BLOCK)), _encode_float8_blocks,
                   rows=_BLOCK),
-    ServingScheme("w8a8", "int-quantized", 8, "int", 0, (Part("weight", "I8"), _SCALE), _integers, inputs=_INT_TOKENS),
+    ServingScheme("w8a8", "int-quantized", 8, "int", 0, (Part("weight", "I8"), _SCALE), _encode_integers,
+                  inputs=_INT_TOKENS),
     _packed(8, 0, True), _packed(8, 32, True),
     *(_packed(4, group, symmetric) for symmetric in (True, False) for group in (128, 64, 32)),
     ServingScheme("nvfp4a16", "nvfp4-pack-quantized", 4, "float", 16,
-                  (Part("weight_packed", "U8", width=2), Part("weight_scale", "F8_E4M3", width=16)), _nvfp4,
+                  (Part("weight_packed", "U8", width=2), Part("weight_scale", "F8_E4M3", width=16)), _encode_nvfp4,
                   scale_dtype="torch.float8_e4m3fn"),
     ServingScheme("mxfp4", "mxfp4-pack-quantized", 4, "float", 32,
-                  (Part("weight_packed", "U8", width=2), Part("weight_scale", "U8", width=32)), _mx,
+                  (Part("weight_packed", "U8", width=2), Part("weight_scale", "U8", width=32)), _encode_mx,
                   scale_dtype="torch.uint8"),
     ServingScheme("mxfp8", "mxfp8-quantized", 8, "float", 32,
-                  (Part("weight", "F8_E4M3"), Part("weight_scale", "U8", width=32)), _mx, scale_dtype="torch.uint8"),
+                  (Part("weight", "F8_E4M3"), Part("weight_scale", "U8", width=32)), _encode_mx,
+                  scale_dtype="torch.uint8"),
 )  # fmt: skip
 
 SERVING = {scheme.id: scheme for scheme in _SCHEMES}

@@ -273,8 +273,8 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
     imatrix = read_imatrix(options.imatrix) if options.imatrix is not None else None
     overrides = QuantizeOverrides(
         pure=options.pure,
-        output=_dtype(options.output_type, "--output-type"),
-        embedding=_dtype(options.embedding_type, "--embedding-type"),
+        output=_parse_override_dtype(options.output_type, "--output-type"),
+        embedding=_parse_override_dtype(options.embedding_type, "--embedding-type"),
         patterns=tuple(map(_pattern, options.tensor_type)),
         leave_output=options.leave_output,
         imatrix=imatrix is not None,
@@ -306,7 +306,7 @@ def _pattern(text: str) -> tuple[re.Pattern[str], str]:
     pattern, _, name = text.rpartition("=")
     if not pattern or not name:
         raise UsageError(f"--tensor-type {text!r} is not REGEX=TYPE", hint="example: --tensor-type ffn_down=q6_k")
-    dtype = _dtype(name, f"--tensor-type {pattern}")
+    dtype = _parse_override_dtype(name, f"--tensor-type {pattern}")
     assert dtype is not None
     try:
         return re.compile(pattern, re.IGNORECASE), dtype
@@ -314,8 +314,8 @@ def _pattern(text: str) -> tuple[re.Pattern[str], str]:
         raise UsageError(f"--tensor-type {text!r}: {error}", hint="example: --tensor-type ffn_down=q6_k") from None
 
 
-def _dtype(name: str | None, option: str) -> str | None:
-    """Parses the dtype of a single tensor. Raises UsageError."""
+def _parse_override_dtype(name: str | None, option: str) -> str | None:
+    """The dtype that `option` gives to a tensor; None if it is not set. Raises UsageError."""
     if name is None:
         return None
     blocks = [row.name for row in DTYPES.values() if row.kind == "ggml" and row.name not in ("Q8_1", "Q8_K")]

@@ -69,7 +69,7 @@ class PackedModules:
         made: list[OutTensor] = []
         if len(tensor.shape) == 2 and name.endswith(".weight"):
             if self.scheme is not None:
-                made = self._quantized(self.scheme, tensor, name, losses)
+                made = self._quantize_weight(self.scheme, tensor, name, losses)
             elif tensor.dtype == "NVFP4":
                 self.inputs = self.inputs or INPUT_SCALE in tensor.scales
                 scales = tensor.scales if SCALE in tensor.scales else {SCALE: (1.0,), **tensor.scales}
@@ -118,7 +118,10 @@ class PackedModules:
         return {"quant_method": "compressed-tensors", "format": scheme.format, "quantization_status": "compressed",
                 "config_groups": {"group_0": entry}, "ignore": ignored}  # fmt: skip
 
-    def _quantized(self, scheme: ServingScheme, tensor: CanonicalTensor, name: str, losses: Losses) -> list[OutTensor]:
+    def _quantize_weight(
+        self, scheme: ServingScheme, tensor: CanonicalTensor, name: str, losses: Losses
+    ) -> list[OutTensor]:
+        """Codes and scales of a weight; [] if it stays in floats: embeddings, heads, extra tensors, uneven rows."""
         gguf = (names.gguf_name(self.c.arch, tensor.name, self.c.hparams) if self.c.arch else None) or tensor.name
         if gguf in (*EMBEDDINGS, OUTPUT) or tensor.name in (self.c.embedding, self.c.head):
             return []

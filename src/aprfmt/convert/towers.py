@@ -185,6 +185,7 @@ def _config(c: Canonical) -> dict[str, object]:
 
 
 def _text_file(c: Canonical, manifest: SourceManifest | None, name: str) -> bytes | None:
+    """The file `name` of the source folder, or of the one that the source manifest of an `.apr` holds; None without."""
     if (folder := c.model.native_as(HfNative)) is not None:
         return folder.config if name == _CONFIG else folder.text_file(name)
     if manifest is not None and name in manifest.files:

@@ -267,6 +267,7 @@ def _find_object_problem(name: str, value: object) -> str | None:
 
 
 def _json_kind(value: object) -> str:
+    """A JSON value in messages: null, booleans and numbers as JSON, else "a string", "an array" or "an object"."""
     if value is None or isinstance(value, bool | int | float):
         return jsonx.dumps(value) if not isinstance(value, int) else str(value).lower()[:40]
     if isinstance(value, str):

@@ -283,8 +283,11 @@ class _Old(_Unpickler):
 # --- the state dict in it ---
 
 
-def _state_dict(found: object) -> tuple[dict[str, _Tensor], list[str]]:
-    """The tensors by name, and the names of what else there is. Raises RefusedError."""
+def _find_state_dict(found: object) -> tuple[dict[str, _Tensor], list[str]]:
+    """The tensors of a state dict by name, and the names of all other entries.
+
+    Unwraps at most one level, `{"model": state_dict, ...}`. Raises RefusedError.
+    """
 
     def is_weights(value: object) -> bool:
         return isinstance(value, dict) and any(isinstance(item, _Tensor) for item in value.values())
@@ -355,7 +358,7 @@ def _index(path: str, *, is_zip: bool) -> object:
     """{"tensors": entries, "left": names}. Raises AprError."""
     try:
         found, places = _read_zip(path) if is_zip else _read_old(path)
-        weights, left = _state_dict(found)
+        weights, left = _find_state_dict(found)
         tensors = [_entry(name, value, places) for name, value in weights.items()]
     except (AprError, MemoryError):
         raise

@@ -60,13 +60,18 @@ class Responses:
                 file.seek(start)
                 _, told, _ = _response(file.readline(MAX_LIST_BYTES + 1), self.path, None)
                 for place, label in zip(piece.places_P, piece.labels_P.tolist(), strict=True):
-                    known = self._position(told[place - piece.start + 1], label, facts.k, number)
+                    known = self._parse_prompt_logprobs(told[place - piece.start + 1], label, facts.k, number)
                     columns.append(tuple(np.array([value]) for value in (place, *known)))
         return answer_of(columns, facts)
 
-    def _position(
+    def _parse_prompt_logprobs(
         self, told: Any, label: int, k: int, window: int
     ) -> tuple[list[int], list[float], list[float], float]:
+        """Parses the `prompt_logprobs` entry `told` of one position.
+
+        Returns the top `k` ids, their log-probabilities (descending), the residual mass in a list of one, and the
+        log-probability of `label`.
+        """
         try:
             found = sorted(((int(i), float(entry["logprob"])) for i, entry in told.items()), key=lambda pair: -pair[1])
             own = dict(found)[label]

@@ -198,7 +198,8 @@ def _protection(subject: Subject) -> Iterator[Check]:
             yield Check("pass", f"the source manifest stores the {label} of {plural(n, 'file')}")
 
 
-def _file_names(subject: Subject) -> Iterator[Check]:
+def _check_source_manifest_names(subject: Subject) -> Iterator[Check]:
+    """File names in the source manifest that `export` would restore: unsafe, special or colliding."""
     record = subject.model.metadata.get(SOURCE_KEY) if apr2.native_of(subject.model) is not None else None
     files = record.get("files") if isinstance(record, Mapping) else None
     if not isinstance(files, list):
@@ -397,7 +398,9 @@ RULES = (
     ValidationRule("container.header", 5, "the header checksum matches", _header),
     ValidationRule("container.footer", 15, "the file checksum matches", _footer),
     ValidationRule("container.protection", 0, "checksums protect the file", _protection),
-    ValidationRule("record.names", 5, "no restored file has a name that other programs act on", _file_names),
+    ValidationRule(
+        "record.names", 5, "no restored file has a name that other programs act on", _check_source_manifest_names
+    ),
     ValidationRule("container.extents", 10, "every tensor is inside the file and its size matches its shape", _extents),
     ValidationRule("tensors.unique", 5, "every tensor name is unique", _duplicates),
     ValidationRule("values.finite", 15, "no value is NaN or infinite", _finite),

@@ -117,7 +117,7 @@ class Child:
         except OSError as error:
             self._log.close()
             raise StorageError(f"cannot start a Python process: {error.strerror}", path=sys.executable) from error
-        self._clock = _Clock(self._process.kill)
+        self._kill_timer = _KillTimer(self._process.kill)
 
     def ask(self, request: object, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
         """The answer; `on_part` is called with each of the parts before it.
@@ -129,7 +129,7 @@ class Child:
     def ask_in_text(self, text: str, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
         """As `ask`, of a request that is JSON text on one line."""
         while True:
-            with self._clock.limit(seconds):
+            with self._kill_timer.limit(seconds):
                 if text:
                     self._say(text)
                     text = ""
@@ -161,7 +161,7 @@ class Child:
 
     def _death(self, seconds: float) -> ChildDiedError:
         code = self._process.wait()
-        late = self._clock.is_over or (code < 0 and -code == getattr(signal, "SIGPROF", 0))
+        late = self._kill_timer.is_over or (code < 0 and -code == getattr(signal, "SIGPROF", 0))
         how = f"was killed after {seconds:g} s without a response" if late else f"died ({_ending(code)})"
         return ChildDiedError(how, self.log(), late=late, full=code == EXIT_MEMORY)
 
@@ -180,7 +180,7 @@ class Child:
 
     def close(self) -> None:
         """Ends the process, whatever it does."""
-        self._clock.close()
+        self._kill_timer.close()
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
@@ -190,8 +190,8 @@ class Child:
         self._log.close()
 
 
-class _Clock:
-    """Ends a process whose answer takes too long, by one thread for all its answers."""
+class _KillTimer:
+    """Kills a process whose answer takes too long; one thread serves all answers."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self._end, self._changed = end, threading.Condition()
@@ -200,7 +200,7 @@ class _Clock:
         self._thread: threading.Thread | None = None
         self.is_over = False
 
-    def limit(self, seconds: float) -> _Clock:
+    def limit(self, seconds: float) -> _KillTimer:
         """For `with`: the block ends within `seconds`, or the process does."""
         with self._changed:
             self._until = time.monotonic() + seconds

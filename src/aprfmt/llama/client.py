@@ -334,13 +334,13 @@ class Llama:
         found: dict[str, int] = self._ask("collect", ids=[*ids], follow=True)
         return found
 
-    def collected(self, path: PathLike) -> None:
-        """Writes what was collected: see Session.collected."""
-        self._ask("collected", path=os.path.abspath(path))
+    def save_collected(self, path: PathLike) -> None:
+        """See Session.save_collected."""
+        self._ask("save_collected", path=os.path.abspath(path))
 
-    def restore(self, path: PathLike) -> None:
-        """Goes on from what `collected` wrote."""
-        self._ask("restore", path=os.path.abspath(path))
+    def load_collected(self, path: PathLike) -> None:
+        """See Session.load_collected."""
+        self._ask("load_collected", path=os.path.abspath(path))
 
     def _ask(self, call: str | None = None, *, on_part: Callable[[Any], None] | None = None, **arguments: Json) -> Any:
         """What a call of worker.CALLS gives, or nothing but a loaded model."""
@@ -354,7 +354,7 @@ class Llama:
         while True:
             try:
                 if self._worker is None:
-                    self._load()
+                    self._start_worker()
                 return self._reply(call, arguments, give) if call else None
             except ChildDiedError as death:
                 self.close()
@@ -370,7 +370,8 @@ class Llama:
                     ) from None
                 self._request = replace(self._request, extra_buffers=False)
 
-    def _load(self) -> None:
+    def _start_worker(self) -> None:
+        """Starts a worker that loads the model; `facts` describes it then."""
         # An abort in ggml would start a debugger for a backtrace.
         self._worker = Child(["-m", "aprfmt.llama.worker"], {"GGML_NO_BACKTRACE": "1"})
         try:

@@ -489,8 +489,8 @@ class Session:
         sums = self._collector.sums.values()
         return {"weights": len(sums), "unused": sum(int((entry.counts == 0).sum()) for entry in sums)}
 
-    def collected(self, path: str) -> int:
-        """Writes what was gathered as .npz: NAME.squares (float64) and NAME.counts (int64); the number of weights."""
+    def save_collected(self, path: str) -> int:
+        """Saves the activation sums as .npz: NAME.squares (float64) and NAME.counts (int64); the number of weights."""
         assert self._collector is not None
         arrays: dict[str, Any] = {f"{name}.squares": entry.squares for name, entry in self._collector.sums.items()}
         arrays |= {f"{name}.counts": entry.counts for name, entry in self._collector.sums.items()}
@@ -498,8 +498,8 @@ class Session:
             np.savez(file, **arrays)
         return len(self._collector.sums)
 
-    def restore(self, path: str) -> int:
-        """Goes on from what `collected` wrote; the number of weights."""
+    def load_collected(self, path: str) -> int:
+        """Replaces the activation sums with those that `save_collected` wrote; the number of weights."""
         assert self._collector is not None
         self._collector.sums.clear()
         with np.load(path) as arrays:

@@ -295,14 +295,14 @@ class _State:
                     hint="run without --resume to start again",
                 )
         np.savez(self._scratch, **found)
-        llama.restore(self._scratch)
+        llama.load_collected(self._scratch)
         return done
 
     def save(self, llama: Llama, chunks: int) -> None:
         """Writes what the worker has collected."""
         import numpy as np
 
-        llama.collected(self._scratch)
+        llama.save_collected(self._scratch)
         header = json.dumps({"chunks": chunks, "identity": self._identity}).encode()
         memory = io.BytesIO()
         with np.load(self._scratch) as arrays:
@@ -314,7 +314,7 @@ class _State:
         """All that the worker has collected."""
         import numpy as np
 
-        llama.collected(self._scratch)
+        llama.save_collected(self._scratch)
         with np.load(self._scratch) as arrays:
             names = {name.rpartition(".")[0] for name in arrays}
             return {name: ImatrixEntry(arrays[f"{name}.squares"], arrays[f"{name}.counts"]) for name in names}

@@ -239,8 +239,8 @@ def _sum_of(header: Mapping[str, object]) -> str:
     return f"{crc32_of(json.dumps(rest, sort_keys=True).encode()):08x}"
 
 
-def open_corpus(folder: Path, tokenizer_digest: str, *, is_checked: bool = False) -> Corpus:
-    """Opens the shards in `folder`, once every byte of them is checked, or `is_checked` by another process.
+def open_corpus(folder: Path, tokenizer_digest: str, *, skip_checksums: bool = False) -> Corpus:
+    """Opens the shards in `folder` and verifies them; `skip_checksums` if another process has compared the digests.
 
     Raises:
         NotFoundError: there are none.
@@ -255,7 +255,7 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, is_checked: bool = False
             raise RefusedError(
                 "these token shards were made with another tokenizer", path=folder, hint="use the original text"
             )
-        parts = {part: _open_part(folder, part, header["parts"][part], is_checked) for part in PARTS}
+        parts = {part: _open_part(folder, part, header["parts"][part], skip_checksums) for part in PARTS}
         corpus = Corpus(parts["train"], parts["held_out"], int(header["separator"]), str(header["key"]), header, folder)
     except AprError:
         raise
@@ -274,13 +274,13 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, is_checked: bool = False
     return corpus
 
 
-def _open_part(folder: Path, part: str, summary: PartHeader, is_checked: bool) -> CorpusSplit:
+def _open_part(folder: Path, part: str, summary: PartHeader, skip_checksums: bool) -> CorpusSplit:
     names = [f"{part}{suffix}" for suffix in _SUFFIXES][: 3 if summary.get("masked") else 2]
     if set(summary["sha256"]) != set(names):
         raise CorruptError(f"the token shard header lacks the hashes of {part}", path=folder / HEADER)
     with ExitStack() as stack:
         ids, *tables = (stack.enter_context(Source.open(folder / name)) for name in names)
-        for source in (ids, *tables) if not is_checked else ():
+        for source in (ids, *tables) if not skip_checksums else ():
             if sha256_of_range(source, 0, source.size) != summary["sha256"][Path(source.path).name]:
                 raise ChecksumError("the file does not match tokens.json", path=source.path)
         documents = np.frombuffer(tables[0].read(0, tables[0].size), _DOCUMENT)

@@ -45,12 +45,18 @@ def _load(row_ptr, i, n_cols, n_ids, scale, cap, CAP: tl.constexpr, MASK: tl.con
 
 
 @triton.jit
-def _collect(
+def _update_online_softmax(
     s, t, i, n_real, inverse_T,
     s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there,
     KIND: tl.constexpr, TEACHER: tl.constexpr, ONE: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of logits meets the running maxima and sums."""
+    """Updates the running maxima and sums of each lane with a tile of logits, in bits (base 2).
+
+    s_top, t_top are maxima; s_z1, t_z1 sums of exp2 at temperature 1, s_zT, t_zT at T. gap1, gapT are sums of
+    teacher weight times t - s; r_zT, r_gap those of the student over the teacher's ids (reverse KL). t_mean is the
+    sum of teacher weight times t, for the entropy; s_there the student's logit at the teacher's maximum, for the
+    agreement. TEACHER: t is a tile of teacher logits. ONE: T is 1. MASK: the tile may extend past n_real.
+    """
     top = tl.maximum(s_top, tl.max(s, 1))
     e1, keep1 = tl.exp2(s - top[:, None]), tl.exp2(s_top - top)
     s_z1 = s_z1 * keep1 + tl.sum(e1, 1)
@@ -160,7 +166,7 @@ def kd_rows(
             t = s
             if TEACHER:
                 t = _load(t_row, i, t_stride, n_real, scale, t_cap, T_CAP, MASK)
-            s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there = _collect(
+            s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there = _update_online_softmax(
                 s, t, i, n_real, inverse_T,
                 s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there,
                 KIND, TEACHER, ONE, MASK,

@@ -27,15 +27,16 @@ def check_tracker(kind: str | None) -> None:
 
 
 def open_tracker(kind: str, folder: Path, config: Mapping[str, object], resumed_step: int | None) -> Track:
-    """What takes the numbers of the run in `folder`; a run that is resumed goes on after `resumed_step`.
+    """A function that logs the metrics of the run in `folder`; a resumed run continues after `resumed_step`.
 
-    Its files are in `folder` too, from the first step on: a run that is refused before it leaves nothing. What is
-    given back raises whatever the library raises.
+    Writes to `folder`, from the first step on: a run that is refused before leaves no files. The function raises
+    whatever the library raises.
     """
     opened: tuple[_Put, Callable[[], None]] | None = None
     waiting: list[tuple[str, Mapping[str, object]]] = []
 
     def track(event: str, values: Mapping[str, object]) -> None:
+        """Buffers events until the first step, then opens the backend and logs them; closes it on "end" or "error"."""
         nonlocal opened
         waiting.append((event, values))
         if event == "step" and opened is None:

@@ -158,7 +158,7 @@ def _sparsity_derive(scope: Scope) -> list[float]:
     return found if len(found) > _SPARSE_LAYERS else [0.0] * len(found)
 
 
-def _shared_from_20_to(value: object, scope: Scope) -> object:
+def _gemma3n_kv_sharing_to_gguf(value: object, scope: Scope) -> object:
     shared, n_layers = as_int(value, scope.name) or 0, scope.h.num_layers or 0
     if shared != max(0, n_layers - _KV_LAYERS):
         raise RefusedError(
@@ -308,7 +308,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.sliding_window", ("sliding_window",)), WINDOW_LAYERS,
             Key("embedding_length_per_layer_input", (_PER_LAYER,), constant=256),
             Key("", ("vocab_size_per_layer_input",), converter=row_a_token),
-            replace(_SHARED_KV, converter=Converter(_shared_from_20_to, lambda value, scope: value or 0)),
+            replace(_SHARED_KV, converter=Converter(_gemma3n_kv_sharing_to_gguf, lambda value, scope: value or 0)),
             Key("altup.active_idx", ("altup_active_idx",), constant=0),
             Key("altup.num_inputs", ("altup_num_inputs",), constant=4), must_be("altup_correct_scale", True),
             must_be("laurel_rank", 64), Key("", ("activation_sparsity_pattern",), "f32[]", converter=ten_sparse_layers),

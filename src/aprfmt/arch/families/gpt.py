@@ -92,8 +92,8 @@ def _positions(hf: str) -> TensorRow:
     return tensor(f"{hf}.weight", "position_embd.weight", "positions,hidden")
 
 
-def _gpt(layer: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
-    """GPT-2's names around a layer: learned positions, LayerNorms with biases."""
+def _gpt2_tensors(layer: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
+    """Tensors of a network with GPT-2's names, learned positions and LayerNorms with biases around `layer`."""
     return (
         embedding("transformer.wte"), _positions("transformer.wpe"),
         *block(
@@ -111,7 +111,7 @@ def _bare(*names: str) -> tuple[tuple[str, str], ...]:
 
 _GPT2 = Architecture(
     id="gpt2", gguf="gpt2", **hf_names("GPT2", "gpt2", end="LMHeadModel"),
-    tensors=_gpt(
+    tensors=_gpt2_tensors(
         (
             *conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
             *conv1d("attn.c_proj", "attn_output", "hidden", "hidden"), *conv1d("mlp.c_fc", "ffn_up", "hidden", "ffn"),
@@ -154,7 +154,7 @@ _RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the 
 )
 _BIGCODE = Architecture(
     id="gpt_bigcode", gguf="starcoder", **hf_names("GPTBigCode", "gpt_bigcode"),
-    tensors=_gpt(
+    tensors=_gpt2_tensors(
         (
             *linear("attn.c_attn", "attn_qkv", _QKV, REQUIRED, **_DEALT),
             *linear("attn.c_proj", "attn_output", "hidden,q", REQUIRED),

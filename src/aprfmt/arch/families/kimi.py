@@ -156,7 +156,7 @@ _LEAST_PATCHES = 8
 """Patches of the smallest image that Kimi K2.5's GGUF asks for."""
 
 
-def _side_to(value: object, scope: Scope) -> object:
+def _merge_kernel_to_gguf(value: object, scope: Scope) -> object:
     sides = {as_int(side, scope.name) for side in value} if isinstance(value, list) else set()
     if len(sides) != 1:
         raise RefusedError(
@@ -166,7 +166,7 @@ def _side_to(value: object, scope: Scope) -> object:
     return sides.pop()
 
 
-def _side_from(value: object, scope: Scope) -> object:
+def _merge_kernel_from_gguf(value: object, scope: Scope) -> object:
     side = as_int(value, scope.name)
     return [side, side] if side else DEFAULT
 
@@ -186,7 +186,7 @@ def _pixels_from(value: object, scope: Scope) -> object:
     return pixels // side**2 if pixels and side else DEFAULT
 
 
-same_sides = Converter(_side_to, _side_from)
+same_sides = Converter(_merge_kernel_to_gguf, _merge_kernel_from_gguf)
 position_image = computed("vision_config.init_pos_emb_height*vision_config.patch_size", nothing)
 least_pixels = computed(f"{_LEAST_PATCHES}*vision_config.patch_size*vision_config.patch_size", nothing)
 patches_to_pixels = Converter(_pixels_to, _pixels_from)

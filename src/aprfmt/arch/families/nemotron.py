@@ -26,7 +26,7 @@ from aprfmt.errors import CorruptError, RefusedError
 _UNSCALED = Key("rope.scaling.type", kind="str", converter=unscaled)
 
 
-def _block_list(word: str) -> Converter:
+def _per_layer_or_scalar(word: str) -> Converter:
     """A number, or a list of them where `block_configs` says that layers differ."""
 
     def to_gguf(value: object, scope: Scope) -> object:
@@ -86,9 +86,9 @@ def _block_head_dim_to(value: object, scope: Scope) -> GgufKeys | None:
     return GgufKeys({f"attention.{name}_length": ("u32", scope.h.head_dim) for name in ("key", "value")})
 
 
-block_widths = _block_list("ffn")
-block_heads = _block_list("heads")
-block_kv_heads = _block_list("kv_heads")
+block_widths = _per_layer_or_scalar("ffn")
+block_heads = _per_layer_or_scalar("heads")
+block_kv_heads = _per_layer_or_scalar("kv_heads")
 blocks = Converter(from_gguf=_blocks_from, normalize=_blocks_normalize)
 block_head_dim = Converter(_block_head_dim_to, default)
 _SIZES = (*DIMS, GROUPED)

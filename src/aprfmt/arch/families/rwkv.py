@@ -143,8 +143,10 @@ def _low_rank(letter: str, rank: str, hf: str = "", need: str = REQUIRED) -> tup
     return rows[letter == "g" :]
 
 
-def _mixer(ranks: Mapping[str, str], heads: str, hf: str = "", gate: str = REQUIRED) -> tuple[TensorRow, ...]:
-    """The mixer as RWKV's own code names it."""
+def _time_mix_tensors(
+    ranks: Mapping[str, str], heads: str, hf: str = "", gate: str = REQUIRED
+) -> tuple[TensorRow, ...]:
+    """Tensors of RWKV's time mixing, under the names of RWKV's own code."""
     return (
         *(row for letter in "wav" for row in _low_rank(letter, ranks[letter], hf)),
         *_low_rank("g", ranks["g"], hf, gate),
@@ -196,7 +198,7 @@ _PLAIN = (
     *_idle("model.blocks.0.attention.", _RANKS["v"]),
     *block(
         *norm("ln1", "attn_norm", bias=REQUIRED), _mixed("rwkvag", "attention."),
-        *_mixer(_RANKS, _HEAD_ROWS, "attention."), *norm("attention.ln_x", "time_mix_ln", bias=REQUIRED),
+        *_time_mix_tensors(_RANKS, _HEAD_ROWS, "attention."), *norm("attention.ln_x", "time_mix_ln", bias=REQUIRED),
         *norm("ln2", "attn_norm_2", bias=REQUIRED),
         tensor("feed_forward.x_k", "channel_mix_lerp_k.weight", _ROW, gguf_dims=("hidden",)),
         *linear("feed_forward.key", "channel_mix_key", "ffn,hidden"),
@@ -278,7 +280,7 @@ ROWS: tuple[Architecture, ...] = (
             *block(
                 *norm("input_layernorm", "attn_norm"), _mixed("rwkvag", _INSIDE_QWEN, "wkv_has_gate"),
                 _mixed("rwkva", _INSIDE_QWEN, "!wkv_has_gate"),
-                *_mixer(_FIXED, "hidden/head_size,head_size", _INSIDE_QWEN, "wkv_has_gate"),
+                *_time_mix_tensors(_FIXED, "hidden/head_size,head_size", _INSIDE_QWEN, "wkv_has_gate"),
                 *norm(f"{_INSIDE_QWEN}ln_x", "time_mix_ln", bias="wkv_has_group_norm", need="wkv_has_group_norm"),
                 *norm("post_attention_layernorm", "ffn_norm"), *gated_mlp(),
             ),

@@ -89,7 +89,7 @@ def _step_attention() -> tuple[TensorRow, ...]:
 
 
 def _step_experts() -> tuple[TensorRow, ...]:
-    """All experts of a projection in one tensor, and one that is shared."""
+    """A router with a bias, experts stacked in one tensor per projection, and a shared expert."""
     layers = "moe&!draft"
     return (
         *linear("moe.gate", "ffn_gate_inp", "experts,hidden", layers=layers),

@@ -66,9 +66,14 @@ def layouts(c: Canonical, work: Work) -> Output:
 
 
 def model_layouts(c: Canonical, work: Work) -> Output:
-    """The GGUF for `c`, in one file or split: the imported GGUF itself if nothing changed.
+    """Plans the GGUF of a model, in one file or split: the imported GGUF itself if nothing changed.
 
-    Raises RefusedError or UnmappedError where llama.cpp could not load the result.
+    Args:
+        c: the model under Hugging Face names.
+        work: output name, options and preset; its `losses` get what the GGUF cannot store, and warnings.
+
+    Raises:
+        RefusedError, UnmappedError: llama.cpp cannot load the result.
     """
     options = work.options
     c = _with_layers_asked_for(c, work)
