@@ -4,8 +4,8 @@
 
 Reads libllama's source in the material cache (tools/fetch_material.py llama.cpp-source) and writes
 src/aprfmt/arch/loaders.jsonl, one architecture a line: its keys and tensors, required or optional, the rope factors
-that its graph reads, whether it scales scores by yarn's factor, its caches, and what it asserts. `--check` writes
-nothing; exit 1 when the file differs.
+that its graph reads, the period of its windows, whether it scales scores by yarn's factor, its caches, and what it
+asserts. `--check` writes nothing; exit 1 when the file differs.
 
 "required" is read whatever the model; what stands behind a condition, or asks for flags that are no literal 0, is
 optional. Names have no layer: "blk.attn_q.weight".
@@ -142,6 +142,7 @@ class Library:
             "window_factor": "freq_scale_l" in graph
             and "attn_factor_l" not in graph
             and "rope_freq_scale_train_swa" not in hparams,
+            "period": int(found[1]) if (found := re.search(r"load_swa_pattern\(ml, (\d+)", hparams)) else 0,
             "full_first": bool(re.search(r"load_swa_pattern\([^)]*\btrue\)", hparams)),
             "square": sorted(self.square(tensors)),
             "scores": "attn_factor_org" in graph,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.arch import rope, rope_factors, yarn
+from aprfmt.arch.differences import differences
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.grammar import is_needed
 from aprfmt.arch.heads import repeats_embedding
@@ -188,6 +189,8 @@ def test_more_experts_than_there_are() -> None:
     assert "select" not in problems("qwen3_moe", KV | experts | {"expert_used_count": 4}, {})
     assert "is 0: its loader" in problems("qwen3_moe", KV | experts | {"expert_used_count": 0}, {})
     assert "select" not in problems("nemotron_h_moe", KV | experts | {"expert_used_count": [0, 4]}, {})
+    routers = dict.fromkeys(("blk.0.ffn_gate_inp.weight", "blk.1.ffn_gate_inp.weight"), (4, 8))
+    assert "is 0: its loader" in problems("hunyuan_v1_moe", KV | experts | {"expert_used_count": [1, 0]}, routers)
     groups = {"expert_count": 4, "expert_used_count": 3, "expert_group_count": 2, "expert_group_used_count": 1}
     assert "is 3: its loader cannot select so many of 2 experts" in problems("deepseek_v3", KV | groups, {})
 
@@ -197,6 +200,23 @@ def test_periods_of_windows() -> None:
     assert "has no sliding-window layer" in problems("modernbert", KV | one, {})
     assert "sliding window" not in problems("modernbert", KV | one | {"block_count": 2}, {})
     assert "sliding window" not in problems("exaone_moe", KV | one, {})
+
+
+@pytest.mark.parametrize(("row", "period"), [("gemma_embedding", 6), ("llama4_text", 4)])
+def test_inputs_of_full_attention_that_no_layer_uses(row: str, period: int) -> None:
+    keys = KV | ({"attention.sliding_window": 8} if row != "llama4_text" else {})
+    assert "has no full-attention layer" in problems(row, keys | {"block_count": period - 1}, {})
+    assert "attention layer" not in problems(row, keys | {"block_count": period}, {})
+
+
+def test_a_loader_that_reads_no_epsilon() -> None:
+    assert [row.id for row in ARCHITECTURES.values() if not loader(row).reads_epsilon] == ["qwen2_vl"]
+
+    def told(eps: float) -> list[str]:
+        return [found.what for found in differences(ARCHITECTURES["qwen2_vl"], Hyperparams(rms_norm_eps=eps))]
+
+    assert told(1e-6) == []
+    assert "does not read rms_norm_eps (0.001)" in "".join(told(1e-3))
 
 
 def test_layers_with_a_window_take_no_factor_of_the_others() -> None:

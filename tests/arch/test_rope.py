@@ -247,6 +247,9 @@ def test_layers_whose_rotation_a_gguf_cannot_say() -> None:
         to_gguf(scaled, gemma)
     with pytest.raises(RefusedError, match="sliding_attention"):
         to_gguf(read(rope_parameters=nested(rope_type="default", rope_theta=1e3)), LLAMA)
+    part = nested(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)
+    with pytest.raises(RefusedError, match="sliding_attention"):
+        to_gguf(read("step3p5", rope_parameters=part), ARCHITECTURES["step3p5"])
     same = read(rope_parameters=nested(rope_type="default", rope_theta=1e4))
     assert "rope.freq_base_swa" not in keys(same)
 

@@ -12,6 +12,7 @@ from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hparams import STEP_LIMITS, active_window
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.rope import (
     MAX_HEAD_DIM,
     NEAR_RAMP,
@@ -73,6 +74,9 @@ GENERAL: tuple[Difference, ...] = (
     ),
     Difference(_EPSILONS, "two_epsilons&!far_epsilons", slight=True),
     Difference(_EPSILONS, "far_epsilons"),
+    Difference(
+        "llama.cpp's loader does not read rms_norm_eps ({epsilon:g}) of this family, and uses 0", "unread_epsilon"
+    ),
 )
 """What concerns every family."""
 
@@ -230,6 +234,12 @@ def _has_far_epsilons(h: Hyperparams) -> bool:
     return _has_two_epsilons(h) and abs((h.rms_norm_eps or 0) - (_inner_epsilon(h) or 0)) > _USUAL_EPSILON
 
 
+def _has_unread_epsilon(row: Architecture, h: Hyperparams) -> bool:
+    """Whether the loader reads no epsilon of norms, and that of the network is not small."""
+    loader = loader_of(row.gguf)
+    return loader is not None and not loader.reads_epsilon and (h.rms_norm_eps or 0) > _LARGE_EPSILON
+
+
 def _has_other_head_norm(h: Hyperparams) -> bool:
     """Whether the norm of each head adds another epsilon to it than that of 64 values does."""
     return not math.isclose((h.head_dim or 0) * (h.rms_norm_eps or 0), 64e-5, rel_tol=1e-6)
@@ -247,6 +257,9 @@ _SMALL = 1e-3
 _USUAL_EPSILON = 1e-5
 """The largest epsilon of published models: two of them below it differ by less than other programs' rounding."""
 
+_LARGE_EPSILON = 5e-5
+"""An epsilon of norms above which it shows in logits whether it is added."""
+
 _LEAST_TURN, _SHORT_TEXT = 1e-2, 128
 """The angle, and the length of texts, below which a difference of rotations shows in no one's use."""
 
@@ -258,6 +271,7 @@ RULES_OF_ROW: dict[str, Callable[[Architecture, Hyperparams], object]] = {
     "far_ramp": _has_far_ramp,
     "other_gelu": _has_other_gelu,
     "uncovered_pairs": _leaves_pairs,
+    "unread_epsilon": _has_unread_epsilon,
 }
 """The same, of words that depend on the architecture."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sized
 from typing import TypeAlias
 
 from aprfmt.arch.grammar import dims_of, holds_of_gguf, parse_condition, size_words
-from aprfmt.arch.loaders import Loader, loader_of
+from aprfmt.arch.loaders import EPSILONS, Loader, loader_of
 from aprfmt.arch.names import matches
 from aprfmt.arch.row import REQUIRED, SELDOM, Architecture, TensorRow
 from aprfmt.arch.scopes import full_key
@@ -21,7 +21,6 @@ ALWAYS = ("context_length", "embedding_length", "block_count")
 
 # Needed wherever a family has them; of the constants of norms the one that the family's keys name first.
 _USUAL = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count")
-_EPS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon")
 
 # What a tensor is long by -> the field of the key that says so. Of those that are not here llama.cpp knows a default.
 _FIELD_OF = {
@@ -90,14 +89,14 @@ def _wrong_layers(
         yield "layer_types", f"has no {missing} layer, but its {row.gguf!r} needs at least one"
     yield from _check_sliding_window_pattern(row, loader, kv)
     yield from _check_rotary_dimensions(row, loader, kv)
-    yield from _check_expert_groups(row, kv)
+    yield from _check_expert_groups(row, kv, shapes)
 
 
 def _check_sliding_window_pattern(row: Architecture, loader: Loader, kv: Mapping[str, object]) -> Iterator[Problem]:
     """A pattern that lacks a kind of layer that llama.cpp requires: sliding-window or full-attention."""
     key = full_key(row, "attention.sliding_window_pattern")
-    pattern, layers = kv.get(key), kv.get(full_key(row, "block_count"))
-    if loader.memory != "windowed" or full_key(row, _WINDOW) not in kv:
+    pattern, layers = kv.get(key, loader.period), kv.get(full_key(row, "block_count"))
+    if loader.memory != "windowed" or (full_key(row, _WINDOW) not in kv and row.gguf not in _OWN_WINDOW):
         return
     if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0 and isinstance(layers, int):
         full = 0 if loader.full_first else pattern - 1
@@ -106,7 +105,7 @@ def _check_sliding_window_pattern(row: Architecture, loader: Loader, kv: Mapping
         return
     if not any(pattern):
         yield key, f"has no sliding-window layer, but its {row.gguf!r} needs at least one"
-    elif all(pattern) and row.gguf in _BOTH_MASKS:
+    elif all(pattern) and row.gguf in _FULL_INPUTS:
         yield key, f"has no full-attention layer, but its {row.gguf!r} needs at least one"
 
 
@@ -136,7 +135,7 @@ def _check_rotary_dimensions(row: Architecture, loader: Loader, kv: Mapping[str,
         yield full_key(row, "rope.dimension_sections"), f"add up to {pairs} pairs, but a head has {size} values"
 
 
-def _check_expert_groups(row: Architecture, kv: Mapping[str, object]) -> Iterator[Problem]:
+def _check_expert_groups(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
     key = full_key(row, "expert_group_count")
     names = (key, full_key(row, "expert_group_used_count"), full_key(row, "expert_count"))
     groups, used, experts = (value if isinstance(value, int) else 0 for value in map(kv.get, names))
@@ -144,13 +143,15 @@ def _check_expert_groups(row: Architecture, kv: Mapping[str, object]) -> Iterato
         yield key, f"is {groups}: its loader cannot select {used} of {groups} groups of {experts} experts"
     chosen = full_key(row, "expert_used_count")
     counts = kv.get(chosen)
-    for count in set(counts if isinstance(counts, list) else [counts]):
-        listed = isinstance(counts, list)  # 0 where a layer has no experts
-        most = experts // groups * used if groups > 1 and used else experts
-        if experts and isinstance(count, int) and not 0 <= count - (not listed) < most + listed:
+    most = experts // groups * used if groups > 1 and used else experts
+    for i, count in enumerate(counts if isinstance(counts, list) else [counts]):
+        least = int(not isinstance(counts, list) or f"blk.{i}.ffn_gate_inp.weight" in shapes)
+        if experts and isinstance(count, int) and not least <= count <= most:
             yield chosen, f"is {count}: its loader cannot select so many of {most} experts"
-        elif not experts and isinstance(count, int) and count > 0:
+            break
+        if not experts and isinstance(count, int) and count > 0:
             yield chosen, f"is {count}: its loader cannot select experts of a network without any"
+            break
 
 
 _HEAD = "attention.key_length"
@@ -159,8 +160,10 @@ _HALF_ROTATED = ("step35",)
 """Loaders that rotate half of rope.dimension_count in full-attention layers."""
 
 _WINDOW = "attention.sliding_window"
-_BOTH_MASKS = ("modern-bert", "gemma-embedding")
-"""Encoders with windows: llama.cpp fills the masks of both kinds of layers."""
+_OWN_WINDOW = ("llama4",)
+"""Loaders that set a window where a file names none."""
+_FULL_INPUTS = ("modern-bert", "gemma-embedding", "llama4")
+"""Networks with windows: llama.cpp fills inputs that only layers with full attention use, masks or scales of Q."""
 
 _RECURRENT = (".ssm_", ".shortconv.", ".time_mix_")
 _ATTENDS = (".attn_k.weight", ".attn_kv_a_mqa.weight", ".attn_qkv.weight")
@@ -199,7 +202,7 @@ def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Sh
     """The keys that must be there, in the order in which they are told."""
     own = {key.gguf for key in row.keys}
     recurrent = any(".ssm_" in name for name in shapes)
-    epsilons = [key.gguf for key in row.keys if key.gguf in _EPS]
+    epsilons = [key.gguf for key in row.keys if key.gguf in EPSILONS]
     usual = [*(key for key in _USUAL if key in own and recurrent), *epsilons[:1]]
     needed = {key.gguf: key.needed for key in row.keys if key.needed}
     family = [key for key, when in needed.items() if when == REQUIRED or holds_of_gguf(when, row, kv, shapes)]

@@ -12,6 +12,7 @@ from aprfmt.records import record
 from aprfmt.types import Shape
 
 OUTPUT_HEAD = "output.weight"
+EPSILONS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon")
 _LAYER = re.compile(r"\.\d+(?=\.)")
 
 
@@ -25,6 +26,7 @@ class Loader:
             are all.
         rope_factors: tensors of rope factors that the loader and the graph read.
         window_factor: whether layers with a window are not stretched, and are scaled by `rope.scaling.attn_factor`.
+        period: of the layers with a window where a file does not say it, 0 for none.
         full_first: whether of a period of layers the first sees everything, not the last.
         square: tensors whose two sides are the hidden size.
         scales_scores: whether the graph multiplies attention scores by what yarn makes of positions (see arch.yarn).
@@ -39,6 +41,7 @@ class Loader:
     known: frozenset[str]
     rope_factors: frozenset[str]
     window_factor: bool
+    period: int
     full_first: bool
     square: frozenset[str]
     scales_scores: bool
@@ -49,6 +52,11 @@ class Loader:
     def multiplies(self, scale: str) -> bool:
         """Whether the graph multiplies the product with a weight by the scale of that name."""
         return _LAYER.sub("", scale, count=1) in self.scales
+
+    @property
+    def reads_epsilon(self) -> bool:
+        """Whether norms add the epsilon of the file; the others add 0."""
+        return not (self.required | self.optional).isdisjoint(EPSILONS)
 
     def misshapen(self, shapes: Mapping[str, Shape], hidden: int) -> Iterator[str]:
         """Those of the tensors whose sides are not the hidden size, and should be."""
@@ -76,6 +84,7 @@ def loader_of(gguf: str) -> Loader | None:
         known=frozenset((*tensors["required"], *tensors["optional"], *base["tensors"]["optional"])),
         rope_factors=frozenset(line["rope_factors"]),
         window_factor=line["window_factor"],
+        period=line["period"],
         full_first=line["full_first"],
         square=frozenset(line["square"]),
         scales_scores=line["scores"],

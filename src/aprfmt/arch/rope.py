@@ -40,7 +40,8 @@ MAIN = "full_attention"
 ELSEWHERE = "use another output format: -o NAME.apr, or -o NAME --format hf"
 
 THETAS = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_global_theta")
-LOCAL_THETAS = ("rope_local_base_freq", "local_rope_theta", "rope_local_theta", "swa_rope_theta")
+_LOCAL = "local_rope_theta"
+LOCAL_THETAS = ("rope_local_base_freq", _LOCAL, "rope_local_theta", "swa_rope_theta")
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rope_percent")
 COUNTS = ("rotary_dim", "rotary_ndims")
 NAMES = frozenset((*THETAS, *LOCAL_THETAS, *PARTIAL, *COUNTS, "rope_parameters", "rope_scaling"))
@@ -264,7 +265,7 @@ def _check_layers(h: Hyperparams, row: Architecture) -> None:
     for name, value in as_mapping(h.extra.get("rope_layers")).items():
         if not isinstance(value, Mapping):
             raise CorruptError(f"rope_layers: {name} is not an object")
-        shared = _shares_part(row) or name != "sliding_attention"
+        shared = _shares_part(row) or halves_full(row) or name != "sliding_attention"
         told = ("rope_theta",) if shared else ("rope_theta", PARTIAL[0])
         rest = {key: item for key, item in value.items() if key not in told}
         other_base = value.get("rope_theta") != h.rope_theta
@@ -489,7 +490,7 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
         others = as_mapping(h.extra.get("rope_layers"))
         out["rope_parameters"] = {MAIN: main, **{name: {**shared, **as_mapping(v)} for name, v in others.items()}}
         local = next((name for name in LOCAL_THETAS if name in defaults), None)
-        if local is None or _shares_part(row):  # a flat dict would stand for all layers
+        if local in (None, _LOCAL) or _shares_part(row):  # a flat dict would be that of all layers
             del out["rope_scaling"]
         if local is not None and _sliding(h) is not None:
             out[local] = _sliding(h)

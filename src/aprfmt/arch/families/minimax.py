@@ -84,6 +84,18 @@ def _whole_experts(value: object, scope: Scope) -> int | None:
 
 
 over_moe_width = Converter(_whole_experts, lambda value, scope: width_of_experts(value, scope) or DEFAULT)
+per_kv_head = Converter(
+    refuse_if(
+        lambda value, scope: value is not None and value != scope.h.num_kv_heads,
+        "{name} is {value}: llama.cpp's {gguf} has one index head per key-value head ({h.num_kv_heads})",
+    ),
+)
+within_chosen = Converter(
+    refuse_if(
+        lambda value, scope: (as_int(value, scope.name) or 0) > (scope.size("index_topk_blocks") or 0),
+        "{name} is {value}, more than index_topk_blocks: which of these blocks llama.cpp and transformers take differs",
+    ),
+)
 counted_dense = Converter(
     counted_dense_to, counted_dense_from, normalize=_by_flags("moe_layer_freq", SPARSE, DENSE, SPARSE),
 )
@@ -136,11 +148,17 @@ ROWS: tuple[Architecture, ...] = (
             must_be("n_shared_experts", 1), WEIGHTS_SCALE, Key("expert_weights_norm", kind="bool", constant=True),
             Key("expert_gating_func", ("scoring_func",), converter=gating, allowed=("sigmoid",)),
             replace(ROPE_DIM, hf=("rotary_dim",)),
-            Key("attention.indexer.head_count", ("index_n_heads", f"{_SPARSE}sparse_num_index_heads")),
+            Key(
+                "attention.indexer.head_count", ("index_n_heads", f"{_SPARSE}sparse_num_index_heads"),
+                converter=per_kv_head,
+            ),
             Key("attention.indexer.key_length", ("index_head_dim", f"{_SPARSE}sparse_index_dim")),
             Key("attention.indexer.top_k", ("index_topk_blocks", f"{_SPARSE}sparse_topk_blocks")),
             Key("attention.indexer.block_size", ("index_block_size", f"{_SPARSE}sparse_block_size")),
-            Key("attention.indexer.local_blocks", ("index_local_blocks", f"{_SPARSE}sparse_local_block")),
+            Key(
+                "attention.indexer.local_blocks", ("index_local_blocks", f"{_SPARSE}sparse_local_block"),
+                converter=within_chosen,
+            ),
             Key("leading_dense_block_count", ("mlp_layer_types",), converter=counted_dense),
             Key("", ("layer_types",), "str[]", converter=indexed_where_sparse), Key("", ("moe_layer_freq",)),
             Key("", (f"{_SPARSE}sparse_attention_freq",)), must_be("swiglu_alpha", 1.702), must_be("swiglu_limit", 7.0),

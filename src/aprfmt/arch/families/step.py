@@ -10,7 +10,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import MTP, NO_BIAS, WIDTH, draft_layer, moe_keys, shared_expert
 from aprfmt.arch.blocks.tower import IMAGE, epsilon, layers, mlp, norms, projector, sees, whole
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, refuse_if
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing, refuse_if
 from aprfmt.arch.converters.common import gating, integer
 from aprfmt.arch.converters.experts import DENSE, SPARSE, after, counted_dense_from, counted_dense_to, limits
 from aprfmt.arch.converters.towers import ffn_by_ratio, ratio_of_ffn
@@ -108,6 +108,13 @@ _STEP_LISTS = {
 """Numbers of heads, which a GGUF has for each layer."""
 
 
+of_head_size = Converter(
+    refuse_if(
+        lambda value, scope: value is not None and value != scope.h.head_dim,
+        "{name} is {value}: llama.cpp's {gguf} scales scores by the size of a head, {h.head_dim}",
+    ),
+    nothing,
+)
 squared = integer(lambda side: side**2 or None, lambda area: isqrt(area) or DEFAULT)
 _V = "vision_model."
 _W = "width"
@@ -187,7 +194,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("moe_layers_enum",), "str"),
             Key("swiglu_clamp_exp", ("swiglu_limits",), "f32[]", converter=limits, draft=OWN),
             Key("swiglu_clamp_shexp", ("swiglu_limits_shared",), "f32[]", converter=limits, draft=OWN), MTP, NO_BIAS,
-            must_be("mlp_bias", False),
+            must_be("mlp_bias", False), Key("", ("query_pre_attn_scalar",), "f32", converter=of_head_size),
         ),
     ),
 )
