@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
 from browser import browser  # noqa: E402
-from sample_pages import NAMES, write_all  # noqa: E402
+from sample_pages import write_all  # noqa: E402
 
 # Page -> (width, dark, medium, height, scale)
 SHOTS = {
@@ -36,8 +36,7 @@ def main(model: str, other: str) -> int:
             shutil.copy(source, name)
         os.chdir(name)  # a page shows the path that was given
         paths = write_all(Path(), Path(Path(model).name), Path(Path(other).name))
-        for page in NAMES:
-            width, dark, medium, height, scale = SHOTS[page]
+        for page, (width, dark, medium, height, scale) in SHOTS.items():
             found.open(paths[page], width=width, dark=dark, media=medium)
             data = found.picture(height, scale)
             (ROOT / "docs" / "pages" / f"{page}.png").write_bytes(data)
