@@ -274,7 +274,8 @@ def test_the_example_runs(
     else:
         code = run(words)
         said = "".join(capsys.readouterr())
-    assert code in ((0, 1) if name in MAY_BE_1 else (0,)), said
+    there = ", ".join(sorted(path.name for path in folder.iterdir()))
+    assert code in ((0, 1) if name in MAY_BE_1 else (0,)), f"{said}\nan example may use {there}"
 
 
 def on_a_hub(words: list[str], folder: Path) -> tuple[int, str]:
