@@ -50,7 +50,10 @@ def _update(row: Architecture, model_type: str, values: dict[str, object]) -> No
 
 def _all_of(row: Architecture) -> dict[str, object]:
     named = [key.hf[0] for key in row.keys if key.hf and key.field not in STATED]
-    config = class_config(row.model_type)
+    try:
+        config = class_config(row.model_type)
+    except (KeyError, ValueError):
+        raise SystemExit(f"transformers has no {row.model_type}: add its line to {DEFAULTS.name} by hand") from None
     found = {name: attribute(config, name) for name in dict.fromkeys((*named, *OF_ALL)) if _has(config, name)}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,12 @@ def test_what_the_loader_does_not_read_or_take() -> None:
     groups = {"expert_count": 6, "expert_used_count": 2, "expert_group_count": 3, "expert_group_used_count": 3}
     assert "cannot select 3 of 3 groups of 6 experts" in problems("deepseek_v3", KV | groups, {})
     assert "groups" not in problems("deepseek_v3", KV | groups | {"expert_group_used_count": 2}, {})
+
+
+def test_an_architecture_that_llama_cpp_does_not_know() -> None:
+    row = replace(ARCHITECTURES["qwen3"], gguf="qwen9")
+    found = dict(key_problems(row, {f"qwen9.{key}": value for key, value in KV.items()}, {}))
+    assert found == {"general.architecture": "is 'qwen9', an architecture that llama.cpp does not know"}
 
 
 def test_layers_of_one_kind() -> None:

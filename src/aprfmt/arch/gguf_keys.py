@@ -53,6 +53,8 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
         for name in loader.unknown(shapes):
             yield name, f"is not a tensor of its {row.gguf!r}{_switch_of(row, name)}"
         yield from _wrong_layers(row, loader, kv, shapes)
+    else:
+        yield "general.architecture", f"is {row.gguf!r}, an architecture that llama.cpp does not know"
     for key in wanted:
         if key not in kv:
             yield key, "is missing"
