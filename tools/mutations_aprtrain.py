@@ -467,7 +467,7 @@ APRTRAIN = (
         "any(m.layer is None or m.layer < shape.n_layers for m in matches(c.arch, name, \"hf\"))", "False"),
     Mutation("matrices of zeros are taken", "aprtrain/network/weights.py:check_not_zero",
              "test_weights.py::test_a_damaged_tensor_is_refused_by_name",
-        "n_dims > 1 and not seen", "False"),
+        "n_dims > 1 and not has_nonzero", "False"),
     Mutation("files of a teacher are read unchecked", "aprfmt/formats/teacher_files.py:TeacherShard.read",
         "test_teacher_files.py::test_no_bit_of_the_files_turns_over_unnoticed",
         "_sum(answer) != self._sums[number]", "False"),

@@ -93,7 +93,7 @@ def check_scores(scores: Numbers, n_tokens: int, *, allow_weaker: bool) -> None:
     random weights): its cross entropy must be finite, below ln(V) / 2 and below the student's.
     """
     dropped, kl, ce, own = (scores[name] or 0.0 for name in ("dropped_mass", "kl", "teacher_ce", "ce"))
-    bound, is_checked = math.log(n_tokens) / 2, not allow_weaker
+    bound, is_enforced = math.log(n_tokens) / 2, not allow_weaker
     faults: tuple[tuple[bool, type[AprError], str, str], ...] = (
         (not dropped <= MOST_DROPPED, RunError,
             f"the teacher gives {dropped:.2%} of its probability to tokens that the student lacks; the limit is "
@@ -104,10 +104,10 @@ def check_scores(scores: Numbers, n_tokens: int, *, allow_weaker: bool) -> None:
             "they are probably the same model; choose another --student"),
         (not math.isfinite(ce), RefusedError, "the teacher's loss on held-out data is not finite",
             "its weights may be damaged"),
-        (is_checked and ce >= bound, RefusedError,
+        (is_enforced and ce >= bound, RefusedError,
             f"the teacher predicts the held-out data badly: cross entropy {ce:.2f} nats, limit ln(V)/2 = {bound:.2f}",
             "check its weights and the data, or add --allow-weaker-teacher"),
-        (is_checked and ce >= own, RefusedError,
+        (is_enforced and ce >= own, RefusedError,
             f"the teacher predicts the held-out data no better than the student: {ce:.3f} and {own:.3f} nats",
             "check that teacher and student are not swapped, or add --allow-weaker-teacher"),
     )  # fmt: skip

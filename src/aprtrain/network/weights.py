@@ -186,14 +186,14 @@ def fill(network: NetworkSource, name: str, target: Tensor) -> None:
         decode(upload_blocks(tensor, target.device), target)
         check_values(network, name, torch.split(target.view(-1), CHECKED))
         return
-    flat, done, seen = target.view(-1), 0, False
+    flat, done, has_nonzero = target.view(-1), 0, False
     for part in values(tensor, target.dtype, network.path):
         flat[done : done + part.numel()].copy_(part)
         done += part.numel()
-        seen = seen or bool(part.any())
+        has_nonzero = has_nonzero or bool(part.any())
     if done != flat.numel():
         raise CorruptError(f"only {done} of {flat.numel()} values are stored", path=network.path, tensor=name)
-    check_not_zero(network, name, target.ndim, seen)
+    check_not_zero(network, name, target.ndim, has_nonzero)
 
 
 def stays_blocks(tensor: CanonicalTensor) -> bool:
@@ -209,11 +209,11 @@ def upload_blocks(tensor: CanonicalTensor, device: torch.device) -> Blocks:
 
 def check_values(network: NetworkSource, name: str, pieces: Iterable[Tensor]) -> None:
     """Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros."""
-    seen = False
+    has_nonzero = False
     for piece in pieces:
         _check_finite(piece, name, network.path)
-        seen = seen or bool(piece.any())
-    check_not_zero(network, name, 2, seen)
+        has_nonzero = has_nonzero or bool(piece.any())
+    check_not_zero(network, name, 2, has_nonzero)
 
 
 def refuse_zeros(network: NetworkSource) -> None:
@@ -222,15 +222,15 @@ def refuse_zeros(network: NetworkSource) -> None:
     Of others only the beginning is read.
     """
     for tensor in network.model.tensors.values() if network.model is not None else ():
-        seen = any(tensor.source.read(tensor.offset, min(_BEGINNING, tensor.n_bytes)))
-        chunks = () if seen else source_chunks(tensor.source, tensor.offset, tensor.n_bytes)
-        seen = seen or any(np.frombuffer(chunk, np.uint8).any() for chunk in chunks)
-        check_not_zero(network, tensor.name, len(tensor.shape), seen)
+        has_nonzero = any(tensor.source.read(tensor.offset, min(_BEGINNING, tensor.n_bytes)))
+        chunks = () if has_nonzero else source_chunks(tensor.source, tensor.offset, tensor.n_bytes)
+        has_nonzero = has_nonzero or any(np.frombuffer(chunk, np.uint8).any() for chunk in chunks)
+        check_not_zero(network, tensor.name, len(tensor.shape), has_nonzero)
 
 
-def check_not_zero(network: NetworkSource, name: str, n_dims: int, seen: bool) -> None:
-    """Raises RefusedError for a matrix in which no value but zero was seen."""
-    if n_dims > 1 and not seen:
+def check_not_zero(network: NetworkSource, name: str, n_dims: int, has_nonzero: bool) -> None:
+    """Raises RefusedError for a matrix without `has_nonzero`, whether any value is not zero."""
+    if n_dims > 1 and not has_nonzero:
         raise RefusedError(
             "all values of the matrix are zero", path=network.path, tensor=name,
             hint="the file is incomplete, or part of the model was never written; download it again",

@@ -23,28 +23,28 @@ def merger(norm_bias: bool) -> tuple[TensorRow, ...]:
     )
 
 
-def _square_to(value: object, scope: Scope) -> object:
+def _square_to_gguf(value: object, scope: Scope) -> object:
     """Positions are learned for an image of this many patches in all; the GGUF gives its side in pixels."""
     positions, patch = as_int(value, scope.name), beside(scope, "patch_size")
     return int(positions**0.5 * patch) if positions and patch else None
 
 
-def _square_from(value: object, scope: Scope) -> object:
+def _square_from_gguf(value: object, scope: Scope) -> object:
     side, patch = as_int(value, scope.name), scope.gguf("vision.patch_size")
     return (side // patch) ** 2 if side and isinstance(patch, int) and patch else DEFAULT
 
 
-def _deepstack_to(value: object, scope: Scope) -> object:
+def _deepstack_to_gguf(value: object, scope: Scope) -> object:
     listed, depth = value if isinstance(value, list) else [], beside(scope, "depth") or 0
     return GgufKeys({scope.key.gguf: ("bool[]", [layer in listed for layer in range(depth)])}) if depth else None
 
 
-def _deepstack_from(value: object, scope: Scope) -> object:
+def _deepstack_from_gguf(value: object, scope: Scope) -> object:
     return [layer for layer, marked in enumerate(value) if marked] if isinstance(value, list) else []
 
 
-deepstack = Converter(_deepstack_to, _deepstack_from)
-square_of_patches = Converter(_square_to, _square_from)
+deepstack = Converter(_deepstack_to_gguf, _deepstack_from_gguf)
+square_of_patches = Converter(_square_to_gguf, _square_from_gguf)
 MERGED = f"{TOWER_WIDTH}*spatial_merge_size*spatial_merge_size"
 """Width of a square of patches."""
 

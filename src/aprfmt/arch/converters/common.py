@@ -13,8 +13,8 @@ from aprfmt.arch.converters.layers import (
     LINEAR,
     SLIDING,
     layer_types_derive,
-    layer_types_from,
-    layer_types_to,
+    layer_types_from_gguf,
+    layer_types_to_gguf,
     periodic,
     plain_kinds,
 )
@@ -40,12 +40,12 @@ def numbers(value: object, name: str) -> list[int]:
     return list(value)
 
 
-def _rope_from(value: object, scope: Scope) -> object:
+def _rope_from_gguf(value: object, scope: Scope) -> object:
     rope.from_gguf(scope.h, scope.row, scope.kv, scope.defaults)
     return DEFAULT
 
 
-def _rotary_dim_from(value: object, scope: Scope) -> object:
+def _rotary_dim_from_gguf(value: object, scope: Scope) -> object:
     rope.set_rotary_dim(scope.h, as_int(value, "rope.dimension_count"), scope.defaults)
     return DEFAULT
 
@@ -63,13 +63,13 @@ def _head_dim_normalize(value: object, scope: Scope) -> object:
     return DEFAULT
 
 
-def _head_dim_to(value: object, scope: Scope) -> GgufKeys | None:
+def _head_dim_to_gguf(value: object, scope: Scope) -> GgufKeys | None:
     if not head_dim_is_named(scope):
         return None
     return GgufKeys({f"attention.{name}_length": ("u32", scope.h.head_dim) for name in ("key", "value")})
 
 
-def _head_dim_from(value: object, scope: Scope) -> object:
+def _head_dim_from_gguf(value: object, scope: Scope) -> object:
     scope.h.head_dim = as_int(value, "attention.key_length")
     return _head_dim_normalize(value, scope)
 
@@ -79,20 +79,20 @@ def _has_switch(scope: Scope) -> bool:
     return "use_sliding_window" in scope.defaults
 
 
-def window_to(value: object, scope: Scope) -> int | None:
+def window_to_gguf(value: object, scope: Scope) -> int | None:
     """The window, None where the network does not use one."""
     window, used = as_int(value, "sliding_window"), scope.h.extra.get("use_sliding_window")
     return None if used is False or (_has_switch(scope) and not used) else window or None
 
 
-def _window_from(value: object, scope: Scope) -> object:
+def _window_from_gguf(value: object, scope: Scope) -> object:
     window = as_int(value, "sliding_window") or None
     if _has_switch(scope):
         return ConfigKeys({scope.name: window, "use_sliding_window": window is not None})
     return window
 
 
-def _yarn_log_to(value: object, scope: Scope) -> float | None:
+def _yarn_log_to_gguf(value: object, scope: Scope) -> float | None:
     if scaling_of(scope.h).get("rope_type") not in ("yarn", "linear"):
         return None
     return yarn.log_unit(scope.row.gguf) * rope.runtime_scales(scope.h, scope.row)[0] or None
@@ -117,11 +117,11 @@ def over_hidden(width: int | None, scope: Scope) -> object:
     return width // hidden if width % hidden == 0 else width / hidden
 
 
-window = Converter(window_to, _window_from, role=WINDOW)
-yarn_log = Converter(_yarn_log_to, default)
+window = Converter(window_to_gguf, _window_from_gguf, role=WINDOW)
+yarn_log = Converter(_yarn_log_to_gguf, default)
 
 
-def _whole_heads_to(value: object, scope: Scope) -> None:
+def _whole_heads_to_gguf(value: object, scope: Scope) -> None:
     """The runtime has no other size of the projections than hidden_size."""
     h = scope.h
     if h.head_dim and h.hidden_size and h.num_heads and h.num_heads * h.head_dim != h.hidden_size:
@@ -131,7 +131,7 @@ def _whole_heads_to(value: object, scope: Scope) -> None:
         )
 
 
-def _equal_heads_to(value: object, scope: Scope) -> None:
+def _equal_heads_to_gguf(value: object, scope: Scope) -> None:
     h = scope.h
     if h.num_kv_heads != h.num_heads:
         raise RefusedError(
@@ -140,15 +140,15 @@ def _equal_heads_to(value: object, scope: Scope) -> None:
         )
 
 
-def _sliding_to(value: object, scope: Scope) -> object:
+def _sliding_to_gguf(value: object, scope: Scope) -> object:
     """A network without a window has no pattern of windows."""
-    return layer_types_to(value, scope) if window_to(scope.h.extra.get("sliding_window"), scope) else None
+    return layer_types_to_gguf(value, scope) if window_to_gguf(scope.h.extra.get("sliding_window"), scope) else None
 
 
-def _sliding_from(value: object, scope: Scope) -> object:
+def _sliding_from_gguf(value: object, scope: Scope) -> object:
     if value is None and not scope.gguf("attention.sliding_window"):
         return [FULL] * (scope.h.num_layers or 0)
-    return layer_types_from(value, scope)
+    return layer_types_from_gguf(value, scope)
 
 
 BETA, PADDING = "llama_4_scaling_beta", "tokenizer.ggml.padding_token_id"
@@ -156,24 +156,24 @@ _NO_CAP = float(1 << 20)
 """A soft-cap so wide that it changes no float32 logit: the runtime has no way to switch it off."""
 
 
-def _any_window_to(value: object, scope: Scope) -> int | None:
+def _any_window_to_gguf(value: object, scope: Scope) -> int | None:
     """Gemma 3's runtime takes a window to mean that some layer slides."""
     kinds = scope.h.extra.get("layer_types")
     none_slides = isinstance(kinds, list) and SLIDING not in kinds
     return None if none_slides else as_int(value, scope.name) or None
 
 
-def _softcap_from(value: object, scope: Scope) -> object:
+def _softcap_from_gguf(value: object, scope: Scope) -> object:
     number = from_f32(value, scope.key.gguf)
     return DEFAULT if number is None else number if 0 < number < _NO_CAP else None
 
 
-def _cap_or_30_from(value: object, scope: Scope) -> float | None:
+def _cap_or_30_from_gguf(value: object, scope: Scope) -> float | None:
     """The soft-cap of a runtime that takes 30 where a GGUF names none, and switches it off by 0."""
     return 30.0 if value is None else from_f32(value, scope.key.gguf) or None
 
 
-def _unscaled_to(value: object, scope: Scope) -> str | None:
+def _unscaled_to_gguf(value: object, scope: Scope) -> str | None:
     return "none" if scaling_of(scope.h).get("rope_type", "default") in ("default", "dynamic") else None
 
 
@@ -217,13 +217,13 @@ def by_tensor(name: str, *, there: object = True, absent: object = False) -> Con
     )
 
 
-def _mla_key_from(value: object, scope: Scope) -> object:
+def _mla_key_from_gguf(value: object, scope: Scope) -> object:
     """What of a key is not rotated. Files that keep whole keys name its length as any other family."""
     length = as_int(value, scope.key.gguf) or gguf_int(scope, "attention.key_length")
     return length - gguf_int(scope, "rope.dimension_count") if length else DEFAULT
 
 
-def _mla_value_from(value: object, scope: Scope) -> object:
+def _mla_value_from_gguf(value: object, scope: Scope) -> object:
     return as_int(value, scope.key.gguf) or gguf_int(scope, "attention.value_length") or DEFAULT
 
 
@@ -240,7 +240,7 @@ def dense_first(value: object, scope: Scope) -> object:
     return ConfigKeys(mlp_layer_types=value, first_k_dense_replace=count)
 
 
-def dense_first_to(value: object, scope: Scope) -> None:
+def dense_first_to_gguf(value: object, scope: Scope) -> None:
     """Writes no key. Raises RefusedError for a dense layer behind the first sparse one."""
     if isinstance(value, list) and "dense" in value[scope.size("first_k_dense_replace") or 0 :]:
         raise RefusedError(
@@ -263,13 +263,13 @@ def _heads(scope: Scope) -> int | None:
     return as_int(scope.h.extra.get(name), name)
 
 
-def _inner_to(value: object, scope: Scope) -> int | None:
+def _inner_to_gguf(value: object, scope: Scope) -> int | None:
     """Values of a head -> values of all heads, whose number is the key `ssm.time_step_rank`."""
     size, heads = as_int(value, scope.name), _heads(scope)
     return None if size is None or heads is None else size * heads
 
 
-def _inner_from(value: object, scope: Scope) -> object:
+def _inner_from_gguf(value: object, scope: Scope) -> object:
     inner, heads = (as_int(scope.gguf(key), key) for key in ("ssm.inner_size", "ssm.time_step_rank"))
     return inner // heads if inner and heads else DEFAULT
 
@@ -278,13 +278,13 @@ def _window_rope(scope: Scope) -> Mapping[str, object]:
     return as_mapping(as_mapping(scope.h.extra.get("rope_layers")).get(SLIDING))
 
 
-def _window_rotary_to(value: object, scope: Scope) -> int | None:
+def _window_rotary_to_gguf(value: object, scope: Scope) -> int | None:
     """Rotated values of a head in layers with a window."""
     part = as_float(_window_rope(scope).get("partial_rotary_factor"), "partial_rotary_factor")
     return None if scope.h.head_dim is None else int(scope.h.head_dim * (1.0 if part is None else part))
 
 
-def _window_rotary_from(value: object, scope: Scope) -> object:
+def _window_rotary_from_gguf(value: object, scope: Scope) -> object:
     count, size, layers = as_int(value, scope.key.gguf), scope.h.head_dim, as_mapping(scope.h.extra.get("rope_layers"))
     if count is not None and size and SLIDING in layers:
         sliding = {**_window_rope(scope), "partial_rotary_factor": shorten(count / size)}
@@ -292,7 +292,7 @@ def _window_rotary_from(value: object, scope: Scope) -> object:
     return DEFAULT
 
 
-def _recurrent_to(value: object, scope: Scope) -> list[bool] | None:
+def _recurrent_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     return None if value is None else [kind not in ATTENTION for kind in _kinds(scope)]
 
 
@@ -309,7 +309,7 @@ def _every_fourth(scope: Scope, interval: object = None) -> list[str] | None:
     return _linear(periodic(period, n_layers))
 
 
-def _recurrent_from(value: object, scope: Scope) -> object:
+def _recurrent_from_gguf(value: object, scope: Scope) -> object:
     if not isinstance(value, list):
         return _every_fourth(scope, scope.gguf("full_attention_interval"))
     return _linear([bool(flag) for flag in value])
@@ -327,18 +327,20 @@ def largest(value: object, scope: Scope) -> object:
     return max((n for n in heads if isinstance(n, int)), default=0) or DEFAULT
 
 
-rope_keys = Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from, role=ROPE)
-rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from, role=ROTARY_DIM)
-shared_rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from, role=SHARED_ROTARY_DIM)
-head_dim = Converter(_head_dim_to, _head_dim_from, normalize=_head_dim_normalize, role=HEAD_DIM)
+rope_keys = Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from_gguf, role=ROPE)
+rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from_gguf, role=ROTARY_DIM)
+shared_rotary_dim = Converter(
+    lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from_gguf, role=SHARED_ROTARY_DIM
+)
+head_dim = Converter(_head_dim_to_gguf, _head_dim_from_gguf, normalize=_head_dim_normalize, role=HEAD_DIM)
 gating = words({"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4})
-whole_heads = Converter(_whole_heads_to, default)
-sliding_layers = Converter(_sliding_to, _sliding_from, layer_types_derive)
+whole_heads = Converter(_whole_heads_to_gguf, default)
+sliding_layers = Converter(_sliding_to_gguf, _sliding_from_gguf, layer_types_derive)
 pad_token = Converter(nothing, lambda value, scope: as_id(scope.kv.get(PADDING), PADDING))
-any_window = Converter(_any_window_to, lambda value, scope: as_int(value, scope.key.gguf) or DEFAULT)
-softcap = Converter(lambda value, scope: as_float(value, scope.name) or _NO_CAP, _softcap_from)
-zero_cap = Converter(lambda value, scope: value or 0.0, _cap_or_30_from)
-unscaled = Converter(_unscaled_to, default)
+any_window = Converter(_any_window_to_gguf, lambda value, scope: as_int(value, scope.key.gguf) or DEFAULT)
+softcap = Converter(lambda value, scope: as_float(value, scope.name) or _NO_CAP, _softcap_from_gguf)
+zero_cap = Converter(lambda value, scope: value or 0.0, _cap_or_30_from_gguf)
+unscaled = Converter(_unscaled_to_gguf, default)
 no_rope_scaling = Converter(lambda value, scope: None if scope.h.extra.get("rope_scaling") else "none", default)
 absent_false = unless_named(False)
 absent_0 = unless_named(0)
@@ -349,24 +351,24 @@ only_true = Converter(lambda value, scope: value or None, lambda value, scope: b
 mla_kv_heads = Converter(lambda value, scope: 1, lambda value, scope: scope.h.num_heads)
 mla_key_width = computed("kv_lora_rank+qk_rope_head_dim")
 mla_value_width = computed("kv_lora_rank")
-mla_key_length = computed("qk_nope_head_dim+qk_rope_head_dim", _mla_key_from)
-mla_value_length = Converter(from_gguf=_mla_value_from)
+mla_key_length = computed("qk_nope_head_dim+qk_rope_head_dim", _mla_key_from_gguf)
+mla_value_length = Converter(from_gguf=_mla_value_from_gguf)
 shared_width = Converter(_shared_width)
 drafts = Converter(from_gguf=lambda value, scope: value or 0)
 some_drafts = Converter(lambda value, scope: value or None, lambda value, scope: value or DEFAULT)
-leading_dense = Converter(dense_first_to, default, normalize=dense_first)
+leading_dense = Converter(dense_first_to_gguf, default, normalize=dense_first)
 expand = Converter(times_hidden, lambda value, scope: over_hidden(as_int(value, scope.key.gguf), scope))
-equal_heads = Converter(_equal_heads_to, default)
-inner_size = Converter(_inner_to, _inner_from)
-window_rotary = Converter(_window_rotary_to, _window_rotary_from)
-recurrent_layers = Converter(_recurrent_to, _recurrent_from, _every_fourth)
+equal_heads = Converter(_equal_heads_to_gguf, default)
+inner_size = Converter(_inner_to_gguf, _inner_from_gguf)
+window_rotary = Converter(_window_rotary_to_gguf, _window_rotary_from_gguf)
+recurrent_layers = Converter(_recurrent_to_gguf, _recurrent_from_gguf, _every_fourth)
 attention_layers = Converter(lambda value, scope: per_layer(value, scope, *ATTENTION), largest)
 attending_layers = replace(recurrent_layers, normalize=plain_kinds)
 
 
-def _nope_from(value: object, scope: Scope) -> object:
+def _nope_from_gguf(value: object, scope: Scope) -> object:
     length, rotated = as_int(value, scope.key.gguf), scope.h.head_dim
     return length - rotated if length and rotated and length >= rotated else DEFAULT
 
 
-nope_and_rope = computed("qk_nope_head_dim+head_dim", _nope_from)
+nope_and_rope = computed("qk_nope_head_dim+head_dim", _nope_from_gguf)

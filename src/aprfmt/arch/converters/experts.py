@@ -7,24 +7,24 @@ from aprfmt.arch.fields import as_float, as_int, from_f32
 from aprfmt.errors import RefusedError
 
 
-def _one_for_all_to(value: object, scope: Scope) -> list[float] | None:
+def _one_for_all_to_gguf(value: object, scope: Scope) -> list[float] | None:
     """A number as one a layer; 0 is none."""
     number = as_float(value, scope.name)
     return [number] * scope.h.num_layers if number and scope.h.num_layers else None
 
 
-def _one_for_all_from(value: object, scope: Scope) -> object:
+def _one_for_all_from_gguf(value: object, scope: Scope) -> object:
     found = value[0] if isinstance(value, list) and value else value
     return from_f32(found, scope.key.gguf) or 0.0
 
 
-def _some_groups_to(value: object, scope: Scope) -> object:
+def _some_groups_to_gguf(value: object, scope: Scope) -> object:
     """A number of groups of experts; None where every group is chosen, which llama.cpp does not take."""
     groups, used = (scope.size(name) or 1 for name in ("n_group", "topk_group"))
     return None if groups > 1 and used >= groups else value
 
 
-some_groups = Converter(_some_groups_to, lambda value, scope: 1 if value is None else value)
+some_groups = Converter(_some_groups_to_gguf, lambda value, scope: 1 if value is None else value)
 
 DENSE, SPARSE = "dense", "sparse"
 
@@ -53,7 +53,7 @@ def _dense_normalize(value: object, scope: Scope) -> object:
     return DEFAULT if n_layers is None else _types(after(1 if first is None else first, n_layers), scope)
 
 
-def _dense_from(value: object, scope: Scope) -> object:
+def _dense_from_gguf(value: object, scope: Scope) -> object:
     """By the tensors: llama.cpp asks no key."""
     n_layers = scope.h.num_layers or 0
     if not scope.names:
@@ -62,7 +62,7 @@ def _dense_from(value: object, scope: Scope) -> object:
     return _types([SPARSE if one else DENSE for one in routed], scope)
 
 
-def counted_dense_to(value: object, scope: Scope) -> int | None:
+def counted_dense_to_gguf(value: object, scope: Scope) -> int | None:
     """How many layers at the beginning are dense, and no others."""
     if not isinstance(value, list):
         return None
@@ -72,7 +72,7 @@ def counted_dense_to(value: object, scope: Scope) -> int | None:
     return n_dense
 
 
-def counted_dense_from(value: object, scope: Scope) -> object:
+def counted_dense_from_gguf(value: object, scope: Scope) -> object:
     """MLP types by the number of leading dense layers."""
     return after(as_int(value, scope.key.gguf) or 0, scope.h.num_layers or 0)
 
@@ -83,17 +83,17 @@ def width_of_experts(value: object, scope: Scope) -> int | None:
     return None if count is None or width is None else count * width
 
 
-def _limits_to(value: object, scope: Scope) -> list[float] | None:
+def _limits_to_gguf(value: object, scope: Scope) -> list[float] | None:
     """Bounds of the gated values, 0 where a layer has none."""
     return [as_float(item, scope.name) or 0.0 for item in value] if isinstance(value, list) else None
 
 
-def _limits_from(value: object, scope: Scope) -> object:
+def _limits_from_gguf(value: object, scope: Scope) -> object:
     items = [from_f32(item, scope.key.gguf) for item in value] if isinstance(value, list) else []
     return [item or None for item in items] if items else DEFAULT
 
 
-dense_by_tensors = Converter(nothing, _dense_from, normalize=_dense_normalize)
-one_for_all = Converter(_one_for_all_to, _one_for_all_from)
-limits = Converter(_limits_to, _limits_from)
-same_limit = Converter(lambda value, scope: _one_for_all_to(scope.h.extra.get("swiglu_limit"), scope), default)
+dense_by_tensors = Converter(nothing, _dense_from_gguf, normalize=_dense_normalize)
+one_for_all = Converter(_one_for_all_to_gguf, _one_for_all_from_gguf)
+limits = Converter(_limits_to_gguf, _limits_from_gguf)
+same_limit = Converter(lambda value, scope: _one_for_all_to_gguf(scope.h.extra.get("swiglu_limit"), scope), default)

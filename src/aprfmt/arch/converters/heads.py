@@ -9,9 +9,9 @@ from aprfmt.arch.converter import Scope, words
 pooling = words({"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4})
 
 
-def _pooling_of_modules_to(value: object, scope: Scope) -> object:
+def _pooling_of_modules_to_gguf(value: object, scope: Scope) -> object:
     """The number of a pooling that a folder's modules name; other keys of this name are none of its modules."""
     return pooling.to_gguf(value, scope) if isinstance(value, str) else None
 
 
-pooling_of_modules = replace(pooling, to_gguf=_pooling_of_modules_to)
+pooling_of_modules = replace(pooling, to_gguf=_pooling_of_modules_to_gguf)

@@ -21,13 +21,13 @@ def hybrid_kinds(full: Collection[int], n_layers: int) -> list[str]:
     return [FULL if i in full else LINEAR for i in range(n_layers)]
 
 
-def _latent_layers_to(value: object, scope: Scope) -> list[int] | None:
+def _latent_layers_to_gguf(value: object, scope: Scope) -> list[int] | None:
     """Key-value heads by layer, as the runtime sees them: one in the layers of latent attention."""
     kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
     return None if kinds is None else [int(kind == FULL) for kind in kinds]
 
 
-def _kda_heads_to(value: object, scope: Scope) -> None:
+def _kda_heads_to_gguf(value: object, scope: Scope) -> None:
     if value != scope.h.num_heads:
         raise RefusedError(
             f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} has num_attention_heads ({scope.h.num_heads}) "
@@ -35,15 +35,15 @@ def _kda_heads_to(value: object, scope: Scope) -> None:
         )
 
 
-latent_layers = Converter(_latent_layers_to, lambda value, scope: scope.h.num_heads)
-kda_heads = Converter(_kda_heads_to, lambda value, scope: scope.h.num_heads)
+latent_layers = Converter(_latent_layers_to_gguf, lambda value, scope: scope.h.num_heads)
+kda_heads = Converter(_kda_heads_to_gguf, lambda value, scope: scope.h.num_heads)
 
 
 def _other(scope: Scope) -> str:
     return "conv" if any(row.layers == "conv" for row in scope.row.tensors) else LINEAR
 
 
-def _mixed_from(value: object, scope: Scope) -> object:
+def _mixed_from_gguf(value: object, scope: Scope) -> object:
     """Kinds of layers by their KV heads: a layer without any has what the family has beside attention."""
     heads = scope.gguf("attention.head_count_kv")
     if heads is None:
@@ -66,4 +66,4 @@ def _mixed_derive(scope: Scope) -> list[str] | None:
     return [FULL if i in indices else _other(scope) for i in range(n_layers)]
 
 
-mixed_layers = Converter(nothing, _mixed_from, _mixed_derive)
+mixed_layers = Converter(nothing, _mixed_from_gguf, _mixed_derive)

@@ -48,7 +48,7 @@ def layer_types_derive(scope: Scope) -> list[str] | None:
     return kinds_of(periodic(period, n_layers)) if period else None
 
 
-def layer_types_to(value: object, scope: Scope) -> list[bool] | None:
+def layer_types_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     """Which layers slide. Where a GGUF has no key for it, the runtime knows one pattern, and others are refused."""
     if value is None:
         return None
@@ -59,7 +59,7 @@ def layer_types_to(value: object, scope: Scope) -> list[bool] | None:
     return slides
 
 
-def layer_types_from(value: object, scope: Scope) -> object:
+def layer_types_from_gguf(value: object, scope: Scope) -> object:
     """By a list of flags, or by a period; by the row's pattern without either."""
     if isinstance(value, int):
         return kinds_of(periodic(max(1, int(value)), scope.h.num_layers or 0))
@@ -69,7 +69,7 @@ def layer_types_from(value: object, scope: Scope) -> object:
     return DEFAULT if filled is None else filled
 
 
-layer_types = Converter(layer_types_to, layer_types_from, layer_types_derive)
+layer_types = Converter(layer_types_to_gguf, layer_types_from_gguf, layer_types_derive)
 number_or_0 = Converter(lambda value, scope: value or 0, lambda value, scope: value or 0)
 positive = Converter(lambda value, scope: value or None, lambda value, scope: value or 0)
 
@@ -80,25 +80,25 @@ def plain_kinds(value: object, scope: Scope) -> object:
     return DEFAULT if kinds is None else [FULL if kind == "indexed_attention" else kind for kind in kinds]
 
 
-def own_layers_to(value: object, scope: Scope) -> list[bool] | None:
+def own_layers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     """Layer types that are not those that the runtime takes where a file names none."""
-    sliding = layer_types_to(value, scope)
+    sliding = layer_types_to_gguf(value, scope)
     period = as_int(scope.defaults.get("sliding_window_pattern"), "sliding_window_pattern")
     if sliding is None or not period:
         return sliding
     return None if sliding == periodic(period, len(sliding)) else sliding
 
 
-def _some_layers_to(value: object, scope: Scope) -> list[bool] | None:
+def _some_layers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     """The runtime asserts that some layer slides, and a file of this architecture cannot say that none does."""
-    sliding = layer_types_to(value, scope)
+    sliding = layer_types_to_gguf(value, scope)
     if sliding and not any(sliding):
         raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} needs at least one sliding-window layer")
-    return own_layers_to(value, scope)
+    return own_layers_to_gguf(value, scope)
 
 
-some_layer_types = replace(layer_types, to_gguf=_some_layers_to)
-own_layer_types = replace(layer_types, to_gguf=own_layers_to)
+some_layer_types = replace(layer_types, to_gguf=_some_layers_to_gguf)
+own_layer_types = replace(layer_types, to_gguf=own_layers_to_gguf)
 
 
 def of_layers(scope: Scope, word: str) -> list[int]:

@@ -13,7 +13,7 @@ _TURN = 64
 """Rows of the smallest matrix by which the runtime turns an indexer's queries and keys."""
 
 
-def _turned_keys_to(value: object, scope: Scope) -> object:
+def _turned_keys_to_gguf(value: object, scope: Scope) -> object:
     if isinstance(value, int) and value % _TURN:
         raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} supports multiples of {_TURN} only")
     return value
@@ -23,7 +23,7 @@ def _glm_5_2(n_layers: int) -> list[str]:
     return [OWN if i < 2 or (i - 2) % 4 == 0 else SHARED for i in range(n_layers)]
 
 
-def indexers_to(value: object, scope: Scope) -> list[bool] | None:
+def indexers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     """Whether each layer has an indexer of its own, by the words of the config. Raises CorruptError."""
     if value is None:
         return None
@@ -32,7 +32,7 @@ def indexers_to(value: object, scope: Scope) -> list[bool] | None:
     return [kind == OWN for kind in value]
 
 
-def indexers_from(value: object, scope: Scope) -> object:
+def indexers_from_gguf(value: object, scope: Scope) -> object:
     """A word for each layer; without the list GLM 5.2's pattern if the context is long, else an indexer each."""
     if isinstance(value, list):
         return [OWN if flag else SHARED for flag in value]
@@ -56,4 +56,4 @@ def indexers_normalize(value: object, scope: Scope) -> object:
     return [SHARED if max(i - start + 1, 0) % max(step or 1, 1) else OWN for i in range(n_layers)]
 
 
-turned_keys = Converter(_turned_keys_to)
+turned_keys = Converter(_turned_keys_to_gguf)

@@ -17,19 +17,19 @@ def book_sizes(value: object, n_books: int) -> list[int]:
     return [*listed, *[listed[-1]] * max(0, n_books - len(listed))][:n_books]
 
 
-def _inverse_to(value: object, scope: Scope) -> object:
+def _inverse_to_gguf(value: object, scope: Scope) -> object:
     ratio = as_float(value, scope.name) or 0.0
     if not 0 < ratio <= 1:
         raise RefusedError(f"{scope.name} is {value!r:.40}, not above 0 and at most 1")
     return int(1.0 / ratio)
 
 
-def _inverse_from(value: object, scope: Scope) -> object:
+def _inverse_from_gguf(value: object, scope: Scope) -> object:
     factor = as_int(value, scope.name)
     return 1 / factor if factor else DEFAULT
 
 
-def _ratio_from(value: object, scope: Scope) -> object:
+def _ratio_from_gguf(value: object, scope: Scope) -> object:
     width, ffn = (as_int(scope.gguf(f"vision.{name}_length"), name) for name in ("embedding", "feed_forward"))
     return ffn / width if width and ffn else DEFAULT
 
@@ -45,8 +45,8 @@ def ffn_by_ratio(width: str) -> Converter:
     return Converter(derive=derive)
 
 
-inverse = Converter(_inverse_to, _inverse_from)
-ratio_of_ffn = Converter(from_gguf=_ratio_from)
+inverse = Converter(_inverse_to_gguf, _inverse_from_gguf)
+ratio_of_ffn = Converter(from_gguf=_ratio_from_gguf)
 
 
 def beside(scope: Scope, name: str) -> int | None:
@@ -54,7 +54,7 @@ def beside(scope: Scope, name: str) -> int | None:
     return scope.size(f"{scope.name.rpartition('.')[0]}.{name}")
 
 
-def _activation_to(value: object, scope: Scope) -> object:
+def _activation_to_gguf(value: object, scope: Scope) -> object:
     word = str(value)
     if word in ("silu", "swish"):
         return GgufKeys({"use_silu": ("bool", True)})
@@ -66,13 +66,13 @@ def _activation_to(value: object, scope: Scope) -> object:
     )
 
 
-def _activation_from(value: object, scope: Scope) -> object:
+def _activation_from_gguf(value: object, scope: Scope) -> object:
     if scope.gguf("use_silu"):
         return "silu"
     return "gelu" if scope.gguf("use_gelu") else DEFAULT
 
 
-def _pattern_to(value: object, scope: Scope) -> object:
+def _pattern_to_gguf(value: object, scope: Scope) -> object:
     layers = value if isinstance(value, list) else []
     numbers = [as_int(item, scope.name) or 0 for item in layers]
     if not numbers:
@@ -86,10 +86,10 @@ def _pattern_to(value: object, scope: Scope) -> object:
     return step
 
 
-def _pattern_from(value: object, scope: Scope) -> object:
+def _pattern_from_gguf(value: object, scope: Scope) -> object:
     step, depth = as_int(value, scope.name), beside(scope, "depth")
     return list(range(step - 1, depth, step)) if step and depth else DEFAULT
 
 
-activation = Converter(_activation_to, _activation_from)
-window_pattern = Converter(_pattern_to, _pattern_from)
+activation = Converter(_activation_to_gguf, _activation_from_gguf)
+window_pattern = Converter(_pattern_to_gguf, _pattern_from_gguf)

@@ -26,7 +26,7 @@ def of_kind(value: object, scope: Scope, *, slides: bool) -> int | None:
     return next((as_int(n, scope.name) for n, flag in zip(heads, flags, strict=False) if bool(flag) is slides), None)
 
 
-def heads_by_window_from(value: object, scope: Scope) -> object:
+def heads_by_window_from_gguf(value: object, scope: Scope) -> object:
     """What the layers without a window have."""
     found = of_kind(value, scope, slides=False)
     return found if found is not None else of_kind(value, scope, slides=True)
@@ -35,7 +35,7 @@ def heads_by_window_from(value: object, scope: Scope) -> object:
 _SLIDING_HEADS = ("num_sliding_attention_heads", "swa_num_attention_heads")
 
 
-def _step_heads_to(value: object, scope: Scope) -> list[int] | None:
+def _step_heads_to_gguf(value: object, scope: Scope) -> list[int] | None:
     """Heads of each layer, draft layers that the kinds name among them."""
     windowed = next((as_int(scope.h.extra[key], key) for key in _SLIDING_HEADS if key in scope.h.extra), None)
     full = as_int(value, scope.name)
@@ -45,16 +45,16 @@ def _step_heads_to(value: object, scope: Scope) -> list[int] | None:
     return [full if windowed is None or kind != "sliding_attention" else windowed for kind in kinds]
 
 
-def _windowed_heads_from(value: object, scope: Scope) -> object:
+def _windowed_heads_from_gguf(value: object, scope: Scope) -> object:
     found = of_kind(scope.gguf("attention.head_count"), scope, slides=True)
     return DEFAULT if found is None else found
 
 
-step_heads = Converter(_step_heads_to, heads_by_window_from)
-windowed_heads = Converter(nothing, _windowed_heads_from, lambda scope: scope.h.num_heads)
+step_heads = Converter(_step_heads_to_gguf, heads_by_window_from_gguf)
+windowed_heads = Converter(nothing, _windowed_heads_from_gguf, lambda scope: scope.h.num_heads)
 
 
-def fourth_full_to(value: object, scope: Scope) -> None:
+def fourth_full_to_gguf(value: object, scope: Scope) -> None:
     """Writes no key. Raises RefusedError where other layers than each fourth see everything."""
     kinds = value if isinstance(value, list) else []
     if kinds and slides_of(kinds) != periodic(FOURTH, len(kinds)):
@@ -68,7 +68,7 @@ def _fourth_full(scope: Scope) -> list[str] | None:
     return None if scope.h.num_layers is None else kinds_of(periodic(period, scope.h.num_layers))
 
 
-every_fourth_full = Converter(fourth_full_to, lambda value, scope: _fourth_full(scope), _fourth_full)
+every_fourth_full = Converter(fourth_full_to_gguf, lambda value, scope: _fourth_full(scope), _fourth_full)
 
 
 def _both_kinds(slides: list[bool], scope: Scope) -> object:
@@ -89,14 +89,14 @@ def _hybrid_normalize(value: object, scope: Scope) -> object:
     return DEFAULT if n_layers is None else _both_kinds([i > 0 and (i + 1) % 6 > 0 for i in range(n_layers)], scope)
 
 
-def _hybrid_to(value: object, scope: Scope) -> list[bool] | None:
+def _hybrid_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     return (
         None if value is None else [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None
     )
 
 
 hybrid_layers = Converter(
-    _hybrid_to,
+    _hybrid_to_gguf,
     lambda value, scope: DEFAULT if value is None else _both_kinds(flags_of(value, scope.key.gguf), scope),
     normalize=_hybrid_normalize,
 )

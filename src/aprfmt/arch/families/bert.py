@@ -14,7 +14,7 @@ from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.errors import RefusedError
 
 
-def _offset_positions_to(value: object, scope: Scope) -> int | None:
+def _offset_positions_to_gguf(value: object, scope: Scope) -> int | None:
     """Positions that a text can have: RoBERTa counts from the id of the padding token on, plus one."""
     positions, padding = as_int(value, scope.name), scope.size("pad_token_id")
     if positions is None or padding is None:
@@ -24,14 +24,14 @@ def _offset_positions_to(value: object, scope: Scope) -> int | None:
     return positions - padding - 1
 
 
-def _offset_positions_from(value: object, scope: Scope) -> object:
+def _offset_positions_from_gguf(value: object, scope: Scope) -> object:
     key = "tokenizer.ggml.padding_token_id"
     positions = as_int(value, scope.key.gguf)
     padding = as_int(scope.kv.get(key, scope.defaults.get("pad_token_id")), key)
     return DEFAULT if positions is None or padding is None else positions + padding + 1
 
 
-offset_positions = Converter(_offset_positions_to, _offset_positions_from)
+offset_positions = Converter(_offset_positions_to_gguf, _offset_positions_from_gguf)
 
 
 def _layer_norm(hf: str, gguf: str) -> tuple[TensorRow, ...]:

@@ -24,7 +24,7 @@ def _labels(h: Hyperparams) -> dict[str, str] | None:
     return {str(key): str(value[key]) for key in sorted(value, key=lambda key: str(key).zfill(9))}
 
 
-def _labels_to(value: object, scope: Scope) -> list[str]:
+def _labels_to_gguf(value: object, scope: Scope) -> list[str]:
     """A name an output: by their number the runtime knows how many there are. transformers makes up those of two."""
     labels = _labels(scope.h)
     n = as_int(scope.h.extra.get("num_labels"), "num_labels") or 0
@@ -44,7 +44,8 @@ def _label_ids_derive(scope: Scope) -> dict[str, int] | None:
 
 
 labels = Converter(
-    _labels_to, lambda value, scope: {str(i): x for i, x in enumerate(value)} if isinstance(value, list) else DEFAULT,
+    _labels_to_gguf,
+    lambda value, scope: {str(i): x for i, x in enumerate(value)} if isinstance(value, list) else DEFAULT,
 )
 n_labels = Converter(nothing, default, _n_labels_derive)
 label_ids = Converter(nothing, default, _label_ids_derive)

@@ -25,7 +25,7 @@ _NORMED_LAYERS = 64
 """From so many layers on llama.cpp's command-r wants norms of Q and K, and knows none before."""
 
 
-def _large_qk_norm_to(value: object, scope: Scope) -> None:
+def _large_qk_norm_to_gguf(value: object, scope: Scope) -> None:
     normed, n_layers = bool(value), scope.h.num_layers or 0
     if normed != (n_layers >= _NORMED_LAYERS):
         raise RefusedError(
@@ -79,7 +79,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *convert(_COHERE, max_position_embeddings=trained_length), Key("", ("model_max_length",)),
-            Key("", ("use_qk_norm",), "bool", converter=Converter(_large_qk_norm_to)),
+            Key("", ("use_qk_norm",), "bool", converter=Converter(_large_qk_norm_to_gguf)),
         ),
     ),
     Architecture(

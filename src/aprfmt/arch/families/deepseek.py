@@ -16,18 +16,18 @@ from aprfmt.arch.converters.common import gating, gguf_int, leading_dense, no_ro
 from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key
 
 
-def _lite_drafts_to(value: object, scope: Scope) -> object:
+def _lite_drafts_to_gguf(value: object, scope: Scope) -> object:
     """llama.cpp's converter leaves the draft layers of DeepSeek-V3 itself aside, and writes those of GLM-4.7-Flash."""
     return value or None if scope.h.hf_model_type == "glm4_moe_lite" else None
 
 
-def _lite_drafts_from(value: object, scope: Scope) -> object:
+def _lite_drafts_from_gguf(value: object, scope: Scope) -> object:
     if value:  # only the GGUF of GLM-4.7-Flash has any
         scope.h.hf_model_type = "glm4_moe_lite"
     return value or 0
 
 
-lite_drafts = Converter(_lite_drafts_to, _lite_drafts_from)
+lite_drafts = Converter(_lite_drafts_to_gguf, _lite_drafts_from_gguf)
 group_choice = Converter(
     nothing, lambda value, scope: "group_limited_greedy" if gguf_int(scope, "expert_group_count") > 1 else "greedy",
 )

@@ -48,7 +48,7 @@ def _ratios_normalize(value: object, scope: Scope) -> object:
     return [rates.get(kind, 0) for kind in kinds]
 
 
-def _ratios_to(value: object, scope: Scope) -> object:
+def _ratios_to_gguf(value: object, scope: Scope) -> object:
     for ratio in value if isinstance(value, list) else ():
         if ratio not in (0, *_RATES.values()):
             raise RefusedError(f"{scope.name} has {ratio}: llama.cpp's {scope.row.gguf} supports 0, 4 and 128 only")
@@ -97,7 +97,7 @@ def _no_tables(value: object, scope: Scope) -> int:
     return 0
 
 
-compress_ratios = Converter(_ratios_to, normalize=_ratios_normalize)
+compress_ratios = Converter(_ratios_to_gguf, normalize=_ratios_normalize)
 hash_layers = Converter(
     refuse_if(
         lambda value, scope: scope.h.extra.get("mlp_layer_types"),

@@ -48,7 +48,7 @@ def _layers_of_stack_normalize(value: object, scope: Scope) -> object:
     return ConfigKeys({scope.name: layers, "num_hidden_layers": _passes(scope, layers)})
 
 
-def _layers_of_stack_to(value: object, scope: Scope) -> int | None:
+def _layers_of_stack_to_gguf(value: object, scope: Scope) -> int | None:
     layers = as_int(value, scope.name)
     passed = None if layers is None else _passes(scope, layers)
     if passed is not None and passed != scope.h.num_layers:
@@ -58,16 +58,16 @@ def _layers_of_stack_to(value: object, scope: Scope) -> int | None:
     return layers
 
 
-layers_of_stack = Converter(_layers_of_stack_to, normalize=_layers_of_stack_normalize)
+layers_of_stack = Converter(_layers_of_stack_to_gguf, normalize=_layers_of_stack_normalize)
 
 
-def _every_to(value: object, scope: Scope) -> object:
+def _every_to_gguf(value: object, scope: Scope) -> object:
     """A list, one number a layer, also where all are the same."""
     listed = scope.h.extra.get(scope.name)
     return listed if isinstance(listed, list) else value and [value] * (scope.h.num_layers or 0)
 
 
-def _every_from(value: object, scope: Scope) -> object:
+def _every_from_gguf(value: object, scope: Scope) -> object:
     return value if isinstance(value, list) or value is None else [value] * (scope.h.num_layers or 0)
 
 
@@ -75,8 +75,8 @@ _DIVISOR = 256
 """Of the widths of all published OpenELMs."""
 
 
-def _multiplied_from(value: object, scope: Scope) -> object:
-    listed, hidden = _every_from(value, scope), scope.h.hidden_size
+def _multiplied_from_gguf(value: object, scope: Scope) -> object:
+    listed, hidden = _every_from_gguf(value, scope), scope.h.hidden_size
     if not isinstance(listed, list) or not hidden:
         return DEFAULT
     widths = [as_int(width, scope.name) or 0 for width in listed]
@@ -86,9 +86,9 @@ def _multiplied_from(value: object, scope: Scope) -> object:
     )
 
 
-in_every_layer = Converter(_every_to, _every_from)
+in_every_layer = Converter(_every_to_gguf, _every_from_gguf)
 multiplied_widths = Converter(
-    lambda value, scope: of_layers(scope, "ffn") if isinstance(value, list) else None, _multiplied_from,
+    lambda value, scope: of_layers(scope, "ffn") if isinstance(value, list) else None, _multiplied_from_gguf,
 )
 _STACK = "num_layers_per_stack"
 

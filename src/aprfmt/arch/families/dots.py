@@ -30,13 +30,13 @@ from aprfmt.errors import RefusedError
 text_width = Converter(nothing, lambda value, scope: scope.h.hidden_size or DEFAULT)
 
 
-def _indexed_from(value: object, scope: Scope) -> object:
+def _indexed_from_gguf(value: object, scope: Scope) -> object:
     if not isinstance(value, list):
         return DEFAULT
     return ["sliding_attention" if flag else "full_attention" for flag in value]
 
 
-def _without_window_to(value: object, scope: Scope) -> list[bool] | None:
+def _without_window_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     kinds = layer_kinds(scope.h.extra)
     return None if kinds is None else [kind != "sliding_attention" for kind in kinds]
 
@@ -51,20 +51,20 @@ def _latent_scales(scope: Scope, applied: object) -> object:
     return bool(applied)
 
 
-def _swa_nope_from(value: object, scope: Scope) -> object:
+def _swa_nope_from_gguf(value: object, scope: Scope) -> object:
     length, rotated = as_int(value, scope.key.gguf), as_int(scope.gguf("rope.dimension_count"), "rope.dimension_count")
     return DEFAULT if length is None or rotated is None or rotated > length else length - rotated
 
 
 indexed_layers = Converter(
     lambda value, scope: [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None,
-    _indexed_from, normalize=plain_kinds,
+    _indexed_from_gguf, normalize=plain_kinds,
 )
 latent_scales = Converter(
     nothing, lambda value, scope: _latent_scales(scope, True),
     normalize=lambda value, scope: _latent_scales(scope, value),
 )
-swa_key_length = computed("swa_qk_nope_head_dim+qk_rope_head_dim", _swa_nope_from)
+swa_key_length = computed("swa_qk_nope_head_dim+qk_rope_head_dim", _swa_nope_from_gguf)
 _WINDOW, _INDEXED = "sliding_attention|draft", "!sliding_attention&!draft"
 _ROTATED = "qk_rope_head_dim"
 
@@ -104,14 +104,14 @@ _HALVES = Difference(
 _DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", converter=step_heads, draft="swa_num_attention_heads")}
 
 
-def _counts_to(value: object, scope: Scope) -> object:
+def _counts_to_gguf(value: object, scope: Scope) -> object:
     """Numbers of experts a layer; a config says -1 where there are none."""
     if not isinstance(value, list) or not all(type(count) is int for count in value):
         raise RefusedError(f"{scope.name} is {value!r:.40}, not a list of expert counts")
     return [max(0, count) for count in value]
 
 
-counts = Converter(_counts_to)
+counts = Converter(_counts_to_gguf)
 _NOTE_V = "vision_encoder."
 _A = "audio_encoder.dots_encoder.speech_encoder."
 _WHISPER = "audio_config.whisper_config"
@@ -158,7 +158,7 @@ ROWS: tuple[Architecture, ...] = (
         drafts=(("model.mtp.embed_tokens.", "model.layers.{n}.embed_tokens."),),
         keys=(
             *(_DOTS3_LISTS.get(key.field, key) for key in mla_keys()), *INDEXER,
-            Key("attention.indexer.types", kind="bool[]", converter=Converter(_without_window_to, default)),
+            Key("attention.indexer.types", kind="bool[]", converter=Converter(_without_window_to_gguf, default)),
             Key("attention.sliding_window", ("sliding_window_size", "sliding_window")),
             Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=indexed_layers),
             Key("", ("swa_num_attention_heads",), converter=windowed_heads),

@@ -52,7 +52,7 @@ def _partial_rotary(value: object, scope: Scope) -> object:
     return rope.rotary_dim(scope.h) if scope.h.extra.get("partial_rotary_factor") is not None else None
 
 
-def _partial_rotary_from(value: object, scope: Scope) -> object:
+def _partial_rotary_from_gguf(value: object, scope: Scope) -> object:
     if value is not None:
         rope.set_rotary_dim(scope.h, as_int(value, scope.key.gguf), scope.defaults)
     return DEFAULT
@@ -142,7 +142,7 @@ _BLOCKS_AND_LAYERS = (
     Key("tokenizer.ggml.mask_token_id", ("dflash_config.mask_token_id", "mask_token_id")),
 )
 _DFLASH_KEYS = (
-    *DECODER, Key("rope.dimension_count", converter=Converter(_partial_rotary, _partial_rotary_from)),
+    *DECODER, Key("rope.dimension_count", converter=Converter(_partial_rotary, _partial_rotary_from_gguf)),
     Key("rope.dimension_sections", ("target_rope_sections",), "i32[]", converter=target_sections), WINDOW,
     SLIDING_LAYERS, Key("", ("dflash_config.use_swa",), "bool", converter=Converter(nothing, normalize=_dflash_window)),
     Key("", ("dflash_config.swa_window_size",)),

@@ -25,7 +25,7 @@ _MODERNBERT_PERIOD = 3
 """Of the layers of a ModernBERT that names no layer types: each third from the first on sees everything."""
 
 
-def _modernbert_to(value: object, scope: Scope) -> object:
+def _modernbert_to_gguf(value: object, scope: Scope) -> object:
     """Period of the layers that see everything, the first among them; a list where there is none."""
     if not isinstance(value, list):
         raise CorruptError("layer_types is not a list")
@@ -36,7 +36,7 @@ def _modernbert_to(value: object, scope: Scope) -> object:
     return GgufKeys({scope.key.gguf: ("bool[]", [kind == SLIDING for kind in value])})
 
 
-def _modernbert_from(value: object, scope: Scope) -> object:
+def _modernbert_from_gguf(value: object, scope: Scope) -> object:
     if isinstance(value, list):
         return kinds_of([bool(item) for item in value])
     period = as_int(value, scope.key.gguf) or _MODERNBERT_PERIOD
@@ -49,7 +49,7 @@ def _modernbert_derive(scope: Scope) -> list[str] | None:
     return kinds_of(periodic(period or _MODERNBERT_PERIOD, n_layers, first=0)) if n_layers else None
 
 
-modernbert_layers = Converter(_modernbert_to, _modernbert_from, _modernbert_derive)
+modernbert_layers = Converter(_modernbert_to_gguf, _modernbert_from_gguf, _modernbert_derive)
 
 
 def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tuple[TensorRow, ...]:

@@ -19,14 +19,14 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, Tower
 from aprfmt.errors import RefusedError
 
 
-def _every_layer_to(value: object, scope: Scope) -> object:
+def _every_layer_to_gguf(value: object, scope: Scope) -> object:
     """The step between layers with experts, which the runtime takes for 1."""
     if value not in (None, 1):
         raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} needs experts in every layer")
     return value
 
 
-def _last_layer_to(value: object, scope: Scope) -> None:
+def _last_layer_to_gguf(value: object, scope: Scope) -> None:
     """Up to which layer there are experts: a GGUF has no key for it, it is always the last."""
     if value not in (None, -1) and scope.h.num_layers is not None and value != scope.h.num_layers - 1:
         raise RefusedError(
@@ -34,16 +34,16 @@ def _last_layer_to(value: object, scope: Scope) -> None:
         )
 
 
-last_layer = Converter(_last_layer_to)
-every_layer = Converter(_every_layer_to)
+last_layer = Converter(_last_layer_to_gguf)
+every_layer = Converter(_every_layer_to_gguf)
 
 
-def _root_to(value: object, scope: Scope) -> object:
+def _root_to_gguf(value: object, scope: Scope) -> object:
     number = as_int(value, scope.name)
     return isqrt(number) if number is not None else None
 
 
-root = Converter(_root_to, default)
+root = Converter(_root_to_gguf, default)
 _V = "visual.vision_model."
 _MERGED = f"{TOWER_WIDTH}*spatial_merge_size*spatial_merge_size"
 

@@ -15,10 +15,10 @@ from aprfmt.arch.blocks.moe import (
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, Scope, if_given, nothing, refuse_if
 from aprfmt.arch.converters.common import (
-    absent_0, any_window, computed, dense_first, dense_first_to, gating, gguf_int, softcap, window_rotary,
+    absent_0, any_window, computed, dense_first, dense_first_to_gguf, gating, gguf_int, softcap, window_rotary,
 )
 from aprfmt.arch.converters.layers import (
-    FULL, layer_types, layer_types_derive, layer_types_from, layer_types_to, periodic, slides_of,
+    FULL, layer_types, layer_types_derive, layer_types_from_gguf, layer_types_to_gguf, periodic, slides_of,
 )
 from aprfmt.arch.converters.windows import FOURTH, every_fourth_full, full_every_fourth
 from aprfmt.arch.fields import as_float, shorten
@@ -39,19 +39,19 @@ all_sparse = Converter(
 )
 
 
-def _own_dense_first_to(value: object, scope: Scope) -> list[bool] | None:
+def _own_dense_first_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     """Which layers have a window, where they are not those that llama.cpp takes by itself."""
     slides = slides_of(value) if value is not None else []
     return None if not any(slides) or slides == periodic(FOURTH, len(slides), first=0) else slides
 
 
-def _own_dense_first_from(value: object, scope: Scope) -> object:
+def _own_dense_first_from_gguf(value: object, scope: Scope) -> object:
     if value is None and scope.gguf("attention.sliding_window"):
         return full_every_fourth(scope)
-    return layer_types_from(value, scope) if value is not None else [FULL] * (scope.h.num_layers or 0)
+    return layer_types_from_gguf(value, scope) if value is not None else [FULL] * (scope.h.num_layers or 0)
 
 
-def _heads_a_layer_from(value: object, scope: Scope) -> object:
+def _heads_a_layer_from_gguf(value: object, scope: Scope) -> object:
     """Heads of each layer; the config's one number is that of the first."""
     if not isinstance(value, list) or not value:
         return DEFAULT if value is None else ConfigKeys(num_attention_heads=value)
@@ -59,18 +59,19 @@ def _heads_a_layer_from(value: object, scope: Scope) -> object:
 
 
 full_unless_named = replace(
-    layer_types, to_gguf=lambda value, scope: layer_types_to(value, scope) if scope.config("sliding_window") else None,
+    layer_types,
+    to_gguf=lambda value, scope: layer_types_to_gguf(value, scope) if scope.config("sliding_window") else None,
     derive=lambda scope: [FULL] * (scope.h.num_layers or 0),
 )
 own_dense_first = Converter(
-    _own_dense_first_to, _own_dense_first_from, lambda scope: [FULL] * (scope.h.num_layers or 0),
+    _own_dense_first_to_gguf, _own_dense_first_from_gguf, lambda scope: [FULL] * (scope.h.num_layers or 0),
 )
 heads_a_layer = Converter(
-    lambda value, scope: value or [scope.h.num_heads] * (scope.h.num_layers or 0), _heads_a_layer_from,
+    lambda value, scope: value or [scope.h.num_heads] * (scope.h.num_layers or 0), _heads_a_layer_from_gguf,
 )
 
 
-def _dense_list_from(value: object, scope: Scope) -> object:
+def _dense_list_from_gguf(value: object, scope: Scope) -> object:
     """The same of a config that knows no other key for it."""
     n_layers, dense = scope.h.num_layers or 0, gguf_int(scope, "leading_dense_block_count")
     return ["dense" if i < dense else "sparse" for i in range(n_layers)]
@@ -83,10 +84,10 @@ _ONE_THETA = Difference("llama.cpp's mellum uses one rope_theta for sliding and 
 
 def _odd_layer_types(value: object, scope: Scope) -> object:
     """Layer types that are not the row's pattern, which the runtime knows by itself."""
-    return None if value == layer_types_derive(scope) else layer_types_to(value, scope)
+    return None if value == layer_types_derive(scope) else layer_types_to_gguf(value, scope)
 
 
-def _untruncated_from(value: object, scope: Scope) -> object:
+def _untruncated_from_gguf(value: object, scope: Scope) -> object:
     """gpt-oss does not round the ends of yarn's ramp; a GGUF cannot say so."""
     scaling = scope.h.extra.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("rope_type") == "yarn":
@@ -129,13 +130,13 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
     )
 
 
-def _root_to(value: object, scope: Scope) -> float | None:
+def _root_to_gguf(value: object, scope: Scope) -> float | None:
     """What attention scores are multiplied with; one over the root of a head by default."""
     scale, size = as_float(value, scope.name), scope.h.head_dim
     return scale if scale is not None or not size else size**-0.5
 
 
-def _root_from(value: object, scope: Scope) -> object:
+def _root_from_gguf(value: object, scope: Scope) -> object:
     scale, size = as_float(value, scope.key.gguf), scope.h.head_dim
     return DEFAULT if scale is None or (size and to_f32(size**-0.5) == scale) else shorten(scale)
 
@@ -159,7 +160,7 @@ def _as_layout(value: object, scope: Scope) -> list[int]:
 _WINDOW = 4096
 
 
-def _layout_window_to(value: object, scope: Scope) -> object:
+def _layout_window_to_gguf(value: object, scope: Scope) -> object:
     """The window, if a layer has it; the runtime knows one length, in three of four layers."""
     layout = _as_layout(scope.config("sliding_window_layout"), scope)
     if not any(layout):
@@ -189,7 +190,7 @@ def _is_other_layout(value: object, scope: Scope) -> bool:
     return isinstance(value, list) and value != (_layout(scope) if windows else [1] * (scope.h.num_layers or 0))
 
 
-def _in_each_to(value: object, scope: Scope) -> list[float] | None:
+def _in_each_to_gguf(value: object, scope: Scope) -> list[float] | None:
     number = as_float(value, scope.name)
     return None if number is None else [number] * (scope.h.num_layers or 0)
 
@@ -212,7 +213,9 @@ all_layers = Converter(
     ),
     lambda value, scope: [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT,
 )
-in_each_layer = Converter(_in_each_to, lambda value, scope: value[0] if isinstance(value, list) and value else DEFAULT)
+in_each_layer = Converter(
+    _in_each_to_gguf, lambda value, scope: value[0] if isinstance(value, list) and value else DEFAULT
+)
 _W123 = ("w1", "w3", "w2")
 _ROUTED = rename((COUNT, USED), num_experts=("num_local_experts", "num_experts"))
 
@@ -222,7 +225,8 @@ def _grok_keys(*family: Key) -> tuple[Key, ...]:
     return (
         *DIMS, GROUPED, *family, RMS_EPS, *_ROUTED, HEAD_DIM,
         Key("router_logit_softcapping", ("router_logit_softcapping",), "f32"),
-        Key("attention.output_scale", ("attn_output_multiplier",), "f32", converter=Converter(_root_to, _root_from)),
+        Key("attention.output_scale", ("attn_output_multiplier",), "f32",
+            converter=Converter(_root_to_gguf, _root_from_gguf)),
         Key("embedding_scale", ("embedding_multiplier_scale",), "f32"),
         Key("logit_scale", ("output_multiplier_scale",), "f32"), WHOLE_HEADS,
     )
@@ -287,7 +291,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=moe_keys(
             Key("attention.sliding_window", ("sliding_window",)),
             Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=odd_layer_types),
-            Key("", converter=Converter(nothing, _untruncated_from)),
+            Key("", converter=Converter(nothing, _untruncated_from_gguf)),
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
             must_be("swiglu_alpha", 1.702), must_be("swiglu_limit", 7.0), must_be("attention_bias", True),
             count="num_local_experts",
@@ -348,7 +352,8 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
             Key("expert_weights_norm", kind="bool", constant=True),
             replace(WEIGHTS_SCALE, hf=("moe_routed_scaling_factor",)), SIGMOID, DENSE_LAYERS,
-            replace(MLP_LAYER_TYPES, converter=Converter(dense_first_to, _dense_list_from, normalize=dense_first)),
+            replace(MLP_LAYER_TYPES,
+                converter=Converter(dense_first_to_gguf, _dense_list_from_gguf, normalize=dense_first)),
             Key("", ("gating",), "str"), must_be("moe_router_logit_softcapping", 0.0), NO_BIAS,
         ),
     ),
@@ -445,7 +450,7 @@ ROWS: tuple[Architecture, ...] = (
             HEAD_DIM, replace(WIDTH, hf=("moe_ffn_hidden_size",)),
             replace(WIDTH, hf=("moe_ffn_hidden_size",), gguf="feed_forward_length"),
             Key("expert_gating_func", ("moe_primary_router_apply_softmax",), "u32", converter=softmax_switch),
-            Key("attention.sliding_window", ("sliding_window_size",), converter=Converter(_layout_window_to)),
+            Key("attention.sliding_window", ("sliding_window_size",), converter=Converter(_layout_window_to_gguf)),
             Key("", ("sliding_window_layout",), "i32[]", converter=Converter(nothing, _layout_or(0))),
             Key("", ("rope_layout",), "i32[]", converter=rope_layout),
             Key("", ("moe_layer_layout",), "i32[]", converter=all_layers), must_be("moe_enable_early_router", True),

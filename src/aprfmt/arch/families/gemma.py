@@ -15,7 +15,7 @@ from aprfmt.arch.blocks.tower import (
 from aprfmt.arch.converter import DEFAULT, Converter, Scope
 from aprfmt.arch.converters.common import any_window, softcap
 from aprfmt.arch.converters.layers import (
-    FULL, layer_types, layer_types_from, own_layer_types, own_layers_to, some_layer_types,
+    FULL, layer_types, layer_types_from_gguf, own_layer_types, own_layers_to_gguf, some_layer_types,
 )
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.row import HEAD, REQUIRED, Architecture, Key, TensorRow, Tower
@@ -25,7 +25,7 @@ from aprfmt.errors import RefusedError
 _BOTH = ("dense_2_in", "dense_2_out", "dense_3_in", "dense_3_out")
 
 
-def _both_dense_to(value: object, scope: Scope) -> object:
+def _both_dense_to_gguf(value: object, scope: Scope) -> object:
     """The width of one of two layers behind the pooling, where both are as the runtime computes them."""
     extra = scope.h.extra
     whole = all(extra.get(name) for name in _BOTH) and not (extra.get("dense_2_bias") or extra.get("dense_3_bias"))
@@ -36,15 +36,15 @@ _WIDE_HEADS = {"gemma2": 46, "gemma3": 62}
 """GGUF name -> layers of the one size that scales by hidden / heads, which the runtime tells by their number."""
 
 
-def _any_layers_to(value: object, scope: Scope) -> list[bool] | None:
-    sliding = own_layers_to(value, scope)
+def _any_layers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
+    sliding = own_layers_to_gguf(value, scope)
     return sliding if sliding and any(sliding) else None
 
 
-def _any_layers_from(value: object, scope: Scope) -> object:
+def _any_layers_from_gguf(value: object, scope: Scope) -> object:
     if not scope.gguf("attention.sliding_window"):
         return [FULL] * (scope.h.num_layers or 0)
-    return layer_types_from(value, scope)
+    return layer_types_from_gguf(value, scope)
 
 
 def _query_scale(scope: Scope) -> int | None:
@@ -53,7 +53,7 @@ def _query_scale(scope: Scope) -> int | None:
     return scope.h.plain_head_dim if wide else scope.h.head_dim
 
 
-def _query_scale_to(value: object, scope: Scope) -> None:
+def _query_scale_to_gguf(value: object, scope: Scope) -> None:
     number, runtime = as_float(value, scope.name), _query_scale(scope)
     if number is not None and runtime is not None and number != runtime:
         raise RefusedError(
@@ -62,9 +62,9 @@ def _query_scale_to(value: object, scope: Scope) -> None:
         )
 
 
-any_layer_types = replace(layer_types, to_gguf=_any_layers_to, from_gguf=_any_layers_from)
+any_layer_types = replace(layer_types, to_gguf=_any_layers_to_gguf, from_gguf=_any_layers_from_gguf)
 query_scale = Converter(
-    _query_scale_to, lambda value, scope: DEFAULT if (scale := _query_scale(scope)) is None else scale,
+    _query_scale_to_gguf, lambda value, scope: DEFAULT if (scale := _query_scale(scope)) is None else scale,
 )
 _BOTH_DENSE = "dense_2_out&dense_3_in&!dense_2_bias&!dense_3_bias"
 """llama.cpp has two layers behind the pooling, without biases."""
@@ -110,18 +110,18 @@ def _patches(scope: Scope) -> int:
     return image // patch if image and patch else 0
 
 
-def _pooled_to(value: object, scope: Scope) -> object:
+def _pooled_to_gguf(value: object, scope: Scope) -> object:
     side = isqrt(as_int(value, scope.name) or 0)
     scale = _patches(scope) // side if side else 0
     return scale if scale not in (0, _SCALE) else None
 
 
-def _pooled_from(value: object, scope: Scope) -> object:
+def _pooled_from_gguf(value: object, scope: Scope) -> object:
     scale = as_int(value, scope.name) or _SCALE
     return (_patches(scope) // scale) ** 2 or DEFAULT
 
 
-pooled_patches = Converter(_pooled_to, _pooled_from)
+pooled_patches = Converter(_pooled_to_gguf, _pooled_from_gguf)
 _V = "vision_tower.vision_model."
 _POSITIONS = "image_size/patch_size*image_size/patch_size"
 
@@ -165,7 +165,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *_GEMMA3_KEYS, ALWAYS_WINDOW, _ODD_LAYERS, ENCODER[1],
             *(
-                Key(f"dense_{n}_feat_{side}", (f"dense_{n}_{side}",), converter=Converter(_both_dense_to))
+                Key(f"dense_{n}_feat_{side}", (f"dense_{n}_{side}",), converter=Converter(_both_dense_to_gguf))
                 for n in (2, 3)
                 for side in ("in", "out")
             ),

@@ -58,7 +58,7 @@ def head_sizes(end: str = "") -> Convert:
     return lambda value, scope: GgufKeys({name: ("u32", value) for name in names if value is not None})
 
 
-def _window_kv_heads_to(value: object, scope: Scope) -> object:
+def _window_kv_heads_to_gguf(value: object, scope: Scope) -> object:
     """KV heads: one number, or one a layer where the layers that see everything have another."""
     other = scope.size("num_global_key_value_heads")
     if other is None or other == value:
@@ -67,7 +67,7 @@ def _window_kv_heads_to(value: object, scope: Scope) -> object:
     return GgufKeys({scope.key.gguf: ("i32[]", [value if one else other for one in slides])})
 
 
-def _window_kv_heads_from(value: object, scope: Scope) -> object:
+def _window_kv_heads_from_gguf(value: object, scope: Scope) -> object:
     slides = scope.gguf("attention.sliding_window_pattern")
     if not isinstance(value, list) or not isinstance(slides, list) or len(slides) != len(value):
         return value[0] if isinstance(value, list) and value.count(value[0]) == len(value) else value
@@ -79,7 +79,7 @@ def _window_kv_heads_from(value: object, scope: Scope) -> object:
     return ConfigKeys(num_key_value_heads=heads, num_global_key_value_heads=heads if other is None else other)
 
 
-def _double_wide_to(value: object, scope: Scope) -> object:
+def _double_wide_to_gguf(value: object, scope: Scope) -> object:
     """The width of the MLP: one number, or one a layer where those that share keys and values have twice as much."""
     width, n_layers = as_int(value, scope.name), scope.h.num_layers
     if width is None or n_layers is None or not scope.config("use_double_wide_mlp"):
@@ -88,7 +88,7 @@ def _double_wide_to(value: object, scope: Scope) -> object:
     return GgufKeys({scope.key.gguf: ("i32[]", [width if i < first else 2 * width for i in range(n_layers)])})
 
 
-def _double_wide_from(value: object, scope: Scope) -> object:
+def _double_wide_from_gguf(value: object, scope: Scope) -> object:
     if not isinstance(value, list) or not value:
         return value if value is not None else DEFAULT
     shared = as_int(scope.gguf("attention.shared_kv_layers"), "attention.shared_kv_layers") or 0
@@ -99,7 +99,7 @@ def _double_wide_from(value: object, scope: Scope) -> object:
     return ConfigKeys(intermediate_size=value[0], use_double_wide_mlp=wide)
 
 
-def _shared_kv_to(value: object, scope: Scope) -> object:
+def _shared_kv_to_gguf(value: object, scope: Scope) -> object:
     """llama.cpp takes keys and values of the last two layers that have some: the last sees everything."""
     shared, n_layers = as_int(value, scope.name) or 0, scope.h.num_layers or 0
     kinds = scope.h.extra.get("layer_types")
@@ -114,7 +114,7 @@ def _shared_kv_to(value: object, scope: Scope) -> object:
     return shared
 
 
-def _values_are_keys_from(value: object, scope: Scope) -> object:
+def _values_are_keys_from_gguf(value: object, scope: Scope) -> object:
     """Whether the layers that see everything have no values of their own."""
     slides = scope.gguf("attention.sliding_window_pattern")
     if not scope.names or not isinstance(slides, list):
@@ -123,13 +123,13 @@ def _values_are_keys_from(value: object, scope: Scope) -> object:
     return bool(full) and not any(f"blk.{i}.attn_v.weight" in scope.names for i in full)
 
 
-def _n_tokens_from(value: object, scope: Scope) -> object:
+def _n_tokens_from_gguf(value: object, scope: Scope) -> object:
     """As many rows as the vocabulary has."""
     tokens = scope.kv.get("tokenizer.ggml.tokens")
     return scope.h.vocab_size or (len(tokens) if isinstance(tokens, Sized) else DEFAULT)
 
 
-def _n_tokens_to(value: object, scope: Scope) -> None:
+def _n_tokens_to_gguf(value: object, scope: Scope) -> None:
     rows, vocab = as_int(value, scope.name), scope.h.vocab_size
     if scope.config("hidden_size_per_layer_input") and rows is not None and vocab is not None and rows > vocab:
         raise RefusedError(f"{scope.name} is {rows}: llama.cpp's {scope.row.gguf} supports at most the vocabulary "
@@ -144,7 +144,7 @@ def _sparsity(scope: Scope) -> list[float]:
     return [_SPARSITY if i < _SPARSE_LAYERS else 0.0 for i in range(scope.h.num_layers or 0)]
 
 
-def _sparsity_to(value: object, scope: Scope) -> None:
+def _sparsity_to_gguf(value: object, scope: Scope) -> None:
     if value is not None and value != _sparsity(scope):
         raise RefusedError(
             f"{scope.name}: llama.cpp's {scope.row.gguf} has a fixed sparsity of {_SPARSITY} in the first "
@@ -165,10 +165,10 @@ def _gemma3n_kv_sharing_to_gguf(value: object, scope: Scope) -> object:
             f"{scope.name} is {shared} of {n_layers} layers: in llama.cpp's {scope.row.gguf} exactly the first "
             f"{_KV_LAYERS} layers have their own keys and values"
         )
-    return _shared_kv_to(value, scope)
+    return _shared_kv_to_gguf(value, scope)
 
 
-def _width_a_layer_to(value: object, scope: Scope) -> list[object] | None:
+def _width_a_layer_to_gguf(value: object, scope: Scope) -> list[object] | None:
     widths = scope.h.extra.get(scope.name)
     if isinstance(widths, list) and widths.count(widths[0]) != len(widths):
         raise RefusedError(f"{scope.name} differs between layers: llama.cpp's {scope.row.gguf} has one for all")
@@ -179,13 +179,13 @@ last_full_layer_types = replace(
     layer_types, derive=lambda scope: _last_full(layer_types_derive(scope)), normalize=_last_full_normalize,
 )
 global_heads = Converter(head_sizes(), normalize=_global_heads_normalize)
-window_kv_heads = Converter(_window_kv_heads_to, _window_kv_heads_from)
-double_wide = Converter(_double_wide_to, _double_wide_from)
-shared_kv = Converter(_shared_kv_to, lambda value, scope: value or 0)
-values_are_keys = Converter(from_gguf=_values_are_keys_from)
-row_a_token = Converter(_n_tokens_to, _n_tokens_from)
-width_a_layer = Converter(_width_a_layer_to)
-ten_sparse_layers = Converter(_sparsity_to, lambda value, scope: _sparsity(scope), _sparsity_derive)
+window_kv_heads = Converter(_window_kv_heads_to_gguf, _window_kv_heads_from_gguf)
+double_wide = Converter(_double_wide_to_gguf, _double_wide_from_gguf)
+shared_kv = Converter(_shared_kv_to_gguf, lambda value, scope: value or 0)
+values_are_keys = Converter(from_gguf=_values_are_keys_from_gguf)
+row_a_token = Converter(_n_tokens_to_gguf, _n_tokens_from_gguf)
+width_a_layer = Converter(_width_a_layer_to_gguf)
+ten_sparse_layers = Converter(_sparsity_to_gguf, lambda value, scope: _sparsity(scope), _sparsity_derive)
 _SHARED_KV = Key("attention.shared_kv_layers", ("num_kv_shared_layers",), converter=shared_kv)
 _GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
 

@@ -18,7 +18,7 @@ from aprfmt.errors import RefusedError
 _HEIGHT = "preprocessor_config.size.height"
 
 
-def _by_tokens_to(value: object, scope: Scope) -> object:
+def _by_tokens_to_gguf(value: object, scope: Scope) -> object:
     """llama.cpp counts the tokens of an image as its height by this."""
     tokens, height = as_int(value, scope.name), scope.size(_HEIGHT)
     if not tokens or not height or height % tokens:
@@ -29,12 +29,12 @@ def _by_tokens_to(value: object, scope: Scope) -> object:
     return height // tokens
 
 
-def _by_tokens_from(value: object, scope: Scope) -> object:
+def _by_tokens_from_gguf(value: object, scope: Scope) -> object:
     patch, height = as_int(value, scope.name), scope.gguf("vision.image_size")
     return height // patch if patch and isinstance(height, int) else DEFAULT
 
 
-height_by_tokens = Converter(_by_tokens_to, _by_tokens_from)
+height_by_tokens = Converter(_by_tokens_to_gguf, _by_tokens_from_gguf)
 _T = "model.vision_tower.timm_model."
 _A = "model.audio_tower."
 _SEEN, _HEARD = "vision_config.hidden_size", "audio_config.hidden_size"

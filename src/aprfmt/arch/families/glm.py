@@ -21,7 +21,7 @@ from aprfmt.arch.blocks.tower import (
 )
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, if_given
 from aprfmt.arch.converters.common import integer
-from aprfmt.arch.converters.sparse import indexers_from, indexers_normalize, indexers_to
+from aprfmt.arch.converters.sparse import indexers_from_gguf, indexers_normalize, indexers_to_gguf
 from aprfmt.arch.converters.towers import activation
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.rope import DEFAULT_THETA
@@ -49,16 +49,16 @@ def _halved(row: TensorRow) -> TensorRow:
 
 
 _GLM_KEYS = (*DECODER, ROPE_DIM, flag("attention_bias"), SILU)
-glm_indexers = Converter(indexers_to, indexers_from, normalize=indexers_normalize)
+glm_indexers = Converter(indexers_to_gguf, indexers_from_gguf, normalize=indexers_normalize)
 
 
-def _ratio_from(value: object, scope: Scope) -> object:
+def _ratio_from_gguf(value: object, scope: Scope) -> object:
     theta = as_float(value, scope.key.gguf)
     ratio = None if theta is None else theta / DEFAULT_THETA
     return DEFAULT if ratio is None else int(ratio) if ratio.is_integer() else ratio
 
 
-def _ratio_to(value: object, scope: Scope) -> float | None:
+def _ratio_to_gguf(value: object, scope: Scope) -> float | None:
     """The base frequency: `rope_ratio` times the usual one."""
     ratio = as_float(value, scope.name)
     return None if ratio is None else ratio * DEFAULT_THETA
@@ -68,7 +68,7 @@ half = Converter(
     lambda value, scope: scope.h.head_dim and scope.h.head_dim // 2, integer(int, lambda count: 2 * count).from_gguf,
 )
 """Rotated values of a head: half of them."""
-rope_ratio = Converter(_ratio_to, _ratio_from)
+rope_ratio = Converter(_ratio_to_gguf, _ratio_from_gguf)
 
 
 def _expert(kind: str, gguf: str) -> tuple[TensorRow, ...]:
@@ -93,12 +93,12 @@ def _pixels_of_token(scope: Scope) -> int:
     return (patch * side) ** 2
 
 
-def _tokens_to(value: object, scope: Scope) -> object:
+def _tokens_to_gguf(value: object, scope: Scope) -> object:
     tokens = as_int(value, scope.name)
     return tokens * _pixels_of_token(scope) if tokens is not None else None
 
 
-def _tokens_from(value: object, scope: Scope) -> object:
+def _tokens_from_gguf(value: object, scope: Scope) -> object:
     pixels = as_int(value, scope.name)
     patch, side = scope.gguf("vision.patch_size"), scope.gguf("vision.spatial_merge_size")
     if pixels is None or not isinstance(patch, int) or not isinstance(side, int) or not patch * side:
@@ -106,7 +106,7 @@ def _tokens_from(value: object, scope: Scope) -> object:
     return pixels // (patch * side) ** 2
 
 
-tokens_as_pixels = Converter(_tokens_to, _tokens_from)
+tokens_as_pixels = Converter(_tokens_to_gguf, _tokens_from_gguf)
 _V = "visual."
 _SIDE = "spatial_merge_size"
 _BIAS = "vision_config.attention_bias"

@@ -12,11 +12,11 @@ from aprfmt.arch.blocks.mla import INDEXER, indexer, latent_attention, mla_keys
 from aprfmt.arch.blocks.moe import GROUPS, MTP, draft_layer, router_and_experts, selection_bias, shared_expert
 from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, last_stream, streams
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
-from aprfmt.arch.converters.common import dense_first, dense_first_to, rope_keys, yarn_log
+from aprfmt.arch.converters.common import dense_first, dense_first_to_gguf, rope_keys, yarn_log
 from aprfmt.arch.converters.experts import one_for_all, same_limit
 from aprfmt.arch.converters.hybrid import kda_heads, latent_layers
 from aprfmt.arch.converters.layers import plain_kinds
-from aprfmt.arch.converters.sparse import OWN, SHARED, indexers_from, indexers_normalize, indexers_to
+from aprfmt.arch.converters.sparse import OWN, SHARED, indexers_from_gguf, indexers_normalize, indexers_to_gguf
 from aprfmt.arch.row import MOST, Architecture, Difference, Key, TensorRow
 
 
@@ -39,27 +39,27 @@ def _latent_or_linear_normalize(value: object, scope: Scope) -> object:
     return [_ATTENDS if i % 4 == 3 else _LINEAR_KIND for i in range(n_layers)]
 
 
-def _latent_or_linear_from(value: object, scope: Scope) -> object:
+def _latent_or_linear_from_gguf(value: object, scope: Scope) -> object:
     heads = scope.gguf("attention.head_count_kv")
     return [_ATTENDS if n else _LINEAR_KIND for n in heads] if isinstance(heads, list) else DEFAULT
 
 
-hy_indexers = Converter(indexers_to, indexers_from, normalize=_hy_indexers)
+hy_indexers = Converter(indexers_to_gguf, indexers_from_gguf, normalize=_hy_indexers)
 own_indexers = Converter(
-    indexers_to,
+    indexers_to_gguf,
     lambda value, scope: [OWN if flag else SHARED for flag in value] if isinstance(value, list) else DEFAULT,
     normalize=indexers_normalize,
 )
-latent_or_linear = Converter(nothing, _latent_or_linear_from, normalize=_latent_or_linear_normalize)
+latent_or_linear = Converter(nothing, _latent_or_linear_from_gguf, normalize=_latent_or_linear_normalize)
 
 
-def _listed_dense_from(value: object, scope: Scope) -> object:
+def _listed_dense_from_gguf(value: object, scope: Scope) -> object:
     """The same list, for classes that know no number of dense layers."""
     first, n_layers = scope.size("first_k_dense_replace"), scope.h.num_layers
     return DEFAULT if first is None else ["dense" if i < first else "sparse" for i in range(n_layers or 0)]
 
 
-listed_dense = Converter(dense_first_to, _listed_dense_from, normalize=dense_first)
+listed_dense = Converter(dense_first_to_gguf, _listed_dense_from_gguf, normalize=dense_first)
 _NEIGHBOURS = Difference(
     "llama.cpp's hy_v4 applies interleaved RoPE, transformers NEOX-style RoPE, and llama.cpp's converter does not "
     "permute the rows: logits differ"

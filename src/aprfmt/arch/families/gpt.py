@@ -39,7 +39,7 @@ def _falcon_kv_normalize(value: object, scope: Scope) -> int | None:
     return as_int(value, scope.name) or scope.h.num_heads
 
 
-def _falcon_kind_from(value: object, scope: Scope) -> object:
+def _falcon_kind_from_gguf(value: object, scope: Scope) -> object:
     """Which of the three Falcons: by the KV heads and the norms of a layer."""
     heads, kv_heads = scope.h.num_heads, scope.h.num_kv_heads
     if not scope.names or kv_heads is None:
@@ -55,7 +55,7 @@ def _has_groups(scope: Scope) -> bool:
     return scope.h.num_kv_heads != scope.h.num_heads
 
 
-def _alibi_from(value: object, scope: Scope) -> object:
+def _alibi_from_gguf(value: object, scope: Scope) -> object:
     bias = as_float(value, scope.key.gguf)
     if bias is None and not scope.kv:
         return DEFAULT
@@ -76,7 +76,7 @@ kv_if_named = Converter(
 )
 alibi_bias = Converter(
     lambda value, scope: 0.0 if scope.config("attn_config.alibi") is False else as_float(value, scope.name),
-    _alibi_from,
+    _alibi_from_gguf,
 )
 _DEALT = More(order=("deal:kv_heads,q/kv_heads,head_dim,head_dim",))
 """Fused attention of which each group holds its heads of Q, one of K, one of V; GGUF has all Q, all K, all V."""
@@ -228,7 +228,8 @@ _FALCON = Architecture(
         Key("tensor_data_layout", kind="str", constant="jploski"),
         Key("attention.head_count_kv", ("num_kv_heads", "n_head_kv"), field="num_kv_heads", converter=falcon_kv),
         flag("multi_query"), Key("", ("num_ln_in_parallel_attn",)),
-        Key("", ("new_decoder_architecture",), "bool", converter=Converter(nothing, _falcon_kind_from)), EPSILON, ROPE,
+        Key("", ("new_decoder_architecture",), "bool", converter=Converter(nothing, _falcon_kind_from_gguf)), EPSILON,
+        ROPE,
         must_be("alibi", False), must_be("parallel_attn", True), must_be("bias", False), gelu("activation"),
     ),
     ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"), prefixes=_bare("word_embeddings.", "h.", "ln_f."),

@@ -29,12 +29,12 @@ SCALES = (
 """Granite's multipliers."""
 
 
-def _lone_width_to(value: object, scope: Scope) -> object:
+def _lone_width_to_gguf(value: object, scope: Scope) -> object:
     """Width of the dense MLP; of a network without experts that is the shared expert's."""
     return value if scope.h.num_experts else scope.h.extra.get("shared_intermediate_size", value)
 
 
-def _rope_switch_to(value: object, scope: Scope) -> bool:
+def _rope_switch_to_gguf(value: object, scope: Scope) -> bool:
     if value not in (None, "rope", "nope"):
         raise RefusedError(f"GGUF does not support position_embedding_type {value!r:.40}")
     return bool(value == "rope")
@@ -43,7 +43,7 @@ def _rope_switch_to(value: object, scope: Scope) -> bool:
 some_experts = Converter(from_gguf=lambda value, scope: value or 0)
 # The runtime refuses more used experts than there are.
 used_experts = Converter(lambda value, scope: value if scope.h.num_experts else None)
-rope_switch = Converter(_rope_switch_to, lambda value, scope: "rope" if value else None)
+rope_switch = Converter(_rope_switch_to_gguf, lambda value, scope: "rope" if value else None)
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 _SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
 _KINDS = Key("", ("layer_types",), converter=mixed_layers)
@@ -80,7 +80,8 @@ _GRANITE = Architecture(
         *norm("post_attention_layernorm", "ffn_norm"), *_granite_mlp(),
     ),
     keys=(
-        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, converter=Converter(_lone_width_to)), _HEADS, KV_HEADS_BY_LAYER, ROPE,
+        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, converter=Converter(_lone_width_to_gguf)), _HEADS, KV_HEADS_BY_LAYER,
+        ROPE,
         RMS_EPS, replace(EXPERTS[0], hf=("num_local_experts",), converter=some_experts),
         replace(EXPERTS[1], converter=used_experts), VOCAB, ROPE_DIM, *SCALES,
         Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
@@ -94,7 +95,7 @@ _GRANITE = Architecture(
 )
 
 
-def _rope_pattern_to(value: object, scope: Scope) -> list[bool] | None:
+def _rope_pattern_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     """Which layers are rotated, where not all are, from the base frequency of each: 0 for those that are not."""
     listed = value if value is not None else scope.h.extra.get("no_rope_layers")
     if listed is None:
@@ -106,12 +107,12 @@ def _rope_pattern_to(value: object, scope: Scope) -> list[bool] | None:
     return None if all(listed) else [bool(item) for item in listed]
 
 
-def _rope_pattern_from(value: object, scope: Scope) -> object:
+def _rope_pattern_from_gguf(value: object, scope: Scope) -> object:
     return [scope.h.rope_theta if rotated else 0 for rotated in value] if isinstance(value, list) else DEFAULT
 
 
 dense_first_layer_types = replace(layer_types, derive=full_every_fourth)
-rope_pattern = Converter(_rope_pattern_to, _rope_pattern_from)
+rope_pattern = Converter(_rope_pattern_to_gguf, _rope_pattern_from_gguf)
 
 
 def _granite(*mlp: TensorRow) -> tuple[TensorRow, ...]:
@@ -146,7 +147,7 @@ _GRANITE_KEYS = (
 )
 
 
-def _mapping_to(value: object, scope: Scope) -> object:
+def _mapping_to_gguf(value: object, scope: Scope) -> object:
     """What a GGUF told, else what the lists of the whole model's config.json say; nothing for Granite alone."""
     n_layers = scope.h.num_layers or 0
     if value is not None:
@@ -155,7 +156,7 @@ def _mapping_to(value: object, scope: Scope) -> object:
     return projectors.deepstack_mapping(told, n_layers) if any(told.values()) else None
 
 
-deepstack_mapping = Converter(_mapping_to, lambda value, scope: value)
+deepstack_mapping = Converter(_mapping_to_gguf, lambda value, scope: value)
 _BIASES = (flag("attention_bias"), flag("mlp_bias"))
 _BIASED = decoder(*attention("attention_bias", "attention_bias", permuted=True), mlp=gated_mlp("mlp_bias"))
 

@@ -33,7 +33,7 @@ def _output(number: int, depth: int, scope: Scope) -> int:
     return layer
 
 
-def _layers_to(value: object, scope: Scope) -> object:
+def _layers_to_gguf(value: object, scope: Scope) -> object:
     depth = scope.size(VISION_LAYERS) or 0
     told = {name: scope.config(name) for name in (MAP, TARGETS, SPATIAL_LAYER)}
     found = projectors.projectors(told, scope.size(TEXT_LAYERS))
@@ -43,7 +43,7 @@ def _layers_to(value: object, scope: Scope) -> object:
     return GgufKeys({scope.key.gguf: ("i32[]", layers), _OFFSETS: ("i32[]", offsets)})
 
 
-def _layers_from(value: object, scope: Scope) -> object:
+def _layers_from_gguf(value: object, scope: Scope) -> object:
     """The lists of a config.json, with the number of each projector where that has a layer of the language model."""
     layers, offsets = numbers(value, scope.key.gguf), numbers(scope.gguf(_OFFSETS), _OFFSETS)
     depth = as_int(scope.gguf("vision.block_count"), "vision.block_count") or 0
@@ -79,28 +79,28 @@ def _side(part: int) -> Converter:
     return Converter(to_gguf, from_gguf)
 
 
-def _pinpoints_to(value: object, scope: Scope) -> object:
+def _pinpoints_to_gguf(value: object, scope: Scope) -> object:
     """Sizes of images, width before height."""
     pairs = value if isinstance(value, list) else []
     return [side for pair in pairs for side in numbers(pair, scope.name)[::-1]] or None
 
 
-def _pinpoints_from(value: object, scope: Scope) -> object:
+def _pinpoints_from_gguf(value: object, scope: Scope) -> object:
     sides = numbers(value, scope.key.gguf) if value is not None else []
     return [[sides[i + 1], sides[i]] for i in range(0, len(sides) - 1, 2)] or DEFAULT
 
 
 query_side = _side(0)
 window_side = _side(1)
-pinpoints = Converter(_pinpoints_to, _pinpoints_from)
+pinpoints = Converter(_pinpoints_to_gguf, _pinpoints_from_gguf)
 
 
-def _ffn_of_mult_from(value: object, scope: Scope) -> object:
+def _ffn_of_mult_from_gguf(value: object, scope: Scope) -> object:
     width, ffn = as_int(scope.gguf("audio.embedding_length"), scope.name), as_int(value, scope.name)
     return ffn // width if width and ffn else DEFAULT
 
 
-def _one_width_to(value: object, scope: Scope) -> object:
+def _one_width_to_gguf(value: object, scope: Scope) -> object:
     """Width of Granite's encoder, which llama.cpp takes that of its heads and of the projector's network for, too."""
     heads, dim = (scope.size(f"encoder_config.{name}") for name in ("num_heads", "dim_head"))
     others = {
@@ -116,7 +116,7 @@ def _one_width_to(value: object, scope: Scope) -> object:
     return value
 
 
-ffn_of_mult = computed("encoder_config.hidden_dim*encoder_config.feedforward_mult", _ffn_of_mult_from)
+ffn_of_mult = computed("encoder_config.hidden_dim*encoder_config.feedforward_mult", _ffn_of_mult_from_gguf)
 _C = "encoder_config"
 _Q = "projector_config"
 _W = "hidden_dim"
@@ -222,7 +222,7 @@ _SPEECH = Tower(
     made=scale_and_shift(_BATCH_NORM),
     f32=(".conv_pw1.weight", ".conv_pw2.weight", ".conv_dw.weight"),
     keys=hears(
-        Key("audio.embedding_length", (f"{_C}.hidden_dim",), converter=Converter(_one_width_to, or_default)),
+        Key("audio.embedding_length", (f"{_C}.hidden_dim",), converter=Converter(_one_width_to_gguf, or_default)),
         Key("audio.feed_forward_length", (f"{_C}.feedforward_mult",), converter=ffn_of_mult),
         Key("audio.block_count", (f"{_C}.num_layers",)), Key("audio.attention.head_count", (f"{_C}.num_heads",)),
         projector("granite_speech"), Key("audio.num_mel_bins", (f"{_C}.input_dim",)),
@@ -264,7 +264,7 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.projector.query_side", ("downsample_rate",), converter=query_side),
             Key("vision.projector.window_side", ("downsample_rate",), converter=window_side), Key("", (TARGETS,)),
             Key("", (SPATIAL_LAYER,), "i32"), Key("", (TEXT_LAYERS,)),
-            Key("vision.feature_layer", (MAP,), "i32[]", converter=Converter(_layers_to, _layers_from)),
+            Key("vision.feature_layer", (MAP,), "i32[]", converter=Converter(_layers_to_gguf, _layers_from_gguf)),
             Key("vision.image_grid_pinpoints", ("image_grid_pinpoints",), "i32[]", converter=pinpoints),
             Key("", (f"{_F}.intermediate_size",)), must_be("vision_config.hidden_act", "gelu_pytorch_tanh"),
             must_be(f"{_F}.num_hidden_layers", 1), must_be(f"{_F}.hidden_act", "gelu"),

@@ -29,7 +29,7 @@ _KDA_CONFIG = {
 }
 
 
-def kda_config_from(value: object, scope: Scope) -> object:
+def kda_config_from_gguf(value: object, scope: Scope) -> object:
     """The object in which Kimi's own code, and llama.cpp's converter, look for what transformers has beside it."""
     kinds = layer_kinds(scope.h.extra)
     if kinds is None:
@@ -40,7 +40,7 @@ def kda_config_from(value: object, scope: Scope) -> object:
     return {**as_mapping(value), **numbers, "full_attn_layers": full, "kda_layers": kda}
 
 
-kda_config = Converter(nothing, kda_config_from, normalize=kda_config_from)
+kda_config = Converter(nothing, kda_config_from_gguf, normalize=kda_config_from_gguf)
 
 
 def _kda_layers_normalize(value: object, scope: Scope) -> object:
@@ -54,7 +54,7 @@ def _kda_layers_normalize(value: object, scope: Scope) -> object:
     return hybrid_kinds([i - 1 for i in listed if isinstance(i, int)] if isinstance(listed, list) else [], n_layers)
 
 
-def _kda_layers_from(value: object, scope: Scope) -> object:
+def _kda_layers_from_gguf(value: object, scope: Scope) -> object:
     found, n_layers = attending(scope), scope.h.num_layers
     return DEFAULT if found is None or n_layers is None else hybrid_kinds(found, n_layers)
 
@@ -63,14 +63,14 @@ def _k3_config(value: object, scope: Scope) -> object:
     """The same, with what only the third Kimi has there. That it has no draft layers is what silence says too."""
     if not scope.h.extra.get("num_nextn_predict_layers"):
         scope.h.extra.pop("num_nextn_predict_layers", None)
-    found = kda_config_from(value, scope)
+    found = kda_config_from_gguf(value, scope)
     if not isinstance(found, dict):
         return found
     bound = scope.h.extra.get("linear_lower_bound")
     return {"use_full_rank_gate": True, **({"gate_lower_bound": bound} if bound is not None else {}), **found}
 
 
-kda_layers = Converter(nothing, _kda_layers_from, normalize=_kda_layers_normalize)
+kda_layers = Converter(nothing, _kda_layers_from_gguf, normalize=_kda_layers_normalize)
 k3_config = Converter(
     refuse_if(
         lambda value, scope: as_mapping(value).get("use_full_rank_gate") is False,
@@ -176,12 +176,12 @@ def _patch_area(scope: Scope) -> int | None:
     return side * side if side else None
 
 
-def _pixels_to(value: object, scope: Scope) -> object:
+def _pixels_to_gguf(value: object, scope: Scope) -> object:
     patches, area = as_int(value, scope.name), _patch_area(scope)
     return patches * area if patches and area else None
 
 
-def _pixels_from(value: object, scope: Scope) -> object:
+def _pixels_from_gguf(value: object, scope: Scope) -> object:
     pixels, side = as_int(value, scope.name), as_int(scope.gguf("vision.patch_size"), scope.name)
     return pixels // side**2 if pixels and side else DEFAULT
 
@@ -189,7 +189,7 @@ def _pixels_from(value: object, scope: Scope) -> object:
 same_sides = Converter(_merge_kernel_to_gguf, _merge_kernel_from_gguf)
 position_image = computed("vision_config.init_pos_emb_height*vision_config.patch_size", nothing)
 least_pixels = computed(f"{_LEAST_PATCHES}*vision_config.patch_size*vision_config.patch_size", nothing)
-patches_to_pixels = Converter(_pixels_to, _pixels_from)
+patches_to_pixels = Converter(_pixels_to_gguf, _pixels_from_gguf)
 _V = "vision_tower."
 _GRID = "init_pos_emb_height,init_pos_emb_width"
 _CELLS = "init_pos_emb_height*init_pos_emb_width"

@@ -23,12 +23,12 @@ from aprfmt.arch.converters.hybrid import attending, latent_layers
 from aprfmt.arch.row import HEAD, OPTIONAL, OWN, REQUIRED, Architecture, Key, TensorRow, Tower
 
 
-def _expert_width_to(value: object, scope: Scope) -> object:
+def _expert_width_to_gguf(value: object, scope: Scope) -> object:
     """The width of one shared expert; the runtime multiplies it with their number."""
     return scope.h.moe_intermediate_size if value is None else value
 
 
-expert_width = Converter(_expert_width_to)
+expert_width = Converter(_expert_width_to_gguf)
 _NO_BIASES = (must_be("use_bias", False), must_be("use_qkv_bias", False))
 _QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weight": "kv,hidden"}
 
@@ -48,12 +48,12 @@ def _bailing(*attention_rows: TensorRow, dense: str = "", head: str = "") -> tup
     )
 
 
-def _kda_and_value_to(value: object, scope: Scope) -> GgufKeys | None:
+def _kda_and_value_to_gguf(value: object, scope: Scope) -> GgufKeys | None:
     size = scope.h.head_dim
     return None if size is None else GgufKeys({"kda.head_dim": ("u32", size), "attention.value_length": ("u32", size)})
 
 
-def _group_of_layers_from(value: object, scope: Scope) -> object:
+def _group_of_layers_from_gguf(value: object, scope: Scope) -> object:
     found = attending(scope)
     return DEFAULT if not found else found[0] + 1
 
@@ -100,7 +100,7 @@ ROWS: tuple[Architecture, ...] = (
             *rename((_COUNT, _USED), num_experts=("num_experts",)), *GROUPS,
             Key("expert_gating_func", ("score_function",), converter=gating), VOCAB,
             Key("ssm.conv_kernel", ("short_conv_kernel_size",)),
-            Key("kda.head_dim", ("head_dim",), field="head_dim", converter=Converter(_kda_and_value_to)),
+            Key("kda.head_dim", ("head_dim",), field="head_dim", converter=Converter(_kda_and_value_to_gguf)),
             Key("kda.safe_gate", ("kda_safe_gate",), "bool", constant=True),
             Key("kda.gate_lower_bound", ("kda_lower_bound",), "f32"), Key("attention.q_lora_rank", ("q_lora_rank",)),
             *LATENT_SIZES, Key("rope.dimension_sections", ("mrope_section",), "i32[]", converter=three_sections),
@@ -108,7 +108,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_shared_count", ("num_shared_experts",)), DENSE_LAYERS, WEIGHTS_SCALE, WEIGHTS_NORM,
             Key("swiglu_clamp_exp", ("expert_swiglu_limit_list",), "f32[]", converter=limits, draft=OWN),
             Key("swiglu_clamp_shexp", ("share_expert_swiglu_limit_list",), "f32[]", converter=limits, draft=OWN),
-            Key("", ("layer_group_size",), converter=Converter(nothing, _group_of_layers_from)),
+            Key("", ("layer_group_size",), converter=Converter(nothing, _group_of_layers_from_gguf)),
             must_be("no_kda_lora", True), must_be("gated_attention_proj_granularity_type", "head_wise"),
             must_be("use_qkv_bias", False), must_be("hidden_act", "silu"), MTP,
         ),

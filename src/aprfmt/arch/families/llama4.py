@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.moe import NO_BIAS, WIDTH, moe_decoder, moe_keys, shared_expert
 from aprfmt.arch.converter import Converter, Scope, implied, refuse_if
-from aprfmt.arch.converters.windows import every_fourth_full, fourth_full_to
+from aprfmt.arch.converters.windows import every_fourth_full, fourth_full_to_gguf
 from aprfmt.arch.families.llama import every_fourth
 from aprfmt.arch.row import Architecture, Key, TensorRow
 
@@ -68,7 +68,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("interleave_moe_layer_step", ("interleave_moe_layer_step",)),
             Key("", ("moe_layers",), "i32[]", converter=stepped_moe_layers),
             Key("", ("no_rope_layers",), "i32[]", converter=every_fourth), Key("", ("no_rope_layer_interval",)),
-            replace(_FOURTH, converter=Converter(fourth_full_to, lambda value, scope: None)),
+            replace(_FOURTH, converter=Converter(fourth_full_to_gguf, lambda value, scope: None)),
             Key("", ("use_qk_norm",), "bool", converter=not_of_128_experts),
             must_be("attention_chunk_size", 8192), Key("", ("attn_temperature_tuning",), "bool", allowed=(True, 4)),
             must_be("floor_scale", 8192), must_be("attn_scale", 0.1),

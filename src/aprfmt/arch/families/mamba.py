@@ -34,12 +34,12 @@ def _steps(found: list[int], n_layers: int, period: str, offset: str) -> ConfigK
     return ConfigKeys({period: found[1] - first if len(found) > 1 else max(n_layers, first + 1), offset: first})
 
 
-def _period_from(value: object, scope: Scope) -> object:
+def _period_from_gguf(value: object, scope: Scope) -> object:
     found, n_layers = attending(scope), scope.h.num_layers
     return DEFAULT if found is None or not n_layers else _steps(found, n_layers, scope.name, "attn_layer_offset")
 
 
-def _expert_period_from(value: object, scope: Scope) -> object:
+def _expert_period_from_gguf(value: object, scope: Scope) -> object:
     """By the layers that have a router."""
     n_layers = scope.h.num_layers
     if not scope.names or not n_layers:
@@ -59,12 +59,12 @@ def _head_width_normalize(value: object, scope: Scope) -> object:
     return inner // heads if value in (None, "auto") and inner and heads else DEFAULT
 
 
-def _norm_behind_gate_to(value: object, scope: Scope) -> None:
+def _norm_behind_gate_to_gguf(value: object, scope: Scope) -> None:
     if value and scope.config("mamba_rms_norm"):
         raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} norms after the gate, not before it")
 
 
-def _tied_multiplier_to(value: object, scope: Scope) -> None:
+def _tied_multiplier_to_gguf(value: object, scope: Scope) -> None:
     if scope.h.tied and value != scope.h.extra.get("lm_head_multiplier"):
         raise RefusedError(
             f"embedding_multiplier is {value} and lm_head_multiplier {scope.h.extra.get('lm_head_multiplier')}: a GGUF "
@@ -76,10 +76,10 @@ attention_indices = Converter(
     nothing, lambda value, scope: DEFAULT if (found := attending(scope)) is None else found,
     normalize=lambda value, scope: [] if value is None else DEFAULT,
 )
-attention_period = Converter(nothing, _period_from)
-expert_period = Converter(nothing, _expert_period_from)
+attention_period = Converter(nothing, _period_from_gguf)
+expert_period = Converter(nothing, _expert_period_from_gguf)
 heads_of_width = Converter(nothing, _head_width_normalize, normalize=_head_width_normalize)
-norm_behind_gate = Converter(_norm_behind_gate_to, lambda value, scope: not scope.h.extra.get("mamba_rms_norm"))
+norm_behind_gate = Converter(_norm_behind_gate_to_gguf, lambda value, scope: not scope.h.extra.get("mamba_rms_norm"))
 _SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
 _INNER = "mamba_expand*hidden"
 _TWICE = Key("ssm.inner_size", ("mamba_expand",), converter=expand, allowed=(2,))
@@ -159,7 +159,7 @@ def _padded_normalize(value: object, scope: Scope) -> object:
 padded_vocab = Converter(normalize=_padded_normalize)
 
 
-def _twice_to(value: object, scope: Scope) -> object:
+def _twice_to_gguf(value: object, scope: Scope) -> object:
     """The width of a Mamba layer, of which the runtime knows one."""
     width, hidden = as_int(value, scope.name), scope.h.hidden_size
     if width is not None and hidden is not None and width != 2 * hidden:
@@ -171,7 +171,7 @@ def _twice_to(value: object, scope: Scope) -> object:
 
 
 expanded_twice = Converter(
-    _twice_to, derive=lambda scope: times_hidden(scope.h.extra.get("expand", scope.defaults.get("expand")), scope),
+    _twice_to_gguf, derive=lambda scope: times_hidden(scope.h.extra.get("expand", scope.defaults.get("expand")), scope),
 )
 _BLOCKS, _, _WIDTH, _, _ = DIMS
 _UNBOUNDED = Key("context_length", constant=1 << 20)
@@ -274,7 +274,8 @@ ROWS: tuple[Architecture, ...] = (
             Key("ssm.state_size", ("mamba_d_state",)), Key("ssm.time_step_rank", ("mamba_n_heads",)),
             Key("ssm.group_count", ("mamba_n_groups",)), Key("", ("mamba_d_head",), converter=heads_of_width),
             flag("mamba_rms_norm"), Key("", ("mamba_norm_before_gate",), "bool", converter=norm_behind_gate),
-            Key("", ("embedding_multiplier",), "f32", converter=Converter(_tied_multiplier_to)), SILU, flag("mlp_bias"),
+            Key("", ("embedding_multiplier",), "f32", converter=Converter(_tied_multiplier_to_gguf)), SILU,
+            flag("mlp_bias"),
             must_be("attention_bias", False), must_be("projectors_bias", False), must_be("mamba_proj_bias", False),
             must_be("mamba_conv_bias", True),
         ),

@@ -19,7 +19,7 @@ from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
 from aprfmt.arch.converters.common import gating, numbers, shared_rotary_dim, unless_named
 from aprfmt.arch.converters.experts import dense_by_tensors
 from aprfmt.arch.converters.towers import book_sizes
-from aprfmt.arch.converters.windows import heads_by_window_from, hybrid_layers, of_kind
+from aprfmt.arch.converters.windows import heads_by_window_from_gguf, hybrid_layers, of_kind
 from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import MOST, OPTIONAL, REQUIRED, Architecture, Key, TensorRow, Tower
@@ -29,7 +29,7 @@ from aprfmt.errors import RefusedError
 _WINDOWED = "swa_num_key_value_heads"
 
 
-def _heads_by_window_to(value: object, scope: Scope) -> list[int] | None:
+def _heads_by_window_to_gguf(value: object, scope: Scope) -> list[int] | None:
     """Key-value heads of each layer: of layers with a window, and of the others."""
     full, windowed = as_int(value, scope.name), as_int(scope.h.extra.get(_WINDOWED), _WINDOWED)
     kinds = layer_kinds(scope.h.extra)
@@ -38,7 +38,7 @@ def _heads_by_window_to(value: object, scope: Scope) -> list[int] | None:
     return [windowed if kind == "sliding_attention" else full for kind in kinds]
 
 
-def _windowed_from(value: object, scope: Scope) -> object:
+def _windowed_from_gguf(value: object, scope: Scope) -> object:
     heads = scope.gguf("attention.head_count_kv")
     found = of_kind(heads, scope, slides=True)
     return DEFAULT if found is None else found
@@ -55,7 +55,7 @@ def _inclusive_window(value: object, scope: Scope) -> object:
     return DEFAULT if size is None or scope.h.hf_model_type != "mimo_v2_flash" else size + 1
 
 
-def _fused_to(value: object, scope: Scope) -> None:
+def _fused_to_gguf(value: object, scope: Scope) -> None:
     """FP8 releases store the fused rows in the order of the devices that they were divided among."""
     packed = as_mapping(scope.h.extra.get("quantization_config"))
     if value == "fused_qkv" and packed.get("quant_method") == "fp8":
@@ -66,9 +66,9 @@ def _fused_to(value: object, scope: Scope) -> None:
         )
 
 
-heads_by_window = Converter(_heads_by_window_to, heads_by_window_from)
+heads_by_window = Converter(_heads_by_window_to_gguf, heads_by_window_from_gguf)
 fused_by_tensors = Converter(
-    _fused_to, lambda value, scope: "fused_qkv" if "blk.0.attn_qkv.weight" in scope.names else DEFAULT,
+    _fused_to_gguf, lambda value, scope: "fused_qkv" if "blk.0.attn_qkv.weight" in scope.names else DEFAULT,
 )
 absent_null = unless_named(None)
 
@@ -99,13 +99,13 @@ def _beside(scope: Scope, name: str) -> str:
     return f"{scope.name.rpartition('.')[0]}.{name}"
 
 
-def _whole_to(value: object, scope: Scope) -> object:
+def _whole_to_gguf(value: object, scope: Scope) -> object:
     """Every so many layers the last attends to all of the sound."""
     step, depth = as_int(value, scope.name) or 1, scope.size(_beside(scope, "encoder_layers")) or 0
     return [_WHOLE if layer % step == step - 1 else _WINDOW for layer in range(depth)]
 
 
-def _whole_from(value: object, scope: Scope) -> object:
+def _whole_from_gguf(value: object, scope: Scope) -> object:
     marks = numbers(value, scope.name)
     step = marks.index(_WHOLE) + 1 if _WHOLE in marks else len(marks) + 1
     if [_WHOLE if layer % step == step - 1 else _WINDOW for layer in range(len(marks))] != marks:
@@ -116,7 +116,7 @@ def _whole_from(value: object, scope: Scope) -> object:
     return ConfigKeys({scope.name: step, _beside(scope, "hybrid_attention"): True})
 
 
-def _behind_to(value: object, scope: Scope) -> object:
+def _behind_to_gguf(value: object, scope: Scope) -> object:
     sides = numbers(value, scope.name)
     if len(sides) != 2 or sides[0] <= 0 or sides[1] != 0:
         raise RefusedError(
@@ -126,7 +126,7 @@ def _behind_to(value: object, scope: Scope) -> object:
     return sides[0]
 
 
-def _behind_from(value: object, scope: Scope) -> object:
+def _behind_from_gguf(value: object, scope: Scope) -> object:
     side = as_int(value, scope.name)
     return [side, 0] if side is not None else DEFAULT
 
@@ -145,9 +145,9 @@ def _channels(value: object, scope: Scope) -> object:
 
 
 codebook_sizes = Converter(lambda value, scope: book_sizes(value, scope.size(_beside(scope, "num_quantizers")) or 0))
-whole_after_windows = Converter(_whole_to, _whole_from)
+whole_after_windows = Converter(_whole_to_gguf, _whole_from_gguf)
 channels_of_books = Converter(normalize=_channels, derive=lambda scope: scope.size(_CODE_BOOKS))
-behind_only = Converter(_behind_to, _behind_from)
+behind_only = Converter(_behind_to_gguf, _behind_from_gguf)
 _V = "visual."
 _T = "audio_tokenizer.encoder."
 _L = "audio_encoder.input_local_transformer."
@@ -211,7 +211,7 @@ ROWS: tuple[Architecture, ...] = (
                 ),
                 rms_norm_eps=("rms_norm_eps", "layernorm_epsilon"),
             ),
-            Key("", ("swa_num_key_value_heads",), converter=Converter(nothing, _windowed_from, _twice_the_heads)),
+            Key("", ("swa_num_key_value_heads",), converter=Converter(nothing, _windowed_from_gguf, _twice_the_heads)),
             Key("expert_gating_func", ("scoring_func",), converter=gating, allowed=("sigmoid",)),
             Key("rope.dimension_count", converter=shared_rotary_dim),
             replace(WINDOW, converter=Converter(normalize=_inclusive_window)), Key("", ("sliding_window_size",)),

@@ -17,15 +17,15 @@ from aprfmt.arch.row import REQUIRED, SELDOM, Architecture, Key, TensorRow, Towe
 from aprfmt.errors import RefusedError
 
 
-def _odd_length_to(value: object, scope: Scope) -> object:
+def _odd_length_to_gguf(value: object, scope: Scope) -> object:
     """The length of a value where it is not what llama.cpp takes it for by default."""
     return None if value == scope.h.plain_head_dim else value
 
 
-odd_value_length = Converter(_odd_length_to, derive=lambda scope: scope.h.plain_head_dim, role=SELDOM)
+odd_value_length = Converter(_odd_length_to_gguf, derive=lambda scope: scope.h.plain_head_dim, role=SELDOM)
 
 
-def _given_to(value: object, scope: Scope) -> object:
+def _given_to_gguf(value: object, scope: Scope) -> object:
     if value is None:
         raise RefusedError(
             f"{scope.name} is null: llama.cpp's {scope.row.gguf} requires it",
@@ -34,7 +34,7 @@ def _given_to(value: object, scope: Scope) -> object:
     return value
 
 
-given = Converter(_given_to)
+given = Converter(_given_to_gguf)
 _ROTATED = Key("rope.dimension_count", ("qk_rope_head_dim",), field="head_dim")
 """What the rope parameters call a head is the part of it that is rotated."""
 _WHOLE_QUERY = f"heads*{KEY.replace('+', '+heads*')},"
@@ -46,24 +46,24 @@ _LOW_RANK = (
 )
 
 
-def _depth_scale_to(value: object, scope: Scope) -> float | None:
+def _depth_scale_to_gguf(value: object, scope: Scope) -> float | None:
     """MiniCPM's residual scale: scale_depth over the square root of the number of layers."""
     depth = as_float(value, scope.name)
     return None if depth is None or not scope.h.num_layers else depth / math.sqrt(scope.h.num_layers)
 
 
-def _depth_scale_from(value: object, scope: Scope) -> object:
+def _depth_scale_from_gguf(value: object, scope: Scope) -> object:
     scale = as_float(value, scope.key.gguf)
     return DEFAULT if scale is None or not scope.h.num_layers else round(scale * math.sqrt(scope.h.num_layers), 6)
 
 
-def _base_width_to(value: object, scope: Scope) -> float | None:
+def _base_width_to_gguf(value: object, scope: Scope) -> float | None:
     """MiniCPM's logits are divided by how many times wider than `dim_model_base` the network is."""
     base = as_int(value, scope.name)
     return scope.h.hidden_size / base if base and scope.h.hidden_size else None
 
 
-def _base_width_from(value: object, scope: Scope) -> object:
+def _base_width_from_gguf(value: object, scope: Scope) -> object:
     times = as_float(value, scope.key.gguf)
     return round(scope.h.hidden_size / times) if times and scope.h.hidden_size else DEFAULT
 
@@ -94,8 +94,10 @@ ROWS: tuple[Architecture, ...] = (
         tensors=decoder(*attention(permuted=True)),
         keys=(
             *DECODER, Key("embedding_scale", ("scale_emb",), "f32"),
-            Key("residual_scale", ("scale_depth",), "f32", converter=Converter(_depth_scale_to, _depth_scale_from)),
-            Key("logit_scale", ("dim_model_base",), "f32", converter=Converter(_base_width_to, _base_width_from)), SILU,
+            Key("residual_scale", ("scale_depth",), "f32",
+                converter=Converter(_depth_scale_to_gguf, _depth_scale_from_gguf)),
+            Key("logit_scale", ("dim_model_base",), "f32",
+                converter=Converter(_base_width_to_gguf, _base_width_from_gguf)), SILU,
         ),
     ),
 )

@@ -15,7 +15,9 @@ from aprfmt.arch.blocks.tower import (
 )
 from aprfmt.arch.converter import DEFAULT, Convert, Converter, Scope, if_given, implied, refuse_if
 from aprfmt.arch.converters.common import gating
-from aprfmt.arch.converters.experts import DENSE, SPARSE, counted_dense_from, counted_dense_to, width_of_experts
+from aprfmt.arch.converters.experts import (
+    DENSE, SPARSE, counted_dense_from_gguf, counted_dense_to_gguf, width_of_experts,
+)  # fmt: skip
 from aprfmt.arch.converters.layers import flags_of
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.grammar import BLOCKWISE
@@ -27,14 +29,14 @@ _EIGHTH = 8
 """MiniMax's runtime takes each eighth layer for one of full attention where a file does not say it."""
 
 
-def _lightning_layers_to(value: object, scope: Scope) -> list[bool] | None:
+def _lightning_layers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
     if not isinstance(value, list):
         return None
     recurrent = [not mark for mark in value]
     return None if recurrent == [bool((i + 1) % _EIGHTH) for i in range(len(value))] else recurrent
 
 
-def _lightning_layers_from(value: object, scope: Scope) -> object:
+def _lightning_layers_from_gguf(value: object, scope: Scope) -> object:
     if isinstance(value, list):
         return [int(not flag) for flag in value]
     period = as_int(scope.gguf("full_attention_interval"), "full_attention_interval") or _EIGHTH
@@ -49,7 +51,7 @@ same_alpha = Converter(
     ),
     lambda value, scope: scope.h.extra.get(_ALPHA),
 )
-lightning_layers = Converter(_lightning_layers_to, _lightning_layers_from)
+lightning_layers = Converter(_lightning_layers_to_gguf, _lightning_layers_from_gguf)
 _LIGHTNING, _ATTENTION = "linear_attention", "full_attention"
 _SCALES = ("layernorm_full_attention", "layernorm_linear_attention", "layernorm_mlp")
 _FREQUENCY = "sparse_attention_config.sparse_attention_freq"
@@ -97,7 +99,7 @@ within_chosen = Converter(
     ),
 )
 counted_dense = Converter(
-    counted_dense_to, counted_dense_from, normalize=_by_flags("moe_layer_freq", SPARSE, DENSE, SPARSE),
+    counted_dense_to_gguf, counted_dense_from_gguf, normalize=_by_flags("moe_layer_freq", SPARSE, DENSE, SPARSE),
 )
 indexed_where_sparse = implied(
     _where_sparse, "{name}: llama.cpp's {gguf} has block-sparse attention in exactly the MoE layers",

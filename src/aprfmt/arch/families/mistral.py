@@ -17,7 +17,7 @@ from aprfmt.arch.rope import original_context, scaling_of
 from aprfmt.arch.row import OPTIONAL, Architecture, Key
 
 
-def _temperature_from(value: object, scope: Scope) -> object:
+def _temperature_from_gguf(value: object, scope: Scope) -> object:
     """transformers has no Ministral 3 without a temperature: 0 is what changes nothing."""
     original = "original_max_position_embeddings"
     scope.h.extra["rope_scaling"] = {
@@ -28,7 +28,7 @@ def _temperature_from(value: object, scope: Scope) -> object:
 
 
 llama_4_scaling = Converter(
-    lambda value, scope: as_float(scaling_of(scope.h).get(BETA), BETA) or None, _temperature_from,
+    lambda value, scope: as_float(scaling_of(scope.h).get(BETA), BETA) or None, _temperature_from_gguf,
 )
 
 

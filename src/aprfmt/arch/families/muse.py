@@ -20,7 +20,7 @@ from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow, Tower
 from aprfmt.errors import RefusedError
 
 
-def _window_theta_to(value: object, scope: Scope) -> None:
+def _window_theta_to_gguf(value: object, scope: Scope) -> None:
     """llama.cpp rotates the layers with a window and no others, all by one base frequency."""
     kinds = scope.h.extra.get("layer_types")
     if not isinstance(value, list) or not isinstance(kinds, list):
@@ -31,7 +31,7 @@ def _window_theta_to(value: object, scope: Scope) -> None:
         )
 
 
-def _window_theta_from(value: object, scope: Scope) -> object:
+def _window_theta_from_gguf(value: object, scope: Scope) -> object:
     kinds = scope.h.extra.get("layer_types")
     return [scope.h.rope_theta if one else 0 for one in slides_of(kinds)] if isinstance(kinds, list) else DEFAULT
 
@@ -46,13 +46,15 @@ def _merged_patch(scope: Scope) -> int:
     return (scope.size("vision_config.patch_size") or 0) * (scope.size("vision_config.merge_size") or 0)
 
 
-def _side_from(value: object, scope: Scope) -> object:
+def _side_from_gguf(value: object, scope: Scope) -> object:
     patch, merge = (as_int(scope.gguf(f"vision.{name}_size"), scope.name) for name in ("patch", "spatial_merge"))
     side = as_int(value, scope.name)
     return side // (patch * merge) if side and patch and merge else DEFAULT
 
 
-side_of_patches = Converter(lambda value, scope: (as_int(value, scope.name) or 0) * _merged_patch(scope), _side_from)
+side_of_patches = Converter(
+    lambda value, scope: (as_int(value, scope.name) or 0) * _merged_patch(scope), _side_from_gguf
+)
 _EMBEDDER = "model.vision_tower.patch_embedder."
 
 ROWS: tuple[Architecture, ...] = (
@@ -72,7 +74,8 @@ ROWS: tuple[Architecture, ...] = (
             *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", converter=zero_cap),
             Key("logit_scale", ("output_multiplier",), "f32"), ALWAYS_WINDOW,
             replace(WINDOW_LAYERS, converter=last_dense_layer_types),
-            Key("", ("layer_rope_theta",), "f32[]", converter=Converter(_window_theta_to, _window_theta_from)),
+            Key("", ("layer_rope_theta",), "f32[]",
+                converter=Converter(_window_theta_to_gguf, _window_theta_from_gguf)),
             Key("", ("qk_scale_factor",), "f32"),
             must_be("post_norm_eps", 1e-8), must_be("hidden_activation", "silu"), NO_BIAS,
         ),

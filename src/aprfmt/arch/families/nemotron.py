@@ -45,12 +45,12 @@ def _per_layer_or_scalar(word: str) -> Converter:
     return Converter(to_gguf, from_gguf)
 
 
-def _listed_kv_from(value: object, scope: Scope) -> object:
+def _listed_kv_from_gguf(value: object, scope: Scope) -> object:
     listed = scope.gguf("attention.head_count_kv")
     return list(listed) if is_list(listed) and not is_list(scope.gguf("attention.head_count")) else DEFAULT
 
 
-def _blocks_from(value: object, scope: Scope) -> object:
+def _blocks_from_gguf(value: object, scope: Scope) -> object:
     """What `block_configs` says of layers with these heads, key-value heads and widths."""
     names = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
     heads, kv_heads, widths = (scope.gguf(name) for name in names)
@@ -79,7 +79,7 @@ def _blocks_normalize(value: object, scope: Scope) -> object:
     return DEFAULT
 
 
-def _block_head_dim_to(value: object, scope: Scope) -> GgufKeys | None:
+def _block_head_dim_to_gguf(value: object, scope: Scope) -> GgufKeys | None:
     """The size of a head, which does not follow from the heads of a first layer that may have none."""
     if not isinstance(scope.config("block_configs"), list):
         return None
@@ -89,8 +89,8 @@ def _block_head_dim_to(value: object, scope: Scope) -> GgufKeys | None:
 block_widths = _per_layer_or_scalar("ffn")
 block_heads = _per_layer_or_scalar("heads")
 block_kv_heads = _per_layer_or_scalar("kv_heads")
-blocks = Converter(from_gguf=_blocks_from, normalize=_blocks_normalize)
-block_head_dim = Converter(_block_head_dim_to, default)
+blocks = Converter(from_gguf=_blocks_from_gguf, normalize=_blocks_normalize)
+block_head_dim = Converter(_block_head_dim_to_gguf, default)
 _SIZES = (*DIMS, GROUPED)
 _DECI_BY_BLOCK = {"intermediate_size": block_widths, "num_heads": block_heads, "num_kv_heads": block_kv_heads}
 _BLOCK_CONFIGS = "block_configs"
@@ -109,7 +109,7 @@ def _puzzle_normalize(value: object, scope: Scope) -> object:
     return ConfigKeys({"layers_block_type": kinds, "num_hidden_layers": len(kinds)})
 
 
-def _puzzle_from(value: object, scope: Scope) -> object:
+def _puzzle_from_gguf(value: object, scope: Scope) -> object:
     names = ("expert_feed_forward_length", "expert_used_count", "attention.head_count_kv")
     widths, used, heads = map(scope.gguf, names)
     if not (isinstance(widths, list) and isinstance(used, list) and isinstance(heads, list)):
@@ -144,7 +144,7 @@ def _block_types(value: object, scope: Scope) -> object:
     return [_BLOCK_OF[letter] for letter in pattern]
 
 
-def _block_types_from(value: object, scope: Scope) -> object:
+def _block_types_from_gguf(value: object, scope: Scope) -> object:
     """By the KV heads and the widths of the MLPs: a layer that has neither is a state-space one."""
     heads, widths = scope.gguf("attention.head_count_kv"), scope.gguf("feed_forward_length")
     if not isinstance(heads, list) or not isinstance(widths, list):
@@ -158,7 +158,7 @@ def _count_layers(scope: Scope) -> int | None:
     return len(kinds) if isinstance(kinds, list | str) else None
 
 
-def _block_types_to(value: object, scope: Scope) -> None:
+def _block_types_to_gguf(value: object, scope: Scope) -> None:
     """Refuses plain MLPs beside experts: llama.cpp loads experts in every layer with an MLP."""
     if isinstance(value, list) and {"mlp", "moe"} <= set(map(str, value)):
         raise RefusedError(
@@ -167,7 +167,7 @@ def _block_types_to(value: object, scope: Scope) -> None:
         )
 
 
-block_types = Converter(_block_types_to, _block_types_from, normalize=_block_types)
+block_types = Converter(_block_types_to_gguf, _block_types_from_gguf, normalize=_block_types)
 mlp_layers = Converter(lambda value, scope: per_layer(value, scope, "mlp"), largest)
 moe_layers = Converter(lambda value, scope: per_layer(scope.h.moe_intermediate_size or 0, scope, "moe"), default)
 _SSM, _ATTENTION, _MLP, _MOE = "linear_attention|mamba", "full_attention|attention|draft", "mlp", "kind=moe|draft"
@@ -276,7 +276,7 @@ _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has i
     tensors=tuple(row for row in _MOE_ROW.tensors if row.layers != "draft"),
     keys=(
         *(_BY_BLOCK.get(key.gguf, key) for key in _MOE_ROW.keys if key is not MTP),
-        Key("", ("block_configs",), converter=Converter(nothing, _puzzle_from, normalize=_puzzle_normalize)),
+        Key("", ("block_configs",), converter=Converter(nothing, _puzzle_from_gguf, normalize=_puzzle_normalize)),
     ),
 )
 _V = "vision_model.radio_model.model."
@@ -315,7 +315,7 @@ ROWS: tuple[Architecture, ...] = (
                 replace(key, kind="u32[]", converter=_DECI_BY_BLOCK[key.field]) if key.field in _DECI_BY_BLOCK else key
                 for key in _SIZES
             ),
-            Key("", ("num_key_value_heads_per_layer",), "u32[]", converter=Converter(from_gguf=_listed_kv_from)),
+            Key("", ("num_key_value_heads_per_layer",), "u32[]", converter=Converter(from_gguf=_listed_kv_from_gguf)),
             Key("", ("block_configs",), converter=blocks), Key("attention.key_length", converter=block_head_dim), ROPE,
             RMS_EPS, VOCAB, ROPE_DIM, WHOLE_HEADS, must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
         ),

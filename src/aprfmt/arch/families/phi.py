@@ -21,7 +21,7 @@ from aprfmt.arch.row import OPTIONAL, OUTPUT, REQUIRED, Architecture, Difference
 from aprfmt.errors import RefusedError
 
 
-def _mscales_from(value: object, scope: Scope) -> object:
+def _mscales_from_gguf(value: object, scope: Scope) -> object:
     """PhiMoE's longrope names its attention factor twice; a GGUF has one."""
     scaling = scope.h.extra.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("rope_type") == "longrope":
@@ -31,7 +31,7 @@ def _mscales_from(value: object, scope: Scope) -> object:
     return DEFAULT
 
 
-mscales = Converter(nothing, _mscales_from)
+mscales = Converter(nothing, _mscales_from_gguf)
 _SPARSEMIXER = Difference(
     "llama.cpp's phimoe uses RMSNorm instead of LayerNorm, and one softmax over both experts instead of sparsemixer",
 )
@@ -42,7 +42,7 @@ def _patch(scope: Scope) -> int:
     return scope.size("preprocessor_config.patch_size") or as_int(scope.gguf("vision.patch_size"), scope.name) or 0
 
 
-def _grid_to(value: object, scope: Scope) -> object:
+def _grid_to_gguf(value: object, scope: Scope) -> object:
     """The side of the image whose patches have a learned position each."""
     positions, patch = as_int(value, scope.name) or 0, _patch(scope)
     if isqrt(positions) ** 2 != positions:
@@ -50,19 +50,19 @@ def _grid_to(value: object, scope: Scope) -> object:
     return isqrt(positions) * patch or None
 
 
-def _grid_from(value: object, scope: Scope) -> object:
+def _grid_from_gguf(value: object, scope: Scope) -> object:
     side, patch = as_int(value, scope.name) or 0, _patch(scope)
     return (side // patch) ** 2 if side and patch else DEFAULT
 
 
-def _patches_from(value: object, scope: Scope) -> object:
+def _patches_from_gguf(value: object, scope: Scope) -> object:
     pixels, patch = as_int(value, scope.name) or 0, _patch(scope)
     return pixels // patch**2 if pixels and patch else DEFAULT
 
 
 all_but_last = integer(lambda depth: depth - 1 if depth else None, lambda depth: depth + 1)
 pixels_of_patches = Converter(
-    lambda value, scope: (as_int(value, scope.name) or 0) * _patch(scope) ** 2 or None, _patches_from,
+    lambda value, scope: (as_int(value, scope.name) or 0) * _patch(scope) ** 2 or None, _patches_from_gguf,
 )
 _P = "model.vision_tower.vision_tower.vision_model."
 
@@ -151,7 +151,8 @@ TOWERS: tuple[Tower, ...] = (
             Key("vision.patch_size", ("preprocessor_config.patch_size",)),
             *sizes(image_size="", patch_size="", block_count=""),
             Key("vision.block_count", ("vision_config.num_hidden_layers",), converter=all_but_last),
-            Key("vision.image_size", ("vision_config.num_patches",), converter=Converter(_grid_to, _grid_from)), *IMAGE,
+            Key("vision.image_size", ("vision_config.num_patches",),
+                converter=Converter(_grid_to_gguf, _grid_from_gguf)), *IMAGE,
             projector("phi4"),
             Key(
                 "vision.image_min_pixels", ("preprocessor_config.min_num_patches", "min_num_patches"),

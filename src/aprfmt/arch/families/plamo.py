@@ -18,7 +18,7 @@ from aprfmt.errors import CorruptError
 from aprfmt.text import first_few
 
 
-def _mamba_step_from(value: object, scope: Scope) -> object:
+def _mamba_step_from_gguf(value: object, scope: Scope) -> object:
     """The shortest step by which the layers attend that do."""
     found, n_layers = attending(scope), scope.h.num_layers
     if found is None or not n_layers:
@@ -37,7 +37,7 @@ def _least_rank(scope: Scope) -> int | None:
 
 
 period_of_window = Converter(lambda value, scope: value if scope.config("window_size") else None)
-mamba_step = Converter(nothing, _mamba_step_from)
+mamba_step = Converter(nothing, _mamba_step_from_gguf)
 most = Converter(from_gguf=largest)
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 _QKV = "q+2*kv,hidden"
@@ -75,7 +75,7 @@ def _unshared(value: object, scope: Scope) -> object:
     return -(-heads // shared) if heads and shared else DEFAULT
 
 
-def _shared_from(value: object, scope: Scope) -> object:
+def _shared_from_gguf(value: object, scope: Scope) -> object:
     heads, kv_heads = scope.h.num_heads, scope.h.num_kv_heads
     return heads // kv_heads if scope.kv and heads and kv_heads else DEFAULT
 
@@ -129,7 +129,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DIMS, Key("attention.head_count_kv", field="num_kv_heads", converter=Converter(normalize=_unshared)),
-            Key("", ("n_shared_head",), converter=Converter(from_gguf=_shared_from)), RMS_EPS, SILU,
+            Key("", ("n_shared_head",), converter=Converter(from_gguf=_shared_from_gguf)), RMS_EPS, SILU,
         ),
     ),
 )

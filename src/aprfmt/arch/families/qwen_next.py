@@ -22,17 +22,17 @@ def _has_table(scope: Scope) -> bool:
     return bool(scope.h.extra.get("ple_layer_ids"))
 
 
-def _ratios_to(value: object, scope: Scope) -> list[int] | None:
+def _ratios_to_gguf(value: object, scope: Scope) -> list[int] | None:
     ratio, kinds = as_int(value, scope.name), layer_kinds(scope.h.extra, scope.h.num_layers)
     return None if ratio is None or kinds is None else [ratio if kind == FULL else 0 for kind in kinds]
 
 
-def _ratios_from(value: object, scope: Scope) -> object:
+def _ratios_from_gguf(value: object, scope: Scope) -> object:
     ratios = [ratio for ratio in value if isinstance(ratio, int)] if isinstance(value, list) else []
     return max(ratios, default=0) or 1  # of a file that says 0 llama.cpp attends to everything
 
 
-def _tables_to(value: object, scope: Scope) -> list[int] | None:
+def _tables_to_gguf(value: object, scope: Scope) -> list[int] | None:
     """The layer with the table, counted from 0."""
     layers = value if isinstance(value, list) else []
     if len(layers) > 1:
@@ -40,7 +40,7 @@ def _tables_to(value: object, scope: Scope) -> list[int] | None:
     return [layer - 1 for layer in layers] or None
 
 
-def _tables_from(value: object, scope: Scope) -> list[int]:
+def _tables_from_gguf(value: object, scope: Scope) -> list[int]:
     return [layer + 1 for layer in value if isinstance(layer, int)] if isinstance(value, list) else []
 
 
@@ -48,7 +48,7 @@ def _hashes(scope: Scope) -> int:
     return max(0, (scope.size("ngram_size") or 1) - 1) * (scope.size("heads_per_ngram") or 0)
 
 
-def _row_width_to(value: object, scope: Scope) -> int | None:
+def _row_width_to_gguf(value: object, scope: Scope) -> int | None:
     if not _has_table(scope):
         return None
     width, heads = as_int(value, scope.name) or scope.h.hidden_size, _hashes(scope)
@@ -57,7 +57,7 @@ def _row_width_to(value: object, scope: Scope) -> int | None:
     return width // heads if width and heads and width % heads == 0 else None
 
 
-def _row_width_from(value: object, scope: Scope) -> object:
+def _row_width_from_gguf(value: object, scope: Scope) -> object:
     width, sizes = as_int(value, scope.key.gguf), scope.gguf("ple.head_vocab_sizes")
     return DEFAULT if width is None or not isinstance(sizes, list) else width * len(sizes)
 
@@ -68,7 +68,7 @@ def _first_prime(value: object, scope: Scope) -> object:
     return sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], int) else DEFAULT
 
 
-def _parts_from(value: object, scope: Scope) -> object:
+def _parts_from_gguf(value: object, scope: Scope) -> object:
     """One: a GGUF holds the table whole."""
     return 1 if scope.gguf("ple.layers") is not None else DEFAULT
 
@@ -78,22 +78,22 @@ def _output_gate_normalize(value: object, scope: Scope) -> object:
     return scope.config("hidden_act") if value is None else DEFAULT
 
 
-def _end_from(value: object, scope: Scope) -> object:
+def _end_from_gguf(value: object, scope: Scope) -> object:
     if scope.h.eos_token_id is None:
         scope.h.eos_token_id = as_int(value, scope.key.gguf)
     return DEFAULT
 
 
-ratio_a_layer = Converter(_ratios_to, _ratios_from)
-table_layers = Converter(_tables_to, _tables_from)
+ratio_a_layer = Converter(_ratios_to_gguf, _ratios_from_gguf)
+table_layers = Converter(_tables_to_gguf, _tables_from_gguf)
 of_table = Converter(lambda value, scope: value if _has_table(scope) else None)
-end_of_ngrams = Converter(lambda value, scope: scope.h.eos_token_id if _has_table(scope) else None, _end_from)
+end_of_ngrams = Converter(lambda value, scope: scope.h.eos_token_id if _has_table(scope) else None, _end_from_gguf)
 output_gate = Converter(nothing, lambda value, scope: "sigmoid", normalize=_output_gate_normalize)
-row_width = Converter(_row_width_to, _row_width_from)
-parts_of_table = Converter(nothing, _parts_from)
+row_width = Converter(_row_width_to_gguf, _row_width_from_gguf)
+parts_of_table = Converter(nothing, _parts_from_gguf)
 
 
-def _sections_to(value: object, scope: Scope) -> GgufKeys | None:
+def _sections_to_gguf(value: object, scope: Scope) -> GgufKeys | None:
     """The sections of the three positions, where a Qwen3.5 config leaves them to its class; the runtime does not."""
     if "mrope_section" in as_mapping(scope.h.extra.get("rope_scaling")):
         return None
@@ -190,7 +190,7 @@ def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
     )
 
 
-_SECTIONS = Key("rope.dimension_sections", (), "i32[]", converter=Converter(_sections_to, default))
+_SECTIONS = Key("rope.dimension_sections", (), "i32[]", converter=Converter(_sections_to_gguf, default))
 
 
 def _qwen3_5(id: str, gguf: str, name: str, layer: tuple[TensorRow, ...], keys: tuple[Key, ...]) -> Architecture:

@@ -14,7 +14,7 @@ from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 
 
-def heads_from(value: object, scope: Scope) -> object:
+def heads_from_gguf(value: object, scope: Scope) -> object:
     """The number of heads: a GGUF of these says the size of one, and 0 for their number."""
     size, hidden = as_int(scope.gguf("wkv.head_size"), "wkv.head_size"), scope.h.hidden_size
     return hidden // size if size and hidden else DEFAULT
@@ -33,7 +33,7 @@ def _rank_from(rank: int) -> Converter:
     return Converter(derive=lambda scope: 2 * rank if (scope.h.hidden_size or 0) >= _LARGE else rank)
 
 
-def _heads_to(value: object, scope: Scope) -> GgufKeys | None:
+def _heads_to_gguf(value: object, scope: Scope) -> GgufKeys | None:
     size = scope.h.plain_head_dim
     return None if size is None else GgufKeys({"wkv.head_size": ("u32", size), "attention.head_count": ("u32", 0)})
 
@@ -43,7 +43,7 @@ decay_rank = _rank(64)
 mix_rank_in_qwen = _rank_from(32)
 decay_rank_in_qwen = _rank_from(64)
 rwkv_width = Converter(derive=lambda scope: int(scope.h.hidden_size * 3.5) // 32 * 32 if scope.h.hidden_size else None)
-state_heads = Converter(_heads_to, heads_from)
+state_heads = Converter(_heads_to_gguf, heads_from_gguf)
 _BLOCKS, _, _WIDTH, _FFN, _HEADS = DIMS
 _MIX, _DECAY = "time_mix_extra_dim", "time_decay_extra_dim"
 _SHIFT_RANK, _DECAY_RANK = "lora_rank_tokenshift", "lora_rank_decay"
@@ -109,7 +109,7 @@ rank_by_root = _rank_by(0.5, 1.8)
 value_rank = _rank_by(0.5, 1.3)
 gate_rank = _rank_by(0.8, 0.6)
 has_gate = Converter(lambda value, scope: _GATE_RANK if value else 0, lambda value, scope: bool(value))
-idle_heads = Converter(lambda value, scope: 0, heads_from)
+idle_heads = Converter(lambda value, scope: 0, heads_from_gguf)
 _RANK_KEYS = (
     Key("attention.decay_lora_rank", ("lora_rank_decay",), converter=rank_by_root),
     Key("attention.iclr_lora_rank", ("lora_rank_iclr",), converter=rank_by_root),

@@ -12,7 +12,7 @@ from aprfmt.arch.blocks.moe import MTP, NO_BIAS, WIDTH, draft_layer, moe_keys, s
 from aprfmt.arch.blocks.tower import IMAGE, epsilon, layers, mlp, norms, projector, sees, whole
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing, refuse_if
 from aprfmt.arch.converters.common import gating, integer
-from aprfmt.arch.converters.experts import DENSE, SPARSE, after, counted_dense_from, counted_dense_to, limits
+from aprfmt.arch.converters.experts import DENSE, SPARSE, after, counted_dense_from_gguf, counted_dense_to_gguf, limits
 from aprfmt.arch.converters.towers import ffn_by_ratio, ratio_of_ffn
 from aprfmt.arch.converters.windows import hybrid_layers, step_heads, windowed_heads
 from aprfmt.arch.fields import as_int
@@ -29,7 +29,7 @@ def _rotated_parts(scope: Scope) -> list[float]:
     return [1.0 if kind == "sliding_attention" else 0.5 for kind in layer_kinds(scope.h.extra) or ()]
 
 
-def _half_rotary_from(value: object, scope: Scope) -> object:
+def _half_rotary_from_gguf(value: object, scope: Scope) -> object:
     scope.h.extra[_HALF] = 0.5
     return _rotated_parts(scope) or DEFAULT
 
@@ -39,7 +39,7 @@ half_rotary = Converter(
         lambda value, scope: value is not None and value != _rotated_parts(scope),
         "{name}: llama.cpp's {gguf} rotates whole heads in sliding-window layers, half of each head elsewhere",
     ),
-    _half_rotary_from,
+    _half_rotary_from_gguf,
     normalize=lambda value, scope: DEFAULT if value is not None else _rotated_parts(scope) or DEFAULT, role=HALF_ROTARY,
 )
 
@@ -57,16 +57,16 @@ def _enumerated_dense_normalize(value: object, scope: Scope) -> object:
     return [SPARSE if i in routed else DENSE for i in range(n_layers)]
 
 
-enumerated_dense = Converter(counted_dense_to, counted_dense_from, normalize=_enumerated_dense_normalize)
+enumerated_dense = Converter(counted_dense_to_gguf, counted_dense_from_gguf, normalize=_enumerated_dense_normalize)
 
 
-def _same_heads_to(value: object, scope: Scope) -> list[int] | None:
+def _same_heads_to_gguf(value: object, scope: Scope) -> list[int] | None:
     count, kinds = as_int(value, scope.name), layer_kinds(scope.h.extra)
     return None if count is None or kinds is None else [count] * len(kinds)
 
 
 same_heads = Converter(
-    _same_heads_to,
+    _same_heads_to_gguf,
     lambda value, scope: as_int(value[0] if isinstance(value, list) and value else value, scope.key.gguf),
 )
 _WINDOWED_HEADS = "num_sliding_attention_heads"

@@ -14,7 +14,7 @@ from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key, TensorRow
 from aprfmt.errors import RefusedError
 
 
-def _as_deep_to(value: object, scope: Scope) -> object:
+def _as_deep_to_gguf(value: object, scope: Scope) -> object:
     """Layers of the decoder: the runtime keeps room for as many as the encoder has."""
     depth, encoder = as_int(value, scope.name), scope.h.num_layers
     if depth is not None and encoder is not None and depth > encoder:
@@ -26,7 +26,7 @@ def _as_deep_to(value: object, scope: Scope) -> object:
 
 
 gated_proj = by_tensor("enc.blk.0.ffn_gate.weight", there="gated-gelu", absent="relu")
-as_deep = Converter(_as_deep_to, derive=lambda scope: scope.h.num_layers)
+as_deep = Converter(_as_deep_to_gguf, derive=lambda scope: scope.h.num_layers)
 _DEC = "num_decoder_layers"
 _ACTS = ("relu", "gelu", "gelu_new", "silu")
 _PLAIN = "|".join(f"feed_forward_proj={act}" for act in _ACTS)
