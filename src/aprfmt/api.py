@@ -31,11 +31,11 @@ def data(
     strict: bool = False,
     log: Callable[[str], None] = lambda line: None,
 ) -> DataReport:
-    """What the data of a training run hold, read as `apr distill` and `apr pretrain` read them.
+    """Summarizes training data, read as `apr distill` and `apr pretrain` read them.
 
     Args:
         paths: text, jsonl, csv or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
-        model: whose tokenizer and chat template they are read with.
+        model: the model whose tokenizer and chat template are used.
         text_field: field of a record's text.
         strict: whether a bad record is an error; otherwise it is counted and left out.
         log: called with a line for the first bad record of each kind, and now and then.
@@ -69,7 +69,7 @@ def bench(
     progress: StartProgress | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> BenchReport:
-    """Benchmarks models in llama.cpp; several models are loaded together and run in turns.
+    """Benchmarks models in llama.cpp; several models are loaded together and run alternately.
 
     Args:
         files: one or more models, in any format.

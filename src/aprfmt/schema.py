@@ -137,4 +137,4 @@ def check_numbers(**given: tuple[object, int]) -> None:
     """Raises UsageError for a value that is not an integer from its least one on; None means no value."""
     for name, (value, least) in given.items():
         if value is not None and (type(value) is not int or value < least):
-            raise UsageError(f"{name} must be a number from {least} on, not {value!r:.40}")
+            raise UsageError(f"{name} must be at least {least}, not {value!r:.40}")

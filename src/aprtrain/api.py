@@ -41,7 +41,7 @@ def evaluate(
         engine: "torch", for the families that `aprtrain` supports, or "llama", for every decoder of llama.cpp; None:
             torch on a GPU if available and supported, else llama.cpp.
         device: torch device: "cuda", "cuda:N" or "cpu", without fallback. Implies the engine "torch".
-        seq_len: tokens of a sequence; None: 2048, or the context of a model where it is less.
+        seq_len: sequence length; None: 2048, or a model's context if shorter.
         limit: number of tokens to score, spread evenly over the data; None: all.
         text_field: field of a record's text.
         log: called with progress lines.
@@ -52,7 +52,7 @@ def evaluate(
     """
     for name, value in (("seq_len", seq_len), ("limit", limit)):
         if value is not None and (type(value) is not int or value < 2):
-            raise UsageError(f"{name} must be a number of tokens from 2 on, not {value!r}")
+            raise UsageError(f"{name} must be at least 2 tokens, not {value!r}")
     model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
     other = formats.path_text(teacher, "teacher") if teacher is not None else None
     _check_engine(engine, device)
@@ -105,13 +105,13 @@ def teacher(
     The same call resumes an interrupted one.
 
     Args:
-        file: the teacher, in any container; None with `from_vllm` or `prompts`.
+        file: the teacher, in any format; None with `from_vllm` or `prompts`.
         data: text, jsonl or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
         output: the folder to write, including the token shards of the text.
         top_k: most likely tokens to save per position.
         temperature: temperatures at which to save the residual mass, in addition to 1; (): 2, 3 and 4.
         student: the model whose tokenizer is used; None: `file`.
-        seq_len: tokens of a sequence; None: 2048, or the context of the teacher where it is less.
+        seq_len: sequence length; None: 2048, or the teacher's context if shorter.
         held_out: fraction of the documents to hold out.
         text_field: field of a record's text.
         strict: fail on invalid records; otherwise they are counted and skipped.

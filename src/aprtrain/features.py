@@ -62,12 +62,12 @@ TABLE: dict[str, Feature] = {
     "fp8": Feature("fp8 products", "the teacher on a GPU of compute capability 8.9 or later", "use such a GPU"),
     "bf16": Feature("bf16", "training, with half the memory", "train on a GPU: leave --device cpu out"),
     "blocks": Feature(
-        "block-resident weights", "nothing, but keeps a quantized teacher at the size of its file",
+        "block-resident weights", "nothing, but keeps a quantized teacher as small in memory as its file",
         "apr quantize TEACHER q4_k_m, from its original weights",
     ),
     "isal": Feature("isal", "checksums of checkpoints", "pip install isal", "isal", "isal.isal_zlib"),
     "blake3": Feature("blake3", "digests of --hash", "pip install blake3", "blake3", "blake3"),
-    "threads": Feature("every processor", "all training on a CPU", "unset OMP_NUM_THREADS"),
+    "threads": Feature("full multithreading", "all training on a CPU", "unset OMP_NUM_THREADS"),
     "mfu": Feature("MFU", "nothing, but logs the MFU", "none needed"),
     "locks": Feature(
         "a lock on the folder", "nothing, but prevents two runs in one folder",

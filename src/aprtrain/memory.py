@@ -95,8 +95,8 @@ def memory_plan(
         ]
     phases = [
         [*kept, MemoryRow("loss head", head + 2 * tokens * student.d_model * width)],
-        [*kept, MemoryRow("student: gradients of a layer", tokens * (4 * student.d_model + 3 * student.d_ffn) * width)],
-        [MemoryRow("student: embedding's gradient", student.vocab_rows * student.d_model * width)],
+        [*kept, MemoryRow("student: layer gradients", tokens * (4 * student.d_model + 3 * student.d_ffn) * width)],
+        [MemoryRow("student: embedding gradient", student.vocab_rows * student.d_model * width)],
     ]
     if teacher is not None:
         s, residency = teacher.shape, config.teacher_residency
@@ -110,7 +110,7 @@ def memory_plan(
         ]
         hidden = MemoryRow("teacher: hidden states", tokens * s.d_model * width)
         phases = [[*phase, hidden] for phase in phases]
-        phases.append([MemoryRow("teacher: a pass", _pass_bytes(config, s, tokens, width)), hidden])
+        phases.append([MemoryRow("teacher: forward pass", _pass_bytes(config, s, tokens, width)), hidden])
         if residency == "fp8":
             phases.append(
                 [MemoryRow("teacher: comparison with bf16", _comparison_bytes(config, teacher, vocabulary, width))]
@@ -127,13 +127,13 @@ def _weights(config: Config, s: Shape, width: int, processes: int) -> list[Memor
     """The student without its activations; `width` are the bytes of a value that it computes with."""
     p, head, block = s.n_params, s.vocab_rows * s.d_model, s.n_layer_params
     rest = p - s.n_layers * block
-    states = MemoryRow("student: masters, moments", 12 * p // processes)
+    states = MemoryRow("student: master weights, moments", 12 * p // processes)
     if config.shard == "weights":
         # A block and the next, as gathered and as used; the gradient of one, and that of two on its way in float32.
         return [
             states,
             MemoryRow("student: gradient", 4 * p // processes + 4 * head),
-            MemoryRow("student: weights in use", width * rest + (5 * width + 8) * block),
+            MemoryRow("student: gathered weights", width * rest + (5 * width + 8) * block),
         ]
     copies = width < 4 or processes > 1
     return [

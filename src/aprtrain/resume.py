@@ -196,7 +196,7 @@ def _check_model(path: Path, state: State) -> None:
     """Checks a checkpoint's model against its checksum and its state file. Raises AprError."""
     with open_model(path) as model:
         if model.checksum().get("footer") != "ok":
-            raise ChecksumError("the checksum is wrong", path=path)
+            raise ChecksumError("checksum mismatch", path=path)
         lineage = model.metadata.get(LINEAGE)
         for name, fact in (("step", "progress.step"), ("tokens", "progress.tokens"), ("config_digest", "digest")):
             found, wanted = _fact(lineage, name), _fact(state.facts, fact)

@@ -194,7 +194,7 @@ def _todo(
             files[path] = hashes_of(windows, some) if path in old else []
             todo += [] if path in old else [(path, windows, some)]
     if odd := sorted(path for path in old if TeacherShard(path).hashes != files.get(path)):
-        raise RefusedError("the folder contains files of other text", path=odd[0], hint="choose another -o")
+        raise RefusedError("the folder contains teacher files of another text", path=odd[0], hint="choose another -o")
     report.files, report.resumed = len(files), len(old)
     report.bytes = sum(path.stat().st_size for path in old)
     return todo

@@ -130,7 +130,9 @@ def device_of(word: str, local_rank: int = 0) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cuda", "cpu"):
-        raise UsageError(f"--device is cuda, cuda:N or cpu, not {word!r}", hint="use --device cuda or --device cpu")
+        raise UsageError(
+            f"--device must be cuda, cuda:N or cpu, not {word!r}", hint="use --device cuda or --device cpu"
+        )
     if device.type == "cpu":
         return device
     if not torch.cuda.is_available():

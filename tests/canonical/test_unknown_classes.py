@@ -66,6 +66,6 @@ def test_a_config_without_sizes_is_not_called_missing(tmp_path: Path) -> None:
     }
     del config["hidden_size"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RefusedError, match=r"config.json does not give hidden_size$") as caught:
+    with pytest.raises(RefusedError, match=r"config.json lacks hidden_size$") as caught:
         aprfmt.import_model(folder, tmp_path / "m.apr")
     assert "AutoConfig.from_pretrained('DIR').save_pretrained('DIR')" in str(caught.value.hint)

@@ -306,7 +306,7 @@ def test_demo(apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
     done = apr("demo", tiny_gguf, "-o", tmp_path / "kept")
     assert done.code == 0
-    assert "every one the same" in done.stdout
+    assert "identical to the source" in done.stdout
     assert "all steps but generate passed" in done.stdout
     assert "pip install xllamacpp" in done.stderr
     assert (tmp_path / "kept" / "tiny.roundtrip.gguf").read_bytes() == tiny_gguf.read_bytes()
@@ -349,7 +349,7 @@ def test_prune_says_what_it_leaves_out(apr: Apr, tiny_gguf: Path, tmp_path: Path
     assert not out.exists()
     done = apr("prune", tiny_gguf, "--drop-layers", "0", "-o", out)
     assert done.code == 0
-    assert "layer 0 of 2 is dropped" in done.stdout
+    assert "layer 0 of 2 dropped" in done.stdout
     assert apr("inspect", out, "--json").json["metadata"]["num_layers"] == 1
     wrong = apr("prune", tiny_gguf, "--keep-layers", "7", "-o", tmp_path / "x.gguf", "--json")
     assert wrong.code == 2

@@ -137,7 +137,7 @@ def test_tables_fit_and_say_what_they_leave_out(tables: dict[tuple[str, ...], st
         shown = [line for line in map(visible, lines) if "tables0" not in line]
         assert max(map(len, shown)) <= columns, words
         assert sum(len(line.split()) == 1 for line in shown) < len(shown) / 2, "lines of a letter or a word"
-        left_out = [line.partition("columns: ")[2] for line in shown if f"not in {columns} columns: " in line]
+        left_out = [line.partition("columns: ")[2] for line in shown if f"hidden at {columns} columns: " in line]
         assert bool(left_out) <= (max(map(len, full.splitlines())) > columns)
         assert all(re.search(rf"\b{name}\b", full) for line in left_out for name in line.split(", "))
         assert bool(left_out) or words[0] != "tensors" or columns > 60, "what is dropped is told"

@@ -80,5 +80,5 @@ def test_the_values_are_those_of_transformers() -> None:
 def test_pieces_that_do_not_fit_are_refused() -> None:
     with pytest.raises(CorruptError, match="17 bytes of MXFP4 values do not match 1 scales"):
         mxfp4.pack(bytes(17), bytes(1))
-    with pytest.raises(CorruptError, match="18 bytes are not whole MXFP4 blocks of 17"):
+    with pytest.raises(CorruptError, match="18 bytes are not a multiple of the MXFP4 block size, 17"):
         mxfp4.unpack(bytes(18))

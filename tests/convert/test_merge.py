@@ -486,7 +486,7 @@ def test_blocks_that_have_no_place_in_a_checkpoint_are_merged_with_one(family: s
     one, two = weights(a), weights(b)
     for pair in ([a, tmp_path / "b.gguf"], [tmp_path / "b.gguf", a]):
         report = aprfmt.merge_models(pair, tmp_path / "out", method="linear", format="hf", force=True)
-        assert any("cannot be reordered for a checkpoint" in loss for loss in report.losses) == (pair[1] is a)
+        assert any("cannot be put in checkpoint order" in loss for loss in report.losses) == (pair[1] is a)
         made = weights(tmp_path / "out")
         assert made.keys() == one.keys()
         for name, values in made.items():
@@ -619,7 +619,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no base": ({"method": "ties"}, "ties needs a base model"),
     "base of linear": ({"method": "linear", "base": "x"}, "--base does not apply to linear"),
     "three for slerp": ({"method": "slerp", "n": 3}, "slerp merges exactly two models, not 3"),
-    "weights": ({"method": "linear", "weight": [1, 2, 3]}, "3 values of --weight for 2 models"),
+    "weights": ({"method": "linear", "weight": [1, 2, 3]}, "3 values of --weight given for 2 models"),
     "no weights": ({"method": "weighted"}, "weighted needs a weight"),
     "zero": ({"method": "linear", "weight": [1, -1]}, "add up to 0"),
     "not finite": ({"method": "linear", "weight": [1, float("nan")]}, "weight must be a number"),
@@ -628,7 +628,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "t of linear": ({"method": "linear", "t": 0.5}, "--t does not apply to linear"),
     "rescale": ({"method": "ties", "base": "llama", "rescale": "twice"}, "rescale must be"),
     "layers": ({"method": "linear", "layers": ["0-1"]}, "--layers does not apply"),
-    "fewer layers": ({"method": "passthrough", "layers": ["0-1"]}, "1 value of --layers for 2 models"),
+    "fewer layers": ({"method": "passthrough", "layers": ["0-1"]}, "1 value of --layers given for 2 models"),
     "gaps": ({"method": "passthrough", "layers": ["0,2", "1"]}, "is not a layer range"),
     "no layer": ({"method": "passthrough", "layers": ["0-9", "0"]}, "unknown layer 9"),
     "one": ({"method": "linear", "n": 1}, "a merge takes at least two models"),

@@ -186,7 +186,7 @@ def test_modules_to_save_replace_those_of_the_base(tmp_path: Path) -> None:
     with pytest.raises(AprError, match="replaces this weight"):
         aprfmt.convert_model(built.lora, tmp_path / "x.gguf")
     assert aprfmt.import_model(built.lora, tmp_path / "x.apr").lossless
-    with pytest.raises(AprError, match=r"so its weight cannot be 0\.5"):
+    with pytest.raises(AprError, match=r"so it cannot be scaled by 0\.5"):
         aprfmt.merge_adapter(built.base, tmp_path / "x.apr", tmp_path / "half", weight=0.5)
 
 

@@ -111,7 +111,7 @@ def test_versioned_sentencepiece_models_are_read(tmp_path: Path) -> None:
     ("changed", "what"),
     [
         ({"quantization": {"qformat_weight": "nvfp4"}}, "declares nvfp4 weights"),
-        ({**LATENT, "moe": {**LATENT["moe"], "route_every_n": 2}}, "every layer of 2"),
+        ({**LATENT, "moe": {**LATENT["moe"], "route_every_n": 2}}, "one of every 2 layers"),
     ],
 )
 def test_what_is_read_from_the_other_layout_alone_is_said(tmp_path: Path, changed: dict[str, Any], what: str) -> None:

@@ -191,7 +191,7 @@ def test_flags_win_and_take_the_old_licence_along(folder: Folder, tmp_path: Path
     assert not {"license.name", "license.link"} & set(found[provenance.GENERAL])
     report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back")
     assert sha(tmp_path / "back" / "README.md") == sha(source / "README.md")
-    assert sum("README.md is kept unchanged" in w for w in report.warnings) == 2
+    assert sum("README.md is unchanged" in w for w in report.warnings) == 2
 
 
 def test_stamping_a_folder_without_a_card_gives_it_one(folder: Folder, tmp_path: Path) -> None:

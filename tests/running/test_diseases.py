@@ -159,7 +159,7 @@ def test_causes_come_before_symptoms(
     by_id = {each["id"]: each for each in report["gates"]}
     assert by_id["layers"]["message"] == "not run, because header did not pass"
     assert run(["qa", str(broken), "--against", str(models["llama"])]) == 1
-    assert "mend it: apr stamp" in capsys.readouterr().out
+    assert "fix: apr stamp" in capsys.readouterr().out
 
 
 def test_logits_of_the_original_by_another_program(

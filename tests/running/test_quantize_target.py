@@ -226,7 +226,7 @@ def test_an_output_that_misses_is_not_published(
     assert (report.measured_kl, report.rounds) == (0.03, 3)
     out.unlink()
     measured = iter((0.06, 0.06, 0.06))
-    with pytest.raises(RefusedError, match="was missed in 3 rounds"):
+    with pytest.raises(RefusedError, match="was not reached in 3 rounds"):
         aprfmt.quantize_model(tiny_gguf, out, **given)  # type: ignore[arg-type]
     assert not out.exists()
 

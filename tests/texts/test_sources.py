@@ -164,9 +164,9 @@ def test_a_data_folder_is_read_file_by_file(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", "line 3 is not JSON"),
-        ('{"body": "x"}', "line 3 has no string under 'text'"),
-        ('{"text": 5}', "line 3 has no string under 'text'"),
-        ('["text"]', "line 3 has no string under 'text'"),
+        ('{"body": "x"}', "line 3 lacks the field 'text'"),
+        ('{"text": 5}', "line 3 has a field 'text' that is not a string"),
+        ('["text"]', "line 3 lacks the field 'text'"),
         ("[" * 100_000, "line 3 is not JSON"),
     ],
 )

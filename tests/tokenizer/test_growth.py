@@ -69,7 +69,9 @@ BOMBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_what_doubles_again_and_again_is_refused(name: str) -> None:
     data = tokenizer(**BOMBS[name])
-    with pytest.raises(LimitError, match=f"{next(iter(BOMBS[name]))} can grow a text more than {MAX_TEXT_GROWTH}-fold"):
+    with pytest.raises(
+        LimitError, match=f"{next(iter(BOMBS[name]))} can expand a text more than {MAX_TEXT_GROWTH}-fold"
+    ):
         encoding.load(data)
     assert pre.hash_name(data) is None
 

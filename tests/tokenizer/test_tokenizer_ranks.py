@@ -199,7 +199,7 @@ def test_rwkv_vocabularies_are_read_and_written_again() -> None:
     [
         ("1 'a' 2", "line 1"),
         ("1 a 1", "line 1"),
-        ("2 'a' 1", "ids must count"),
+        ("2 'a' 1", "ids must be consecutive"),
         ("1 '' 0", "line 1"),
         ("1 f'a' 1", "line 1"),
         ("1 'a' 1\n2 b'a' 1", "duplicate token"),

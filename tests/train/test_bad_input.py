@@ -201,7 +201,7 @@ def test_what_the_rows_differ_from_works(bench: Bench, capsys: pytest.CaptureFix
     ("given", "code", "message", "hint"),
     [
         ({}, 5, "holds a run already", "--resume"),
-        ({"--resume": ""}, 2, "already done 2 steps", "--steps"),
+        ({"--resume": ""}, 2, "already completed 2 steps", "--steps"),
         ({"--resume": "", "--steps": "3", "--lr": "1e-3"}, 5, "lr was", "--allow-changed lr"),
         ({"--resume": "", "--steps": "3", "--seed": "7"}, 5, "seed was", "--allow-changed seed"),
         ({"--resume": "", "--steps": "3", "--data": "other.jsonl"}, 5, "the data differ", "-o"),

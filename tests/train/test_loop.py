@@ -231,7 +231,7 @@ def test_another_teacher_student_or_corpus_does_not_resume(distil: Distil, tmp_p
         distil(**again, student_init="layers:1,")
     with pytest.raises(RefusedError, match="initial weights"):
         distil(**again, student_init="layers:1,", allow_changed=("student_init",))
-    with pytest.raises(UsageError, match="already done 2 steps"):
+    with pytest.raises(UsageError, match="already completed 2 steps"):
         distil(steps=2, total_steps=4, resume=True)
 
 
@@ -391,7 +391,7 @@ def test_a_model_that_could_not_be_written_at_the_end_is_written_by_resuming(
     assert weights(model) == weights(tmp_path / "run/ckpt-step-000004.apr")
     after = (tmp_path / "run/ckpt-step-000004.state").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    with pytest.raises(UsageError, match="already done 4 steps"):
+    with pytest.raises(UsageError, match="already completed 4 steps"):
         distil(steps=4, resume=True, **given)
 
 

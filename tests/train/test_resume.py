@@ -115,7 +115,7 @@ def test_a_digit_of_a_fact_does_not_change_unnoticed(run_folder: Path) -> None:
     at = data.index(b'\\"ce\\":') + 10
     assert data[at : at + 1].isdigit()
     path.write_bytes(data[:at] + (b"3" if data[at : at + 1] != b"3" else b"2") + data[at + 1 :])
-    with pytest.raises(ChecksumError, match="checksum of its metadata"):
+    with pytest.raises(ChecksumError, match="checksum mismatch of its metadata"):
         find_saved(run_folder, 6, ALONE)
 
 

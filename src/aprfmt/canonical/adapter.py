@@ -60,7 +60,7 @@ def _check_pair(pair: LoraPair, model: Model) -> None:
             f"the ranks disagree: lora_a is {list(a)}, rank {a[-2]}, but lora_b {list(b)}, rank {b[-1]}",
             path=model.path,
             tensor=pair.weight,
-            hint="the tensors belong to two adapters; download it again",
+            hint="the tensors are from different adapters; download the adapter again",
         )
 
 
@@ -196,7 +196,7 @@ def _from_apr(model: Model, base: Base | None) -> Adapter:
     more = as_mapping(metadata.get(APR_KEY))
     rank, alpha = metadata.get("lora_rank"), metadata.get("lora_alpha")
     if type(rank) is not int or rank < 1:
-        raise CorruptError(f"lora_rank is {rank!r:.40}, not a rank", path=model.path)
+        raise CorruptError(f"lora_rank is {rank!r:.40}, not a positive integer", path=model.path)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise CorruptError(f"lora_alpha is {alpha!r:.40}, not a number", path=model.path)
     stated = as_mapping(more.get("scales"))

@@ -31,7 +31,7 @@ def require_config(model: Model, allow_no_config: bool, arch: str | None = None)
     if config_of(model):
         keys = missing_sizes(hparams, row).values() if row is not None else ()
         raise RefusedError(
-            f"config.json does not give {', '.join(keys or ['hidden_size'])}",
+            f"config.json lacks {', '.join(keys or ['hidden_size'])}",
             path=model.path,
             hint="use the config.json that the model was saved with, or add transformers' defaults to it: python -c "
             "\"from transformers import AutoConfig; AutoConfig.from_pretrained('DIR').save_pretrained('DIR')\"",
@@ -122,7 +122,7 @@ def check_vocabulary(c: Canonical) -> list[str]:
     if c.tokenizer.model == "gpt2" and c.tokenizer.pre is None and c.tokenizer.pre_note:
         warnings.append(f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF needs --pre NAME")
     embedding, size = c.tensors.get(c.embedding), c.hparams.vocab_size
-    limit = f"but config.json a vocab_size of {size}"
+    limit = f"but config.json has vocab_size {size}"
     if embedding is not None:
         size = embedding.shape[0]
         limit = f"but the embedding {size} rows"

@@ -334,7 +334,7 @@ def with_scale(pair: LoraPair, scale: float, rank: int | None = None) -> LoraPai
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = values * np.float32(factor)
         if not np.isfinite(scaled).all() and np.isfinite(values).all():
-            raise RefusedError(f"with its scale of {pair.scale:g} the factor B is beyond float32", tensor=pair.weight)
+            raise RefusedError(f"factor B times the scale {pair.scale:g} overflows float32", tensor=pair.weight)
         return scaled
 
     def long_a() -> Array:

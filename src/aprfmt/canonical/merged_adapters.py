@@ -319,7 +319,7 @@ def _replace(
         raise RefusedError("two adapters replace this weight", path=c.model.path, tensor=name)
     if weight != 1:
         raise RefusedError(
-            f"the adapter replaces this weight, so its weight cannot be {weight:g}",
+            f"the adapter replaces this weight, so it cannot be scaled by {weight:g}",
             path=c.model.path,
             tensor=name,
             hint="use --weight 1 for this adapter",
@@ -386,7 +386,7 @@ def merged_tensor(source: TensorSource, deltas: Sequence[Delta], keep: bool) -> 
         return MergedTensor(source.name, source, source.dtype, deltas)
     if keep and not encodes_alone(row.name):
         raise RefusedError(
-            f"weights dequantized from {row.name} cannot be requantized to it",
+            f"weights in {row.name} can be dequantized, but not requantized",
             tensor=source.name,
             hint="choose another dtype: --quantize q4_k_m, or --dtype f16",
         )

@@ -325,8 +325,7 @@ def combined(
     if merge.narrowed:
         notes.append(f"{plural(merge.narrowed, 'weight')} of F64 were merged in float32")
     notes += [
-        f"rows of embedding and head that {models[number].model.path} does not share with the first model are those"
-        " of the first"
+        f"the embedding and head of {models[number].model.path} were padded or cut to the first model's vocabulary"
         for number in sorted(merge.padded)
     ]
     made = replace(skeleton, tensors=tensors, extras=extras, is_whole=False, sidecar=None)
@@ -369,7 +368,9 @@ def _under_one_set_of_names(models: Sequence[Canonical]) -> tuple[Sequence[Canon
         assert c.arch is not None
         kept = {name: t for name, t in c.tensors.items() if is_gguf_only(c.arch, name)}
         changed.append(replace(c, tensors=kept | {t.name: t for t in hf_side(c.arch, c.tensors)}))
-    made = f"{plural(len(own[0]), 'quantized weight')} became F32: their blocks cannot be reordered for a checkpoint"
+    made = (
+        f"{plural(len(own[0]), 'quantized weight')} stored as F32: quantized blocks cannot be put in checkpoint order"
+    )
     return changed, [made] if own[0] else []
 
 
@@ -471,7 +472,7 @@ def _combine(
         return CanonicalTensor(tensor.name, (CombinedTensor(name, "F32", shape, combination),))
     if blocks and not encodes_alone(DTYPES[tensor.dtype].name):
         raise RefusedError(
-            f"weights dequantized from {tensor.dtype} cannot be requantized to it",
+            f"weights in {tensor.dtype} can be dequantized, but not requantized",
             path=c.model.path,
             tensor=tensor.name,
             hint="choose another dtype: --quantize q4_k_m, or --dtype f16",
@@ -507,7 +508,7 @@ def _equal(tensor: CanonicalTensor, inputs: Sequence[tuple[Canonical, CanonicalT
         streams = (regroup(side.chunks(), _COMPARED_BYTES, _COMPARED_BYTES) for side in (tensor, other))
         if not same or any(a != b for a, b in zip(*streams, strict=True)):
             raise RefusedError(
-                f"{tensor.dtype} cannot be merged, and the models differ in it", path=c.model.path,
+                f"{tensor.dtype} tensors cannot be merged, and this one differs between the models", path=c.model.path,
                 tensor=tensor.name,
             )  # fmt: skip
     return tensor
@@ -571,12 +572,12 @@ def _differences(models: Sequence[Canonical]) -> list[str]:
                 raise RefusedError(
                     f"{key} is {b}, but in {first.model.path} it is {a}",
                     path=c.model.path,
-                    hint="the same weights compute something else with it",
+                    hint="weights trained with different values cannot be merged",
                 )
         pairs = [(key, getattr(first.hparams, key), getattr(c.hparams, key)) for key in _ALIKE]
         pairs += [(key, first.hparams.extra.get(key), c.hparams.extra.get(key)) for key in _ALIKE_EXTRA]
         notes += [
-            f"{key} is {a} in {first.model.path} and {b} in {c.model.path}: the merged model gets the first"
+            f"{key} is {a} in {first.model.path} and {b} in {c.model.path}: the first is used"
             for key, a, b in pairs
             if a is not None and b is not None and a != b
         ]

@@ -60,7 +60,7 @@ def parse_widths(text: str) -> dict[str, int]:
         name, _, number = word.partition("=")
         if name not in WIDTHS or not (number.isascii() and number.isdecimal()) or name in found:
             raise UsageError(
-                f"the widths {text!r:.80} are invalid at {word!r:.40}",
+                f"invalid width {word!r:.40} in {text!r:.80}",
                 hint=f"choose from {', '.join(WIDTHS)}: hidden=512,heads=8",
             )
         found[name] = int(number)
@@ -112,20 +112,21 @@ def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
         raise RefusedError(f"a {row.id} lacks some of these widths: {', '.join(WIDTHS)}", path=path)
     for name, number in widths.items():
         if not 1 <= number <= sizes.get(name, 0):
-            raise UsageError(f"{name}={number}: the model has {sizes.get(name, 0)}, and 1 to that many can be kept")
+            raise UsageError(f"{name}={number} is not from 1 to the model's {sizes.get(name, 0)}")
         if name in ("hidden", "ffn") and number % UNIT:
             below = number // UNIT * UNIT or UNIT
-            raise UsageError(f"{name}={number} is not a multiple of {UNIT}", hint=f"{name}={below}, for one")
+            raise UsageError(f"{name}={number} is not a multiple of {UNIT}", hint=f"for example {name}={below}")
     heads, groups = (widths.get(name, sizes[name]) for name in ("heads", "kv_heads"))
     most = sizes["heads"] // sizes["kv_heads"]
     if heads % groups or heads // groups > most:
         raise UsageError(
-            f"{heads} heads cannot share {groups} key-value heads: each serves equally many heads, at most {most}",
+            f"{heads} heads cannot share {groups} key-value heads: "
+            f"each must serve the same number of heads, at most {most}",
             hint=f"set both: heads={most},kv_heads=1, or {2 * most} and 2",
         )
     if c.extras:
         raise RefusedError(
-            "it has extra parts (towers, MTP layers) that would no longer fit",
+            "width pruning does not support extra tensors (towers, MTP layers)",
             path=path,
             tensor=next(iter(c.extras)),
             hint="drop MTP layers with --no-mtp; towers cannot be kept",

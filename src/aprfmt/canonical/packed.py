@@ -217,8 +217,8 @@ class Packing:
         for source, target in sorted({(change["from"], change["to"]) for change in changes}):
             own = [c["largest_relative_change"] for c in changes if (c["from"], c["to"]) == (source, target)]
             sentences.append(
-                f"{plural(len(own), 'tensor')} stored as {target} with the codes of {source}: "
-                f"rounding the scales changes values by up to {max(own):.1e} of the largest of their block"
+                f"{plural(len(own), 'tensor')} converted from {source} to {target}, codes unchanged: "
+                f"rounding the scales changes values by up to {max(own):.1e} of the largest value in their block"
             )
         return sentences
 
@@ -420,7 +420,7 @@ def _refuse_absent(tensors: Mapping[str, Tensor], settings: Mapping[str, object]
         return
     for module, entry in settings.items():
         if isinstance(entry, dict) and f"{module}.scales" not in tensors:
-            what = f"MLX: config.json gives the quantization of {module}, which has no {module}.scales"
+            what = f"MLX: config.json says that {module} is quantized, but {module}.scales is missing"
             raise RefusedError(what, tensor=f"{module}.weight", hint=_CONFIG_HINT)
 
 

@@ -178,7 +178,7 @@ def _check(stack: _Stack) -> None:
                     f"its shape {list(tensor.shape)} depends on the number of layers",
                     path=stack.path,
                     tensor=name,
-                    hint="the layers of networks with such a table cannot be changed",
+                    hint="a network with such a table cannot be pruned or stacked by layers",
                 )
     if row.id in _SLOPES and list(stack.layers) != [(0, layer) for layer in range(stack.n_layers(0))]:
         raise stack.refuse("num_hidden_layers", f"the decay of {row.id} depends on each layer's index and on this key")

@@ -110,7 +110,7 @@ def read_sidecar(kv: KvMapping) -> tuple[Sidecar | None, str | None]:
         if any(dtype not in DTYPES for dtype in dtypes.values()):
             raise ValueError("unknown dtype")
         if any(map(_is_derived, metadata)):
-            raise ValueError("an entry that follows from the tensors or the tokenizer")
+            raise ValueError("an entry that is derived from the tensors or the tokenizer")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return None, f"{KEY} is damaged and ignored"
     if not fits:

@@ -218,9 +218,7 @@ class Losses:
         """One sentence a kind of loss."""
         out = [f"{plural(n, 'tensor')} rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())]
         if self.overflows:
-            out.append(
-                f"{self.overflows} values were out of the target's range and became infinite or its largest value"
-            )
+            out.append(f"{self.overflows} values overflowed the target dtype and became infinite or its largest value")
         if self.on_lattice:
             exactly = f", except {plural(self.rounded_blocks, 'block')}" if self.rounded_blocks else ""
             out.append(

@@ -29,7 +29,9 @@ from aprfmt.text import format_bytes, format_count, format_seconds
 def command(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A GGUF (default: a small one).")] = None,
     *,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Keep the files here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to keep the files in.")
+    ] = None,
 ) -> None:
     """Import a GGUF, inspect and validate it, export it again, compare bytes and generated text.
 
@@ -143,7 +145,7 @@ def _compare(files: DemoFiles) -> str:
     with Source.open(files.source) as a, Source.open(files.back) as b:
         if not is_same_content(a, b):
             raise RunError("the exported GGUF differs from the source", path=files.back)
-        return f"{a.size:,} bytes, every one the same as in the source"
+        return f"{a.size:,} bytes, identical to the source"
 
 
 def _generate(files: DemoFiles) -> str:
@@ -155,7 +157,7 @@ def _generate(files: DemoFiles) -> str:
         raise RunError("the two files generate different text", path=files.back)
     words = " ".join(generated[1].text.split())
     if not words.isprintable() or "\ufffd" in words:
-        words = "(random weights have no words)"
+        words = "(random weights produce no readable text)"
     return f"the same {len(generated[1].ids)} tokens from both: {PROMPT} {words}"
 
 

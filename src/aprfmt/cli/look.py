@@ -175,7 +175,7 @@ def validate(
     min_score: Annotated[int, typer.Option(metavar="N", min=0, max=100, help="Fail below this score.")] = 0,
     base: BaseOption = None,
 ) -> int:
-    """Check checksums, offsets, values, names, shapes and tokenizer; report what protects the file.
+    """Check checksums, offsets, values, names, shapes and tokenizer; list the file's checksums.
 
     Exit status: 0 passed, 5 failed.
 

@@ -78,8 +78,8 @@ def evaluate(
     other decoder in llama.cpp, on the same sequences. If the evaluation fails, the exit status is 8 and no score is
     printed.
 
-    With --against, quantiles of the KL divergence and of the change of probabilities, as `llama-perplexity
-    --kl-divergence` computes them: chunks of 512 tokens, of which the second half is scored.
+    With --against, print quantiles of the KL divergence and of probability changes, computed as by `llama-perplexity
+    --kl-divergence`: the second half of each chunk of 512 tokens is scored.
 
     \b
     apr eval run/model.apr --data held-out.jsonl --teacher big.gguf
@@ -214,7 +214,7 @@ def report(
         return
     if output is None and out.mode != "json":
         detect(file)  # report an unreadable model first
-        raise UsageError("the report about a model is an HTML page", hint="add -o page.html, or see apr inspect")
+        raise UsageError("a model's report is an HTML page", hint="add -o page.html, or see apr inspect")
     with progress_bar("reading") as progress:
         body = aprfmt.report(file, output, force=force, follow_links=follow_links, progress=progress)
     count = cast("int", body["tensor_count"])

@@ -219,7 +219,7 @@ def width(stream: TextIO | None = None) -> int:
 
 
 def shorten(text: str, columns: int) -> str:
-    """`text` in at most `columns` columns, the middle left out."""
+    """`text` in at most `columns` columns, shortened in the middle."""
     if len(text) <= columns:
         return text
     head = (columns - 1) // 2
@@ -245,11 +245,11 @@ def table(
     spare: str = "",
     wrap: int = 0,
 ) -> list[str]:
-    """Aligned columns under a dim header; on a terminal they fit, unless a word of a number is all that is left.
+    """Aligned columns under a dim header, fitted to the width of a terminal.
 
-    Where they are too wide the columns `spare` go, the first one first, and a line says so; then, with `wrap`, the last
-    column goes on in further lines, of so many columns at least, and the first one shrinks. `right` and `spare` name
-    columns by their header, separated by spaces.
+    If they are too wide, the columns `spare` are hidden in this order, which a last line reports; then the first column
+    is shortened and, with `wrap`, the last one wrapped to at least `wrap` characters. `right` (right-aligned) and
+    `spare` are header names separated by spaces.
     """
     import textwrap
 
@@ -282,7 +282,7 @@ def table(
             for line, of in parts
             for i, part in enumerate(of)
         ]
-    told = [out.style(f"{' ' * indent}not in {width()} columns: {', '.join(gone)}", "dim")] if gone else []
+    told = [out.style(f"{' ' * indent}hidden at {width()} columns: {', '.join(gone)}", "dim")] if gone else []
     return [out.style((form % tuple(widths)).rstrip(), "dim"), *((form % line).rstrip() for line in lines), *told]
 
 

@@ -39,7 +39,7 @@ def command(
     ] = None,
     plan: PlanOption = False,
 ) -> None:
-    """Upload a model to the hub in one commit, with a model card of origin, bits per weight and checksums.
+    """Upload a model to the hub in one commit, with a model card: origin, bits per weight, checksums.
 
     In an existing card only apr's own section is replaced. Uses the token of `hf auth login`, or HF_TOKEN.
 

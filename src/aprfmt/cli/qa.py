@@ -34,7 +34,7 @@ def qa(
 ) -> int:
     """Sanity-check a model in llama.cpp: loading, finite outputs, generated text, tokenizer, chat template.
 
-    Encoders and rerankers are checked by their embeddings and scores. A failed gate prints the command that mends the
+    Encoders and rerankers are checked by their embeddings and scores. A failed gate prints the command that fixes the
     model. A skipped gate does not count as passed, unless it does not apply to the model. Exit status 1: a gate failed
     or was skipped. docs/qa.md describes what each gate detects and what it cannot.
 
@@ -73,7 +73,7 @@ def _tell(gate: GateResult) -> None:
     for line in (out.style(gate.status, _STYLES[gate.status]) + rest + first[indent:], *more):
         out.line(line)
     if gate.hint is not None:
-        out.line(f"{' ' * indent}{out.style('mend it:', 'bold')} {printable(gate.hint)}")
+        out.line(f"{' ' * indent}{out.style('fix:', 'bold')} {printable(gate.hint)}")
 
 
 def _verdict(report: QaReport) -> Iterator[str]:

@@ -76,7 +76,9 @@ class RunCommand(Common, LlamaMachine):
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; repeatable.")] = None
     ctx: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Context size; 0: as trained. Default: as trained, at most 4096."),
+        typer.Option(
+            metavar="N", min=0, help="Context size; 0: training context. [default: training context, at most 4096]"
+        ),
     ] = None
     lora: Annotated[
         list[str] | None,

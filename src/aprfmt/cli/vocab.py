@@ -31,7 +31,7 @@ def command(
     """Encode text with a model's own tokenizer, decode ids, or compare two tokenizers.
 
     FILE may also be a folder with a tokenizer, or a tokenizer.json. Without TEXT, --against compares on a built-in
-    set of hard texts.
+    set of difficult texts.
 
     \b
     apr vocab m.gguf "Hello, world!"
@@ -43,7 +43,7 @@ def command(
     texts = list(text or [])
     if stdin:
         if texts:
-            raise UsageError("--stdin is the text")
+            raise UsageError("--stdin already provides the text")
         texts = [sys.stdin.buffer.read().decode("utf-8", "replace")]
     found = vocab(file, texts, ids=ids, against=against, special=not no_special)
     out.result(found.to_json(), _lines(found))

@@ -62,7 +62,7 @@ def unpack(rows: Buffer) -> tuple[bytes, bytes]:
 
     stored = np.frombuffer(rows, dtype="u1")
     if stored.size % ROW_BYTES:
-        raise CorruptError(f"{stored.size} bytes are not whole MXFP4 blocks of {ROW_BYTES}")
+        raise CorruptError(f"{stored.size} bytes are not a multiple of the MXFP4 block size, {ROW_BYTES}")
     stored = stored.reshape(-1, ROW_BYTES)
     out = np.empty((len(stored), PIECE_BYTES), dtype="u1")
     for part in parts(len(stored), _STEP):

@@ -45,7 +45,7 @@ def unpack(blocks: Buffer) -> tuple[bytes, bytes]:
 
     stored = np.frombuffer(blocks, dtype="u1")
     if stored.size % BLOCK_BYTES:
-        raise CorruptError(f"{stored.size} bytes are not whole NVFP4 blocks of {BLOCK_BYTES}")
+        raise CorruptError(f"{stored.size} bytes are not a multiple of the NVFP4 block size, {BLOCK_BYTES}")
     stored = stored.reshape(-1, BLOCK_BYTES)
     out = np.empty((len(stored), SCALES, 8), dtype="u1")
     for part in parts(len(stored), _STEP):

@@ -392,7 +392,7 @@ def _check_count(items: Iterable[Item], expected: int, src: Dtype) -> Iterator[I
         yield item
     if n_bytes != expected:
         few = "too many" if n_bytes > expected else f"only {n_bytes}"
-        raise CorruptError(f"{few} of {expected} bytes of a {src.name} tensor came from its source")
+        raise CorruptError(f"a {src.name} tensor is incomplete: read {few} of {expected} bytes")
 
 
 def _bytes(array: Array) -> Buffer:

@@ -190,7 +190,7 @@ def _older_outputs(report: Report, sources: Sequence[str]) -> list[str]:
     for path in (files[0].with_name(name) for name in older):
         if any(exists(source) and is_same(path, source) for source in sources):
             raise RefusedError(
-                "the input has the name of an older part of this output",
+                "the input is one of the older parts that this output replaces",
                 path=path,
                 hint="choose another output with -o",
             )

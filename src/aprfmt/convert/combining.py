@@ -162,7 +162,7 @@ def _from_options(call: MergeCall) -> MergeRecipe:
     for name in (*shared, *(name for name, value in each.items() if value)):
         if name not in PARAMETERS[method]:
             raise UsageError(
-                f"--{name} does not apply to {word}", hint=f"it has the parameters {', '.join(PARAMETERS[method])}"
+                f"--{name} does not apply to {word}", hint=f"its parameters: {', '.join(PARAMETERS[method])}"
             )
     if method == SLERP:
         shared.setdefault("t", SettingsNode(0.5))
@@ -210,7 +210,7 @@ def _each(value: object, name: str, n: int) -> list[object]:
         found *= n
     if len(found) != n:
         raise UsageError(
-            f"{plural(len(found), 'value')} of --{name} for {n} models (without the base)",
+            f"{plural(len(found), 'value')} of --{name} given for {n} models (without the base)",
             hint="use one for each model, or one for all",
         )
     return found
@@ -221,7 +221,7 @@ def _layers(ranges: Sequence[object], i: int, n: int) -> tuple[int, int] | None:
         return None
     if len(ranges) != n:
         raise UsageError(
-            f"{plural(len(ranges), 'value')} of --layers for {n} models", hint="use one for each model, or none"
+            f"{plural(len(ranges), 'value')} of --layers given for {n} models", hint="use one for each model, or none"
         )
     found = parse_layers(str(ranges[i]), MAX_LAYERS)
     if found != list(range(found[0], found[-1] + 1)):

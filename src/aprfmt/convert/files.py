@@ -97,7 +97,7 @@ def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike], *, al
         them = "it" if len(refused) == 1 else "them"
         reasons.append(f"not carried: {first_few(refused.values())}; {ALLOW} carries {them}")
     if len(names) > MAX_CARRIED_FILES:
-        reasons.append(f"not carried: files beyond the limit of {MAX_CARRIED_FILES:,} a folder")
+        reasons.append(f"not carried: files beyond the limit of {MAX_CARRIED_FILES:,} per folder")
     return replace(c, files=dict(sorted(files.items())), left_out=reasons)
 
 

@@ -276,7 +276,7 @@ def _check_setting(parameter: str, node: SettingsNode, *, within: bool = False) 
         if odd is not None or "value" not in entries:
             raise node.error(f"{parameter}: a filter takes the keys filter and value only")
         if isinstance(entries.get("filter", SettingsNode(None)).value, dict | list):
-            raise node.error(f"{parameter}: filter must be a part of a weight's name")
+            raise node.error(f"{parameter}: filter must be a substring of a weight's name")
         _check_setting(parameter, entries["value"])
     elif isinstance(node.value, list):
         kinds = {isinstance(item.value, dict) for item in node.items(parameter)}
@@ -364,7 +364,7 @@ def _entries(node: SettingsNode, what: str, known: Sequence[str]) -> dict[str, S
     entries = node.mapping(what)
     for key, value in entries.items():
         if key not in known:
-            raise value.error(f"unknown key {key!r:.40} in {what}", f"known here: {', '.join(known)}")
+            raise value.error(f"unknown key {key!r:.40} in {what}", f"supported keys: {', '.join(known)}")
     return {key: value for key, value in entries.items() if value.value is not None}
 
 

@@ -302,7 +302,7 @@ class QuantizeCall(Running, Access, Network, Loadable):
         section=TARGET,
     )
     measure: bool = option(
-        False, "Measure on --eval-data what an error in each part of the model costs.", section=TARGET
+        False, "Measure on --eval-data how errors in each part of the model affect the KL.", section=TARGET
     )
     eval_data: PathLike | Sequence[PathLike] = option(
         (), "Text for --measure and --max-kl; repeatable.", metavar="PATH", section=TARGET

@@ -466,7 +466,7 @@ class _Chooser:
             i = _layer(name)  # experts are not a fixed number of tensors a layer
             if not 0 <= i < n:
                 raise RefusedError(
-                    f"the preset {self.preset.name} needs its layer number, but it is in none of the {n} layers",
+                    f"the preset {self.preset.name} depends on the layer, but the tensor is outside the {n} layers",
                     tensor=name,
                 )
         return TensorPosition(i, n, counted, stacked)

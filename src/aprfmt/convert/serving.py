@@ -33,7 +33,7 @@ def serving_scheme(name: str) -> ServingScheme | None:
     word = name.lower().replace("_", "-")
     if word in ("f8-e4m3", "f8-e5m2"):
         raise UsageError(
-            f"{name} in a folder needs scales: engines would load unscaled 8-bit floats as they are",
+            f"{name} in a folder needs scales: serving engines would load 8-bit floats without scales",
             hint="use --quantize fp8-dynamic, or write one file: -o model.safetensors",
         )
     if word == "nvfp4":

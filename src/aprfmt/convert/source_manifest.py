@@ -314,7 +314,7 @@ def safe_name(name: object) -> str:
         raise LimitError(
             f"the source manifest has a path of {len(text)} characters and {text.count('/') + 1} parts; the "
             f"limits are {MAX_PATH_CHARS} and {MAX_PATH_PARTS}: {text[:40]!r}...",
-            hint="remove files that are nested so deeply",
+            hint="remove the deeply nested files",
         )
     if not is_plain(text):
         raise CorruptError(f"the source manifest lists {name!r}, which is not a plain relative path")

@@ -144,7 +144,7 @@ def stamp(
             raise UnsupportedError(
                 f"stamp edits APR v2 and GGUF files only, not {model.label}",
                 path=model.path,
-                hint=f"apr import {model.path} -o {model.path.name or 'model'}.apr, which takes --license and the like",
+                hint=f"apr import {model.path} -o {model.path.name or 'model'}.apr, which has --license etc.",
             )
         if types:
             raise UsageError("types apply to the keys of a GGUF; in an .apr the JSON value sets the type")

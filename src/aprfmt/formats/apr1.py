@@ -255,7 +255,9 @@ def _parse_header(source: Source) -> dict[str, Any]:
     header["flags"] &= 0x7F
     if header["major"] > 1:
         version = f"{header['major']}.{header['minor']}"
-        raise UnsupportedError(f"unsupported APR v1 container version {version}; the last is 1.0", path=path, offset=4)
+        raise UnsupportedError(
+            f"unsupported APR v1 container version {version}; the latest is 1.0", path=path, offset=4
+        )
     return header
 
 
@@ -387,7 +389,7 @@ def _check_arguments(model_type: int, compression: int, quality: int | None, n_p
     if quality is not None and not 1 <= quality <= 100:
         raise UsageError(f"quality is {quality}; must be 1 to 100 for a validated model, else None")
     if n_payload > MAX_UNCOMPRESSED_BYTES:
-        raise UsageError(f"the payload has {n_payload} bytes; readers stop at {MAX_UNCOMPRESSED_BYTES}")
+        raise UsageError(f"the payload has {n_payload} bytes; the limit is {MAX_UNCOMPRESSED_BYTES}")
 
 
 def open_model(path: Path) -> Model:

@@ -361,7 +361,7 @@ def _detect_aprn(source: Source, path: Path) -> str:
         return "apr-legacy"
     major, minor = source.read(4, 2) if source.size > 5 else (source.read(4, 1)[0], 0)
     raise UnsupportedError(
-        f"unsupported APR v1 container version {major}.{minor}; the last is 1.0", path=path, offset=4
+        f"unsupported APR v1 container version {major}.{minor}; the latest is 1.0", path=path, offset=4
     )
 
 

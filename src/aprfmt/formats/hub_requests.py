@@ -206,7 +206,7 @@ def body(response: Any) -> Iterator[bytes]:
         if (waited - free) * rate > n_bytes or n_pieces - _FREE_PIECES > n_bytes // MIN_HUB_PIECE_BYTES:
             raise StorageError(
                 f"the hub sends too slowly: {n_bytes} bytes in {waited:.0f} s",
-                hint=f"run it again: downloads resume; {RATE_VARIABLE}=BYTES sets the minimum bytes a second ({rate})",
+                hint=f"run it again: downloads resume; {RATE_VARIABLE}=BYTES sets the minimum bytes/s ({rate})",
             )
         yield data
 

@@ -250,7 +250,7 @@ def _read_gguf(model: Model, path: str) -> ImatrixSums:
     missing = [key for key in KEYS if key not in kv]
     if missing:
         raise CorruptError(
-            f"{missing[0]} is missing: not an importance matrix", path=path, hint="llama-imatrix makes one"
+            f"{missing[0]} is missing: not an importance matrix", path=path, hint="compute one with apr imatrix"
         )
     datasets, *numbers = (kv[key] for key in KEYS)
     if not isinstance(datasets, list) or not all(isinstance(name, str) for name in datasets):

@@ -141,7 +141,7 @@ def _experts(moe: JsonObject) -> JsonObject:
     """Experts beside latent attention. Raises UnsupportedError where not every layer behind the first has them."""
     if moe.get("route_every_n", 1) != 1:
         raise UnsupportedError(
-            f"params.json has experts in every layer of {moe['route_every_n']}; only experts in every layer "
+            f"params.json has experts in one of every {moe['route_every_n']} layers; only experts in every layer "
             "are supported in this layout",
             path=PARAMS_NAME,
             hint="take the repository's config.json and model*.safetensors",

@@ -78,7 +78,7 @@ class RunReport(TypedDict):
 def charts(body: RunReport) -> list[Chart]:
     """What is drawn over tokens; a chart whose series are all empty is nothing."""
     t = body["config"].get("temperature")
-    soft = f"train, T = {format_number(t)}" if isinstance(t, (int, float)) else "train, softened"
+    soft = f"train, T = {format_number(t)}" if isinstance(t, (int, float)) else "train, with temperature"
     teacher = _scores(body, "teacher", "teacher_ce", 2)
     level = Series("teacher", teacher.xs, teacher.ys, "level", 2)
     kl = [_curve(body, "train, T = 1", "kl1", 0), _scores(body, "held-out", "kl", 1)]

@@ -286,7 +286,7 @@ def _adapter(subject: Subject) -> Iterator[Check]:
     if isinstance(found, AprError):
         yield Check("fail", found.message, found.tensor)
     elif found.adapter is not None and found.adapter.of is None:
-        yield Check("pass", "every A has its B; shapes not compared, the base model is not given")
+        yield Check("pass", "every A has its B; shapes not compared: add --base")
 
 
 def _names(subject: Subject) -> Iterator[Check]:

@@ -283,7 +283,9 @@ def _in_lists(a: Tokenizer, b: Tokenizer) -> Iterator[TokenizerDifference]:
     ]
     if kinds:
         i, own = kinds[0], a.types[kinds[0]] == TokenType.CONTROL
-        word = "is a control token, and not in the other" if own else "is not a control token, and is one in the other"
+        word = (
+            "is a control token here, but not in the other" if own else "is a control token in the other, but not here"
+        )
         yield TokenizerDifference("control tokens", len(kinds), f"id {i} ({mine[i]!r:.60}) {word}")
     if a.model == b.model == "gpt2" and a.merges != b.merges:
         pairs = zip(a.merges, b.merges, strict=False)

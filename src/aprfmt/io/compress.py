@@ -176,7 +176,7 @@ def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"")
         raise CorruptError(f"{n_packed} bytes of LZ4 cannot decompress to {n_bytes}", path=path)
     if (needed := n_packed + 2 * n_bytes) > MAX_LZ4_BYTES:  # the library copies what it has unpacked
         raise LimitError(
-            f"an LZ4 block of {n_packed} bytes that holds {n_bytes} takes {needed} bytes of memory; the limit is "
+            f"decompressing an LZ4 block of {n_packed} bytes to {n_bytes} needs {needed} bytes of memory; the limit is "
             f"{MAX_LZ4_BYTES}",
             path=path,
             hint="save the model with zstd or without compression by the program that wrote it",

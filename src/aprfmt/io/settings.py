@@ -70,7 +70,7 @@ def read_settings(path: PathLike) -> dict[str, object]:
         except (ValueError, RecursionError) as error:
             raise UsageError(f"not valid {suffix[1:].upper()}: {str(error)[:200]}", path=path) from error
     else:
-        raise UsageError("a table of options is a .toml, .yaml or .json file", path=path)
+        raise UsageError("options are read from a .toml, .yaml or .json file", path=path)
     if not isinstance(found, dict):
         raise UsageError(f"expected a table of options, not {shown(found)}", path=path)
     return found
@@ -126,7 +126,9 @@ def _check_events(text: str) -> None:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         line = event.start_mark.line + 1 if event.start_mark is not None else 0
         if getattr(event, "anchor", None) is not None:
-            raise UsageError(f"line {line}: anchors and aliases are not supported", hint="write the value out")
+            raise UsageError(
+                f"line {line}: anchors and aliases are not supported", hint="write the value in place of the alias"
+            )
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_SETTINGS_DEPTH:
             raise UsageError(f"line {line}: nested deeper than {MAX_SETTINGS_DEPTH} levels")

@@ -200,7 +200,7 @@ def recover(temporary: str) -> bool:
         return True
     if body is None:
         if _exists(os.path.join(temporary, _ASIDE)):
-            raise _refused(temporary, "its record is damaged")
+            raise _refused(temporary, "its log is damaged")
         return True  # the record was not complete, so that nothing was moved
     values = json.loads(body)
     switch = Switch(temporary, values["new"], values["old"], values["force"], is_recovery=True)

@@ -101,7 +101,7 @@ class Unpacked(io.RawIOBase):
             is_between = self._stream is None and self._streams > 0
             if not self._rest:
                 if not is_between:
-                    raise self._damaged("it ends too early")
+                    raise self._damaged("it is truncated")
                 return False
             if is_between:
                 self._rest = self._rest.lstrip(b"\0")

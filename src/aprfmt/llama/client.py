@@ -410,7 +410,7 @@ class Llama:
         limit = memory_limit()
         if limit is not None and _NO_MEMORY.search(text):
             raise OutOfMemoryError(
-                f"llama.cpp lacks memory: this process may take {limit >> 20} MiB",
+                f"llama.cpp is out of memory: this process is limited to {limit >> 20} MiB",
                 path=self._name,
                 hint="raise its limit: ulimit -v unlimited",
             ) from None

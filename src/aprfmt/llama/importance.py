@@ -165,7 +165,7 @@ class Collector:
             found = ActivationSums(np.zeros((n_matrices, columns)), np.zeros(n_counts, np.int64))
             self.sums[name] = found
         if found.squares.shape != (n_matrices, columns):
-            raise EngineError(f"{name} is multiplied with rows of {columns} and of {found.squares.shape[1]} values")
+            raise EngineError(f"{name} gets inputs of different sizes: {columns} and {found.squares.shape[1]} values")
         return found
 
     def _values(self, pointer: Any, dtype: Any) -> np.ndarray[Any, Any]:

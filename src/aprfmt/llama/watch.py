@@ -106,7 +106,7 @@ class Watcher:
         pointer = self._weights[name]
         tensor, n_bytes = pointer.contents, self._c.ggml_nbytes(pointer)
         if not self._c.ggml_backend_buffer_is_host(tensor.buffer):
-            raise EngineError(f"{name} is not where the processor reads it")
+            raise EngineError(f"{name} is not in host memory")
         memory = (ctypes.c_uint8 * n_bytes).from_address(tensor.data)
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size != n_bytes or file.readinto(memory) != n_bytes:

@@ -247,7 +247,7 @@ def contradictions(card: bytes, info: Mapping[str, object]) -> list[str]:
     """Warnings where a card that is carried as it is says something else than `info`."""
     known = card_fields(card)
     return [
-        f"{CARD} is kept unchanged and has {name} {known[name]!r}, not {info[name]!r}"
+        f"{CARD} is unchanged and still has {name} {known[name]!r}, not {info[name]!r}"
         for name in FLAGS
         if known.get(name) and info.get(name) and known[name] != info[name]
     ]

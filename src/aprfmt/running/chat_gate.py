@@ -32,7 +32,7 @@ def chat_template(x: Examined) -> GateFinding:
     if not isinstance(template, str) or not template.strip():
         raise SkippedError("the model has no chat template", required=False)
     if "{" not in template:
-        raise SkippedError(f"the template is only named: {template[:40]}", required=False)
+        raise SkippedError(f"only the template's name is stored: {template[:40]}", required=False)
     try:
         text = _rendered(x, template)
     except MissingDependencyError as error:
@@ -63,7 +63,7 @@ def chat_template(x: Examined) -> GateFinding:
     than_plain = own.answer - plain.answer
     said = f"with the template: answer {own.answer:.1f} nats, its end {own.end:.1f}; without: {plain.answer:.1f}"
     if best is not None:
-        said += f"; {sum(others[best]):.1f} together in {best}'s form"
+        said += f"; {sum(others[best]):.1f} in total with the {best} format"
     if worse > BETTER:
         text = f"the model expects the {best} format: {said}"
         return GateFinding(False, text, worse, BETTER, "chat-template")

@@ -38,15 +38,15 @@ DISEASES = {
             "rope-scaling", ("header",), "another `rope.scaling.*` or `rope.dimension_*`", "wrong RoPE scaling", _SET
         ),
         Disease("norm-epsilon", ("header",), "another `*_epsilon`", "wrong epsilon of the norms", _SET),
-        Disease("hyperparameter", ("header",), "another key of the network", "wrong hyper-parameter", _SET),
+        Disease("hyperparameter", ("header",), "a different hyper-parameter key", "wrong hyper-parameter", _SET),
         Disease("vocabulary", ("header",), "other tokens, merges, scores or token types", "another tokenizer"),
         Disease("pre-tokenizer", ("header",), "another `tokenizer.ggml.pre`", "wrong pre-tokenizer", _SET),
         Disease("bos", ("header", "bos"), "another `add_bos_token` or `bos_token_id`", "wrong BOS token", _SET),
-        Disease("special-token", ("header",), "another id of a special token", "wrong special token", _SET),
+        Disease("special-token", ("header",), "a different special token id", "wrong special token", _SET),
         Disease(
             "missing-bos",
             ("bos",),
-            "text is less likely without BOS by 0.5 nats per token",
+            "without BOS, text costs 0.5 nats per token more",
             "the tokenizer adds no BOS token, and the model was trained with one",
             "apr stamp {file} --in-place --set tokenizer.ggml.add_bos_token=true",
             needs_original=False,
@@ -64,8 +64,8 @@ DISEASES = {
         Disease(
             "tied-head",
             ("tensors",),
-            "`output.weight` is missing, or is there and is not the embedding",
-            "the output head is tied to the token embedding, or untied from it, by mistake",
+            "`output.weight` is missing, or present but not equal to the embedding",
+            "the output head was tied to the token embedding, or untied from it, by mistake",
         ),
         Disease(
             "norm-plus-one", ("tensors",), "norm weights differ by 1", "1 was added to the norms twice or not at all"
@@ -73,19 +73,19 @@ DISEASES = {
         Disease(
             "rope-order",
             ("rope-order", "tensors"),
-            "a permutation of the rows of Q and K is better, or gives the original's",
+            "permuting the rows of Q and K predicts text better, or restores the original",
             "the rows of Q and K are in the wrong order",
             needs_original=False,
         ),
-        Disease("experts", ("tensors",), "experts are those of the original in another order", "experts are swapped"),
+        Disease("experts", ("tensors",), "the original's experts in another order", "experts are swapped"),
         Disease(
             "adapter-scale",
             ("tensors",),
             "matrices differ by a matrix of low rank",
-            "an adapter is merged with another scale, twice or not at all",
+            "an adapter was merged with another scale, twice or not at all",
             "apr merge-adapter BASE ADAPTER -o FIXED.gguf",
         ),
-        Disease("values", ("tensors",), "other values, shapes or names", "weights are not the original's"),
+        Disease("values", ("tensors",), "other values, shapes or names", "weights differ from the original"),
     )
 }
 """By id; of several differences the first row is reported first."""

@@ -231,7 +231,7 @@ def read_head(path: PathLike) -> LogitsHead:
                 f"the logits file has {size:,} bytes, but {n_chunks} chunks of {n_ctx} tokens and a vocabulary of "
                 f"{n_vocab} need {head.n_bytes:,}",
                 path=path,
-                hint="it was not written completely: write it again",
+                hint="the file is incomplete: write it again",
             )
         ids = np.frombuffer(file.read(4 * n_ctx * n_chunks), "<i4").reshape(n_chunks, n_ctx)
     if ids.min() < 0 or ids.max() >= n_vocab:
@@ -299,7 +299,7 @@ def compare(llama: Llama, path: PathLike, *, progress: StartProgress | None = No
             for position, logits in _scored(reader, llama, chunk):
                 data = file.read(len(logits) * head.row_bytes)
                 if len(data) < len(logits) * head.row_bytes:
-                    raise CorruptError("the logits file has shrunk while it was read", path=path)
+                    raise CorruptError("the logits file was truncated while it was read", path=path)
                 rows = np.frombuffer(data, "<u2").reshape(len(logits), -1)
                 labels = np.array(chunk[position + 1 : position + 1 + len(logits)])
                 parts.append(divergences(rows, logits, labels))

@@ -222,7 +222,7 @@ def _llama() -> Iterator[DoctorFinding]:
             part.split(" = ")[0].rpartition(": ")[2] for part in system.split(" | ") if part.endswith("= 1")
         )
         amx = "; it crashes with repacked weights (AMX reported but not permitted?), so repacking is off" if off else ""
-        yield DoctorFinding("llama.cpp", "warn" if off else "ok", f"{engine} computes, built for {known}{amx}")
+        yield DoctorFinding("llama.cpp", "warn" if off else "ok", f"{engine} works, built for {known}{amx}")
 
 
 def _machine() -> Iterator[DoctorFinding]:

@@ -46,10 +46,10 @@ def special_tokens(x: Examined) -> GateFinding:
         known = [next((v for n in some if isinstance(v := x.metadata(f"tokenizer.ggml.{n}_token_id"), int)), None)
                  for some in names]  # fmt: skip
         if known[0] is None or known[1] is None:
-            raise SkippedError("the vocabulary names no CLS and SEP", required=False)
+            raise SkippedError("the vocabulary defines no CLS and SEP tokens", required=False)
         wanted = [token for token in known if token is not None]
     else:
-        raise SkippedError("the file does not say which tokens begin and end a text", required=False)
+        raise SkippedError("the file does not name the tokens that begin and end a text", required=False)
     ends = [*found[:1], *found[-1:]]
     shown = [x.llama.detokenize([token], special=True) or str(token) for token in (*wanted, *ends)]
     text = f"a text begins with {shown[2]!r} and ends with {shown[3]!r}"
@@ -66,7 +66,7 @@ def finite_vectors(x: Examined) -> GateFinding:
         except RunError as error:
             return GateFinding(False, f"prompt {number} of {len(PROMPTS)}: {error.message}", value=number - 1)
         if not any(vector):
-            return GateFinding(False, f"prompt {number} of {len(PROMPTS)} gives zeros", value=number - 1)
+            return GateFinding(False, f"prompt {number} of {len(PROMPTS)} returns zeros", value=number - 1)
     n = len(PROMPTS)
     return GateFinding(True, f"the {x.words} of {n} prompts are finite", value=n, threshold=n)
 
@@ -75,7 +75,7 @@ def varies(x: Examined) -> GateFinding:
     """Different texts have different vectors."""
     by_ids = {tuple(x.ids(prompt)): x.vector(prompt) for prompt in PROMPTS}
     if len(by_ids) < 2:
-        raise SkippedError("the tokenizer makes the same tokens of all texts")
+        raise SkippedError("the tokenizer returns the same ids for all texts")
     vectors = [*by_ids.values()]
     least = min(distance(a, b) for i, a in enumerate(vectors) for b in vectors[:i])
     text = f"{x.words} of two texts differ by {least:.2g} or more"
@@ -88,7 +88,9 @@ def repeatable(x: Examined) -> GateFinding:
     """The same text has the same vector again, after other texts."""
     x.vector(PROMPTS[1])
     error = distance(x.vector(PROMPTS[0], again=True), x.vector(PROMPTS[0]))
-    return GateFinding(error <= REPEATED, f"the same text differs by {error:.2g}", value=error, threshold=REPEATED)
+    return GateFinding(
+        error <= REPEATED, f"repeating a text changes it by {error:.2g}", value=error, threshold=REPEATED
+    )
 
 
 def batch(x: Examined) -> GateFinding:
@@ -96,7 +98,7 @@ def batch(x: Examined) -> GateFinding:
     ids = [x.ids(prompt) for prompt in (PROMPTS[0], PROMPTS[-1])]
     both = [vectors[0] for vectors in x.llama.vectors(ids)]
     error = max(distance(vector, x.vector(text)) for vector, text in zip(both, (PROMPTS[0], PROMPTS[-1]), strict=True))
-    return GateFinding(error <= BATCHED, f"a text differs by {error:.2g} in a batch", value=error, threshold=BATCHED)
+    return GateFinding(error <= BATCHED, f"batching changes a text by {error:.2g}", value=error, threshold=BATCHED)
 
 
 def similar(x: Examined) -> GateFinding:
@@ -117,10 +119,10 @@ def against(x: Examined) -> GateFinding:
     pairs = [(x.vector(prompt), x.vector(prompt, original=True)) for prompt in PROMPTS]
     limit = next(limit for least, limit in _COSINES if x.bits_per_weight >= least)
     if any(len(a) != len(b) for a, b in pairs):
-        return GateFinding(False, f"the {x.words} have another size than the original's")
+        return GateFinding(False, f"the {x.words} differ in size from the original's")
     if x.kind in ("encoder", "states"):
         least = min(cosine(a, b) for a, b in pairs)
-        text = f"cosine {least:.5f} with the original's embeddings or more"
+        text = f"cosine with the original's embeddings: at least {least:.5f}"
         return GateFinding(least >= limit, text, value=least, threshold=limit)
     most, limit = max(distance(a, b) for a, b in pairs), tolerance(matrix_dtypes(x.gguf), same_weights=False)
     text = f"{x.words} differ from the original's by {most:.2g} or less"

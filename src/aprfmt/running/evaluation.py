@@ -172,7 +172,7 @@ def read_part(
     if bad := ", ".join(f"{n} {what}" for what, n in (+skipped).items() if not ids):
         raise CorruptError(
             f"no documents; skipped: {bad}", path=data,
-            hint=f"a record needs text under {text_field!r} or messages; --text-field sets another field",
+            hint=f"a record needs the field {text_field!r} or messages; --text-field sets another field",
         )  # fmt: skip
     return part_of(ids)
 
@@ -180,7 +180,7 @@ def read_part(
 def scores_of(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:
     """The means of `count` labels, from six sums in the order of Scores. Raises RunError where they are none."""
     if not count:
-        raise RunError("the evaluation found no labels, no score", hint="use longer held-out texts")
+        raise RunError("no score: the texts contain no token to predict", hint="use longer held-out texts")
     ce, accuracy, kl, agreement, teacher_ce, dropped = (value / count for value in sums)
     if not all(map(math.isfinite, (ce, kl, teacher_ce))):
         raise RunError(

@@ -173,7 +173,7 @@ _FIRST, _LAST = 8, 96
 def _bos(x: Examined) -> GateFinding:
     facts = x.llama.facts
     if x.against is not None and (adds := x.original.facts.adds_bos) != facts.adds_bos:
-        text = f"BOS is {'not ' if adds else ''}added, by the original it is{'' if adds else ' not'}"
+        text = f"BOS is {'not ' if adds else ''}added, but the original {'adds it' if adds else 'does not add it'}"
         words = {"key": "tokenizer.ggml.add_bos_token", "value": str(adds).lower()}
         return GateFinding(False, text, disease="bos", words=words)
     if facts.bos < 0:
@@ -184,7 +184,7 @@ def _bos(x: Examined) -> GateFinding:
     without = float(x.reader.score(ids).loss[_FIRST:].mean())
     behind = float(x.reader.score([facts.bos, *ids]).loss[_FIRST + 1 :].mean())
     gain, passed = without - behind, without - behind < BOS_MARGIN
-    text = f"no BOS is added; text costs {without:.2f} nats per token, {behind:.2f} behind BOS"
+    text = f"no BOS is added: {without:.2f} nats per token, {behind:.2f} with BOS"
     return GateFinding(passed, text, gain, BOS_MARGIN, None if passed else "missing-bos")
 
 
@@ -330,7 +330,7 @@ def _arithmetic(x: Examined) -> GateFinding:
     if x.against is not None:
         theirs = x.answers(ARITHMETIC, original=True)
         limit, of = theirs[0] - LOST, f"the original {theirs[1]:.0%}"
-    text = f"{share:.0%} of {len(ARITHMETIC)} sums correct, {of}; ln probability {likely:.2f}"
+    text = f"{share:.0%} of {len(ARITHMETIC)} sums correct, {of}; log-probability {likely:.2f}"
     return GateFinding(likely >= limit, text, value=likely, threshold=limit)
 
 
@@ -427,7 +427,7 @@ GATES = (
         (*_RUNS, "layers", "rope-order"),
         _TOKENIZER,
     ),
-    Gate("bos", "text is not much more likely behind BOS, if the tokenizer adds none", _bos, (*_RUNS, "layers")),
+    Gate("bos", "if the tokenizer adds no BOS, text is not much more likely with one", _bos, (*_RUNS, "layers")),
     Gate("text", "greedy text is not one token or a short loop", _text, _SOUND),
     Gate("perplexity", "bits per byte are normal for the model's size", _perplexity, _SOUND),
     Gate("copy", "copies words from examples", _copy, _SOUND),
@@ -436,7 +436,7 @@ GATES = (
     Gate("kl", "against the original: KL divergence", _kl, _SOUND, _FINER),
     Gate("agreement", "against the original: top-1 agreement", _agreement, _SOUND, _FINER),
     Gate("ratio", "against the original: perplexity", _ratio, _SOUND, _FINER),
-    Gate("pooling", "the file says how embeddings are pooled", pooling, ("loads",), kinds=_VECTORS),
+    Gate("pooling", "the pooling type is set", pooling, ("loads",), kinds=_VECTORS),
     Gate(
         "special-tokens",
         "the tokenizer adds the tokens that begin and end a text",
@@ -453,9 +453,9 @@ GATES = (
         AGAIN,
         _NO_TEXT,
     ),
-    Gate("varies", "different texts have different vectors", varies, _VECTOR, AGAIN, _NO_TEXT),
-    Gate("repeatable", "a text has the same vector again", repeatable, _VECTOR, "apr doctor", _NO_TEXT),
-    Gate("batch", "a text has the same vector in a batch", batch, _VECTOR, "apr doctor", _VECTORS),
+    Gate("varies", "different texts get different vectors", varies, _VECTOR, AGAIN, _NO_TEXT),
+    Gate("repeatable", "embedding a text twice gives the same vector", repeatable, _VECTOR, "apr doctor", _NO_TEXT),
+    Gate("batch", "batching does not change a text's vector", batch, _VECTOR, "apr doctor", _VECTORS),
     Gate(
         "similar", "paraphrases are closer than unrelated sentences", similar, (*_VECTOR, "varies"), _POOLING, _EMBEDS
     ),

@@ -164,7 +164,7 @@ def compute(
             found = llama.collect(ids)
             if not found["weights"]:
                 raise UnsupportedError(
-                    "llama.cpp multiplies none of its layer weights", path=wanted.name, hint="apr inspect FILE"
+                    "llama.cpp uses none of the model's layer weights", path=wanted.name, hint="apr inspect FILE"
                 )
             if advance is not None:
                 advance(wanted.chunk_size, f"chunk {number:,} of {len(chunks):,}")

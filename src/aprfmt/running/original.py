@@ -95,7 +95,7 @@ def header(x: Examined) -> GateFinding:
         if a is not None and b is not None and not same_value(a, b):
             value = _typed(b) if not hasattr(b, "__len__") or isinstance(b, str) else None
             found.append(_Difference(disease, key, _words(key, a, b), value))
-    return _finding(found, f"{len(keys)} keys: those of network and tokenizer are the original's")
+    return _finding(found, f"{len(keys)} keys: hyper-parameters and tokenizer match the original")
 
 
 def _words(key: str, a: object, b: object) -> str:
@@ -138,8 +138,8 @@ def tensors(x: Examined) -> GateFinding:
             unread.append(name)
             continue
         found += [each] if each is not None else []
-    text = f"{len(ours) - len(unread):,} tensors have the values of the original's"
-    return _finding(found, f"{text}; {len(unread)} have a dtype that is not decoded" if unread else text)
+    text = f"{len(ours) - len(unread):,} tensors match the original"
+    return _finding(found, f"{text}; {len(unread)} not compared: their dtype cannot be decoded" if unread else text)
 
 
 def _missing(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> Iterator[_Difference]:

@@ -49,7 +49,7 @@ def _sentence(found: QaReport) -> str:
 
 def _gate(gate: GateResult) -> list[str | Tone]:
     figures = ("" if value is None else format_figure(value) for value in (gate.value, gate.threshold))
-    message = gate.message if gate.hint is None else f"{gate.message}. Mend it: {gate.hint}"
+    message = gate.message if gate.hint is None else f"{gate.message}. Fix: {gate.hint}"
     evidence = message, *figures, format_seconds(gate.seconds), gate.shows
     return [gate.id, (gate.status, _TONES[gate.status]), *evidence]
 

@@ -61,7 +61,7 @@ def quantize_model(call: QuantizeCall) -> Report:
     if call.imatrix == AUTO:
         if call.plan:
             raise UsageError(
-                f"--plan cannot be combined with --imatrix {AUTO}, which computes",
+                f"--plan cannot be combined with --imatrix {AUTO}, which runs the model",
                 hint="apr imatrix FILE --data TEXT -o OUT --plan reports the amount of text",
             )
         given["imatrix"], warnings = cached_imatrix(
@@ -295,7 +295,7 @@ class _Quantizing:
                 return report, chosen
         if best is None:
             raise RefusedError(
-                f"--max-kl {most:g} was missed in {ROUNDS} rounds: the last output has a KL of {measured:.4g}",
+                f"--max-kl {most:g} was not reached in {ROUNDS} rounds: the last output has a KL of {measured:.4g}",
                 path=formats.path_text(self.call.dst, "dst"),
                 hint=f"--max-kl {measured * 1.05:.2g}, or --measure for a better prediction",
             )
@@ -309,7 +309,7 @@ class _Quantizing:
         if (path := self.call.recipe_out) is not None:
             target = formats.path_text(path, "recipe_out")
             if os.path.abspath(target) == os.path.abspath(formats.path_text(self.call.dst, "dst")):
-                raise UsageError("--recipe-out is the output itself", hint="choose another file")
+                raise UsageError("--recipe-out and --output are the same file", hint="choose another file")
             inputs = [formats.path_text(path, "src") for path in (self.call.src, self.call.recipe) if path is not None]
             check_target(target, inputs, self.call.force or self.call.plan)
 

@@ -250,11 +250,11 @@ class ReadProgress:
 def document_of(record: object, text_field: str) -> Record:
     """The text or conversation of a record, which is JSON data. Raises _BadRecordError."""
     if not isinstance(record, Mapping):
-        raise _BadRecordError(f"has no string under {text_field!r}: not a JSON object", "records that are not objects")
+        raise _BadRecordError(f"lacks the field {text_field!r}: not a JSON object", "records that are not objects")
     columns = columns_of([name for name, value in record.items() if value is not None], text_field)
     if columns is None:
         names = ", ".join(map(str, list(record)[:8])) or "nothing"
-        raise _BadRecordError(f"has no string under {text_field!r}, but {names}", f"records without {text_field!r}")
+        raise _BadRecordError(f"lacks the field {text_field!r}; it has {names}", f"records without {text_field!r}")
     value = record[columns[0]]
     if columns == ("prompt", "completion"):
         before = _messages(value, "user")
@@ -262,7 +262,7 @@ def document_of(record: object, text_field: str) -> Record:
     if isinstance(value, str) and columns == (text_field,):
         return _without_halves(value)
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise _BadRecordError(f"has no string under {text_field!r}", f"records without {text_field!r}")
+        raise _BadRecordError(f"has a field {text_field!r} that is not a string", f"records without {text_field!r}")
     return _chat(_messages(value, ""), record, 0)
 
 

@@ -21,7 +21,7 @@ def check_growth(parsed: Json, path: str = "tokenizer.json") -> None:
     for key in _KEYS:
         if isinstance(parsed, dict) and growth(parsed.get(key)) > MAX_TEXT_GROWTH:
             raise LimitError(
-                f"its {key} can grow a text more than {MAX_TEXT_GROWTH}-fold",
+                f"its {key} can expand a text more than {MAX_TEXT_GROWTH}-fold",
                 path=path,
                 hint="take the tokenizer from the model's publisher",
             )

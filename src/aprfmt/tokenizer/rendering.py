@@ -70,7 +70,7 @@ class Template:
         text = self._of(messages, tools, reply=False)
         if _MARK.search(self.source):
             if OPEN in text or CLOSE in text:
-                raise RefusedError(f"the conversation holds U+{ord(OPEN):X} or U+{ord(CLOSE):X}")
+                raise RefusedError(f"the conversation contains U+{ord(OPEN):X} or U+{ord(CLOSE):X}")
             values = _values(tools, reply=False)
             marked = self._render(messages, values, marked=True)
             earlier = self._render(messages[:first], values, marked=True).count(OPEN) if first else 0
@@ -121,7 +121,7 @@ class Template:
         """The ranges of `text` between the marks of `marked`, which is the same beside them."""
         pieces = re.split(f"[{OPEN}{CLOSE}]", marked)
         if "".join(pieces) != text or [c for c in marked if c in (OPEN, CLOSE)] != [OPEN, CLOSE] * (len(pieces) // 2):
-            raise PrefixError(f"{self.name} changes the text between its generation marks")
+            raise PrefixError(f"{self.name} changes the text between its generation tags")
         ends = [0]
         for piece in pieces:
             ends.append(ends[-1] + len(piece))

@@ -60,7 +60,7 @@ def _token(line: str, n: int, path: str) -> bytes:
     if match is None or not isinstance(token, bytes) or len(token) != int(match[3]) or not token:
         raise CorruptError(f"line {n} is not an id, a Python literal and its length in bytes: {line[:60]!r}", path=path)
     if int(match[1]) != n:
-        raise CorruptError(f"line {n} has the id {match[1]}: the ids must count from 1 on", path=path)
+        raise CorruptError(f"line {n} has the id {match[1]}: the ids must be consecutive, starting at 1", path=path)
     return token
 
 

@@ -166,7 +166,9 @@ def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: M
         raise RunError("no tensors to save", path=path)
     for name, tensor in weights.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise RunError(f"a weight is not finite as {weights.dtype}", tensor=name, hint="save with --save-dtype f32")
+            raise RunError(
+                f"a weight is NaN or infinite in {weights.dtype}", tensor=name, hint="save with --save-dtype f32"
+            )
     n_bytes, n_params = sum(out.n_bytes for out in outs), sum(t.numel() for t in weights.tensors.values())
     metadata = apr_metadata_with(
         identity.hparams, identity.tokenizer, identity.origin, {LINEAGE: dict(lineage), FOOTER_KEY: FOOTER},
@@ -182,18 +184,18 @@ def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: M
 def _compare(file: str, weights: Weights, identity: ModelIdentity, sums: Mapping[str, int]) -> None:
     with open_model(file) as model:
         if model.checksum().get("footer") != "ok":
-            raise RunError("the checkpoint's checksum is wrong as read back")
+            raise RunError("read back, the checkpoint has a wrong checksum")
         if set(model.tensors) != set(sums):
-            raise RunError("the checkpoint does not hold the network's tensors as read back")
+            raise RunError("read back, the checkpoint does not contain the network's tensors")
         for name, tensor in model.tensors.items():
             same = tensor.dtype == weights.dtype and tensor.shape == tuple(weights.tensors[name].shape)
             if not same or crc32_of_range(tensor.source, tensor.offset, tensor.offset + tensor.n_bytes) != sums[name]:
-                raise RunError("the checkpoint differs from the live weights as read back", tensor=name)
+                raise RunError("read back, the checkpoint differs from the live weights", tensor=name)
         for size in SIZES:
             if getattr(model.hparams, size) != getattr(identity.hparams, size):
-                raise RunError(f"the checkpoint's {size} differs as read back")
+                raise RunError(f"read back, the checkpoint has another {size}")
         if (model.tokenizer and model.tokenizer.tokens) != (identity.tokenizer and identity.tokenizer.tokens):
-            raise RunError("the checkpoint's tokenizer differs as read back")
+            raise RunError("read back, the checkpoint has another tokenizer")
 
 
 # --- the folder ---
@@ -278,7 +280,7 @@ def with_retries(save: Callable[[], object], tell: Callable[[str], None], pause_
             error = RunError(f"{type(failure).__name__}: {failure}")
         else:
             return None
-        tell(f"saving failed (try {number} of {_TRIES}): {error}")
+        tell(f"saving failed (attempt {number} of {_TRIES}): {error}")
         time.sleep(pause_s if number < _TRIES else 0)
     return error
 
@@ -410,7 +412,7 @@ class Saver:
             save_model(snapshot.weights, self.identity, other, snapshot.lineage)
         except (AprError, OSError) as error:
             return f"saving it elsewhere failed too: {error}; free some space, then --resume writes the model"
-        return f"it was saved as {other} instead: move it to a disk that lasts, or free some space and --resume"
+        return f"it was saved as {other} instead: move it to permanent storage, or free some space and --resume"
 
     def describe(self, facts: Mapping[str, object]) -> None:
         """Writes `distillation_metadata.json`; a failure is told."""
@@ -431,7 +433,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.makedirs(folder, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
     except FileExistsError as error:
-        raise ExistsError("the output is a file, not a folder", path=folder, hint="name another -o") from error
+        raise ExistsError("the output is a file, not a folder", path=folder, hint="choose another -o") from error
     except OSError as error:
         raise storage_error(error, folder) from error
     try:
@@ -447,7 +449,7 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ExistsError(
-            "another run is writing to this folder", path=folder, hint="wait for it, or name another -o"
+            "another run is writing to this folder", path=folder, hint="wait until it ends, or choose another -o"
         ) from None
     except OSError as error:  # a network's disk may have no locks
         current().miss("locks", reason_of(error))
@@ -479,5 +481,5 @@ def prepare_folder(folder: Path, *, resumes: bool) -> None:
     """Raises ExistsError for a folder that holds a run already, unless it `resumes`."""
     if not resumes and any((folder / name).exists() for name in (LATEST, MODEL)):
         raise ExistsError(
-            "the folder already contains a run", path=folder, hint="add --resume to continue, or name another -o"
+            "the folder already contains a run", path=folder, hint="add --resume to continue, or choose another -o"
         )

@@ -53,10 +53,10 @@ class State(Mapping[str, Tensor]):
         self.path = model.path
         self._tensors = model.tensors
         if not {_TEXT, _SUM} <= set(model.metadata):
-            raise CorruptError("the file is not the state of a training run, or one without checksums", path=self.path)
+            raise CorruptError("not a training state file, or one without checksums", path=self.path)
         self.text: str = model.metadata[_TEXT]
         if model.metadata[_SUM] != _sum_of(self.text):
-            raise ChecksumError("wrong checksum of its metadata", path=self.path)
+            raise ChecksumError("checksum mismatch of its metadata", path=self.path)
         value = jsonx.loads(self.text.encode())
         facts, table = (value.get(key) if isinstance(value, dict) else None for key in ("facts", "tensors"))
         if not isinstance(facts, dict) or not isinstance(table, dict):
@@ -111,9 +111,9 @@ def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, object], path:
                 for name in state:
                     state.check(name)
         except CorruptError as error:
-            raise RunError("the saved state differs from the live one as read back", tensor=error.tensor) from error
+            raise RunError("read back, the saved state differs from the live one", tensor=error.tensor) from error
         if state.text != text:
-            raise RunError("the saved metadata differ from the live ones as read back")
+            raise RunError("read back, the saved metadata differ from the live ones")
 
     write_file(str(path), layout, WriteOptions(force=True), check)
 

@@ -330,7 +330,7 @@ class Teacher:
         if residency == "fp8" and sample_NT is not None:
             self.gate = convert_to_fp8(self.decoder, sample_NT.to(device), vocabulary.n_real)
             self.notes.append(
-                f"e4m3 in {self.gate.share:.0%} of the layers' products, bf16 in the others: KL to bf16 "
+                f"e4m3 in {self.gate.share:.0%} of the layers' matmuls, bf16 in the others: KL to bf16 "
                 f"{self.gate.kl:.2g} nats, same top-1 token at {self.gate.agreement:.2%} of {self.gate.tokens} "
                 "held-out positions"
             )

@@ -264,7 +264,7 @@ def test_a_full_disk_while_an_image_is_unpacked(put: Put, monkeypatch: pytest.Mo
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    with pytest.raises(StorageError, match="no folder for temporary files"):
+    with pytest.raises(StorageError, match="no writable folder for temporary files"):
         aprfmt.open(put(b"APR2\2" + struct.pack("<I", len(inner)) + zstandard.compress(inner)))
 
 

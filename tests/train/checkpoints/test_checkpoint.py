@@ -183,7 +183,7 @@ def test_damaged_states_and_pointers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptError):
         train_runs.load_state(path)
     save_safetensors({"a": torch.zeros(2)}, path)
-    with pytest.raises(CorruptError, match="not the state of a training run"):
+    with pytest.raises(CorruptError, match="not a training state file"):
         train_runs.load_state(path)
     assert checkpoint.read_pointer(tmp_path, LATEST) is None
     for text in ("", "{}", '{"step": "x"}', "[]"):
@@ -253,7 +253,7 @@ def test_a_failing_save_is_tried_three_times_and_its_error_given_back() -> None:
     error = checkpoint.with_retries(fail, told.append, 0)
     assert error is not None
     assert error.exit_code == 7
-    assert told[-1] == "saving failed (try 3 of 3): disk full"
+    assert told[-1] == "saving failed (attempt 3 of 3): disk full"
 
 
 def test_gradients_are_clipped_decay_spares_vectors_and_a_nan_changes_nothing() -> None:

@@ -351,7 +351,7 @@ def test_the_plan_knows_of_the_other_processes(
         monkeypatch.setenv("WORLD_SIZE", str(size))
         return {row["name"]: row["bytes"] for row in plan("distill", replace(config, **given))["memory"]}
 
-    states_row, gradient = "student: masters, moments", "student: gradient"
+    states_row, gradient = "student: master weights, moments", "student: gradient"
     one, two, four = rows(1), rows(2), rows(4, shard="weights")
     assert one[states_row] == 2 * two[states_row] == 4 * four[states_row]
     assert one[gradient] == two[gradient]

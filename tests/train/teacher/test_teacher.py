@@ -330,7 +330,7 @@ def test_e4m3_is_measured_against_bf16(mixed: Path) -> None:
     assert gate.kl == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
     assert gate.agreement == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).double().mean()))
     assert gate.kl > 0
-    assert one.notes[0].startswith(f"e4m3 in {gate.share:.0%} of the layers' products, bf16 in the others: KL to bf16")
+    assert one.notes[0].startswith(f"e4m3 in {gate.share:.0%} of the layers' matmuls, bf16 in the others: KL to bf16")
 
 
 def test_e4m3_is_of_the_inner_layers(mixed: Path) -> None:

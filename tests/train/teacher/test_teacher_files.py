@@ -209,7 +209,7 @@ def test_writing_goes_on_where_it_was_interrupted(made: Made, tmp_path: Path, mo
     with pytest.raises(AprError, match="data differ"):
         aprfmt.teacher(made.teacher, other, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
     shutil.rmtree(tmp_path / "out/tokens")
-    with pytest.raises(AprError, match="files of other text"):
+    with pytest.raises(AprError, match="files of another text"):
         aprfmt.teacher(made.teacher, other, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
 
 
@@ -415,7 +415,7 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "files of two teachers": (lambda f: _restate(_train(f), teacher="other"), {}, 5, "teacher or text differs", ""),
     "another length": (lambda f: None, {"--seq-len": "16", "--tokens-per-step": "64"}, 5, "of 32 tokens, not 16",
         "--seq-len 32"),
-    "other text": (lambda f: None, {"--data": "OTHER"}, 5, "sequence 0 of the training data", "--data"),
+    "another text": (lambda f: None, {"--data": "OTHER"}, 5, "sequence 0 of the training data", "--data"),
     "another split": (lambda f: None, {"--held-out": "0.3"}, 5, "data is not in the teacher files", "--held-out"),
     "more ids than there are": (lambda f: None, {"--top-k": "301"}, 5, "store 300 ids per position", "--top-k"),
     "another temperature": (lambda f: None, {"--temperature": "2.5"}, 5, "temperature 1, 2, 3, 4, not at 2.5",

@@ -102,9 +102,9 @@ def hex(
     """
     for name, number, least, most in (("offset", offset, 0, None), ("width", width, 1, _MOST_WIDTH)):
         if type(number) is not int or number < least or (most is not None and number > most):
-            raise UsageError(f"--{name} {number}", hint=f"a number from {least} to {most}" if most else "0 and more")
+            raise UsageError(f"--{name} {number}", hint=f"a number from {least} to {most}" if most else "0 or more")
     if limit is not None and (type(limit) is not int or limit < 0):
-        raise UsageError(f"--limit {limit}", hint="a number from 0 on; 0 shows everything")
+        raise UsageError(f"--limit {limit}", hint="0 or more; 0 shows everything")
     name = os.fspath(path)
     if tensor is not None:
         with formats.open_unchanged(path) as model:
