@@ -94,7 +94,7 @@ def bench(
     check_numbers(prompt_tokens=(prompt_tokens, 1), tokens=(tokens, 1), runs=(runs, 1), threads=(threads, 0))
     paths = paths_of(files)
     if not paths:
-        raise UsageError("no model to measure")
+        raise UsageError("no model given")
     names = [formats.path_text(path, "files") for path in paths]
     target = _page_target(output, names, force=force)
     found = measure(

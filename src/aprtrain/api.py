@@ -142,7 +142,7 @@ def teacher(
         )
     if from_vllm is not None and prompts is not None:
         raise UsageError(
-            "prompts and from_vllm exclude each other: write the prompts first", hint="drop one of the two"
+            "prompts and from_vllm are mutually exclusive: write the prompts first", hint="drop one of the two"
         )
     machine = {"engine": engine, "device": device, "threads": threads, "gpu_layers": gpu_layers}
     others = [name for name, value in machine.items() if value]

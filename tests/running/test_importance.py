@@ -286,7 +286,7 @@ def test_a_run_that_goes_on_gives_the_same_bytes(
     ("change", "message"),
     [
         ({"chunk_size": 40}, "its text differs|its chunk size differs"),
-        ({"process_output": True}, "only one of the two has the output head"),
+        ({"process_output": True}, "only one of the two includes the output head"),
         ({"chunks": 3}, "its text differs"),
     ],
 )

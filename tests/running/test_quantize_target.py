@@ -99,7 +99,7 @@ def test_a_recipe_gives_the_same_bytes(tiny_gguf: Path, tmp_path: Path) -> None:
     assert len(words.read_text().splitlines()) == sum(len(row["dtypes"]) > 0 for row in report.groups) + sum(
         sum(row["dtypes"].values()) - 1 for row in report.groups
     )
-    with pytest.raises(UsageError, match="no preset"):
+    with pytest.raises(UsageError, match="does not set the type"):
         aprfmt.quantize_model(tiny_gguf, tmp_path / "four.gguf", recipe=words)
     with pytest.raises(ExistsError):
         aprfmt.quantize_model(tiny_gguf, tmp_path / "four.gguf", target_bpw=6.5, recipe_out=recipe)

@@ -71,7 +71,7 @@ ROWS = {
     "a damaged teacher": Row({"": "noise.apr"}, 5, "held-out data", "--allow-weaker-teacher"),
     # A teacher of 4 GB that became 28.
     "no blocks to keep": Row({"--teacher-residency": "q4k"}, 5, "no Q4_K", "apr quantize"),
-    "nothing for fp8": Row({"--teacher-residency": "fp8"}, 5, "8-bit floats", "bf16"),
+    "nothing for fp8": Row({"--teacher-residency": "fp8"}, 5, "no weight fits e4m3", "bf16"),
     # Training on the CPU for hours, in silence.
     "no GPU": Row({"--device": None}, 6, "no CUDA device", "--device cpu"),
     "no GPU to score on": Row({"--device": "cuda"}, 6, "no CUDA device", "--device cpu", "eval"),
@@ -82,7 +82,7 @@ ROWS = {
     # Batches that cannot be learnt, data that end, data that nobody gave.
     "no data": Row({"--data": None}, 2, "--data is missing", "--data"),
     "no such data": Row({"--data": "absent.jsonl"}, 3, "no such file", "the path of the data"),
-    "blank data": Row({"--data": "blank.jsonl"}, 5, "no training documents", "more text"),
+    "blank data": Row({"--data": "blank.jsonl"}, 5, "no training documents", "add text"),
     "constant data": Row({"--data": "constant.jsonl"}, 5, "nearly constant", "check the data"),
     "one input, many labels": Row({"--data": "clashing.jsonl"}, 5, "no model can learn both", "--seq-len"),
     "broken JSON": Row({"--data": "broken.jsonl", "--strict": ""}, 4, "line 2", "without --strict"),
@@ -200,7 +200,7 @@ def test_what_the_rows_differ_from_works(bench: Bench, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("given", "code", "message", "hint"),
     [
-        ({}, 5, "holds a run already", "--resume"),
+        ({}, 5, "already contains a run", "--resume"),
         ({"--resume": ""}, 2, "already completed 2 steps", "--steps"),
         ({"--resume": "", "--steps": "3", "--lr": "1e-3"}, 5, "lr was", "--allow-changed lr"),
         ({"--resume": "", "--steps": "3", "--seed": "7"}, 5, "seed was", "--allow-changed seed"),

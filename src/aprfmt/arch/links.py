@@ -330,7 +330,7 @@ def _scales(
     return tuple(runs) if any(numbers for _, numbers in runs) else ()
 
 
-_NO_DIMS = "the source lacks dimensions: give the config.json, or set them with apr stamp"
+_NO_DIMS = "the source lacks dimensions: add its config.json, or set them with apr stamp"
 
 
 def _both_sides(

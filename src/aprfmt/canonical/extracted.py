@@ -95,7 +95,7 @@ def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, 
     row = base.arch
     if row is None or tuned.arch is not row:
         raise RefusedError(
-            f"the models are of different architectures, {base.hparams.architecture} and {tuned.hparams.architecture}",
+            f"the models have different architectures, {base.hparams.architecture} and {tuned.hparams.architecture}",
             path=tuned.model.path,
         )
     found = Extraction()

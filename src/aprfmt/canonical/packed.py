@@ -435,9 +435,9 @@ def _refuse_undescribed(tensors: Mapping[str, Tensor]) -> None:
                 and tensors[name].dtype in scheme.dtypes
                 and all(base + ending in tensors for ending in scheme.needs)
             ):
-                raise _refused(scheme, name, "the weights are packed, and no quantization_config describes them")
+                raise _refused(scheme, name, "the weights are quantized, but config.json has no quantization_config")
         if name.endswith("_scale_inv") or (name.endswith(".SCB") and name[:-3] + "weight" in tensors):
-            what = "the weights are packed, and no quantization_config describes them"
+            what = "the weights are quantized, but config.json has no quantization_config"
             raise RefusedError(what, tensor=name, hint="put the model's own config.json next to them")
 
 

@@ -248,7 +248,7 @@ def _values(stack: _Stack, name: str) -> list[object]:
     """The value of this key in each model. Raises RefusedError if only some of them have it."""
     found = [stack.h(model).extra.get(name) for model in range(len(stack.models))]
     if any(type(value) is not type(found[0]) for value in found):
-        raise RefusedError(f"{name} differs between the models, or some lack it", path=stack.path)
+        raise RefusedError(f"{name} differs between the models or is missing from some", path=stack.path)
     return found
 
 
@@ -348,7 +348,7 @@ def _check_roles(stack: _Stack, h: Hyperparams) -> None:
         for key, (source, what) in TAKES.items():
             other, new = source(own, layer), source(h, i)
             if other is not None and (new is None or stack.layers[new] != (model, other)):
-                raise stack.refuse(key, f"layer {layer} uses the {what} of layer {other}, which would be another layer")
+                raise stack.refuse(key, f"layer {layer} uses the {what} of layer {other}, whose number would change")
         before = layer_kinds(own.extra, own.num_layers)
         if before is not None and (kinds is None or before[layer] != kinds[i]):
             now = kinds[i] if kinds is not None else None

@@ -135,7 +135,7 @@ def compute(
         container, n_bytes = model.format, model.size_bytes
         if any(isinstance(source, RemoteSource) for source in model.sources):
             raise UnsupportedError(
-                "comparing logits reads the model twice, and it is on the hub",
+                "comparing logits reads the model twice, so it must be a local file",
                 path=called,
                 hint="download it first: hf download ORG/REPO --local-dir FOLDER",
             )
@@ -157,7 +157,7 @@ def compute(
     raise MissingDependencyError(
         f"its logits cannot be computed: {'; '.join(reasons)}",
         path=called,
-        hint="pip install -U transformers torch, or --verify, which loads a GGUF and compares nothing",
+        hint="pip install -U transformers torch, or use --verify, which only loads the GGUF",
     )
 
 
@@ -195,7 +195,7 @@ def _by_torch(
         except ChildDiedError as death:
             text = f"the process that computes the logits {death}: {last_line(death.log)}"
             if death.late:
-                raise RunError(text, path=name, hint=f"{TIMEOUT_VARIABLE}=SECONDS allows more time") from None
+                raise RunError(text, path=name, hint=f"set {TIMEOUT_VARIABLE}=SECONDS to allow more time") from None
             hint = "float32 weights need 4 bytes per parameter of memory"
             raise OutOfMemoryError(text, path=name, hint=hint) from None
         finally:

@@ -370,7 +370,7 @@ def _entries(node: SettingsNode, what: str, known: Sequence[str]) -> dict[str, S
 
 def _recipe(root: SettingsNode, path: PathLike) -> MergeRecipe:
     if isinstance(root.value, dict) and "modules" in root.value:
-        raise root.value["modules"].error("modules are not supported", "name models or slices")
+        raise root.value["modules"].error("modules are not supported", "set models or slices instead")
     entries = _entries(root, "the recipe", _KEYS)
     if "merge_method" not in entries:
         raise root.error("merge_method is missing", f"one of: {', '.join(METHODS)}")

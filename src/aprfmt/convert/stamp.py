@@ -127,7 +127,7 @@ def stamp(
     if own is not None:
         raise UsageError(f"{own!r} records how the file was made and cannot be edited")
     if dst is None and not in_place:
-        raise UsageError("no output", hint="name one with -o, or edit the file itself with --in-place")
+        raise UsageError("no output", hint="set one with -o, or edit FILE with --in-place")
     with watch_opened() as opened, open_checked(src) as (model, confirm):
         target = str(model.path) if in_place or dst is None else formats.path_text(dst, "dst")
         if not in_place:

@@ -64,7 +64,7 @@ def _manifest_of(folder: Path) -> Path:
     if not found:
         raise RefusedError("no manifest of `.apr` shards found in the folder", path=folder)
     if len(found) > 1 and MANIFEST_NAME not in found:
-        hint = f"name one: {folder / found[0]}"
+        hint = f"choose one: {folder / found[0]}"
         raise RefusedError("the folder holds several sharded models", path=folder, hint=hint)
     return folder / (MANIFEST_NAME if MANIFEST_NAME in found else found[0])
 

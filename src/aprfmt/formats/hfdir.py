@@ -265,7 +265,7 @@ def _find_index(folder: Path, names: Sequence[str], kind: _Kind) -> tuple[str | 
             return index, []
         return None, [f"{index} lists missing files; using {kind.single}"]
     if len(found) > 1:
-        raise RefusedError("the folder holds several models", path=folder, hint=f"name one: {folder / found[0]}")
+        raise RefusedError("the folder holds several models", path=folder, hint=f"choose one: {folder / found[0]}")
     return (found[0] if found and kind.single not in names else None), []
 
 
@@ -319,7 +319,7 @@ def _loose_shards(folder: Path, names: Sequence[str], kind: _Kind) -> list[str]:
     matches = [_SHARD.fullmatch(name) for name in weights]
     series = {(m["stem"], m["count"], m["suffix"]) for m in matches if m is not None}
     if None in matches or len(series) != 1:
-        hint = f"name one: {folder / weights[0]}" if weights else None
+        hint = f"choose one: {folder / weights[0]}" if weights else None
         raise RefusedError("cannot tell which files are the model's weights", path=folder, hint=hint)
     ((stem, count, suffix),) = series
     expected = [f"{stem}-{no:05d}-of-{count}{suffix}" for no in range(1, int(count) + 1)]

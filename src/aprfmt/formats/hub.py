@@ -180,7 +180,7 @@ def _model_of(names: Iterable[str], wanted: HubPath, address: str) -> str:
     shown = first_few([quant or name for name, quant in models.items()])
     raise UsageError(
         f"{wanted.repo} holds {len(models)} GGUFs: {shown}",
-        hint=f"name one: hf://{wanted.repo}:{next(filter(None, models.values()), 'Q4_K_M')}",
+        hint=f"choose one: hf://{wanted.repo}:{next(filter(None, models.values()), 'Q4_K_M')}",
     )
 
 

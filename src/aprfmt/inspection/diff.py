@@ -122,13 +122,13 @@ def _check_options(
     if tolerance and not values:
         raise UsageError("--tolerance needs --values", hint="apr diff A B --values --tolerance 1e-3")
     if values and metadata_only:
-        raise UsageError("--values and --metadata-only exclude each other")
+        raise UsageError("--values and --metadata-only are mutually exclusive")
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UsageError(f"{threads} threads", hint=f"--threads must be between 1 and {MOST_THREADS}")
     if output is None:
         return
     if not values:
-        raise UsageError("a page needs --values", hint="apr diff A B --values -o page.html")
+        raise UsageError("-o page.html needs --values", hint="apr diff A B --values -o page.html")
     from aprfmt.html.file import check_page
 
     check_page(output)

@@ -65,7 +65,9 @@ def quality_of(
     licences = {"license": 9, "data_source": 8, "data_license": 8}
     classes = {"hf_architecture": 12, "hf_model_type": 8}
     what = "checks architecture and dimensions in the metadata against tensor names and shapes"
-    stated = "checks that license, data_source and data_license are set, licences as SPDX ids; not that they are true"
+    stated = (
+        "checks that license, data_source and data_license are set and licences are SPDX ids, not that they are correct"
+    )
     odd = {
         name: f"{name} {value!r} is not an SPDX id"
         for name in ("license", "data_license")

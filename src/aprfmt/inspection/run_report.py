@@ -55,7 +55,7 @@ def summarise(folder: Path) -> RunReport:
     if not folder.exists():
         raise NotFoundError("no such file or folder", path=folder)
     if not is_run(folder):
-        hint = f"name the -o folder of apr distill or apr pretrain, which holds {FILE}"
+        hint = f"pass the output folder of apr distill or apr pretrain, which contains {FILE}"
         raise UnknownFormatError("not the folder of a training run", path=folder, hint=hint)
     with storage_errors(folder):
         log, metadata = _read(folder / FILE), _object(_read(folder / METADATA))

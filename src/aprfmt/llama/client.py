@@ -31,7 +31,7 @@ _REASON = re.compile(r"(?:error loading model(?: \w+)?: )+(.+)|(GGML_ASSERT.+)")
 _BUFFER = re.compile(r"(?:KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 _LAST_LINES, _LONGEST_LINE = 3, 300
 _INSTALL = "pip install xllamacpp, or where it has no wheel: pip install llama-cpp-python"
-_MAY_BE_WRONG = "apr validate FILE may show what is wrong with it"
+_MAY_BE_WRONG = "apr validate FILE may show the cause"
 _NO_MEMORY = re.compile(
     r"failed to allocate|unable to allocate|out of memory|bad_alloc|mem_buffer != NULL|Memory allocation|MemoryError"
 )
@@ -366,7 +366,7 @@ class Llama:
                     raise LlamaDiedError(
                         self._named(f"llama.cpp {death}: {reason}" if reason else f"llama.cpp {death}"),
                         path=self._name,
-                        hint=f"{TIMEOUT_VARIABLE}=SECONDS allows more time" if death.late else None,
+                        hint=f"set {TIMEOUT_VARIABLE}=SECONDS to allow more time" if death.late else None,
                     ) from None
                 self._request = replace(self._request, extra_buffers=False)
 

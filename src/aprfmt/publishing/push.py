@@ -150,7 +150,9 @@ def push(
     if old is None and CARD in paths:
         old = read_whole(paths[CARD])
     elif CARD in paths and card is None and read_whole(paths[CARD]) != old:
-        warnings.append(f"{CARD} of the folder is not uploaded: the repository has one; --card FILE replaces it")
+        warnings.append(
+            f"the folder's {CARD} is not uploaded: the repository already has one; replace it with --card FILE"
+        )
     paths.pop(CARD, None)
     known = license_of(old) or license or info.get("license")
     if known is None and not no_license:

@@ -259,7 +259,7 @@ _DIFFERENT = {
     "model": "the model has changed since",
     "text": "its text differs",
     "chunk_size": "its chunk size differs",
-    "output": "only one of the two has the output head",
+    "output": "only one of the two includes the output head",
 }
 
 

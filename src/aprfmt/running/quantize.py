@@ -168,7 +168,7 @@ class _Quantizing:
             preset = self.call.mix or recipe.preset
             if preset is None:
                 raise UsageError(
-                    "a recipe of llama-quantize has no preset for the other tensors",
+                    "a llama-quantize recipe does not set the type of the other tensors",
                     hint=f"apr quantize {formats.path_text(self.call.src, 'src')} TYPE --recipe {path}",
                 )
             changes = {"dtype": preset, "tensor_type": recipe.tensor_type}

@@ -208,7 +208,7 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Fp8Gate:
     }
     if not bf16:
         raise RefusedError(
-            "no matrix of the teacher fits e4m3: it is used between the first and the last layer only, for dims that "
+            "no weight fits e4m3: it is used between the first and the last layer only, for dims that "
             "are multiples of 16",
             hint="leave --teacher-residency out, or use bf16",
         )
