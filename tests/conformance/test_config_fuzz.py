@@ -34,6 +34,12 @@ def test_every_row_of_transformers_has_its_turn() -> None:
     assert [row_of(3, i, rows) for i in range(9)] != [row_of(4, i, rows) for i in range(9)]
 
 
+def test_few_heads_of_indexers_whose_scores_tie_are_not_drawn() -> None:
+    pytest.importorskip("torch")
+    assert min(draws_of("deepseek_v32")._values("index_n_heads", Random(1))) >= 16
+    assert 2 in draws_of("minimax_m3")._values("index_n_heads", Random(1))
+
+
 def test_a_number_is_the_same_case_again() -> None:
     pytest.importorskip("torch")
     first, again = (numbered(5, 17, "llama")[0] for _ in range(2))

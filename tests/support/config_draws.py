@@ -51,6 +51,8 @@ _BY_NAME: tuple[tuple[str, tuple[Any, ...]], ...] = (
     (r"max_window_layers|first_k_dense|dense_layers|layer_(offset|period|interval|step)|every_n|_pattern$|shared_layers",
      (0, 1, 2, 3, 4)),
 )  # fmt: skip
+_INDEXERS = (16, 24, 32, 48)
+"""Heads of indexers that add what is positive of their scores: with few heads many positions tie at zero."""
 _UNINTERESTING = re.compile(
     r"drop|initializer|init|use_cache|^output_|loss|jitter|_token_(id|index)$|_i[dn]\b|num_logits_to_keep|pretraining_tp|"
     r"image|video|vision|audio|summary|kernels|mambapy|flow_|lsd_|latent_|seed|time_step_(min|max|floor)|scan|exact|"
@@ -162,6 +164,8 @@ class Draws:
             return [*_WORDS[name], *null]
         if re.search(r"hidden_act|activation(_function)?$", name) and "str" in kind:
             return [*ACTIVATIONS]
+        if name == "index_n_heads" and isinstance(value, int) and value >= _INDEXERS[0]:
+            return [*_INDEXERS]
         if name == "vocab_size":
             return [self.vocabulary + more for more in (0, 1, 20, 77)]
         if name.endswith(("_token_id", "_token_index")):
