@@ -63,7 +63,7 @@ CASES = (
             "text_config": {
                 **TEXT,
                 **{"intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 1},
-                "interleave_moe_layer_step": 2,
+                **{"interleave_moe_layer_step": 2, "num_hidden_layers": 4},
             },
             "vision_config": {
                 **{"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4},
