@@ -45,7 +45,7 @@ class TeacherHeader:
         tokenizer: SHA-256 of the tokenizer that read the text, as in the header of token shards.
         seq_len: tokens of a window.
         k: ids known at a position.
-        temperatures: at which the mass of the rest is known; the first is 1.
+        temperatures: at which the residual mass is stored; the first is 1.
     """
 
     teacher: str

@@ -64,7 +64,7 @@ class Evaluation(EvaluatedModel):
         accuracy: share of tokens that are the model's first choice.
         teacher_ce: the teacher's cross entropy.
         kl: KL(teacher, model) in nats per token.
-        agreement: share of tokens where both have the same first choice.
+        agreement: share of tokens where both have the same top-1 token.
         dropped_mass: the teacher's probability of tokens that only it has.
         seconds: of the whole evaluation.
     """
@@ -103,7 +103,7 @@ class Scores:
         perplexity: e to the power of ce.
         accuracy: share of labels that are the model's first choice.
         kl: KL(teacher, student) in nats at temperature 1; None without a teacher, like the rest.
-        agreement: share of positions at which both have the same first choice.
+        agreement: share of positions at which both have the same top-1 token.
         teacher_ce: the teacher's cross entropy in nats.
         dropped_mass: the teacher's probability of tokens that only it has; None if missing.
     """

@@ -26,7 +26,7 @@ class Scored(NamedTuple):
         loss: -ln of the probability of the label, in nats.
         hit: whether the label is the first choice.
         kl: KL(other, model) in nats.
-        agree: whether both have the same first choice.
+        agree: whether both have the same top-1 token.
         other_loss: the other model's loss.
         dropped: the other model's probability of ids that are not shared; None where all are.
     """

@@ -166,7 +166,7 @@ class Fp8Gate:
 
     Attributes:
         kl: KL(bf16 || e4m3) in nats, mean over positions.
-        agreement: share of positions with the same first choice.
+        agreement: share of positions with the same top-1 token.
         tokens: positions compared.
         share: of the multiply-adds of all layers, those in e4m3.
     """
