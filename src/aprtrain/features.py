@@ -49,7 +49,7 @@ TABLE: dict[str, Feature] = {
         "flash_attn.cute.interface",
     ),
     "cudnn": Feature("cuDNN attention", "attention of unpacked sequences on Hopper and later", "pip install -U torch"),
-    "flash": Feature("flash attention", "attention, without storing its scores", "choose another model"),
+    "flash": Feature("flash attention", "attention, without materializing scores", "choose another model"),
     "quack": Feature(
         "quack", "gated feed-forward layers, with less activation memory", _FLASH4, "quack-kernels",
         "quack.gemm_interface",
@@ -59,7 +59,7 @@ TABLE: dict[str, Feature] = {
         "triton",
     ),
     "compile": Feature("torch.compile", "all layers", "unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"),
-    "fp8": Feature("fp8 products", "the teacher", "use a GPU of compute capability 8.9 or later"),
+    "fp8": Feature("fp8 matmuls", "the teacher", "use a GPU of compute capability 8.9 or later"),
     "bf16": Feature("bf16", "training, with half the memory", "train on a GPU: leave --device cpu out"),
     "blocks": Feature(
         "block-resident weights", "nothing, but keeps a quantized teacher as small in memory as its file",

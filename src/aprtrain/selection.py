@@ -66,7 +66,7 @@ def _note_others(config: Config, device: torch.device, share: float | None) -> N
     if config.teacher_residency != "fp8":
         record.use("fp8", "off (not requested)")
     else:
-        amount = "all products that pass the comparison" if share is None else f"{share:.0%} of the teacher's layers"
+        amount = "all matmuls that pass the comparison" if share is None else f"{share:.0%} of the teacher's layers"
         record.use("fp8", amount if device.type == "cuda" else f"{amount}, multiplied in float32")
     _note_host(record, device)
     note_checksums()

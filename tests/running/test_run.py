@@ -169,7 +169,7 @@ def test_weights_of_another_type(adapted: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert run(["run", str(small.exported), "Hi", "--quantize", "q4_0"]) == 5
     hint = f"apr convert {small.exported} -o OUT --dtype q4_0 --allow-requantize"
-    assert capsys.readouterr().err.endswith(f"hint: run it as it is, or: {hint}\n")
+    assert capsys.readouterr().err.endswith(f"hint: run it unchanged, or: {hint}\n")
     assert run(["run", str(adapted / "base"), "--embed", "Hi", "--quantize", "q8_0"]) == 0
     capsys.readouterr()
 

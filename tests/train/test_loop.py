@@ -240,7 +240,7 @@ def test_a_folder_with_a_run_is_not_written_over_and_an_empty_one_not_resumed(di
         distil(resume=True)
     distil(steps=1)
     before = weights(tmp_path / "run/model.apr")
-    with pytest.raises(ExistsError, match="run already"):
+    with pytest.raises(ExistsError, match="already contains a run"):
         distil(steps=2)
     assert weights(tmp_path / "run/model.apr") == before
     (tmp_path / "file").touch()

@@ -129,7 +129,7 @@ def _check_rotary_dimensions(row: Architecture, loader: Loader, kv: Mapping[str,
     if turned and isinstance(head, int) and (turned > head or (turned < head and _WHOLE in loader.asserts)):
         yield (
             full_key(row, "rope.dimension_count"),
-            f"is {turned}: its {row.gguf!r} cannot rotate so many of {head} values",
+            f"is {turned}: its {row.gguf!r} cannot rotate {turned} of {head} values per head",
         )
     sections, size = (kv.get(full_key(row, key)) for key in ("rope.dimension_sections", _HEAD))
     pairs = sum(n for n in sections if isinstance(n, int)) if isinstance(sections, list) else 0
@@ -149,7 +149,7 @@ def _check_expert_groups(row: Architecture, kv: Mapping[str, object], shapes: Ma
     for i, count in enumerate(counts if isinstance(counts, list) else [counts]):
         least = int(not isinstance(counts, list) or f"blk.{i}.ffn_gate_inp.weight" in shapes)
         if experts and isinstance(count, int) and not least <= count <= most:
-            yield chosen, f"is {count}: its loader cannot select so many of {most} experts"
+            yield chosen, f"is {count}: its loader cannot select {count} of {most} experts"
             break
         if not experts and isinstance(count, int) and count > 0:
             yield chosen, f"is {count}: its loader cannot select experts of a network without any"

@@ -57,7 +57,7 @@ def read_towers(model: Model, classes: Collection[str] = ()) -> ClipTowers:
         raise RefusedError(
             f"towers with the projector {projectors(model.metadata)} are not supported",
             path=model.path,
-            hint="import the file alone to keep it as it is, or add them as docs/towers.md describes",
+            hint="import the file alone to keep it unchanged, or add them as docs/towers.md describes",
         )
     h = from_gguf(model.metadata, model.tensors, row)
     _take_sizes(row, h, {name: tensor.shape for name, tensor in model.tensors.items()})

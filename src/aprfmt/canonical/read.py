@@ -159,7 +159,7 @@ def _unknown_architecture(model: Model) -> UnmappedError:
         f"architecture {word!r} is not supported"
         + (" for a GGUF with these keys and tensors: it cannot be converted back to a checkpoint" if known else ""),
         path=model.path,
-        hint=f"{hint}; or add --allow-unmapped to keep the tensor names as they are",
+        hint=f"{hint}; or add --allow-unmapped to keep the tensor names",
     )
 
 

@@ -94,7 +94,7 @@ def decode(dtype: str, data: Buffer | Array, *, cols: int | None = None, tensor:
     row = DTYPES[dtype]
     if not decodable(dtype):
         raise UnsupportedError(
-            f"{dtype} cannot be decoded", tensor=tensor, hint="keep the tensor as it is (--dtype keep)"
+            f"{dtype} cannot be decoded", tensor=tensor, hint="keep the stored dtype with --dtype keep"
         )
     stored = np.frombuffer(data, dtype="u1").reshape(-1, row.block_bytes)
     out = np.empty((len(stored), row.block), dtype="<f4")

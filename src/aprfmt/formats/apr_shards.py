@@ -117,7 +117,7 @@ def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
     native = _native(model)
     names = [tensor.name for tensor in native.index.tensors]
     if len(names) != len(info.tensors) or set(names) != set(info.tensors):
-        return "it holds other tensors"
+        return "it contains other tensors"
     if info.crc32 is not None and int.from_bytes(native.source.read(info.size - 4, 4), "little") != info.crc32:
         return "its checksum differs"
     if info.index == 0:  # its metadata may be large, and what it says is not needed to tell the shards apart

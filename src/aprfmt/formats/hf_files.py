@@ -177,7 +177,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise RefusedError(
             "no tokenizer found in the folder",
             path=path,
-            hint="it must hold tokenizer.json, tokenizer.model, tekken.json, a .tiktoken file, vocab.txt, "
+            hint="it must contain tokenizer.json, tokenizer.model, tekken.json, a .tiktoken file, vocab.txt, "
             "or vocab.json with merges.txt",
         )
     return tokenizer

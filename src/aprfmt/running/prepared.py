@@ -74,7 +74,7 @@ def prepare(file: PathLike, *, dtype: str = "keep", say: Callable[[str], None] =
         return exported(".gguf", found.sources, name, found.size, options, say)
     except RefusedError as error:
         if "--allow-requantize" in (error.hint or ""):  # an option of what writes a file
-            error.hint = f"run it as it is, or: apr convert {name} -o OUT --dtype {dtype} --allow-requantize"
+            error.hint = f"run it unchanged, or: apr convert {name} -o OUT --dtype {dtype} --allow-requantize"
         raise
 
 

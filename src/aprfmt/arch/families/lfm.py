@@ -5,13 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DIMS, EXPERTS, KV_HEADS_BY_LAYER, RMS_EPS, ROPE, VOCAB, More, attention, block, class_names, embedding, experts,
-    gated_mlp, head, linear, must_be, norm, tensor,
+    DIMS,
+    EXPERTS,
+    KV_HEADS_BY_LAYER,
+    RMS_EPS,
+    ROPE,
+    VOCAB,
+    More,
+    attention,
+    block,
+    class_names,
+    embedding,
+    experts,
+    gated_mlp,
+    head,
+    linear,
+    must_be,
+    norm,
+    tensor,
 )
 from aprfmt.arch.blocks.encoder import ENCODER
 from aprfmt.arch.blocks.hearing import batch_norm, scale_and_shift
 from aprfmt.arch.blocks.tower import (
-    IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, hears, layers, projector, sees, siglip, sizes, tower_attention, whole,
+    IMAGE,
+    TOWER_WIDTH,
+    USE_GELU,
+    VISION_EPS,
+    hears,
+    layers,
+    projector,
+    sees,
+    siglip,
+    sizes,
+    tower_attention,
+    whole,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing, refuse_if
 from aprfmt.arch.converters.common import ATTENTION
@@ -42,8 +69,7 @@ def _lfm2_width(value: object, scope: Scope) -> object:
 
 
 some_conv = Converter(
-    refuse_if(_has_one_kind, "llama.cpp's {gguf} needs both attention and convolution layers, and all are alike"),
-    default,
+    refuse_if(_has_one_kind, "llama.cpp's {gguf} needs both attention and convolution layers"), default
 )
 lfm2_width = Converter(normalize=_lfm2_width)
 never_adjusted = Converter(nothing, lambda value, scope: False)
@@ -64,12 +90,17 @@ def _short_conv() -> tuple[TensorRow, ...]:
 
 def _lfm2(*mlp: TensorRow, begin: str = "model.") -> tuple[TensorRow, ...]:
     return (
-        embedding(f"{begin}embed_tokens"), *norm(f"{begin}embedding_norm", "token_embd_norm"),
+        embedding(f"{begin}embed_tokens"),
+        *norm(f"{begin}embedding_norm", "token_embd_norm"),
         *block(
-            *norm("operator_norm", "attn_norm"), *_short_conv(), *attention(o_proj="out_proj", layers="!conv"),
+            *norm("operator_norm", "attn_norm"),
+            *_short_conv(),
+            *attention(o_proj="out_proj", layers="!conv"),
             *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", layers="!conv"),
-            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers="!conv"), *norm("ffn_norm", "ffn_norm"),
-            *mlp, hf=f"{begin}layers.{{n}}.",
+            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers="!conv"),
+            *norm("ffn_norm", "ffn_norm"),
+            *mlp,
+            hf=f"{begin}layers.{{n}}.",
         ),
         *head(),
     )
@@ -80,18 +111,33 @@ _LFM2_EPS = replace(RMS_EPS, hf=("norm_eps",))
 _LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False), Key("", converter=some_conv))
 _LFM2_MLP = gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))
 _LFM2_ROW = Architecture(
-    id="lfm2", gguf="lfm2",
+    id="lfm2",
+    gguf="lfm2",
     **class_names("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", types=("lfm2",), bare=("Lfm2Model",)),
     tensors=(
-        *_lfm2(*_LFM2_MLP), tensor("1_Dense.linear.weight", "dense_2.weight", "dense_1_out,hidden", "dense_1_out"),
+        *_lfm2(*_LFM2_MLP),
+        tensor("1_Dense.linear.weight", "dense_2.weight", "dense_1_out,hidden", "dense_1_out"),
         tensor("1_Dense.linear.bias", "dense_2.bias", "dense_1_out", "dense_1_bias"),
     ),
     keys=(
-        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, hf=("intermediate_size", "block_ff_dim"), converter=lfm2_width),
-        _HEADS, KV_HEADS_BY_LAYER, ROPE, _LFM2_EPS, *_LFM2_END, _KINDS, ENCODER[1],
-        Key("embedding_length_out", ("dense_1_out",)), Key("", ("dense_1_in",), converter=as_wide),
-        Key("", ("dense_1_bias",), "bool"), Key("", ("block_auto_adjust_ff_dim",), "bool", converter=never_adjusted),
-        Key("", ("full_attn_idxs",)), Key("", ("block_ffn_dim_multiplier",), "f32"), Key("", ("block_multiple_of",)),
+        _BLOCKS,
+        _CONTEXT,
+        _WIDTH,
+        replace(_FFN, hf=("intermediate_size", "block_ff_dim"), converter=lfm2_width),
+        _HEADS,
+        KV_HEADS_BY_LAYER,
+        ROPE,
+        _LFM2_EPS,
+        *_LFM2_END,
+        _KINDS,
+        ENCODER[1],
+        Key("embedding_length_out", ("dense_1_out",)),
+        Key("", ("dense_1_in",), converter=as_wide),
+        Key("", ("dense_1_bias",), "bool"),
+        Key("", ("block_auto_adjust_ff_dim",), "bool", converter=never_adjusted),
+        Key("", ("full_attn_idxs",)),
+        Key("", ("block_ffn_dim_multiplier",), "f32"),
+        Key("", ("block_multiple_of",)),
     ),
 )
 
@@ -110,7 +156,8 @@ def _fast_conformer() -> tuple[TensorRow, ...]:
             tensor(f"{name}.bias", f"a.conv1d.{n}.bias", many, gguf_dims=(f"{many},1,1",)),
         ]
     return (
-        *first, *linear("conformer.pre_encode.out", "a.pre_encode.out", f"d_model,{many}*feat_in/8", REQUIRED),
+        *first,
+        *linear("conformer.pre_encode.out", "a.pre_encode.out", f"d_model,{many}*feat_in/8", REQUIRED),
         *layers(
             *(
                 row
@@ -118,10 +165,10 @@ def _fast_conformer() -> tuple[TensorRow, ...]:
                 for row in (
                     *norm(f"norm_feed_forward{n}", f"ffn_norm{end}", "d_model", REQUIRED),
                     *linear(
-                        f"feed_forward{n}.linear1", f"ffn_up{end}", "d_model*ff_expansion_factor,d_model", REQUIRED,
+                        f"feed_forward{n}.linear1", f"ffn_up{end}", "d_model*ff_expansion_factor,d_model", REQUIRED
                     ),
                     *linear(
-                        f"feed_forward{n}.linear2", f"ffn_down{end}", "d_model,d_model*ff_expansion_factor", REQUIRED,
+                        f"feed_forward{n}.linear2", f"ffn_down{end}", "d_model,d_model*ff_expansion_factor", REQUIRED
                     ),
                 )
             ),
@@ -132,20 +179,26 @@ def _fast_conformer() -> tuple[TensorRow, ...]:
             tensor("self_attn.pos_bias_v", "pos_bias_v", "n_heads,d_model/n_heads"),
             *norm("norm_conv", "norm_conv", "d_model", REQUIRED),
             tensor(
-                "conv.pointwise_conv1.weight", "conv_pw1.weight", "2*d_model,d_model,1",
+                "conv.pointwise_conv1.weight",
+                "conv_pw1.weight",
+                "2*d_model,d_model,1",
                 gguf_dims=("2*d_model,d_model",),
             ),
             tensor("conv.pointwise_conv1.bias", "conv_pw1.bias", "2*d_model"),
             tensor(
-                "conv.depthwise_conv.weight", "conv_dw.weight", "d_model,1,conv_kernel_size",
+                "conv.depthwise_conv.weight",
+                "conv_dw.weight",
+                "d_model,1,conv_kernel_size",
                 gguf_dims=("d_model,conv_kernel_size",),
             ),
             tensor("conv.depthwise_conv.bias", "conv_dw.bias", "d_model"),
             tensor(
-                "conv.pointwise_conv2.weight", "conv_pw2.weight", "d_model,d_model,1", gguf_dims=("d_model,d_model",),
+                "conv.pointwise_conv2.weight", "conv_pw2.weight", "d_model,d_model,1", gguf_dims=("d_model,d_model",)
             ),
             tensor("conv.pointwise_conv2.bias", "conv_pw2.bias", "d_model"),
-            *norm("norm_out", "ln2", "d_model", REQUIRED), hf="conformer.layers.{n}.", gguf="a.blk.{n}.",
+            *norm("norm_out", "ln2", "d_model", REQUIRED),
+            hf="conformer.layers.{n}.",
+            gguf="a.blk.{n}.",
             depth="n_layers",
         ),
         *batch_norm(_BATCH_NORM, "d_model", "n_layers"),
@@ -155,23 +208,36 @@ def _fast_conformer() -> tuple[TensorRow, ...]:
 ROWS: tuple[Architecture, ...] = (
     _LFM2_ROW,
     replace(
-        _LFM2_ROW, id="lfm2_bidirectional", hf_class="Lfm2BidirectionalModel",
-        hf_classes=("Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"), bare_classes=("Lfm2BidirectionalModel",),
-        prefixes=(("lfm2.", "model."),), model_types=(), when="attention.causal=False",
+        _LFM2_ROW,
+        id="lfm2_bidirectional",
+        hf_class="Lfm2BidirectionalModel",
+        hf_classes=("Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"),
+        bare_classes=("Lfm2BidirectionalModel",),
+        prefixes=(("lfm2.", "model."),),
+        model_types=(),
+        when="attention.causal=False",
         keys=(*_LFM2_ROW.keys, ENCODER[0]),
     ),
     replace(
-        _LFM2_ROW, id="lfm2_audio_tokenizer", hf_class="Lfm25AudioTokenizer", hf_classes=("Lfm25AudioTokenizer",),
-        bare_classes=("Lfm25AudioTokenizer",), model_types=(), when="attention.sliding_window",
+        _LFM2_ROW,
+        id="lfm2_audio_tokenizer",
+        hf_class="Lfm25AudioTokenizer",
+        hf_classes=("Lfm25AudioTokenizer",),
+        bare_classes=("Lfm25AudioTokenizer",),
+        model_types=(),
+        when="attention.sliding_window",
         ignored=("istft.window",),
         tensors=(*_lfm2(*_LFM2_MLP, begin="lfm."), *linear("lin", "dense_2", "output_size,hidden", REQUIRED)),
         keys=(
             *(key for key in _LFM2_ROW.keys if not key.gguf.startswith("embedding_length_out")),
-            Key("attention.sliding_window", ("sliding_window",)), Key("embedding_length_out", ("output_size",)),
+            Key("attention.sliding_window", ("sliding_window",)),
+            Key("embedding_length_out", ("output_size",)),
         ),
     ),
     Architecture(
-        id="lfm2_moe", gguf="lfm2moe", **class_names("Lfm2MoeForCausalLM", types=("lfm2_moe",)),
+        id="lfm2_moe",
+        gguf="lfm2moe",
+        **class_names("Lfm2MoeForCausalLM", types=("lfm2_moe",)),
         tensors=_lfm2(
             *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"), layers="dense"),
             *linear("feed_forward.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
@@ -179,9 +245,17 @@ ROWS: tuple[Architecture, ...] = (
             *experts("feed_forward.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
         ),
         keys=(
-            *DIMS, KV_HEADS_BY_LAYER, ROPE, _LFM2_EPS, *EXPERTS,
-            Key("leading_dense_block_count", ("num_dense_layers",)), Key("expert_gating_func", constant=2), *_LFM2_END,
-            _KINDS, must_be("use_expert_bias", True), must_be("norm_topk_prob", True),
+            *DIMS,
+            KV_HEADS_BY_LAYER,
+            ROPE,
+            _LFM2_EPS,
+            *EXPERTS,
+            Key("leading_dense_block_count", ("num_dense_layers",)),
+            Key("expert_gating_func", constant=2),
+            *_LFM2_END,
+            _KINDS,
+            must_be("use_expert_bias", True),
+            must_be("norm_topk_prob", True),
             must_be("routed_scaling_factor", 1.0),
         ),
     ),
@@ -189,8 +263,11 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="lfm2_audio_tower", **whole("Lfm2AudioForConditionalGeneration", types=("lfm2_audio",)),
-        when="projector_type=lfm2a", text="lfm.", bare=True,
+        id="lfm2_audio_tower",
+        **whole("Lfm2AudioForConditionalGeneration", types=("lfm2_audio",)),
+        when="projector_type=lfm2a",
+        text="lfm.",
+        bare=True,
         tensors=(
             *_fast_conformer(),
             tensor("audio_embedding.embedding.weight", "a.position_embd.weight", "any_codes,hidden"),
@@ -204,9 +281,12 @@ TOWERS: tuple[Tower, ...] = (
         made=scale_and_shift(_BATCH_NORM),
         f32=(".conv1d.", ".conv_pw1.weight", ".conv_pw2.weight", ".conv_dw.weight"),
         keys=hears(
-            Key("audio.embedding_length", ("encoder.d_model",)), Key("audio.feed_forward_length", ("encoder.d_model",)),
-            Key("audio.block_count", ("encoder.n_layers",)), Key("audio.attention.head_count", ("encoder.n_heads",)),
-            projector("lfm2a"), Key("audio.num_mel_bins", ("encoder.feat_in",)),
+            Key("audio.embedding_length", ("encoder.d_model",)),
+            Key("audio.feed_forward_length", ("encoder.d_model",)),
+            Key("audio.block_count", ("encoder.n_layers",)),
+            Key("audio.attention.head_count", ("encoder.n_heads",)),
+            projector("lfm2a"),
+            Key("audio.num_mel_bins", ("encoder.feat_in",)),
             Key("audio.attention.layer_norm_epsilon", kind="f32", constant=1e-5),
             *(
                 Key("", (f"encoder.{name}",))
@@ -215,7 +295,9 @@ TOWERS: tuple[Tower, ...] = (
         ),
     ),
     Tower(
-        id="lfm2_vl_vision", **whole("Lfm2VlForConditionalGeneration", types=("lfm2_vl",)), when="projector_type=lfm2",
+        id="lfm2_vl_vision",
+        **whole("Lfm2VlForConditionalGeneration", types=("lfm2_vl",)),
+        when="projector_type=lfm2",
         prefixes=(
             ("model.vision_tower.vision_model.", "vision_tower.vision_model."),
             ("model.vision_tower.", "vision_tower.vision_model."),
@@ -223,8 +305,11 @@ TOWERS: tuple[Tower, ...] = (
         ),
         tensors=(
             TensorRow(
-                ("vision_tower.vision_model.embeddings.patch_embedding.weight",), ("v.patch_embd.weight",),
-                (f"{TOWER_WIDTH},16*16*3",), gguf_dims=(f"{TOWER_WIDTH},3,16,16",), columns=("swap:1,16*16,3",),
+                ("vision_tower.vision_model.embeddings.patch_embedding.weight",),
+                ("v.patch_embd.weight",),
+                (f"{TOWER_WIDTH},16*16*3",),
+                gguf_dims=(f"{TOWER_WIDTH},3,16,16",),
+                columns=("swap:1,16*16,3",),
             ),
             tensor("vision_tower.vision_model.embeddings.patch_embedding.bias", "v.patch_embd.bias", TOWER_WIDTH),
             *siglip("vision_tower.vision_model.", positions=f"num_patches,{TOWER_WIDTH}")[2:],
@@ -233,9 +318,15 @@ TOWERS: tuple[Tower, ...] = (
             *linear("multi_modal_projector.linear_2", "mm.2", "hidden,projector_hidden_size", OPTIONAL),
         ),
         keys=sees(
-            *sizes(image_size=""), Key("vision.image_size", constant=256), *IMAGE, projector("lfm2"), VISION_EPS,
-            Key("vision.projector.scale_factor", ("downsample_factor",)), USE_GELU,
-            Key("", ("vision_config.num_patches",)), Key("", ("projector_hidden_size",)),
+            *sizes(image_size=""),
+            Key("vision.image_size", constant=256),
+            *IMAGE,
+            projector("lfm2"),
+            VISION_EPS,
+            Key("vision.projector.scale_factor", ("downsample_factor",)),
+            USE_GELU,
+            Key("", ("vision_config.num_patches",)),
+            Key("", ("projector_hidden_size",)),
         ),
         config={"vision_config.model_type": "siglip2_vision_model"},
     ),

@@ -221,7 +221,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         raise UnmappedError(
             f"architecture {c.hparams.architecture!r} is not supported: its GGUF tensor names are unknown",
             path=c.model.path,
-            hint="add --allow-unmapped to keep the tensor names as they are",
+            hint="add --allow-unmapped to keep the tensor names",
         )
     if row is not None:
         for name, factors in (rope_factors.factor_tensors(c.hparams, row) | all_flat_norms(c.hparams, row)).items():
