@@ -141,7 +141,7 @@ def test_swapped_models_are_noticed(distil: Distil, teacher_file: Path, tmp_path
         ({"teacher_ce": math.inf}, True, "not finite"),
         ({"kl": 5e-4}, True, "already equal the teacher's"),
         ({"kl": math.nan}, False, "already equal the teacher's"),
-        ({"dropped_mass": 2e-3}, True, "gives 0.20% of its probability"),
+        ({"dropped_mass": 2e-3}, True, "assigns 0.20% of its probability"),
     ],
 )
 def test_the_guards_words_and_bounds(scores: Numbers, allow_weaker: bool, words: str | None) -> None:

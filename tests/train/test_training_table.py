@@ -219,7 +219,7 @@ def test_a_teacher_that_uses_tokens_that_its_student_lacks(
     more = ("--vocab-policy", "renormalise", "--allow-weaker-teacher", "yes")
     code, error = refused(*more, student=tmp_path / "s.gguf")
     assert code == 8
-    assert re.search(r"gives \d+\.\d+% of its probability", error["message"])
+    assert re.search(r"assigns \d+\.\d+% of its probability", error["message"])
 
 
 def test_a_run_that_diverges(refused: Refused, tmp_path: Path) -> None:
