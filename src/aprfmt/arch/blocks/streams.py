@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import tensor
+from aprfmt.arch.converter import Converter, refuse_if
 from aprfmt.arch.row import Key, TensorRow
 
 
@@ -23,3 +24,7 @@ def last_stream(hf: str) -> tuple[TensorRow, ...]:
 
 HC_COUNT = Key("hyper_connection.count", ("hc_mult",))
 HC_EPS = Key("hyper_connection.epsilon", ("hc_eps",), "f32")
+HC_ITERATIONS = Key(
+    "hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",),
+    converter=Converter(refuse_if(lambda value, scope: value == 0, "{name} is 0: llama.cpp's {gguf} needs at least 1")),
+)

@@ -26,7 +26,7 @@ def of_kind(value: object, scope: Scope, *, slides: bool) -> int | None:
     return next((as_int(n, scope.name) for n, flag in zip(heads, flags, strict=False) if bool(flag) is slides), None)
 
 
-def heads_by_window_from_gguf(value: object, scope: Scope) -> object:
+def _step_heads_from_gguf(value: object, scope: Scope) -> object:
     """What the layers without a window have."""
     found = of_kind(value, scope, slides=False)
     return found if found is not None else of_kind(value, scope, slides=True)
@@ -50,7 +50,7 @@ def _windowed_heads_from_gguf(value: object, scope: Scope) -> object:
     return DEFAULT if found is None else found
 
 
-step_heads = Converter(_step_heads_to_gguf, heads_by_window_from_gguf)
+step_heads = Converter(_step_heads_to_gguf, _step_heads_from_gguf)
 windowed_heads = Converter(nothing, _windowed_heads_from_gguf, lambda scope: scope.h.num_heads)
 
 

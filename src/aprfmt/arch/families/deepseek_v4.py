@@ -11,7 +11,7 @@ from aprfmt.arch.blocks.decoder import (
 )
 from aprfmt.arch.blocks.mla import INDEXER
 from aprfmt.arch.blocks.moe import COUNT, MTP, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, draft_layer, packed_experts
-from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, last_stream, streams
+from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, HC_ITERATIONS, last_stream, streams
 from aprfmt.arch.blocks.tower import IMAGE, USE_SILU, layers, norms, projector, sees, whole
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing, refuse_if
 from aprfmt.arch.converters.common import computed, gating
@@ -185,7 +185,7 @@ _KEYS = (
     Key("", ("compress_rates",)), Key("", ("mlp_layer_types",), "str[]"),
     Key("attention.compress_ratios", ("compress_ratios",), "i32[]", converter=compress_ratios),
     Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", converter=compressed_rope), HC_COUNT,
-    Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)), HC_EPS,
+    HC_ITERATIONS, HC_EPS,
     Key("hash_layer_count", ("num_hash_layers",), converter=hash_layers), _ALL_STREAMS, MTP,
     must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
 )

@@ -10,7 +10,7 @@ from aprfmt.arch.blocks.decoder import (
 from aprfmt.arch.blocks.delta import delta_attention, low_rank
 from aprfmt.arch.blocks.mla import INDEXER, indexer, latent_attention, mla_keys
 from aprfmt.arch.blocks.moe import GROUPS, MTP, draft_layer, router_and_experts, selection_bias, shared_expert
-from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, last_stream, streams
+from aprfmt.arch.blocks.streams import HC_COUNT, HC_EPS, HC_ITERATIONS, last_stream, streams
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.converters.common import dense_first, dense_first_to_gguf, rope_keys, yarn_log
 from aprfmt.arch.converters.experts import one_for_all, same_limit
@@ -143,7 +143,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.indexer.types", ("indexer_types",), "bool[]", converter=own_indexers),
             Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", converter=one_for_all, draft=MOST),
             Key("swiglu_clamp_shexp", kind="f32[]", converter=same_limit, draft=MOST), HC_COUNT,
-            Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)), HC_EPS,
+            HC_ITERATIONS, HC_EPS,
             Key("", ("layer_types",), "str[]", converter=latent_or_linear),
             Key("", ("mlp_layer_types",), "str[]", converter=listed_dense), must_be("mla_use_nope", True), MTP,
         ),

@@ -19,7 +19,7 @@ from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
 from aprfmt.arch.converters.common import gating, numbers, shared_rotary_dim, unless_named
 from aprfmt.arch.converters.experts import dense_by_tensors
 from aprfmt.arch.converters.towers import book_sizes
-from aprfmt.arch.converters.windows import heads_by_window_from_gguf, hybrid_layers, of_kind
+from aprfmt.arch.converters.windows import hybrid_layers, of_kind
 from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.row import MOST, OPTIONAL, REQUIRED, Architecture, Key, TensorRow, Tower
@@ -36,6 +36,14 @@ def _heads_by_window_to_gguf(value: object, scope: Scope) -> list[int] | None:
     if full is None or windowed is None or kinds is None:
         return None
     return [windowed if kind == "sliding_attention" else full for kind in kinds]
+
+
+def _heads_by_window_from_gguf(value: object, scope: Scope) -> object:
+    """What layers without a window have; in a network without any, half of the others, as transformers doubles it."""
+    full, windowed = (of_kind(value, scope, slides=slides) for slides in (False, True))
+    if full is not None or windowed is None:
+        return full
+    return windowed if windowed % 2 else windowed // 2
 
 
 def _windowed_from_gguf(value: object, scope: Scope) -> object:
@@ -66,7 +74,7 @@ def _fused_to_gguf(value: object, scope: Scope) -> None:
         )
 
 
-heads_by_window = Converter(_heads_by_window_to_gguf, heads_by_window_from_gguf)
+heads_by_window = Converter(_heads_by_window_to_gguf, _heads_by_window_from_gguf)
 fused_by_tensors = Converter(
     _fused_to_gguf, lambda value, scope: "fused_qkv" if "blk.0.attn_qkv.weight" in scope.names else DEFAULT,
 )
