@@ -224,7 +224,7 @@ def _unknown(tensors: dict[str, Any]) -> None:
     ("change", "what"),
     [
         (_drop, "lora_b of the weight is missing"),
-        (_twice, "two adapters change this weight"),
+        (_twice, "two pairs of factors"),
         (_ranks, "the ranks disagree"),
         (_wide, "another base model"),
         (_magnitude, "DoRA"),

@@ -142,7 +142,7 @@ def test_nothing_stumbles_over_what_is_no_plain_decoder(name: str, carried_gguf:
 def test_more_draft_layers_than_layers_are_refused(carried_gguf: Get, tmp_path: Path) -> None:
     odd = odd_models.read(carried_gguf("glm4_moe_mtp"), "gguf")
     odd.set("glm4moe.nextn_predict_layers", GgufType.UINT32, 5)
-    with pytest.raises(CorruptError, match=r"nextn_predict_layers is 5, of 4 layers"):
+    with pytest.raises(CorruptError, match=r"nextn_predict_layers is 5, but the network has 4 layers"):
         aprfmt.import_model(odd.write(tmp_path), tmp_path / "m.apr")
 
 

@@ -196,7 +196,7 @@ def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path, mix: str, faile
     aprfmt.quantize_model(smollm2_gguf, path, mix, allow_requantize=True)
     report = aprfmt.qa(path, against=smollm2_gguf)
     assert by_status(report, "fail") == failed, [(each.id, each.message) for each in report.gates]
-    assert by_status(report, "skip") == []
+    assert by_status(report, "skip") == ["logits"]  # both are GGUFs: llama.cpp compares them
     assert report.passed == (not failed)
 
 

@@ -12,7 +12,7 @@ _SEES = {
     **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 16},
     **{"out_hidden_size": 64, "num_position_embeddings": 64},
 }
-_GRID = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+_GRID = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _DELTA = {
     **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16},
@@ -85,7 +85,7 @@ CASES = (
                 "text_config": {
                     **TEXT,
                     **{"model_type": "qwen2_5_omni_text", "rms_norm_eps": 1e-6, "rope_theta": 1e6},
-                    "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]},
+                    "rope_scaling": {"type": "default", "mrope_section": [3, 3, 2]},
                 },
                 "vision_config": {
                     **{"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 14},

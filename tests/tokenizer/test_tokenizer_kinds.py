@@ -193,7 +193,7 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
     ("pieces", "trainer", "normalizer", "what"),
     [
         (SPM_PIECES, [(3, 3)], [], "type 3"),
-        (SPM_PIECES, [(3, 1), (24, 1)], [], "suffixes"),
+        (SPM_PIECES, [(3, 1), (24, 1)], [], "whitespace as suffix"),
         (SPM_PIECES, [(3, 1)], [(2, b"\xff\xff\xff\xff\0\0")], "charsmap"),
     ],
 )

@@ -31,7 +31,7 @@ class Quantize(Conversion):
     apr quantize model.apr iq2_m -o small.gguf --imatrix auto --data text.txt
     apr quantize model.gguf q4_k_m -o m.gguf --tensor-type ffn_down=q6_k --plan
     apr quantize model.gguf --target-bpw 6 -o small.gguf --recipe-out m.toml
-    apr quantize model.gguf --max-kl 0.2 -o small.gguf --measure --eval-data text.txt
+    apr quantize model.gguf --max-kl 0.2 -o m.gguf --measure --eval-data text.txt
     apr quantize tuned.gguf --recipe m.toml -o tuned-small.gguf
     """
 

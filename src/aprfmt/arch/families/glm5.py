@@ -92,7 +92,7 @@ ROWS: tuple[Architecture, ...] = (
             embedding(),
             *block(
                 *streams("hc_attn_layer.hc_pre.hc_", "hc_mlp_layer.hc_pre.hc_", "2*hc_mult", "2"),
-                *streams("hc_pre.hc_attn_layer.hc_", "hc_pre.hc_mlp_layer.hc_", "2*hc_mult", "2"), *_SAVED_GATES,
+                *streams("hc_pre.hc_attn_layer.hc_", "hc_pre.hc_mlp_layer.hc_", "2*hc_mult", "2"),
                 *norm("input_layernorm", "attn_norm"), *latent_attention(),
                 *linear("self_attn.linear_gate", "attn_gate", "heads*v_head_dim,hidden"),
                 tensor("self_attn.learnable_sink_param", "attn_sinks.weight", "heads"), *indexer("indexer"),
@@ -100,7 +100,7 @@ ROWS: tuple[Architecture, ...] = (
                 *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"), selection_bias(),
                 *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers="moe"),
                 *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
-                *gated_mlp(layers="dense"),
+                *gated_mlp(layers="dense"), *_SAVED_GATES,
             ),
             *last_stream("model.hc_head.hc_head_"), *last_stream("model.hc_pre.hc_head.hc_head_"), *final_norm(),
             *head(),
