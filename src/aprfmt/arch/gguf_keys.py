@@ -84,6 +84,8 @@ def _wrong_layers(
             size = "x".join(map(str, shapes[name]))
             yield name, f"is {size}: its {row.gguf!r} needs heads times head_dim to equal the hidden size, {hidden}"
     layers, drafts = (kv.get(full_key(row, key)) for key in ("block_count", "nextn_predict_layers"))
+    if layers == 0:
+        yield full_key(row, "block_count"), "is 0, and its loader needs at least one layer"
     own = layers - (drafts if isinstance(drafts, int) else 0) if isinstance(layers, int) else None
     kinds = _kinds_of(loader, shapes, own)
     if loader.memory == "hybrid" and kinds is not None and len(kinds) < 2:

@@ -181,7 +181,15 @@ _KEYS = (
     SHARED_COUNT, WEIGHTS_SCALE, Key("expert_weights_norm", ("norm_topk_prob",), "bool", constant=True),
     Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", converter=one_for_all, draft=MOST),
     Key("swiglu_clamp_shexp", kind="f32[]", converter=same_limit, draft=MOST), *INDEXER,
-    Key("attention.output_group_count", ("o_groups",)), Key("attention.output_lora_rank", ("o_lora_rank",)),
+    Key(
+        "attention.output_group_count", ("o_groups",),
+        converter=Converter(
+            refuse_if(
+                lambda value, scope: value and (scope.h.num_heads or 0) % (as_int(value, scope.name) or 1),
+                "{name} is {value}: llama.cpp's {gguf} needs a divisor of the {h.num_heads} heads",
+            ),
+        ),
+    ), Key("attention.output_lora_rank", ("o_lora_rank",)),
     Key("", ("compress_rates",)), Key("", ("mlp_layer_types",), "str[]"),
     Key("attention.compress_ratios", ("compress_ratios",), "i32[]", converter=compress_ratios),
     Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", converter=compressed_rope), HC_COUNT,
