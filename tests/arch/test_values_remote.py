@@ -75,8 +75,8 @@ def test_smallthinker_has_windows_where_llama_cpp_has_them() -> None:
     assert "attention.sliding_window" not in gguf_keys(read("smallthinker"))
     assert gguf_keys(read("smallthinker/windows"))["attention.sliding_window"] == 4096
     for config, what in (
-        ({"sliding_window_size": 512}, "windows of 4096 tokens"),
-        ({"sliding_window_layout": [1, 1, 1, 0]}, "windows of 4096 tokens"),
+        ({"sliding_window_size": 512}, "sliding window of 4096 tokens"),
+        ({"sliding_window_layout": [1, 1, 1, 0]}, "sliding window of 4096 tokens"),
         ({"rope_layout": [1, 1, 1, 1]}, "applies RoPE in exactly the sliding-window layers"),
         ({"moe_layer_layout": [1, 0, 1, 1]}, "layers without experts"),
     ):

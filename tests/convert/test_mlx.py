@@ -227,7 +227,7 @@ def refused(folder: Path, tmp_path: Path, words: str, kind: type[AprError] = Ref
         ({"mode": "mxfp9"}, "mode 'mxfp9'"),
         ({"mode": "mxfp4"}, "has biases"),
         ({"model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 32}}, "do not match scales"),
-        ({"model.layers.7.mlp.up_proj": {"bits": 4, "group_size": 32}}, "has no model.layers.7.mlp.up_proj.scales"),
+        ({"model.layers.7.mlp.up_proj": {"bits": 4, "group_size": 32}}, "model.layers.7.mlp.up_proj.scales is missing"),
     ],
     ids=str,
 )

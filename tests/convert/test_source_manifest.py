@@ -150,7 +150,7 @@ def test_a_record_that_leaves_its_folder_is_refused(name: str, tmp_path: Path) -
     files = [CONFIG_FILE, entry(name, 1, ["z", 1])]
     record = {"format": "hf", "files": files, "literals": base64.b64encode(zlib.compress(TEXT)).decode()}
     aprfmt.save_file(weights(), tmp_path / "m.apr", METADATA | {"aprfmt.source": record})
-    with pytest.raises(aprfmt.AprError, match="source manifest lists .* not a plain relative path"):
+    with pytest.raises(aprfmt.AprError, match=r"source manifest lists .* not a plain relative path"):
         aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out")
 
 

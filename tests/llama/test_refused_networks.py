@@ -9,7 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from arch_models import ArchCase, all_cases, build, relative_error, token_ids, transformers_logits, write_tokenizers
+from arch_models import (
+    ArchCase,
+    all_cases,
+    build,
+    n_kept,
+    relative_error,
+    token_ids,
+    transformers_logits,
+    write_tokenizers,
+)
 from conformance_steps import LLAMA_TOLERANCE
 from llama_peer import LlamaError, LlamaPeer
 from turns import in_turn, turn
@@ -25,25 +34,34 @@ MAMBA_OF_FOUR = ArchCase(
 )
 SAMPLE = ("arcee/biases", "qwen3/window", "glm/head_dim", "olmoe/gqa", "exaone4/hybrid_small", "olmoe/clip_qkv")
 TURNS = 24
+ALIKE = {
+    "llama4_text/cold": "temperatures begin at 8,192 tokens",
+    "cohere2_moe/odd_prefix": "both networks rotate the layers of this pattern",
+    "muse_glimmer_text/eps": "norms of random weights are far above either epsilon",
+    "hrm_text/prefix": "without token types transformers masks causally",
+    "qwen3_classifier": "the scores compared are those before the softmax",
+}
+"""Cases whose difference 24 tokens through random weights do not show."""
 
 
 def chosen() -> list[ArchCase]:
-    cannot = [case for case in all_cases() if case.llama_cpp_cannot and case.computable]
+    cannot = [case for case in all_cases() if case.llama_cpp_cannot and case.computable and case.id not in ALIKE]
     return [MAMBA_OF_FOUR, *in_turn(cannot, lambda case: case.id in SAMPLE, turn(), of=TURNS)]
 
 
 @pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path, llama_cpp_models: Path) -> dict[str, Path]:
+def tokenizers(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path, llama_cpp_models: Path) -> Path:
     pytest.importorskip("torch").set_num_threads(1)
-    return write_tokenizers(tmp_path_factory.mktemp("tokenizers"), ["smollm2", "bert"], 1024)
+    return tmp_path_factory.mktemp("tokenizers")
 
 
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: case.id)
 def test_what_is_refused_does_not_load_and_what_is_told_differs(
-    case: ArchCase, tokenizers: dict[str, Path], tmp_path: Path, llama_cpp: LlamaPeer, monkeypatch: pytest.MonkeyPatch
+    case: ArchCase, tokenizers: Path, tmp_path: Path, llama_cpp: LlamaPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, gguf = tmp_path / "model", tmp_path / "m.gguf"
-    build(case, folder, tokenizers)
+    limit = n_kept(case, 1024)
+    build(case, folder, write_tokenizers(tokenizers / str(limit), [case.tokenizer], limit))
     ids = token_ids(folder)
     with suppress(RefusedError):
         report = aprfmt.export_model(folder, gguf, dtype="f32")

@@ -166,7 +166,7 @@ def test_channels_are_kept_by_the_size_of_their_embedding(tiny: Maker) -> None:
         ("width:hidden=", UsageError, "'hidden='"),
         ("width:hidden=32,hidden=32", UsageError, "'hidden=32'"),
         ("width:hidden=40", UsageError, "not a multiple of 32"),
-        ("width:ffn=128", UsageError, "the model has 96"),
+        ("width:ffn=128", UsageError, "the model's 96"),
         ("width:heads=3", UsageError, "3 heads cannot share 2"),
         ("width:kv_heads=1", UsageError, "4 heads cannot share 1"),
         ("layers:1+layers:1", UsageError, "twice"),

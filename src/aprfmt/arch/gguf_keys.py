@@ -38,7 +38,7 @@ _BY_TENSOR = {
 _ATTENTION = re.compile(r"blk\.(\d{1,6})\.attn_q\.weight")
 
 # One number for all layers, or one a layer.
-_BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+_BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "attention.indexer.types")
 
 
 def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:

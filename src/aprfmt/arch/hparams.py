@@ -514,7 +514,7 @@ def _gguf_side(scope: Scope) -> object:
 
 _ZERO_IS_NONE = frozenset((
     "attention.scale", "attention.sliding_window", "attention.value_scale", "embedding_scale", "expert_weights_scale",
-    "logit_scale", "residual_scale",
+    "final_logit_softcapping", "logit_scale", "residual_scale",
 ))  # fmt: skip
 """Factors and windows that llama.cpp's graphs apply where they are not 0."""
 

@@ -302,6 +302,11 @@ def _scaling_keys(
     original = original_context(h, scaling)
     if original:
         out[f"{base}original_context_length"] = ("u32", original)
+    if kind == "longrope" and original and original > (h.max_position_embeddings or original):
+        raise RefusedError(
+            f"original_max_position_embeddings is {original}, but max_position_embeddings is only "
+            f"{h.max_position_embeddings}: llama.cpp would use the long factors for short texts"
+        )
     if kind == "yarn":
         for name, suffix in _YARN.items():
             if scaling.get(name) is not None:

@@ -37,7 +37,11 @@ def _scale_of_range(value: object, scope: Scope) -> object:
 def _passes(scope: Scope, layers: int) -> int | None:
     """How many layers a token passes, of two stacks that run in cycles."""
     high, low = scope.size("H_cycles"), scope.size("L_cycles")
-    return None if high is None or low is None else layers * high * (low + 1)
+    if high is None or low is None:
+        return None
+    if not high or not low:
+        raise RefusedError(f"H_cycles is {high} and L_cycles is {low}: llama.cpp runs each stack at least once")
+    return layers * high * (low + 1)
 
 
 def _layers_of_stack_normalize(value: object, scope: Scope) -> object:
