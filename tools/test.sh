@@ -18,7 +18,10 @@ fi
 
 runs="${TMPDIR:-/tmp}/aprfmt-tests-$(uname -n | cut -c -16)"
 for old in "$runs"-*; do
-  if [ -O "$old" ] && ! kill -0 "${old##*-}" 2>/dev/null; then rm -rf "$old"; fi
+  if [ -O "$old" ] && ! kill -0 "${old##*-}" 2>/dev/null; then
+    chmod -R u+w "$old" || true # a failed test may leave read-only folders
+    rm -rf "$old" || true
+  fi
 done
 export TMPDIR="$runs-$$"
 rm -rf "$TMPDIR"
