@@ -118,7 +118,9 @@ def test_a_folder_is_read_back(name: str, source: Path, tmp_path: Path) -> None:
     uneven = [warning for warning in report.warnings if "do not divide" in warning]
     assert len(uneven) == (scheme.group == 128)
     assert [check for check in validate(tmp_path / "out").checks if check.status == "fail"] == []
-    assert aprfmt.inspect(tmp_path / "out").param_count == aprfmt.inspect(source).param_count == report.param_count
+    found_there = aprfmt.inspect(tmp_path / "out")
+    assert found_there.param_count == aprfmt.inspect(source).param_count == report.param_count
+    assert [(row.scheme, row.weights) for row in found_there.quantized] == [(name, n_packed)]
     found = distances(source, tmp_path / "out")
     assert len([d for d in found.values() if d.n_different]) == n_packed
     assert max(d.relative_rmse or 0 for d in found.values()) < DISTANCES[scheme.bits]
@@ -134,6 +136,43 @@ def test_a_folder_is_read_back(name: str, source: Path, tmp_path: Path) -> None:
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf")
     same = [(tmp_path / x / "model.safetensors").read_bytes() for x in ("out", "back")]
     assert same[0] == same[1]
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("name", ["fp8-dynamic", "mxfp4", "nvfp4a16"])
+def test_qa_compares_a_folder_by_the_bits_of_its_own_weights(name: str, source: Path, tmp_path: Path) -> None:
+    aprfmt.convert_model(source, tmp_path / "out", format="hf", dtype=name)
+    report = aprfmt.qa(tmp_path / "out", against=source)
+    statuses = {gate.id: gate.status for gate in report.gates}
+    assert (statuses["header"], statuses["tensors"]) == ("pass", "pass")
+    assert report.bits_per_weight < 12.1
+    if name != "nvfp4a16":
+        return
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight_global_scale"] *= 2
+    save_file(tensors, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+    broken = aprfmt.qa(tmp_path / "out", against=source)
+    assert {gate.id: gate.status for gate in broken.gates}["tensors"] == "fail"
+
+
+def test_a_lattice_of_quantization_aware_training_is_named(source: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, tmp_path / "qat")
+    tensors = load_file(source / "model.safetensors")
+    for name, values in tensors.items():
+        if "mlp" in name:
+            steps = torch.randint(-8, 8, values.shape).float().reshape(-1, 32)
+            tensors[name] = (steps * 2.0**-6).reshape(values.shape).to(torch.bfloat16)
+            tensors[name].flatten()[0] = -0.0
+    save_file(tensors, tmp_path / "qat" / "model.safetensors", {"format": "pt"})
+    assert aprfmt.inspect(source).quantized == []
+    (row,) = aprfmt.inspect(tmp_path / "qat").quantized
+    assert (row.scheme, row.weights) == ("Q4_0 lattice", 6)
 
 
 def test_weights_that_engines_fuse_share_the_scale_of_the_tensor(source: Path, tmp_path: Path) -> None:
@@ -225,6 +264,14 @@ def test_a_tied_head_is_not_quantized(tmp_path: Path) -> None:
         config = json.loads((tmp_path / name / "config.json").read_text())
         assert "lm_head" in config["quantization_config"][key]
         assert "lm_head.weight" not in aprfmt.load_file(tmp_path / name / "model.safetensors")
+
+
+def test_an_alias_writes_what_the_scheme_writes(source: Path, tmp_path: Path) -> None:
+    aprfmt.convert_model(source, tmp_path / "in", format="hf", dtype="fp8-block")
+    for name in ("W4A16_G32", "w4a16-g32"):
+        aprfmt.convert_model(tmp_path / "in", tmp_path / name, format="hf", dtype=name)
+    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("W4A16_G32", "w4a16-g32")]
+    assert same[0] == same[1]
 
 
 def test_names_of_schemes_have_aliases() -> None:

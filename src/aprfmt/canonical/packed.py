@@ -17,7 +17,7 @@ from aprfmt.arch.converter import language_part
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs import plain
-from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.packed import FLOATS_BY_TORCH, Decoded, PackedBlocks, Scheme, TensorScales, weight_arguments
 from aprfmt.codecs.packed_schemes import METHODS, SCHEMES
 from aprfmt.codecs.stream import STEP
@@ -142,6 +142,11 @@ class PackedTensor:
     def n_bytes(self) -> int:
         """Bytes once decoded."""
         return DTYPES[self.dtype].n_bytes(self.shape)
+
+    @property
+    def bits_per_value(self) -> float:
+        """Stored bits per value of the decoded weight, scales among them."""
+        return 8 * sum(source.n_bytes for source in self.sources) / max(1, n_elements(self.shape))
 
     def decoded_source(self) -> PackedTensor:
         """The weight as values instead of blocks, in what it was packed from."""

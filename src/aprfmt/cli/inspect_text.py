@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import aprfmt
 from aprfmt.cli.output import as_text, out, pairs, printable, shorten, table
+from aprfmt.inspection.quantized import as_words
 from aprfmt.text import first_few, format_bytes, format_count, format_shape, plural
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def _stored_type(key: StoredKey) -> str:
 def _container(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "format", f"{found.format}, {format_bytes(found.size_bytes)}"
     yield "tensors", f"{found.tensor_count:,} ({format_count(found.param_count)} parameters)"
+    if found.quantized:
+        yield "quantized", as_words(found.quantized)
     if found.adapter is not None:
         yield "adapter", _adapter(found.adapter)
     elif found.carried.tensors or found.carried.files:

@@ -6,7 +6,7 @@ dtype of the weight, as torch does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -289,3 +289,26 @@ _SCHEMES = (
 
 SERVING = {scheme.id: scheme for scheme in _SCHEMES}
 """Every scheme by its id."""
+
+
+_SAME_WEIGHTS = ("num_bits", "type", "symmetric", "strategy", "group_size")
+
+
+def scheme_of(settings: Mapping[str, object]) -> ServingScheme | None:
+    """The scheme that a `quantization_config` describes; None for another one, and for several in one folder."""
+    groups = settings.get("config_groups")
+    if settings.get("quant_method") == "fp8":
+        return SERVING["fp8-block"] if settings.get("weight_block_size") == [_BLOCK, _BLOCK] else None
+    if settings.get("quant_method") != "compressed-tensors" or not isinstance(groups, dict) or len(groups) != 1:
+        return None
+    group = next(iter(groups.values()))
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        return None
+    form = group.get("format") or settings.get("format")
+    for scheme in _SCHEMES:
+        own = scheme.settings()
+        same = all((weights.get(key) or None) == (own[key] or None) for key in _SAME_WEIGHTS)
+        if scheme.format == form and same and (group.get("input_activations") is None) == (scheme.inputs is None):
+            return scheme
+    return None

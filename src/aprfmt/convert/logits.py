@@ -90,20 +90,25 @@ def relative_error(a: Array, b: Array) -> float:
     return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-30)
 
 
-def tolerance(dtypes: Collection[str], *, same_weights: bool) -> float:
+def tolerance(dtypes: Collection[str], *, same_weights: bool, packed_bits: float | None = None) -> float:
     """The largest relative error of llama.cpp's logits, by the dtypes of the matrices.
 
-    `same_weights`: whether the other side computes with the same quantized weights.
+    `same_weights`: whether the other side computes with the same quantized weights; `packed_bits`: bits per value of
+    the quantized checkpoint that the matrices were decoded from.
     """
 
     def of(name: str) -> float:
         row = DTYPES[name]
         if not row.is_quantized:
             return _FLOATS.get(name, _QUANTIZED[0][1])
-        bits = 8 * row.block_bytes / row.block
-        return _SAME_BLOCKS if same_weights else next(most for least, most in _QUANTIZED if bits >= least)
+        return _SAME_BLOCKS if same_weights else _of_bits(8 * row.block_bytes / row.block)
 
-    return max(map(of, dtypes), default=_EXACT)
+    packed = _EXACT if packed_bits is None or same_weights else _of_bits(packed_bits)
+    return max((packed, *map(of, dtypes)))
+
+
+def _of_bits(bits: float) -> float:
+    return next(most for least, most in _QUANTIZED if bits >= least)
 
 
 def compute(
@@ -240,14 +245,17 @@ class SourceLogits:
         is_gguf = c.model.format == "gguf"
         return cls(str(c.model.path), ids, kind, logits, matrix_dtypes(c.model) if is_gguf else frozenset(), convert)
 
-    def compare(self, path: PathLike, name: PathLike, dtypes: Collection[str], *, keeps: bool) -> LogitsComparison:
+    def compare(
+        self, path: PathLike, name: PathLike, dtypes: Collection[str], *, keeps: bool, packed_bits: float | None = None
+    ) -> LogitsComparison:
         """Compares with the output at `path`, which errors call `name`.
 
-        `dtypes` are those of its matrices; `keeps` tells whether they are the source's. Raises RunError where the
-        logits differ by more than `tolerance`.
+        `dtypes` are those of its matrices; `keeps` tells whether they are the source's; `packed_bits` as in
+        `tolerance`. Raises RunError where the logits differ by more than that.
         """
         found = compute(path, self.ids, self.kind, self.convert, name=name)
-        limit = max(tolerance(dtypes, same_weights=keeps), tolerance(self.dtypes, same_weights=True))
+        own = tolerance(dtypes, same_weights=keeps, packed_bits=packed_bits)
+        limit = max(own, tolerance(self.dtypes, same_weights=True))
         a, b = found.values, self.logits.values
         if a.ndim == b.ndim == 2:  # a vocabulary may be padded
             n = min(a.shape[1], b.shape[1])

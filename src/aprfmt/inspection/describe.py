@@ -1,4 +1,4 @@
-"""What a model file is, as `apr inspect` says it: from index and metadata, no tensor is decoded."""
+"""What a model file is, as `apr inspect` says it: from index, metadata and the first bytes of its weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, spellings
 from aprfmt.arch.outside import outside, parts
 from aprfmt.arch.table import row_of
 from aprfmt.canonical.model_kinds import is_adapter, is_clip, looks_like_adapter
-from aprfmt.codecs.dtypes import DTYPES, DtypeTotals, dtype_totals, n_elements
+from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
 from aprfmt.formats.gguf_fields import KvMapping
 from aprfmt.inspection.head import HeadInfo, head_info
 from aprfmt.inspection.quality import Quality, quality_of
+from aprfmt.inspection.quantized import QuantizedWeights, count_packed, lattice_weights
 from aprfmt.inspection.tokenizer_info import TokenizerInfo, tokenizer_info
 from aprfmt.model import Model, Tensor
 from aprfmt.records import record
@@ -46,8 +47,6 @@ _HPARAM_FIELDS = (
     *("rope_type", "rms_norm_eps", "head_dim", "num_experts", "num_experts_per_tok"),
     "moe_intermediate_size",
 )
-
-_FLOATS = ("F32", "F16", "BF16", "F64")
 
 # Dtypes that every decoder of the reference runtime reads with their right meaning.
 _RUNTIME_DTYPES = ("F32", "F16", "BF16", "Q4_K", "Q6_K")
@@ -155,6 +154,7 @@ class Inspection:
         checksum: {"header", "footer"}: "ok", "bad", "none"; of the footer also "absent" and "unchecked".
         metadata: the typed APR fields that are known, those of ALWAYS_PRESENT as None when they are not.
         dtypes: most bytes first.
+        quantized: weights of a quantized checkpoint by scheme, and those that QAT left on the values of Q4_0.
         carried: what else it holds than the network.
         head: what it gives in place of the next token; None for a plain language model.
         adapter: what it changes, where it is an adapter; else None.
@@ -175,6 +175,7 @@ class Inspection:
     architecture: str | None
     metadata: Mapping[str, object]
     dtypes: Mapping[str, DtypeTotals]
+    quantized: Sequence[QuantizedWeights]
     carried: Carried
     head: HeadInfo | None
     tokenizer: TokenizerInfo | None
@@ -191,6 +192,7 @@ class Inspection:
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; `quality`, `vocabulary`, `keys`, `tensors` only where they were asked for."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_REQUEST}
+        body["quantized"] = [asdict(row) for row in self.quantized]
         body["carried"] = asdict(self.carried)
         body["head"] = None if self.head is None else asdict(self.head)
         body["towers"] = None if self.towers is None else asdict(self.towers)
@@ -267,6 +269,7 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
     large = model.convention == "apr" and model.size_bytes > FOOTER_LIMIT_BYTES and not quality
     checksum = {"header": "ok", "footer": "unchecked"} if large else model.checksum()
     tokenizer = tokenizer_info(model)
+    packed = count_packed(model)
     totals = sorted(dtype_totals(entries).items(), key=lambda item: (-item[1]["bytes"], item[0]))
     warnings = list(model.warnings)
     if model.convention == "hf":
@@ -280,12 +283,13 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         version=model.version,
         size_bytes=model.size_bytes,
         tensor_count=len(entries),
-        param_count=count_params(model),
+        param_count=packed.param_count,
         checksum=checksum,
         flags=dict(model.flags),
         architecture=model.hparams.architecture or (stated if isinstance(stated, str) else None),
         metadata=metadata,
         dtypes=dict(totals),
+        quantized=[*packed.quantized, *lattice_weights(model)],
         carried=carried(model),
         head=head_info(model),
         tokenizer=tokenizer,
@@ -295,22 +299,6 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         towers=_tower_info(model),
         quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,
     )
-
-
-def count_params(model: Model) -> int:
-    """Parameters of an opened model; packed weights count as what they stand for, where that can be told."""
-    entries = model.tensors.entries
-    if all(DTYPES[tensor.dtype].is_quantized or tensor.dtype in _FLOATS for tensor in entries):
-        return sum(tensor.size for tensor in entries)  # nothing that could be a part of a packed weight
-    from aprfmt.canonical.packed import AS_STORED, Packing, packing
-
-    h = replace(model.hparams, extra=dict(model.hparams.extra))
-    try:
-        packs = packing(model, None, h, AS_STORED, allow_unmapped=True)
-    except AprError:  # what inspects a model says what is wrong with it
-        packs = Packing()
-    kept = (tensor.shape for tensor in entries if tensor.name not in packs.parts)
-    return sum(map(n_elements, (*kept, *(weight.shape for weight in packs.weights))))
 
 
 def _tower_info(model: Model) -> TowerInfo | None:

@@ -23,7 +23,7 @@ from aprfmt.codecs.stream import regroup
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.comparison import Comparison, ModelDifference
-from aprfmt.inspection.describe import count_params, typed_metadata
+from aprfmt.inspection.describe import typed_metadata
 from aprfmt.inspection.distance import (
     Distance,
     DistanceSums,
@@ -37,6 +37,7 @@ from aprfmt.inspection.distance import (
     side_by_side,
     together,
 )
+from aprfmt.inspection.quantized import count_packed
 from aprfmt.io.pipe import MOST_THREADS, Flow, Progress, StartProgress, is_same_content
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import read_whole
@@ -191,7 +192,7 @@ def _by_value(
 
 def _totals(models: tuple[Model, Model], n_tensors: int, distance: Distance) -> TotalFigures:
     sizes = [sum(t.n_bytes for t in model.tensors.entries) for model in models]
-    counts = [count_params(model) for model in models]
+    counts = [count_packed(model).param_count for model in models]
     bits = [8 * size / n if n else None for size, n in zip(sizes, counts, strict=True)]
     return TotalFigures(n_tensors, sizes[0], sizes[1], bits[0], bits[1], distance)
 

@@ -17,6 +17,7 @@ import aprfmt
 from aprfmt.canonical.detection import find_row
 from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError, RunError
+from aprfmt.inspection.quantized import count_packed
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama
 from aprfmt.running.decoders import open_decoder
@@ -193,7 +194,9 @@ def positions_of(model: Model) -> int | None:
 
 
 def _dtype(model: Model) -> str:
-    """What most bytes of the tensors are."""
+    """What most bytes of the tensors are; of a quantized checkpoint its scheme."""
+    if packed := count_packed(model).quantized:
+        return packed[0].scheme
     sizes: Counter[str] = Counter()
     for tensor in model.tensors.entries:
         sizes[tensor.dtype] += tensor.n_bytes

@@ -9,10 +9,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from aprfmt import formats
+from aprfmt.arch.names import gguf_name
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.read import canonical
 from aprfmt.convert.logits import WORDS, kind_of
 from aprfmt.errors import AprError
+from aprfmt.inspection.quantized import count_packed
 from aprfmt.inspection.validate import Validation, validate
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama, pooling_of
@@ -188,9 +190,22 @@ class Examined:
 
     @cached_property
     def bits_per_weight(self) -> float:
-        """Of all tensors."""
-        values = sum(_product(tensor.shape) for tensor in self.gguf.tensors.entries)
-        return 8 * sum(tensor.n_bytes for tensor in self.gguf.tensors.entries) / max(1, values)
+        """Of all tensors of the file itself, which may be a quantized checkpoint."""
+        n_params = count_packed(self.model).param_count
+        return 8 * sum(tensor.n_bytes for tensor in self.model.tensors.entries) / max(1, n_params)
+
+    @property
+    def coarse_bits(self) -> float:
+        """Bits per value of the quantized weights of a checkpoint, whose embeddings are floats; else of all tensors."""
+        return min(self.packed_bits.values(), default=self.bits_per_weight)
+
+    @cached_property
+    def packed_bits(self) -> dict[str, float]:
+        """Bits per value of the weights of a quantized checkpoint, by their names in a GGUF."""
+        c = self.canonical
+        if c is None or c.arch is None:
+            return {}
+        return {gguf_name(c.arch, w.name, c.hparams) or w.name: w.bits_per_value for w in c.packs.weights}
 
     @cached_property
     def validation(self) -> Validation:

@@ -359,21 +359,21 @@ def _original(x: Examined) -> dict[str, float]:
 
 
 def _kl(x: Examined) -> GateFinding:
-    kl, limit = _original(x)["kl"], kl_limit(x.bits_per_weight)
-    text = f"{kl:.4f} nats per token from the original, at {x.bits_per_weight:.2f} bits per weight"
+    kl, limit = _original(x)["kl"], kl_limit(x.coarse_bits)
+    text = f"{kl:.4f} nats per token from the original, at {x.coarse_bits:.2f} bits per weight"
     return GateFinding(kl <= limit, text, value=kl, threshold=limit)
 
 
 def _agreement(x: Examined) -> GateFinding:
     share = _original(x)["agreement"]
     # A first choice changes where two are about as likely: its share falls with the root of the KL.
-    limit = 1 - 0.62 * math.sqrt(kl_limit(x.bits_per_weight))
+    limit = 1 - 0.62 * math.sqrt(kl_limit(x.coarse_bits))
     return GateFinding(share >= limit, f"{share:.1%} top-1 agreement", value=share, threshold=limit)
 
 
 def _ratio(x: Examined) -> GateFinding:
     found = _original(x)
-    ratio, limit = math.exp(found["loss"] - found["other_loss"]), math.exp(kl_limit(x.bits_per_weight))
+    ratio, limit = math.exp(found["loss"] - found["other_loss"]), math.exp(kl_limit(x.coarse_bits))
     text = f"perplexity {math.exp(found['loss']):,.2f}, {ratio:.3f} times the original's"
     return GateFinding(ratio <= limit, text, value=ratio, threshold=limit)
 
@@ -386,7 +386,7 @@ _SOUND = (*_RUNS, "layers", "rope-order", "tokenizer", "bos")
 _VECTOR = (*_SAME, "loads", "finite-vectors")
 _EMBEDS = ("encoder", "states")
 _VALIDATE = "apr validate {file}"
-_FINER = "apr quantize {original} q8_0 -o FIXED.gguf --verify=logits"
+FINER = "apr quantize {original} q8_0 -o FIXED.gguf --verify=logits"
 _POOLING = "apr stamp {file} --in-place --set {arch}.pooling_type=1 (1: mean, 2: CLS, 3: last)"
 _TOKENIZER = "apr convert {file} -o FIXED.gguf --tokenizer FOLDER"
 
@@ -433,9 +433,9 @@ GATES = (
     Gate("copy", "copies words from examples", _copy, _SOUND),
     Gate("arithmetic", "adds small numbers from examples", _arithmetic, _SOUND),
     Gate("chat-template", "the chat template is the one the model was trained with", chat_template, _SOUND),
-    Gate("kl", "against the original: KL divergence", _kl, _SOUND, _FINER),
-    Gate("agreement", "against the original: top-1 agreement", _agreement, _SOUND, _FINER),
-    Gate("ratio", "against the original: perplexity", _ratio, _SOUND, _FINER),
+    Gate("kl", "against the original: KL divergence", _kl, _SOUND, FINER),
+    Gate("agreement", "against the original: top-1 agreement", _agreement, _SOUND, FINER),
+    Gate("ratio", "against the original: perplexity", _ratio, _SOUND, FINER),
     Gate("pooling", "the pooling type is set", pooling, ("loads",), kinds=_VECTORS),
     Gate(
         "special-tokens",
@@ -459,6 +459,6 @@ GATES = (
     Gate(
         "similar", "paraphrases are closer than unrelated sentences", similar, (*_VECTOR, "varies"), _POOLING, _EMBEDS
     ),
-    Gate("vectors", "against the original: the vectors of several texts", against, _VECTOR, _FINER, _NO_TEXT),
+    Gate("vectors", "against the original: the vectors of several texts", against, _VECTOR, FINER, _NO_TEXT),
 )
 """In the order in which they look: what names a cause comes before what shows symptoms."""

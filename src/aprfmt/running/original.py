@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aprfmt import formats
 from aprfmt.canonical.read import canonical
+from aprfmt.canonical.tensor_scales import scale_name
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.packed import SCALE
 from aprfmt.codecs.values import values
 from aprfmt.convert.api import convert
 from aprfmt.convert.logits import SourceLogits, matrix_dtypes
@@ -67,7 +69,9 @@ def logits(x: Examined) -> GateFinding:
     except (MissingDependencyError, OutOfMemoryError, UnsupportedError, UsageError) as error:
         raise SkippedError(f"{error.message} ({error.hint})" if error.hint else error.message) from error
     dtypes = matrix_dtypes(x.gguf)
-    found = source.compare(x.gguf.path, x.file, dtypes, keeps=dtypes == matrix_dtypes(x.original_gguf))
+    keeps = dtypes == matrix_dtypes(x.original_gguf) and not x.packed_bits
+    packed = min(x.packed_bits.values(), default=None)
+    found = source.compare(x.gguf.path, x.file, dtypes, keeps=keeps, packed_bits=packed)
     text = f"{found['what']} of {found['tokens']} tokens: {found['engine']} and {found['source_engine']} agree"
     return GateFinding(True, text, value=found["relative_error"], threshold=found["limit"])
 
@@ -163,8 +167,8 @@ def _is_copy(head: Tensor, embedding: Tensor) -> bool:
     return float(np.linalg.norm(a - b)) <= _limit(head, embedding) * float(np.linalg.norm(a))
 
 
-def _limit(*both: Tensor) -> float:
-    bits = min(8 * DTYPES[t.dtype].block_bytes / DTYPES[t.dtype].block for t in both)
+def _limit(*both: Tensor, packed_bits: float = math.inf) -> float:
+    bits = min(packed_bits, *(8 * DTYPES[t.dtype].block_bytes / DTYPES[t.dtype].block for t in both))
     return next(limit for least, limit in _LIMITS if bits >= least)
 
 
@@ -178,6 +182,17 @@ def _rows(tensor: Tensor, first: int, n: int) -> Array:
     parts = [np.asarray(part, np.float64) for part in values(tensor.dtype, (n, columns), lambda: [data])]
     found: Array = np.concatenate(parts).reshape(n, columns)
     return found
+
+
+def _scale_of(model: Model, name: str) -> Array:
+    """The scale of the tensor `name` of a GGUF: 1, or one for each matrix [n, 1] where NVFP4 weights have it."""
+    import numpy as np
+
+    scale = model.tensors.get(scale_name(name, SCALE, gguf=True))
+    if scale is None:
+        return np.ones((1, 1))
+    values: Array = _rows(scale, 0, scale.shape[0])
+    return values
 
 
 def _sample(tensor: Tensor) -> Array:
@@ -201,7 +216,8 @@ def _compare(x: Examined, ours: Tensor, theirs: Tensor) -> _Difference | None:
         return _Difference("values", name, f"{name} is {[*ours.shape]}, the original's {[*theirs.shape]}")
     if 0 in ours.shape:
         return None
-    a, b, limit = _sample(theirs), _sample(ours), _limit(ours, theirs)
+    a, b = _sample(theirs) * _scale_of(x.original_gguf, name), _sample(ours) * _scale_of(x.gguf, name)
+    limit = _limit(ours, theirs, packed_bits=x.packed_bits.get(name, math.inf))
     size = max(float(np.linalg.norm(a)), 1e-30)
 
     def is_same(other: Array) -> bool:

@@ -12,7 +12,7 @@ from aprfmt.llama.client import require_llama
 from aprfmt.running.diseases import AGAIN, DISEASES
 from aprfmt.running.examined import Examined
 from aprfmt.running.findings import GateFinding, SkippedError
-from aprfmt.running.gates import GATES, Gate
+from aprfmt.running.gates import FINER, GATES, Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,8 @@ def _hint(gate: Gate, finding: GateFinding, x: Examined) -> str:
     can_stamp = x.model.format in ("gguf", "apr-v2") and ("{value}" not in mend or value is not None)
     if mend.startswith("apr stamp") and not can_stamp:  # it edits no folders, and no lists
         mend = AGAIN
+    if mend == FINER and x.packed_bits:
+        mend = "apr convert {original} -o FIXED --format hf --quantize w8a16"
     return mend.format(
         file=x.file,
         original=x.against or "ORIGINAL",
