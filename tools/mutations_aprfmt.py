@@ -6,6 +6,17 @@ from mutation import Mutation
 
 # fmt: off
 APRFMT = (
+    # failed downloads
+    Mutation("a download that aria2c has not finished is read", "aprfmt/io/downloads.py:check_complete",
+        "test_downloads.py::test_a_file_that_aria2c_has_not_finished",
+        "        raise found\n", "        pass\n"),
+    Mutation("a file that differs from its published digest passes", "aprfmt/inspection/checksums.py:_look",
+        "test_downloads.py::test_a_digest_from_outside",
+        "if found != digest:", "if False:"),
+    Mutation("a pointer is training text", "aprfmt/texts/records.py:RecordReader.documents",
+        "test_downloads.py::test_pointers_are_no_training_text",
+        "                check_no_pointer(opened.read(MAX_POINTER_BYTES), file.path, file.size)\n",
+        "                pass\n"),
     # known faults of models
     Mutation("keys that differ from the original's are passed over", "aprfmt/running/original.py",
         "test_diseases.py::test_causes_come_before_symptoms",

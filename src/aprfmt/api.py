@@ -297,18 +297,25 @@ def validate(
     strict: bool = False,
     min_score: int = 0,
     base: PathLike | None = None,
+    sha256: PathLike | None = None,
+    manifest: PathLike | None = None,
     progress: StartProgress | None = None,
 ) -> Validation:
     """Applies every rule to the model at `path`; decodes every value.
 
     `strict` counts warnings as failures and compares the source files that an `.apr` restores with the digests of
     their import. A score below `min_score` fails; a warning also costs its rule's weight. `base` is the base model to
-    compare an adapter with. `progress` is called with the number of bytes to decode; it returns a function to call
-    with (bytes, tensor).
+    compare an adapter with. `sha256` is the file's SHA-256 in hex, or a file with it; `manifest` is a list in
+    sha256sum's format: every file in it is compared. `progress` is called with the number of bytes to decode; it
+    returns a function to call with (bytes, tensor).
     """
     from aprfmt.convert.integrity import altered_files
+    from aprfmt.formats import resolve
     from aprfmt.inspection import validate as rules
+    from aprfmt.inspection.checksums import digest_rule
     from aprfmt.io.digest import altered
+
+    digests = digest_rule(resolve(path), sha256, manifest)
 
     def look(subject: rules.Subject) -> Iterator[rules.Check]:
         try:
@@ -324,9 +331,8 @@ def validate(
     restored = rules.ValidationRule(
         "source.restored", 0, "every restored source file matches its digest from import", look
     )
-    return rules.validate(
-        path, strict=strict, min_score=min_score, base=base, progress=progress, more=[restored] if strict else []
-    )
+    more = [*([restored] if strict else []), *([digests] if digests is not None else [])]
+    return rules.validate(path, strict=strict, min_score=min_score, base=base, progress=progress, more=more)
 
 
 def report(

@@ -174,6 +174,13 @@ def validate(
     ] = False,
     min_score: Annotated[int, typer.Option(metavar="N", min=0, max=100, help="Fail below this score.")] = 0,
     base: BaseOption = None,
+    sha256: Annotated[
+        str | None,
+        typer.Option(metavar="HEX|FILE", help="The file's SHA-256 (or the hub's X-Linked-ETag), or a file with it."),
+    ] = None,
+    manifest: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Compare every file of a list in sha256sum's format.")
+    ] = None,
 ) -> int:
     """Check checksums, offsets, values, names, shapes and tokenizer; list the file's checksums.
 
@@ -184,7 +191,9 @@ def validate(
     apr validate model.gguf --strict --min-score 95 --json
     """
     with progress_bar("validating") as progress:
-        found = aprfmt.validate(file, strict=strict, min_score=min_score, base=base, progress=progress)
+        found = aprfmt.validate(
+            file, strict=strict, min_score=min_score, base=base, sha256=sha256, manifest=manifest, progress=progress
+        )
     out.result(found.to_json(), _validation(found, min_score))
     return 0 if found.passed else 5
 
@@ -205,6 +214,11 @@ def _validation(found: Validation, min_score: int) -> Iterator[str]:
     word, style = ("passed", "green") if found.passed else ("FAILED", "red")
     goal = f", below the minimum of {min_score}" if found.score < min_score else ""
     yield f"{out.style(word, style)}, score {found.score} of 100{goal}"
+    if not found.protected:
+        yield (
+            "no checksum covers the weights: a flipped bit goes unseen. Compare with the publisher's digest "
+            "(--sha256 HEX), or keep the model as .apr"
+        )
 
 
 def _check_line(status: str, name: str, message: str) -> str:

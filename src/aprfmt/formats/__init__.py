@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aprfmt.errors import ZERO_BYTE, AprError, CorruptError, NotFoundError, UnknownFormatError, UsageError
+from aprfmt.io import downloads
 from aprfmt.io.source import Source, is_file, is_folder, watch_opened
+from aprfmt.limits import MAX_HEADER_BYTES
 from aprfmt.records import record
 from aprfmt.text import first_few
 from aprfmt.types import PathLike
@@ -155,7 +157,15 @@ def plugins() -> tuple[object, ...]:
 def open(path: PathLike) -> Model:
     """Opens a model of any readable format. Raises AprError: not found, unknown, corrupt, unsupported."""
     name = resolve(path)
-    return _reader_of(name).open(name)
+    with downloads.explained(name):
+        model = _reader_of(name).open(name)
+        try:
+            for source in model.sources:
+                downloads.check_complete(source.path)
+        except BaseException:
+            model.close()
+            raise
+    return model
 
 
 @contextmanager
@@ -172,7 +182,9 @@ def detect(path: PathLike) -> str:
 
     Raises NotFoundError, UnknownFormatError, or CorruptError for a file that begins like an `.apr` but is not one.
     """
-    return _reader_of(resolve(path)).name
+    name = resolve(path)
+    with downloads.explained(name):
+        return _reader_of(name).name
 
 
 def path_text(value: object, name: str = "path") -> str:
@@ -234,6 +246,10 @@ def _unknown_file(found: Candidate) -> AprError:
         return UnknownFormatError("a GGML file from before GGUF", path=path, hint=hint)
     if found.size == 0:
         return UnknownFormatError("the file is empty", path=path)
+    if path.suffix == ".safetensors" and head[8:9] == b"{" and len(head) > 8:
+        length = int.from_bytes(head[:8], "little")
+        if length <= MAX_HEADER_BYTES:
+            return downloads.cut_short(found.size, 8 + length, path, least=True)
     if path.suffix == ".safetensors":
         return CorruptError("not a safetensors file: invalid header length", path=path, offset=0)
     if path.name in _BESIDE_WEIGHTS:

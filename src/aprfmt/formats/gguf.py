@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_GGML_ID
 from aprfmt.errors import CorruptError, LimitError, RefusedError, UnknownFormatError, UnsupportedError, UsageError
 from aprfmt.formats.gguf_fields import ELEMENT_BYTES, LEAST_BYTES, Cursor, GgufType, KvEntry, KvMapping
+from aprfmt.io.downloads import cut_short
 from aprfmt.io.source import Source, exists, padding
 from aprfmt.limits import MAX_KEYS, MAX_NAME_BYTES, MAX_TENSORS
 from aprfmt.model import Model, Tensor
@@ -220,6 +221,8 @@ def _read_part(path: Path, stack: ExitStack) -> GgufPart:
     alignment = _alignment(kv, source.path)
     data_start = cursor.pos + padding(cursor.pos, alignment)
     tensors = [_tensor(info, data_start, alignment, source) for info in infos]
+    if first := next((t for t in tensors if t.offset + t.n_bytes > source.size), None):
+        raise cut_short(source.size, max(t.offset + t.n_bytes for t in tensors), source.path, first.name)
     spans = sorted((t.offset, t.offset + t.n_bytes, t.name) for t in tensors if t.n_bytes)
     for (_, end, before), (start, _, name) in pairwise(spans):
         if start < end:
@@ -305,8 +308,6 @@ def _tensor(info: _Info, data_start: int, alignment: int, source: Source) -> Ten
             offset=start,
         )
     offset += data_start
-    if n_bytes:
-        source.check(offset, n_bytes, "the tensor", name)
     # An empty tensor may be placed behind padding that the last tensor's writer left out.
     return Tensor(name, dtype, ne[::-1], offset if n_bytes else min(offset, source.size), n_bytes, source)
 

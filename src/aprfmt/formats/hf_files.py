@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import CorruptError, LimitError, RefusedError, storage_errors
+from aprfmt.io.downloads import check_no_pointer, explained
 from aprfmt.io.jsonx import check_size
 from aprfmt.io.source import Source, is_file, is_folder
 from aprfmt.limits import MAX_CONFIG_BYTES, MAX_FILE_NAME_BYTES, MAX_SPLITS, MAX_TEXT_FILE_BYTES
@@ -101,7 +102,9 @@ def read_text_file(path: Path) -> bytes:
     with Source.open(path) as source:
         if source.size > limit:
             raise LimitError(f"the file has {source.size:,} bytes; the limit is {limit:,}", path=path)
-        return source.read(0, source.size)
+        data = source.read(0, source.size)
+    check_no_pointer(data, path, len(data))
+    return data
 
 
 def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> JsonObject:
@@ -122,7 +125,8 @@ def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> Js
         error.path = path
         raise
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{what} is not valid JSON: {error}", path=path) from error
+        with explained(path):
+            raise CorruptError(f"{what} is not valid JSON: {error}", path=path) from error
     if not isinstance(value, dict):
         raise CorruptError(f"{what} is not a JSON object", path=path)
     return value

@@ -23,6 +23,7 @@ from aprfmt.formats import gguf
 from aprfmt.formats.gguf_fields import GgufType
 from aprfmt.formats.gguf_write import KV, layout
 from aprfmt.formats.out_tensor import OutTensor
+from aprfmt.io.downloads import explained
 from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_NAME_BYTES
@@ -165,7 +166,7 @@ def add_sums(parts: Sequence[tuple[str, ImatrixSums]]) -> ImatrixSums:
 
 
 def _read(name: str) -> Imatrix | ImatrixSums:
-    with Source.open(name) as source:
+    with explained(name), Source.open(name) as source:
         if not (source.size >= 4 and source.read(0, 4) == b"GGUF"):
             return _read_dat(source)
     with gguf.open_model(Path(name)) as model:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_SAFETENSORS, find_dtype
-from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
+from aprfmt.errors import AprError, CorruptError, LimitError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import load_tokenizer, parse_object, read_config
 from aprfmt.formats.out_tensor import OutTensor
+from aprfmt.io.downloads import cut_short
 from aprfmt.io.pipe import Literal, Segment
 from aprfmt.io.source import Source, is_file, padding
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_NDIM
@@ -104,7 +105,8 @@ def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
     cap = min(MAX_LIBRARY_HEADER_BYTES, MAX_HEADER_BYTES)
     if header_bytes > cap:
         raise LimitError(f"the header has {header_bytes} bytes; the limit is {cap}", path=source.path, offset=0)
-    source.check(8, header_bytes, "the header")
+    if source.size < 8 + header_bytes:
+        raise cut_short(source.size, 8 + header_bytes, source.path, least=True)
     raw = source.read(8, header_bytes)
     if raw[:1] != b"{":
         raise CorruptError("the header does not start with '{'", path=source.path, offset=8)
@@ -184,9 +186,7 @@ def _check_contiguous(tensors: list[Tensor], data_start: int, source: Source) ->
             )
         end += tensor.n_bytes
     if end > source.size:
-        raise TruncatedError(
-            f"the tensors end at byte {end}, but the file at {source.size}", path=source.path, offset=source.size
-        )
+        raise cut_short(source.size, end, source.path)
     if end < source.size:
         raise CorruptError(f"{source.size - end} trailing bytes after the last tensor", path=source.path, offset=end)
 

@@ -180,6 +180,18 @@ def _footer(subject: Subject) -> Iterator[Check]:
         yield Check("skip", "the container stores no file checksum")
 
 
+DIGEST_RULE = "file.sha256"
+"""The rule that compares files with digests from outside (inspection.checksums)."""
+
+
+def _covered(model: Model) -> bool:
+    """Whether a checksum of the container covers the weights."""
+    shards = model.native_as(JoinedNative)
+    return model.checksum()["footer"] in ("ok", "bad") or (
+        shards is not None and all(info.sha256 is not None for info, _ in shards.shards)
+    )
+
+
 def _protection(subject: Subject) -> Iterator[Check]:
     """What would tell that a byte of the file changed."""
     model, state = subject.model, subject.model.checksum()["footer"]
@@ -428,6 +440,7 @@ class Validation:
         skipped: rules that do not apply; they count neither for nor against.
         score: share of the weights of the applied rules that passed, 0 to 100.
         passed: whether nothing failed and the score is high enough.
+        protected: whether a checksum covers the weights, so that a flipped bit would be found.
     """
 
     file: str
@@ -436,6 +449,7 @@ class Validation:
     skipped: list[Check]
     score: int
     passed: bool
+    protected: bool = True
 
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract."""
@@ -446,6 +460,7 @@ class Validation:
             "checks": [check.to_json() for check in self.checks],
             "skipped": [{"id": check.id, "message": check.message} for check in self.skipped],
             "score": self.score,
+            "protected": self.protected,
         }
 
 
@@ -484,7 +499,7 @@ def validate(
             (rule, [Check("fail", found.message, found.tensor)] if isinstance(found, AprError) else found)
             for rule, found in apply((*RULES, *more), subject)
         ]
-        label = model.label
+        label, protected = model.label, _covered(model) or any(rule.id == DIGEST_RULE for rule in more)
     checks: list[Check] = []
     skipped: list[Check] = []
     weights = passed = 0
@@ -503,4 +518,4 @@ def validate(
     score = passed * 100 // weights if weights else 0
     failed = any(check.status == "fail" for check in checks)
     passes = not failed and score >= min_score
-    return Validation(os.fspath(path), label, checks, skipped, score, passes)
+    return Validation(os.fspath(path), label, checks, skipped, score, passes, protected)

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aprfmt.errors import CorruptError, LimitError, RefusedError, UnsupportedError, storage_error
+from aprfmt.io.downloads import MAX_POINTER_BYTES, check_no_pointer
 from aprfmt.io.jsonx import check_size
 from aprfmt.io.unpacked import SUFFIXES, Unpacked
 from aprfmt.limits import MAX_CHAT_CHARS, MAX_DOCUMENT_CHARS, MAX_LIST_BYTES, MAX_RECORD_BYTES
@@ -141,6 +142,8 @@ class RecordReader:
             StorageError: the file cannot be read.
         """
         try:
+            with open(file.path, "rb") as opened:
+                check_no_pointer(opened.read(MAX_POINTER_BYTES), file.path, file.size)
             if file.kind == "source":
                 yield from _source(file.path, self.skipped, self.place)
             elif file.kind == "tokens":
