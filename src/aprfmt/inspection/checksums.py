@@ -51,7 +51,7 @@ def digest_rule(path: PathLike, sha256: PathLike | None, manifest: PathLike | No
     )
 
 
-def _listed(path: Path, list_path: str, *, every: bool) -> Mapping[Path, str]:
+def _listed(path: Path, list_path: str, *, every: bool) -> dict[Path, str]:
     """File -> digest of a list in sha256sum's format, relative to the model's folder."""
     if not is_file(list_path) and len(list_path) > 40 and os.sep not in list_path:
         raise UsageError(f"not a SHA-256: {len(list_path)} characters instead of 64 hex digits")
@@ -59,7 +59,7 @@ def _listed(path: Path, list_path: str, *, every: bool) -> Mapping[Path, str]:
     lines = read_text_file(Path(list_path)).decode("utf-8", "replace").splitlines()
     if len(lines) == 1 and (value := _HEX.fullmatch(lines[0].strip())) is not None:
         return {path: value[1].lower()}
-    found = {}
+    found: dict[Path, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
