@@ -8,13 +8,13 @@ from mutation import Mutation
 APRFMT = (
     # failed downloads
     Mutation("a download that aria2c has not finished is read", "aprfmt/io/downloads.py:check_complete",
-        "test_downloads.py::test_a_file_that_aria2c_has_not_finished",
+        "test_downloads.py::test_a_file_that_aria2c_has_not_finished_is_refused_though_it_opens",
         "        raise found\n", "        pass\n"),
     Mutation("a file that differs from its published digest passes", "aprfmt/inspection/checksums.py:_look",
-        "test_downloads.py::test_a_digest_from_outside",
+        "test_downloads.py::test_a_digest_from_outside_finds_a_flipped_bit",
         "if found != digest:", "if False:"),
     Mutation("a pointer is training text", "aprfmt/texts/records.py:RecordReader.documents",
-        "test_downloads.py::test_pointers_are_no_training_text",
+        "test_downloads.py::test_pointers_are_no_training_text_and_no_importance_matrix",
         "                check_no_pointer(opened.read(MAX_POINTER_BYTES), file.path, file.size)\n",
         "                pass\n"),
     # known faults of models
