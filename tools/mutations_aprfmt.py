@@ -1022,5 +1022,17 @@ APRFMT = (
     Mutation("fused weights have scales of their own", "aprfmt/convert/serving.py:PackedModules._quantize_weight",
         "test_serving.py::test_weights_that_engines_fuse_share_the_scale_of_the_tensor",
         "self._tensor_scale(tensor, dtype)", "partial(_scale_over, [tensor], dtype)"),
+    Mutation("a search ignores the importance matrix", "aprfmt/convert/serving.py:ScaleSearch.weights",
+        "test_serving_search.py::test_a_folder_is_searched_by_its_importance_matrix",
+        "if values is None or match is None", "if True or match is None"),
+    Mutation("importance of another model steers a search", "aprfmt/convert/serving.py:ScaleSearch.weights",
+        "test_serving_search.py::test_a_matrix_of_another_model_is_refused",
+        "values.size != columns", "False"),
+    Mutation("qa judges a decoded checkpoint as bfloat16", "aprfmt/running/original.py:_limit",
+        "test_serving.py::test_qa_compares_a_folder_by_the_bits_of_its_own_weights",
+        "min(packed_bits, *", "min(16.0, *"),
+    Mutation("qa compares NVFP4 blocks without their scale", "aprfmt/running/original.py:_scale_of",
+        "test_serving.py::test_qa_compares_a_folder_by_the_bits_of_its_own_weights",
+        "if scale is None", "if True"),
 )
 # fmt: on

@@ -91,11 +91,11 @@ def test_every_part_is_that_of_compressed_tensors(name: str, dtype: str) -> None
     scheme, wanted = SERVING[name], PEER[name, dtype]
     overall = wanted[-1] if scheme.has_tensor_scale else 1.0
     values = weight(dtype)
-    parts = scheme.encode(scheme, values, dtype, overall)
+    parts = scheme.encode(scheme, values, dtype, overall, None)
     assert tuple(map(zlib.crc32, parts)) == wanted[: len(parts)]
     for part, data in zip(scheme.parts, parts, strict=True):
         assert memoryview(data).nbytes == DTYPES[part.dtype or dtype].n_bytes(part.shape(*values.shape))
-    half = [scheme.encode(scheme, piece, dtype, overall) for piece in (values[:8], values[8:])]
+    half = [scheme.encode(scheme, piece, dtype, overall, None) for piece in (values[:8], values[8:])]
     assert [bytes(a) + bytes(b) for a, b in zip(*half, strict=True)] == [bytes(part) for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""Weights quantized for serving engines (vLLM, SGLang): round to nearest, in the tensors that they load.
+"""Weights quantized for serving engines (vLLM, SGLang), in the tensors that they load: to nearest or by a search.
 
 Arithmetic and layouts are those of compressed-tensors; `fp8-block` is that of DeepSeek V3. Each step is rounded to the
 dtype of the weight, as torch does it.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from aprfmt.codecs import affine, plain
+from aprfmt.codecs import affine, plain, serving_search
 from aprfmt.codecs.packed_floats import FP4_VALUES
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
@@ -43,7 +43,7 @@ class Part:
         return -(-rows // self.height), -(-columns // self.width) if self.width else 1
 
 
-Encode = Callable[["ServingScheme", Array, str, float], Sequence[Buffer]]
+Encode = Callable[["ServingScheme", Array, str, float, "Array | None"], Sequence[Buffer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class ServingScheme:
         group: values of a row that share a scale, 0 for all of them.
         symmetric: whether there are no zero points.
         parts: tensors of a weight; the first holds the codes.
-        encode: makes the parts of float32 [rows, columns], given the weight's dtype and the scale of the tensor.
+        encode: makes the parts of float32 [rows, columns], given the weight's dtype, the scale of the tensor and the
+            importance of the columns, float32 [columns]; None rounds to nearest.
         rows: that are made together.
         inputs: what config.json says of activations; None: they are not quantized.
         scale_dtype: of scales, where config.json says it.
@@ -81,6 +82,11 @@ class ServingScheme:
         if self.format == "fp8":
             return "block"
         return "tensor_group" if self.has_tensor_scale else "group" if self.group else "channel"
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether scales can be searched for: those of small groups of 4-bit codes."""
+        return self.bits == 4
 
     @property
     def has_tensor_scale(self) -> bool:
@@ -131,7 +137,9 @@ def _grouped(values: Array, group: int) -> Array:
     return values.reshape(len(values), -1, group or values.shape[1])
 
 
-def _encode_float8(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
+def _encode_float8(
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+) -> list[Buffer]:
     scale = _scales(values, 448.0, source_dtype)
     return [_e4m3(_rounded(values / scale[:, None], source_dtype)), _stored(scale, source_dtype)]
 
@@ -142,7 +150,9 @@ def _e4m3(values: Array) -> Buffer:
     return _stored(np.clip(values, -448, 448), "F8_E4M3")
 
 
-def _encode_float8_blocks(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
+def _encode_float8_blocks(
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+) -> list[Buffer]:
     import numpy as np
 
     rows, columns = values.shape
@@ -156,13 +166,21 @@ def _encode_float8_blocks(scheme: ServingScheme, values: Array, source_dtype: st
     return [_e4m3(np.ascontiguousarray(codes)), _stored(scale, "F32")]
 
 
-def _encode_integers(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
+def _encode_integers(
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+) -> list[Buffer]:
     """Codes packed in words, or bytes where there is no more than a scale a row."""
     import numpy as np
 
     half, groups = 1 << scheme.bits - 1, _grouped(values, scheme.group)
+    zero: Array | None = None
+    if weights is not None:
+        own = _grouped(weights[None], scheme.group)
+        scale, zero = serving_search.integer_scales(groups, own, half, source_dtype, symmetric=scheme.symmetric)
+        codes = serving_search.integer_codes(groups, scale, zero, half).reshape(values.shape)
+        return _integer_parts(scheme, codes, scale, zero, source_dtype)
     if scheme.symmetric:
-        scale, zero = _scales(groups, half - 0.5, source_dtype), None
+        scale = _scales(groups, half - 0.5, source_dtype)
         scaled = _rounded(groups / scale[..., None], source_dtype)
     else:
         low, high = np.minimum(groups.min(axis=-1), 0), np.maximum(groups.max(axis=-1), 0)
@@ -173,10 +191,18 @@ def _encode_integers(scheme: ServingScheme, values: Array, source_dtype: str, gl
         scale = np.where(scale == 0, np.float32(_EPS[source_dtype]), scale)
         scaled = _rounded(_rounded(groups / scale[..., None], source_dtype) + zero[..., None], source_dtype)
     codes = np.rint(np.clip(scaled, -half, half - 1)).reshape(values.shape)
+    return _integer_parts(scheme, codes, scale, zero, source_dtype)
+
+
+def _integer_parts(scheme: ServingScheme, codes: Array, scale: Array, zero: Array | None, dtype: str) -> list[Buffer]:
+    """Signed codes [rows, columns], scales and zero points [rows, groups] as they are stored."""
+    half = 1 << scheme.bits - 1
     if scheme.parts[0].dtype == "I8":
-        return [codes.astype("i1").view("u1").data, _stored(scale, source_dtype)]
-    parts = [_words((codes + half).astype("u1"), scheme.bits), _stored(scale, source_dtype)]
-    return parts if zero is None else [*parts, pack_zero_points((zero + half).astype("u1"), scheme.bits)]
+        return [codes.astype("i1").view("u1").data, _stored(scale, dtype)]
+    parts = [_words((codes + half).astype("u1"), scheme.bits), _stored(scale, dtype)]
+    if scheme.symmetric or zero is None:
+        return parts
+    return [*parts, pack_zero_points((zero + half).astype("u1"), scheme.bits)]
 
 
 def _words(codes: Array, bits: int) -> Buffer:
@@ -208,12 +234,18 @@ def _fp4(values: Array) -> Array:
     return pairs
 
 
-def _encode_nvfp4(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
+def _encode_nvfp4(
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+) -> list[Buffer]:
     import numpy as np
 
     groups, own = _grouped(values, scheme.group), np.float32(global_scale)
     wanted = np.clip(_rounded(_largest(groups) / np.float32(6), source_dtype) * own, 0, 448)
     codes = plain.encode("F8_E4M3", wanted.reshape(-1)).view("u1")
+    if weights is not None:
+        largest = codes.reshape(wanted.shape)
+        found = serving_search.e4m3_scales(groups, _grouped(weights[None], scheme.group), largest, global_scale)
+        codes = np.where(largest == 0, largest, found).reshape(-1)
     scale = plain.decode("F8_E4M3", codes.data).reshape(wanted.shape)
     zero = scale == 0
     scale, stored = np.where(zero, np.float32(0.125), scale), codes.reshape(wanted.shape).copy()
@@ -238,12 +270,16 @@ def _exponents(groups: Array, dtype: str, offset: int) -> Array:
     return found
 
 
-def _encode_mx(scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float) -> list[Buffer]:
+def _encode_mx(
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+) -> list[Buffer]:
     """MXFP4 or MXFP8: codes and E8M0 scales of each group. Ignores `global_scale`, which is NVFP4's."""
     import numpy as np
 
     groups = _grouped(values, scheme.group)
     exponents = _exponents(groups, source_dtype, 2 if scheme.bits == 4 else 8)
+    if weights is not None:
+        exponents = serving_search.exponents(groups, _grouped(weights[None], scheme.group), exponents)
     with np.errstate(over="ignore"):
         scaled = groups / np.exp2(exponents.astype("f4") - 127)[..., None]
     codes = _fp4(scaled).reshape(-1).data if scheme.bits == 4 else _e4m3(scaled)

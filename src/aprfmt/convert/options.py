@@ -147,6 +147,11 @@ class Shaped(Formatted, Loadable):
     shard_size: int | str | None = option(
         None, "Maximum shard size, such as 5GB or 500MiB; 0: a single file.", metavar="SIZE"
     )
+    search: bool = option(
+        False,
+        "With a 4-bit scheme: choose scales for the least error, weighted by --imatrix, not by the largest value.",
+        section=QUANTIZATION,
+    )
     bits: int | None = option(None, "Quantize the weights to 2, 3, 4, 5, 6 or 8 bits.", section=MLX)
     group_size: int | None = option(None, "Quantization group size: 32, 64 (default) or 128.", section=MLX)
     recipe: str | None = option(

@@ -254,7 +254,8 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
         )
     preset = _preset(options) if scheme is None else None
     if preset is None:
-        given = next((name for name in _ONLY_WITH_PRESET if getattr(options, name)), None)
+        taken = () if scheme is None else ("imatrix",)
+        given = next((name for name in _ONLY_WITH_PRESET if getattr(options, name) and name not in taken), None)
         if given is not None:
             word = given.replace("_", "-")
             raise UsageError(
@@ -262,7 +263,7 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
                 hint="apr quantize --list shows the presets",
             )
         return None
-    if PRESET_OPTIONS.isdisjoint(takes):
+    if not set(takes) >= PRESET_OPTIONS:
         container = "safetensors" if target in ("hf", "mlx") else target
         raise RefusedError(
             f"{container} has no dtype {preset.dtype}: a quantization preset needs a .gguf or .apr output",

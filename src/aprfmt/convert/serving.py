@@ -16,13 +16,15 @@ from aprfmt.codecs.packed import INPUT_SCALE, SCALE
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.codecs.serving import NVFP4_MOST, SERVING, ServingScheme
 from aprfmt.codecs.split import SplitStream
+from aprfmt.convert.options import Options
 from aprfmt.convert.presets import EMBEDDINGS, OUTPUT
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import run_jobs
 from aprfmt.io.source import Buffer
 from aprfmt.text import first_few, plural
-from aprfmt.types import Shape
+from aprfmt.types import Array, Shape
 
 _FUSED = re.compile(r"(.*\.)(?:(?:q|k|v)_proj|(gate|up)_proj)\.weight$")
 """Weights that engines load as one, which then has one scale of the tensor."""
@@ -44,12 +46,76 @@ def serving_scheme(name: str) -> ServingScheme | None:
 
 
 @dataclass(slots=True)
+class ScaleSearch:
+    """Scales are chosen for the least error, weighted by an importance matrix if there is one.
+
+    Attributes:
+        imatrix: the matrix.
+        missing: weights that it has no entry for.
+    """
+
+    imatrix: Imatrix | None = None
+    missing: list[str] = field(default_factory=list)
+
+    def weights(self, c: Canonical, tensor: CanonicalTensor) -> Array:
+        """The importance of the columns of a weight, float32 [columns]; ones without an entry.
+
+        Raises RefusedError for an importance matrix of another model.
+        """
+        import numpy as np
+
+        columns = tensor.shape[1]
+        if self.imatrix is None:
+            return np.ones(columns, "f4")
+        match = next(iter(names.matches(c.arch, tensor.name)), None) if c.arch is not None else None
+        gguf = names.gguf_name(c.arch, tensor.name, c.hparams) if c.arch is not None else None
+        values = self.imatrix.entries.get(gguf or tensor.name)
+        if values is None or match is None or match.row.columns:
+            self.missing.append(tensor.name)
+            return np.ones(columns, "f4")
+        if match.expert is not None and values.size > columns:  # one entry for all experts of a layer
+            values = values[match.expert * columns : (match.expert + 1) * columns]
+        if values.size != columns:
+            raise RefusedError(
+                f"the importance matrix belongs to another model: {values.size} values instead of {columns}",
+                path=self.imatrix.path,
+                tensor=tensor.name,
+            )
+        mean = float(values.mean())
+        return np.ascontiguousarray(values, "f4") / np.float32(mean) if mean > 0 else np.ones(columns, "f4")
+
+    def check(self, n_weights: int, losses: Losses) -> None:
+        """Warns of weights without an entry. Raises RefusedError where all `n_weights` are."""
+        if self.imatrix is None or not self.missing:
+            return
+        if len(self.missing) == n_weights:
+            raise RefusedError(
+                f"the importance matrix belongs to another model: it has no entry for {self.missing[0]}",
+                path=self.imatrix.path,
+            )
+        losses.warnings.append(f"the importance matrix has no entry for {first_few(self.missing)}")
+
+
+def scale_search(options: Options, scheme: ServingScheme | None) -> ScaleSearch | None:
+    """The search that `options` ask for. Raises UsageError where it does not apply to the scheme."""
+    if not options.search:
+        if options.imatrix is not None and scheme is not None:
+            raise UsageError(f"--imatrix applies to {scheme.id} only with --search", hint="add --search")
+        return None
+    if scheme is None or not scheme.is_searched:
+        fitting = ", ".join(name for name, row in SERVING.items() if row.is_searched)
+        raise UsageError("--search applies to schemes of 4 bits in a folder", hint=f"--quantize one of: {fitting}")
+    return ScaleSearch(read_imatrix(options.imatrix) if options.imatrix is not None else None)
+
+
+@dataclass(slots=True)
 class PackedModules:
     """The modules of a folder whose weights are quantized.
 
     Attributes:
         c: the model.
         scheme: how they are quantized; without one, NVFP4 blocks keep their codes under ModelOpt's names.
+        search: how scales are chosen; without one, they are those that the largest value gives.
         packed: names of their weights.
         left: names of matrices that stay floats.
         uneven: those of them whose rows the groups do not divide.
@@ -58,6 +124,7 @@ class PackedModules:
 
     c: Canonical
     scheme: ServingScheme | None = None
+    search: ScaleSearch | None = None
     packed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     uneven: list[str] = field(default_factory=list)
@@ -93,6 +160,8 @@ class PackedModules:
         if self.uneven:
             losses.warnings.append(f"{plural(len(self.uneven), 'weight')} not quantized, as {what}: "
                                    f"{first_few(self.uneven)}")  # fmt: skip
+        if self.search is not None:
+            self.search.check(len(self.packed), losses)
         stacks = [t.name for t in self.c.tensors.values() if len(t.shape) == 3 and t.shape[-1] > 4]
         if stacks:
             losses.warnings.append(f"{plural(len(stacks), 'stack')} of experts not quantized: {first_few(stacks)}")
@@ -138,6 +207,7 @@ class PackedModules:
         self._check_source(tensor, scheme)
         dtype = tensor.dtype if tensor.dtype in ("BF16", "F16") else "F32"
         overall = self._tensor_scale(tensor, dtype) if scheme.has_tensor_scale else lambda: 1.0
+        weights = self.search.weights(self.c, tensor) if self.search is not None else None
         out = tensor.out(name, "F32")
         losses.changed[tensor.original_dtype, scheme.id] += 1
 
@@ -147,7 +217,7 @@ class PackedModules:
             values = np.frombuffer(data, "<f4").reshape(-1, tensor.shape[1])
             if not np.isfinite(values).all():
                 raise _not_finite(name)
-            return scheme.encode(scheme, values, dtype, overall())
+            return scheme.encode(scheme, values, dtype, overall(), weights)
 
         stream = SplitStream(
             scheme.rows * tensor.shape[1] * 4,

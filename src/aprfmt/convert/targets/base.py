@@ -158,7 +158,9 @@ TARGETS: tuple[Target, ...] = (
         ".safetensors",
         adapters="adapter:safetensors_layouts",
     ),
-    _BuiltInTarget("hf", "hf", "HF folder", "hf:layouts", _HF | {"verify"}, adapters="adapter:peft_layouts"),
+    _BuiltInTarget(
+        "hf", "hf", "HF folder", "hf:layouts", _HF | {"verify", "search", "imatrix"}, adapters="adapter:peft_layouts"
+    ),
     _BuiltInTarget(
         "mlx",
         "mlx",

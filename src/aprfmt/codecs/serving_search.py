@@ -1,0 +1,138 @@
+"""Scales of 4-bit groups of least weighted squared error, instead of those that the largest value gives.
+
+The error of a group is Σ w (x - x')², with w the importance of a column (mean square of its inputs), else 1. A clipped
+outlier costs less than a coarse step for all others. Ratios of the largest value are tried first; then the best scale
+is fitted to its own codes by least squares, which for given codes q is Σ w x q / Σ w q².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+from aprfmt.codecs import affine, plain
+from aprfmt.codecs.packed_floats import FP4_VALUES
+from aprfmt.types import Array
+
+_RATIOS = (1.0, *(0.5 + 0.05 * i for i in range(10)), 1.05)
+_FITS = 2
+_E4M3_STEPS = range(-4, 7)
+"""Neighbours in E4M3 of the scale that the largest value gives; six steps up reach it with the code 4 instead of 6."""
+_MOST_E4M3 = 0x7E
+
+
+def _least(
+    groups: Array, weights: Array, decode: Callable[..., Array], candidates: Iterable[tuple[Array, ...]]
+) -> tuple[Array, ...]:
+    """Of the candidates, arrays [rows, groups] each, those that give each group its least error."""
+    import numpy as np
+
+    found: tuple[Array, ...] = ()
+    least = np.empty(0, "f4")
+    for candidate in candidates:
+        difference = groups - decode(*candidate)
+        difference *= difference
+        difference *= weights
+        error = difference.sum(axis=-1)
+        if found:
+            better = error < least
+            found = tuple(np.where(better, new, old) for new, old in zip(candidate, found, strict=True))
+            least = np.minimum(error, least)
+        else:
+            found, least = candidate, error
+    return found
+
+
+def integer_codes(groups: Array, scale: Array, zero: Array, half: int) -> Array:
+    """The signed codes of float32 [rows, groups, values] for scales and zero points [rows, groups]."""
+    import numpy as np
+
+    codes = groups / scale[..., None]
+    np.rint(codes, out=codes)
+    codes += zero[..., None]
+    found: Array = np.clip(codes, -half, half - 1, out=codes)
+    return found
+
+
+def integer_scales(groups: Array, weights: Array, half: int, dtype: str, *, symmetric: bool) -> tuple[Array, Array]:
+    """Positive scales of `dtype` and whole zero points, float32 [rows, groups]; `weights` broadcast to the groups."""
+    import numpy as np
+
+    low, high = np.minimum(groups.min(axis=-1), 0), np.maximum(groups.max(axis=-1), 0)
+    reach = np.maximum(-low, high)
+    tiny = np.float32(np.finfo("f2").tiny)
+
+    def as_scale(values: Array) -> Array:
+        rounded = affine.rounded(values.astype("f4"), dtype)
+        usable: Array = np.where((rounded > 0) & np.isfinite(rounded), rounded, tiny)
+        return usable
+
+    def decode(scale: Array, zero: Array) -> Array:
+        codes = integer_codes(groups, scale, zero, half)
+        codes -= zero[..., None]
+        codes *= scale[..., None]
+        return codes
+
+    def with_ratio(ratio: float) -> tuple[Array, Array]:
+        if symmetric:
+            return as_scale(reach * np.float32(ratio / (half - 0.5))), np.zeros_like(reach)
+        scale = as_scale((high - low) * np.float32(ratio / (2 * half - 1)))
+        middle = (low + high) / 2  # of which the range is narrowed on both sides
+        zero = np.rint(np.clip(-0.5 - middle / scale, -half, half - 1))
+        return scale, zero
+
+    def fitted(scale: Array, zero: Array) -> tuple[Array, Array]:
+        codes = integer_codes(groups, scale, zero, half) - zero[..., None]
+        upper, lower = (weights * groups * codes).sum(axis=-1), (weights * codes * codes).sum(axis=-1)
+        with np.errstate(all="ignore"):
+            ratio = upper / lower
+        return as_scale(np.where((lower > 0) & (ratio > 0), ratio, scale)), zero
+
+    found = _least(groups, weights, decode, map(with_ratio, _RATIOS))
+    for _ in range(_FITS):
+        found = _least(groups, weights, decode, (found, fitted(*found)))
+    return found[0], found[1]
+
+
+def nearest_fp4(values: Array) -> Array:
+    """The E2M1 floats nearest to `values`, float32."""
+    import numpy as np
+
+    size = np.abs(values)
+    found = np.zeros_like(size)
+    for low, high in pairwise(FP4_VALUES[:8]):
+        found += np.where(size > np.float32((low + high) / 2), np.float32(high - low), np.float32(0))
+    nearest: Array = np.copysign(found, values)
+    return nearest
+
+
+def e4m3_scales(groups: Array, weights: Array, largest: Array, tensor_scale: float) -> Array:
+    """Codes of positive E4M3 scales, uint8 [rows, groups], for NVFP4 under `tensor_scale`, which divides.
+
+    `largest` are the codes that the largest value of each group gives.
+    """
+    import numpy as np
+
+    table = plain.decode("F8_E4M3", np.arange(_MOST_E4M3 + 1, dtype="u1").data) / np.float32(tensor_scale)
+
+    def decode(codes: Array) -> Array:
+        scale = table[codes][..., None]
+        values: Array = nearest_fp4(groups / scale) * scale
+        return values
+
+    steps = (0, *(step for step in _E4M3_STEPS if step))
+    near = (np.clip(largest.astype("i2") + step, 1, _MOST_E4M3).astype("u1") for step in steps)
+    return _least(groups, weights, decode, ((codes,) for codes in near))[0]
+
+
+def exponents(groups: Array, weights: Array, largest: Array) -> Array:
+    """Biased exponents of the power-of-two scales of MXFP4, uint8: `largest` or a neighbour."""
+    import numpy as np
+
+    def decode(codes: Array) -> Array:
+        scale = np.exp2(codes.astype("f4") - 127)[..., None]
+        values: Array = nearest_fp4(groups / scale) * scale
+        return values
+
+    near = (np.clip(largest.astype("i2") + step, 1, 253).astype("u1") for step in (0, -1, 1))
+    return _least(groups, weights, decode, ((codes,) for codes in near))[0]
