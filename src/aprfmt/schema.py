@@ -54,7 +54,8 @@ class OptionRow:
         section: title in --help; "": none.
         complete: completion of values, by name in COMPLETIONS of cli/complete.py.
         low, high: the smallest and largest value.
-        optional: for a switch with an optional value, its placeholder in --help; the bare switch means true.
+        optional: for a switch with an optional number, its placeholder in --help, then other values, each behind a `|`;
+            the bare switch means true.
         choices: the allowed values; (): any.
         negatable: whether a switch has a `--no-` form.
     """

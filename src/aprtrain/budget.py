@@ -220,9 +220,11 @@ def plan(command: str, config: Config) -> Plan:
     check_means(config, processes)
     if config.output is not None and config.smoke is None:
         folder = Path(config.output)
-        prepare_folder(folder, resumes=config.resumes)
-        if config.resumes:
-            check_resumable(folder, config.resume, list(files_by_step(folder)) if exists(folder) else [])
+        steps = list(files_by_step(folder)) if exists(folder) else []
+        resume = bool(steps) if config.resume == "auto" else config.resume
+        prepare_folder(folder, resumes=resume is not False)
+        if resume is not False:
+            check_resumable(folder, resume, steps)
     with recording() as record, open_pair(command, config) as pair:
         config = settle(config, pair)
         expect_kernels(config, pair, device)

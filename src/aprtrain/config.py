@@ -178,8 +178,11 @@ class Config:
         None, "Also log metrics to TensorBoard or Weights & Biases.", choices=("tensorboard", "wandb")
     )
     qa: bool = option(False, "Run apr qa on the final model; exit code 1 if it does not pass.")
-    resume: bool | int = option(
-        False, "Resume from the latest checkpoint in the output folder, or from STEP.", low=0, optional="STEP"
+    resume: bool | int | str = option(
+        False,
+        "Resume from the latest checkpoint in the output folder, or from STEP; auto: if there is one, else start.",
+        low=0,
+        optional="STEP|auto",
     )
     allow_changed: tuple[str, ...] = option(
         (), "Option that may differ from the resumed run; repeatable.", metavar="NAME"
@@ -215,7 +218,7 @@ class Config:
 
     @property
     def resumes(self) -> bool:
-        """Whether to resume; `resume` may be step 0."""
+        """Whether to resume, with `auto` only if the folder has a checkpoint; `resume` may be step 0."""
         return self.resume is not False
 
     def is_compiled(self, device: str) -> bool:
@@ -380,13 +383,14 @@ def _check(row: ConfigField, value: object, where: str) -> Value:
         found = _convert(row, value)
     except (TypeError, ValueError, OverflowError):
         words = (
-            f"the {row.optional.lower()} of a checkpoint, true or false"
+            "the step of a checkpoint, auto, true or false"
             if row.optional
             else "a list of names"
             if row.many
             else _WORDS[row.kind]
         )
-        raise UsageError(f"{row.name} must be {words}, not {value!r} ({where})") from None
+        hint = f"use {row.flag}, {row.flag} STEP or {row.flag} auto" if row.optional else None
+        raise UsageError(f"{row.name} must be {words}, not {value!r} ({where})", hint=hint) from None
     wanted = ""
     if row.choices and found not in row.choices:
         wanted = f"one of {', '.join(row.choices)}"
@@ -411,6 +415,8 @@ def _convert(row: ConfigField, value: object) -> Value:
         return names
     if row.optional and not isinstance(value, bool) and str(value).isdecimal():
         return int(str(value))
+    if row.optional and value in row.optional.split("|")[1:]:
+        return str(value)
     if row.many:
         raise TypeError
     if (row.kind is bool and isinstance(value, bool)) or (row.kind is str and isinstance(value, str)):

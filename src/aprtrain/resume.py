@@ -26,6 +26,7 @@ from aprtrain.checkpoints.checkpoint import (
     SIZES,
     check_resumable,
     files_by_step,
+    prepare_folder,
     read_pointer,
     step_name,
     write_pointer,
@@ -93,8 +94,10 @@ def model_file(folder: Path, step: int) -> Path:
     return folder / f"{step_name(step)}.apr"
 
 
-def find_saved(folder: Path, wanted: bool | int, world: World) -> Saved:
+def find_saved(folder: Path, wanted: bool | int | str, world: World) -> Saved:
     """The checkpoint of step `wanted`, or for True the latest one that is not damaged. Collective.
+
+    For "auto" that is the latest one too, or a new run in a folder without a run.
 
     Raises RefusedError if there is no checkpoint, CorruptError if the requested one, or every one, is damaged,
     RunError if a value is not finite.
@@ -102,6 +105,11 @@ def find_saved(folder: Path, wanted: bool | int, world: World) -> Saved:
     notes: list[str] = []
     steps, latest, best = world.gather(_listed(folder, notes) if world.is_first else ([], None, None))[0]
     last = [] if latest is None else [latest]
+    if wanted == "auto":
+        if not steps and not last:
+            prepare_folder(folder, resumes=False)
+            return Saved()
+        wanted = True
     check_resumable(folder, wanted, steps or (last if wanted is True else []))
     found = {*(step for step in steps if step <= (last or steps)[-1]), *last} if wanted is True else {int(wanted)}
     saved = _first_whole(folder, sorted(found, reverse=True), world)

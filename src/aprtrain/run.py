@@ -310,6 +310,7 @@ def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Trai
             wanted=wanted if isinstance(wanted, str) else None, own=folder, weights=weights,
             text_field=config.text_field, strict=config.strict,
         )  # fmt: skip
+    world.wait_for_first()
     here = corpus.folder if corpus is not None else folder / _TOKENS
     fetch(world.gather(corpus.files() if corpus is not None else [])[0], here, here, world)
     here = world.gather(here)[world.rank - world.local_rank if world.local_size else 0]

@@ -54,6 +54,7 @@ from aprtrain.teacher.teacher import Teacher, check_residency, residency_of, tea
 from aprtrain.world import device_of
 
 _SHARD_BYTES = 64 << 20
+_MAX_REST = 0.1  # residual mass above which the saved distribution is a poor teacher
 _POSITIONS = 256  # per chunk of logits
 _TOKENS = "tokens"
 _CHARS = 4  # bytes of text per token, to estimate tokens before tokenizing
@@ -127,6 +128,11 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
             report.engine = facts.engine
             todo = _todo(wanted.output, old, parts, facts, report)
             _compute(todo, facts, answer, report, progress)
+            if far := [f"{mass:.0%} at {t}" for t, mass in report.rest.items() if mass > _MAX_REST]:
+                log(
+                    f"the {wanted.top_k} most likely tokens leave {', '.join(far)} of the probability to the others, whose "
+                    "shares are not saved; raise --top-k, or lower --temperature"
+                )
     report.seconds = time.perf_counter() - begin
     return report
 

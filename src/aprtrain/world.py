@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Protocol, TypeVar, cast
 
@@ -21,8 +21,11 @@ T = TypeVar("T")
 _reduce_scatter = getattr(torch.distributed, "reduce_scatter_single", torch.distributed.reduce_scatter_tensor)
 _all_gather = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
 
-_PATIENCE = timedelta(days=1)
-"""The first process may tokenise, evaluate or save for long; a step that hangs is the watchdog's matter."""
+_TIMEOUT = timedelta(minutes=30)
+"""Limit of a collective: the first process may evaluate or save meanwhile."""
+
+_PREPARE_TIMEOUT = timedelta(days=7)
+"""Limit of waiting for the first process to tokenize the data."""
 
 
 class Communication(Protocol):
@@ -38,13 +41,17 @@ class ToldByFirst(Exception):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process: its device, its rank, how many there are; the same two among those of its node, 0: all are."""
+    """This process: its device, its rank, how many there are; the same two among those of its node, 0: all are.
+
+    `preparation` is the group in which the others wait for the first process to tokenize the data.
+    """
 
     device: torch.device
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 0
+    preparation: torch.distributed.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -113,6 +120,11 @@ class World:
         if not self.is_first:
             error.__cause__ = ToldByFirst()
         return error
+
+    def wait_for_first(self) -> None:
+        """Waits until the first process has prepared the data, which may take hours."""
+        if self.size > 1:
+            torch.distributed.barrier(self.preparation)
 
     def barrier(self) -> None:
         """Waits for the other processes."""
@@ -183,11 +195,12 @@ def join_world(word: str) -> Iterator[World]:
         yield world
         return
     torch.distributed.init_process_group(
-        "nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, timeout=_PATIENCE
+        "nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, timeout=_TIMEOUT
     )
+    preparation = torch.distributed.new_group(backend="gloo", timeout=_PREPARE_TIMEOUT)
     is_well = False
     try:
-        yield world
+        yield replace(world, preparation=preparation)
         is_well = True
     finally:
         # NCCL's communicators end together, so one process that failed would wait for the others, and they for what

@@ -43,7 +43,7 @@ def gguf_of(case: str, tmp_path: Path) -> Path:
 def test_smollm2_both_ways(smollm2_gguf: Path, documents: Path) -> None:
     ours = aprfmt.evaluate(smollm2_gguf, documents, engine="torch", device="cpu", seq_len=256, limit=768)
     theirs = aprfmt.evaluate(smollm2_gguf, documents, engine="llama", seq_len=256, limit=768)
-    assert theirs.ce == pytest.approx(ours.ce, rel=1e-3)
+    assert theirs.ce == pytest.approx(ours.ce, rel=5e-3)  # llama.cpp rounds activations to 8 bits
     assert abs(theirs.accuracy - ours.accuracy) < 0.02
     for name in ("documents", "data_tokens", "seq_len", "windows", "tokens", "format", "architecture"):
         assert getattr(theirs, name) == getattr(ours, name), name

@@ -202,6 +202,8 @@ def test_what_the_rows_differ_from_works(bench: Bench, capsys: pytest.CaptureFix
     [
         ({}, 5, "already contains a run", "--resume"),
         ({"--resume": ""}, 2, "already completed 2 steps", "--steps"),
+        ({"--resume": "auto"}, 2, "already completed 2 steps", "--steps"),
+        ({"--resume=later": ""}, 2, "the step of a checkpoint, auto, true or false", ""),
         ({"--resume": "", "--steps": "3", "--lr": "1e-3"}, 5, "lr was", "--allow-changed lr"),
         ({"--resume": "", "--steps": "3", "--seed": "7"}, 5, "seed was", "--allow-changed seed"),
         ({"--resume": "", "--steps": "3", "--data": "other.jsonl"}, 5, "the data differ", "-o"),

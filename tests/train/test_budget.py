@@ -180,3 +180,5 @@ def test_the_plan_refuses_what_the_run_would(corpus_file: Path, teacher_file: Pa
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ckpt-step-000004.state").touch()
     assert "no checkpoint of step 3" in refusal(corpus_file, tmp_path / "run", resume=3)
+    again = {"teacher": str(teacher_file), "student_init": "layers:1", "steps": 2, "resume": "auto"}
+    assert plan("distill", train_runs.options("distill", corpus_file, tmp_path / "absent", **again))["data"]["tokens"]

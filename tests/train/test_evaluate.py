@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train_corpora import SHAPE, part, tiny_decoder, varied
 
 from aprfmt.errors import AprError, RefusedError, RunError, UsageError
-from aprfmt.running.evaluation import Scores, scoring
+from aprfmt.running.evaluation import Scores, scores_of, scoring
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.windows import IGNORED, Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary
@@ -240,8 +240,9 @@ def test_a_perplexity_beyond_all_numbers_is_no_score(data: Windows) -> None:
 
 
 def test_data_without_a_label_are_no_score() -> None:
-    lonely = Windows(part(*([i] for i in range(20))), 8, 2)
-    fails(lambda: evaluate(tiny_decoder(1), lonely, rows=2), "no token to predict")
+    with pytest.raises(RefusedError, match="no token to predict"):
+        Windows(part(*([i] for i in range(20))), 8, 2)
+    fails(lambda: scores_of(3, 0, [0.0] * 6, False, False), "no token to predict")
 
 
 def test_errors_of_all_kinds_become_one() -> None:

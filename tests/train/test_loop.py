@@ -468,9 +468,23 @@ def test_progress_is_told_by_default_and_metrics_have_every_key(distil: Distil, 
     assert (described["status"], described["steps"], described["resolved"]["seed"]) == ("done", 12, 42)
 
 
+def test_one_command_starts_and_continues_a_run(distil: Distil, tmp_path: Path) -> None:
+    """`--resume auto`: what a scheduler types again and again."""
+    first = distil(steps=4, total_steps=8, resume="auto", save_every=2)
+    second = distil(steps=8, total_steps=8, resume="auto", save_every=2)
+    assert (first["steps"], second["steps"]) == (4, 8)
+    assert [line["step"] for line in lines(tmp_path / "run", "begin")] == [0, 4]
+    for path in (tmp_path / "run").glob("ckpt-*"):
+        path.unlink()
+    (tmp_path / "run/latest").unlink()
+    with pytest.raises(ExistsError, match="already contains a run"):
+        distil(steps=8, total_steps=8, resume="auto")
+
+
 def test_a_line_that_stands_for_several_steps_gives_their_means(distil: Distil, tmp_path: Path) -> None:
     said = io.StringIO()
-    distil(steps=12, log_every=10, stream=said)
+    short = train_runs.write_corpus(tmp_path / "short.jsonl", words=6)  # so that sequences have gaps
+    distil(data=short, steps=12, log_every=10, stream=said)
     steps = lines(tmp_path / "run")
     assert [line["step"] for line in steps] == list(range(1, 13)), "the file has every step"
     assert len({line["labels"] for line in steps}) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from typer.core import TyperCommand, TyperOption
@@ -32,8 +33,8 @@ class SectionedCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Gives switches with an optional value (`--resume [STEP]`) an explicit one, then parses."""
         for parameter in self.params:
-            if parameter.param_type_name == "option" and (parameter.metavar or "").startswith("["):
-                args = spell_out(args, parameter.opts[0])
+            if parameter.param_type_name == "option" and (metavar := parameter.metavar or "").startswith("["):
+                args = spell_out(args, parameter.opts[0], metavar.strip("[]").split("|")[1:])
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
 
@@ -61,14 +62,17 @@ class SectionedCommand(TyperCommand):
                     formatter.write_dl(records)
 
 
-def spell_out(arguments: list[str], flag: str) -> list[str]:
-    """Rewrites `--flag 300` as `--flag=300`, `--flag` as `--flag=true`, `--no-flag` as `--flag=false`."""
+def spell_out(arguments: list[str], flag: str, words: Sequence[str] = ()) -> list[str]:
+    """Rewrites `--flag 300` as `--flag=300`, `--flag` as `--flag=true`, `--no-flag` as `--flag=false`.
+
+    A number behind the flag is its value, and so is one of `words`.
+    """
     found: list[str] = []
     rest = iter(arguments)
     for word in rest:
         if word == "--":
             return [*found, word, *rest]
-        if word.isdecimal() and found[-1:] == [f"{flag}=true"]:
+        if (word.isdecimal() or word in words) and found[-1:] == [f"{flag}=true"]:
             found[-1] = f"{flag}={word}"
         else:
             found.append({flag: f"{flag}=true", f"--no-{flag[2:]}": f"{flag}=false"}.get(word, word))

@@ -21,6 +21,9 @@ from aprfmt.io.jsonx import check_size
 from aprfmt.limits import MAX_LIST_BYTES
 from aprfmt.texts.windows import Windows, pieces_of
 
+_RESOLUTION = float(np.finfo(np.float32).eps)
+"""Least residual mass: below it, a sum of float32 probabilities cannot tell the others from nothing."""
+
 
 class Responses:
     """A file of them, of which the places of the lines are held in memory.
@@ -85,7 +88,7 @@ class Responses:
                 hint=f"use --top-k {len(found)}, or set prompt_logprobs={k} in vLLM",
             )
         ids, logprobs = [i for i, _ in found[:k]], [value for _, value in found[:k]]
-        return ids, logprobs, [max(0.0, 1.0 - math.fsum(map(math.exp, logprobs)))], own
+        return ids, logprobs, [max(_RESOLUTION, 1.0 - math.fsum(map(math.exp, logprobs)))], own
 
 
 def _key(ids: list[int]) -> bytes:

@@ -31,6 +31,7 @@ class TextEncoder(Protocol):
     """What makes ids of documents, as `Encoder` does."""
 
     separator: int
+    begin: int | None
     digest: str
 
     def encode(self, documents: list[Document]) -> list[Ids]:
@@ -174,7 +175,7 @@ def read_part(
             f"no documents; skipped: {bad}", path=data,
             hint=f"a record needs the field {text_field!r} or messages; --text-field sets another field",
         )  # fmt: skip
-    return part_of(ids)
+    return part_of(ids, encoder.begin)
 
 
 def scores_of(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 class _LlamaEncoder:
     """llama.cpp's tokenizer, for vocabularies that the tokenizers library does not run."""
 
+    begin: int | None = None
+
     def __init__(self, llama: Llama) -> None:
         if llama.facts.eos < 0:
             raise RunError("the evaluation failed, no score: the model has no token to separate documents")

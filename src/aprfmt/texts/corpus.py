@@ -127,7 +127,7 @@ class _CorpusPlan:
 
         The first one is of texts alone; the second one, of data with conversations, goes by their template too.
         """
-        total = hashlib.sha256(f"1 {self.encoder.digest} {self.threshold}\n".encode())
+        total = hashlib.sha256(f"2 {self.encoder.digest} {self.threshold}\n".encode())
         for part, files in self.files.items():
             for file in files:
                 name = file.name.encode("utf-8", "surrogateescape").hex()
@@ -203,6 +203,8 @@ def _write(plan: _CorpusPlan, folder: Path, keys: tuple[str, str], held_out: flo
             "documents": {"read": found.read, "empty": found.empty, "duplicate": found.duplicate},
             "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+found.skipped)},
         }
+        if plan.encoder.begin is not None:
+            header["begin"] = plan.encoder.begin
         if plan.mixed:
             header["sources"] = found.sources
         if found.is_chat:

@@ -29,6 +29,7 @@ class Encoder:
 
     Attributes:
         separator: id of the end token.
+        begin: id of the begin token of every document; None if the model has none.
         n_ids: ids are below it.
         digest: SHA-256 over everything that decides which ids a text becomes.
         template: that of the chat template, "" without one.
@@ -49,7 +50,8 @@ class Encoder:
         begin = tokenizer.special.get("bos")
         alone = self._tokenizer.encode([""], special=True)[0].ids
         with_begin = tokenizer.flags.get("add_bos", begin in alone[:1] and begin != self.separator)
-        self._begin = np.array([begin] if with_begin and begin is not None else [], np.uint32)
+        self.begin = begin if with_begin else None
+        self._begin = np.array([] if self.begin is None else [self.begin], np.uint32)
         self._end = np.array([self.separator], np.uint32)
         self.n_ids = len(tokenizer.tokens)
         self._template = template_of(tokenizer)

@@ -65,12 +65,21 @@ class CorpusSplit:
         hashes: of the documents' contents [n_documents], uint64.
         masks: first and last position, the latter excluded, of each run of tokens that are not to be learned [n, 2],
             int64, ascending. The first token of a document, which nothing predicts, is in none.
+        begin: id of the BOS that begins every document; None if the tokenizer adds none.
+        sources: number of documents of each weighted source, in order; empty without weights.
     """
 
     tokens: npt.NDArray[np.uint32] | StoredIds
     ends: Int64
     hashes: npt.NDArray[np.uint64]
     masks: Int64 = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    begin: int | None = None
+    sources: tuple[int, ...] = ()
+
+    @property
+    def starts(self) -> Int64:
+        """Position of each document's first token [n_documents], int64."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends])[:-1]
 
     @property
     def n_masked(self) -> int:
@@ -78,15 +87,14 @@ class CorpusSplit:
         return int((self.masks[:, 1] - self.masks[:, 0]).sum())
 
 
-def part_of(documents: Sequence[Ids]) -> CorpusSplit:
-    """A part in memory, of what an Encoder made."""
+def part_of(documents: Sequence[Ids], begin: int | None = None) -> CorpusSplit:
+    """A part in memory, of what an Encoder made; `begin` is its BOS, if it adds one."""
     ends = np.cumsum([len(ids) for ids in documents], dtype=np.int64)
     starts = ends - [len(ids) for ids in documents]
     masks = [hidden_runs(ids) + start for ids, start in zip(documents, starts, strict=True)]
     tokens = np.concatenate([np.zeros(0, np.uint32), *documents]) & ~HIDDEN
-    return CorpusSplit(
-        tokens, ends, np.zeros(len(documents), np.uint64), np.concatenate([np.zeros((0, 2), np.int64), *masks])
-    )
+    runs = np.concatenate([np.zeros((0, 2), np.int64), *masks])
+    return CorpusSplit(tokens, ends, np.zeros(len(documents), np.uint64), runs, begin)
 
 
 class PartHeader(TypedDict):
@@ -110,7 +118,8 @@ class SourceHeader(TypedDict):
 class TokenShardHeader(TypedDict):
     """The header of token shards; `key` is a hash of what they were made from, `crc32` one of the rest.
 
-    `sources` are there where they have weights, `template` is the hash of the chat template where one was used.
+    `sources` are there where they have weights, `template` is the hash of the chat template where one was used, `begin`
+    is the id of the BOS that begins every document.
     """
 
     format: str
@@ -124,10 +133,11 @@ class TokenShardHeader(TypedDict):
     files: FilesHeader
     sources: NotRequired[list[SourceHeader]]
     template: NotRequired[str]
+    begin: NotRequired[int]
     crc32: NotRequired[str]
 
 
-_REQUIRED = TokenShardHeader.__annotations__.keys() - {"sources", "template", "crc32"}
+_REQUIRED = TokenShardHeader.__annotations__.keys() - {"sources", "template", "begin", "crc32"}
 
 
 class FilesHeader(TypedDict):
@@ -255,7 +265,7 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, skip_checksums: bool = F
             raise RefusedError(
                 "these token shards were made with another tokenizer", path=folder, hint="use the original text"
             )
-        parts = {part: _open_part(folder, part, header["parts"][part], skip_checksums) for part in PARTS}
+        parts = {part: _open_part(folder, part, header, skip_checksums) for part in PARTS}
         corpus = Corpus(parts["train"], parts["held_out"], int(header["separator"]), str(header["key"]), header, folder)
     except AprError:
         raise
@@ -274,7 +284,8 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, skip_checksums: bool = F
     return corpus
 
 
-def _open_part(folder: Path, part: str, summary: PartHeader, skip_checksums: bool) -> CorpusSplit:
+def _open_part(folder: Path, part: str, header: TokenShardHeader, skip_checksums: bool) -> CorpusSplit:
+    summary = header["parts"][part]
     names = [f"{part}{suffix}" for suffix in _SUFFIXES][: 3 if summary.get("masked") else 2]
     if set(summary["sha256"]) != set(names):
         raise CorruptError(f"the token shard header lacks the hashes of {part}", path=folder / HEADER)
@@ -292,7 +303,11 @@ def _open_part(folder: Path, part: str, summary: PartHeader, skip_checksums: boo
     steps = np.diff(ends, prepend=0)
     if len(tokens) != summary["tokens"] or (len(ends) and (steps.min() < 1 or ends[-1] != len(tokens))):
         raise CorruptError("the document table does not match the tokens", path=folder / f"{part}.docs")
-    found = CorpusSplit(tokens, ends, documents["hash"], np.frombuffer(runs, "<u8").astype(np.int64).reshape(-1, 2))
+    sources = tuple(source["documents"] for source in header.get("sources", ())) if part == PARTS[0] else ()
+    if sources and sum(sources) != len(ends):
+        raise CorruptError("the documents of the sources do not add up", path=folder / HEADER)
+    masks = np.frombuffer(runs, "<u8").astype(np.int64).reshape(-1, 2)
+    found = CorpusSplit(tokens, ends, documents["hash"], masks, header.get("begin"), sources)
     edges = np.concatenate([[0], found.masks.ravel(), [len(tokens)]])
     starts = np.searchsorted(found.masks[:, 0], ends - steps, "right") - 1
     inside = (starts >= 0) & (found.masks[starts, 1] > ends - steps) if len(found.masks) else np.zeros(1, bool)

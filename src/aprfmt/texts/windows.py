@@ -1,11 +1,10 @@
-"""Packs a stream of tokens into sequences of fixed length ("windows").
+"""Sequences of fixed length ("windows"), packed with documents as `packing` says.
 
-A window has T input tokens and T labels (the next tokens), with document boundaries. Window k covers the tokens
-[k T, k T + T] of the stream, so each token is a label exactly once; the last window is padded. The first token of a
-document is ignored as a label, since nothing precedes it. So are masked tokens, for example everything in a
-conversation except the assistant's answers.
+A window has T input tokens and T labels (the next tokens), with document boundaries, and is padded at its end. Each
+token of a text is a label once, except the first, since nothing precedes it. Masked tokens are ignored as labels, for
+example everything in a conversation except the assistant's answers.
 
-Shape suffixes: N windows, T positions.
+Shape suffixes: N windows, T positions, P pieces of documents.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from aprfmt.errors import RefusedError
 from aprfmt.texts.encoding import Int64
+from aprfmt.texts.packing import MAX_PADDING, pack
 from aprfmt.texts.shards import CorpusSplit
 
 IGNORED = -100
@@ -27,8 +26,8 @@ IGNORED = -100
 MIN_ENTROPY = 3.0
 """Minimum entropy of the token histogram in bits. English letters have 4.1, four equally likely tokens 2."""
 
-SHOWN_SHARE, MAX_SHARE, MAX_EMPTY = 0.01, 0.25, 0.9
-"""Shares of windows: with faults, to warn about; copies, at most; without labels, at most."""
+SHOWN_SHARE, MAX_SHARE, MAX_DROPPED = 0.01, 0.25, 0.9
+"""Shares of windows with faults to warn about, of copies at most, and of dropped labels at most."""
 
 _LOOK_AT = 50_000_000  # tokens to check, sampled evenly
 _AT_ONCE = 1 << 22
@@ -54,27 +53,42 @@ class Windows:
 
     Attributes:
         seq_len: T.
+        sources: number of the first window of each weighted source, and, last, the number of windows.
         is_packed: whether any window contains more than one document.
         documents_each: mean number of pieces of documents in a window.
+        padding: share of the positions that are padding.
+        n_cuts: pieces that begin inside a document that is longer than a window, or was cut to fill one.
+        n_dropped: labels of conversations longer than a window that are not learned.
     """
 
     def __init__(self, part: CorpusSplit, seq_len: int, filler: int) -> None:
         """`filler` is the id for padding. Raises RefusedError if there is nothing to learn."""
         if len(part.tokens) < 2:
             raise RefusedError("the data have fewer than two tokens", hint="add text")
-        self._tokens = part.tokens
-        self._borders = part.ends
+        self._tokens, self._begin, self._filler = part.tokens, part.begin, filler
         self._masks = part.masks
         self._masked_before = np.concatenate([[0], (part.masks[:, 1] - part.masks[:, 0]).cumsum()])
-        self._filler = filler
-        self._n = -(-(len(part.tokens) - 1) // seq_len)
-        self.seq_len = seq_len
-        inner = int(np.count_nonzero(part.ends % seq_len))
-        self.is_packed = inner > 0
-        self.documents_each = 1 + inner / self._n
+        packing = pack(part, seq_len)
+        self._pieces, self._first_N = packing.pieces, packing.first_N
+        self.seq_len, self.sources = seq_len, packing.sources
+        n_pieces, n = len(self._pieces.sizes_P), len(self)
+        if not n:
+            raise RefusedError(
+                f"the data have no token to predict among the first {seq_len + 1} of any document",
+                hint="use longer texts, conversations with answers, or a longer --seq-len",
+            )
+        self._used_N = np.add.reduceat(self._pieces.sizes_P, self._first_N[:-1])
+        labels_P = self._labels(self._pieces.starts_P + 1, self._pieces.sizes_P - self._pieces.begins_P)
+        self._labels_N = np.add.reduceat(labels_P, self._first_N[:-1])
+        starts = part.starts
+        self.n_dropped = int(self._labels(starts + 1, part.ends - starts - 1).sum() - labels_P.sum())
+        self.n_cuts = int(np.count_nonzero(np.isin(self._pieces.starts_P, starts, invert=True)))
+        self.padding = 1 - int(self._used_N.sum()) / (n * seq_len)
+        self.is_packed = n_pieces > n
+        self.documents_each = (n_pieces + int(np.count_nonzero(self._used_N < seq_len))) / n
 
     def __len__(self) -> int:
-        return self._n
+        return len(self._first_N) - 1
 
     def select(self, count: int | None) -> list[int]:
         """Indices of the windows to evaluate: all, or `count` evenly spaced ones."""
@@ -86,42 +100,50 @@ class Windows:
         """Number of labels in these windows that are not ignored; negative ids are empty windows."""
         return int(self.label_counts(np.array([i for i in ids if i >= 0], np.int64)).sum())
 
+    def label_counts(self, ids: Int64) -> Int64:
+        """Number of labels that are not ignored, per window."""
+        counts: Int64 = self._labels_N[ids]
+        return counts
+
+    def used(self, ids: Int64) -> Int64:
+        """Number of positions of each window that are not padding."""
+        counts: Int64 = self._used_N[ids]
+        return counts
+
     def rows(self, ids: Sequence[int]) -> WindowRows:
         """The windows with these indices; a negative index gives a row without labels."""
         t = self.seq_len
-        both = np.full((len(ids), t + 1), self._filler, np.int64)
+        tokens = np.full((len(ids), t), self._filler, np.int64)
         labels = np.full((len(ids), t), IGNORED, np.int64)
-        lengths = []
+        lengths: list[list[int]] = []
         for row, i in enumerate(ids):
-            if i < 0:
-                lengths.append([t])
-                continue
-            start = i * t
-            piece = self._tokens[start : start + t + 1]
-            both[row, : len(piece)] = piece
-            labels[row, : len(piece) - 1] = piece[1:]
-            # Where documents begin in the window, the end of the stream included.
-            first, last = np.searchsorted(self._borders, [start, start + t], side="right")
-            borders = self._borders[first:last] - start
-            labels[row, borders - 1] = IGNORED
-            first = np.searchsorted(self._masks[:, 1], start + 1, "right")
-            last = np.searchsorted(self._masks[:, 0], start + t + 1)
-            for begin, end in (self._masks[first:last] - start - 1).clip(0, t):
-                labels[row, begin:end] = IGNORED
-            lengths.append(np.diff(borders[borders < t], prepend=0, append=t).tolist())
-        return WindowRows(both[:, :t], labels, lengths)
+            at, sizes = 0, list[int]()
+            for piece in range(*self._first_N[i : i + 2].tolist()) if i >= 0 else ():
+                size = int(self._pieces.sizes_P[piece])
+                self._read(piece, tokens[row, at : at + size], labels[row, at : at + size])
+                sizes.append(size)
+                at += size
+            lengths.append([*sizes, t - at] if at < t else sizes)
+        return WindowRows(tokens, labels, lengths)
 
-    def tokens(self, ids: Int64) -> npt.NDArray[np.uint32]:
-        """The T + 1 tokens of full windows, [N, T + 1]; the last window, which may be shorter, must be read alone."""
-        return np.stack([self._tokens[i * self.seq_len : (i + 1) * self.seq_len + 1] for i in ids.tolist()])
+    def _read(self, piece: int, tokens_T: Int64, labels_T: Int64) -> None:
+        """Reads one piece into its positions."""
+        start = int(self._pieces.starts_P[piece])
+        if self._pieces.begins_P[piece]:
+            assert self._begin is not None, "packed with BOS"
+            tokens_T[0] = self._begin
+            tokens_T, labels_T = tokens_T[1:], labels_T[1:]
+        n = len(tokens_T)
+        read = self._tokens[start : start + n + 1]
+        tokens_T[:], labels_T[:] = read[:-1], read[1:]
+        first = np.searchsorted(self._masks[:, 1], start + 1, "right")
+        last = np.searchsorted(self._masks[:, 0], start + n + 1)
+        for begin, end in (self._masks[first:last] - start - 1).clip(0, n):
+            labels_T[begin:end] = IGNORED
 
-    def label_counts(self, ids: Int64) -> Int64:
-        """Number of labels that are not ignored, per window."""
-        starts = ids * self.seq_len
-        ends = np.minimum(starts + self.seq_len, len(self._tokens) - 1)  # the last label's position
-        borders = np.searchsorted(self._borders, ends, "right") - np.searchsorted(self._borders, starts, "right")
-        counts: Int64 = ends - starts - borders - self._masked(ends + 1) + self._masked(starts + 1)
-        return counts
+    def _labels(self, starts: Int64, counts: Int64) -> Int64:
+        """Number of tokens that are not masked among `counts` tokens from each start."""
+        return counts - self._masked(starts + counts) + self._masked(starts)
 
     def _masked(self, places: Int64) -> Int64:
         """Number of masked tokens before each of these positions."""
@@ -181,25 +203,26 @@ def check_windows(windows: Windows, log: Callable[[str], None] = lambda line: No
 
     Raises:
         RefusedError: more than MAX_SHARE of the windows are copies, or have the input of another one and a different
-            last label; more than MAX_EMPTY have no labels; the stream is nearly constant.
+            last label; more than MAX_DROPPED of the labels lie beyond a window; the data are nearly constant.
     """
-    counts = windows.label_counts(np.arange(len(windows)))
-    empty = int(np.count_nonzero(counts == 0))
-    words = (
-        f"{empty} of {len(windows)} sequences have nothing to predict, such as sequence "
-        f"{int(np.argmin(counts))}: every label is masked or starts a document"
-    )
-    _judge(empty / len(windows), words, "use longer documents or answers, or a longer --seq-len", log, MAX_EMPTY)
-    n_full = len(windows) - 1  # the last one may be padded
-    n_seen = max(1, min(n_full, _LOOK_AT // windows.seq_len))
-    ids = np.unique(np.linspace(0, max(0, n_full - 1), n_seen).astype(np.int64))
+    t, n = windows.seq_len, len(windows)
+    if windows.n_dropped:
+        n_labels = windows.n_dropped + int(windows.label_counts(np.arange(n)).sum())
+        words = f"{windows.n_dropped:,} of {n_labels:,} labels are beyond the first {t} tokens of their conversation"
+        hint = "use a longer --seq-len, or shorter prompts"
+        if windows.n_dropped > MAX_DROPPED * n_labels:
+            raise RefusedError(words, hint=hint)
+        log(f"{words} and are not learned; {hint}")
+    if windows.padding > MAX_PADDING and n > 1:
+        log(f"{windows.padding:.1%} of the positions are padding: few documents fit together into {t} tokens")
+    ids = np.unique(np.linspace(0, n - 1, max(1, min(n, _LOOK_AT // t))).astype(np.int64))
     _check_entropy(windows, ids)
-    if n_full > 1:
+    if n > 1:
         _check_repeats(windows, ids, log)
 
 
-def _judge(share: float, words: str, hint: str, log: Callable[[str], None], most: float = MAX_SHARE) -> None:
-    if share > most:
+def _judge(share: float, words: str, hint: str, log: Callable[[str], None]) -> None:
+    if share > MAX_SHARE:
         raise RefusedError(words, hint=hint)
     if share > SHOWN_SHARE:
         log(f"{share:.1%}: {words}")
@@ -208,7 +231,9 @@ def _judge(share: float, words: str, hint: str, log: Callable[[str], None], most
 def _check_entropy(windows: Windows, ids: Int64) -> None:
     histogram = np.zeros(0, np.int64)
     for some in _in_turns(windows, ids):
-        counted = np.bincount(windows.tokens(some).ravel(), minlength=len(histogram))
+        rows = windows.rows(some.tolist())
+        is_used = np.arange(windows.seq_len) < windows.used(some)[:, None]
+        counted = np.bincount(rows.tokens_NT[is_used], minlength=len(histogram))
         counted[: len(histogram)] += histogram
         histogram = counted
     shares = histogram[histogram > 0] / histogram.sum()
@@ -222,14 +247,12 @@ def _check_entropy(windows: Windows, ids: Int64) -> None:
 
 
 def _check_repeats(windows: Windows, ids: Int64, log: Callable[[str], None]) -> None:
-    factors = np.random.default_rng(0).integers(1, 1 << 63, windows.seq_len + 1, np.uint64) * np.uint64(2) + np.uint64(
-        1
-    )
+    odd = np.random.default_rng(0).integers(1, 1 << 63, windows.seq_len + 1, np.uint64) * np.uint64(2) + np.uint64(1)
     inputs, wholes = [], []
     for some in _in_turns(windows, ids):
-        products = windows.tokens(some).astype(np.uint64) * factors
-        inputs.append(products[:, :-1].sum(1))
-        wholes.append(inputs[-1] + products[:, -1])
+        rows = windows.rows(some.tolist())
+        inputs.append((rows.tokens_NT.astype(np.uint64) * odd[:-1]).sum(1))
+        wholes.append(inputs[-1] + rows.labels_NT[:, -1].astype(np.uint64) * odd[-1])
     seen, first, number = np.unique(np.concatenate(wholes), return_index=True, return_inverse=True)
     copies = len(ids) - len(seen)
     if copies:

@@ -468,10 +468,14 @@ def clear(folder: Path, *, is_new: bool) -> None:
                 folder.rmdir()  # where nothing is left
 
 
-def check_resumable(folder: Path, wanted: bool | int, steps: Collection[int]) -> None:
+def check_resumable(folder: Path, wanted: bool | int | str, steps: Collection[int]) -> None:
     """Raises RefusedError where the checkpoint of step `wanted`, for True any, is none of these `steps`."""
     if not steps and wanted is True:
-        raise RefusedError("no checkpoint to resume from", path=folder, hint="leave --resume out to start a new run")
+        raise RefusedError(
+            "no checkpoint to resume from",
+            path=folder,
+            hint="leave --resume out to start a new run; --resume auto starts or continues",
+        )
     if wanted is not True and wanted not in steps:
         there = f"available steps: {', '.join(map(str, steps)) or 'none'}"
         raise RefusedError(f"no checkpoint of step {wanted}", path=folder, hint=f"{there}; --resume: the latest")
@@ -481,5 +485,7 @@ def prepare_folder(folder: Path, *, resumes: bool) -> None:
     """Raises ExistsError for a folder that holds a run already, unless it `resumes`."""
     if not resumes and any((folder / name).exists() for name in (LATEST, MODEL)):
         raise ExistsError(
-            "the folder already contains a run", path=folder, hint="add --resume to continue, or choose another -o"
+            "the folder already contains a run",
+            path=folder,
+            hint="add --resume to continue (--resume auto starts or continues), or choose another -o",
         )

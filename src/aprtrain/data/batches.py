@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -74,17 +75,11 @@ class Share:
 
 
 def shares_of(corpus: Corpus, windows: Windows) -> list[Share]:
-    """The sources of the training part by their windows; one in which two sources meet is of the former.
-
-    Raises RefusedError for a source with less than a window.
-    """
-    found, begin, end = [], 0, 0
-    for source in corpus.header.get("sources", []):
-        end += source["tokens"]
-        last = min(len(windows), -(-end // windows.seq_len))
-        check_source(source["name"], source["tokens"] if last > begin else 0, windows.seq_len)
-        found.append(Share(source["name"], begin, last - begin, Fraction(source["weight"])))
-        begin = last
+    """The sources of the training part by their windows. Raises RefusedError for a source with less than a window."""
+    found = []
+    for source, (first, last) in zip(corpus.header.get("sources", []), pairwise(windows.sources), strict=False):
+        check_source(source["name"], source["tokens"], windows.seq_len)
+        found.append(Share(source["name"], first, last - first, Fraction(source["weight"])))
     return found
 
 

@@ -27,12 +27,12 @@ from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError, Unsu
 from aprfmt.running.evaluation import read_part
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import HIDDEN, Encoder, _hide
-from aprfmt.texts.records import Chat, RecordReader
-from aprfmt.texts.shards import Corpus, open_corpus, part_of
+from aprfmt.texts.records import Chat, Marked, RecordReader
+from aprfmt.texts.shards import Corpus, open_corpus, part_of, read_header
 from aprfmt.texts.sources import SourceFile
 from aprfmt.texts.windows import IGNORED, Windows, pieces_of
 from aprfmt.tokenizer.chat import ChatTemplate, PrefixError
-from aprtrain.data.batches import Batches, shuffle_index
+from aprtrain.data.batches import shuffle_index
 from aprtrain.evaluate import score
 
 HEAD = (
@@ -322,29 +322,30 @@ def make(tmp_path: Path, template: str = PLAIN, **options: Any) -> Corpus:
     return prepare([write(tmp_path / "a.jsonl", records)], tokenizer(template), tmp_path / "data", **options)
 
 
-def flat_labels(encoder: Encoder) -> list[int]:
-    """The label of every token of the corpus, document by document, its first token's ignored."""
-    documents: list[Any] = [encoder.render(Chat(messages)) for messages in talks(60, seed=3)]
-    documents[20:20] = functions(10)
-    found: list[int] = []
-    for ids in encoder.encode(documents):
-        found += [IGNORED, *(IGNORED if i >= HIDDEN else int(i) for i in ids[1:])]
-    return found
-
-
 @pytest.mark.parametrize("seq_len", [7, 16, 64, 300])
 def test_labels_are_those_of_the_answers_and_counted_so(tmp_path: Path, seq_len: int) -> None:
-    other = write(tmp_path / "b.jsonl", [{"text": "held out"}])
-    corpus = make(tmp_path, held_out_paths=[other])
-    wanted = flat_labels(Encoder(tokenizer()))
+    """A conversation's labels are those among its first tokens, a text's are all; each piece is of one document."""
+    encoder = Encoder(tokenizer())
+    corpus = make(tmp_path, held_out_paths=[write(tmp_path / "b.jsonl", [{"text": "held out"}])])
+    documents: list[Any] = [encoder.render(Chat(messages)) for messages in talks(60, seed=3)]
+    documents[20:20] = functions(10)
+    wanted, dropped = Counter[tuple[int, ...]](), 0
+    for document, ids in zip(documents, encoder.encode(documents), strict=True):
+        labels = [IGNORED if i >= HIDDEN else int(i) for i in ids[1:]]
+        is_chat = isinstance(document, Marked)
+        dropped += sum(label != IGNORED for label in labels[seq_len:]) if is_chat else 0
+        pieces = range(0, len(labels), seq_len)[: 1 if is_chat else None]
+        wanted.update(tuple(label for label in labels[i : i + seq_len] if label != IGNORED) for i in pieces)
     windows = Windows(corpus.train, seq_len, corpus.separator)
     counts = windows.label_counts(np.arange(len(windows)))
+    found: Counter[tuple[int, ...]] = Counter()
     for i in range(len(windows)):
-        labels = windows.rows([i]).labels_NT[0].tolist()
-        row = wanted[i * seq_len + 1 : (i + 1) * seq_len + 1]
-        assert labels == row + [IGNORED] * (seq_len - len(row))
-        assert counts[i] == windows.n_labels([i]) == sum(label != IGNORED for label in row)
-    assert 0.2 < counts.sum() / len(corpus.train.tokens) < 0.7
+        rows = windows.rows([i])
+        assert counts[i] == windows.n_labels([i]) == np.count_nonzero(rows.labels_NT != IGNORED)
+        found.update(tuple(piece.labels_P.tolist()) for piece in pieces_of(rows, 0))
+    del wanted[()]
+    assert found == wanted
+    assert windows.n_dropped == dropped
 
 
 def test_prompts_end_with_the_last_label_of_a_piece(tmp_path: Path) -> None:
@@ -435,30 +436,32 @@ def test_a_part_in_memory_is_that_of_the_shards(tmp_path: Path) -> None:
 
 # --- a run ---
 
-STEPS, T, WEIGHT, HEAT, PEAK, WARM = 14, 48, 0.6, 2.0, 3e-3, 2
+STEPS, T, WEIGHT, HEAT, PEAK, WARM = 14, 96, 0.6, 2.0, 3e-3, 2
 
 
-def pieces(tmp_path: Path, records: Sequence[dict[str, Any]], peer: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The windows of each step: (ids, labels) of each document's piece in them, by transformers alone."""
-    ids: list[int] = []
-    labels: list[int] = []
-    starts: list[int] = []
+def pieces(run: Path, records: Sequence[dict[str, Any]], peer: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The windows of each step: (ids, labels) of each conversation in them, by transformers alone."""
+    known = {}
     for record in records:
         found = peer.apply_chat_template(
             record["messages"], chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True,
         )  # fmt: skip
-        starts.append(len(ids))
         mask = [0, *found["assistant_masks"][1:]]
-        ids += found["input_ids"]
-        labels += [i if keep else IGNORED for i, keep in zip(found["input_ids"], mask, strict=True)]
-    n = -(-(len(ids) - 1) // T)
+        labels = [i if keep else IGNORED for i, keep in zip(found["input_ids"], mask, strict=True)]
+        last = max((i for i, label in enumerate(labels[: T + 1]) if label != IGNORED), default=0)
+        known[tuple(found["input_ids"][:last])] = torch.tensor(labels[1 : last + 1])
+    header = read_header(run / "tokens")
+    assert header is not None
+    corpus = open_corpus(run / "tokens", header["tokenizer"])
+    windows = Windows(corpus.train, T, corpus.separator)
+    n = len(windows)
     for step in range(STEPS):
         out = []
         for place in range(4 * step, 4 * step + 4):
-            begin = shuffle_index(place % n, n, 42, place // n) * T
-            cuts = sorted({begin, *(s for s in starts if begin < s < begin + T), min(begin + T, len(ids) - 1)})
-            for a, b in pairwise(cuts):
-                out.append((torch.tensor([ids[a:b]]), torch.tensor(labels[a + 1 : b + 1])))
+            rows = windows.rows([shuffle_index(place % n, n, 42, place // n)])
+            for ids in np.split(rows.tokens_NT[0], np.cumsum(rows.lengths[0])[:-1]):
+                if (ids != corpus.separator).any():
+                    out.append((torch.from_numpy(ids)[None], known[tuple(ids.tolist())]))
         yield out
     assert 2 * n < STEPS * 4  # several passes
 
@@ -484,7 +487,7 @@ def test_a_run_learns_answers_alone(distil: Callable[..., dict[str, Any]], teach
     adamw = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}],
                               betas=(0.9, 0.95))  # fmt: skip
     wanted, counts = [], []
-    for step, rows in enumerate(pieces(tmp_path, records, peer)):
+    for step, rows in enumerate(pieces(tmp_path / "run", records, peer)):
         n_valid = sum(int((labels != IGNORED).sum()) for _, labels in rows)
         counts.append(n_valid)
         loss = torch.zeros((), dtype=torch.float64)
@@ -519,18 +522,17 @@ def test_a_run_learns_answers_alone(distil: Callable[..., dict[str, Any]], teach
             record["messages"], chat_template=MARKED, return_dict=True,  # type: ignore[index]
             return_assistant_tokens_mask=True,
         )["assistant_masks"]  # fmt: skip
-        n_held += sum(marks[1:])
+        n_held += sum(marks[1 : T + 1])
     assert summary["last"]["tokens"] == n_held
     scored = score(str(tmp_path / "run/model.apr"), other, device="cpu", seq_len=T)
     assert scored.tokens == n_held
     assert scored.ce == pytest.approx(summary["last"]["ce"], rel=1e-5)
 
 
-def test_a_step_without_an_answer_changes_nothing_by_its_loss(tmp_path: Path) -> None:
-    long: Messages = [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "y"}]
+def test_a_prompt_longer_than_the_window_has_nothing_to_learn() -> None:
+    talk: Messages = [{"role": "user", "content": "x" * 400}, {"role": "assistant", "content": "y"}]
+    short: Messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     encoder = Encoder(tokenizer())
-    part = part_of(encoder.encode([encoder.render(Chat(long))] * 2))
-    windows = Windows(part, 16, encoder.separator)
-    steps = [next(Batches(windows, windows_per_step=1, windows_per_micro=1, seed=0, cursor=i)) for i in range(20)]
-    assert {step[0].n_valid for step in steps} == {0, 2}
-    assert any((step[0].labels_NT == IGNORED).all() for step in steps)
+    part = part_of(encoder.encode([encoder.render(Chat(messages)) for messages in (talk, short, talk)]))
+    windows = Windows(part, 32, encoder.separator)
+    assert (len(windows), windows.n_labels([0]), windows.n_dropped) == (1, 2, 4)

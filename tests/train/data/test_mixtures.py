@@ -120,8 +120,9 @@ def test_sources_are_where_their_files_are(tmp_path: Path) -> None:
     found = Windows(corpus.train, 16, corpus.separator)
     first, second = shares_of(corpus, found)
     assert (first.first, second.first, second.first + second.n) == (0, first.n, len(found))
-    border = corpus.header["sources"][0]["tokens"]
-    assert (first.n - 1) * 16 < border <= first.n * 16
+    assert found.sources == [0, first.n, first.n + second.n]
+    labels = [source["tokens"] - source["documents"] for source in corpus.header["sources"]]
+    assert [found.n_labels(range(each.first, each.first + each.n)) for each in (first, second)] == labels
     steps = Batches(found, shares=[first, second], windows_per_step=8, windows_per_micro=8, seed=1, epochs=None)
     for step in taken(steps, 20):
         assert sum(i < first.n for i in step) == 6
