@@ -47,7 +47,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class PackedSequences:
     """Which pieces each sequence holds.
 
     Attributes:
@@ -61,7 +61,7 @@ class Packing:
     sources: list[int]
 
 
-def pack(part: CorpusSplit, seq_len: int) -> Packing:
+def pack(part: CorpusSplit, seq_len: int) -> PackedSequences:
     """Packs the documents of a part; documents of two weighted sources share no sequence."""
     bounds = np.cumsum([0, *(part.sources or [len(part.ends)])]).tolist()
     found, firsts, sources, n_pieces = [], [np.zeros(1, np.int64)], [0], 0
@@ -73,7 +73,7 @@ def pack(part: CorpusSplit, seq_len: int) -> Packing:
         n_pieces += len(sequence_P)
         sources.append(sources[-1] + len(counts))
     columns = ([getattr(each, name) for each in found] for name in Pieces.__slots__)
-    return Packing(Pieces(*map(np.concatenate, columns)), np.concatenate(firsts), sources)
+    return PackedSequences(Pieces(*map(np.concatenate, columns)), np.concatenate(firsts), sources)
 
 
 def _pack_source(part: CorpusSplit, some: slice, seq_len: int) -> tuple[Pieces, Int64]:
