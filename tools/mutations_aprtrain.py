@@ -246,7 +246,7 @@ APRTRAIN = (
         "{int(wanted)}", "{step for step in steps if step <= wanted}"),
     Mutation("a plan takes any checkpoint for that of a step", "aprtrain/budget.py:plan",
         "test_budget.py::test_the_plan_refuses_what_the_run_would",
-        ", config.resume", ", True"),
+        "check_resumable(folder, resume, steps)", "check_resumable(folder, True, steps)"),
     Mutation("a plan takes one document for enough", "aprtrain/budget.py:_plan_data",
         "test_budget.py::test_the_plan_refuses_what_the_run_would",
         "(2 if found.", "(1 if found."),
