@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
-from class_defaults import NO_CLASS, REMOTE, attribute, class_config, is_of_the_class  # noqa: E402
+from class_defaults import NO_CLASS, REMOTE, attribute, class_config, is_of_the_class, rotation_of  # noqa: E402
 
 from aprfmt.arch.families import DEFAULTS  # noqa: E402
 from aprfmt.arch.row import Architecture  # noqa: E402
@@ -35,6 +35,9 @@ def main(rows: list[str]) -> None:
     for line in lines:
         if line["row"] in LISTED and line["row"] not in REMOTE:
             _update(ARCHITECTURES[line["row"]], line["model_type"], line["values"])
+    for row in {line["row"] for line in lines} & {*LISTED}:
+        if rotates := rotation_of(ARCHITECTURES[row]):
+            next(line for line in lines if line["row"] == row)["rotates"] = rotates
     order = {row: at for at, row in enumerate(LISTED)}
     lines.sort(key=lambda line: order.get(line["row"], len(order)))
     DEFAULTS.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")

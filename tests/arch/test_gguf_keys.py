@@ -67,3 +67,10 @@ def test_keys_that_rows_need() -> None:
     row, key = ARCHITECTURES["deepseek_v2"], "deepseek2.attention.q_lora_rank"
     missing = [key in dict(key_problems(row, {"deepseek2.block_count": layers}, {})) for layers in (27, 60)]
     assert missing == [False, True]
+
+
+@pytest.mark.parametrize(("row", "key"), [("lfm2", "shortconv.l_cache"), ("qwen4_exp_text", "ple.conv_kernel")])
+def test_convolutions_without_a_state(row: str, key: str) -> None:
+    name = full_key(ARCHITECTURES[row], key)
+    told = [dict(key_problems(ARCHITECTURES[row], {name: size}, {})).get(name, "") for size in (1, 2)]
+    assert ["is 1: " in text for text in told] == [True, False]

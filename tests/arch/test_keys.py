@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from arch_models import ArchCase, all_cases, make_config, quiet_transformers, unwrapped, whole_config
-from class_defaults import NO_CLASS, REMOTE, attribute, carries_no_logits, class_config, is_of_the_class
+from class_defaults import NO_CLASS, REMOTE, attribute, carries_no_logits, class_config, is_of_the_class, rotation_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from turns import examples
@@ -37,6 +37,11 @@ def test_absent_keys_mean_what_the_class_means(row: Architecture) -> None:
         for name, value in defaults_of(row, model_type).items():
             if is_of_the_class(row, name):
                 assert attribute(config, name) == value, (model_type, name)
+
+
+@by_row
+def test_the_rotated_part_of_a_head_is_that_of_the_class(row: Architecture) -> None:
+    assert row.rotates == rotation_of(row), "bring it up to date: python tools/defaults.py"
 
 
 @by_row

@@ -24,7 +24,8 @@ LONGROPE = {
     "long_factor": [1.5 + i for i in range(8)],
     "original_max_position_embeddings": 64,
 }
-LLAMA = ARCHITECTURES["llama"]
+LLAMA, MAINCODER = ARCHITECTURES["llama"], ARCHITECTURES["maincoder"]
+"""One whose class rotates whole heads, and one that transformers does not have."""
 
 
 def read(row: str = "llama", **config: Any) -> Hyperparams:
@@ -103,17 +104,42 @@ def test_spellings_of_a_config() -> None:
      {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}],
 )  # fmt: skip
 def test_spellings_of_a_partial_rotation(config: dict[str, Any]) -> None:
-    h = read(**config)
+    h = read(MAINCODER.id, **config)
     assert h.extra["partial_rotary_factor"] == 0.5
-    assert keys(h)["rope.dimension_count"] == 8
-    assert back(h).extra["partial_rotary_factor"] == 0.5
+    assert keys(h, MAINCODER)["rope.dimension_count"] == 8
+    assert back(h, MAINCODER).extra["partial_rotary_factor"] == 0.5
     assert rebuilt(h)["partial_rotary_factor"] == 0.5
+    llama = read(**config)  # whose class in transformers rotates whole heads whatever its config says
+    assert "partial_rotary_factor" not in llama.extra
+    assert keys(llama)["rope.dimension_count"] == 16
+
+
+def test_counts_of_rotated_values_that_a_class_does_not_read() -> None:
+    ropes = {"rope_type": "default", "rope_theta": 10000.0}
+    rotated = {
+        (row, named): rope.rotary_dim(
+            read(row, head_dim=16, rotary_dim=8, **({"rope_parameters": ropes} if named else {}))
+        )
+        for row in ("minimax_m3", "minimax_m2")
+        for named in (False, True)
+    }
+    assert rotated == {
+        ("minimax_m3", False): 8, ("minimax_m3", True): 16, ("minimax_m2", False): 8, ("minimax_m2", True): 8,
+    }  # fmt: skip
+
+
+def test_scaling_that_windows_would_not_have_is_refused() -> None:
+    muse = ARCHITECTURES["muse_glimmer_text"]
+    for kind in ("linear", "yarn"):
+        h = Hyperparams(head_dim=16, extra={"rope_scaling": {"rope_type": kind, "factor": 8.0}})
+        with pytest.raises(RefusedError, match=f"rope_type is '{kind}': llama.cpp's muse-glimmer applies no RoPE"):
+            rope.to_gguf(h, muse)
 
 
 def test_the_name_that_a_family_has_for_a_partial_rotation() -> None:
     pct = replace(ROPE_DIM, hf=("rotary_pct",))
     count = replace(ROPE_DIM, hf=("rotary_dim",))
-    h = read(rotary_pct=0.25)
+    h = read(MAINCODER.id, rotary_pct=0.25)
     assert rope.to_hf(h, replace(LLAMA, keys=(*DECODER, pct)), {})["rotary_pct"] == 0.25
     assert rope.to_hf(h, replace(LLAMA, keys=(*DECODER, count)), {})["rotary_dim"] == 4
 
@@ -122,7 +148,7 @@ def test_the_name_that_a_family_has_for_a_partial_rotation() -> None:
     ("head_dim", "part", "count"), [(80, 0.4, 32), (16, 0.25, 4), (128, 1.0, 128), (96, 1 / 3, 32)]
 )
 def test_rotated_values_are_counted(head_dim: int, part: float, count: int) -> None:
-    h = read(head_dim=head_dim, partial_rotary_factor=part)
+    h = read(MAINCODER.id, head_dim=head_dim, partial_rotary_factor=part)
     assert rope.rotary_dim(h) == count
     again = Hyperparams(head_dim=head_dim)
     rope.set_rotary_dim(again, count, {})

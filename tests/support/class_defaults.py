@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from functools import cache
+from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from arch_models import all_cases, quiet_transformers
 
 from aprfmt.arch import rope
-from aprfmt.arch.row import Architecture
+from aprfmt.arch.row import ROTARY_COUNT, ROTARY_PART, WHOLE_HEADS, Architecture
 
 NO_CLASS = {
     "smollm",
@@ -85,6 +89,44 @@ def attribute(config: Any, name: str) -> Any:
     for part in name.split("."):
         here = here[part] if isinstance(here, dict) else getattr(here, part)
     return here
+
+
+def rotation_of(row: Architecture) -> str:
+    """What the class of an architecture's first model type rotates of a head: see Architecture.rotates."""
+    types = [name for name in row.model_types if name not in NO_CLASS]
+    cases = (case for case in all_cases() if case.row == row.id and case.computable and not types)
+    types += [getattr(quiet_transformers(), case.config_class).model_type for case in cases]
+    if row.id in REMOTE or not types:
+        return ""
+    config_class = type(class_config(types[0]))
+    whole, half = (_rotated(config_class, part=part) for part in (1.0, 0.5))
+    if not whole:
+        return ""
+    if half == whole:
+        return WHOLE_HEADS
+    return ROTARY_COUNT if _rotated(config_class) != _rotated(config_class, rotary_dim=8) else ROTARY_PART
+
+
+def _rotated(config_class: Any, part: float | None = None, **given: int) -> list[int]:
+    """How many frequencies each rotation of text in the module of a config class has."""
+    ropes = {"rope_type": "default", "rope_theta": 10000.0} | ({} if part is None else {"partial_rotary_factor": part})
+    kinds = {f.name: str(f.type) for f in fields(config_class)}
+    if "rope_parameters" not in kinds:
+        return []
+    by_type = {"full_attention": ropes, "sliding_attention": ropes}
+    config = config_class(rope_parameters=by_type if "Literal" in kinds["rope_parameters"] else ropes, **given)
+    modeling = import_module(config_class.__module__.replace("configuration_", "modeling_"))
+    config.allow_global_per_layer_attribute_access = True
+    found = []
+    for name, member in sorted(vars(modeling).items()):
+        compute = getattr(member, "compute_default_rope_parameters", None)
+        if compute is None or re.search(r"Vision|Audio", name):
+            continue
+        nested = {"layer_type": "full_attention"} if "layer_type" in signature(compute).parameters else {}
+        if nested:
+            config.rope_parameters = {"full_attention": ropes}
+        found.append(len(compute(config, **nested)[0]))
+    return found
 
 
 def is_of_the_class(row: Architecture, name: str) -> bool:

@@ -212,7 +212,8 @@ class _Judged:
                 return Verdict(WRONG, error, "the decoded weights compute something else")
             self.computed = decoded
         folder = self.work / "back"
-        report = aprfmt.convert_model(self.gguf, folder, format="hf")
+        dtype = "keep" if gguf == self.gguf else "f32"  # what is decoded is not rounded again
+        report = aprfmt.convert_model(self.gguf, folder, format="hf", dtype=dtype)
         if not _has_class(folder):
             return Verdict(SKIPPED, None, "transformers has no class of the language model alone")
         try:

@@ -41,6 +41,10 @@ _ATTENTION = re.compile(r"blk\.(\d{1,6})\.attn_q\.weight")
 _BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "attention.indexer.types")
 
 
+_STATES = ("ple.conv_kernel", "shortconv.l_cache")
+"""Lengths of convolutions whose earlier positions have a cache of their own; llama.cpp cannot allocate an empty one."""
+
+
 def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
     """(key, what is wrong with it) for each key of a GGUF of the family that llama.cpp insists on.
 
@@ -63,6 +67,9 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
         value = kv.get(key)
         if isinstance(value, Sized) and not isinstance(value, str | bytes) and len(value) != layers:
             yield key, f"has {len(value)} values for {layers} layers"
+    for key in (full_key(row, suffix) for suffix in _STATES):
+        if kv.get(key) == 1:
+            yield key, f"is 1: its {row.gguf!r} needs a convolution over at least 2 positions"
     yield from _wrong_defaults(row, kv, shapes)
     yield from _wrong_depths(row, kv, shapes)
     kinds = full_key(row, "attention.recurrent_layers")

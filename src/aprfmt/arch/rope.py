@@ -22,7 +22,9 @@ from aprfmt.arch.row import (
     ROPE,
     ROPE_FACTORS,
     ROTARY_DIM,
+    ROTARY_PART,
     SHARED_ROTARY_DIM,
+    WHOLE_HEADS,
     Architecture,
 )
 from aprfmt.errors import CorruptError, RefusedError
@@ -85,8 +87,7 @@ def read(
     if theta is None and row is not None:
         theta = _first(defaults, THETAS) or DEFAULT_THETA
     h.rope_theta = as_float(theta, "rope_theta")
-    partial = main.pop("partial_rotary_factor", None)
-    partial = partial if partial is not None else _partial(h, config, defaults)
+    partial = _rotated_part(h, dicts, main, config, defaults, row)
     if not names_part:
         _set_partial(h, partial, defaults)
     elif compresses and config.get("qk_rope_head_dim") is None and partial is not None and h.head_dim:
@@ -188,12 +189,28 @@ def _first(source: Mapping[str, object], names: tuple[str, ...]) -> object:
     return next((source[name] for name in names if source.get(name) is not None), None)
 
 
-def _partial(h: Hyperparams, *sources: Mapping[str, object]) -> object:
-    """The rotated part of a head, from whichever spelling comes first."""
+def _rotated_part(
+    h: Hyperparams,
+    dicts: Mapping[str, object],
+    main: dict[str, object],
+    config: Mapping[str, object],
+    defaults: Mapping[str, object],
+    row: Architecture | None,
+) -> object:
+    """The rotated part of a head, taken out of `main`; None where the class rotates all of it."""
+    rotates = "" if row is None else row.rotates
+    partial = main.pop(PARTIAL[0], None)
+    if rotates == WHOLE_HEADS and main.get("rope_type", "default") == "default":
+        return None
+    return partial if partial is not None else _partial(h, config, defaults, counts=not dicts or rotates != ROTARY_PART)
+
+
+def _partial(h: Hyperparams, *sources: Mapping[str, object], counts: bool = True) -> object:
+    """The rotated part of a head, from whichever spelling comes first; `counts` reads those in values of a head too."""
     for source in sources:
         if (part := _first(source, PARTIAL)) is not None:
             return part
-        count = as_int(_first(source, COUNTS), "rotary_dim")
+        count = as_int(_first(source, COUNTS), "rotary_dim") if counts else None
         if count and h.head_dim:
             return count / h.head_dim
     return None
@@ -231,6 +248,13 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
             f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not support", hint=ELSEWHERE
         )
     out: dict[str, tuple[str, object]] = {}
+    loader = loader_of(row.gguf)
+    if kind in ("linear", "yarn") and loader is not None and loader.window_factor and not row.nested_rope:
+        raise RefusedError(
+            f"rope_parameters.rope_type is {kind!r}: llama.cpp's {row.gguf} applies no RoPE scaling in sliding-window "
+            "layers",
+            hint=ELSEWHERE,
+        )
     if kind in ("linear", "yarn", "longrope"):
         out |= _scaling_keys(h, kind, scaling, row)
     elif kind == "llama3" and scaling.get("llama_4_scaling_beta"):  # queries grow after so many positions

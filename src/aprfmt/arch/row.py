@@ -33,6 +33,9 @@ ROPE, ROTARY_DIM, SHARED_ROTARY_DIM, HALF_ROTARY, HEAD_DIM, WINDOW, COMPRESSED_R
 )  # fmt: skip
 """Roles of keys that arch.rope and arch.hparams read and write by code of their own."""
 
+WHOLE_HEADS, ROTARY_PART, ROTARY_COUNT = "whole", "part", "count"
+"""What a class of transformers rotates: all of a head, `partial_rotary_factor` of it, or `rotary_dim` values."""
+
 OF_TENSOR = "of_tensor"
 """Role of a number that a GGUF has as a key and a checkpoint as a tensor, which `hf` names."""
 
@@ -212,6 +215,8 @@ class Architecture:
         drafts_apart: of a family whose GGUFs have draft layers only in a file of their own: beginnings of the names of
             tensors that stand there in place of the network's, and how these begin.
         defaults: what an absent config.json key means, by model type ("" for all); read from families/defaults.jsonl.
+        rotates: what its class in transformers rotates of a head (WHOLE_HEADS, ROTARY_PART, ROTARY_COUNT), "" where it
+            has none; read from families/defaults.jsonl.
         config: what a rebuilt config.json says beside the keys, whatever the source.
         no_vocabulary: whether the network reads no text; a GGUF of a model without tokenizer then says so.
         packed_config: `quantization_config` of a config.json whose weights came packed out of a GGUF (see pack).
@@ -242,6 +247,7 @@ class Architecture:
     drafts: tuple[tuple[str, str], ...] = ()
     drafts_apart: tuple[tuple[str, str], ...] = ()
     defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    rotates: str = ""
     config: Mapping[str, object] = field(default_factory=dict)
     packed_config: Mapping[str, object] = field(default_factory=dict)
     differs: tuple[Difference, ...] = ()

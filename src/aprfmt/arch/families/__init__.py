@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from aprfmt.arch.blocks.encoder import POOLED
 from aprfmt.arch.row import Architecture, Key, Listed, Tower
@@ -56,9 +57,17 @@ def _hf_name(row: Architecture, gguf_name: str) -> str:
 
 def _defaults(row: str) -> dict[str, dict[str, object]]:
     """What absent config.json keys of an architecture mean, by model type ("" for all of them)."""
+    return {line["model_type"]: line["values"] for line in _lines_of(row)}
+
+
+def _rotates(row: str) -> str:
+    """What the class of an architecture rotates of a head; "" where transformers has none."""
+    return next((line["rotates"] for line in _lines_of(row) if "rotates" in line), "")
+
+
+def _lines_of(row: str) -> list[dict[str, Any]]:
     beginning = f'{{"row": "{row}",'
-    found = [json.loads(line) for line in _default_lines() if line.startswith(beginning)]
-    return {line["model_type"]: line["values"] for line in found}
+    return [json.loads(line) for line in _default_lines() if line.startswith(beginning)]
 
 
 @cache
@@ -70,7 +79,9 @@ def _default_lines() -> list[str]:
 def rows_of(file: str) -> tuple[Architecture, ...]:
     """The architectures in the file of a family."""
     rows: tuple[Architecture, ...] = getattr(import_module(f"aprfmt.arch.families.{file}"), "ROWS", ())
-    return tuple(replace(row, keys=_with_pooling(row.keys), defaults=_defaults(row.id)) for row in rows)
+    return tuple(
+        replace(row, keys=_with_pooling(row.keys), defaults=_defaults(row.id), rotates=_rotates(row.id)) for row in rows
+    )
 
 
 @cache
