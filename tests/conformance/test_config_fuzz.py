@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from random import Random
 
+import config_fuzz
 import pytest
 from config_draws import ACTIVATIONS, ROPE_TYPES, Draws, fields_of, with_changes
-from config_fuzz import Outcome, fuzzed_rows, numbered, outcome_of, row_of
+from config_fuzz import LATE, Fuzzer, Outcome, fuzzed_rows, numbered, outcome_of, row_of
 from odd_configs import ABORTED, CRASHED, REFUSED, RIGHT, SAID, WRONG, OddConfig, Verdict, judge, read_cases
 from turns import turn
 
@@ -106,6 +108,13 @@ def test_the_judge_sees_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.llama
+def test_a_worker_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_fuzz, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(Fuzzer, "_work", lambda *_: time.sleep(600))
+    found = [*Fuzzer(1, ["llama"], 2).run(None, 2)]
+    assert [(outcome.outcome, outcome.found) for outcome in found] == [(LATE, True)] * 2
+
+
 def test_a_part_of_seed_1(tmp_path: Path) -> None:
     """Ten of the first 200 cases by the turn of the commit, in a process of their own, since it forks."""
     start = (turn() or 0) % 20 * 10

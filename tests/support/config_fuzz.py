@@ -8,6 +8,7 @@ not need are taken back.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import resource
@@ -46,6 +47,7 @@ from train_children import die_with_parent
 
 UNBUILT, DIED, LATE = "not built", "died", "late"
 _CPU_SECONDS, _WALL_SECONDS, _LLAMA_SECONDS = 120, 400.0, 60.0
+_SILENT_SECONDS = _WALL_SECONDS + 2 * _LLAMA_SECONDS
 _MEMORY_BYTES, _FILE_BYTES, _PARAMETERS = 4 << 30, 512 << 20, 2_000_000
 _MOST_CHANGES = (1, 1, 2, 2, 3, 4)
 _DTYPES = ("f32", "f16", "bf16", "f64", "mix")
@@ -312,9 +314,12 @@ class Fuzzer:
         self._seed, self._rows, self._jobs = seed, rows, jobs
 
     def run(self, seconds: float | None, cases: int | None, start: int = 0) -> Iterator[Outcome]:
-        """The outcomes as they come, until the time is over or all cases from number `start` on are judged."""
+        """The outcomes as they come, until the time is over or all cases from number `start` on are judged.
+
+        A worker that is silent for longer than a case may take is ended, and its outcome is LATE.
+        """
         end = time.monotonic() + seconds if seconds is not None else None
-        pipes, pids = {}, []
+        pipes, pids = dict[int, bytes](), dict[int, int]()
         for job in range(self._jobs):
             reader, writer = os.pipe()
             pid = os.fork()
@@ -322,11 +327,17 @@ class Fuzzer:
                 os.close(reader)
                 self._work(job, end, start, cases, writer)
             os.close(writer)
-            pipes[reader] = b""
-            pids.append(pid)
+            pipes[reader], pids[reader] = b"", pid
+        heard = dict.fromkeys(pipes, time.monotonic())
         try:
             while pipes:
-                for reader in select.select(list(pipes), [], [])[0]:
+                ready = select.select(list(pipes), [], [], 1.0)[0]
+                heard |= dict.fromkeys(ready, time.monotonic())
+                for reader in [one for one in pipes if time.monotonic() - heard[one] > _SILENT_SECONDS]:
+                    os.kill(pids[reader], signal.SIGKILL)
+                    heard[reader] = math.inf
+                    yield Outcome(-1, "", LATE, {"apr": (LATE, None, "a worker was silent for too long")})
+                for reader in ready:
                     data = os.read(reader, 1 << 20)
                     if not data:
                         os.close(reader)
@@ -337,7 +348,7 @@ class Fuzzer:
         finally:
             for reader in pipes:
                 os.close(reader)
-            for pid in pids:
+            for pid in pids.values():
                 os.kill(pid, signal.SIGTERM)
                 os.waitpid(pid, 0)
 
