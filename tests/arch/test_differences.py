@@ -65,3 +65,15 @@ def test_layers_that_all_see_everything_have_no_window() -> None:
     assert not list(differences(ARCHITECTURES["qwen2"], h))
     extra["layer_types"] = ["full_attention", "sliding_attention"]
     assert len(list(differences(ARCHITECTURES["qwen2"], h))) == 1
+
+
+def test_the_size_of_a_difference_is_told() -> None:
+    ropes = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}
+    h = Hyperparams(
+        head_dim=16, rope_theta=10000.0, rms_norm_eps=1e-5, max_position_embeddings=2048,
+        extra={"rope_scaling": {**ropes, "beta_fast": 16.5, "beta_slow": 2.0}, "kv_lora_rank": 8},
+    )  # fmt: skip
+    found = [one.what for one in differences(ARCHITECTURES["llama"], h)]
+    assert [text.rpartition(": ")[2] for text in found] == [
+        "RoPE frequencies differ by up to 19 %", "their outputs differ by 4e-06 for inputs of RMS 1, 0.0004 for RMS 0.1"
+    ]  # fmt: skip

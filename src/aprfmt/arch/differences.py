@@ -28,11 +28,13 @@ from aprfmt.arch.scopes import defaults_of
 from aprfmt.records import record
 
 _RAMP = Difference(
-    "llama.cpp's YaRN uses another ramp: beta_fast 32, beta_slow 1, both bounds rounded; the config has {betas}",
+    "llama.cpp's YaRN uses another ramp: beta_fast 32, beta_slow 1, both bounds rounded; the config has {betas}: RoPE "
+    "frequencies differ by up to {ramp:.2g} %",
     "other_ramp&!gguf=gpt-oss|far_ramp",
 )
 _EPSILONS = (
-    "llama.cpp uses rms_norm_eps {epsilon:g} in all norms; transformers uses {inner:g} inside attention or mixers"
+    "llama.cpp uses rms_norm_eps {epsilon:g} in all norms; transformers uses {inner:g} inside attention or mixers: "
+    "their outputs differ by {gap_at_1:.1g} for inputs of RMS 1, {gap_at_tenth:.1g} for RMS 0.1"
 )
 _SECTIONS = (
     "llama.cpp does not rotate texts by the fourth section of mrope_section: logits differ for texts longer than "
@@ -75,7 +77,9 @@ GENERAL: tuple[Difference, ...] = (
     Difference(_EPSILONS, "two_epsilons&!far_epsilons", slight=True),
     Difference(_EPSILONS, "far_epsilons"),
     Difference(
-        "llama.cpp's loader does not read rms_norm_eps ({epsilon:g}) of this family, and uses 0", "unread_epsilon"
+        "llama.cpp's loader does not read rms_norm_eps ({epsilon:g}) of this family, and uses 0: outputs of norms "
+        "differ by {gap_at_1:.1g} for inputs of RMS 1, {gap_at_tenth:.1g} for RMS 0.1",
+        "unread_epsilon",
     ),
 )
 """What concerns every family."""
@@ -118,7 +122,8 @@ def differences(row: Architecture, h: Hyperparams) -> Iterator[Found]:
             what = difference.what.format(
                 window=f"{lengths[WINDOW]:,}", positions=f"{lengths[POSITIONS]:,}", epsilon=h.rms_norm_eps or 0,
                 inner=_inner_epsilon(h) or 0, betas=_ramp_text(h), fourth=f"{lengths[FOURTH]:,}",
-                original=f"{original_context(h, scaling_of(h)) or 0:,}",
+                original=f"{original_context(h, scaling_of(h)) or 0:,}", ramp=100 * _frequency_gap(row, h),
+                gap_at_1=_norm_gap(h, 1.0), gap_at_tenth=_norm_gap(h, 0.1),
             )  # fmt: skip
             beyond = lengths.get(difference.beyond, h.extra.get(difference.beyond) if difference.beyond else None)
             yield Found(what, as_int(beyond, difference.beyond), difference.slight)
@@ -223,6 +228,18 @@ def _inner_epsilon(h: Hyperparams) -> float | None:
     if h.hf_model_type == "falcon_mamba":
         return as_float(h.extra.get("mixer_rms_eps"), "mixer_rms_eps") or 1e-6
     return None
+
+
+def _norm_gap(h: Hyperparams, rms: float) -> float:
+    """Relative difference of a norm's outputs by both epsilons, for an input of that root mean square."""
+    ours, theirs = (math.sqrt(rms * rms + epsilon) for epsilon in (_inner_epsilon(h) or 0.0, h.rms_norm_eps or 0.0))
+    return abs(theirs / ours - 1)
+
+
+def _frequency_gap(row: Architecture, h: Hyperparams) -> float:
+    """The largest relative difference of a rotary frequency under yarn."""
+    factor = as_float(scaling_of(h).get("factor"), "factor") or 1.0
+    return yarn_distance(row, h) * abs(1 - 1 / factor)
 
 
 def _has_two_epsilons(h: Hyperparams) -> bool:
