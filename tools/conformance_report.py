@@ -12,6 +12,7 @@ from conformance_steps import OURS, PEER, Step, Steps
 from registries import registry_lines
 
 from configs_report import fuzz_lines
+from loaders_report import loader_lines
 
 _HEAD = ("case", "loads", "error", "top1", "bits", "back", "direct",
          "| loads", "error", "top1", "| keys", "tensors", "comes back")  # fmt: skip
@@ -163,7 +164,7 @@ def docs_page(results: Sequence[Result]) -> str:
     body = [*lines, "", f"{totals_line[:1].upper()}{totals_line[1:]}.", ""]
     if notes:
         body += ["## What llama.cpp cannot compute", "", *notes, ""]
-    body += fuzz_lines()
+    body += [*fuzz_lines(), *loader_lines()]
     body += ["## What other projects register", "", *registry_lines(), ""]
     return "\n".join([*body, "## Where llama.cpp's converter differs", "", *peer_notes]) + "\n"
 

@@ -22,6 +22,7 @@ class Loader:
 
     Attributes:
         required, optional: keys after the architecture's prefix; only what every model needs is required.
+        own: those of them that its own loader reads; the others are read of every architecture.
         needed, known: tensors without their layer ("blk.attn_q.weight"); `needed` are those of every model, `known`
             are all.
         rope_factors: tensors of rope factors that the loader and the graph read.
@@ -37,6 +38,7 @@ class Loader:
 
     required: frozenset[str]
     optional: frozenset[str]
+    own: frozenset[str]
     needed: frozenset[str]
     known: frozenset[str]
     rope_factors: frozenset[str]
@@ -80,6 +82,7 @@ def loader_of(gguf: str) -> Loader | None:
     return Loader(
         required=frozenset(line["keys"]["required"]),
         optional=frozenset((*line["keys"]["optional"], *base["keys"]["optional"])),
+        own=frozenset((*line["keys"]["required"], *line["keys"]["optional"])),
         needed=frozenset(tensors["required"]),
         known=frozenset((*tensors["required"], *tensors["optional"], *base["tensors"]["optional"])),
         rope_factors=frozenset(line["rope_factors"]),
