@@ -67,6 +67,15 @@ def test_layers_that_all_see_everything_have_no_window() -> None:
     assert len(list(differences(ARCHITECTURES["qwen2"], h))) == 1
 
 
+def test_a_least_time_step_is_a_difference() -> None:
+    steps = (1e-3, 0.33)
+    found = [
+        [one.what for one in differences(ARCHITECTURES["nemotron_h"], Hyperparams(extra={"time_step_min": step}))]
+        for step in steps
+    ]
+    assert found == [[], ["llama.cpp does not raise time steps to time_step_min"]]
+
+
 def test_the_size_of_a_difference_is_told() -> None:
     ropes = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}
     h = Hyperparams(

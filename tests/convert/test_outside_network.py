@@ -120,6 +120,16 @@ def test_a_float_dtype_is_for_all_and_a_mix_for_the_network(source: str, folder:
         assert [model.tensors[name].dtype for name in TOWER] == ["F16", "F16", "I64", "F16"]
 
 
+def test_unknown_tensors_without_values_are_carried(folder: Path, tmp_path: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "language_model.model.layers.0.self_attn.foo.weight"
+    save_file(weights | {name: torch.ones(0, 4)}, folder / "model.safetensors")
+    assert aprfmt.import_model(folder, tmp_path / "m.apr").lossless
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf")
+    same = "model.safetensors"
+    assert (tmp_path / "back" / same).read_bytes() == (folder / same).read_bytes()
+
+
 def test_a_slip_of_a_name_is_still_refused(folder: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file(

@@ -262,6 +262,10 @@ def _has_other_head_norm(h: Hyperparams) -> bool:
     return not math.isclose((h.head_dim or 0) * (h.rms_norm_eps or 0), 64e-5, rel_tol=1e-6)
 
 
+def _has_least_step(h: Hyperparams) -> bool:
+    return (as_float(h.extra.get("time_step_min"), "time_step_min") or 0) > _USUAL_STEP
+
+
 def _chooses_positions(h: Hyperparams) -> bool:
     """Whether a text may be longer than what its layers choose of it."""
     budget = as_int(h.extra.get("indexer_budget"), "indexer_budget")
@@ -273,6 +277,9 @@ _SMALL = 1e-3
 
 _USUAL_EPSILON = 1e-5
 """The largest epsilon of published models: two of them below it differ by less than other programs' rounding."""
+
+_USUAL_STEP = 1e-3
+"""The least time step of published models, below which theirs seldom are."""
 
 _LARGE_EPSILON = 5e-5
 """An epsilon of norms above which it shows in logits whether it is added."""
@@ -301,6 +308,7 @@ RULES: dict[str, Callable[[Hyperparams], object]] = {
     "far_fourth_section": _has_far_fourth_section,
     "other_exaone": _is_other_exaone,
     "limited_steps": lambda h: h.extra.get(STEP_LIMITS),
+    "least_step": _has_least_step,
     "two_epsilons": _has_two_epsilons,
     "far_epsilons": _has_far_epsilons,
     "lone_attention": _has_lone_attention,

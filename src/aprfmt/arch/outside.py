@@ -21,6 +21,7 @@ from aprfmt.arch.scopes import drafts_key
 from aprfmt.arch.table import wrapper_of
 from aprfmt.records import record
 from aprfmt.text import first_few, format_bytes, plural
+from aprfmt.types import Shape
 
 DRAFT_LAYERS = "MTP layers"
 ADAPTER = "adapter"
@@ -70,6 +71,12 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
     in_drafts = {name for name, layer in layers.items() if layer in drafts}
     elsewhere = {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
     return beside | modules | in_drafts | elsewhere
+
+
+def unknown_empty(arch: Architecture, shapes: Mapping[str, Shape]) -> set[str]:
+    """Those of the tensors without values that the network does not have, whatever their name."""
+    empty = {name for name, shape in shapes.items() if 0 in shape and not names.ignorable(arch, name)}
+    return {name for name in empty if not names.canonical_name(arch, name) and not names.matches(arch, name, "gguf")}
 
 
 def holds_adapter(all_names: Collection[str]) -> bool:

@@ -6,7 +6,8 @@ import re
 from copy import deepcopy
 
 from aprfmt.arch import names
-from aprfmt.arch.outside import outside
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.outside import outside, unknown_empty
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest
 from aprfmt.canonical import sidecar
@@ -76,7 +77,7 @@ def canonical(
         warnings += [warning] if warning else []
         if kept is not None and row is not None:
             take_factors(hparams, row, kept)
-    extra_names = outside(row, hparams, model.tensors) if row is not None else set[str]()
+    extra_names = _extra_names(model, row, hparams) if row is not None else set[str]()
     packs = packing(model, row, hparams, decoding, extra_names, allow_unmapped=allow_unmapped)
     tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, extra_names, decoding)
     tensors = names_from_mlx(row, hparams, tensors) if decoding.decode and model.convention != "gguf" else tensors
@@ -111,6 +112,11 @@ def canonical(
         packs=packs,
         tower=read_tower(model.metadata) if model.convention == "apr" else None,
     )
+
+
+def _extra_names(model: Model, row: Architecture, h: Hyperparams) -> set[str]:
+    """The tensors that are not part of the network."""
+    return outside(row, h, model.tensors) | unknown_empty(row, {t.name: t.shape for t in model.tensors.values()})
 
 
 def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical | None:

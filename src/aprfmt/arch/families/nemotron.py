@@ -249,8 +249,9 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
             HEAD_DIM, Key("", ("layers_block_type",), converter=block_types),
             Key("", ("hybrid_override_pattern",), "str"), must_be("mlp_hidden_act", "relu2"),
             must_be("mamba_hidden_act", "silu"), must_be("use_bias", False), must_be("use_conv_bias", True),
-            flag("mlp_bias"),
+            flag("mlp_bias"), Key("", ("time_step_min", "mamba_dt_min"), "f32"),
         ),
+        differs=(Difference("llama.cpp does not raise time steps to time_step_min", "least_step"),),
         hf_when=hf_when,
     )
 
