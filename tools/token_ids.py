@@ -18,27 +18,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 from token_ids_peer import KINDS, Outcome, compare, explain
 
-HEAD = """# Token ids: llama.cpp and the tokenizer.json that is written
+HEAD = """# Token ids: llama.cpp compared with the tokenizer.json that apr writes
 
-`tools/token_ids.py` writes each kind of tokenizer as a GGUF and as a tokenizer.json, and encodes the same texts with
+`tools/token_ids.py` writes each kind of tokenizer as a GGUF and as a tokenizer.json and encodes the same texts with
 llama.cpp and with `tokenizers`: sentences in 13 scripts, code, numbers, white space, contractions, emoji, control
-characters, special tokens, random code points of all planes, and bytes that are not UTF-8. A tokenizer.json has the
-rules that the original tokenizers have; where llama.cpp has others the texts are encoded again by a tokenizer.json
-with llama.cpp's, and the ids have to be equal.
+characters, special tokens, random code points of all planes, and bytes that are not UTF-8. The tokenizer.json follows
+the rules of the original tokenizer. Where llama.cpp's rules differ, the texts are encoded again with a tokenizer.json
+that follows llama.cpp's rules, and then the ids must be equal.
 
 """
 
 TAIL = """
-* *llama.cpp's regexes are others*: it compiles in no classes of capitals, so `gpt-4o`, `llama4`, `kanana2`,
-  `talkie`, `minimax-m2`, `tekken` and `granite-embed-multi-97m` know a capital only in ASCII, and all but the last
-  end a word before a combining mark; `youtu`, `tiny_aya`, `cohere2moe` and `kimi-k2` do not split "helloWorld" at
-  all. `tiny_aya` and `cohere2moe` leave what stands before a number in one piece with its first digits.
-  `deepseek-llm` and `deepseek-coder` take white space beyond ASCII, such as the ideographic space, for a vertical
-  tab. Both rules of each are in `tokenizer/rules.py`.
-* *llama.cpp does not normalise to NFC*: Qwen's tokenizers do, and so do the files that are written for their rules.
-* *code points that Unicode 14 does not have*: the two have the tables of different versions of Unicode.
-* *bytes*: llama.cpp looks at the marks of UTF-8 alone. It takes three bytes for a surrogate where `tokenizers`, which
-  gets text, has three U+FFFD; bytes that stand for more than U+10FFFF end it with an exception, so no text has them.
+* *llama.cpp uses different regexes*: it has no Unicode classes of uppercase letters, so `gpt-4o`, `llama4`, `kanana2`,
+  `talkie`, `minimax-m2`, `tekken` and `granite-embed-multi-97m` recognize ASCII capitals only, and all but the last
+  end a word before a combining mark; `youtu`, `tiny_aya`, `cohere2moe` and `kimi-k2` do not split "helloWorld".
+  `tiny_aya` and `cohere2moe` keep the text before a number in one piece with its first digits.
+  `deepseek-llm` and `deepseek-coder` treat white space beyond ASCII, such as the ideographic space, as a vertical
+  tab. `tokenizer/rules.py` has both rules of each.
+* *llama.cpp does not normalize to NFC*: Qwen's tokenizers do, and so does the tokenizer.json written for them.
+* *code points newer than Unicode 14*: the two libraries have tables of different Unicode versions.
+* *invalid UTF-8*: llama.cpp checks only the marker bits of UTF-8. It decodes three bytes as a surrogate where
+  `tokenizers`, which receives text, sees three U+FFFD. Bytes that encode more than U+10FFFF raise an exception in
+  llama.cpp, so no text contains them.
 """
 
 

@@ -31,14 +31,14 @@ def data(
     strict: bool = False,
     log: Callable[[str], None] = lambda line: None,
 ) -> DataReport:
-    """Summarizes training data, read as `apr distill` and `apr pretrain` read them.
+    """Summarizes training data, as `apr distill` and `apr pretrain` read it.
 
     Args:
-        paths: text, jsonl, csv or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
+        paths: text, jsonl, csv or Parquet files, folders of them, or token shards, each as `PATH` or `PATH:WEIGHT`.
         model: the model whose tokenizer and chat template are used.
         text_field: field of a record's text.
-        strict: whether a bad record is an error; otherwise it is counted and left out.
-        log: called with a line for the first bad record of each kind, and now and then.
+        strict: fail on invalid records; otherwise they are counted and skipped.
+        log: called with progress lines, and with a line for the first invalid record of each kind.
 
     Raises:
         RefusedError: the model has no tokenizer, or no chat template for conversations.

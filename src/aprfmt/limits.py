@@ -21,7 +21,7 @@ MAX_PARSED_BYTES = 448 << 20
 """What a JSON text, or the header of a GGUF, may take in memory once it is parsed; estimated before it is."""
 
 MAX_STRING_BYTES = 1 << 20
-"""A string of a GGUF's keys, but for those that hold a whole file. Licences are the longest, with 50 KB."""
+"""A string of a GGUF's keys, but for those that hold a whole file. Licenses are the longest, with 50 KB."""
 
 MAX_ELEMENT_BYTES = 64 << 10
 """A string in an array of a GGUF; the longest tokens and merges have less than 2 KiB."""

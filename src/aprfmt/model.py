@@ -37,15 +37,15 @@ _COUNTED = 1 << 24
 
 @dataclass(slots=True, eq=False, repr=False)
 class Tensor:
-    """One tensor of an opened file; `numpy.asarray` gives its decoded values.
+    """One tensor of an open file; `numpy.asarray` returns its decoded values.
 
     Attributes:
-        name: as the container spells it.
-        dtype: name of a row of codecs.dtypes (the true dtype, also where the container stores opaque rows).
+        name: name in the container.
+        dtype: name of a row of codecs.dtypes (the true dtype, even if the container stores opaque rows).
         shape: row-major, outermost dimension first, in every container.
-        offset: of the first byte, from the start of the file.
-        n_bytes: stored length, without padding.
-        source: the file that holds the bytes.
+        offset: byte offset of the data from the start of the file.
+        n_bytes: stored size in bytes, without padding.
+        source: the file that contains the bytes.
     """
 
     name: str
@@ -223,23 +223,23 @@ def _no_hparams() -> Hyperparams:
 
 
 class Model:
-    """An opened model; use it in a `with` block. The format modules build it, nobody subclasses it.
+    """An open model; use it in a `with` block. Built by the format modules, never subclassed.
 
     Attributes:
-        path: what was opened (a file or a folder).
+        path: the opened file or folder.
         format: id of the container: "apr-v2", "apr-v1", "apr-legacy", "gguf", "safetensors", "hf", or a plugin's.
-        convention: "hf": tensors have Hugging Face names, hyper-parameters come from a config.json that may be
-            missing; "gguf": llama.cpp's names, row order and keys; "apr": metadata of an `.apr`, and the names that
-            it was imported with.
-        label: the container as users know it: "APR v2", "GGUF v3", "SafeTensors", "HF folder".
-        version: of the container, "2.0", "3", "" where it has none.
-        sources: every file that is open, the main one first.
-        tensors: by name; `tensors.entries` holds duplicates too.
-        checksum: {"header": "ok"|"bad"|"none", "footer": "ok"|"bad"|"absent"|"none"}; may be costly, hence a call.
+        convention: "hf": tensors have Hugging Face names, hyper-parameters come from config.json, which may be missing;
+            "gguf": llama.cpp's names, row order and keys; "apr": metadata of an `.apr`, and the tensor names from its
+            import.
+        label: the container's display name: "APR v2", "GGUF v3", "SafeTensors", "HF folder".
+        version: version of the container, such as "2.0" or "3"; "" if it has none.
+        sources: all open files, the main file first.
+        tensors: by name; `tensors.entries` includes duplicates.
+        checksum: {"header": "ok"|"bad"|"none", "footer": "ok"|"bad"|"absent"|"none"}; may be expensive, hence a method.
         flags: container flags by name.
-        warnings: what is odd but readable.
-        cut: what the end of a file lacks, where its reader can tell: a sentence, None for a whole file.
-        files: files that the container holds beside the model, as tensors of bytes; `tensors` has none of them.
+        warnings: unusual but readable properties.
+        cut: what is missing at the end of a truncated file, as a sentence; None if the file is complete.
+        files: files stored beside the model, as tensors of bytes; not part of `tensors`.
         native: the format module's own view (header fields, key-value pairs), read with `native_as`.
     """
 
@@ -272,7 +272,7 @@ class Model:
         self.tensors = Tensors(tensors, path)
         if (n_bytes := sum(len(tensor.name) for tensor in tensors)) > MAX_NAMES_CHARS:
             raise LimitError(
-                f"the names of the tensors have {n_bytes:,} characters; the limit is {MAX_NAMES_CHARS:,}", path=path
+                f"the tensor names have {n_bytes:,} characters; the limit is {MAX_NAMES_CHARS:,}", path=path
             )
         self.checksum = checksum
         self.flags = dict(flags or {})

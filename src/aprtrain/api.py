@@ -106,7 +106,7 @@ def teacher(
 
     Args:
         file: the teacher, in any format; None with `from_vllm` or `prompts`.
-        data: text, jsonl or Parquet files, folders of them, or token shards; `PATH:WEIGHT` too.
+        data: text, jsonl or Parquet files, folders of them, or token shards, each as `PATH` or `PATH:WEIGHT`.
         output: the folder to write, including the token shards of the text.
         top_k: most likely tokens to save per position.
         temperature: temperatures at which to save the residual mass, in addition to 1; (): 2, 3 and 4.
@@ -127,7 +127,8 @@ def teacher(
 
     Raises:
         MissingDependencyError: torch is not installed.
-        RefusedError: the folder holds files of another run; the tokenizers differ; the vLLM responses lack a sequence.
+        RefusedError: the folder contains files of a different run; the tokenizers differ; the vLLM responses lack a
+            sequence.
         RunError: the teacher's logits are not finite.
     """
     check_numbers(top_k=(top_k, 1), seq_len=(seq_len, 2), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
@@ -138,19 +139,22 @@ def teacher(
     if from_vllm is not None and (file is not None or set(temperature) - {1}):
         raise UsageError(
             "from_vllm replaces the teacher and only has temperature 1",
-            hint="drop the model and --temperature; --student sets the model whose tokenizer is used",
+            hint="leave out the model and --temperature; --student sets the model whose tokenizer is used",
         )
     if from_vllm is not None and prompts is not None:
         raise UsageError(
-            "prompts and from_vllm are mutually exclusive: write the prompts first", hint="drop one of the two"
+            "prompts and from_vllm are mutually exclusive: write the prompts first", hint="leave out one of the two"
         )
     machine = {"engine": engine, "device": device, "threads": threads, "gpu_layers": gpu_layers}
     others = [name for name, value in machine.items() if value]
     if others and (from_vllm is not None or prompts is not None):
-        raise UsageError(f"{others[0]} has no effect without a teacher to run", hint="drop it")
+        raise UsageError(f"{others[0]} has no effect without a teacher to run", hint=f"leave out {others[0]}")
     _check_engine(engine, device)
     if (engine == "torch" or device is not None) and (threads or gpu_layers):
-        raise UsageError("threads and gpu_layers apply to llama.cpp, but the engine is torch", hint="drop them")
+        raise UsageError(
+            "threads and gpu_layers apply to llama.cpp, but the engine is torch",
+            hint="leave out threads and gpu_layers",
+        )
     if find_spec("torch") is None:
         raise MissingDependencyError("writing teacher files needs torch", hint="pip install torch")
     if file is None and from_vllm is None and prompts is None:
@@ -197,7 +201,7 @@ def _check_engine(engine: str | None, device: str | None) -> None:
     if engine not in (None, *_ENGINES):
         raise UsageError(f"unknown engine {engine!r:.40}", hint=f"one of: {', '.join(_ENGINES)}")
     if engine == "llama" and device is not None:
-        raise UsageError("device applies to torch, but the engine is llama", hint="drop one of the two")
+        raise UsageError("device applies to torch, but the engine is llama", hint="leave out one of the two")
 
 
 def _engine_for(models: Sequence[str], device: str | None) -> str:

@@ -101,7 +101,7 @@ def check_fits(rows: list[MemoryRow], device_bytes: int | None) -> None:
         largest = max(rows, key=lambda row: row.n_bytes)
         raise RefusedError(
             f"the run needs {need / 2**30:.1f} GiB, the device has {device_bytes / 2**30:.1f} GiB",
-            hint=f"the largest part is {largest.name}; use a smaller --micro-tokens, --recompute block, another "
+            hint=f"the largest part is {largest.name}; use a smaller --micro-tokens, --recompute block, a different "
             "--teacher-residency, or several GPUs with --shard weights",
         )
 
@@ -160,7 +160,7 @@ def check_means(config: Config, processes: int) -> None:
     if config.shard == "weights" and processes == 1:
         raise UsageError(
             "--shard weights shards the student across processes, but only one is running",
-            hint="start several with torchrun --nproc-per-node 2 -m aprfmt ..., or leave --shard out",
+            hint="start several with torchrun --nproc-per-node 2 -m aprfmt ..., or leave out --shard",
         )
 
 

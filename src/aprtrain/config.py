@@ -67,7 +67,7 @@ class Config:
     """A run's options. `None` means that `resolve` derives the default from other fields."""
 
     teacher: str | None = _distill(None, "The teacher model.")
-    teacher_logprobs: str | None = _distill(None, "Distil from log-probabilities saved by apr teacher.")
+    teacher_logprobs: str | None = _distill(None, "Distill from log-probabilities saved by apr teacher.")
     top_k: int | None = _kd(None, "How many of the saved tokens to use at each position (default: all).", low=1)
     student: str | None = _distill(None, "The model to train: .apr, .gguf, .safetensors or folder.")
     student_init: str | None = _kd(
@@ -89,7 +89,7 @@ class Config:
         flags=("-d",),
         metavar="PATH[:WEIGHT]",
     )
-    text_field: str = option("text", "Field (jsonl) or column (csv, parquet) that holds the text.")
+    text_field: str = option("text", "Field (jsonl) or column (csv, parquet) that contains the text.")
     strict: bool = option(False, "Fail on invalid records; by default they are counted and skipped.")
     output: str | None = option(None, "Output folder for checkpoints, metrics and the final model.", flags=("-o",))
 
@@ -448,14 +448,14 @@ def _check_together(config: Config, command: str) -> None:
         (all((c.student_init, c.teacher_logprobs)), "--student-init needs the teacher model, not --teacher-logprobs",
             "make a student with apr prune and pass it as --student"),
         (c.top_k is not None and c.teacher_logprobs is None, "--top-k needs --teacher-logprobs",
-            "leave --top-k out: a loaded teacher gives the full distribution"),
+            "leave out --top-k: a loaded teacher gives the full distribution"),
         *(
             (c.teacher_logprobs is not None and getattr(c, name) != getattr(Config, name),
                 f"{schema()[name].flag} needs a loaded teacher, and --teacher-logprobs loads none",
-                "leave it out")
+                f"leave out {schema()[name].flag}")
             for name in ("teacher_residency", "vocab_policy", "allow_same_arch")
         ),
-        (c.beta != Config.beta and c.loss != "jsd", "--beta needs --loss jsd", "add it, or leave --beta out"),
+        (c.beta != Config.beta and c.loss != "jsd", "--beta needs --loss jsd", "add it, or leave out --beta"),
         ((c.like is None) != (c.shape is None), "--like and --shape must be given together",
             "--like takes a model for its tokenizer, --shape the config.json to train"),
         (c.smoke is not None and c.resumes, "--smoke cannot be combined with --resume: it starts from step 0",
@@ -468,7 +468,8 @@ def _check_together(config: Config, command: str) -> None:
         (c.repeat and c.epochs is not None, "--repeat and --epochs are mutually exclusive", keep_one),
         ((c.patience or c.target_val_loss) is not None and not (c.eval_every or c.save_every or c.save_epochs),
             "--patience and --target-val-loss need evaluations during the run", "add --eval-every N"),
-        (bool(c.allow_changed) and not c.resumes, "--allow-changed needs --resume", "add --resume, or leave it out"),
+        (bool(c.allow_changed) and not c.resumes, "--allow-changed needs --resume",
+            "add --resume, or leave out --allow-changed"),
         *(
             (tokens % c.seq_len != 0, f"{flag} {tokens} is not a multiple of --seq-len {c.seq_len}",
                 f"the nearest multiple is {max(c.seq_len, round(tokens / c.seq_len) * c.seq_len)}")

@@ -28,7 +28,7 @@ class Feature:
 
     Attributes:
         label: its name in messages.
-        speeds_up: what is slower or larger without it.
+        speeds_up: what it is for: what is slower, larger or missing without it.
         mend: what to type or to change to have it.
         package, module: the distribution that brings it, and the module to import; "" where torch or the machine does.
     """
@@ -49,7 +49,7 @@ TABLE: dict[str, Feature] = {
         "flash_attn.cute.interface",
     ),
     "cudnn": Feature("cuDNN attention", "attention of unpacked sequences on Hopper and later", "pip install -U torch"),
-    "flash": Feature("flash attention", "attention, without materializing scores", "choose another model"),
+    "flash": Feature("flash attention", "attention without materializing scores", "choose another model"),
     "quack": Feature(
         "quack", "gated feed-forward layers, with less activation memory", _FLASH4, "quack-kernels",
         "quack.gemm_interface",
@@ -60,17 +60,17 @@ TABLE: dict[str, Feature] = {
     ),
     "compile": Feature("torch.compile", "all layers", "unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"),
     "fp8": Feature("fp8 matmuls", "the teacher", "use a GPU of compute capability 8.9 or later"),
-    "bf16": Feature("bf16", "training, with half the memory", "train on a GPU: leave --device cpu out"),
+    "bf16": Feature("bf16", "training with half the memory", "train on a GPU: leave out --device cpu"),
     "blocks": Feature(
-        "block-resident weights", "nothing, but keeps a quantized teacher as small in memory as its file",
+        "block-resident weights", "keeping a quantized teacher as small in memory as its file",
         "apr quantize TEACHER q4_k_m, from its original weights",
     ),
     "isal": Feature("isal", "checksums of checkpoints", "pip install isal", "isal", "isal.isal_zlib"),
     "blake3": Feature("blake3", "digests of --hash", "pip install blake3", "blake3", "blake3"),
     "threads": Feature("full multithreading", "all training on a CPU", "unset OMP_NUM_THREADS"),
-    "mfu": Feature("MFU", "nothing, but logs the MFU", "none needed"),
+    "mfu": Feature("MFU", "logging the MFU", "none needed"),
     "locks": Feature(
-        "a lock on the folder", "nothing, but prevents two runs in one folder",
+        "a lock on the folder", "preventing two runs in one folder",
         "write to a disk that supports flock",
     ),
 }  # fmt: skip
@@ -133,7 +133,7 @@ class Miss:
     def text(self) -> str:
         """One line of a log."""
         row = TABLE[self.feature]
-        return f"{row.label} is not used: {self.reason}. It speeds up {row.speeds_up}. To fix: {self.mend}"
+        return f"{row.label} is not used: {self.reason}. It is for {row.speeds_up}. To fix: {self.mend}"
 
 
 class Selection(TypedDict):

@@ -77,7 +77,8 @@ def check_distinct(
         return
     if not allow_same_arch:
         raise RefusedError(
-            "teacher and student have the same dimensions; one may be a copy of the other, perhaps in another dtype",
+            "teacher and student have the same dimensions; one may be a copy of the other, perhaps in a different "
+            "dtype",
             path=path,
             hint="add --allow-same-arch if the student is a different model of that size",
         )
@@ -256,12 +257,12 @@ class Utilisation(_Beside):
         mean = sum(samples) / len(samples)
         if mean < 5:
             raise RunError(
-                f"the GPU is idle: {mean:.0f} % utilisation over {len(samples)} s",
+                f"the GPU is idle: {mean:.0f} % utilization over {len(samples)} s",
                 hint="check nvidia-smi: another process may block the GPU",
             )
         if mean < 50 and not self._has_warned:
             self._has_warned = True
-            self._warn(f"GPU utilisation is {mean:.0f} % over {len(samples)} s; a larger --micro-tokens may help")
+            self._warn(f"GPU utilization is {mean:.0f} % over {len(samples)} s; a larger --micro-tokens may help")
 
     def _watch(self) -> None:
         while not self._over.wait(self._interval_s):

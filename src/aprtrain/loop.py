@@ -173,7 +173,7 @@ class Trainer:
         if read is not None:
             self._utilisation = stack.enter_context(Utilisation(read, self.parts.recorder.say))
         elif self._on_gpu:
-            self.parts.recorder.say("GPU utilisation is not monitored: NVML is missing or does not support this GPU")
+            self.parts.recorder.say("GPU utilization is not monitored: NVML is missing or does not support this GPU")
 
     def _is_stopped(self) -> bool:
         """With several processes all must stop after the same step, so the all-reduced request decides."""

@@ -156,7 +156,7 @@ def _check_student(shape: Shape) -> None:
 
 
 def _identity(student: NetworkSource, teacher: NetworkSource | None) -> ModelIdentity:
-    """Identity of the student; a student made from a teacher inherits the teacher's licence."""
+    """Identity of the student; a student made from a teacher inherits the teacher's license."""
     if student.model is not None:
         return ModelIdentity(student.hparams, student.tokenizer, provenance.read(student.model))
     origin = Provenance({}, None)

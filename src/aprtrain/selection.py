@@ -41,7 +41,7 @@ def expect_kernels(config: Config, pair: TrainingPair, device: torch.device) -> 
         record.miss("flash", "softcapped scores are materialized: memory grows with the square of --seq-len")
         record.use("attention", "eager")
     elif on_gpu and config.deterministic:
-        record.miss("flash4", "it is not deterministic (--deterministic)", "leave --deterministic out")
+        record.miss("flash4", "it is not deterministic (--deterministic)", "leave out --deterministic")
         record.use("attention", "torch")
     elif on_gpu and record.check("flash4", importable("flash4")):
         record.use("attention", f"{label_of('flash4')} {_UNTRIED}")

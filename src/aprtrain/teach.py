@@ -187,7 +187,7 @@ def _todo(
         was, now = TeacherShard(path).facts.to_metadata(), facts.to_metadata()
         if different := [f"{name} was {was[name]}, is {now[name]}" for name in now if was[name] != now[name]]:
             raise RefusedError(
-                f"the folder contains files of another run: {'; '.join(different)}", path=path,
+                f"the folder contains files of a different run: {'; '.join(different)}", path=path,
                 hint="use the same options to resume, or choose another -o",
             )  # fmt: skip
     each = max(1, _SHARD_BYTES // (facts.seq_len * _row_bytes(facts.k, len(facts.temperatures))))
@@ -200,7 +200,9 @@ def _todo(
             files[path] = hashes_of(windows, some) if path in old else []
             todo += [] if path in old else [(path, windows, some)]
     if odd := sorted(path for path in old if TeacherShard(path).hashes != files.get(path)):
-        raise RefusedError("the folder contains teacher files of another text", path=odd[0], hint="choose another -o")
+        raise RefusedError(
+            "the folder contains teacher files of a different text", path=odd[0], hint="choose another -o"
+        )
     report.files, report.resumed = len(files), len(old)
     report.bytes = sum(path.stat().st_size for path in old)
     return todo

@@ -40,7 +40,7 @@ def test_words_shapes_and_orders() -> None:
     "size", ["", "q+", "2kv", "q kv", "q,kv", "-q", "(q)", "q**2", "q+-kv", "attn.", "attn.2", "ø"]
 )
 def test_what_is_not_a_size(size: str) -> None:
-    with pytest.raises(ValueError, match="is not a size"):
+    with pytest.raises(ValueError, match="is not a valid size"):
         evaluate(size, {"q": 1, "kv": 1})
 
 

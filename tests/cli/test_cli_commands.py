@@ -307,7 +307,7 @@ def test_demo(apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.Mon
     done = apr("demo", tiny_gguf, "-o", tmp_path / "kept")
     assert done.code == 0
     assert "identical to the source" in done.stdout
-    assert "all steps but generate passed" in done.stdout
+    assert "all steps except generate passed" in done.stdout
     assert "pip install xllamacpp" in done.stderr
     assert (tmp_path / "kept" / "tiny.roundtrip.gguf").read_bytes() == tiny_gguf.read_bytes()
     assert done.stdout.startswith(f"apr demo on {tiny_gguf}\n")

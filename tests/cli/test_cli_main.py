@@ -287,7 +287,7 @@ def test_near_names_are_suggested(apr: Apr) -> None:
     error = apr("inspect", "x", "--qualit", "--json").json["error"]
     assert error["message"] == "no such option: --qualit"
     assert error["hint"] == "did you mean --quality or --quiet? apr inspect --help"
-    assert "whole number" in apr("tensors", "x", "--limit", "many").stderr
+    assert "integer" in apr("tensors", "x", "--limit", "many").stderr
     assert apr("inspect", "x", "y", "--json").json["error"]["message"] == "got unexpected extra argument(s) (y)"
 
 

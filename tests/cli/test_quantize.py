@@ -194,7 +194,7 @@ def test_wishes_without_effect_are_said(apr: Apr, tiny_gguf: Path, tmp_path: Pat
     assert "--tensor-type nowhere=q6_k matches no tensor that the preset quantizes" in warnings
     both = apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", "--leave-output", "--output-type", "q8_0")
     assert both.code == 2
-    assert "cannot be given together" in both.stderr
+    assert "are mutually exclusive" in both.stderr
 
 
 def test_patterns_keep_their_classes(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:

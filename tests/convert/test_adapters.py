@@ -155,8 +155,8 @@ OTHERS = [
     ({"lora_alpha": math.nan}, "lora_alpha"),
     ({"lora_alpha": None}, "lora_alpha"),
     ({"r": 0}, "not a valid rank"),
-    ({"r": 8}, "ranks disagree"),
-    ({"rank_pattern": {"q_proj": 2}}, "ranks disagree"),
+    ({"r": 8}, "rank mismatch"),
+    ({"rank_pattern": {"q_proj": 2}}, "rank mismatch"),
     ({"rank_pattern": {"(a+)+": 2}}, "an invalid regular expression"),
     ({"alpha_pattern": {"q_proj": math.inf}}, "alpha_pattern"),
 ]
@@ -224,9 +224,9 @@ def _unknown(tensors: dict[str, Any]) -> None:
     ("change", "what"),
     [
         (_drop, "lora_b of the weight is missing"),
-        (_twice, "two pairs of factors"),
-        (_ranks, "the ranks disagree"),
-        (_wide, "another base model"),
+        (_twice, "two pairs of LoRA factors"),
+        (_ranks, "rank mismatch"),
+        (_wide, "a different base model"),
         (_magnitude, "DoRA"),
         (_layer, "changes layer 7"),
         (_unknown, "do not have"),

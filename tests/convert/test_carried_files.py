@@ -128,7 +128,7 @@ def test_the_smallest_are_carried_up_to_the_size_and_the_rest_is_said(folder: Pa
         aprfmt.export_model(tmp_path / "m.apr", back, format="hf")
         assert files(folder).keys() - files(back).keys() == set(left)
     assert aprfmt.import_model(folder, tmp_path / "m.apr", force=True, carry="26kB").lossless
-    with pytest.raises(UsageError, match="'much' is not a size"):
+    with pytest.raises(UsageError, match="'much' is not a valid size"):
         aprfmt.import_model(folder, tmp_path / "x.apr", carry="much")
 
 

@@ -104,7 +104,7 @@ def test_what_is_not_carried_is_named(folder: Path, tmp_path: Path, form: str) -
     report = aprfmt.convert_model(folder, output, format=form)
     assert not report.lossless
     (loss,) = report.losses
-    assert loss.startswith("not carried: '.envrc' (other programs act on hidden files), '.github' (")
+    assert loss.startswith("not carried: '.envrc' (other programs read hidden files), '.github' (")
     assert loss.endswith("and 1 more; --allow-names carries them")
     back = tmp_path / "back"
     aprfmt.convert_model(output, back, format="hf")

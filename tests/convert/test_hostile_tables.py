@@ -37,7 +37,7 @@ def test_an_order_of_more_rows_than_there_are_is_refused(order: Order) -> None:
 def test_many_runs_of_shapes_make_no_memory_bomb() -> None:
     runs = [[1 << 16, [1]]] * 1000
     start = time.perf_counter()
-    with pytest.raises(ValueError, match="not a size"):
+    with pytest.raises(ValueError, match="not a valid size"):
         RowMapping.from_json({"before": runs, "after": runs}, "x")
     with pytest.raises(ValueError, match="experts"):
         expand_experts([["x", 1 << 14]] * 1_000_000)

@@ -714,7 +714,7 @@ def test_a_recipe_that_cannot_be_is_refused_with_its_line(case: str, tmp_path: P
 
 def test_a_recipe_and_options_do_not_mix_and_what_it_ignores_is_said(folders: Folders, tmp_path: Path) -> None:
     made = recipe(RECIPES["task arithmetic"], folders)
-    with pytest.raises(UsageError, match="--method and --config cannot be given together"):
+    with pytest.raises(UsageError, match="--method and --config are mutually exclusive"):
         ours(made, tmp_path / "out", method="linear")
     made["parameters"] = {"int8_mask": True}
     made |= {"out_dtype": "bfloat16", "dtype": "float32", "tokenizer_source": "base"}

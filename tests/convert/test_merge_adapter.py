@@ -227,7 +227,7 @@ def _cases(llama: Built, folder: Path) -> Iterator[tuple[str, Any]]:
     merge: Any = aprfmt.merge_adapter
     yield "this is not an adapter", lambda out: merge(llama.base, llama.base, out)
     yield "this is an adapter", lambda out: merge(llama.lora, llama.lora, out)
-    yield "for another base model", lambda out: merge(folder / "wide", llama.lora, out)
+    yield "for a different base model", lambda out: merge(folder / "wide", llama.lora, out)
     yield "2 weights given for 1 adapters", lambda out: merge(llama.base, llama.lora, out, weight=[1.0, 2.0])
     yield "weight must be a number", lambda out: merge(llama.base, llama.lora, out, weight=float("nan"))
     yield "no adapter given", lambda out: merge(llama.base, [], out)

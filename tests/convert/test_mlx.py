@@ -257,7 +257,7 @@ def test_a_part_that_is_missing(part: str, words: str, folder: Path, tmp_path: P
         ({"bits": 4, "group_size": 16}, "groups of 16", UsageError),
         ({"bits": 4, "group_size": 128}, "no weight has rows that groups of 128 divide", RefusedError),
         ({"recipe": "mixed_1_2"}, "unknown recipe", UsageError),
-        ({"recipe": "mixed_3_4", "bits": 4}, "cannot be given together", UsageError),
+        ({"recipe": "mixed_3_4", "bits": 4}, "are mutually exclusive", UsageError),
         ({"bits": 4, "dtype": "aprq4"}, "computes in f32", UsageError),
     ],
     ids=str,

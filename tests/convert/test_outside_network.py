@@ -161,7 +161,7 @@ def test_inspect_and_tensors_tell_them(folder: Path, tmp_path: Path, capsys: pyt
     with pytest.raises(SystemExit):
         main(["inspect", str(tmp_path / "m.apr")])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "also carries 3 tensors of the vision tower, 1 tensor of the projector, 1 file (4 B)" in shown
+    assert "also contains 3 tensors of the vision tower, 1 tensor of the projector, 1 file (4 B)" in shown
     with pytest.raises(SystemExit):
         main(["tensors", str(tmp_path / "m.apr")])
     shown = capsys.readouterr().out

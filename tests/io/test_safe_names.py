@@ -81,7 +81,7 @@ def test_what_other_programs_act_on_is_written_when_asked_for(name: str) -> None
         names.check([name], "m.apr", allowed=False)
     assert (caught.value.path, caught.value.hint) == (
         "m.apr",
-        "--allow-names writes such names; look at the files before other programs do",
+        "--allow-names allows such names; inspect the files before other programs read them",
     )
     names.check([name], "m.apr", allowed=True)
 

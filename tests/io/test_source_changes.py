@@ -33,8 +33,8 @@ def _rewrite(path: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "shorter": (lambda path: os.truncate(path, 4), "it had 10 bytes and has 4"),
-    "longer": (lambda path: os.truncate(path, 11), "it had 10 bytes and has 11"),
+    "shorter": (lambda path: os.truncate(path, 4), "it had 10 bytes, now has 4"),
+    "longer": (lambda path: os.truncate(path, 11), "it had 10 bytes, now has 11"),
     "written": (_rewrite, "it was written to"),
     "touched": (lambda path: os.utime(path, ns=(0, 1)), "it was written to"),
     "replaced": (_replace, "it was replaced by another file"),

@@ -110,7 +110,7 @@ def test_names_that_other_programs_act_on_are_not_published(hub: Hub, gguf: Path
     report = aprfmt.push(folder, "org/name")
     assert hub.commits[-1]["files"].keys() == {"m.gguf", ".gitattributes", "README.md"}
     (warning,) = [line for line in report.warnings if line.startswith("not uploaded: ")]
-    assert warning.startswith("not uploaded: '.envrc' (other programs act on hidden files), 'con' (Windows")
+    assert warning.startswith("not uploaded: '.envrc' (other programs read hidden files), 'con' (Windows")
 
 
 def test_a_link_that_leads_out_is_not_published(hub: Hub, gguf: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def unlicensed(gguf: Path, tmp_path: Path) -> Path:
 
 
 def test_no_licence_no_push(hub: Hub, unlicensed: Path) -> None:
-    with pytest.raises(RefusedError, match="licence") as caught:
+    with pytest.raises(RefusedError, match="license") as caught:
         aprfmt.push(unlicensed, "org/name")
     assert "--no-license" in (caught.value.hint or "")
     assert {request.method for request in hub.requests} == {"GET"}

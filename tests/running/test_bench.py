@@ -115,7 +115,7 @@ def test_a_page_of_it(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         ("tok_s=fast", "not a number"),
         ("tok_s=-1", "not a number"),
         ("tok_s=nan", "not a number"),
-        ("memory=much", "is not a size"),
+        ("memory=much", "is not a valid size"),
     ],
 )
 def test_a_gate_that_there_is_not(gguf: Path, gate: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,7 @@ def test_optional_features_of_the_trainer_are_shown_with_the_reason_and_the_line
     assert (isal.status, isal.hint) == ("fail", "pip install isal")
     assert isal.message == (
         "isal 7.0 is not usable: ImportError: libisal.so.2: cannot open shared object file; "
-        "it speeds up checksums of checkpoints"
+        "it is for checksums of checkpoints"
     )
 
 

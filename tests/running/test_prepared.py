@@ -87,7 +87,7 @@ def test_what_was_not_used_for_longest_goes(folder: Path, tmp_path: Path, monkey
     prepare(tmp_path / "d.apr")
     assert [*map(str, exports(tmp_path))] == [last]
     monkeypatch.setenv(SIZE_VARIABLE, "much")
-    with pytest.raises(AprError, match="'much' is not a size"):
+    with pytest.raises(AprError, match="'much' is not a valid size"):
         prepare(tmp_path / "d.apr")
 
 
@@ -125,7 +125,7 @@ def test_a_cache_that_cannot_be_made(folder: Path, tmp_path: Path, monkeypatch: 
 def test_variables_that_make_no_sense(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("APR_CACHE_SIZE", "much")
-    with pytest.raises(UsageError, match="APR_CACHE_SIZE: 'much' is not a size"):
+    with pytest.raises(UsageError, match="APR_CACHE_SIZE: 'much' is not a valid size"):
         prepare(folder)
     assert not (tmp_path / "cache").exists(), "said before anything is exported"
     monkeypatch.delenv("APR_CACHE_SIZE")

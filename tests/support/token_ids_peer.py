@@ -237,15 +237,15 @@ def compare(kind: str, n: int, seed: int = 7) -> Outcome:
     return outcome
 
 
-NORMALISED = "llama.cpp does not normalise to NFC"
-RULES = "llama.cpp's regexes are others"
-NEWER = "code points that Unicode 14 does not have"
-NO_BYTE = "bytes that are not tokens: `tokenizers` leaves them out before merges, llama.cpp behind them"
-BERT = "llama.cpp keeps of a Hangul syllable its first letter, drops spacing marks, ends words at some controls"
+NORMALISED = "llama.cpp does not normalize to NFC"
+RULES = "llama.cpp uses different regexes"
+NEWER = "code points newer than Unicode 14"
+NO_BYTE = "bytes that are not tokens: `tokenizers` drops them before merging, llama.cpp after it"
+BERT = "llama.cpp keeps only the first letter of a Hangul syllable, drops spacing marks, splits at some controls"
 _BERT_KINDS = {"Mc", "Me", "Cc", "Cf", "Zl"}
-RECATEGORIZED = "code points whose category one of the two knows from another version of Unicode"
-CLUSTERS = "`tokenizers` normalises whole grapheme clusters, llama.cpp code points"
-SURROGATES = "bytes that llama.cpp takes for half a surrogate pair"
+RECATEGORIZED = "code points whose category differs between the Unicode versions of the two"
+CLUSTERS = "`tokenizers` normalizes whole grapheme clusters, llama.cpp code points"
+SURROGATES = "bytes that llama.cpp decodes as half a surrogate pair"
 
 
 def reason_of_rules(tok: Tokenizer, text: str) -> str:

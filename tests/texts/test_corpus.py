@@ -258,7 +258,7 @@ def test_shards_of_an_earlier_run_are_opened_where_they_are(tmp_path: Path) -> N
     assert second.key == first.key
     assert not (tmp_path / "other").exists()
     other = replace(TOKENIZER, special={**TOKENIZER.special, "eos": 3})
-    with pytest.raises(RefusedError, match="made with another tokenizer"):
+    with pytest.raises(RefusedError, match="made with a different tokenizer"):
         prepare([tmp_path / "data"], other, tmp_path / "other")
     options: list[dict[str, Any]] = [{"held_out": 0.5}, {"held_out_paths": [tmp_path / "a.jsonl"]}]
     for wish in options:  # no option is passed over in silence

@@ -87,7 +87,7 @@ ROWS = {
     "one input, many labels": Row({"--data": "clashing.jsonl"}, 5, "no model can learn both", "--seq-len"),
     "broken JSON": Row({"--data": "broken.jsonl", "--strict": ""}, 4, "line 2", "without --strict"),
     "another field": Row({"--text-field": "body"}, 5, "records without 'body'", "--text-field"),
-    "a weight that stands alone": Row({"--data": "other.jsonl:0.5"}, 2, "requires several --data", "drop it"),
+    "a weight that stands alone": Row({"--data": "other.jsonl:0.5"}, 2, "requires several --data", "leave out"),
     "no UTF-8": Row({"--data": "latin.txt"}, 4, "UTF-8", ".jsonl"),
     "data that end": Row({"--repeat": None, "--steps": "99999"}, 5, "epochs", "--repeat"),
     "evaluated on what is trained on": Row(

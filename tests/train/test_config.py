@@ -121,7 +121,7 @@ def test_an_empty_file_of_options_is_one(tmp_path: Path) -> None:
         ("c.toml", "seed = 1\nseed = 2\n", "not valid TOML: Cannot overwrite a value"),
         ("c.json", "[1]", "not a list"),
         ("c.json", "[" * 100_000, "not valid JSON"),
-        ("c.ini", "seed=1", "a .toml, .yaml or .json file"),
+        ("c.ini", "seed=1", "must be .toml, .yaml or .json"),
     ],
 )
 def test_what_is_no_table_of_options_is_said(name: str, text: str, words: str, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_no_input_lies_in_the_output(name: str, at: Path, capsys: pytest.Capture
     before = contents(at)
     assert run(["distill", *words, "-o", "run", "--resume", "--steps", "1", "--device", "cpu"]) == 5
     said = capsys.readouterr().err
-    assert "the output folder holds the input" in said
+    assert "the output folder contains the input" in said
     assert "choose another output with -o" in said
     assert contents(at) == before
 

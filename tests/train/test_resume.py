@@ -390,7 +390,7 @@ def test_a_state_of_another_network_is_damage_and_no_defect(run_folder: Path, di
             tensors[f"{kind}.{name}"] = torch.cat([tensors[f"{kind}.{name}"]] * 2)
 
     edit(state_file(run_folder, 6), widen)
-    with pytest.raises(CorruptError, match="another network") as caught:
+    with pytest.raises(CorruptError, match="a different network") as caught:
         distil(**MORE, resume=6)
     assert caught.value.tensor is not None
 

@@ -28,7 +28,7 @@ from aprfmt.arch.scopes import defaults_of
 from aprfmt.records import record
 
 _RAMP = Difference(
-    "llama.cpp's YaRN uses another ramp: beta_fast 32, beta_slow 1, both bounds rounded; the config has {betas}: RoPE "
+    "llama.cpp's YaRN uses a different ramp: beta_fast 32, beta_slow 1, both bounds rounded; the config has {betas}: RoPE "
     "frequencies differ by up to {ramp:.2g} %",
     "other_ramp&!gguf=gpt-oss|far_ramp",
 )
@@ -37,7 +37,7 @@ _EPSILONS = (
     "their outputs differ by {gap_at_1:.1g} for inputs of RMS 1, {gap_at_tenth:.1g} for RMS 0.1"
 )
 _SECTIONS = (
-    "llama.cpp does not rotate texts by the fourth section of mrope_section: logits differ for texts longer than "
+    "llama.cpp does not apply the fourth section of mrope_section to text: logits differ for texts longer than "
     "about {fourth} tokens"
 )
 

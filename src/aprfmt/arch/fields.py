@@ -29,7 +29,7 @@ def as_int(value: object, key: str) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise CorruptError(f"{key} is {_short(value)}, not a size")
+        raise CorruptError(f"{key} is {_short(value)}, not a valid size")
     return value
 
 
@@ -177,6 +177,6 @@ def plain_value(key: str, value: object) -> object:
 
 def _short(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 128:
-        return "an integer of many digits"
+        return "a very large integer"
     text = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
     return text if len(text) <= 40 else f"{text[:37]}..."

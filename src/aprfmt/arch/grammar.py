@@ -38,7 +38,7 @@ _LAYER = re.compile(r"blk\.\d+\.")
 def _parse_size(size: str) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """((sign, ((operator, atom), ...)), ...): a sum of products."""
     if not re.fullmatch(_SIZE, size, re.ASCII):
-        raise ValueError(f"{size!r} is not a size")
+        raise ValueError(f"{size!r} is not a valid size")
     tokens = re.findall(_TOKEN, size, re.ASCII)
     terms: list[tuple[str, list[tuple[str, str]]]] = [("+", [("*", tokens[0])])]
     for operator, atom in zip(tokens[1::2], tokens[2::2], strict=True):

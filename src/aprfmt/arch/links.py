@@ -214,7 +214,7 @@ def _list(value: object) -> list[object]:
 
 def _size(value: object, limit: int = 1 << 62) -> int:
     if type(value) is not int or not 0 <= value <= limit:
-        raise ValueError(f"{value!r} is not a size")
+        raise ValueError(f"{value!r} is not a valid size")
     return value
 
 

@@ -347,7 +347,7 @@ def check_drafts(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         raise RefusedError(
             f"{n_missing} tensors of the MTP layers are missing: {first_few(missing, total=n_missing)}",
             tensor=missing[0],
-            hint="--no-mtp leaves these layers out; a sharded model needs all its shards",
+            hint="--no-mtp drops these layers; a sharded model needs all its shards",
         )
     check_shapes(arch, hparams, shapes)
 

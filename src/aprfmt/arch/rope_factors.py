@@ -61,7 +61,7 @@ def _proportional(h: Hyperparams, scaling: Mapping[str, object]) -> list[float]:
     """The first pairs are rotated as those of the whole head would be, the others not at all."""
     head = as_int(h.extra.get("global_head_dim"), "global_head_dim") or h.head_dim or 0
     if not 0 < head <= MAX_HEAD_DIM:
-        raise RefusedError(f"no rotary frequencies for a head of {head} values")
+        raise RefusedError(f"cannot compute rotary frequencies for a head of {head} values")
     if scaling.get("rope_type", "default") != "proportional":
         return [1.0] * (head // 2)
     part = as_float(h.extra.get("partial_rotary_factor"), "partial_rotary_factor")
@@ -121,7 +121,7 @@ def llama3_factors(
     factor, low, high = values["factor"], values["low_freq_factor"], values["high_freq_factor"]
     original = values["original_max_position_embeddings"]
     if head_dim <= 0 or head_dim % 2 or head_dim > MAX_HEAD_DIM or theta <= 0:
-        raise RefusedError(f"no rotary frequencies for a head of {head_dim} values at theta {theta:g}")
+        raise RefusedError(f"cannot compute rotary frequencies for a head of {head_dim} values at theta {theta:g}")
     if high < low or min(factor, low) <= 0:
         raise RefusedError("invalid llama3 rope parameters")
     factors = []

@@ -38,7 +38,7 @@ def read_adapter(model: Model, base: Base | None = None) -> Adapter:
     readers = {"gguf": _from_gguf, "apr": _from_apr}
     adapter = readers.get(model.convention, _from_folder)(model, base)
     if not adapter.pairs and not adapter.whole:
-        raise RefusedError("the adapter holds no tensors", path=model.path)
+        raise RefusedError("the adapter contains no tensors", path=model.path)
     for pair in adapter.pairs.values():
         _check_pair(pair, model)
     return adapter
@@ -57,7 +57,7 @@ def _check_pair(pair: LoraPair, model: Model) -> None:
         )
     if a[-2] != b[-1]:
         raise RefusedError(
-            f"the ranks disagree: lora_a is {list(a)}, rank {a[-2]}, but lora_b {list(b)}, rank {b[-1]}",
+            f"rank mismatch: lora_a is {list(a)}, rank {a[-2]}, but lora_b {list(b)}, rank {b[-1]}",
             path=model.path,
             tensor=pair.weight,
             hint="the tensors are from different adapters; download the adapter again",
@@ -84,7 +84,7 @@ def _pairs(
 
 def _twice(model: Model, weight: str, first: str, second: str) -> RefusedError:
     return RefusedError(
-        f"this weight has two pairs of factors: {first} and {second}",
+        f"this weight has two pairs of LoRA factors: {first} and {second}",
         path=model.path,
         tensor=weight,
         hint="an adapter has one pair of factors per weight; merge several adapters with apr merge-adapter",
@@ -97,7 +97,7 @@ def _from_folder(model: Model, base: Base | None) -> Adapter:
         raise RefusedError(
             "no adapter_config.json found next to the adapter, so its scale is unknown",
             path=model.path,
-            hint="copy the config from the training output into the folder",
+            hint="copy it from the training output into the folder",
         )
     config = lora.read_config(body, model.path)
     is_mlx = lora.is_mlx(body)
@@ -139,10 +139,10 @@ def _check_ranks(model: Model, pairs: Mapping[str, LoraPair], config: LoraConfig
         ranks = {pair.a.shape[-2], pair.b.shape[-1]}
         if ranks != {config.rank_of(module)} and len(ranks) == 1:
             raise RefusedError(
-                f"the ranks disagree: the config says {config.rank_of(module)}, the tensors have rank {ranks.pop()}",
+                f"rank mismatch: {config.rank_of(module)} in the config, {ranks.pop()} in the tensors",
                 path=model.path,
                 tensor=pair.weight,
-                hint="set r and rank_pattern in adapter_config.json to those of the training",
+                hint="set r and rank_pattern in adapter_config.json to the values used for training",
             )
 
 
@@ -178,7 +178,7 @@ def _of_peft(tensor: Tensor, part: PartName, config: LoraConfig, model: Model) -
     n, rest = divmod(tensor.shape[0 if is_a else 1], rank)
     if rest:
         raise RefusedError(
-            f"the ranks disagree: {list(tensor.shape)} is not a stack of matrices of rank {rank}",
+            f"rank mismatch: {list(tensor.shape)} is not a stack of matrices of rank {rank}",
             path=model.path,
             tensor=tensor.name,
         )
@@ -391,7 +391,7 @@ def _check_names(adapter: Adapter, model: Model, row: Architecture) -> None:
                 f"the adapter changes a weight that networks of architecture {others} do not have",
                 path=model.path,
                 tensor=weight,
-                hint="it belongs to another base model: set that with --base",
+                hint="it was trained on a different base model: set it with --base",
             )
 
 

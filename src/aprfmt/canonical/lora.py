@@ -143,7 +143,7 @@ def _check_whole(adapter: Adapter, base: Base, path: PathLike) -> None:
 
 def _other_base(reason: str, weight: str, path: PathLike) -> RefusedError:
     return RefusedError(
-        f"the adapter is for another base model: {reason}",
+        f"the adapter is for a different base model: {reason}",
         path=path,
         tensor=weight,
         hint="set the model that it was trained on with --base",

@@ -64,7 +64,7 @@ def transform(
     name, _, _ = m.value.partition(":")
     if m.pack or (m.flat and m.orders) or name not in ("", MIRROR, *(v for v in VALUES if v.startswith("plus_"))):
         raise RefusedError(
-            "a GGUF stores this weight in a form that low-rank factors cannot be applied to",
+            "a GGUF stores this weight in a form that LoRA cannot be applied to",
             path=path,
             tensor=link.hf[0],
             hint="merge the adapter into its base instead: apr merge-adapter BASE ADAPTER -o OUT",

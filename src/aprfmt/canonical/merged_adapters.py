@@ -285,7 +285,7 @@ def _add_rest(
             "the adapter changes a weight that the base model does not have",
             path=path,
             tensor=missing,
-            hint="the adapter is for another base model",
+            hint="the adapter is for a different base model",
         )
     return found
 
@@ -298,7 +298,8 @@ def _is_of_gguf(tensor: CanonicalTensor) -> bool:
 def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, source: TensorSource, path: PathLike) -> None:
     if delta.shape != source.shape:
         raise RefusedError(
-            f"the adapter is for another base model: it adds {list(delta.shape)} to a weight of {list(source.shape)}",
+            f"the adapter is for a different base model: it adds {list(delta.shape)} to a weight of "
+            f"{list(source.shape)}",
             path=path,
             tensor=name,
         )
@@ -328,7 +329,7 @@ def _replace(
     resized = known in (c.embedding, c.head) and len(own) == 2 and tensor.shape[1:] == own[1:]
     if tensor.shape != own and not resized:
         raise RefusedError(
-            f"the adapter is for another base model: it replaces a weight of {list(own)} by {list(tensor.shape)}",
+            f"the adapter is for a different base model: it replaces a weight of {list(own)} by {list(tensor.shape)}",
             path=c.model.path,
             tensor=name,
         )

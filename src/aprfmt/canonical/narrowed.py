@@ -109,7 +109,7 @@ def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
         raise RefusedError("the architecture is unknown, so widths cannot be changed", path=path)
     sizes, lists = sizes_of(c.hparams), [name for key in row.keys for name in key.hf if key.field in _FIELDS]
     if not all(sizes.get(name) for name in (*WIDTHS, "head_dim")):
-        raise RefusedError(f"a {row.id} lacks some of these widths: {', '.join(WIDTHS)}", path=path)
+        raise RefusedError(f"widths of {row.id} cannot be changed: it lacks one of {', '.join(WIDTHS)}", path=path)
     for name, number in widths.items():
         if not 1 <= number <= sizes.get(name, 0):
             raise UsageError(f"{name}={number} is not from 1 to the model's {sizes.get(name, 0)}")

@@ -34,7 +34,7 @@ HF_QUANT = "hf_quant_config.json"
 UNPACK_HINT = "dequantize it with the tool that quantized it, or keep it quantized with --dtype keep"
 _ORIGINAL = "convert the model that it was quantized from (base_model in its README.md)"
 _WAYS = {
-    "auto-round": f"{_ORIGINAL}, or write it by auto-round with --format auto_gptq; --dtype keep keeps it quantized",
+    "auto-round": f"{_ORIGINAL}, or export it from auto-round with --format auto_gptq; --dtype keep keeps it quantized",
     "quark": f"{_ORIGINAL}; --dtype keep keeps it quantized",
     "torchao": f"{_ORIGINAL}, or load it with torchao and save weight.dequantize() of each module; "
     "--dtype keep keeps it quantized",

@@ -126,7 +126,7 @@ def _command(line: str, talk: Conversation) -> bool:
 
 
 def statistics(found: RunResult) -> str:
-    """One line about an answer."""
+    """The line printed after an answer."""
     parts = [f"{found.prompt_tokens:,} + {len(found.tokens):,} tokens"]
     if found.tokens_per_second is not None:
         parts.append(f"{found.tokens_per_second:.1f} tokens/s")

@@ -19,7 +19,7 @@ class Data(Common):
     """Summarize training data and loss masks: documents, tokens, share of tokens trained on, lengths, an example.
 
     Reads the data as `apr distill` and `apr pretrain` do, with the tokenizer and chat template of the model to train.
-    In conversations only the answers are trained on; the example shows them in green, or in [[ ]] without colour.
+    In conversations only the answers are trained on; the example shows them in green, or in [[ ]] without color.
 
     \b
     apr data chats.jsonl --model model.gguf

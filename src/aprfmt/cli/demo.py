@@ -54,7 +54,7 @@ def command(
     seconds = sum(step["seconds"] for step in steps)
     kept = str(output) if output else None
     body = {"model": str(source), "output": kept, "steps": steps, "skipped": skipped, "seconds": seconds}
-    summary = f"all steps but {skipped[0]['name']} passed" if skipped else "all steps passed"
+    summary = f"all steps except {skipped[0]['name']} passed" if skipped else "all steps passed"
     out.result(body, [f"{out.style(summary, 'green')} in {format_seconds(seconds)}"])
     if output is None:
         out.hint(f"apr import {source if file else 'model.gguf'} -o model.apr")
@@ -78,7 +78,7 @@ def _find_model(file: Path | None, folder: Path) -> Path:
 
 
 class DemoFiles(NamedTuple):
-    """The source, the .apr made of it, and the GGUF made of that."""
+    """The source GGUF, the .apr imported from it, and the GGUF exported from that."""
 
     source: Path
     packed: Path

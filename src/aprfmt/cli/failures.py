@@ -120,7 +120,7 @@ def _classify(error: BaseException) -> tuple[int, AprError]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust panicked, which is no Exception."""
+    """Whether a Rust library panicked; pyo3 raises that as a BaseException, not an Exception."""
     return type(error).__module__ == "pyo3_runtime"
 
 
@@ -188,7 +188,7 @@ def _usage_error(message: str, near: list[str], line: str) -> UsageError:
     from aprfmt.cli.commands import COMMANDS
     from aprfmt.cli.other_tools import no_such_command, rephrase
 
-    message = message.replace("valid int range", "whole number").replace("valid float range", "number").strip(" .")
+    message = message.replace("valid int range", "integer").replace("valid float range", "number").strip(" .")
     message = message[:1].lower() + message[1:]
     if elsewhere := no_such_command(out.command):
         return UsageError(message, hint=elsewhere)

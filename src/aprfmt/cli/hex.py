@@ -39,7 +39,8 @@ def hex(
         ),
     ] = None,
     offset: Annotated[
-        str, typer.Option(metavar="N", help="Start at this byte, of the tensor if given; 0x10 is 16.")
+        str,
+        typer.Option(metavar="N", help="Start at this byte offset, within the tensor if given; hex allowed (0x10)."),
     ] = "0",
     limit: Annotated[
         int | None,

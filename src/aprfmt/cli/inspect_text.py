@@ -63,7 +63,7 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.adapter is not None:
         yield "adapter", _adapter(found.adapter)
     elif found.carried.tensors or found.carried.files:
-        yield "also carries", _carried(found.carried)
+        yield "also contains", _carried(found.carried)
     if found.towers is not None:
         yield "towers", _towers(found.towers)
     if found.head is not None:

@@ -40,7 +40,7 @@ def lint(
     ] = None,
     list_rules: Annotated[bool, typer.Option("--list", help="List all rules with what they require and why.")] = False,
 ) -> int:
-    """Check a model file against best practices: licence, tokenizer, keys, names, dtypes, shards.
+    """Check a model file against best practices: license, tokenizer, keys, names, dtypes, shards.
 
     Checks metadata, names and shapes; apr validate checks values.
     Exit status: 0 no findings, 1 findings at or above the level of --fail-at.

@@ -190,7 +190,7 @@ def report(
     ] = None,
     force: ForceOption = False,
     follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow symbolic links that point outside the folder.")
+        bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
     ] = False,
 ) -> None:
     """Write a self-contained HTML report about a training run or a model.

@@ -45,7 +45,7 @@ class MergeAdapter(Conversion):
         given = self.given()
         if not self.unmerge:
             if "rank" in given:
-                raise UsageError("--rank is for --unmerge", hint="leave --rank out: a merged adapter has its own rank")
+                raise UsageError("--rank is for --unmerge", hint="leave out --rank: a merged adapter has its own rank")
             self.run("merging", merge_adapter, self.file, self.adapters, self.output)
             return
         if len(self.adapters) != 1:

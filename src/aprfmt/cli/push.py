@@ -28,11 +28,11 @@ def command(
     ] = None,
     create: Annotated[bool, typer.Option(help="Create the repository if it does not exist.")] = True,
     license: Annotated[
-        str | None, typer.Option(metavar="SPDX", help="Licence of the weights, if the card has none.")
+        str | None, typer.Option(metavar="SPDX", help="License of the weights, if the card has none.")
     ] = None,
-    no_license: Annotated[bool, typer.Option("--no-license", help="Publish without a licence.")] = False,
+    no_license: Annotated[bool, typer.Option("--no-license", help="Publish without a license.")] = False,
     follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow symbolic links that point outside the folder.")
+        bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
     ] = False,
     card: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Publish this model card instead of the repository's.")
@@ -75,7 +75,7 @@ def command(
 def _lines(report: PushReport) -> Iterator[str]:
     name = out.style(printable(report.repo), "bold")
     if report.plan:
-        yield f"{out.style('plan', 'cyan')} for {name}; nothing is sent"
+        yield f"{out.style('plan', 'cyan')} for {name}; nothing is uploaded"
     else:
         yield f"{out.style('published', 'green')} {name}"
     rows = [

@@ -62,7 +62,7 @@ class Training(Common):
         given = self.given()
         if (model := getattr(self, "model", None)) is not None:
             if "teacher" in given:
-                raise UsageError("the teacher is given twice", hint="leave --teacher out")
+                raise UsageError("the teacher is given twice", hint="leave out --teacher")
             given["teacher"] = model
         return train(type(self).__name__.lower(), given, self.config, plan=self.plan)
 

@@ -165,7 +165,7 @@ def expect(
 def positive(scheme: str, name: str, value: object, tensor: str) -> int:
     """`value` as a positive integer of the settings. Raises RefusedError."""
     if type(value) is not int or value <= 0 or value >= 1 << 62:
-        raise refusal(scheme, tensor, f"{name} is {value!r}, not a size", "correct it in config.json")
+        raise refusal(scheme, tensor, f"{name} is {value!r}, not a valid size", "correct it in config.json")
     return value
 
 

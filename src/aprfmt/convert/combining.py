@@ -193,7 +193,7 @@ def _refuse_beside_config(call: MergeCall) -> None:
         if value is not None and value not in ([], ()):
             what = "models" if name == "models" else f"--{name.rstrip('_').replace('_', '-')}"
             raise UsageError(
-                f"{what} and --config cannot be given together", hint="set models, method and parameters in the recipe"
+                f"{what} and --config are mutually exclusive", hint="set models, method and parameters in the recipe"
             )
 
 

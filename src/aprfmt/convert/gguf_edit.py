@@ -35,7 +35,7 @@ TYPES: dict[str, GgufType] = {
 
 # What no edit of a key alone can change: where the data lie, and what belongs to rows of tensors.
 _FIXED = {
-    "general.alignment": "sets where the tensor data begin",
+    "general.alignment": "sets where the tensor data begins",
     "split.no": "is the index of this part of a split model",
     "split.count": "is the number of parts",
     "split.tensors.count": "is the number of tensors of all parts",

@@ -270,6 +270,6 @@ def _with_pre(c: Canonical, tokenizer: Tokenizer, pre: str | None, *, overlaid: 
         raise RefusedError(
             "llama.cpp has no pre-tokenizer that matches this tokenizer",
             path=c.model.path,
-            hint=f"{tokenizer.pre_note or 'the file names none'}; set one with --pre NAME",
+            hint=f"{tokenizer.pre_note or 'the file does not name one'}; set one with --pre NAME",
         )
     return tokenizer

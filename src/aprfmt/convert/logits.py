@@ -236,7 +236,9 @@ class SourceLogits:
         """Computes the logits of `c`, the source of a conversion to the format `target`. Raises as compute."""
         if c.adapter is not None or c.arch is None:
             raise UsageError(
-                "--verify=logits needs a language model of a known architecture", path=c.model.path, hint="leave it out"
+                "--verify=logits needs a language model of a known architecture",
+                path=c.model.path,
+                hint="leave out =logits",
             )
         pairs = to_gguf(c.hparams, c.arch, complete=False, misfits=True)
         kind = kind_of({key: value for key, _, value in pairs} | {"general.architecture": c.arch.gguf})

@@ -397,7 +397,7 @@ def _recipe(root: SettingsNode, path: PathLike) -> MergeRecipe:
 
 def _tokenizer(entries: Mapping[str, SettingsNode]) -> str | None:
     if "tokenizer_source" in entries and "tokenizer" in entries:
-        raise entries["tokenizer"].error("tokenizer and tokenizer_source cannot be given together")
+        raise entries["tokenizer"].error("tokenizer and tokenizer_source are mutually exclusive")
     if "tokenizer" in entries:
         found = _entries(entries["tokenizer"], "tokenizer", ("source",))
         return _text(found["source"], "source") if "source" in found else None

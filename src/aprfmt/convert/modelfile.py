@@ -1,4 +1,4 @@
-"""Writes an Ollama Modelfile for a GGUF: path, chat template in Go syntax, stop tokens, context, licence."""
+"""Writes an Ollama Modelfile for a GGUF: path, chat template in Go syntax, stop tokens, context, license."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Running:
     """How every conversion runs."""
 
     follow_links: bool = option(
-        False, "Follow symbolic links that point outside the folder; not needed for the hub's cache.", section=SOURCE
+        False, "Follow symlinks that point outside the folder; not needed for the hub's cache.", section=SOURCE
     )
     plan: bool = option(False, "Show what would be written; write nothing.")
     force: bool = option(False, "Overwrite the output if it exists.", flags=("-f",))
@@ -173,9 +173,9 @@ class WithoutDrafts:
 class Stated:
     """Provenance that overrides that of the source."""
 
-    license: str | None = option(None, "Licence of the weights.", metavar="SPDX", section=PROVENANCE)
+    license: str | None = option(None, "License of the weights.", metavar="SPDX", section=PROVENANCE)
     data_source: str | None = option(None, "Training data of the model.", metavar="ID", section=PROVENANCE)
-    data_license: str | None = option(None, "Licence of the training data.", metavar="SPDX", section=PROVENANCE)
+    data_license: str | None = option(None, "License of the training data.", metavar="SPDX", section=PROVENANCE)
 
 
 @record(frozen=True, kw_only=True, init=False)
@@ -212,7 +212,7 @@ class Options(Packaged, Shaped):
         "llama.cpp", "Naming of padding tokens in a GGUF: llama.cpp or apr.", metavar="STYLE", section=TOKENIZER
     )
     modelfile: bool = option(False, "Also write an Ollama Modelfile: template, stop tokens, context.")
-    allow_different: bool = option(False, "Write a GGUF even if llama.cpp computes other logits.")
+    allow_different: bool = option(False, "Write a GGUF even if llama.cpp computes different logits.")
 
     def non_defaults(self) -> list[str]:
         """The options that differ from their defaults."""

@@ -74,7 +74,7 @@ def _progress(name: str, value: object) -> object:
 
 def _whole(name: str, value: object) -> int:
     if type(value) is not int:
-        raise _wrong(name, "a whole number", value)
+        raise _wrong(name, "an integer", value)
     return value
 
 
@@ -107,7 +107,9 @@ def parse_size(value: object, *, least: int = 1, name: str = "") -> int:
             size = -1
     if size < least:
         option = f"--{name.replace('_', '-')}: " if name else ""
-        raise UsageError(f"{option}{short(value)} is not a size", hint="write it as 5GB, 500MiB or a number of bytes")
+        raise UsageError(
+            f"{option}{short(value)} is not a valid size", hint="write it as 5GB, 500MiB or a number of bytes"
+        )
     return size
 
 

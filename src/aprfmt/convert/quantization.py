@@ -270,7 +270,7 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
             hint="write a .gguf or .apr file, or use --dtype f32, f16 or bf16",
         )
     if options.leave_output and options.output_type:
-        raise UsageError("--leave-output and --output-type cannot be given together", hint="use one of them")
+        raise UsageError("--leave-output and --output-type are mutually exclusive", hint="use one of them")
     imatrix = read_imatrix(options.imatrix) if options.imatrix is not None else None
     overrides = QuantizeOverrides(
         pure=options.pure,

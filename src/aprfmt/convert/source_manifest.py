@@ -258,7 +258,7 @@ class _Source:
         if type(position) is not int or not 0 <= position < len(mapping.after):
             raise CorruptError("the source manifest lacks the tensor of a row mapping")
         if tuple(part.shape for part in parts) != mapping.before:
-            raise CorruptError("the source manifest declares another shape for a tensor", tensor=names[0])
+            raise CorruptError("the source manifest declares a different shape for a tensor", tensor=names[0])
         return _as_stored(
             CanonicalTensor(names[0], tuple(part.as_source() for part in parts), mapping, position), dtype
         )

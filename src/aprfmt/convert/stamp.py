@@ -100,7 +100,7 @@ def stamp(
         force: replace an existing output.
 
     Raises:
-        UsageError: an empty patch, a value of the wrong kind, a licence that is not an SPDX id, a key without effect.
+        UsageError: an empty patch, a value of the wrong kind, a license that is not an SPDX id, a key without effect.
         RefusedError: keys with which llama.cpp would not load the GGUF.
         UnsupportedError: `src` is in another format.
     """
@@ -118,7 +118,7 @@ def stamp(
     if set is not None and not isinstance(set, Mapping):
         raise UsageError(f"set must be a mapping of metadata keys, not {set!r:.80}")
     patch: dict[str, object] = {key: value for key, value in given.items() if value is not None} | dict(set or {})
-    # However a licence is given, it is checked and spelled as SPDX does.
+    # However a license is given, it is checked and spelled as SPDX does.
     flags = {key: text for key in provenance.FLAGS if isinstance(text := patch.get(key), str)}
     patch |= provenance.from_flags({key: str(parse_text(t)) if isinstance(t, Text) else t for key, t in flags.items()})
     if not patch and tokenizer is None:

@@ -203,7 +203,7 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
     """
     if c.part or c.tower is not None or has_tower(c):
         raise RefusedError(
-            "the model already has towers" if not c.part else f"the file holds {c.part}, not a language model",
+            "the model already has towers" if not c.part else f"the file contains {c.part}, not a language model",
             path=c.model.path,
             hint="use --mmproj with the GGUF of a language model only",
         )

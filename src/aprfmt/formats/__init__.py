@@ -254,7 +254,7 @@ def _unknown_file(found: Candidate) -> AprError:
         return CorruptError("not a safetensors file: invalid header length", path=path, offset=0)
     if path.name in _BESIDE_WEIGHTS:
         hint = f"pass the folder: {path.parent}"
-        return UnknownFormatError("this file belongs to a model but holds no weights", path=path, hint=hint)
+        return UnknownFormatError("this file belongs to a model but contains no weights", path=path, hint=hint)
     pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return UnknownFormatError(
         "not a file of any known format (APR, GGUF, safetensors, PyTorch)",

@@ -272,7 +272,7 @@ def _check_layout(source: Source, end: int, header: dict[str, Any], warnings: li
     stored, computed = int.from_bytes(source.read(last, _FOOTER), "little"), crc32_of_range(source, 0, last)
     if stored != computed:
         raise ChecksumError(
-            f"CRC-32 mismatch: the footer has {stored:08x}, the bytes give {computed:08x}", path=path, offset=last
+            f"CRC-32 mismatch: the footer has {stored:08x}, computed {computed:08x}", path=path, offset=last
         )
     if header["model_type"] not in MODEL_TYPES:
         raise UnsupportedError(f"unknown model type {header['model_type']:#06x}", path=path, offset=6)
@@ -299,17 +299,16 @@ def read_v1(
 
     Args:
         path: the file.
-        password: of a payload encrypted by password; a file that is not encrypted is refused.
-        private_key: 32 raw bytes, X25519, of the recipient of an encrypted payload; goes before `password`. A file
-            that is not encrypted is refused.
-        public_key: 32 raw bytes, Ed25519: the only key that may have signed the file; one that is not signed is
-            refused. Without it the embedded key is used, which proves that the file is whole, but not who signed it.
+        password: password of the encrypted payload; a file that is not encrypted is refused.
+        private_key: 32 raw bytes, X25519 private key of the recipient; takes precedence over `password`. A file that is
+            not encrypted is refused.
+        public_key: 32 raw bytes, Ed25519: the file must be signed with this key. Without it the embedded key is used,
+            which proves that the file is intact, but not who signed it.
 
     Raises:
-        CorruptError, ChecksumError (also for a bad or missing signature), UnsupportedError, NotFoundError,
+        CorruptError, ChecksumError (also for an invalid or missing signature), UnsupportedError, NotFoundError;
         RefusedError for a file without the encryption that a key was given for.
-        Keys of an encrypted payload are used when `.payload` is asked for, which raises RefusedError where
-        they do not fit.
+        `.payload` decrypts on first access and raises RefusedError if the key is wrong.
     """
     with Source.open(path) as source:
         file = V1File(source, password=password, private_key=private_key, public_key=public_key)

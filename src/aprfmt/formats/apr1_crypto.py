@@ -158,5 +158,5 @@ def verify(message: Buffer, block: bytes, path: str, trusted_key: bytes | None) 
         Ed25519PublicKey.from_public_bytes(public).verify(bytes(block[:SIGNATURE_BYTES]), message)
     except (InvalidSignature, ValueError):
         if public != embedded:
-            raise ChecksumError("the file is signed with another key than the trusted one", path=path) from None
+            raise ChecksumError("the file is not signed with the trusted key", path=path) from None
         raise ChecksumError("signature mismatch", path=path, hint="the file was modified after signing") from None

@@ -193,7 +193,7 @@ def _unpack_map(raw: bytes) -> JsonObject:
             raise LimitError(f"metadata nested deeper than {MAX_JSON_DEPTH} levels")
         children = [x for node in level for x in (node.values() if isinstance(node, dict) else node)]
         if not all(x is None or isinstance(x, bool | int | float | str | list | dict) for x in children):
-            raise CorruptError("the metadata holds binary data")
+            raise CorruptError("the metadata contains binary data")
         level = [x for x in children if isinstance(x, list | dict)]
     return value
 

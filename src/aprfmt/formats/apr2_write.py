@@ -40,10 +40,10 @@ _COMPRESSED = FLAGS["lz4_compressed"] | FLAGS["zstd_compressed"]
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A tensor whose bytes are encoded already.
+    """A tensor with already encoded bytes.
 
     Attributes:
-        dtype: any name of codecs.dtypes, in any spelling (`Q4_K`, `q4k`).
+        dtype: any name in codecs.dtypes, in any spelling (`Q4_K`, `q4k`).
         shape: row-major, outermost dimension first.
         data: the stored bytes.
     """

@@ -142,7 +142,7 @@ def _open_wrapper(source: Source, path: Path, algorithm: int) -> Model:
 def _open_apr1(image: Source, path: Path, file: Source, base: int, label: str) -> Model:
     """An APR1 container that begins at `base` of `image`; `file` is what lies on disk."""
     if image.read(base, min(4, image.size - base)) != b"APR1":
-        raise CorruptError("the wrapper holds no APR1 file", path=path, offset=base)
+        raise CorruptError("the wrapper contains no APR1 file", path=path, offset=base)
     end = image.size - _FOOTER
     metadata_raw, at = _section(image, base + 4, end, MAX_METADATA_BYTES, "metadata")
     count = int.from_bytes(image.read(at, 4), "little")

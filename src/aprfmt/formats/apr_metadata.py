@@ -276,11 +276,10 @@ def _json_kind(value: object) -> str:
 
 
 def canonicalize_aliases(values: Mapping[str, object]) -> dict[str, object]:
-    """`values` without the names that other tools use for typed fields; their first number fills an unset
-    field.
+    """`values` without the names that other tools use for typed fields; an unset field takes its first numeric alias.
 
-    A file must never hold a typed field together with one of its aliases: the reference reader would drop
-    all metadata.
+    A file must never contain a typed field together with one of its aliases: the reference reader would drop all
+    metadata.
     """
     result = dict(values)
     for name, aliases in _ALIASES.items():

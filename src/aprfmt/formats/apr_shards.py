@@ -65,7 +65,7 @@ def _manifest_of(folder: Path) -> Path:
         raise RefusedError("no manifest of `.apr` shards found in the folder", path=folder)
     if len(found) > 1 and MANIFEST_NAME not in found:
         hint = f"choose one: {folder / found[0]}"
-        raise RefusedError("the folder holds several sharded models", path=folder, hint=hint)
+        raise RefusedError("the folder contains several sharded models", path=folder, hint=hint)
     return folder / (MANIFEST_NAME if MANIFEST_NAME in found else found[0])
 
 

@@ -143,7 +143,7 @@ def _dense_problems(
     if name in shapes and shapes[name] != (sizes[1], sizes[0]):
         yield path, f"needs a weight of {[sizes[1], sizes[0]]}, found {list(shapes[name])}", name
     if name not in shapes and not any(has_file(f"{module.path}/{file}") for file in _WEIGHTS):
-        yield f"{module.path}/{_WEIGHTS[0]}", "is missing; it holds the weights of the module", None
+        yield f"{module.path}/{_WEIGHTS[0]}", "is missing; it contains the weights of the module", None
 
 
 def _json(raw: bytes | None) -> Json:

@@ -265,7 +265,7 @@ def _find_index(folder: Path, names: Sequence[str], kind: _Kind) -> tuple[str | 
             return index, []
         return None, [f"{index} lists missing files; using {kind.single}"]
     if len(found) > 1:
-        raise RefusedError("the folder holds several models", path=folder, hint=f"choose one: {folder / found[0]}")
+        raise RefusedError("the folder contains several models", path=folder, hint=f"choose one: {folder / found[0]}")
     return (found[0] if found and kind.single not in names else None), []
 
 

@@ -53,7 +53,8 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"cannot locate the hub cache: {path} refers to the home of a user without one", hint="set HF_HOME=FOLDER"
+            f"cannot locate the hub cache: {path} refers to the home folder of an unknown user",
+            hint="set HF_HOME=FOLDER",
         ) from None
 
 
@@ -75,7 +76,7 @@ _ANSWERS = {
 _STATUS_HINTS = {
     401: "hf auth login, or set HF_TOKEN to a valid token or unset it: the hub rejected the current one",
     403: "use a token with read access to the repository: hf auth login or HF_TOKEN",
-    429: "wait some minutes, or set HF_TOKEN: the hub limits the rate of requests",
+    429: "wait a few minutes, or set HF_TOKEN: the hub limits the rate of requests",
 }
 _NOT_FETCHED = "is not in the local cache and could not be fetched"
 _SECRET = re.compile(r"hf_\w+|(?<=Bearer )\S+")
@@ -123,7 +124,7 @@ def _no_answer(chain: Sequence[BaseException], address: str, what: str) -> AprEr
     elsewhere = _ELSEWHERE if what == _NOT_FETCHED else ""
     status = next((code for cause in chain if (code := _status(cause))), None)
     if status is not None:
-        reason, hint = f"the hub answered {status}", _STATUS_HINTS.get(status, f"try again later{elsewhere}")
+        reason, hint = f"the hub returned {status}", _STATUS_HINTS.get(status, f"try again later{elsewhere}")
     elif any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in chain):
         reason, hint = "the hub timed out", f"try again later{elsewhere}"
     elif any(_NETWORK & {kind.__name__ for kind in type(cause).__mro__} for cause in chain):

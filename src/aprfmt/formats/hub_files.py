@@ -140,7 +140,7 @@ def look_up(wanted: HubPath) -> Revision:
         error.path = error.path or address
         raise
     if answer.count(b"{") + answer.count(b"[") > MAX_HUB_NESTED:
-        raise LimitError(f"the hub's answer has more than {MAX_HUB_NESTED} objects", path=address)
+        raise LimitError(f"the hub's response has more than {MAX_HUB_NESTED} objects", path=address)
     try:
         info = jsonx.loads(answer)
     except AprError as error:
@@ -150,7 +150,7 @@ def look_up(wanted: HubPath) -> Revision:
     if not isinstance(info, dict) or not isinstance(commit, str) or not is_digest(commit):
         raise CorruptError(f"the hub did not return the commit of {wanted.revision} in {wanted.repo}")
     if is_digest(wanted.revision) and commit != wanted.revision:
-        raise ChangedError(f"the hub answered with commit {commit}", path=address, hint="check HF_ENDPOINT")
+        raise ChangedError(f"the hub returned commit {commit}", path=address, hint="check HF_ENDPOINT")
     rows = info.get("siblings")
     return Revision(commit, rows if isinstance(rows, list) else [])
 
@@ -279,7 +279,7 @@ def _check(answers: Sequence[Any], file: RemoteFile, start: int, end: int) -> No
     if start == 0 and response.headers.get("Content-Length") == str(file.size) and end == file.size:
         return
     raise UnsupportedError(
-        f"the hub answered {response.status_code} to a range request: it serves whole files only",
+        f"the hub returned {response.status_code} for a range request: it serves whole files only",
         path=file.address,
         hint="download the repository with hf download, then pass its folder",
     )

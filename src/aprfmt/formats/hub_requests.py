@@ -43,7 +43,7 @@ class AnswerError(Exception):
     """
 
     def __init__(self, response: Any) -> None:
-        super().__init__(f"the hub answered {response.status_code}")
+        super().__init__(f"the hub returned {response.status_code}")
         self.response = response
         self.kind = _KINDS.get(response.headers.get("X-Error-Code", ""), "")
         # The hub answers 401 for a repository that is missing or private, unless it rejects the token itself.
@@ -71,10 +71,10 @@ def ask(url: str) -> bytes:
             body += data
             if len(body) > MAX_HUB_ANSWER_BYTES:
                 raise StorageError(
-                    f"the hub's answer has more than {MAX_HUB_ANSWER_BYTES} bytes", hint="check HF_ENDPOINT"
+                    f"the hub's response has more than {MAX_HUB_ANSWER_BYTES} bytes", hint="check HF_ENDPOINT"
                 )
             if time.monotonic() > until:
-                raise StorageError("the hub timed out during its answer", hint="try again later")
+                raise StorageError("the hub timed out during its response", hint="try again later")
     return bytes(body)
 
 
@@ -121,7 +121,7 @@ def _check(response: Any) -> None:
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedError(
-            f"the hub sent an answer compressed with {encoding[:40]!r}, which was not requested",
+            f"the hub sent a response compressed with {encoding[:40]!r}, which was not requested",
             hint="a proxy may do this: check HTTPS_PROXY and HF_ENDPOINT",
         )
 
@@ -214,5 +214,5 @@ def body(response: Any) -> Iterator[bytes]:
 def _least_rate() -> int:
     text = os.environ.get(RATE_VARIABLE) or str(MIN_HUB_RATE)
     if not (text.isascii() and text.isdecimal()):
-        raise UsageError(f"{RATE_VARIABLE} must be a whole number, not {text!r:.40}", hint=f"{RATE_VARIABLE}=1000")
+        raise UsageError(f"{RATE_VARIABLE} must be an integer, not {text!r:.40}", hint=f"{RATE_VARIABLE}=1000")
     return int(text)

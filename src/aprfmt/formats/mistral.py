@@ -131,7 +131,7 @@ def _quantization(told: Json) -> JsonObject:
         raise UnsupportedError(
             f"params.json declares {told.get('qformat_weight')} weights; only fp8_e4m3 is supported in this layout",
             path=PARAMS_NAME,
-            hint="take the repository's config.json and model*.safetensors",
+            hint="use the repository's config.json and model*.safetensors",
         )
     packed: JsonObject = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
     return {"quantization_config": packed, "dtype": "bfloat16"}
@@ -144,7 +144,7 @@ def _experts(moe: JsonObject) -> JsonObject:
             f"params.json has experts in one of every {moe['route_every_n']} layers; only experts in every layer "
             "are supported in this layout",
             path=PARAMS_NAME,
-            hint="take the repository's config.json and model*.safetensors",
+            hint="use the repository's config.json and model*.safetensors",
         )
     return {own: moe[key] for key, own in _MOE_KEYS.items() if moe.get(key) is not None}
 

@@ -324,7 +324,7 @@ def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> 
     try:
         n_name = len(name.encode())
     except UnicodeEncodeError as error:
-        raise CorruptError("a tensor name holds a lone surrogate", tensor=name) from error
+        raise CorruptError("a tensor name contains a lone surrogate", tensor=name) from error
     shape, strides, offset, storage = value.shape, value.strides, value.offset, value.storage
     numbers = (
         (offset, *shape, *strides) if isinstance(shape, tuple | list) and isinstance(strides, tuple | list) else (-1,)
@@ -334,7 +334,7 @@ def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> 
     if n_name > MAX_NAME_BYTES or len(shape) > MAX_NDIM:
         raise LimitError(f"its name or number of dims exceeds the limit ({MAX_NDIM} dims)")
     if len(strides) != len(shape):
-        raise CorruptError("its numbers of strides and dims differ", tensor=name, hint=_AGAIN)
+        raise CorruptError("the number of strides differs from the number of dims", tensor=name, hint=_AGAIN)
     sizes = [math.prod(shape[i:]) for i in range(len(shape) + 1)]
     if sizes[0] and any(
         dim != 1 and stride != sizes[i + 1] for i, (dim, stride) in enumerate(zip(shape, strides, strict=True))

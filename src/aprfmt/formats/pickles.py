@@ -89,4 +89,4 @@ def warnings(left: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """What the user should know of what the files hold beside tensors, by file name."""
     for name, items in left.items():
         if items:
-            yield f"{name} holds more than weights; not converted: {first_few(items)}"
+            yield f"{name} contains more than weights; not converted: {first_few(items)}"

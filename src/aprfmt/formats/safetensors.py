@@ -152,7 +152,7 @@ def _fields(name: str, info: object, path: str) -> tuple[str, Shape, int, int]:
     try:
         n_name = len(name) if name.isascii() else len(name.encode())
     except UnicodeEncodeError as error:
-        raise CorruptError("a tensor name holds a lone surrogate", path=path, tensor=name) from error
+        raise CorruptError("a tensor name contains a lone surrogate", path=path, tensor=name) from error
     if n_name > MAX_NAME_BYTES:
         raise LimitError(f"a tensor name has {n_name} bytes; the limit is {MAX_NAME_BYTES}", path=path)
     known = info if isinstance(info, dict) else {}

@@ -151,7 +151,7 @@ class TeacherShard:
             for name in wanted:
                 if found.get(name) != wanted[name]:
                     raise CorruptError(
-                        f"it has {found.get(name)}, but its metadata require {wanted[name]}", path=path, tensor=name
+                        f"it has {found.get(name)}, but its metadata requires {wanted[name]}", path=path, tensor=name
                     )
             self._offsets = {t.name: t.offset for t in shard.tensors}
             read = {t.name: shard.source.read(t.offset, t.n_bytes) for t in shard.tensors if t.name not in _TENSORS}
@@ -199,7 +199,7 @@ def _facts_of(path: Path, metadata: dict[str, str]) -> TeacherHeader:
     except (KeyError, TypeError, ValueError, IndexError, RecursionError):
         is_good = False
     if not is_good:
-        raise CorruptError("its metadata lack keys that docs/teacher-files.md requires", path=path)
+        raise CorruptError("its metadata lacks keys that docs/teacher-files.md requires", path=path)
     return facts
 
 
@@ -273,9 +273,9 @@ class TeacherFiles:
         facts = self.facts
         known = ", ".join(f"{t:g}" for t in facts.temperatures)
         for is_wrong, message, hint in (
-            (facts.tokenizer != tokenizer, "the teacher files were made with another tokenizer",
+            (facts.tokenizer != tokenizer, "the teacher files were made with a different tokenizer",
                 "apr teacher F --student S --data D -o DIR tokenizes with the student's tokenizer"),
-            (facts.seq_len != seq_len, f"the teacher files hold sequences of {facts.seq_len} tokens, not {seq_len}",
+            (facts.seq_len != seq_len, f"the teacher files contain sequences of {facts.seq_len} tokens, not {seq_len}",
                 f"--seq-len {facts.seq_len}"),
             (k is not None and k > facts.k, f"the teacher files store {facts.k} ids per position, not {k}",
                 f"--top-k {facts.k}, or write them again with apr teacher --top-k {k}"),

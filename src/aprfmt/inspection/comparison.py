@@ -43,14 +43,14 @@ class ModelDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The outcome; `to_json` is the object of `apr diff --json`.
+    """The result of `diff`; `to_json` is the object of `apr diff --json`.
 
     Attributes:
         a, b: the paths as given.
-        tensors_compared: tensors that both sides have.
-        notes: what was deliberately not counted as a difference.
-        tensors: where values were compared, each tensor that both sides have in one shape, the worst first.
-        total: of all of these together; None if missing, or the files are the same.
+        tensors_compared: number of tensors in both models.
+        notes: differences that were deliberately ignored.
+        tensors: with `values`, every tensor that has the same shape in both models, worst first.
+        total: metrics over all of these tensors; None if there are none or the files are identical.
     """
 
     a: str

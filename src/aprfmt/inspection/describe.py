@@ -146,22 +146,22 @@ class StoredKey:
 
 @record(frozen=True, slots=True)
 class Inspection:
-    """What a model file is; `to_json` is the object of `apr inspect --json`.
+    """The result of `inspect`; `to_json` is the object of `apr inspect --json`.
 
     Attributes:
         file: the path as given.
-        format, version: the container as users know it, "GGUF v3" and "3".
-        checksum: {"header", "footer"}: "ok", "bad", "none"; of the footer also "absent" and "unchecked".
-        metadata: the typed APR fields that are known, those of ALWAYS_PRESENT as None when they are not.
-        dtypes: most bytes first.
-        quantized: weights of a quantized checkpoint by scheme, and those that QAT left on the values of Q4_0.
-        carried: what else it holds than the network.
-        head: what it gives in place of the next token; None for a plain language model.
-        adapter: what it changes, where it is an adapter; else None.
-        tensors: all of them where they were asked for.
-        stored: the file's own metadata keys where they were asked for.
-        vocabulary: the tokens where they were asked for (`with_vocabulary`); None without a tokenizer.
-        quality: the score, where it was asked for.
+        format, version: the container and its version, such as "GGUF v3" and "3".
+        checksum: {"header", "footer"}: "ok", "bad" or "none"; the footer also "absent" or "unchecked".
+        metadata: the known typed APR fields; those in ALWAYS_PRESENT are None if unknown.
+        dtypes: dtypes of the tensors, most bytes first.
+        quantized: quantized weights by scheme, and weights that QAT left on the values of Q4_0.
+        carried: what the file contains besides the network.
+        head: what the model outputs instead of next-token logits; None for a plain language model.
+        adapter: what an adapter changes; None if the file is not an adapter.
+        tensors: all tensors, if requested.
+        stored: the file's own metadata keys, if requested.
+        vocabulary: the tokens, if requested (`with_vocabulary`); None without a tokenizer.
+        quality: the completeness score, if requested.
     """
 
     file: str
@@ -215,11 +215,10 @@ class Inspection:
 def inspect(
     path: PathLike, *, vocab: bool = False, weights: bool = False, quality: bool = False, metadata: bool = False
 ) -> Inspection:
-    """What the model at `path` is: container, architecture, dimensions, dtypes, tokenizer, provenance.
+    """Reads a model's container, architecture, dimensions, dtypes, tokenizer and provenance.
 
-    `vocab` adds the tokens, `weights` the tensors, `quality` a score of how completely the file describes itself,
-    `metadata` every metadata key as it is stored.
-    Raises AprError for a file that cannot be opened.
+    `vocab` adds the tokens, `weights` the tensors, `quality` a completeness score of the metadata, `metadata` every
+    metadata key as stored. Raises AprError if the file cannot be opened.
     """
     with formats.open_unchanged(path) as model:
         found = replace(describe(model, quality=quality), file=os.fspath(path))

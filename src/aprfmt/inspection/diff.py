@@ -68,15 +68,23 @@ def diff(
     force: bool = False,
     progress: StartProgress | None = None,
 ) -> Comparison:
-    """What the models at `a` and `b` differ in: container, metadata, tensor names, dtypes, shapes and bytes.
+    """Compares two models: container, metadata, tensor names, dtypes, shapes and bytes.
 
-    `values` compares the tensors alone, decoded and in one row order, so that containers and dtypes may differ; two
-    values are the same when they differ by at most `tolerance`, or are both NaN. The result then has the figures of
-    every tensor (RMSE, SNR, cosine, bits per weight), which a page at `output` draws; `force` replaces one.
-    `metadata_only` leaves the tensors alone. `base` is the model that both are adapters for, which tells the order of
-    their rows in a GGUF; adapters are compared by factors and scales. `threads` is how many compare values (None: one a
-    processor). `progress` is called with the bytes of `a`, its result with (bytes, tensor) as they are compared.
-    Raises UsageError for options that contradict each other, ExistsError for an output that is there.
+    Args:
+        a, b: the models; their formats may differ.
+        values: compare only tensors, decoded and in the same row order, so containers and dtypes may differ. Two values
+            are equal if they differ by at most `tolerance` or are both NaN. The result then has metrics of every tensor
+            (RMSE, SNR, cosine, bits per weight).
+        metadata_only: compare only the metadata.
+        base: base model of two adapters, which determines their row order in a GGUF; adapters are compared by factors
+            and scales.
+        threads: worker threads; None: one per CPU.
+        output: with `values`, an HTML page to write; `force` replaces an existing one.
+        progress: called with the number of bytes of `a`; returns a function to call with (bytes, tensor).
+
+    Raises:
+        UsageError: contradictory options.
+        ExistsError: the output exists, without `force`.
     """
     _check_options(values, tolerance, metadata_only, threads, output)
     names = os.fspath(a), os.fspath(b)

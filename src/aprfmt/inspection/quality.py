@@ -62,11 +62,11 @@ def quality_of(
     No tensor value is decoded, and the breakdown says so; `apr validate` does that.
     """
     structure = dict.fromkeys(("architecture", "hidden_size", "num_layers", "num_heads"), 5)
-    licences = {"license": 9, "data_source": 8, "data_license": 8}
+    licenses = {"license": 9, "data_source": 8, "data_license": 8}
     classes = {"hf_architecture": 12, "hf_model_type": 8}
     what = "checks architecture and dimensions in the metadata against tensor names and shapes"
     stated = (
-        "checks that license, data_source and data_license are set and licences are SPDX ids, not that they are correct"
+        "checks that license, data_source and data_license are set and licenses are SPDX ids, not that they are correct"
     )
     odd = {
         name: f"{name} {value!r} is not an SPDX id"
@@ -77,7 +77,7 @@ def quality_of(
         {
             "physics": _checksum_part(checksum),
             "structural": _fields_part(metadata, structure, what, _contradictions(model, metadata)),
-            "provenance": _fields_part(metadata, licences, stated, odd),
+            "provenance": _fields_part(metadata, licenses, stated, odd),
             "hf_identity": _fields_part(metadata, classes, ", ".join(classes), {}),
             "tokenizer": _tokenizer_part(model, tokenizer),
         }

@@ -74,15 +74,15 @@ class TreeStep:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The modules of a model; `to_json` is the object of `apr tree --json`.
+    """The result of `tree`; `to_json` is the object of `apr tree --json`.
 
     Attributes:
         file: the path as given.
-        format: the container as users know it, "GGUF v3".
-        tensor_count: tensors of the file.
-        matched: those that the filter left.
-        depth: levels that are shown; 0: all.
-        nodes: the top of the tree.
+        format: the container, such as "GGUF v3".
+        tensor_count: number of tensors in the file.
+        matched: number of tensors that match the filter.
+        depth: number of levels shown; 0: all.
+        nodes: the top-level modules.
     """
 
     file: str
@@ -122,11 +122,10 @@ class Tree:
 
 
 def tree(path: PathLike, *, depth: int = 0, filter: str | None = None) -> Tree:
-    """The modules of the model at `path`, from the names of its tensors alone.
+    """Builds the module tree of the model at `path` from its tensor names.
 
-    `depth` is the number of levels to show (0: all). `filter` leaves the tensors whose names match it (a glob; without
-    wildcards: whose names contain it).
-    Raises AprError for a file that cannot be opened, UsageError for a negative depth.
+    `depth` is the number of levels to show (0: all). `filter` keeps only matching tensors (a glob; without wildcards:
+    names that contain it). Raises AprError if the file cannot be opened, UsageError for a negative depth.
     """
     if type(depth) is not int or depth < 0:
         raise UsageError(f"depth must be a number of levels, 0 or more, not {depth!r}")

@@ -102,7 +102,7 @@ class Subject:
     def no_tensors(self) -> str:
         """Why there is nothing to look at."""
         encrypted = self.model.flags.get("encrypted")
-        return "the tensors are encrypted" if encrypted else "the file holds no tensors"
+        return "the tensors are encrypted" if encrypted else "the file contains no tensors"
 
     @property
     def vocabulary_tensors(self) -> list[Tensor]:
@@ -304,7 +304,7 @@ def _adapter(subject: Subject) -> Iterator[Check]:
 def _names(subject: Subject) -> Iterator[Check]:
     found = subject.canonical
     if is_adapter(subject.model):
-        yield Check("skip", f"the file holds {ADAPTER}")
+        yield Check("skip", f"the file contains {ADAPTER}")
         return
     if isinstance(found, AprError):
         yield Check("skip" if found.tensor is None else "fail", found.message, found.tensor)
@@ -313,7 +313,7 @@ def _names(subject: Subject) -> Iterator[Check]:
         read_towers(subject.model).check()
         return
     if found.arch is None:
-        yield Check("skip", f"the file holds {found.part}" if found.part else "unknown architecture")
+        yield Check("skip", f"the file contains {found.part}" if found.part else "unknown architecture")
         return
     check_tensors(found.arch, found.hparams, network_shapes(found))
 
@@ -358,7 +358,7 @@ def _special_ids(subject: Subject) -> Iterator[Check]:
 def _required_keys(subject: Subject) -> Iterator[Check]:
     found = subject.canonical
     if (isinstance(found, Canonical) and found.part) or is_adapter(subject.model):
-        yield Check("skip", f"the file holds {found.part if isinstance(found, Canonical) else ADAPTER}")
+        yield Check("skip", f"the file contains {found.part if isinstance(found, Canonical) else ADAPTER}")
         return
     hparams = subject.model.hparams
     row = ARCHITECTURES.get(hparams.architecture or "")
@@ -411,7 +411,10 @@ RULES = (
     ValidationRule("container.footer", 15, "the file checksum matches", _footer),
     ValidationRule("container.protection", 0, "checksums protect the file", _protection),
     ValidationRule(
-        "record.names", 5, "no restored file has a name that other programs act on", _check_source_manifest_names
+        "record.names",
+        5,
+        "no restored file has a name that other programs execute or reserve",
+        _check_source_manifest_names,
     ),
     ValidationRule("container.extents", 10, "every tensor is inside the file and its size matches its shape", _extents),
     ValidationRule("tensors.unique", 5, "every tensor name is unique", _duplicates),
@@ -431,15 +434,15 @@ RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The outcome of all rules; `to_json` is the object of `apr validate --json`.
+    """The result of `validate`; `to_json` is the object of `apr validate --json`.
 
     Attributes:
         file: the path as given.
-        format: the container as users know it, "GGUF v3".
-        checks: a rule that passed, or one entry a finding.
-        skipped: rules that do not apply; they count neither for nor against.
-        score: share of the weights of the applied rules that passed, 0 to 100.
-        passed: whether nothing failed and the score is high enough.
+        format: the container, such as "GGUF v3".
+        checks: one entry per passed rule, and one per finding.
+        skipped: rules that do not apply; they do not affect the score.
+        score: weighted share of the applied rules that passed, 0 to 100.
+        passed: whether no rule failed and the score reaches the minimum.
         protected: whether a checksum covers the weights, so that a flipped bit would be found.
     """
 

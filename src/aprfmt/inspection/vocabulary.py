@@ -74,12 +74,12 @@ class Vocabulary:
     """The result of `vocab`.
 
     Attributes:
-        file, against: paths as given; `against` is None where nothing is compared.
-        facts: of the tokenizer.
-        texts: what was encoded or decoded.
-        other: the facts of the tokenizer that it is compared with.
-        compared: how many texts both encoded; 0 where that was not possible.
-        differences: what they differ in; empty where they are the same.
+        file, against: paths as given; `against` is None without a comparison.
+        facts: properties of the tokenizer.
+        texts: the encoded or decoded texts.
+        other: properties of the tokenizer compared with.
+        compared: number of texts encoded by both; 0 if that was not possible.
+        differences: differences between the tokenizers; empty if they are equal.
         notes: what could not be compared, and why.
     """
 
@@ -124,19 +124,19 @@ def vocab(
     against: PathLike | None = None,
     special: bool = True,
 ) -> Vocabulary:
-    """Encodes texts, or decodes ids, with a model's own tokenizer, and compares it with another one.
+    """Encodes texts, or decodes ids, with a model's own tokenizer, or compares it with another tokenizer.
 
     Args:
-        file: a model in any readable form, a folder with a tokenizer, or a tokenizer.json.
+        file: a model in any readable format, a folder with a tokenizer, or a tokenizer.json.
         texts: one text or several.
-        ids: ids to decode: numbers, or a text with numbers in it.
-        against: what holds the tokenizer to compare with; without texts, on a set of hard ones.
-        special: add what the tokenizer puts around a text (a begin token). Special tokens that the text spells out
-            count as such in any case.
+        ids: ids to decode: numbers, or a string of numbers.
+        against: the model or tokenizer to compare with; without texts, on a built-in set of difficult texts.
+        special: add the special tokens around a text (such as BOS). Special tokens spelled out in a text are parsed in
+            any case.
 
     Raises:
-        AprError: where a file has no tokenizer, with code "usage" for an id that is none, and UnsupportedError for a
-            tokenizer that has no tokenizer.json form.
+        AprError: a file has no tokenizer; UsageError: an id is not in the vocabulary; UnsupportedError: the tokenizer
+            cannot be written as tokenizer.json.
     """
     path = path_text(file, "file")
     tokenizer = _read(path)
@@ -178,7 +178,7 @@ def _ids(given: object) -> list[int]:
         return [int(number[:18]) for number in found]
     items = list(given) if isinstance(given, Sequence) else [None]
     if any(type(item) is not int for item in items):
-        raise UsageError(f"ids must be whole numbers, not {given!r:.60}")
+        raise UsageError(f"ids must be integers, not {given!r:.60}")
     return [item for item in items if type(item) is int]
 
 
@@ -255,7 +255,7 @@ def _compare(result: Vocabulary, a: Tokenizer, against: str, texts: Sequence[str
 
 
 def _short(ids: Sequence[int]) -> str:
-    return f"{ids[:8]}" if len(ids) <= 8 else f"{ids[:8]}".replace("]", f", … {len(ids)} in all]")
+    return f"{ids[:8]}" if len(ids) <= 8 else f"{ids[:8]}".replace("]", f", … {len(ids)} in total]")
 
 
 def _special_texts(tok: Tokenizer) -> list[str]:

@@ -50,7 +50,7 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"cannot locate the cache: {path} refers to the home of a user without one",
+            f"cannot locate the cache: {path} refers to the home folder of an unknown user",
             hint=f"set {CACHE_VARIABLE}=FOLDER",
         ) from None
 

@@ -113,7 +113,7 @@ def _scratch_errors() -> Iterator[None]:
         with storage_errors(place):
             yield
     except StorageError as error:
-        error.hint = "a compressed model is unpacked there: set TMPDIR to a folder with room"
+        error.hint = "a compressed model is unpacked there: set TMPDIR to a folder with enough space"
         raise
 
 
@@ -179,14 +179,14 @@ def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"")
             f"decompressing an LZ4 block of {n_packed} bytes to {n_bytes} needs {needed} bytes of memory; the limit is "
             f"{MAX_LZ4_BYTES}",
             path=path,
-            hint="save the model with zstd or without compression by the program that wrote it",
+            hint="save the model with zstd or uncompressed in the program that wrote it",
         )
     try:
         out: bytes = block.decompress(data.read(4, n_packed), uncompressed_size=n_bytes)
     except (block.LZ4BlockError, ValueError) as error:
         raise CorruptError(f"damaged LZ4 data: {error}", path=path) from error
     if len(out) != n_bytes:
-        raise CorruptError(f"the LZ4 data declares {n_bytes} bytes but holds {len(out)}", path=path)
+        raise CorruptError(f"the LZ4 data declares {n_bytes} bytes but contains {len(out)}", path=path)
     with _Image(path, head) as image:
         image.write(out)
         return image.source()

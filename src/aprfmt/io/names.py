@@ -27,8 +27,8 @@ has to be defined in the user's own configuration."""
 _ACTED_ON = {
     "pytest.ini": "pytest reads options and plugins from it",
     "tox.ini": "pytest and tox read options and commands from it",
-    "desktop.ini": "Windows acts on it when the folder is opened",
-    "autorun.inf": "Windows acts on it when the disk is opened",
+    "desktop.ini": "Windows reads it when the folder is opened",
+    "autorun.inf": "Windows runs it when the disk is opened",
 }
 _RUN = {
     "sitecustomize": "Python runs it when it starts",
@@ -108,7 +108,7 @@ def check(names: Iterable[str], path: PathLike, *, allowed: bool) -> None:
         raise RefusedError(
             f"the model would write {first_few(found)}",
             path=path,
-            hint=f"{ALLOW} writes such names; look at the files before other programs do"
+            hint=f"{ALLOW} allows such names; inspect the files before other programs read them"
             if may
             else "no option allows it: such names indicate an attack or damage",
         )
@@ -169,7 +169,7 @@ def _acted_on(name: str) -> str | None:
     parts = place.split("/")
     for part, own in zip(parts, name.split("/"), strict=True):
         if part.startswith(".") and not (own in HARMLESS_HIDDEN and name.endswith(own)):
-            return "other programs act on hidden files"
+            return "other programs read hidden files"
         if part.partition(".")[0].rstrip() in _DEVICES:
             return "Windows reads it as a device"
         if ":" in part:

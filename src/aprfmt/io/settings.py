@@ -70,7 +70,7 @@ def read_settings(path: PathLike) -> dict[str, object]:
         except (ValueError, RecursionError) as error:
             raise UsageError(f"not valid {suffix[1:].upper()}: {str(error)[:200]}", path=path) from error
     else:
-        raise UsageError("options are read from a .toml, .yaml or .json file", path=path)
+        raise UsageError("the option file must be .toml, .yaml or .json", path=path)
     if not isinstance(found, dict):
         raise UsageError(f"expected a table of options, not {shown(found)}", path=path)
     return found
@@ -142,7 +142,7 @@ def _node(tree: yaml.Node) -> SettingsNode:
         out: dict[str, SettingsNode] = {}
         for key, value in tree.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise UsageError(f"line {line}: a key must be a word")
+                raise UsageError(f"line {line}: a key must be a plain string")
             if key.value in out:
                 raise UsageError(f"line {key.start_mark.line + 1}: duplicate key {key.value!r:.40}")
             out[key.value] = _node(value)

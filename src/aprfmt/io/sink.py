@@ -74,7 +74,7 @@ def check_apart(folder: PathLike, sources: Iterable[PathLike]) -> None:
             leads_out = any(link[0] in chain or (chain[0] in link and own not in link) for link in linked)
             if leads_in or leads_out or (hard and not hard.isdisjoint(_files_of(source))):
                 raise RefusedError(
-                    f"the output folder holds the input {os.fspath(source)}, or a link leads from one to the other",
+                    f"the output folder contains the input {os.fspath(source)}, or one links to the other",
                     path=folder,
                     hint="choose another output with -o, or copy the input elsewhere",
                 )
@@ -144,7 +144,7 @@ def _behind_links(path: str) -> str:
         place = os.stat(folder)
         if place.st_mode & _SHARED_PLACE == _SHARED_PLACE and info.st_uid not in (os.geteuid(), place.st_uid):
             raise RefusedError(
-                "the output is another user's symbolic link in a world-writable folder",
+                "the output is another user's symlink in a world-writable folder",
                 path=path,
                 hint="choose another output with -o",
             )

@@ -290,7 +290,7 @@ def _difference(then: FileIdentity, now: FileIdentity) -> str:
     if (then.device, then.inode) != (now.device, now.inode):
         return "was replaced by another file"
     if then.size != now.size:
-        return f"had {then.size} bytes and has {now.size}"
+        return f"had {then.size} bytes, now has {now.size}"
     return "was written to"
 
 

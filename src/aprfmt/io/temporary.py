@@ -47,7 +47,7 @@ def temporary_place() -> str:
         return tempfile.gettempdir()
     except OSError as error:
         raise StorageError(
-            "no writable folder for temporary files found", hint="set TMPDIR to a folder with room"
+            "no writable folder for temporary files found", hint="set TMPDIR to a folder with enough space"
         ) from error
 
 

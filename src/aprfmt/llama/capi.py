@@ -260,7 +260,7 @@ class Functions:
             if all(getattr(found, name) == value for name, value in _KNOWN[default].items()):
                 self._defaults[padded] = memory
                 return padded
-        raise LayoutError(f"this build of llama.cpp has another {default.removesuffix('_default_params')}_params")
+        raise LayoutError(f"this build of llama.cpp has a different {default.removesuffix('_default_params')}_params")
 
 
 class LlamaLibrary(Functions):

@@ -100,7 +100,7 @@ class Collector:
         tensor = pointer.contents
         if not self._checked:
             if self._c.ggml_get_name(pointer) != ctypes.addressof(tensor) + GgmlTensor.name.offset:
-                raise LayoutError("this build of llama.cpp has another ggml_tensor")
+                raise LayoutError("this build of llama.cpp has a different ggml_tensor layout")
             self._checked = True
         kind = self._kinds.get(tensor.op)
         if kind is None:

@@ -50,7 +50,7 @@ class Watcher:
     def _see(self, pointer: Any, ask: bool) -> bool:
         tensor = pointer.contents
         if not self._weights and self._c.ggml_get_name(pointer) != ctypes.addressof(tensor) + GgmlTensor.name.offset:
-            raise LayoutError("this build of llama.cpp has an unknown ggml_tensor layout")
+            raise LayoutError("this build of llama.cpp has a different ggml_tensor layout")
         if ask:
             for source in tensor.src:
                 if source and self._c.ggml_op_name(source.contents.op) == b"NONE":

@@ -1,1 +1,1 @@
-"""Where a model comes from: licence, data, base model, tags, in every container."""
+"""Where a model comes from: license, data, base model, tags, in every container."""

@@ -78,7 +78,7 @@ def read_card(folder: Path) -> tuple[dict[str, object], list[str]]:
     """The front matter of the card in `folder`, and a warning when there is one that cannot be read.
 
     Values are str, list and dict only: `no` is the language, `1.0` the version that the author typed. Raises
-    StorageError: a licence must not get lost because a disk failed.
+    StorageError: a license must not get lost because a disk failed.
     """
     try:
         with Source.open(folder / CARD) as source:

@@ -67,7 +67,7 @@ class Provenance:
     Attributes:
         info: INFO_FIELDS that are known, never empty.
         general: what no typed field holds, as in the module's text; None when the source cannot tell.
-        warnings: what of it could not be read, and licences that are not SPDX ids.
+        warnings: what of it could not be read, and licenses that are not SPDX ids.
     """
 
     info: dict[str, str]
@@ -214,7 +214,7 @@ FLAGS = ("license", "data_source", "data_license")
 
 
 def from_flags(flags: Mapping[str, str | None]) -> dict[str, str]:
-    """The FLAGS that were given, licences as SPDX spells them. Raises UsageError for what says nothing."""
+    """The FLAGS that were given, licenses as SPDX spells them. Raises UsageError for what says nothing."""
     out = {}
     for name, value in flags.items():
         if value is None:
@@ -229,7 +229,7 @@ def from_flags(flags: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def without_license(general: object) -> dict[str, object] | None:
-    """`general` once another licence is set: the old one's name and link go. None stays None."""
+    """`general` once another license is set: the old one's name and link go. None stays None."""
     if not isinstance(general, Mapping):
         return None
     return {name: value for name, value in general.items() if name not in ("license.name", "license.link")}

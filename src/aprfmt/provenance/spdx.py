@@ -1,4 +1,4 @@
-"""Licence ids: SPDX expressions as users give them, and a word about those that model cards use."""
+"""License ids: SPDX expressions as users give them, and a word about those that model cards use."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 
 from aprfmt.errors import UsageError
 
-# What people write instead of naming a licence, with no id that could be meant.
+# What people write instead of naming a license, with no id that could be meant.
 _FILLERS = frozenset(("the", "license", "licence", "licensed", "under", "version"))
-"""Words around the name of a licence."""
+"""Words around the name of a license."""
 
 _PLACEHOLDERS = ("", "unknown", "proprietary", "tbd", "todo", "n/a", "none", "noassertion", "other")
 
 
 def is_spdx(text: str) -> bool:
-    """Whether `text` is an SPDX licence expression, in any case; `LicenseRef-<name>` counts."""
+    """Whether `text` is an SPDX license expression, in any case; `LicenseRef-<name>` counts."""
     return _canonical(text) is not None
 
 
@@ -39,11 +39,11 @@ def canonical_license(text: str, flag: str) -> str:
         return canonical
     if not text.strip():
         raise UsageError(f"{flag} is empty", hint=_hint(text))
-    raise UsageError(f"{flag} {text!r} is not an SPDX licence id", hint=_hint(text))
+    raise UsageError(f"{flag} {text!r} is not an SPDX license id", hint=_hint(text))
 
 
 def _hint(text: str) -> str:
-    own = "use LicenseRef-<name> for a custom licence"
+    own = "use LicenseRef-<name> for a custom license"
     nearest = nearest_id(text)
     return f"the nearest id is {nearest}; {own}" if nearest else f"for instance MIT or Apache-2.0; {own}"
 
@@ -66,9 +66,9 @@ def nearest_id(text: str) -> str | None:
 
 
 def license_warnings(text: str | None, name: str | None = None) -> list[str]:
-    """A warning for a source's licence that is not an SPDX id; it is kept as the source spells it.
+    """A warning for a source's license that is not an SPDX id; it is kept as the source spells it.
 
-    `name` is what the source calls the licence beside its id, as cards do with `license: other`.
+    `name` is what the source calls the license beside its id, as cards do with `license: other`.
     """
     if text is None or all(is_spdx(part) for part in text.split(",")):
         return []

@@ -1,6 +1,6 @@
 """The card of a repository: somebody's text, with one section of ours between two marks that is written anew.
 
-What is outside the marks stays byte for byte, but for a licence that the front matter lacks.
+What is outside the marks stays byte for byte, but for a license that the front matter lacks.
 """
 
 from __future__ import annotations

@@ -47,19 +47,19 @@ class PushedFile:
 
 @dataclass(slots=True, kw_only=True)
 class PushReport:
-    """What was published; `to_json` is the object of `apr push --json`.
+    """The result of `push`; `to_json` is the object of `apr push --json`.
 
     Attributes:
         source: the path as given.
-        repo, revision: where it went.
+        repo, revision: the target repository and branch.
         url, commit: of the commit; None for a plan.
-        created: whether the repository was (or would be) made.
-        private: whether a repository that is made is private.
-        license: what the card says.
-        card: "made", "renewed" (its section), or "unchanged".
-        files: in the commit, the card apart.
-        models: what the table in the card shows.
-        card_text: the card.
+        created: whether the repository was (or would be) created.
+        private: visibility of a repository created here.
+        license: the license in the card.
+        card: "made", "renewed" (apr's own section) or "unchanged".
+        files: files in the commit, without the card.
+        models: rows of the card's table of models.
+        card_text: text of the card.
     """
 
     source: str
@@ -104,31 +104,31 @@ def push(
     progress: StartProgress | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> PushReport:
-    """Publishes a model file, or a folder with all that is in it, as one commit to a repository of the hub.
+    """Uploads a model file, or all files of a folder, to a repository of the hub in one commit.
 
-    The repository's card stays as it is but for one section, which lists the models, their bits per weight, sizes and
-    checksums; without one the folder's README.md is taken, or a card is made of what the models say of themselves. The
-    token is the one of the environment (HF_TOKEN) or of `hf auth login`.
+    In an existing card only apr's own section changes: it lists the models with their bits per weight, sizes and
+    checksums. Without a card in the repository, the folder's README.md is used, or a card is generated from the models'
+    metadata. The token comes from HF_TOKEN or `hf auth login`.
 
     Args:
         source: the file or folder.
         repo: "org/name".
-        revision: the branch; made where it is missing.
-        message: of the commit.
-        private: who sees a repository that is made here; None: as the organisation has it.
-        create: make the repository where it is missing.
-        license: what the card says where it says nothing yet.
-        no_license: go on without any.
-        follow_links: publish files that symbolic links bring from outside of the folder.
-        card: another card to publish, in place of the one that is there.
-        plan: ask what is there, and publish nothing.
-        progress: called with the bytes that are read for checksums; gives the function to call with each piece.
-        log: called with a line before files are sent.
+        revision: the branch; created if it does not exist.
+        message: commit message.
+        private: visibility of a repository created here; None: the organization's default.
+        create: create the repository if it does not exist.
+        license: license to set if the card has none.
+        no_license: upload without a license.
+        follow_links: upload files that symlinks refer to outside the folder.
+        card: model card to upload instead of the repository's.
+        plan: report what would be uploaded, without uploading.
+        progress: called with the number of bytes to hash; returns a function to call with the bytes of each step.
+        log: called with a line before files are uploaded.
 
     Raises:
-        RefusedError: no licence, nothing to publish.
-        NotFoundError: the source or, without `create`, the repository.
-        StorageError: the hub refuses or does not answer; it has nothing of the commit then.
+        RefusedError: no license, or nothing to upload.
+        NotFoundError: no such source or, without `create`, no such repository.
+        StorageError: the hub refuses the commit or does not respond; then nothing was committed.
     """
     start = time.monotonic()
     wanted, api = _target(repo, revision), _api()
@@ -142,7 +142,7 @@ def push(
         provenance.from_flags({"license": license})
     there = _Repository.look(api, wanted)
     if not there.exists and not create:
-        raise NotFoundError(f"{wanted.repo} is not on the hub", hint="drop --no-create to create it")
+        raise NotFoundError(f"{wanted.repo} is not on the hub", hint="leave out --no-create to create it")
     models, info, general, warnings = _survey(formats.path_text(source, "source"), paths)
     if refused:
         warnings.append(f"not uploaded: {first_few(refused)}")
@@ -157,7 +157,7 @@ def push(
     known = license_of(old) or license or info.get("license")
     if known is None and not no_license:
         raise RefusedError(
-            "the licence of the model is missing",
+            "the license of the model is missing",
             path=source,
             hint="set it with --license apache-2.0, or upload without one: --no-license",
         )
@@ -183,7 +183,7 @@ def push(
     if not plan:
         if not follow_links and is_folder(source):
             check_links(source, paths.values())  # again: a link may have come since
-        log(f"sending {plural(len(files), 'file')} to {wanted.repo}")
+        log(f"uploading {plural(len(files), 'file')} to {wanted.repo}")
         if any(_identity(path) != before[name] for name, path in paths.items()):
             raise RefusedError("a file changed while it was read", path=source, hint="run it again")
         _commit(api, wanted, there, paths, text, message or _message(source, models), private, report)

@@ -70,14 +70,14 @@ class BenchGate:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """What `bench` measured.
+    """The result of `bench`.
 
     Attributes:
-        prompt_tokens, tokens, runs: what was computed.
-        models: in the order in which they were named.
-        gates: every limit with every model.
+        prompt_tokens, tokens, runs: prompt length, generated tokens and measured runs.
+        models: one entry per model, in the order given.
+        gates: every limit, for every model.
         passed: whether all limits were met.
-        seconds: of everything.
+        seconds: wall time of the whole benchmark.
     """
 
     prompt_tokens: int

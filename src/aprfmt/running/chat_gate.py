@@ -61,7 +61,10 @@ def chat_template(x: Examined) -> GateFinding:
     best = min(others, key=lambda name: sum(others[name]), default=None)
     worse = sum(own) - sum(others[best]) if best is not None else 0.0
     than_plain = own.answer - plain.answer
-    said = f"with the template: answer {own.answer:.1f} nats, its end {own.end:.1f}; without: {plain.answer:.1f}"
+    said = (
+        f"loss with the template: answer {own.answer:.1f} nats, end token {own.end:.1f}; "
+        f"answer without: {plain.answer:.1f}"
+    )
     if best is not None:
         said += f"; {sum(others[best]):.1f} in total with the {best} format"
     if worse > BETTER:

@@ -33,20 +33,24 @@ class Disease:
 DISEASES = {
     row.id: row
     for row in (
-        Disease("rope-base", ("header",), "another `rope.freq_base`", "wrong RoPE base frequency", _SET),
+        Disease("rope-base", ("header",), "a different `rope.freq_base`", "wrong RoPE base frequency", _SET),
         Disease(
-            "rope-scaling", ("header",), "another `rope.scaling.*` or `rope.dimension_*`", "wrong RoPE scaling", _SET
+            "rope-scaling",
+            ("header",),
+            "a different `rope.scaling.*` or `rope.dimension_*`",
+            "wrong RoPE scaling",
+            _SET,
         ),
-        Disease("norm-epsilon", ("header",), "another `*_epsilon`", "wrong epsilon of the norms", _SET),
+        Disease("norm-epsilon", ("header",), "a different `*_epsilon`", "wrong epsilon of the norms", _SET),
         Disease("hyperparameter", ("header",), "a different hyper-parameter key", "wrong hyper-parameter", _SET),
-        Disease("vocabulary", ("header",), "other tokens, merges, scores or token types", "another tokenizer"),
-        Disease("pre-tokenizer", ("header",), "another `tokenizer.ggml.pre`", "wrong pre-tokenizer", _SET),
-        Disease("bos", ("header", "bos"), "another `add_bos_token` or `bos_token_id`", "wrong BOS token", _SET),
+        Disease("vocabulary", ("header",), "different tokens, merges, scores or token types", "another tokenizer"),
+        Disease("pre-tokenizer", ("header",), "a different `tokenizer.ggml.pre`", "wrong pre-tokenizer", _SET),
+        Disease("bos", ("header", "bos"), "a different `add_bos_token` or `bos_token_id`", "wrong BOS token", _SET),
         Disease("special-token", ("header",), "a different special token id", "wrong special token", _SET),
         Disease(
             "missing-bos",
             ("bos",),
-            "without BOS, text costs 0.5 nats per token more",
+            "without BOS, the loss on text is 0.5 nats per token higher",
             "the tokenizer adds no BOS token, and the model was trained with one",
             "apr stamp {file} --in-place --set tokenizer.ggml.add_bos_token=true",
             needs_original=False,
@@ -54,7 +58,7 @@ DISEASES = {
         Disease(
             "chat-template",
             ("chat-template", "header"),
-            "another format fits the model better; another `tokenizer.chat_template`",
+            "another format fits the model better; a different `tokenizer.chat_template`",
             "wrong chat template",
             "apr stamp {file} --in-place --set tokenizer.chat_template=@chat_template.jinja",
             needs_original=False,
@@ -77,15 +81,15 @@ DISEASES = {
             "the rows of Q and K are in the wrong order",
             needs_original=False,
         ),
-        Disease("experts", ("tensors",), "the original's experts in another order", "experts are swapped"),
+        Disease("experts", ("tensors",), "the original's experts in a different order", "experts are swapped"),
         Disease(
             "adapter-scale",
             ("tensors",),
-            "matrices differ by a matrix of low rank",
-            "an adapter was merged with another scale, twice or not at all",
+            "matrices differ by a low-rank matrix",
+            "an adapter was merged with a wrong scale, twice or not at all",
             "apr merge-adapter BASE ADAPTER -o FIXED.gguf",
         ),
-        Disease("values", ("tensors",), "other values, shapes or names", "weights differ from the original"),
+        Disease("values", ("tensors",), "different values, shapes or names", "weights differ from the original"),
     )
 }
 """By id; of several differences the first row is reported first."""

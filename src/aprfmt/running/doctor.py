@@ -75,9 +75,9 @@ class Diagnosis:
     """The result of `doctor`.
 
     Attributes:
-        version: of this package.
-        findings: all, in the order of the table of checks.
-        passed: whether nothing failed.
+        version: version of this package.
+        findings: one entry per check, in order.
+        passed: whether no check failed.
     """
 
     version: str
@@ -94,10 +94,7 @@ class Diagnosis:
 
 
 def doctor() -> Diagnosis:
-    """Looks at Python, packages, llama.cpp, processor, memory, GPU, the trainer's features and disks.
-
-    llama.cpp computes a tiny model.
-    """
+    """Checks Python, packages, llama.cpp (with a tiny model), CPU, memory, GPU, the trainer's features and disks."""
     return Diagnosis(aprfmt.__version__, [finding for look in _CHECKS for finding in look()])
 
 
@@ -280,10 +277,10 @@ def _features() -> Iterator[DoctorFinding]:
     for name, row in rows.items():
         label = " ".join(filter(None, (row["label"], row["version"])))
         if row["usable"]:
-            yield DoctorFinding(f"trainer: {name}", "ok", f"{label} speeds up {row['speeds_up']}")
+            yield DoctorFinding(f"trainer: {name}", "ok", f"{label}, for {row['speeds_up']}")
         else:
             status: Status = "absent" if row["version"] is None else "fail"
-            text = f"{label} is not usable: {row['reason']}; it speeds up {row['speeds_up']}"
+            text = f"{label} is not usable: {row['reason']}; it is for {row['speeds_up']}"
             yield DoctorFinding(f"trainer: {name}", status, text, row["mend"])
 
 

@@ -33,16 +33,16 @@ class EmbeddedText:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """What a model makes of texts.
+    """Embeddings of texts, or scores of a reranker.
 
     Attributes:
         model: the file, as given.
-        engine: the package that brought llama.cpp.
+        engine: the package that provides llama.cpp.
         pooling: "mean", "cls", "last", or "rank" for scores.
-        size: of a vector; of scores, their number.
-        items: one for each text; a reranker's are the documents.
-        query: the text that a reranker compared the others with.
-        load_seconds, seconds: to load the model, to compute.
+        size: dimensions of an embedding; for scores, their number.
+        items: one entry per text; for a reranker, per document.
+        query: the text that a reranker scored the documents against.
+        load_seconds, seconds: time to load the model, and to compute.
     """
 
     model: str

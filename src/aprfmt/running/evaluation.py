@@ -56,18 +56,18 @@ class Evaluation(EvaluatedModel):
     """How well a model predicts text, and how close it is to its teacher.
 
     Attributes:
-        teacher: the model that it was compared with; without one `teacher_ce`, `kl` and `agreement` are None.
-        data: what was read, in `documents` of `data_tokens` together.
-        left_out: reason -> documents that were not read.
-        device, dtype: where and in what it was computed.
-        windows, seq_len, tokens: pieces of text, their length, and the tokens that were predicted.
-        ce, perplexity: cross entropy in nats per token, and e to its power.
-        accuracy: share of tokens that are the model's first choice.
-        teacher_ce: the teacher's cross entropy.
-        kl: KL(teacher, model) in nats per token.
-        agreement: share of tokens where both have the same top-1 token.
-        dropped_mass: the teacher's probability of tokens that only it has.
-        seconds: of the whole evaluation.
+        teacher: the model it was compared with; if None, `teacher_ce`, `kl` and `agreement` are None, too.
+        data: the path of the text, with `documents` documents of `data_tokens` tokens in total.
+        left_out: reason -> number of skipped documents.
+        device, dtype: device and dtype of the computation.
+        windows, seq_len, tokens: number of sequences, their length, and number of predicted tokens.
+        ce, perplexity: cross entropy in nats per token, and its exponential.
+        accuracy: fraction of tokens that are the model's top-1 prediction.
+        teacher_ce: cross entropy of the teacher.
+        kl: KL(teacher || model) in nats per token.
+        agreement: fraction of positions with the same top-1 token.
+        dropped_mass: probability that the teacher assigns to tokens that the model lacks.
+        seconds: wall time of the evaluation.
     """
 
     teacher: EvaluatedModel | None
@@ -190,7 +190,7 @@ def scores_of(n_windows: int, count: int, sums: list[float], with_teacher: bool,
         )
     if ce > _DIVERGED:
         raise RunError(
-            f"the cross entropy is {ce:.0f} nats: the model predicts nothing, no score",
+            f"the cross entropy is {ce:.0f} nats: the model has diverged, no score",
             hint="in a training run: restart with a lower --lr or --clip 1",
         )
     if kl < -_ROUNDING:

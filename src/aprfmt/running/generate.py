@@ -28,18 +28,18 @@ RAW_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a model made of a prompt.
+    """The result of `run`.
 
     Attributes:
         model: the file, as given.
-        engine: the package that brought llama.cpp.
-        text: the answer, without what stopped it.
-        tokens: its ids, an end token included.
-        ended: why there is no more: "end" (an end token), "stop" (a word), "length", "context" (no room), "interrupt".
-        prompt: the text that the model was given.
-        prompt_tokens: its tokens.
-        load_seconds, prompt_seconds, seconds: to load the model, until the first token could be drawn, from then on.
-        exported: the GGUF in the cache that was made for this run, None where there was no need to.
+        engine: the package that provides llama.cpp.
+        text: the generated text, without the stop string.
+        tokens: ids of the generated tokens, including an end token.
+        ended: why generation ended: "end" (end token), "stop" (stop string), "length", "context" (full) or "interrupt".
+        prompt: the text that the model received.
+        prompt_tokens: number of tokens of the prompt.
+        load_seconds, prompt_seconds, seconds: time to load the model, to process the prompt, and to generate.
+        exported: the cached GGUF exported for this run; None if none was needed.
     """
 
     model: str
@@ -158,7 +158,7 @@ _RANGES: dict[str, tuple[float, float, type]] = {
     "min_p": (0, 1, float),
     "seed": (0, 2**32 - 1, int),
 }
-_KINDS = {int: "a whole number", float: "a number"}
+_KINDS = {int: "an integer", float: "a number"}
 
 
 class Runner:

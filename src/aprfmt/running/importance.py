@@ -32,20 +32,20 @@ SAVE_SECONDS = 60.0
 
 @dataclass(slots=True)
 class ImatrixReport:
-    """What an importance matrix was made of.
+    """The result of `imatrix` or `merge_imatrix`.
 
     Attributes:
-        output: the file, of the old form where it ends with .dat.
-        sources: the model, or the matrices that were put together.
-        datasets: names of the text.
-        entries: weights that it has.
-        chunks, chunk_size: pieces of text, and the tokens of each.
-        tokens: what was computed, 0 for matrices that were put together.
-        resumed: chunks that an earlier run had computed.
-        unused: experts that no token reached, by the name of their weights.
-        engine: the package that brought llama.cpp.
-        seconds: what it took.
-        warnings: what the user should know.
+        output: the file; legacy format if it ends in .dat.
+        sources: the model, or the merged importance matrices.
+        datasets: names of the texts.
+        entries: number of weights with statistics.
+        chunks, chunk_size: number of chunks of text, and tokens per chunk.
+        tokens: number of processed tokens; 0 for merged matrices.
+        resumed: chunks processed by an interrupted earlier run.
+        unused: experts that no token was routed to, by name of their weights.
+        engine: the package that provides llama.cpp.
+        seconds: wall time.
+        warnings: warnings for the user.
     """
 
     output: str
@@ -222,7 +222,7 @@ def remarks(sums: ImatrixSums, target: str) -> list[str]:
         )
     if sums.chunks and sums.chunks * sums.chunk_size < _FEW_TOKENS:
         warnings.append(
-            f"{sums.chunks * sums.chunk_size:,} tokens are few for an importance matrix; about 50,000 are usual"
+            f"{sums.chunks * sums.chunk_size:,} tokens are few for an importance matrix; 50,000 or more are usual"
         )
     if names and target.lower().endswith(OLD_SUFFIX):
         warnings.append("the legacy format has no expert counts")

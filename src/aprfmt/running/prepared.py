@@ -114,7 +114,7 @@ def prepare_tower(file: PathLike, *, say: Callable[[str], None] = lambda line: N
     with formats.open(name) as model:
         if model.metadata.get("general.architecture") != "clip":
             raise RefusedError(
-                "the file holds a language model without vision or audio towers",
+                "the file contains a language model without vision or audio towers",
                 path=name,
                 hint="set the GGUF of the towers with --mmproj FILE",
             )

@@ -45,15 +45,15 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True)
 class QaReport:
-    """What the gates say of a model.
+    """The result of `qa`.
 
     Attributes:
-        model, against: the files.
-        passed: whether no gate failed, and none that is required was skipped.
-        engine: the package that brought llama.cpp; None where it did not load the model.
-        parameters, bits_per_weight: of the model.
-        gates: all of them, in the order in which they looked.
-        seconds: of everything.
+        model, against: the model and the original, as given.
+        passed: whether no gate failed and no required gate was skipped.
+        engine: the package that provides llama.cpp; None if it did not load the model.
+        parameters, bits_per_weight: size of the model.
+        gates: one entry per gate, in the order they ran.
+        seconds: wall time.
     """
 
     model: str

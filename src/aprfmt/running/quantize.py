@@ -87,7 +87,7 @@ def _check(call: QuantizeCall) -> None:
     """Raises UsageError for options that exclude or need each other."""
     ways = [f"--{name.replace('_', '-')}" for name in _WAYS if getattr(call, name) is not None]
     if len(ways) > 1:
-        raise UsageError(f"{ways[0]} and {ways[1]} cannot be given together", hint="use one of them")
+        raise UsageError(f"{ways[0]} and {ways[1]} are mutually exclusive", hint="use one of them")
     if _target(call):
         if call.mix is not None or call.pure:
             what = f"the preset {call.mix}" if call.mix is not None else "--pure"

@@ -128,7 +128,7 @@ class PerturbedModel:
                 f"{tensor.dtype} is already quantized: its sensitivity cannot be measured",
                 path=self._name,
                 tensor=tensor.name,
-                hint="start from the unquantized model, or drop --measure",
+                hint="start from the unquantized model, or leave out --measure",
             )
         if dtype is None or dtype == tensor.dtype:
             return run_jobs(stored(1))

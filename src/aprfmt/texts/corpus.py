@@ -96,7 +96,7 @@ def prepare(
     keys = plan.keys()
     if wanted not in (None, *keys):
         raise RefusedError(
-            "the data differ from those of the run to resume",
+            "the data differs from that of the run to resume",
             hint=f"use --data {folder} to resume with the original data, or start a new run with another -o",
         )
     if (corpus := _reuse(folder, keys, encoder, log)) is not None:

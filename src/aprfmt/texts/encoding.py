@@ -70,7 +70,7 @@ class Encoder:
         """The text of a conversation, with what the assistant says in it. Raises as ChatTemplate.render_answers."""
         if self._template is None:
             raise PrefixError(
-                "the data are conversations, and the model has no chat template",
+                "the data is conversations, and the model has no chat template",
                 hint="use a model with one, or plain text (set the field with --text-field)",
             )
         return Marked(*self._template.render_answers(chat.messages, first=chat.first, tools=chat.tools))
@@ -99,7 +99,7 @@ class Encoder:
         if len(ids) and int(plain.max()) >= self.n_ids:
             raise CorruptError(
                 f"token id {int(plain.max())}, but the model's tokenizer has {self.n_ids}",
-                hint="the shards were made with another tokenizer; use the original text",
+                hint="the shards were made with a different tokenizer; use the original text",
             )
         has_begin = len(ids) > 0 and np.array_equal(plain[: len(self._begin)], self._begin)
         has_end = len(ids) > 0 and int(plain[-1]) == self.separator

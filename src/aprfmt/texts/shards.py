@@ -263,7 +263,7 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, skip_checksums: bool = F
     try:
         if header["tokenizer"] != tokenizer_digest:
             raise RefusedError(
-                "these token shards were made with another tokenizer", path=folder, hint="use the original text"
+                "these token shards were made with a different tokenizer", path=folder, hint="use the original text"
             )
         parts = {part: _open_part(folder, part, header, skip_checksums) for part in PARTS}
         corpus = Corpus(parts["train"], parts["held_out"], int(header["separator"]), str(header["key"]), header, folder)
@@ -277,9 +277,9 @@ def open_corpus(folder: Path, tokenizer_digest: str, *, skip_checksums: bool = F
     if len(shared):
         raise RefusedError(
             f"{len(shared)} held-out documents are also in the training data, first: number {shared[0]}; "
-            "their score would be meaningless",
+            "their loss would be meaningless",
             path=folder,
-            hint="remove them from one side, or drop --eval-data",
+            hint="remove them from one side, or leave out --eval-data",
         )
     return corpus
 

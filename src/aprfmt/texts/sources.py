@@ -81,7 +81,9 @@ def split_weights(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
             hint=" ".join(f"--data {path}:{Fraction(1, len(paths)).__float__():.2g}" for path in paths),
         )
     if weights and (not all(weights) or len(weights) == 1):
-        raise UsageError("a weight must be above 0 and requires several --data", hint="drop it, or drop the path")
+        raise UsageError(
+            "a weight must be above 0 and requires several --data", hint="leave out the weight, or the path"
+        )
     return paths, [weight / sum(weights) for weight in weights]
 
 
@@ -96,7 +98,7 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
     """The files behind `paths`, in an order that depends on names alone.
 
     A folder with files of records (JSON lines, Parquet, csv) or token shards at its top is a data folder: those are
-    read, those below it too. So is one that has more of them below than other readable files, READMEs and licences
+    read, those below it too. So is one that has more of them below than other readable files, READMEs and licenses
     apart. Any other one is a source tree: text files of known suffixes up to 1 MiB (.txt of any size). Hidden names
     and links are left out of both. A file that is named itself is read whatever its size.
 
@@ -137,7 +139,8 @@ def check_text_field(files: Iterable[SourceFile], text_field: str) -> None:
     """Raises UsageError if none of the files contains records."""
     if all(file.kind in ("text", "source", "tokens") for file in files):
         raise UsageError(
-            f"--text-field {text_field} applies to jsonl, csv and parquet data; none found", hint="drop it"
+            f"--text-field {text_field} applies to jsonl, csv and parquet data; none found",
+            hint="leave out --text-field",
         )
 
 

@@ -46,17 +46,17 @@ class DataSource:
 
 @dataclass(slots=True)
 class DataReport:
-    """What data hold, as a model's tokenizer reads them.
+    """Summary of training data, tokenized with a model's tokenizer.
 
     Attributes:
         data: the paths.
-        text_field: where a record's text is.
-        sources: one a path; of token shards those of their mixture.
-        documents, tokens, learned: of all; `learned` are the tokens that a model is to write.
-        lengths: of the documents in tokens: "least", "tenth", "median", "nine_tenths", "most".
-        left_out: number of files and records that are not read, by reason.
-        example: the beginning of the first document, in pieces, with whether they are learned.
-        estimated: whether the counts are from the beginning of long data.
+        text_field: field of a record's text.
+        sources: one entry per path; for token shards, the sources of their mixture.
+        documents, tokens, learned: totals; `learned` counts the tokens that the loss mask includes.
+        lengths: quantiles of document length in tokens: "least", "tenth", "median", "nine_tenths", "most".
+        left_out: number of skipped files and records, by reason.
+        example: the start of the first document, in pieces, each with whether it is trained on.
+        estimated: whether the counts are extrapolated from the start of large data.
     """
 
     data: list[str]

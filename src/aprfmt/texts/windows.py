@@ -241,7 +241,7 @@ def _check_entropy(windows: Windows, ids: Int64) -> None:
     if bits < MIN_ENTROPY:
         most = int(np.argmax(histogram))
         raise RefusedError(
-            f"the data are nearly constant: {bits:.2f} bits per token, id {most} is {shares.max():.0%} of all tokens",
+            f"the data is nearly constant: {bits:.2f} bits per token, id {most} is {shares.max():.0%} of all tokens",
             hint=f"normal text has more than {MIN_ENTROPY:g} bits; check the data",
         )
 

@@ -26,7 +26,7 @@ _MOST_BYTES = 64 << 20
 _REQUEST_CHARS = 1 << 19
 """Of texts in one request; a longer text has one to itself."""
 _KEPT = 4
-_HINT = "take the tokenizer from the model's publisher"
+_HINT = "download the tokenizer from the model's publisher"
 
 
 class Encoded(NamedTuple):

@@ -23,7 +23,7 @@ def check_growth(parsed: Json, path: str = "tokenizer.json") -> None:
             raise LimitError(
                 f"its {key} can expand a text more than {MAX_TEXT_GROWTH}-fold",
                 path=path,
-                hint="take the tokenizer from the model's publisher",
+                hint="download the tokenizer from the model's publisher",
             )
 
 

@@ -56,7 +56,7 @@ def special_ids(
             raise RefusedError(
                 f"the {role} token {text!r}, added to every text, is not in the vocabulary",
                 path="tokenizer_config.json",
-                hint="the tokenizer files are from different models: take all from one model",
+                hint="the tokenizer files are from different models: use those of one model",
             )
         else:
             notes.append(f"tokenizer_config.json: the {role} token {text!r} is not in the vocabulary")

@@ -136,7 +136,7 @@ def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
     difference = _difference(mine, parts[name])
     if (normalizer := parsed.get("normalizer")) and not _is_nfc(normalizer):
         kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
-        difference += f"; llama.cpp also has no normaliser {kind}"
+        difference += f"; llama.cpp also has no normalizer {kind}"
     elif own == known[name] and ignore_merges != RULES[name].ignore_merges:
         difference = "only one of the two matches whole tokens before merging"
     return f"llama.cpp lacks its splitting rules; the nearest is {name}: {difference}"

@@ -147,7 +147,7 @@ def _decoded(text: Json, where: str, path: str) -> bytes:
 
 def _check_ranks(ranks: Mapping[bytes, int], path: str) -> None:
     if not ranks:
-        raise CorruptError("the file holds no tokens", path=path)
+        raise CorruptError("the file contains no tokens", path=path)
     if len(set(ranks.values())) < len(ranks):
         raise CorruptError("two tokens have the same rank", path=path)
     if sum(len(token) ** 2 for token in ranks) > MAX_MERGE_WORK:

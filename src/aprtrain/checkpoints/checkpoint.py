@@ -184,18 +184,18 @@ def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: M
 def _compare(file: str, weights: Weights, identity: ModelIdentity, sums: Mapping[str, int]) -> None:
     with open_model(file) as model:
         if model.checksum().get("footer") != "ok":
-            raise RunError("read back, the checkpoint has a wrong checksum")
+            raise RunError("the checkpoint on disk has a wrong checksum")
         if set(model.tensors) != set(sums):
-            raise RunError("read back, the checkpoint does not contain the network's tensors")
+            raise RunError("the checkpoint on disk does not contain the network's tensors")
         for name, tensor in model.tensors.items():
             same = tensor.dtype == weights.dtype and tensor.shape == tuple(weights.tensors[name].shape)
             if not same or crc32_of_range(tensor.source, tensor.offset, tensor.offset + tensor.n_bytes) != sums[name]:
-                raise RunError("read back, the checkpoint differs from the live weights", tensor=name)
+                raise RunError("the checkpoint on disk differs from the live weights", tensor=name)
         for size in SIZES:
             if getattr(model.hparams, size) != getattr(identity.hparams, size):
-                raise RunError(f"read back, the checkpoint has another {size}")
+                raise RunError(f"the checkpoint on disk has a different {size}")
         if (model.tokenizer and model.tokenizer.tokens) != (identity.tokenizer and identity.tokenizer.tokens):
-            raise RunError("read back, the checkpoint has another tokenizer")
+            raise RunError("the checkpoint on disk has a different tokenizer")
 
 
 # --- the folder ---
@@ -474,7 +474,7 @@ def check_resumable(folder: Path, wanted: bool | int | str, steps: Collection[in
         raise RefusedError(
             "no checkpoint to resume from",
             path=folder,
-            hint="leave --resume out to start a new run; --resume auto starts or continues",
+            hint="leave out --resume to start a new run; --resume auto starts or continues",
         )
     if wanted is not True and wanted not in steps:
         there = f"available steps: {', '.join(map(str, steps)) or 'none'}"

@@ -67,7 +67,7 @@ class State(Mapping[str, Tensor]):
         found = {name: [t.dtype, list(t.shape), self._sums.get(name)] for name, t in self._tensors.items()}
         if found != table:
             wrong = next(name for name in (*table, *found) if table.get(name) != found.get(name))
-            raise CorruptError("the file lacks the tensor that its metadata describe", path=self.path, tensor=wrong)
+            raise CorruptError("the file lacks the tensor that its metadata describes", path=self.path, tensor=wrong)
 
     def __getitem__(self, name: str) -> Tensor:
         """A tensor of its own memory. Raises ChecksumError where it is not the one that was saved."""
@@ -111,9 +111,9 @@ def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, object], path:
                 for name in state:
                     state.check(name)
         except CorruptError as error:
-            raise RunError("read back, the saved state differs from the live one", tensor=error.tensor) from error
+            raise RunError("the saved state on disk differs from the live one", tensor=error.tensor) from error
         if state.text != text:
-            raise RunError("read back, the saved metadata differ from the live ones")
+            raise RunError("the saved metadata on disk differs from the live metadata")
 
     write_file(str(path), layout, WriteOptions(force=True), check)
 

@@ -165,7 +165,7 @@ class Batches:
         end = self._end
         if end is not None and cursor >= end:
             raise RefusedError(
-                f"the data end after {self.epochs} epochs of {end // (self.epochs or 1)} sequences",
+                f"the data ends after {self.epochs} epochs of {end // (self.epochs or 1)} sequences",
                 hint="add data, lower --steps, raise --epochs or use --repeat",
             )
         places = range(cursor, cursor + self.windows_per_step)

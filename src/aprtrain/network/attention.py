@@ -142,7 +142,7 @@ def _takes(feature: str, heads: tuple[int, int, int], dtype: torch.dtype, *how: 
     """Whether an optional kernel is used, noted where it is not."""
     record = current()
     if torch.are_deterministic_algorithms_enabled():
-        record.miss(feature, "it is not deterministic (--deterministic)", "leave --deterministic out")
+        record.miss(feature, "it is not deterministic (--deterministic)", "leave out --deterministic")
         return False
     agrees = _flash4_agrees if feature == "flash4" else _cudnn_agrees
     return record.check(feature, agrees(heads, dtype, *how, **flags))

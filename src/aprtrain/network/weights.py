@@ -92,7 +92,7 @@ def open_network(path: str | os.PathLike[str]) -> NetworkSource:
         model.record_reads()
     try:
         if not model.tensors:
-            raise RefusedError("the file holds no tensors", path=path, hint="pass the file with the weights")
+            raise RefusedError("the file contains no tensors", path=path, hint="pass the file with the weights")
         return replace(network_of(canonical(model, decoding=AS_VALUES)), model=model)
     except BaseException:
         model.close()
@@ -158,7 +158,7 @@ def values(tensor: CanonicalTensor, dtype: torch.dtype, path: Path | None = None
 
 def _check_finite(part: Tensor, name: str, path: Path | None) -> None:
     if part.numel() and not all(math.isfinite(end) for end in torch.aminmax(part)):
-        raise CorruptError("the tensor holds NaN or infinite values", path=path, tensor=name, hint=DAMAGED)
+        raise CorruptError("the tensor contains NaN or infinite values", path=path, tensor=name, hint=DAMAGED)
 
 
 def load_decoder(

@@ -182,7 +182,7 @@ def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
     """Takes over what `states` gave, beside which "rng" may stand. Raises CorruptError if it is another network's."""
     wanted = {f"{kind}.{name}" for kind in KINDS for name in optimizer.shapes} | {"step"}
     if wrong := sorted(wanted ^ (set(state) - {"rng"})):
-        raise CorruptError("the saved optimizer state belongs to another network", tensor=wrong[0])
+        raise CorruptError("the saved optimizer state belongs to a different network", tensor=wrong[0])
     for kind in KINDS:
         optimizer.load(kind, partial(_read, state, kind))
     optimizer.adam.set_count(state["step"])
@@ -191,7 +191,7 @@ def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
 def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> None:
     saved = state[f"{kind}.{name}"]
     if saved.shape != target.shape:
-        raise CorruptError("the saved optimizer state belongs to another network", tensor=f"{kind}.{name}")
+        raise CorruptError("the saved optimizer state belongs to a different network", tensor=f"{kind}.{name}")
     target.copy_(saved)
 
 

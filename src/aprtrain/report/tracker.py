@@ -22,7 +22,7 @@ def check_tracker(kind: str | None) -> None:
     try:
         import_module(kind or "json")
     except ImportError as error:
-        hint = f"pip install {kind}, or leave --log-to out"
+        hint = f"pip install {kind}, or leave out --log-to"
         raise MissingDependencyError(f"--log-to {kind} needs {kind}", hint=hint) from error
 
 

@@ -89,7 +89,7 @@ class BlocksDecoder(Decoder):
             raise RefusedError(
                 f"the teacher has no {', '.join(BLOCK_TYPES)} matrix to keep as blocks",
                 path=network.path,
-                hint="leave --teacher-residency out (bf16 here), or quantize the teacher first with apr quantize",
+                hint="leave out --teacher-residency (bf16 here), or quantize the teacher first with apr quantize",
             )
         self.notes += [f"{n} matrices are {dtype} and are converted to bf16" for dtype, n in others.items()]
         self._share_scratch(device)
@@ -210,7 +210,7 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Fp8Gate:
         raise RefusedError(
             "no weight fits e4m3: it is used between the first and the last layer only, for dims that "
             "are multiples of 16",
-            hint="leave --teacher-residency out, or use bf16",
+            hint="leave out --teacher-residency, or use bf16",
         )
     e4m3 = {place: quantize_weight(weight) for place, weight in bf16.items()}
     parts = list(dict.fromkeys((n, part) for n, name in bf16 for part in PARTS if name in part))
@@ -385,7 +385,7 @@ def note_decoded(network: NetworkSource, *, asked: bool = False) -> None:
     if packed:
         types = ", ".join(dict.fromkeys(tensor.dtype for tensor in packed))
         stored, decoded = sum(t.n_bytes for t in packed), sum(2 * prod(t.shape) for t in packed)
-        mend = "leave --teacher-residency out" if asked and residency_of(network) == "q4k" else ""
+        mend = "leave out --teacher-residency" if asked and residency_of(network) == "q4k" else ""
         text = f"{types} of the teacher are converted to bf16: {format_bytes(decoded)} for {format_bytes(stored)}"
         current().miss("blocks", text, mend)
 

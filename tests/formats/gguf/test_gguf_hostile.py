@@ -76,7 +76,7 @@ CASES: dict[str, tuple[bytes, type[AprError], str]] = {
     "long names": (
         image([], [info(b"%04d" % i + b"n" * 65_000, [0], 0, 0) for i in range(400)], bytes(32)),
         LimitError,
-        "names of the tensors",
+        "the tensor names have",
     ),
     "string in an array": (
         image([pair(b"k", ARRAY, array(STRING, 2, struct.pack("<QQ", (1 << 64) - 1, 0)))]),

@@ -71,10 +71,10 @@ ANSWERS: dict[str, tuple[int, dict[str, str], type[AprError], str, str]] = {
     "gated, unknown": (401, {"X-Error-Code": "GatedRepo"}, StorageError, "is gated", "HF_TOKEN"),
     "revision": (404, {"X-Error-Code": "RevisionNotFound"}, NotFoundError, "no revision v7", "@"),
     "entry": (404, {"X-Error-Code": "EntryNotFound"}, NotFoundError, "not on the hub", "file's name"),
-    "token": (401, {}, StorageError, "answered 401", "valid token"),
-    "forbidden": (403, {}, StorageError, "answered 403", "read access"),
-    "too many": (429, {}, StorageError, "answered 429", "wait"),
-    "down": (500, {}, StorageError, "answered 500", "later"),
+    "token": (401, {}, StorageError, "returned 401", "valid token"),
+    "forbidden": (403, {}, StorageError, "returned 403", "read access"),
+    "too many": (429, {}, StorageError, "returned 429", "wait"),
+    "down": (500, {}, StorageError, "returned 500", "later"),
 }
 
 

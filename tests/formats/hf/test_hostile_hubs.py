@@ -189,7 +189,7 @@ def both_cases(found: Hub) -> None:
 SELF = "Location: /api/models/org/name/revision/main"
 LISTS: dict[str, Server] = {
     "a list without end": Server(StorageError, always(is_list, ENDLESS_SPACES), message="more than"),
-    "an error without end": Server(StorageError, always(is_list, endless(500)), message="answered 500"),
+    "an error without end": Server(StorageError, always(is_list, endless(500)), message="returned 500"),
     "a 404 without end": Server(AprError, always(is_list, endless(404)), message="404"),
     "redirects without end": Server(StorageError, always(is_list, written(status(302, SELF, "Content-Length: 0")))),
     "a redirect's body without end": Server(StorageError, always(is_list, endless(302, SELF)), message="redirected"),
@@ -221,7 +221,7 @@ LISTS: dict[str, Server] = {
         CorruptError, change=with_sha("../../x"), message="did not return the commit"
     ),
     "another commit than the pinned one": Server(
-        AprError, change=with_sha("f" * 40), message="answered with commit", address=f"hf://org/name@{COMMIT}"
+        AprError, change=with_sha("f" * 40), message="returned commit", address=f"hf://org/name@{COMMIT}"
     ),
     "an over-long name": Server(None, change=more_rows(row("n" * 300 + ".json"), row("ü" * 200))),
     "a file that is a folder, too": Server(None, change=more_rows(row("config.json/x"))),
@@ -245,7 +245,7 @@ BODIES: dict[str, Server] = {
     "weights without end": Server(
         ChecksumError, body_of(lambda r: written(part(r, CHUNKED), endless=LARGE)), message="digest"
     ),
-    "an error of a file without end": Server(StorageError, always(is_weights, endless(503)), message="answered 503"),
+    "an error of a file without end": Server(StorageError, always(is_weights, endless(503)), message="returned 503"),
     "redirects of a file without end": Server(
         StorageError,
         always(is_weights, written(status(307, "Location: ?x", "Content-Length: 0"))),

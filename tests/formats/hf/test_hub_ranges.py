@@ -337,12 +337,12 @@ def on_weights(answer: Answer) -> Callable[[Request], Answer | None]:
 
 FAULTS: dict[str, tuple[Answer, type[AprError], str, int]] = {
     "half a body, always": (Answer(cut=0), StorageError, "closed the connection", 7),
-    "500": (Answer(500), StorageError, "answered 500", 7),
-    "503": (Answer(503), StorageError, "answered 503", 7),
-    "429": (Answer(429, {"Retry-After": "0"}), StorageError, "answered 429", 7),
+    "500": (Answer(500), StorageError, "returned 500", 7),
+    "503": (Answer(503), StorageError, "returned 503", 7),
+    "429": (Answer(429, {"Retry-After": "0"}), StorageError, "returned 429", 7),
     "401": (Answer(401), AprError, "", 0),
     "gated": (Answer(403, {"X-Error-Code": "GatedRepo"}), StorageError, "is gated", 7),
-    "forbidden": (Answer(403), StorageError, "answered 403", 7),
+    "forbidden": (Answer(403), StorageError, "returned 403", 7),
     "404": (Answer(404, {"X-Error-Code": "EntryNotFound"}), NotFoundError, "not on the hub", 3),
     "no connection": (Answer(0), StorageError, "", 7),
     "another ETag": (Answer(headers={"X-Linked-ETag": f'"{"0" * 64}"'}), ChangedError, "ETag", 4),

@@ -151,7 +151,7 @@ def test_a_single_file_takes_nothing_else_of_its_folder(tmp_path: Path) -> None:
 def test_what_a_training_saved_beside_the_weights_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "folder", of_a_training)
     with aprfmt.open(folder) as model:
-        assert model.warnings == ["last.pth holds more than weights; not converted: epoch, optimizer"]
+        assert model.warnings == ["last.pth contains more than weights; not converted: epoch, optimizer"]
     assert aprfmt.import_model(folder, tmp_path / "small.apr").lossless
     monkeypatch.setattr("aprfmt.convert.source_manifest_writer.MAX_LITERAL_BYTES", 150_000)
     torch.save({"model": state(), "optimizer": torch.randn(50_000)}, folder / "last.pth")

@@ -153,7 +153,7 @@ def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: NetworkSource)
     for name, tensor in resumed.hf_tensors().items():
         assert torch.equal(tensor, whole.hf_tensors()[name]), name
     for other in ({**tensors, "mean.norm": torch.zeros(1)}, {k: t for k, t in tensors.items() if "down" not in k}):
-        with pytest.raises(CorruptError, match="another network"):
+        with pytest.raises(CorruptError, match="a different network"):
             load_states(fresh, other)
 
 

@@ -72,7 +72,7 @@ def test_every_window_comes_once_an_epoch_and_then_the_data_end() -> None:
     assert Counter(i for i in flat[:37]) == Counter(range(37))
     assert Counter(flat) == Counter({**dict.fromkeys(range(37), 2), -1: 2})
     assert flat[-2:] == [-1, -1]
-    with pytest.raises(RefusedError, match="the data end after 2 epochs of 37 sequences") as caught:
+    with pytest.raises(RefusedError, match="the data ends after 2 epochs of 37 sequences") as caught:
         next(steps)
     assert caught.value.exit_code == 5
     with pytest.raises(RefusedError):

@@ -387,7 +387,7 @@ def test_masks_are_in_the_shards_and_checked(tmp_path: Path) -> None:
 def test_another_template_makes_other_data_of_conversations(tmp_path: Path) -> None:
     corpus = make(tmp_path)
     assert make(tmp_path, wanted=corpus.key).key == corpus.key
-    with pytest.raises(RefusedError, match="differ from those of the run to resume"):
+    with pytest.raises(RefusedError, match="differs from that of the run to resume"):
         make(tmp_path, PLAIN.replace("<|im_end|>", "<|im_end|> "), wanted=corpus.key)
     (tmp_path / "again").mkdir()
     assert make(tmp_path / "again", MARKED).key != corpus.key

@@ -89,7 +89,7 @@ def test_a_weight_that_takes_a_source_twice_is_refused() -> None:
         once.check(7)
     assert "--repeat" in str(caught.value.hint)
     assert sum(map(len, taken(once, 6))) == 60
-    with pytest.raises(RefusedError, match="the data end after 1 epochs of 60 sequences"):
+    with pytest.raises(RefusedError, match="the data ends after 1 epochs of 60 sequences"):
         next(once)
     batches(epochs=2).check(12)
     batches(epochs=None).check(10**6)

@@ -188,7 +188,7 @@ def test_files_that_hold_no_network_are_refused(tiny: Maker, tmp_path: Path, lla
         (tmp_path / "bad.gguf").write_bytes(data)
         with pytest.raises(kind):
             open_network(tmp_path / "bad.gguf")
-    with pytest.raises(RefusedError, match="holds no tensors"):
+    with pytest.raises(RefusedError, match="contains no tensors"):
         open_network(llama_cpp_models / "ggml-vocab-qwen2.gguf")
     with pytest.raises(AprError, match="no such file"):
         open_network(tmp_path / "absent.gguf")

@@ -101,7 +101,7 @@ def test_a_teacher_stays_what_most_of_its_file_is(types: dict[str, str], residen
 @pytest.mark.parametrize(
     ("types", "asked", "noted"),
     [
-        (MIX, True, ("Q4_K", "leave --teacher-residency out")),
+        (MIX, True, ("Q4_K", "leave out --teacher-residency")),
         (MIX, False, None),
         (dict.fromkeys([*MIX, "token_embd"], "Q5_0"), True, ("Q5_0", TABLE["blocks"].mend)),
         (dict.fromkeys([*MIX, "token_embd"], "Q5_0"), False, ("Q5_0", TABLE["blocks"].mend)),

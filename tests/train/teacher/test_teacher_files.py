@@ -212,7 +212,7 @@ def test_writing_goes_on_where_it_was_interrupted(made: Made, tmp_path: Path, mo
     with pytest.raises(AprError, match="data differ"):
         aprfmt.teacher(made.teacher, other, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
     shutil.rmtree(tmp_path / "out/tokens")
-    with pytest.raises(AprError, match="files of another text"):
+    with pytest.raises(AprError, match="files of a different text"):
         aprfmt.teacher(made.teacher, other, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
 
 
@@ -432,7 +432,7 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
         "train-00001-of-00002.safetensors is missing", "to resume"),
     "half a file": (lambda f: os.truncate(_train(f), _train(f).stat().st_size // 2), {}, 4, "the file at", ""),
     "another tokenizer": (lambda f: _each(f, lambda p: _restate(p, tokenizer="0" * 64)), {}, 5,
-        "another tokenizer", "--student"),
+        "a different tokenizer", "--student"),
     "files of two teachers": (lambda f: _restate(_train(f), teacher="other"), {}, 5, "teacher or text differs", ""),
     "another length": (lambda f: None, {"--seq-len": "16", "--tokens-per-step": "64"}, 5, "of 32 tokens, not 16",
         "--seq-len 32"),
@@ -455,8 +455,8 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "a name that claims a billion": (
         lambda f: _train(f).rename(f / "train-00001-of-999999999.safetensors"), {}, 5, "train-00002-of-99", "resume"),
     "a residency": (lambda f: None, {"--teacher-residency": "fp8"}, 2, "--teacher-residency needs a loaded teacher",
-        "leave it out"),
-    "a policy": (lambda f: None, {"--vocab-policy": "renormalise"}, 2, "--vocab-policy needs", "leave it out"),
+        "leave out --"),
+    "a policy": (lambda f: None, {"--vocab-policy": "renormalise"}, 2, "--vocab-policy needs", "leave out --"),
     "both": (lambda f: None, {"": "TEACHER"}, 2, "not both", "keep one"),
     "no student": (lambda f: None, {"--student": "", "--student-init": "layers:1"}, 2, "needs the teacher model",
         "apr prune"),

@@ -95,7 +95,7 @@ per_kv_head = Converter(
 within_chosen = Converter(
     refuse_if(
         lambda value, scope: (as_int(value, scope.name) or 0) > (scope.size("index_topk_blocks") or 0),
-        "{name} is {value}, more than index_topk_blocks: which of these blocks llama.cpp and transformers take differs",
+        "{name} is {value}, more than index_topk_blocks: llama.cpp and transformers select different blocks among them",
     ),
 )
 counted_dense = Converter(

@@ -13,7 +13,7 @@ from aprfmt.arch.converter import Converter, refuse_if
 from aprfmt.arch.row import Architecture, Difference, Key
 
 
-clip = Converter(refuse_if(lambda value, scope: value == 0, "{name} is 0, which llama.cpp's {gguf} takes for no limit"))
+clip = Converter(refuse_if(lambda value, scope: value == 0, "{name} is 0, which llama.cpp's {gguf} treats as no limit"))
 _OLMO2 = Architecture(
     id="olmo2", gguf="olmo2", **hf_names("Olmo2", "olmo2"),
     tensors=post_norm_decoder(*attention("attention_bias", "attention_bias", qk_norm="q")),

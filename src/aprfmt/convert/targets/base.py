@@ -214,7 +214,7 @@ def check_options(options: Options, target: Target) -> None:
     if options.verify == "logits" and options.mtp_only:
         raise UsageError("--verify=logits needs a whole model", hint="leave out --mtp-only")
     if options.no_tokenizer and options.tokenizer is not None:
-        raise UsageError("--no-tokenizer and --tokenizer cannot be given together", hint="use one of them")
+        raise UsageError("--no-tokenizer and --tokenizer are mutually exclusive", hint="use one of them")
     if options.mmproj and isinstance(options.mmproj, bool) == (target.name == "apr"):
         raise UsageError(
             "--mmproj takes a file when writing an .apr, and none when writing an mmproj GGUF",
@@ -229,4 +229,4 @@ def check_options(options: Options, target: Target) -> None:
             "--modelfile needs a whole model in one file", hint="leave out --shard-size, --mtp-only and --mmproj"
         )
     if options.no_mtp and options.mtp_only:
-        raise UsageError("--no-mtp and --mtp-only cannot be given together", hint="use one of them")
+        raise UsageError("--no-mtp and --mtp-only are mutually exclusive", hint="use one of them")

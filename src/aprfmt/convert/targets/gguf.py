@@ -119,7 +119,7 @@ def model_layouts(c: Canonical, work: Work) -> Output:
         keys = list(checked_keys(c, keys, tensors))
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
     if type(alignment) is not int:
-        raise CorruptError(f"general.alignment is {alignment!r}, not a size", path=c.model.path)
+        raise CorruptError(f"general.alignment is {alignment!r}, not a valid size", path=c.model.path)
     if options.shard_bytes:
         return Output(split_gguf(work.name, keys, tensors, alignment, options.shard_bytes), tensors)
     return Output([FileLayout(work.name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors)
@@ -164,7 +164,7 @@ def _refuse_differences(c: Canonical) -> None:
     refused = [found.what for found in differences(c.arch, c.hparams) if found.refused] if c.arch is not None else []
     if refused:
         raise RefusedError(
-            f"llama.cpp would compute other logits: {'; '.join(refused)}",
+            f"llama.cpp would compute different logits: {'; '.join(refused)}",
             path=c.model.path,
             hint="write it anyway with --allow-different, or use another output format: -o NAME.apr, -o NAME --format "
             "hf",
@@ -213,7 +213,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     row = c.arch
     if row is None and ((c.extras and not from_gguf(c)) or (c.part == ADAPTER and c.model.convention != "gguf")):
         raise RefusedError(
-            "the file holds an adapter, not a model",
+            "the file contains an adapter, not a model",
             path=c.model.path,
             hint="write it as a folder with --format hf, or as -o adapter.safetensors",
         )

@@ -59,7 +59,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     if options.recipe is not None and options.recipe not in RECIPES:
         raise UsageError(f"unknown recipe {options.recipe!r}", hint="one of: " + ", ".join(RECIPES))
     if options.recipe is not None and options.bits is not None:
-        raise UsageError("--recipe and --bits cannot be given together", hint="a recipe sets the bits itself")
+        raise UsageError("--recipe and --bits are mutually exclusive", hint="a recipe sets the bits itself")
     default = check(4 if options.bits is None else options.bits, options.group_size or _group_size(c, asked))
     if network is None:
         name = c.hparams.hf_architecture or c.hparams.architecture or "this network"

@@ -104,7 +104,7 @@ def _gguf(source: Source) -> Iterator[Step]:
 def _beyond(names: Sequence[str], source: Source) -> Iterator[AprError]:
     """That the data of these tensors lie, at least in part, behind the end of the file."""
     if names:
-        message = f"the data of {plural(len(names), 'tensor')} reach beyond the end of the file"
+        message = f"the data of {plural(len(names), 'tensor')} extends past the end of the file"
         yield TruncatedError(message, path=source.path, tensor=names[0], offset=source.size)
 
 
@@ -186,7 +186,9 @@ def _gguf_infos(cursor: Cursor, n_tensors: int, data_start: int, lacking: list[s
         yield [
             Span(at, n_name, "name", name, f"a length of 8 bytes, then {plural(n_name - 8, 'byte')}"),
             Span(at + n_name, 4, "dimensions", n_dims),
-            Span(at + n_name + 4, 8 * n_dims, "sizes", list(dims), f"fastest first: {format_shape(dims[::-1])}"),
+            Span(
+                at + n_name + 4, 8 * n_dims, "sizes", list(dims), f"fastest-varying first: {format_shape(dims[::-1])}"
+            ),
             Span(end - 12, 4, "type", kind, dtype.name if dtype is not None else "unknown"),
             Span(end - 8, 8, "offset", offset, f"in the data: byte {offset + data_start:,} of the file"),
         ]
@@ -204,7 +206,7 @@ def _members(raw: bytes, base: int, path: str) -> Iterator[tuple[str, object, in
         while at < len(text) and text[at] in blank:
             at += 1
         if expected and (at >= len(text) or text[at] not in expected):
-            raise CorruptError(f"the JSON text has no {expected[0]!r} there", path=path, offset=base + at)
+            raise CorruptError(f"expected {expected[0]!r} in the JSON text", path=path, offset=base + at)
         return at
 
     at, n_bytes, n_chars = skip(0, "{") + 1, 0, 0
@@ -225,7 +227,7 @@ def _members(raw: bytes, base: int, path: str) -> Iterator[tuple[str, object, in
             at = skip(end, ",}")
             at = skip(at + 1) if text[at] == "," else at
     except (ValueError, RecursionError) as error:
-        raise CorruptError("the JSON text ends there", path=path, offset=place(min(at, len(text)))) from error
+        raise CorruptError("the JSON text ends unexpectedly", path=path, offset=place(min(at, len(text)))) from error
 
 
 def _json_entries(raw: bytes, base: int, path: str, meaning: Callable[[str, object], str]) -> Iterator[Entry]:

@@ -52,12 +52,12 @@ class FileDump:
 
 @dataclass(frozen=True, slots=True)
 class HexDump:
-    """What is shown of a model; `to_json` is the object of `apr hex --json`.
+    """The result of `hex`; `to_json` is the object of `apr hex --json`.
 
     Attributes:
         file: the path as given.
-        files: the files of the model; none where a tensor was asked for.
-        tensor: the tensor that was asked for.
+        files: one entry per file of the model; empty if a tensor was requested.
+        tensor: the requested tensor.
     """
 
     file: str
@@ -84,21 +84,21 @@ def hex(
     width: int = 16,
     raw: bool = False,
 ) -> HexDump:
-    """What the bytes of the file at `path` mean: header, metadata and index, or the blocks of `tensor`.
+    """Annotates the bytes of the file at `path`: header, metadata and index, or the blocks of `tensor`.
 
-    Reads only what it shows, and what lies before it in a header. A damaged file is shown as far as it can be
+    Reads only what it shows, plus the part of a header before it. A damaged file is shown up to the damage
     (`FileDump.damage`).
 
     Args:
-        path: a file, or a model of several, each of which is shown.
-        tensor: a tensor's name: its blocks, with fields and values.
-        offset: begin at this byte, of the tensor where one is named.
-        limit: at most so many keys and tensors of each section, blocks or lines; 0: all; None: 16, of blocks 2.
-        width: bytes in a line.
-        raw: bytes alone, without their meaning; of any file.
+        path: a file, or a model of several files, each of which is shown.
+        tensor: name of a tensor: show its blocks with fields and values.
+        offset: byte offset to start at, within the tensor if one is given.
+        limit: maximum number of keys and tensors of each section, of blocks, or of lines; 0: all; None: 16 (2 blocks).
+        width: bytes per line.
+        raw: plain hex dump, of any file.
 
     Raises:
-        UsageError: for an unknown tensor, and numbers that cannot be.
+        UsageError: unknown tensor, or a number out of range.
     """
     for name, number, least, most in (("offset", offset, 0, None), ("width", width, 1, _MOST_WIDTH)):
         if type(number) is not int or number < least or (most is not None and number > most):
@@ -163,7 +163,7 @@ def _file(path: str, offset: int, limit: int | None, width: int, raw: bool) -> F
 def _lines(source: Source, start: int, end: int, limit: int, width: int) -> list[tuple[int, bytes]]:
     if start > end or (start == end and start):
         raise UsageError(
-            f"--offset {start} is past the end of the file", path=source.path, hint=f"there are {end} bytes"
+            f"--offset {start} is past the end of the file", path=source.path, hint=f"the file has {end} bytes"
         )
     end = min(end, start + limit * width) if limit else end
     return [(at, source.read(at, min(width, end - at))) for at in range(start, end, width)]

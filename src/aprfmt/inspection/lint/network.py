@@ -101,7 +101,7 @@ def odd_names(subject: Subject) -> Iterator[Check]:
     odd = [t.name for t in subject.model.tensors.entries if _NAME.fullmatch(t.name) is None]
     if odd:
         message = (
-            f"{plural(len(odd), 'name')} with other characters than letters, digits and single dots: "
+            f"{plural(len(odd), 'name')} with characters other than letters, digits and single dots: "
             f"{first_few(map(repr, odd))}"
         )
         yield Check("fail", message, suggestion="rename the tensors in the program that writes the file")
@@ -170,4 +170,6 @@ def low_head(subject: Subject) -> Iterator[Check]:
     if row.kind == "ggml" and 8 * row.block_bytes / row.block < 4:
         message = f"the output head is {head.dtype}, {8 * row.block_bytes / row.block:.2f} bits per weight"
         fix = "apr quantize ORIGINAL TYPE -o NEW.gguf --output-type q6_k"
-        yield Check("fail", f"{message}: no other tensor loses as much", head.name, suggestion=fix)
+        yield Check(
+            "fail", f"{message}: quantizing it costs more quality than any other tensor", head.name, suggestion=fix
+        )

@@ -1,4 +1,4 @@
-"""Rules about what a model says of itself: licence, name, base model, card."""
+"""Rules about what a model says of itself: license, name, base model, card."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from aprfmt.provenance import provenance
 
 
 def no_license(subject: Subject) -> Iterator[Check]:
-    """`provenance.no-license`: the licence of the weights is stated."""
+    """`provenance.no-license`: the license of the weights is stated."""
     if not is_main(subject):
         yield skip("not a complete model")
     elif not typed_metadata(subject.model).get("license"):
         fix = set_key(subject.model, "general.license", "apache-2.0", "--license Apache-2.0")
-        yield Check("fail", "the licence of the weights is missing", suggestion=fix)
+        yield Check("fail", "the license of the weights is missing", suggestion=fix)
 
 
 def odd_license(subject: Subject) -> Iterator[Check]:
-    """`provenance.license-not-spdx`: the licence is an SPDX id."""
+    """`provenance.license-not-spdx`: the license is an SPDX id."""
     for warning in provenance.read(subject.model).warnings:
         if "SPDX" in warning:
             fix = "use an SPDX id, or `license: other` with `license_name` (general.license.name) and a link"

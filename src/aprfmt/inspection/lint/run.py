@@ -48,15 +48,15 @@ class LintFinding:
 
 @dataclass(frozen=True, slots=True)
 class Lint:
-    """The outcome of all rules; `to_json` is the object of `apr lint --json`.
+    """The result of `lint`; `to_json` is the object of `apr lint --json`.
 
     Attributes:
         file: the path as given.
-        format: the container as users know it, "GGUF v3".
-        findings: the gravest first.
+        format: the container, such as "GGUF v3".
+        findings: most severe first.
         rules: ids of the rules that were applied.
-        skipped: those of them that do not concern the file.
-        fail_at: the level from which on a finding counts.
+        skipped: those that do not apply to the file.
+        fail_at: lowest level that makes `passed` false.
     """
 
     file: str
