@@ -313,7 +313,7 @@ def _check_lasts(config: Config, body: dict[str, Any], scarce: dict[str, Any]) -
         about, whose = "about " if body["estimated"] else "", f" of {scarce['name']}" if "name" in scarce else ""
         needed = round(config.steps * config.tokens_per_step * scarce.get("weight", 1))
         raise RefusedError(
-            f"{config.steps} steps need {needed} tokens{whose}, but the data have {about}{scarce['tokens']}: "
+            f"{config.steps} steps need {needed} tokens{whose}, but the data has {about}{scarce['tokens']}: "
             f"{about}{passes:.1f} epochs",
             hint=f"add data, lower --steps, or use --epochs {math.ceil(passes)} or --repeat",
         )

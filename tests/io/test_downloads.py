@@ -65,7 +65,7 @@ BAD = {
                              "again"),
     "safetensors cut in its header": ("m.safetensors", (400).to_bytes(8, "little") + b'{"a":' + b" " * 100,
                                       "cut short: at least 295 of its 408 bytes are missing", "again"),
-    "zeros": ("m.gguf", bytes(4096), "holds only zeros: its space was reserved", "again"),
+    "zeros": ("m.gguf", bytes(4096), "contains only zeros: its space was reserved", "again"),
 }  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_a_file_that_aria2c_has_not_finished_is_refused_though_it_opens(tmp_path
     shutil.copy(DEMO, path)
     check_complete(str(path))
     (tmp_path / "m.gguf.aria2").write_bytes(b"\0\1")
-    with pytest.raises(TruncatedError, match=r"m\.gguf\.aria2 is beside it") as caught:
+    with pytest.raises(TruncatedError, match=r"m\.gguf\.aria2 is next to it") as caught:
         aprfmt.open(path)
     assert "aria2c -c" in (caught.value.hint or "")
 
@@ -187,7 +187,7 @@ def test_a_digest_from_outside_finds_a_flipped_bit(way: str, published: tuple[Pa
 
 def test_a_list_must_name_the_model_and_its_files_must_exist(published: tuple[Path, str], tmp_path: Path) -> None:
     path, digest = published
-    with pytest.raises(UsageError, match=r"does not name m\.gguf"):
+    with pytest.raises(UsageError, match=r"does not contain m\.gguf"):
         aprfmt.validate(path, sha256=_write(tmp_path / "d", f"{digest}  other.gguf\n"))
     missing = aprfmt.validate(path, manifest=_write(tmp_path / "d", f"{digest}  m.gguf\n{digest}  n.gguf\n"))
     assert [c.message for c in missing.checks if c.status == "fail"] == ["n.gguf is listed, but missing"]
@@ -196,7 +196,7 @@ def test_a_list_must_name_the_model_and_its_files_must_exist(published: tuple[Pa
             aprfmt.validate(path, manifest=_write(tmp_path / "d", text))
     with pytest.raises(UsageError, match="63 characters instead of 64"):
         aprfmt.validate(path, sha256=digest[1:])
-    with pytest.raises(UsageError, match="both given"):
+    with pytest.raises(UsageError, match="mutually exclusive"):
         aprfmt.validate(path, sha256=digest, manifest=tmp_path / "d")
     with pytest.raises(UsageError, match="cannot describe a folder"):
         aprfmt.validate(tmp_path, sha256=digest)

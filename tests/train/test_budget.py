@@ -175,7 +175,7 @@ def test_the_plan_refuses_what_the_run_would(corpus_file: Path, teacher_file: Pa
     assert mixed.startswith("2.jsonl has ")
     assert mixed.endswith("fewer than a sequence of 64")
     mixed = refusal(corpus_file, tmp_path / "o", mixed=(f"{corpus_file}:3", f"{few}:1"), seq_len=4, repeat=False)
-    assert re.fullmatch(r"2 steps need 64 tokens of 2\.jsonl, but the data have \d+: \d\.\d epochs", mixed)
+    assert re.fullmatch(r"2 steps need 64 tokens of 2\.jsonl, but the data has \d+: \d\.\d epochs", mixed)
     assert "no checkpoint to resume from" in refusal(corpus_file, tmp_path / "absent", resume=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ckpt-step-000004.state").touch()

@@ -253,7 +253,7 @@ def test_the_plan_refuses_what_the_run_would(refused: Refused, monkeypatch: pyte
     assert refused("--plan", "yes", output="other")[0] == 0
     code, error = refused("--plan", "yes", "--steps", "99999", "--no-repeat", "yes", output="other")
     assert code == 5
-    assert re.search(r"99999 steps need 12799872 tokens, but the data have \d+: 6\d\d\.\d epochs", error["message"])
+    assert re.search(r"99999 steps need 12799872 tokens, but the data has \d+: 6\d\d\.\d epochs", error["message"])
     assert "--repeat" in error["hint"]
     with monkeypatch.context() as patch:
         patch.setattr("aprtrain.budget.SAMPLE_CHARS", 1000)
@@ -262,7 +262,7 @@ def test_the_plan_refuses_what_the_run_would(refused: Refused, monkeypatch: pyte
         assert refused("--plan", "yes", "--steps", "230", "--no-repeat", "yes", output="other")[0] == 0
     assert refused("--plan", "yes", "--steps", "230", "--no-repeat", "yes", output="other")[0] == 5
     assert code == 5
-    assert "the data have about " in error["message"]
+    assert "the data has about " in error["message"]
     assert refused("--plan", "yes", "--steps", "99999", "--smoke", "2", "--no-repeat", "yes", output="other")[0] == 0
     monkeypatch.setenv("WORLD_SIZE", "3")
     code, error = refused("--plan", "yes", output="other")

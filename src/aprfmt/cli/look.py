@@ -216,7 +216,7 @@ def _validation(found: Validation, min_score: int) -> Iterator[str]:
     yield f"{out.style(word, style)}, score {found.score} of 100{goal}"
     if not found.protected:
         yield (
-            "no checksum covers the weights: a flipped bit goes unseen. Compare with the publisher's digest "
+            "no checksum covers the weights: a flipped bit goes undetected. Compare with the publisher's digest "
             "(--sha256 HEX), or keep the model as .apr"
         )
 

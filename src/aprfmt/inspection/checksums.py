@@ -36,7 +36,9 @@ def digest_rule(path: PathLike, sha256: PathLike | None, manifest: PathLike | No
     if given is None:
         return None
     if sha256 is not None and manifest is not None:
-        raise UsageError("--sha256 and --manifest are both given", hint="--manifest compares every file of the list")
+        raise UsageError(
+            "--sha256 and --manifest are mutually exclusive", hint="--manifest compares every file of the list"
+        )
     text = path_text(given, "sha256" if sha256 is not None else "manifest")
     value = _HEX.fullmatch(text.strip())
     if value is not None and sha256 is not None:
@@ -65,7 +67,7 @@ def _listed(path: Path, list_path: str, *, every: bool) -> dict[Path, str]:
             continue
         if (match := _LINE.fullmatch(line.strip())) is None:
             hint = "expected sha256sum's format: 64 hex digits, two spaces, a file name"
-            raise UsageError(f"line {number} is no digest and file name", path=list_path, hint=hint)
+            raise UsageError(f"line {number} is not a digest and a file name", path=list_path, hint=hint)
         name, value_text = match[2] or match[3], match[1] or match[4]
         found[folder / name.strip()] = value_text.lower()
     if not every and path != folder and path in found:
@@ -74,7 +76,7 @@ def _listed(path: Path, list_path: str, *, every: bool) -> dict[Path, str]:
         found = {file: digest for file, digest in found.items() if is_file(file)}
         if not found or (path != folder and path not in found):
             raise UsageError(
-                f"the list does not name {path.name}", path=list_path, hint="pass the digest: --sha256 HEX"
+                f"the list does not contain {path.name}", path=list_path, hint="pass the digest: --sha256 HEX"
             )
     return found
 

@@ -108,7 +108,7 @@ def _explain(path: str) -> AprError | None:
         if found is None and size and not any(head):
             n = min(size, _ZEROS_BYTES)
             if not any(source.read(0, n)):
-                what = "holds only zeros" if n == size else f"begins with {format_bytes(n)} of zeros"
+                what = "contains only zeros" if n == size else f"begins with {format_bytes(n)} of zeros"
                 found = CorruptError(
                     f"the file {what}: its space was reserved, but no data was written", path=path, hint=_AGAIN
                 )
@@ -120,7 +120,7 @@ def _unfinished(path: str) -> AprError | None:
         return None
     control = os.path.basename(path) + _CONTROL
     return TruncatedError(
-        f"the download is unfinished: {control} is beside it",
+        f"the download is unfinished: {control} is next to it",
         path=path,
         hint=f"finish it with aria2c -c URL, or remove {control} if the file is known to be complete",
     )

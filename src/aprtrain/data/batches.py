@@ -133,7 +133,7 @@ class Batches:
             needed, available = int(needed * scarce.weight), scarce.n
             whose = f" of {scarce.name}" if scarce.name else ""
             raise RefusedError(
-                f"{n_steps} steps need {needed * t} tokens{whose}, but the data have {available * t} in {available} "
+                f"{n_steps} steps need {needed * t} tokens{whose}, but the data has {available * t} in {available} "
                 f"sequences: {needed / available:.1f} epochs",
                 hint=f"add data, lower --steps, or use --epochs {-(-needed // available)} or --repeat",
             )

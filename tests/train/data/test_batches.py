@@ -100,7 +100,7 @@ def test_epochs_are_announced_once_also_when_a_step_has_several() -> None:
 def test_a_run_that_the_data_do_not_last_for_is_refused_before_it_starts() -> None:
     steps = batches(windows(37))
     steps.check(10)
-    with pytest.raises(RefusedError, match=r"11 steps need 352 tokens, but the data have 296 .* 1\.2 epochs") as caught:
+    with pytest.raises(RefusedError, match=r"11 steps need 352 tokens, but the data has 296 .* 1\.2 epochs") as caught:
         steps.check(11)
     assert "--epochs 2 or --repeat" in (caught.value.hint or "")
     batches(windows(37), epochs=2).check(11)

@@ -84,7 +84,7 @@ def test_a_weight_that_takes_a_source_twice_is_refused() -> None:
     assert once.n_steps == 6  # 30 of a last for 60
     once.check(6)
     with pytest.raises(
-        RefusedError, match=r"7 steps need 280 tokens of a, but the data have 240 .* 1\.2 epochs"
+        RefusedError, match=r"7 steps need 280 tokens of a, but the data has 240 .* 1\.2 epochs"
     ) as caught:
         once.check(7)
     assert "--repeat" in str(caught.value.hint)
