@@ -64,7 +64,7 @@ class Windows:
     def __init__(self, part: CorpusSplit, seq_len: int, filler: int) -> None:
         """`filler` is the id for padding. Raises RefusedError if there is nothing to learn."""
         if len(part.tokens) < 2:
-            raise RefusedError("the data have fewer than two tokens", hint="add text")
+            raise RefusedError("the data has fewer than two tokens", hint="add text")
         self._tokens, self._begin, self._filler = part.tokens, part.begin, filler
         self._masks = part.masks
         self._masked_before = np.concatenate([[0], (part.masks[:, 1] - part.masks[:, 0]).cumsum()])
@@ -74,7 +74,7 @@ class Windows:
         n_pieces, n = len(self._pieces.sizes_P), len(self)
         if not n:
             raise RefusedError(
-                f"the data have no token to predict among the first {seq_len + 1} of any document",
+                f"the data has no token to predict among the first {seq_len + 1} of any document",
                 hint="use longer texts, conversations with answers, or a longer --seq-len",
             )
         self._used_N = np.add.reduceat(self._pieces.sizes_P, self._first_N[:-1])
