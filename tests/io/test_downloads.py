@@ -191,7 +191,7 @@ def test_a_list_must_name_the_model_and_its_files_must_exist(published: tuple[Pa
         aprfmt.validate(path, sha256=_write(tmp_path / "d", f"{digest}  other.gguf\n"))
     missing = aprfmt.validate(path, manifest=_write(tmp_path / "d", f"{digest}  m.gguf\n{digest}  n.gguf\n"))
     assert [c.message for c in missing.checks if c.status == "fail"] == ["n.gguf is listed, but missing"]
-    for text, message in (("nothing here\n", "line 1 is no digest"), (f"{digest}\n{digest}\n", "line 1")):
+    for text, message in (("nothing here\n", "line 1 is not a digest"), (f"{digest}\n{digest}\n", "line 1")):
         with pytest.raises(UsageError, match=message):
             aprfmt.validate(path, manifest=_write(tmp_path / "d", text))
     with pytest.raises(UsageError, match="63 characters instead of 64"):

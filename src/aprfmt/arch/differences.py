@@ -28,8 +28,8 @@ from aprfmt.arch.scopes import defaults_of
 from aprfmt.records import record
 
 _RAMP = Difference(
-    "llama.cpp's YaRN uses a different ramp: beta_fast 32, beta_slow 1, both bounds rounded; the config has {betas}: RoPE "
-    "frequencies differ by up to {ramp:.2g} %",
+    "llama.cpp's YaRN uses a different ramp: beta_fast 32, beta_slow 1, both bounds rounded; the config has {betas}: "
+    "RoPE frequencies differ by up to {ramp:.2g} %",
     "other_ramp&!gguf=gpt-oss|far_ramp",
 )
 _EPSILONS = (
