@@ -44,6 +44,7 @@ CASES: tuple[ArchCase, ...] = (
         "DistilBert",
         {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "pad_token_id": 0},
     ),
+    _encoder("mpnet", "mpnet", "MPNet", {"pad_token_id": 1}, cannot="its loader has no relative attention bias"),
     _encoder("nomic_bert", "nomic_bert", "NomicBert", {"pad_token_id": 0}, **_NO_POOLER),
     _encoder(
         "jina_embeddings_v3",

@@ -8,7 +8,7 @@ from aprfmt.arch.blocks.decoder import (
     DIMS, LAYER_EPS, block, convert, embedding, gelu, linear, must_be, norm, rename, tensor,
 )
 from aprfmt.arch.blocks.encoder import ENCODER, HEADS, TYPES, encoder_names, hf_only
-from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, refuse_if
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.errors import RefusedError
@@ -132,7 +132,35 @@ _DISTILBERT = Architecture(
     ignored=("embeddings.position_ids",), prefixes=(("distilbert.", ""),),
 )
 
+_relative_bias = Converter(
+    refuse_if(lambda value, scope: True, "llama.cpp's {gguf} has no relative attention bias ({name} is {value})")
+)
+_MPNET = Architecture(
+    id="mpnet", gguf="bert", **encoder_names("MPNet", "mpnet", *HEADS), when="tensors=attn_rel_b.weight",
+    tensors=(
+        embedding("embeddings.word_embeddings"), _POSITIONS, *_layer_norm("embeddings.LayerNorm", "token_embd_norm"),
+        TensorRow(("encoder.relative_attention_bias.weight",), (), ("relative_attention_num_buckets,heads",)),
+        *block(
+            *(row for name in "qkv"
+              for row in linear(f"attention.attn.{name}", f"attn_{name}", "q,hidden", REQUIRED)),
+            *linear("attention.attn.o", "attn_output", "hidden,q", REQUIRED),
+            *_layer_norm("attention.LayerNorm", "attn_output_norm"),
+            *linear("intermediate.dense", "ffn_up", "ffn,hidden", REQUIRED),
+            *linear("output.dense", "ffn_down", "hidden,ffn", REQUIRED),
+            *_layer_norm("output.LayerNorm", "layer_output_norm"), hf="encoder.layer.{n}.",
+        ),
+        *hf_only("hidden,hidden", "pooler.dense", "lm_head.dense"), *hf_only("hidden", "lm_head.layer_norm"),
+        *hf_only("vocab,hidden", "lm_head.decoder"), *hf_only("vocab", "lm_head.bias"),
+        *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
+    ),
+    keys=(
+        *DIMS, LAYER_EPS, *ENCODER, Key("tokenizer.ggml.token_type_count", constant=1, needed=REQUIRED), gelu(),
+        Key("", ("relative_attention_num_buckets",), converter=_relative_bias),
+    ),
+    ignored=("embeddings.position_ids",), prefixes=(("mpnet.", ""),),
+)
+
 ROWS: tuple[Architecture, ...] = (
     _BERT, _roberta("Roberta", "roberta", "gpt2"), _roberta("XLMRoberta", "xlm-roberta", "t5", "Camembert"),
-    _DISTILBERT,
+    _DISTILBERT, _MPNET,
 )
