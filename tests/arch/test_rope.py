@@ -128,6 +128,18 @@ def test_counts_of_rotated_values_that_a_class_does_not_read() -> None:
     }  # fmt: skip
 
 
+def test_long_factors_that_every_context_would_have_are_refused() -> None:
+    def written(original: int, positions: int) -> Any:
+        scaling = {**LONGROPE, "original_max_position_embeddings": original}
+        return keys(read(max_position_embeddings=positions, rope_parameters={**scaling, "rope_theta": 1e4}))
+
+    for original, positions in ((64, 64), (100, 64), (300, 300), (128, 100)):
+        with pytest.raises(RefusedError, match="would use the long factors for short texts"):
+            written(original, positions)
+    for original, positions in ((512, 512), (8192, 100), (256, 200)):
+        assert written(original, positions)["rope.scaling.original_context_length"] == original
+
+
 def test_scaling_that_windows_would_not_have_is_refused() -> None:
     muse = ARCHITECTURES["muse_glimmer_text"]
     for kind in ("linear", "yarn"):

@@ -326,11 +326,8 @@ def _scaling_keys(
     original = original_context(h, scaling)
     if original:
         out[f"{base}original_context_length"] = ("u32", original)
-    if kind == "longrope" and original and original > (h.max_position_embeddings or original):
-        raise RefusedError(
-            f"original_max_position_embeddings is {original}, but max_position_embeddings is only "
-            f"{h.max_position_embeddings}: llama.cpp would use the long factors for short texts"
-        )
+    if kind == "longrope" and original:
+        _check_long_factors(h, scaling, original)
     if kind == "yarn":
         for name, suffix in _YARN.items():
             if scaling.get(name) is not None:
@@ -339,6 +336,21 @@ def _scaling_keys(
     if not yarn.same(attention, 1):
         out[base + "attn_factor"] = ("f32", attention)
     return out
+
+
+def _check_long_factors(h: Hyperparams, scaling: Mapping[str, object], original: int) -> None:
+    """Raises RefusedError where no context of llama.cpp is short enough for the short factors of a short network."""
+    positions = h.max_position_embeddings or 0
+    context = -(-positions // _CONTEXT_STEP) * _CONTEXT_STEP
+    if positions <= original < context and scaling.get("short_factor") != scaling.get("long_factor"):
+        raise RefusedError(
+            f"original_max_position_embeddings is {original} and max_position_embeddings {positions}: llama.cpp rounds "
+            f"its context up to {context} tokens, and would use the long factors for short texts"
+        )
+
+
+_CONTEXT_STEP = 256
+"""Contexts of llama.cpp are multiples of this."""
 
 
 def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
