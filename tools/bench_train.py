@@ -36,8 +36,8 @@ from torch.nn import functional
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.texts.sequences import IGNORED, WindowRows, Windows
 from aprfmt.texts.shards import CorpusSplit
-from aprfmt.texts.windows import IGNORED, WindowRows, Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain import budget
 from aprtrain.config import Config
@@ -197,7 +197,7 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
         teacher=load_teacher(config, pair, data, world.device),
         vocabulary=vocabulary,
         batches=Batches(
-            data, windows_per_step=config.windows_per_step, windows_per_micro=config.windows_per_pass,
+            data, sequences_per_step=config.sequences_per_step, windows_per_micro=config.sequences_per_pass,
             seed=0, epochs=None, rank=world.rank, world=world.size,
         ),
         objective=Objective(config.kd_weight, config.temperature),
@@ -386,7 +386,7 @@ def peer(name: str, teacher: str, micro: int, loss: Callable[..., None], batch: 
 
 def peers(teacher: str, micro: int) -> Iterator[dict[str, Any]]:
     """Each peer that is there."""
-    batch = next(Batches(windows(0), windows_per_step=TOKENS // T, windows_per_micro=micro // T, seed=0))
+    batch = next(Batches(windows(0), sequences_per_step=TOKENS // T, windows_per_micro=micro // T, seed=0))
     for label, loss in (("Liger", partial(liger, 1024)), ("dense chunks", partial(dense, 2048))):
         name = f"{teacher} -> 0.5b, transformers + compile, {label}"
         try:

@@ -10,7 +10,7 @@ class Mutation(NamedTuple):
 
     Attributes:
         name: what is wrong with the mutant.
-        place: the file below src and, after a colon, the function: "aprfmt/io/pipe.py:_Line.batches".
+        place: the file below src and, after a colon, the function: "aprfmt/io/pipe.py:_Pipeline.batches".
         tests: separated by blanks, without their folders; at least one must fail.
         old: text that occurs there exactly once.
         new: what replaces it.

@@ -26,10 +26,10 @@ _LAZY = {
     "export_model": "aprfmt.convert.api",
     "convert_model": "aprfmt.convert.api",
     "quantize_model": "aprfmt.running.quantize",
-    "merge": "aprfmt.convert.combining:merge_models",
-    "merge_models": "aprfmt.convert.combining",
-    "merge_adapter": "aprfmt.convert.merging",
-    "extract_adapter": "aprfmt.convert.merging",
+    "merge": "aprfmt.convert.merge_models:merge_models",
+    "merge_models": "aprfmt.convert.merge_models",
+    "merge_adapter": "aprfmt.convert.merge_adapters",
+    "extract_adapter": "aprfmt.convert.merge_adapters",
     "prune_model": "aprfmt.convert.pruning",
     "Report": "aprfmt.convert.report",
     "stamp": "aprfmt.convert.stamp",
@@ -151,9 +151,9 @@ if TYPE_CHECKING:
     from aprfmt.api import bench, data, embed, lint, lint_rules, qa, report, run, validate
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import convert_model, export_model, import_model
-    from aprfmt.convert.combining import merge_models
-    from aprfmt.convert.combining import merge_models as merge
-    from aprfmt.convert.merging import extract_adapter, merge_adapter
+    from aprfmt.convert.merge_adapters import extract_adapter, merge_adapter
+    from aprfmt.convert.merge_models import merge_models
+    from aprfmt.convert.merge_models import merge_models as merge
     from aprfmt.convert.pruning import prune_model
     from aprfmt.convert.report import Report
     from aprfmt.convert.stamp import StampReport, stamp

@@ -25,7 +25,7 @@ from aprtrain.config import Config, resolve
 from aprtrain.data.batches import check_shared, check_source
 from aprtrain.features import Selection, recording
 from aprtrain.memory import USUAL_PASS, MemoryRow, checkpoint_bytes, memory_plan, total
-from aprtrain.models import Origin, TrainingPair, open_pair, origin_of, settle
+from aprtrain.models import Origin, TrainingPair, open_pair, origin_of, resolve_residency
 from aprtrain.network.shape import Shape
 from aprtrain.report.tracker import check_tracker
 from aprtrain.selection import expect_kernels
@@ -153,7 +153,7 @@ def peak_flops(device_name: str) -> float | None:
 
 def check_means(config: Config, processes: int) -> None:
     """Checks options that need several processes or packages. Raises UsageError, MissingDependencyError."""
-    check_shared(config.windows_per_step, processes, config.seq_len)
+    check_shared(config.sequences_per_step, processes, config.seq_len)
     check_tracker(config.log_to)
     if config.qa:
         require_llama()
@@ -226,7 +226,7 @@ def plan(command: str, config: Config) -> Plan:
         if resume is not False:
             check_resumable(folder, resume, steps)
     with recording() as record, open_pair(command, config) as pair:
-        config = settle(config, pair)
+        config = resolve_residency(config, pair)
         expect_kernels(config, pair, device)
         if device.type == "cpu":  # the micro-batch size does not depend on memory
             config = choose_pass(config, pair, device, None, processes=processes)

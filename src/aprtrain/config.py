@@ -196,17 +196,17 @@ class Config:
 
     # Derived values.
     @property
-    def windows_per_step(self) -> int:
+    def sequences_per_step(self) -> int:
         """Sequences per global batch."""
         return self.tokens_per_step // self.seq_len
 
     @property
-    def windows_per_pass(self) -> int:
+    def sequences_per_pass(self) -> int:
         """Sequences per micro-batch."""
         return self.micro_tokens // self.seq_len
 
     @property
-    def eval_windows(self) -> int:
+    def eval_sequences(self) -> int:
         """Maximum number of sequences per evaluation."""
         return max(1, self.eval_tokens // self.seq_len)
 

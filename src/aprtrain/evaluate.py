@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from aprfmt.errors import RunError, UsageError
-from aprfmt.running.evaluation import EvaluatedModel, Evaluation, Scores, read_part, scores_of, scoring, window_length
+from aprfmt.running.evaluation import EvaluatedModel, Evaluation, Scores, read_part, scores_of, scoring, sequence_length
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.records import TEXT_FIELD
-from aprfmt.texts.windows import IGNORED, Windows
+from aprfmt.texts.sequences import IGNORED, Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprtrain.data.batches import Batch, batch_of
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.weights import NetworkSource, load_decoder, open_network
-from aprtrain.teacher.files import Answers, Given
+from aprtrain.teacher.files import TeacherTargets, TopKTargets
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import device_of
 
@@ -52,7 +52,7 @@ def evaluate(
     vocabulary: SharedVocabulary | None = None,
     max_windows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
-    answers: Answers | None = None,
+    answers: TeacherTargets | None = None,
 ) -> Scores:
     """Scores a model on held-out sequences.
 
@@ -160,7 +160,7 @@ def _pick(logits_PR: Tensor, places_PK: Tensor, otherwise_PK: Tensor) -> Tensor:
     return torch.where(inside, logits_PR.gather(1, places_PK.clamp(0, logits_PR.shape[1] - 1)), otherwise_PK)
 
 
-def _sums(sides: list[_ScoredSide], labels_P: Tensor, given: Given | None = None) -> Tensor:
+def _sums(sides: list[_ScoredSide], labels_P: Tensor, given: TopKTargets | None = None) -> Tensor:
     """Sums [6] over positions: cross entropy, hits, KL, agreement, the teacher's cross entropy, dropped mass.
 
     The sides are the model, optionally the teacher, and optionally the teacher's tokens that the model lacks.
@@ -225,7 +225,7 @@ def score(
         other = stack.enter_context(open_network(teacher)) if teacher is not None else None
         models = {"model": network} if other is None else {"model": network, "teacher": other}
         made_for = {who: n for who, m in models.items() if (n := m.hparams.max_position_embeddings)}
-        length = window_length(seq_len, limit, made_for)
+        length = sequence_length(seq_len, limit, made_for)
         skipped: Counter[str] = Counter()
         with scoring():
             encoder = Encoder(network.tokenizer)

@@ -141,7 +141,7 @@ def abort(error: RunError, tell: Callable[[RunError], object] = tell) -> None:
     os._exit(error.exit_code)
 
 
-class _Beside:
+class _MonitorThread:
     """Context manager that runs `watch` in a background thread; `_over` tells it to end."""
 
     def __init__(self, name: str, watch: Callable[[], None]) -> None:
@@ -157,7 +157,7 @@ class _Beside:
         self._thread.join()
 
 
-class Watchdog(_Beside):
+class Watchdog(_MonitorThread):
     """Calls `on_stall` if a step takes longer than 20 times the median and 2 min; limit of the first two: `first_s`.
 
     Use it in `with`, and run each step in `with watchdog.step():`. Time between steps is not limited.
@@ -226,7 +226,7 @@ def nvml_reader(device: torch.device) -> Callable[[], int] | None:
     return read
 
 
-class Utilisation(_Beside):
+class UtilizationMonitor(_MonitorThread):
     """Samples GPU utilisation once a second; warns once below 50 % over a minute, stops the run below 5 %.
 
     `read` returns percent, or a negative number on failure. `wanted` is cleared while the GPU may be idle.

@@ -21,10 +21,10 @@ from aprfmt.errors import AprError, RunError
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprfmt.types import Numbers
 from aprtrain import budget
-from aprtrain.checkpoints.checkpoint import Host, Saver, Snapshot, copy_state
+from aprtrain.checkpoints.checkpoint import HostBuffers, Saver, Snapshot, copy_state
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches
-from aprtrain.guards import Stop, Utilisation, Watchdog, is_better, nvml_reader, since_best
+from aprtrain.guards import Stop, UtilizationMonitor, Watchdog, is_better, nvml_reader, since_best
 from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
 from aprtrain.memory import MemoryRow
@@ -32,7 +32,7 @@ from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
 from aprtrain.report.metrics import Recorder, StepValues, mean_of
-from aprtrain.teacher.files import Answers
+from aprtrain.teacher.files import TeacherTargets
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
@@ -74,7 +74,7 @@ class Parts:
     flops: budget.Flops
     origin: Origin
     on_stall: Callable[[RunError], None]
-    answers: Answers | None = None
+    answers: TeacherTargets | None = None
 
 
 @dataclass
@@ -131,8 +131,8 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._ready_before: torch.cuda.Event | None = None  # of the previous step, unless a pause followed it
         self._peak_checked = False
-        self._host = Host()
-        self._utilisation: Utilisation | None = None
+        self._host = HostBuffers()
+        self._utilisation: UtilizationMonitor | None = None
         self.progress = progress
         self.latest: StepValues | None = None
         self._unsaid: deque[StepValues] = deque(maxlen=_MOST_UNSAID)
@@ -171,7 +171,7 @@ class Trainer:
     def _watch_device(self, stack: ExitStack) -> None:
         read = nvml_reader(self.world.device) if self._on_gpu else None
         if read is not None:
-            self._utilisation = stack.enter_context(Utilisation(read, self.parts.recorder.say))
+            self._utilisation = stack.enter_context(UtilizationMonitor(read, self.parts.recorder.say))
         elif self._on_gpu:
             self.parts.recorder.say("GPU utilization is not monitored: NVML is missing or does not support this GPU")
 
@@ -203,13 +203,13 @@ class Trainer:
         sums = torch.zeros(len(_SUMS), device=self.world.device)
         for batch in micro_batches:
             if batch is micro_batches[-1]:
-                parts.optimizer.send_when_complete()
+                parts.optimizer.sync_next_backward()
             sums[:-2] += self._pass(batch.to(self.world.device))
         # Rank 0's clock decides for all.
         is_due = 0 < config.save_minutes <= (time.monotonic() - self._saved_at) / 60
         sums[-2] += float(self.world.is_first and is_due)
         sums[-1] += float(bool(self.stop))
-        self.world.add_up(sums)
+        self.world.all_reduce(sums)
         norm = parts.optimizer.step(lr, sums[0])
         values = torch.cat([sums, norm.reshape(1)])
         n_valid = micro_batches[0].n_valid

@@ -27,19 +27,19 @@ from torch import Tensor
 import aprfmt
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.canonical.narrowed import narrowed, parse_widths
+from aprfmt.canonical.depth_pruning import parse_layers, relayered
 from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.read import canonical
-from aprfmt.canonical.relayered import parse_layers, relayered
 from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.width_pruning import narrowed, parse_widths
 from aprfmt.errors import NotFoundError, RefusedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import read_config
 from aprfmt.formats.teacher_files import TeacherFiles
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.texts.encoding import Encoder
-from aprfmt.texts.windows import Windows, check_length
+from aprfmt.texts.sequences import Windows, check_length
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
@@ -59,7 +59,7 @@ from aprtrain.network.weights import (
     refuse_zeros,
 )
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
-from aprtrain.teacher.files import Answers
+from aprtrain.teacher.files import TeacherTargets
 from aprtrain.teacher.teacher import Teacher, note_decoded, residency_of, teacher_dtype
 from aprtrain.world import World
 
@@ -117,7 +117,7 @@ def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
         yield TrainingPair(teacher, student, _identity(student, teacher), shared, files)
 
 
-def settle(config: Config, pair: TrainingPair) -> Config:
+def resolve_residency(config: Config, pair: TrainingPair) -> Config:
     """`config` with --teacher-residency auto resolved for the teacher."""
     if config.teacher_residency != "auto":
         if pair.teacher is not None and config.teacher_residency == "bf16":
@@ -144,7 +144,7 @@ def _student(config: Config, teacher: NetworkSource | None, stack: ExitStack) ->
         return make_student(teacher, config.student_init, seed=config.seed)
     assert config.like is not None
     assert config.shape is not None
-    return fresh_student(config.shape, _open(config.like, stack).tokenizer, seed=config.seed)
+    return new_student(config.shape, _open(config.like, stack).tokenizer, seed=config.seed)
 
 
 def _check_student(shape: Shape) -> None:
@@ -214,17 +214,17 @@ def load_teacher(config: Config, pair: TrainingPair, held_out: Windows, device: 
     )
 
 
-def answers_of(
+def open_teacher_files(
     config: Config, pair: TrainingPair, windows: Windows, held_out: Windows
-) -> tuple[Answers | None, Answers | None]:
+) -> tuple[TeacherTargets | None, TeacherTargets | None]:
     """Saved log-probabilities of the training and evaluation sequences. Raises RefusedError if any are missing."""
     files = pair.files
     if files is None or pair.vocabulary is None:
         return None, None
-    parts = {"training": (windows, range(len(windows))), "held-out": (held_out, held_out.select(config.eval_windows))}
+    parts = {"training": (windows, range(len(windows))), "held-out": (held_out, held_out.select(config.eval_sequences))}
     places = [files.bind(part, ids, what) for what, (part, ids) in parts.items()]
     n_ids, k = pair.vocabulary.n_real, config.top_k
-    train, scored = (Answers(files, some, n_ids, k, config.temperature) for some in places)
+    train, scored = (TeacherTargets(files, some, n_ids, k, config.temperature) for some in places)
     return train, scored
 
 
@@ -238,7 +238,7 @@ def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> Network
     pruned that way.
     """
     if not _is_taken(how):
-        return fresh_student(how, teacher.tokenizer, seed=seed)
+        return new_student(how, teacher.tokenizer, seed=seed)
     words = [word.partition(":")[::2] for word in how.split("+")]
     said = dict(words)
     if len(said) < len(words):
@@ -257,7 +257,7 @@ def _is_taken(how: str) -> bool:
     return all(word.startswith(("layers:", "width:")) for word in how.split("+"))
 
 
-def without_folders(how: str | None) -> str | None:
+def without_path(how: str | None) -> str | None:
     """`how` for published metadata: only the file name of a config.json."""
     return how if how is None or _is_taken(how) else Path(how).name
 
@@ -272,7 +272,7 @@ def _layers(text: str, n_layers: int) -> list[int]:
     return [round(i * step) for i in range(int(text))]
 
 
-def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42) -> NetworkSource:
+def new_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42) -> NetworkSource:
     """A randomly initialized model with the dimensions of a config.json (or the folder that contains it).
 
     Raises NotFoundError if the file is missing, UnsupportedError for models that cannot be trained, RefusedError if
@@ -299,7 +299,7 @@ def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 
         )
     decoder = Decoder(shape)
     spread = config.get("initializer_range")
-    initialise(decoder, seed, spread if isinstance(spread, float) and spread > 0 else 0.02)
+    initialize_weights(decoder, seed, spread if isinstance(spread, float) and spread > 0 else 0.02)
     return NetworkSource(path, None, row, shape, hparams, tokenizer, tensors_of(decoder))
 
 
@@ -314,7 +314,7 @@ def tensors_of(decoder: Decoder) -> dict[str, CanonicalTensor]:
     return {source.name: CanonicalTensor(source.name, (source,)) for source in sources}
 
 
-def initialise(decoder: Decoder, seed: int, spread: float = 0.02) -> None:
+def initialize_weights(decoder: Decoder, seed: int, spread: float = 0.02) -> None:
     """Initializes the weights at random, identically on every device.
 
     Matrices are normal with standard deviation `spread`, divided by sqrt(2 n_layers) for residual projections
@@ -363,7 +363,7 @@ def origin_of(command: str, config: Config, pair: TrainingPair, data: str | None
     """Lineage of this run's checkpoints; `data` is the key of the corpus. Contains no paths."""
     overrides = [name for name in ("allow_same_arch", "allow_weaker_teacher") if getattr(config, name)]
     overrides += [f"changed {name}" for name in config.allow_changed]
-    made = without_folders(config.student_init)
+    made = without_path(config.student_init)
     own = {row.name for row in command_fields(command)} & set(what_fields())
     decides = {name: value for name, value in config.to_json().items() if name in own}
     decides |= {"student_init": made} if command == "distill" else {}
@@ -373,7 +373,7 @@ def origin_of(command: str, config: Config, pair: TrainingPair, data: str | None
         "teacher": _teacher_origin(pair),
         "student": {
             **_model_origin(pair.student, pair.student_fingerprint()),
-            "made": made or without_folders(config.shape),
+            "made": made or without_path(config.shape),
         },
         "data": data,
         "config": decides,

@@ -79,4 +79,4 @@ def _sent(file: Source | None, start: int, n_bytes: int, world: World) -> Tensor
     piece = torch.empty(n_bytes, dtype=torch.uint8)
     if file is not None:
         piece.copy_(torch.frombuffer(bytearray(file.read(start, n_bytes)), dtype=torch.uint8))
-    return world.from_first(piece)
+    return world.broadcast(piece)

@@ -94,7 +94,7 @@ def model_file(folder: Path, step: int) -> Path:
     return folder / f"{step_name(step)}.apr"
 
 
-def find_saved(folder: Path, wanted: bool | int | str, world: World) -> Saved:
+def find_checkpoint(folder: Path, wanted: bool | int | str, world: World) -> Saved:
     """The checkpoint of step `wanted`, or for True the latest one that is not damaged. Collective.
 
     For "auto" that is the latest one too, or a new run in a folder without a run.
@@ -112,7 +112,7 @@ def find_saved(folder: Path, wanted: bool | int | str, world: World) -> Saved:
         wanted = True
     check_resumable(folder, wanted, steps or (last if wanted is True else []))
     found = {*(step for step in steps if step <= (last or steps)[-1]), *last} if wanted is True else {int(wanted)}
-    saved = _first_whole(folder, sorted(found, reverse=True), world)
+    saved = _first_intact(folder, sorted(found, reverse=True), world)
     left = tuple(step for step in steps if step > saved.step)
     if best is None or best > saved.step:
         saved.progress.best = None  # the best checkpoint is discarded: the next evaluation sets it again
@@ -133,7 +133,7 @@ def _pointer(folder: Path, which: str, notes: list[str]) -> int | None:
         return None
 
 
-def _first_whole(folder: Path, candidates: list[int], world: World) -> Saved:
+def _first_intact(folder: Path, candidates: list[int], world: World) -> Saved:
     damaged: list[Damage] = []
     fetched: list[Path] = []
     first: CorruptError | None = None
@@ -260,7 +260,7 @@ def _is_scores(value: object) -> bool:
     )
 
 
-def _is_print(value: object) -> bool:
+def _is_fingerprint(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("print"), str)
 
 
@@ -273,8 +273,8 @@ _FACTS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "progress.tokens": ("a number of tokens", _is_count),
     "progress.best": ("a score or null", _is_number),
     "progress.evaluations": ("a list of scores", _is_scores),
-    "origin.teacher": ("a model or null", lambda value: value is None or _is_print(value)),
-    "origin.student": ("a model", _is_print),
+    "origin.teacher": ("a model or null", lambda value: value is None or _is_fingerprint(value)),
+    "origin.student": ("a model", _is_fingerprint),
     "origin.data": ("a hash or null", lambda value: value is None or isinstance(value, str)),
     "origin.config_digest": ("a hash", lambda value: isinstance(value, str)),
 }
@@ -315,7 +315,7 @@ def _fact(facts: object, name: str) -> Any:
     return facts
 
 
-def leave_behind(folder: Path, saved: Saved) -> None:
+def point_latest_at(folder: Path, saved: Saved) -> None:
     """Points `latest` at the checkpoint to resume from: newer ones no longer belong to this run."""
     if _pointer(folder, LATEST, []) != saved.step:
         write_pointer(folder, LATEST, saved.step)

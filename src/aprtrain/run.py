@@ -19,14 +19,14 @@ import torch
 from aprfmt.api import qa
 from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.inspection.run_report import PAGE, write_report
-from aprfmt.io.sink import check_apart
+from aprfmt.io.sink import check_no_inputs_inside
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.text import format_clock
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.sequences import Windows, check_windows
 from aprfmt.texts.shards import Corpus, open_corpus
 from aprfmt.texts.sources import split_weights
-from aprfmt.texts.windows import Windows, check_windows
 from aprfmt.types import JsonObject, Numbers
 from aprtrain import budget, features, guards
 from aprtrain.budget import check_means, flops_of
@@ -39,12 +39,21 @@ from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.memory import memory_plan, total
-from aprtrain.models import Origin, TrainingPair, answers_of, load_student, load_teacher, open_pair, origin_of, settle
+from aprtrain.models import (
+    Origin,
+    TrainingPair,
+    load_student,
+    load_teacher,
+    open_pair,
+    open_teacher_files,
+    origin_of,
+    resolve_residency,
+)
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import load_states
 from aprtrain.report.metrics import Recorder
-from aprtrain.resume import Saved, check_student, find_saved, is_finished, leave_behind, state_file
+from aprtrain.resume import Saved, check_student, find_checkpoint, is_finished, point_latest_at, state_file
 from aprtrain.selection import note_kernels
 from aprtrain.teacher.teacher import Teacher, check_residency
 from aprtrain.world import World, join_world, world_size
@@ -126,7 +135,7 @@ def run(
             for line in saved.lines():
                 recorder.say(line)
             pair = stack.enter_context(open_pair(command, config))
-            config = settle(config, pair)
+            config = resolve_residency(config, pair)
             check_residency(config.teacher_residency if pair.teacher is not None else "bf16", world.device)
             return _train(command, config, world, recorder, folder, saved, pair, on_stall)
     except BaseException as error:
@@ -177,7 +186,7 @@ def _train(
     )  # fmt: skip
     config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor)
     origin = origin_of(command, config, pair, corpus.key)
-    _check_alike(world, origin)
+    _check_same_everywhere(world, origin)
     if saved:
         _check_resumed(config, saved, origin)
         _check_unfinished(config, world, folder, saved)
@@ -196,14 +205,14 @@ def _train(
         saver = Saver(folder, pair.identity, config.keep, recorder.say, recorder.record)
         saver.stays = partial(batches.ends_epochs, each=config.save_epochs)
     # No more than a step's passes take, for which the memory is planned.
-    rows = min(config.windows_per_pass, config.windows_per_step // world.size)
+    rows = min(config.sequences_per_pass, config.sequences_per_step // world.size)
 
-    answers, scored = answers_of(config, pair, windows, held_out)
+    answers, scored = open_teacher_files(config, pair, windows, held_out)
 
     def evaluate_student() -> Numbers:
         found = evaluate(
             student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
-            max_windows=config.eval_windows, answers=scored,
+            max_windows=config.eval_sequences, answers=scored,
             progress=lambda done, of: recorder.doing(f"evaluating: {done} of {of} sequences"),
         )  # fmt: skip
         recorder.doing("")
@@ -234,7 +243,7 @@ def _train(
         for path in saved.fetched:
             path.unlink(missing_ok=True)
         if world.is_first:
-            leave_behind(folder, saved)
+            point_latest_at(folder, saved)
             if saver is not None:
                 saver.left.update(saved.left)
     note_kernels(
@@ -283,14 +292,14 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved]]:
     assert config.output is not None
     path = Path(config.output)
     if world.is_first:
-        check_apart(path, _inputs(config, path))
+        check_no_inputs_inside(path, _inputs(config, path))
     is_new = not path.exists()
     with lock_folder(path) if world.is_first else nullcontext():
         try:
             if world.is_first:
                 prepare_folder(path, resumes=config.resumes)
             world.barrier()
-            yield path, find_saved(path, config.resume, world) if config.resumes else Saved()
+            yield path, find_checkpoint(path, config.resume, world) if config.resumes else Saved()
         except BaseException:
             if world.is_first:
                 clear(path, is_new=is_new)
@@ -321,9 +330,9 @@ def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Trai
     return corpus or open_corpus(here, digest, skip_checksums=True)
 
 
-def _check_alike(world: World, origin: Origin) -> None:
+def _check_same_everywhere(world: World, origin: Origin) -> None:
     """Refuses a run whose processes have different models or options."""
-    every = world.gather({"configuration": origin["config_digest"], **_prints(origin)})
+    every = world.gather({"configuration": origin["config_digest"], **_fingerprints(origin)})
     for rank, found in enumerate(every):
         for what, mine in found.items():
             if mine != every[0][what]:
@@ -339,8 +348,8 @@ def _batches(
     batches = Batches(
         windows,
         shares=shares_of(corpus, windows),
-        windows_per_step=config.windows_per_step,
-        windows_per_micro=config.windows_per_pass,
+        sequences_per_step=config.sequences_per_step,
+        windows_per_micro=config.sequences_per_pass,
         seed=config.seed,
         rank=world.rank,
         world=world.size,
@@ -362,8 +371,8 @@ def _check_resumed(config: Config, saved: Saved, origin: Origin) -> None:
             f"the run to resume was configured differently: {was}",
             hint="to resume anyway, add " + " ".join(f"--allow-changed {name}" for name in changed),
         )
-    before, names = _prints(saved.origin), {"student": "student's initial weights"}
-    for what, fact in _prints(origin).items():
+    before, names = _fingerprints(saved.origin), {"student": "student's initial weights"}
+    for what, fact in _fingerprints(origin).items():
         if before[what] != fact:
             raise RefusedError(
                 f"the {names.get(what, what)} changed since the run to resume", hint="start a new run with another -o"
@@ -378,7 +387,7 @@ def _check_unfinished(config: Config, world: World, folder: Path, saved: Saved) 
         )
 
 
-def _prints(origin: Mapping[str, object]) -> dict[str, object]:
+def _fingerprints(origin: Mapping[str, object]) -> dict[str, object]:
     """Fingerprints of the models and the data of a run."""
     facts = {what: origin.get(what) for what in ("teacher", "student", "data")}
     return {what: fact.get("print") if isinstance(fact, Mapping) else fact for what, fact in facts.items()}
@@ -398,7 +407,7 @@ def _announce(
     recorder.say(record.line())
     for miss in record.missed:
         recorder.say(miss.text())
-    record.tell = partial(_tell_miss, recorder)
+    record.tell = partial(_log_unused_feature, recorder)
     words = "  ".join(f"{k}={v}" for k, v in given.items() if not (v is None or v is False or v == []))
     recorder.say(f"{command} on {world.size} x {device}: {words}")
     recorder.say(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
@@ -406,7 +415,7 @@ def _announce(
         recorder.say(f"teacher: {note}")
 
 
-def _tell_miss(recorder: Recorder, miss: features.Miss) -> None:
+def _log_unused_feature(recorder: Recorder, miss: features.Miss) -> None:
     """Logs a feature that turns out to be unusable during the run, for example because compilation fails."""
     recorder.record("not_used", asdict(miss))
     recorder.say(miss.text())
@@ -449,8 +458,8 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     if not is_done:
         summary["interrupted"] = trainer.stop.number or 15
     if config.qa and model is not None:
-        summary["qa"] = _examine(model, parts.recorder)
-    facts = {"step": progress.step, "finished": is_done, **_tell_memory(trainer, peak_before)}
+        summary["qa"] = _run_qa(model, parts.recorder)
+    facts = {"step": progress.step, "finished": is_done, **_log_memory(trainer, peak_before)}
     parts.recorder.record("end", facts)
     _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])
     return summary
@@ -463,7 +472,7 @@ def _try_to_save(trainer: Trainer) -> None:
         trainer.parts.saver.trial_save(snapshot)
 
 
-def _tell_memory(trainer: Trainer, before: int | None) -> Numbers:
+def _log_memory(trainer: Trainer, before: int | None) -> Numbers:
     """Logs planned and peak GPU memory; `before` is the peak before the first step. {} without a GPU."""
     after = budget.peak_bytes(trainer.world.device)
     if before is None or after is None:
@@ -499,7 +508,7 @@ def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
     return model
 
 
-def _examine(model: Path, recorder: Recorder) -> dict[str, Any]:
+def _run_qa(model: Path, recorder: Recorder) -> dict[str, Any]:
     """Runs `apr qa` on the model in llama.cpp; an error counts as not passed."""
     recorder.say("running apr qa on the model in llama.cpp")
     try:

@@ -31,20 +31,20 @@ from aprfmt.formats.teacher_files import (
 )
 from aprfmt.formats.vllm import Responses
 from aprfmt.io.pipe import StartProgress
-from aprfmt.io.sink import AtomicFile, check_apart, check_target
+from aprfmt.io.sink import AtomicFile, check_no_inputs_inside, check_target
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.model import Model
 from aprfmt.running.decoders import open_decoder
-from aprfmt.running.evaluation import window_length
+from aprfmt.running.evaluation import sequence_length
 from aprfmt.running.evaluation_llama import architecture_of, parameters_of, positions_of
 from aprfmt.running.scoring import LogitsReader
 from aprfmt.running.teacher import TeacherReport
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder, Int64
 from aprfmt.texts.records import Log
+from aprfmt.texts.sequences import Windows, pieces_of
 from aprfmt.texts.shards import PARTS, read_header
 from aprfmt.texts.sources import HEADER, list_files
-from aprfmt.texts.windows import Windows, pieces_of
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprtrain.data.batches import batch_of
 from aprtrain.loss.topk import know
@@ -97,7 +97,7 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
             raise UsageError("no model given", hint="use apr teacher F ..., or --from-vllm FILE --student S")
         encoder = Encoder(reader.tokenizer)
         made_for = {} if model is None else {"teacher": positions_of(model)}
-        length = window_length(wanted.seq_len, None, {who: n for who, n in made_for.items() if n})
+        length = sequence_length(wanted.seq_len, None, {who: n for who, n in made_for.items() if n})
         report = TeacherReport(
             output=str(wanted.output), teacher=wanted.file or str(wanted.from_vllm or ""), engine=wanted.engine,
             top_k=wanted.top_k, temperatures=list(wanted.temperatures), seq_len=length,
@@ -110,7 +110,7 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
             check_target(wanted.prompts, inputs, force=True)
         if wanted.output.exists():
             check_target(wanted.output, inputs, force=True, folder=True)
-            check_apart(wanted.output, inputs)
+            check_no_inputs_inside(wanted.output, inputs)
         old = _check_output(wanted.output)
         header = read_header(wanted.output / _TOKENS) if old else None
         corpus = prepare(

@@ -35,8 +35,8 @@ class Communication(Protocol):
         """Until it is done; on a GPU only what is launched afterwards waits."""
 
 
-class ToldByFirst(Exception):
-    """Cause of an error that all processes raise alike, in those that leave it to the first to tell."""
+class ReportedByFirst(Exception):
+    """Cause of an error that all processes raise, in those that do not print it: rank 0 does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +69,36 @@ class World:
         return self.local_size in (0, self.size)
 
     def gather(self, value: T) -> list[T]:
-        """What each process brings, in the order of ranks; what can be pickled."""
+        """The `value` of every process, by rank; any picklable object."""
         found = [value] * self.size
         if self.size > 1:
             torch.distributed.all_gather_object(found, value)
         return found
 
-    def from_first(self, tensor: Tensor) -> Tensor:
-        """The first process's tensor on the CPU; every process brings one of its size."""
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """The tensor of rank 0, on the CPU; every process passes one of the same shape."""
         here = tensor.to(self.device)
         torch.distributed.broadcast(here, 0)
         return here.cpu()
 
-    def add_up(self, tensor: Tensor) -> None:
-        """Replaces `tensor` by its sum over all processes, in every process the same bits."""
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replaces `tensor` by its sum over all processes, bitwise identical on each."""
         if self.size > 1:
             torch.distributed.all_reduce(tensor)
 
     def part(self, whole: Tensor) -> Tensor:
-        """The view of `whole` that is this process's: one of as many equal stretches of its first dimension."""
+        """This process's shard of `whole`: a view of one of `size` equal slices of dimension 0."""
         return whole.tensor_split(self.size)[self.rank] if self.size > 1 else whole
 
-    def sum_parts(self, whole: Tensor) -> Communication:
-        """Begins to sum `whole` over all processes into `part(whole)`; the rest is overwritten. `wait` ends it."""
+    def reduce_scatter(self, whole: Tensor) -> Communication:
+        """Starts to sum `whole` over all processes into `part(whole)`; overwrites the rest. `wait` for the result."""
         assert len(whole) % self.size == 0
         # NCCL may find its result among what it is given; gloo may not.
         given = whole if whole.is_cuda else whole.clone()
         return cast(Communication, _reduce_scatter(self.part(whole), given, async_op=True))
 
-    def gather_parts(self, whole: Tensor) -> Communication:
-        """Begins to give `whole` the `part(whole)` of every process; `wait` ends it."""
+    def all_gather(self, whole: Tensor) -> Communication:
+        """Starts to fill `whole` with `part(whole)` of every process. `wait` for the result."""
         assert len(whole) % self.size == 0
         given = self.part(whole)
         given = given if whole.is_cuda else given.clone()
@@ -109,16 +109,16 @@ class World:
         return any(self.gather(flag))
 
     def first_error(self, error: AprError | None) -> AprError | None:
-        """The first of the errors that the processes bring, as this one raises it; None if missing."""
+        """The error of the lowest rank that has one, ready to raise here; None if no process has one."""
         found = next(((rank, each) for rank, each in enumerate(self.gather(error)) if each is not None), None)
         return found and self.told(found[1], found[0])
 
     def told(self, error: AprError, rank: int = 0) -> AprError:
-        """An error of process `rank` that all processes raise, and the first one tells."""
+        """The error of process `rank`, to be raised by all processes; only rank 0 prints it."""
         if rank:
             error.hint = f"in process {rank}" + (f"; {error.hint}" if error.hint else "")
         if not self.is_first:
-            error.__cause__ = ToldByFirst()
+            error.__cause__ = ReportedByFirst()
         return error
 
     def wait_for_first(self) -> None:

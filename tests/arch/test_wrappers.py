@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import names
+from aprfmt.arch.extra_tensors import outside
 from aprfmt.arch.hparams import from_apr, from_hf_config, to_apr, to_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import find_link
-from aprfmt.arch.outside import outside
 from aprfmt.arch.row import Wrapper
 from aprfmt.arch.table import ARCHITECTURES, classes_of, find, lookup, nearest
 from aprfmt.arch.wrappers import BEGINNINGS, WRAPPERS

@@ -15,7 +15,7 @@ from imatrix_files import new_imatrix
 import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.errors import AprError, NotFoundError, RefusedError, UsageError
-from aprfmt.io.pipe import check_inputs_stay
+from aprfmt.io.pipe import check_inputs_kept
 from aprfmt.io.sink import AtomicFile, AtomicFolder, check_target
 from aprfmt.io.source import Source
 
@@ -181,8 +181,8 @@ def test_names_in_which_case_does_not_count(at: Path, monkeypatch: pytest.Monkey
         with pytest.raises(RefusedError, match="the output is the input"):
             check_target("A.GGUF", ["a.gguf"], True)
         with pytest.raises(RefusedError, match=r"contains the input Config\.json"):
-            check_inputs_stay(at / "d", ["Config.json"], [str(at / "d" / "config.json")])
-    check_inputs_stay(at / "d", ["Config.json"], [str(at / "d" / "config.json")])
+            check_inputs_kept(at / "d", ["Config.json"], [str(at / "d" / "config.json")])
+    check_inputs_kept(at / "d", ["Config.json"], [str(at / "d" / "config.json")])
 
 
 BAD = "a\0b"

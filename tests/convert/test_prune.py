@@ -20,8 +20,7 @@ import aprfmt
 from aprfmt.arch.projectors import DEEPSTACK, MAP, TARGETS
 from aprfmt.arch.row import Key
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.canonical.read import canonical
-from aprfmt.canonical.relayered import (
+from aprfmt.canonical.depth_pruning import (
     BY_NUMBER,
     LAST,
     LEADING,
@@ -33,6 +32,7 @@ from aprfmt.canonical.relayered import (
     ranges,
     relayered,
 )
+from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError, UsageError
 
 OTHER_LISTS = frozenset(

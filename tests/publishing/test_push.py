@@ -14,8 +14,8 @@ from hub_server import COMMIT, Answer, Hub, Request, attach, close_stores, serve
 import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.errors import AprError, NotFoundError, RefusedError, StorageError, UsageError
-from aprfmt.formats import hub_answers, hub_files
-from aprfmt.formats.hub_answers import HubPath
+from aprfmt.formats import hub_errors, hub_files
+from aprfmt.formats.hub_errors import HubPath
 from aprfmt.provenance.model_card import front_matter
 from aprfmt.publishing.card import BEGIN, END
 
@@ -247,7 +247,7 @@ def test_a_hub_that_refuses(
 
 @pytest.mark.parametrize("text", ["Illegal header value b'Bearer hf_secret'", "Bearer other-secret", "hf_secret?"])
 def test_a_token_is_not_printed(text: str) -> None:
-    error = hub_answers.failure(ValueError(text), HubPath("org/name"), Path(), "org/name")
+    error = hub_errors.failure(ValueError(text), HubPath("org/name"), Path(), "org/name")
     assert "secret" not in str(error)
 
 

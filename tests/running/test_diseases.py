@@ -19,7 +19,7 @@ from aprfmt.convert import logits
 from aprfmt.errors import RunError
 from aprfmt.running import encoder_gates, gates, original
 from aprfmt.running.diseases import DISEASES, KEYS
-from aprfmt.running.examined import Examined
+from aprfmt.running.examined import ModelUnderTest
 from aprfmt.running.findings import SkippedError
 from aprfmt.running.gates import GATES
 from aprfmt.running.qa import GateResult, QaReport
@@ -111,7 +111,7 @@ def test_a_wrong_key_is_named_first_and_its_command_mends_it(
     with aprfmt.open(source) as model:
         was = model.metadata.get(key)
     broken = broken_models.with_key(source, tmp_path / "m.gguf", key, value)
-    with Examined(str(broken), str(source), 0) as x:
+    with ModelUnderTest(str(broken), str(source), 0) as x:
         found = original.header(x)
         assert not found.passed
         assert found.disease == disease
@@ -120,11 +120,11 @@ def test_a_wrong_key_is_named_first_and_its_command_mends_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(str(was))
     assert run(shlex.split(hint)[1:]) == 0
-    with Examined(str(broken), str(source), 0) as x:
+    with ModelUnderTest(str(broken), str(source), 0) as x:
         assert original.header(x).passed
 
 
-def _hint(x: Examined, name: str) -> str:
+def _hint(x: ModelUnderTest, name: str) -> str:
     from aprfmt.running.qa import _look
 
     result = _look(next(each for each in GATES if each.id == name), x, {}, ())
@@ -138,7 +138,7 @@ def test_wrong_tensors_are_named(
     models: dict[str, Path], tmp_path: Path, disease: str, name: str, breaks: Callable[[Path, Path], Path]
 ) -> None:
     broken = breaks(models[name], tmp_path / "m.gguf")
-    with Examined(str(broken), str(models[name]), 0) as x:
+    with ModelUnderTest(str(broken), str(models[name]), 0) as x:
         assert original.header(x).passed
         found = original.tensors(x)
         assert not found.passed
@@ -168,17 +168,17 @@ def test_logits_of_the_original_by_another_program(
     """What an export gets wrong, an export of the original may get wrong too: transformers does not."""
     folder = models["llama"].with_suffix("")
     monkeypatch.setattr(logits, "Child", Inline)
-    with Examined(str(models["llama"]), str(folder), 0) as x:
+    with ModelUnderTest(str(models["llama"]), str(folder), 0) as x:
         found = original.logits(x)
         assert found.passed
         assert found.value is not None
         assert found.value < 1e-4
     broken = broken_models.reordered(models["llama"], tmp_path / "m.gguf", {"attn_q": 4, "attn_k": 2}, halves=True)
-    with Examined(str(broken), str(folder), 0) as x, pytest.raises(RunError, match="differ from the source's"):
+    with ModelUnderTest(str(broken), str(folder), 0) as x, pytest.raises(RunError, match="differ from the source's"):
         original.logits(x)
     monkeypatch.setattr(logits, "_by_torch", lambda *given: (None, "no transformers"))
     with (
-        Examined(str(models["llama"]), str(folder), 0) as x,
+        ModelUnderTest(str(models["llama"]), str(folder), 0) as x,
         pytest.raises(SkippedError, match="pip install") as caught,
     ):
         original.logits(x)
@@ -188,7 +188,7 @@ def test_logits_of_the_original_by_another_program(
 def test_a_quantized_model_and_its_original(models: dict[str, Path], tmp_path: Path) -> None:
     for name, mix in (("llama", "q4_k_m"), ("qwen2_moe", "q2_k")):
         aprfmt.quantize_model(models[name], tmp_path / f"{name}.gguf", mix)
-        with Examined(str(tmp_path / f"{name}.gguf"), str(models[name]), 0) as x:
+        with ModelUnderTest(str(tmp_path / f"{name}.gguf"), str(models[name]), 0) as x:
             assert original.header(x).passed
             assert original.tensors(x).passed
 
@@ -196,11 +196,11 @@ def test_a_quantized_model_and_its_original(models: dict[str, Path], tmp_path: P
 def test_a_bos_token_that_the_original_adds(models: dict[str, Path], tmp_path: Path) -> None:
     """A key that one of the files lacks means something else for each vocabulary: llama.cpp tells."""
     adds = broken_models.with_key(models["llama"], tmp_path / "adds.gguf", "tokenizer.ggml.add_bos_token", True)
-    with Examined(str(models["llama"]), str(adds), 0) as x:
+    with ModelUnderTest(str(models["llama"]), str(adds), 0) as x:
         found = gates._bos(x)
         assert (found.passed, found.disease) == (False, "bos")
         assert _hint(x, "bos").endswith("--set tokenizer.ggml.add_bos_token=true")
-    with Examined(str(adds), str(adds), 0) as x:
+    with ModelUnderTest(str(adds), str(adds), 0) as x:
         assert gates._bos(x).passed
 
 
@@ -237,7 +237,7 @@ def test_every_disease_is_injected_and_every_gate_and_disease_is_in_the_docs() -
 
 
 def test_other_keys_of_the_network_and_another_vocabulary(models: dict[str, Path]) -> None:
-    with Examined(str(models["llama"]), str(models["llama"]), 0) as x:
+    with ModelUnderTest(str(models["llama"]), str(models["llama"]), 0) as x:
         for key, disease in (
             ("llama.attention.head_count_kv", "hyperparameter"),
             ("tokenizer.ggml.tokens", "vocabulary"),
@@ -301,7 +301,7 @@ def test_an_encoder_without_pooling_is_no_pass(models: dict[str, Path], tmp_path
 def test_vectors_that_depend_on_the_batch_or_differ_from_the_original(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Examined(str(models["bert"]), str(models["bert"]), 0) as x:
+    with ModelUnderTest(str(models["bert"]), str(models["bert"]), 0) as x:
         assert encoder_gates.batch(x).passed
         assert encoder_gates.against(x).passed
         true = x.llama.vectors
@@ -315,7 +315,7 @@ def test_vectors_that_depend_on_the_batch_or_differ_from_the_original(
 
 
 def test_a_text_without_cls_and_sep(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    with Examined(str(models["bert"].with_name("bert")), None, 0) as x:
+    with ModelUnderTest(str(models["bert"].with_name("bert")), None, 0) as x:
         assert encoder_gates.special_tokens(x).passed
         true = x.llama.tokenize
         monkeypatch.setattr(x.llama, "tokenize", lambda text: true(text)[1:-1])

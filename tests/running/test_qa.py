@@ -24,7 +24,7 @@ from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES
 from aprfmt.running import gates
 from aprfmt.running.chat_gate import chat_template
-from aprfmt.running.examined import Examined
+from aprfmt.running.examined import ModelUnderTest
 from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.gates import GATES, bits_limit, kl_limit
 from aprfmt.running.qa import GateResult, QaReport
@@ -177,7 +177,7 @@ def test_what_another_model_has(
     ],
 )
 def test_templates_that_cannot_be_right(smollm2_short: Path, tmp_path: Path, template: str, message: str) -> None:
-    with Examined(str(broken_models.with_template(smollm2_short, tmp_path / "m.gguf", template)), None, 0) as x:
+    with ModelUnderTest(str(broken_models.with_template(smollm2_short, tmp_path / "m.gguf", template)), None, 0) as x:
         found = chat_template(x)
     assert not found.passed
     assert message in found.message
@@ -304,27 +304,30 @@ def test_the_order_of_a_model_that_guesses_is_not_judged(
     small: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gates, "ORDER_MARGIN", -100.0)
-    with Examined(str(small("llama")), None, 0) as x:
+    with ModelUnderTest(str(small("llama")), None, 0) as x:
         assert gates._rope_order(x).passed
 
 
 def test_a_gate_that_has_nothing_to_look_at(small: Callable[[str], Path]) -> None:
-    with Examined(str(small("mamba")), None, 0) as x, pytest.raises(SkippedError, match="per-head rotary") as caught:
+    with (
+        ModelUnderTest(str(small("mamba")), None, 0) as x,
+        pytest.raises(SkippedError, match="per-head rotary") as caught,
+    ):
         gates._rope_order(x)
     assert not caught.value.required
 
 
 def test_a_skipped_gate_is_no_pass(small: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def skip(x: Examined) -> Any:
+    def skip(x: ModelUnderTest) -> Any:
         raise SkippedError("no time")
 
-    def fine(x: Examined) -> Any:
+    def fine(x: ModelUnderTest) -> Any:
         return GateFinding(True, "")
 
     path = small("llama")
     table = tuple(replace(each, look=skip if each.id == "copy" else fine) for each in GATES)
     monkeypatch.setattr("aprfmt.running.qa.GATES", table)
-    monkeypatch.setattr(Examined, "llama", type("Loaded", (), {"engine": "none"}))
+    monkeypatch.setattr(ModelUnderTest, "llama", type("Loaded", (), {"engine": "none"}))
     report = aprfmt.qa(path)
     assert by_status(report, "skip") == ["copy"]
     assert gate(report, "copy").required

@@ -19,7 +19,7 @@ from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.texts.shards import CorpusSplit
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.models import TrainingPair, initialise
+from aprtrain.models import TrainingPair, initialize_weights
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import NetworkSource
@@ -90,7 +90,7 @@ SHAPE = shape_of_config(**_CONFIG)
 def tiny_decoder(seed: int, **changes: Any) -> Decoder:
     """A random network of SHAPE with some fields changed."""
     found = Decoder(replace(SHAPE, **changes))
-    initialise(found, seed, spread=0.4)
+    initialize_weights(found, seed, spread=0.4)
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aprfmt.texts.windows import IGNORED
+from aprfmt.texts.sequences import IGNORED
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import HeadOut, Softcaps, distill_head
 from aprtrain.loss.objective import Objective

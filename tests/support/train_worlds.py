@@ -84,17 +84,17 @@ def _world(threads: Threads, rank: int) -> World:
         def gather(self, value: Any) -> list[Any]:
             return [pickle.loads(found) for found in threads.exchange(rank, pickle.dumps(value))]
 
-        def add_up(self, tensor: Tensor) -> None:
+        def all_reduce(self, tensor: Tensor) -> None:
             tensor.copy_(torch.stack(threads.exchange(rank, tensor)).sum(0))
 
-        def sum_parts(self, whole: Tensor) -> Any:
+        def reduce_scatter(self, whole: Tensor) -> Any:
             if rank == 0:
                 threads.sent.append(len(whole))
             total = torch.stack(threads.exchange(rank, whole)).sum(0)
             whole.fill_(float("nan"))
             return _Arriving(self.part(whole), self.part(total))
 
-        def gather_parts(self, whole: Tensor) -> Any:
+        def all_gather(self, whole: Tensor) -> Any:
             values = torch.cat(threads.exchange(rank, self.part(whole)))
             whole.fill_(float("nan"))
             return _Arriving(whole, values)

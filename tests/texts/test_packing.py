@@ -17,7 +17,7 @@ from turns import examples
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.packing import MAX_PADDING, best_fit
-from aprfmt.texts.windows import IGNORED, Windows, check_windows
+from aprfmt.texts.sequences import IGNORED, Windows, check_windows
 
 NO = IGNORED
 FILLER, FILLER_ID = 999, 6000
@@ -244,8 +244,8 @@ def test_large_data_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> No
         return whole(self, ids)
 
     monkeypatch.setattr(Windows, "rows", counted)
-    monkeypatch.setattr("aprfmt.texts.windows._LOOK_AT", 1600)
-    monkeypatch.setattr("aprfmt.texts.windows._AT_ONCE", 170)
+    monkeypatch.setattr("aprfmt.texts.sequences._LOOK_AT", 1600)
+    monkeypatch.setattr("aprfmt.texts.sequences._AT_ONCE", 170)
     check_windows(windows)
     assert len(read) == 100
     assert min(read) == 0

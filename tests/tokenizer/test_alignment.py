@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aprfmt.errors import RefusedError
-from aprfmt.texts.windows import IGNORED
+from aprfmt.texts.sequences import IGNORED
 from aprfmt.tokenizer.alignment import SharedVocabulary, align, count_real, token_bytes
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer, TokenType

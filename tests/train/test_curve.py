@@ -14,8 +14,8 @@ from torch.nn import functional
 from train_runs import lines
 
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.sequences import Windows
 from aprfmt.texts.shards import open_corpus
-from aprfmt.texts.windows import Windows
 from aprtrain.data.batches import Batches
 from aprtrain.models import make_student
 from aprtrain.network.decoder import Decoder
@@ -69,6 +69,6 @@ def test_the_curve_is_that_of_a_plain_loop(
         assert network.tokenizer is not None
         corpus = open_corpus(tmp_path / "run/tokens", Encoder(network.tokenizer).digest)
     windows = Windows(corpus.train, 32, corpus.separator)
-    order = Batches(windows, windows_per_step=4, windows_per_micro=4, seed=42, epochs=None)
+    order = Batches(windows, sequences_per_step=4, windows_per_micro=4, seed=42, epochs=None)
     ours = [line["loss"] for line in lines(tmp_path / "run")]
     assert ours == pytest.approx(plain_loop(student, teacher, order), rel=1e-3)

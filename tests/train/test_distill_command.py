@@ -28,7 +28,7 @@ from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import LATEST
 from aprtrain.loop import Trainer
 from aprtrain.network.weights import load_decoder, open_network
-from aprtrain.world import ToldByFirst
+from aprtrain.world import ReportedByFirst
 
 SIZES = (
     *("--device", "cpu", "--seq-len", "32", "--tokens-per-step", "128", "--micro-tokens", "64"),
@@ -289,7 +289,7 @@ def test_an_error_of_all_processes_is_told_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def refused(*_: object, **__: object) -> None:
-        raise CorruptError("the checkpoint is damaged") from ToldByFirst()
+        raise CorruptError("the checkpoint is damaged") from ReportedByFirst()
 
     monkeypatch.setattr("aprtrain.run.run", refused)
     monkeypatch.setattr("aprfmt.cli.training._PAUSE_S", 0.0)

@@ -17,7 +17,7 @@ from train_corpora import SHAPE, part, tiny_decoder, varied
 from aprfmt.errors import AprError, RefusedError, RunError, UsageError
 from aprfmt.running.evaluation import Scores, scores_of, scoring
 from aprfmt.texts.encoding import Encoder
-from aprfmt.texts.windows import IGNORED, Windows
+from aprfmt.texts.sequences import IGNORED, Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain import evaluate as module
 from aprtrain.data.batches import batch_of

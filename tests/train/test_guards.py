@@ -26,7 +26,7 @@ from aprtrain import budget, guards
 from aprtrain.checkpoints.checkpoint import LINEAGE
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch
-from aprtrain.guards import Utilisation, Watchdog
+from aprtrain.guards import UtilizationMonitor, Watchdog
 from aprtrain.loop import Trainer
 from aprtrain.memory import MemoryRow, memory_plan, total
 from aprtrain.run import run
@@ -247,7 +247,7 @@ def test_a_tensor_on_another_device_is_noticed() -> None:
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
-    from aprfmt.texts.windows import Windows
+    from aprfmt.texts.sequences import Windows
     from aprtrain.models import open_pair
     from aprtrain.report.metrics import Recorder
     from aprtrain.resume import Saved
@@ -313,8 +313,8 @@ def test_a_stall_in_a_run_ends_the_process_with_exit_8(
 # --- utilisation and memory ---
 
 
-def watched(percent: int, warnings: list[str]) -> Utilisation:
-    found = Utilisation(lambda: percent, warnings.append, window=5, interval_s=0.01)
+def watched(percent: int, warnings: list[str]) -> UtilizationMonitor:
+    found = UtilizationMonitor(lambda: percent, warnings.append, window=5, interval_s=0.01)
     found.wanted.set()
     with found:
         deadline = time.monotonic() + 5
@@ -338,8 +338,8 @@ def test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once() -> None:
 
 
 def test_samples_of_pauses_and_of_a_mute_device_do_not_count() -> None:
-    resting = Utilisation(lambda: 0, lambda text: None, window=2, interval_s=0.01)
-    mute = Utilisation(lambda: -1, lambda text: None, window=2, interval_s=0.01)
+    resting = UtilizationMonitor(lambda: 0, lambda text: None, window=2, interval_s=0.01)
+    mute = UtilizationMonitor(lambda: -1, lambda text: None, window=2, interval_s=0.01)
     mute.wanted.set()
     with resting, mute:
         time.sleep(0.1)
@@ -352,7 +352,7 @@ def test_a_gpu_that_rests_while_kernels_are_compiled_is_not_idle(
     distil: Distil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest, wanted = Trainer._launch, list[bool]()
-    watch = Utilisation(lambda: 0, lambda text: None)
+    watch = UtilizationMonitor(lambda: 0, lambda text: None)
 
     def launch(self: Trainer, micro_batches: list[Batch]) -> Any:
         wanted.append(watch.wanted.is_set())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.cli.main import run
-from aprfmt.io.sink import check_apart
+from aprfmt.io.sink import check_no_inputs_inside
 
 WORDS = {
     "--teacher": "t.apr", "--student": "s.apr", "--data": "d.txt", "--eval-data": "e.txt", "--teacher-logprobs": "files"
@@ -84,5 +84,5 @@ def test_no_input_lies_in_the_output(name: str, at: Path, capsys: pytest.Capture
 def test_a_folder_of_data_may_hold_the_run(at: Path) -> None:
     os.symlink(at / "run" / "tokens", at / "run" / "latest")  # as trackers make them
     os.symlink(at / "nowhere", at / "run" / "broken")
-    check_apart("run", [".", "s.apr", "s", "nosuch", "hf://org/name"])
-    check_apart("nosuch", ["s.apr"])
+    check_no_inputs_inside("run", [".", "s.apr", "s", "nosuch", "hf://org/name"])
+    check_no_inputs_inside("nosuch", ["s.apr"])

@@ -25,8 +25,8 @@ from aprfmt.errors import ExistsError, MissingDependencyError, RefusedError, Run
 from aprfmt.inspection.run_report import METADATA
 from aprfmt.io.pipe import write_file
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.sequences import IGNORED, Windows
 from aprfmt.texts.shards import open_corpus
-from aprfmt.texts.windows import IGNORED, Windows
 from aprtrain import loop
 from aprtrain.checkpoints import checkpoint, state
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE

@@ -21,7 +21,7 @@ from aprfmt.texts import shards
 from aprtrain import nodes
 from aprtrain.budget import plan
 from aprtrain.run import run
-from aprtrain.world import ToldByFirst, World, join_world
+from aprtrain.world import ReportedByFirst, World, join_world
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -130,7 +130,7 @@ def test_another_model_on_another_node_is_refused(
         given = {"teacher": str(other)} if on_node(rank) else {}
         with pytest.raises(RefusedError, match="the teacher of process 1 differs") as caught:
             run("distill", config(rank, steps=2, **given), stream=None)
-        assert isinstance(caught.value.__cause__, ToldByFirst) is (rank == 1)
+        assert isinstance(caught.value.__cause__, ReportedByFirst) is (rank == 1)
 
     together(work)
 

@@ -29,9 +29,9 @@ from aprtrain import resume
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, read_pointer
 from aprtrain.checkpoints.state import State, open_state, save_state
 from aprtrain.config import build
-from aprtrain.resume import find_saved, model_file, state_file
+from aprtrain.resume import find_checkpoint, model_file, state_file
 from aprtrain.run import run
-from aprtrain.world import ToldByFirst, World
+from aprtrain.world import ReportedByFirst, World
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -93,7 +93,7 @@ def test_no_bit_of_a_checkpoint_or_of_the_tokens_turns_over_unnoticed(begun: Pat
     def is_noticed(path: Path) -> bool:
         step = int(path.stem[-6:]) if path.name.startswith("ckpt") else None
         try:
-            saved = find_saved(begun, True if step in (None, 6) else step, ALONE)
+            saved = find_checkpoint(begun, True if step in (None, 6) else step, ALONE)
             open_corpus(begun / "tokens", header["tokenizer"])
         except CorruptError:
             return True
@@ -116,7 +116,7 @@ def test_a_digit_of_a_fact_does_not_change_unnoticed(run_folder: Path) -> None:
     assert data[at : at + 1].isdigit()
     path.write_bytes(data[:at] + (b"3" if data[at : at + 1] != b"3" else b"2") + data[at + 1 :])
     with pytest.raises(ChecksumError, match="checksum mismatch of its metadata"):
-        find_saved(run_folder, 6, ALONE)
+        find_checkpoint(run_folder, 6, ALONE)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_checkpoints_that_were_left_behind_are_no_fallback(run_folder: Path, dis
     distil(**{**MORE, "steps": 5, "save_every": 0}, resume=2)
     assert {int(path.stem[-6:]) for path in run_folder.glob("ckpt-*")} == {2, 5}
     flip(state_file(run_folder, 5), in_the_middle(state_file(run_folder, 5)))
-    assert find_saved(run_folder, True, ALONE).step == 2
+    assert find_checkpoint(run_folder, True, ALONE).step == 2
 
 
 def test_latest_is_where_the_run_went_on_before_it_saves(
@@ -214,15 +214,15 @@ def test_latest_is_where_the_run_went_on_before_it_saves(
     with pytest.raises(KeyboardInterrupt):
         distil(**MORE, resume=4)
     assert read_pointer(run_folder, LATEST) == 4
-    saved = find_saved(run_folder, True, ALONE)
+    saved = find_checkpoint(run_folder, True, ALONE)
     assert (saved.step, saved.left) == (4, (6,))
 
 
 def test_without_latest_the_newest_that_is_whole_is_taken(run_folder: Path) -> None:
     (run_folder / LATEST).unlink()
-    assert find_saved(run_folder, True, ALONE).step == 6
+    assert find_checkpoint(run_folder, True, ALONE).step == 6
     (run_folder / LATEST).write_text("{}")
-    saved = find_saved(run_folder, True, ALONE)
+    saved = find_checkpoint(run_folder, True, ALONE)
     assert saved.step == 6
     assert "latest is damaged" in "".join(saved.lines())
 
@@ -230,7 +230,7 @@ def test_without_latest_the_newest_that_is_whole_is_taken(run_folder: Path) -> N
 @pytest.mark.parametrize("suffix", ["apr", "state"])
 def test_half_a_checkpoint_is_a_damaged_one(run_folder: Path, suffix: str) -> None:
     (run_folder / f"ckpt-step-000006.{suffix}").unlink()
-    saved = find_saved(run_folder, True, ALONE)
+    saved = find_checkpoint(run_folder, True, ALONE)
     assert saved.step == 4
     assert saved.damaged[0].step == 6
     assert f"ckpt-step-000006.{suffix}" in saved.damaged[0].reason
@@ -326,11 +326,11 @@ def test_a_fact_that_is_missing_or_of_a_wrong_type_is_named(run_folder: Path, na
         change = _without(name) if value is _MISSING else _with(name, value)
         edit(path, lambda facts, tensors, change=change: change(facts))  # type: ignore[misc]
         with pytest.raises(CorruptError) as caught:
-            find_saved(run_folder, 6, ALONE)
+            find_checkpoint(run_folder, 6, ALONE)
         assert caught.value.path == str(path), value
         assert name in str(caught.value), value
     path.write_bytes(whole)
-    assert find_saved(run_folder, 6, ALONE).step == 6
+    assert find_checkpoint(run_folder, 6, ALONE).step == 6
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_facts_that_contradict_each_other_are_named(
 ) -> None:
     edit(state_file(run_folder, 6), lambda facts, tensors: change(facts))
     with pytest.raises(CorruptError, match=word):
-        find_saved(run_folder, 6, ALONE)
+        find_checkpoint(run_folder, 6, ALONE)
 
 
 UP = "layers.0.mlp.up"
@@ -378,7 +378,7 @@ def test_tensors_that_do_not_belong_together_are_named(
     up = next(key for key in train_runs.load_state(path)[0] if key.startswith("master.")).removeprefix("master.")
     edit(path, lambda facts, tensors: change(tensors, up))
     with pytest.raises(CorruptError) as caught:
-        find_saved(run_folder, 6, ALONE)
+        find_checkpoint(run_folder, 6, ALONE)
     assert caught.value.path == str(path)
     assert str(caught.value.tensor).startswith(name)
 
@@ -408,7 +408,7 @@ def test_a_model_of_other_dims_beside_the_state_is_named(run_folder: Path, disti
 
 def test_a_model_of_another_step_is_no_part_of_a_checkpoint(run_folder: Path) -> None:
     shutil.copy(model_file(run_folder, 4), model_file(run_folder, 6))
-    saved = find_saved(run_folder, True, ALONE)
+    saved = find_checkpoint(run_folder, True, ALONE)
     assert saved.step == 4
     assert "step is 4" in saved.damaged[0].reason
 
@@ -454,11 +454,11 @@ def test_all_processes_choose_the_checkpoint_that_is_whole_for_each(run_folder: 
     names = [name for name, (_, n_bytes) in spans.items() if n_bytes]
     for name in names[:4]:
         with flipped(path, 8 * spans[name][0] + 5):
-            found = both(lambda world: find_saved(run_folder, True, world))
+            found = both(lambda world: find_checkpoint(run_folder, True, world))
         assert [saved.step for saved in found] == [4, 4]
         assert found[0].damaged == found[1].damaged
         assert name in found[0].damaged[0].reason
-    assert [saved.step for saved in both(lambda world: find_saved(run_folder, True, world))] == [6, 6]
+    assert [saved.step for saved in both(lambda world: find_checkpoint(run_folder, True, world))] == [6, 6]
 
 
 @pytest.mark.parametrize("fault", ["damage", "not finite", "no facts"])
@@ -473,14 +473,14 @@ def test_all_processes_end_with_the_same_error_and_one_tells_it(run_folder: Path
 
     def failing(world: World) -> AprError:
         with pytest.raises(AprError) as caught:
-            find_saved(run_folder, 6, world)
+            find_checkpoint(run_folder, 6, world)
         return caught.value
 
     first, second = both(failing)
     assert (type(first), str(first), first.exit_code) == (type(second), str(second), second.exit_code)
     assert first.exit_code == (8 if fault == "not finite" else 4)
-    assert not isinstance(first.__cause__, ToldByFirst)
-    assert isinstance(second.__cause__, ToldByFirst)
+    assert not isinstance(first.__cause__, ReportedByFirst)
+    assert isinstance(second.__cause__, ReportedByFirst)
 
 
 def test_what_one_process_alone_cannot_read_ends_all(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,14 +497,14 @@ def test_what_one_process_alone_cannot_read_ends_all(run_folder: Path, monkeypat
     def failing(world: World) -> AprError:
         rank.number = world.rank
         with pytest.raises(AprError) as caught:
-            find_saved(run_folder, True, world)
+            find_checkpoint(run_folder, True, world)
         return caught.value
 
     first, second = both(failing)
     assert isinstance(first, StorageError)
     assert (str(first), first.hint) == (str(second), second.hint)
     assert "in process 1" in str(first.hint)
-    assert isinstance(second.__cause__, ToldByFirst)
+    assert isinstance(second.__cause__, ReportedByFirst)
 
 
 def test_two_processes_go_on_from_the_older_checkpoint(

@@ -14,7 +14,7 @@ from train_models import Maker, error, our_logits, same_winners
 
 from aprfmt.arch.hparams import to_hf_config
 from aprfmt.errors import AprError, NotFoundError, RefusedError, UnsupportedError, UsageError
-from aprtrain.models import fresh_student, make_student
+from aprtrain.models import make_student, new_student
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import NetworkSource, fingerprint, load_decoder, open_network
 
@@ -229,11 +229,11 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tiny: Maker, tmp_pa
     with open_network(tiny("llama").folder) as teacher:
         with pytest.raises(RefusedError, match="1000 tokens, the config's vocab_size is 999"):
             make_student(teacher, str(path))
-        student = fresh_student(path, None)
+        student = new_student(path, None)
     assert student.shape.vocab_rows == 999
 
 
 def test_a_config_of_a_network_that_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     path = write_config(tmp_path / "config", architectures=["OlmoForCausalLM"], model_type="olmo")
     with pytest.raises(UnsupportedError, match="'olmo'"):
-        fresh_student(path, None)
+        new_student(path, None)

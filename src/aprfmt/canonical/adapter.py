@@ -1,4 +1,4 @@
-"""Adapters are recognised and read, whatever their container, into the one form of `canonical.pairs`."""
+"""Adapters are recognised and read, whatever their container, into the one form of `canonical.lora_pairs`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from aprfmt.arch.orders import Order
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import find_gguf
 from aprfmt.canonical.lora import check_shapes
+from aprfmt.canonical.lora_pairs import APR_KEY, GGUF_KEY, INVOCATION, Adapter, Base, LoraPair, stacked_name
 from aprfmt.canonical.model_kinds import adapter_config
-from aprfmt.canonical.pairs import APR_KEY, GGUF_KEY, INVOCATION, Adapter, Base, LoraPair, stacked_name
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import AprError, CorruptError, RefusedError
 from aprfmt.formats import lora

@@ -10,8 +10,8 @@ from aprfmt import formats
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical.adapter import stored_config
+from aprfmt.canonical.lora_pairs import Base
 from aprfmt.canonical.model_kinds import adapter_config, is_adapter
-from aprfmt.canonical.pairs import Base
 from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.formats import hf_files, hub

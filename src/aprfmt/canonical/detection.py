@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from copy import deepcopy
 
 from aprfmt.arch import hparams as hp
+from aprfmt.arch.extra_tensors import part_of
 from aprfmt.arch.heads import MODULE_KEYS
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.outside import part_of
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import lookup, nearest, row_of
 from aprfmt.canonical.model_kinds import ADAPTER, looks_like_adapter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch import names, scopes
-from aprfmt.arch.outside import ExtraTensors, is_draft, names_drafts
+from aprfmt.arch.extra_tensors import ExtraTensors, is_draft, names_drafts
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError

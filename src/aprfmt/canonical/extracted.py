@@ -10,9 +10,9 @@ from threading import Lock
 
 from aprfmt.canonical.lora import is_turned
 from aprfmt.canonical.lora_blocks import made
+from aprfmt.canonical.lora_pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.model_kinds import ADAPTER
-from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import RefusedError

@@ -19,7 +19,7 @@ from aprfmt.arch.names import canonical_name, embedding, head, matches
 from aprfmt.arch.names import check_shapes as check_dims
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.lora_blocks import is_power_of_two, made, shared_dtype, transform, values_of
-from aprfmt.canonical.pairs import Adapter, Base, Blocks, LoraPair, is_embedding, stacked_name
+from aprfmt.canonical.lora_pairs import Adapter, Base, Blocks, LoraPair, is_embedding, stacked_name
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import RefusedError
 from aprfmt.formats import lora

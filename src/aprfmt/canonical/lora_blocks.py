@@ -9,7 +9,7 @@ from math import prod
 
 from aprfmt.arch.links import Link
 from aprfmt.arch.orders import MIRROR, VALUES, indices, map_values
-from aprfmt.canonical.pairs import LoraPair
+from aprfmt.canonical.lora_pairs import LoraPair
 from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import encode

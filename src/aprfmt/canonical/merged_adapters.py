@@ -18,8 +18,8 @@ from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical import lora as factors
 from aprfmt.canonical.lora_blocks import values_of
+from aprfmt.canonical.lora_pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from threading import Lock
 
+from aprfmt.arch.extra_tensors import layer_of
 from aprfmt.arch.names import is_gguf_only, matches
-from aprfmt.arch.outside import layer_of
+from aprfmt.canonical.depth_pruning import SourceLayer, check_layer, relayered, renumbered
 from aprfmt.canonical.merge_arrays import SCRATCH, Values
 from aprfmt.canonical.merge_methods import PASSTHROUGH, Combination, MergeRule
 from aprfmt.canonical.merged_adapters import encodes_alone
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.relayered import SourceLayer, check_layer, relayered, renumbered
 from aprfmt.canonical.row_mapping import Produced
 from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from aprfmt.arch import names
+from aprfmt.arch.extra_tensors import ExtraTensors, parts
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.outside import ExtraTensors, parts
 from aprfmt.arch.row import Architecture
+from aprfmt.canonical.lora_pairs import Adapter
 from aprfmt.canonical.packed import Packing
-from aprfmt.canonical.pairs import Adapter
 from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import TowerPart
@@ -31,8 +31,8 @@ class Canonical:
         tokenizer: the model's, or the one that the user gave.
         info: descriptive fields under APR's typed names: name, description, author, license, ...
         tensors: the network's by Hugging Face name, in the source's order, without a head that equals the embedding.
-        extras: the source's tensors that are not part of the network (see arch.outside), under their own names; those
-            of draft layers that the row names as if these were further layers.
+        extras: the source's tensors outside the network (see arch.extra_tensors), under their own names; those of draft
+            layers that the row names as if these were further layers.
         part: what the source holds where it is not a network ("an adapter"); "" for a network.
         dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
         warnings: what the user should know of the source; targets collect theirs in Losses.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aprfmt.arch.outside import holds_adapter
+from aprfmt.arch.extra_tensors import holds_adapter
 from aprfmt.io.source import is_file
 from aprfmt.model import Model
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aprfmt.arch import mlx, names
+from aprfmt.arch.extra_tensors import names_drafts
 from aprfmt.arch.grammar import has_layer, is_unwanted
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, link_of
 from aprfmt.arch.names import Match
-from aprfmt.arch.outside import names_drafts
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.detection import find_part
 from aprfmt.canonical.model_kinds import ADAPTER

@@ -6,8 +6,8 @@ import re
 from copy import deepcopy
 
 from aprfmt.arch import names
+from aprfmt.arch.extra_tensors import outside, unknown_empty
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.outside import outside, unknown_empty
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest
 from aprfmt.canonical import sidecar
@@ -22,11 +22,11 @@ from aprfmt.canonical.completion import (
     take_factors,
 )
 from aprfmt.canonical.detection import find_part, find_row, hparams_as, name_hint
+from aprfmt.canonical.lora_pairs import Base
 from aprfmt.canonical.model import Canonical, count_elements
 from aprfmt.canonical.model_kinds import ADAPTER, is_adapter
 from aprfmt.canonical.naming import name_tensors, names_from_mlx
 from aprfmt.canonical.packed import AS_STORED, Decoding, packing
-from aprfmt.canonical.pairs import Base
 from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import read_tower

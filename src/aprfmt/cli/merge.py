@@ -34,6 +34,6 @@ class Merge(Conversion):
 
     def __call__(self) -> None:
         """Runs the command."""
-        from aprfmt.convert.combining import merge_models
+        from aprfmt.convert.merge_models import merge_models
 
         self.run("merging", merge_models, self.models or [], self.output)

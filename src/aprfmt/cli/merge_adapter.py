@@ -40,7 +40,7 @@ class MergeAdapter(Conversion):
 
     def __call__(self) -> None:
         """Runs the command."""
-        from aprfmt.convert.merging import extract_adapter, merge_adapter
+        from aprfmt.convert.merge_adapters import extract_adapter, merge_adapter
 
         given = self.given()
         if not self.unmerge:

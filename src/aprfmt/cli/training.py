@@ -150,9 +150,9 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
 
 def _end(error: AprError) -> None:
     """Reports the error and exits at once: a regular exit could deadlock with the other processes."""
-    from aprtrain.world import ToldByFirst
+    from aprtrain.world import ReportedByFirst
 
-    if isinstance(error.__cause__, ToldByFirst):
+    if isinstance(error.__cause__, ReportedByFirst):
         sleep(_PAUSE_S)  # give rank 0 time to report: torchrun kills the others once one exits
     else:
         report(error)

@@ -15,10 +15,10 @@ from aprfmt.arch import hparams as hp
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.checks import check_before_writing, require_config, with_dims_of_tensors
 from aprfmt.canonical.drafts import without_drafts
+from aprfmt.canonical.lora_pairs import Base
 from aprfmt.canonical.model import Canonical, embedding_rows
 from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.canonical.packed import Decoding
-from aprfmt.canonical.pairs import Base
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import dtype_totals
@@ -44,7 +44,7 @@ from aprfmt.formats.hf_files import read_tokenizer
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.io import names
 from aprfmt.io.links import check_links, check_opened
-from aprfmt.io.pipe import WriteOptions, check_inputs_stay, write_file, write_folder, write_parts
+from aprfmt.io.pipe import WriteOptions, check_inputs_kept, write_file, write_folder, write_parts
 from aprfmt.io.remote import limit_stores
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import exists, is_file, is_folder, is_same, watch_opened
@@ -139,7 +139,7 @@ def convert(
         sources = [*_inputs(model), *(source.path for source in opened), *(os.fspath(path) for path in inputs)]
         if target.folder:
             names.check([layout.name for layout in output.layouts], src, allowed=options.allow_names)
-            check_inputs_stay(Path(dst), [layout.name for layout in output.layouts], sources)
+            check_inputs_kept(Path(dst), [layout.name for layout in output.layouts], sources)
         else:
             for path in report.files or ([] if options.plan else [dst]):
                 check_target(path, sources, options.force or options.plan)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.arch.grammar import sizes_of
+from aprfmt.canonical.depth_pruning import check_layer, parse_layers, ranges, relayered
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.narrowed import narrowed, parse_widths
-from aprfmt.canonical.relayered import check_layer, parse_layers, ranges, relayered
+from aprfmt.canonical.width_pruning import narrowed, parse_widths
 from aprfmt.convert.api import convert
 from aprfmt.convert.options import PruneCall, options_of
 from aprfmt.convert.report import Report

@@ -35,7 +35,7 @@ from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.digest import Digest, PendingCrc, PendingDigest, Trail, digest_of, follow
+from aprfmt.io.digest import Digest, PendingCrc, PendingDigest, ProgressiveDigest, digest_of, follow
 from aprfmt.io.pipe import DeferredPatch, run_jobs, source_chunks
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import MAX_LITERAL_BYTES
@@ -312,7 +312,7 @@ def restorable(c: Canonical, format: str) -> SourceManifest | None:
 def deferred_digests(sources: Iterable[Source], head: bytes) -> list[DeferredPatch]:
     """The digests in a manifest that are known when the sources were streamed; `head` is the file's first bytes."""
     out = []
-    for pending in (s.record for s in sources if isinstance(s.record, Trail | PendingCrc)):
+    for pending in (s.record for s in sources if isinstance(s.record, ProgressiveDigest | PendingCrc)):
         before = f'"{pending.kind}":"'
         if (at := head.find(f'{before}{pending.stand_in}"'.encode())) >= 0:
             out.append(DeferredPatch(at + len(before), pending.stand_in.encode(), partial(_encoded_digest, pending)))

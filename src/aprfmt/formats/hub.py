@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, UsageError
 from aprfmt.formats import hub_files
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES, belongs, read_text_file, read_weight_map
-from aprfmt.formats.hub_answers import HubPath, cache_folder, failure
+from aprfmt.formats.hub_errors import HubPath, cache_folder, failure
 from aprfmt.io import hub_cache
 from aprfmt.text import first_few
 

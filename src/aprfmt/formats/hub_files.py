@@ -27,14 +27,14 @@ from aprfmt.errors import (
     UnsupportedError,
 )
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
-from aprfmt.formats.hub_answers import HubPath, cache_folder, failure
+from aprfmt.formats.hub_errors import HubPath, cache_folder, failure
 from aprfmt.formats.hub_requests import ask, body, open_answer
 from aprfmt.io import hub_cache, jsonx, remote_file
 from aprfmt.io.cache import cache_home, own_folder
 from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
 from aprfmt.io.hub_cache import is_digest
 from aprfmt.io.names import findings
-from aprfmt.io.remote import fetch_heads, place, remove_old
+from aprfmt.io.remote import place, prefetch_headers, remove_old
 from aprfmt.io.remote_file import RemoteFile
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_HUB_NESTED, MAX_TEXT_FILE_BYTES
 
@@ -76,7 +76,7 @@ class Repository:
 
     def fetch_ahead(self, names: list[str]) -> None:
         """Fetches the headers of these files at once, since each costs a round trip."""
-        fetch_heads([self.files[name] for name in names if name in self.files], self.store)
+        prefetch_headers([self.files[name] for name in names if name in self.files], self.store)
 
 
 _opened: dict[tuple[str, str, str], Repository] = {}

@@ -25,8 +25,8 @@ from aprfmt.formats.safetensors import layout, read_shard
 from aprfmt.io.crc import crc32_of
 from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 from aprfmt.io.source import Source
+from aprfmt.texts.sequences import Windows
 from aprfmt.texts.shards import PARTS
-from aprfmt.texts.windows import Windows
 from aprfmt.types import Array
 
 FORMAT = "aprtrain-teacher/1"

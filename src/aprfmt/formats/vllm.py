@@ -19,7 +19,7 @@ from aprfmt.errors import CorruptError, NotFoundError, RefusedError, UsageError,
 from aprfmt.formats.teacher_files import Answer, TeacherHeader, answer_of
 from aprfmt.io.jsonx import check_size
 from aprfmt.limits import MAX_LIST_BYTES
-from aprfmt.texts.windows import Windows, pieces_of
+from aprfmt.texts.sequences import Windows, pieces_of
 
 _RESOLUTION = float(np.finfo(np.float32).eps)
 """Least residual mass: below it, a sum of float32 probabilities cannot tell the others from nothing."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 
 from aprfmt import formats
+from aprfmt.arch.extra_tensors import outside, parts
 from aprfmt.arch.names import EMBEDDING, OUTPUT_HEAD, spellings
-from aprfmt.arch.outside import outside, parts
 from aprfmt.arch.table import row_of
 from aprfmt.canonical.model_kinds import is_adapter, is_clip, looks_like_adapter
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals

@@ -14,9 +14,9 @@ from typing import TypeGuard
 from aprfmt import formats
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.lora import to_hf
+from aprfmt.canonical.lora_pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.canonical.packed import AS_STORED, AS_VALUES, Decoding
-from aprfmt.canonical.pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import regroup

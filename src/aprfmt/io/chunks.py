@@ -25,7 +25,7 @@ from aprfmt.io import remote_file
 from aprfmt.io.cache import own_folder
 from aprfmt.io.publish import remove
 from aprfmt.io.remote_file import RemoteFile
-from aprfmt.io.source import on_giving_up
+from aprfmt.io.source import on_cancel
 from aprfmt.io.temporary import sweep, temporary_beside
 from aprfmt.types import PathLike
 
@@ -82,7 +82,7 @@ class Store:
         self.folder = self._claim(folder)
         self._parts: dict[Path, int] = {}
         self._is_given_up = False
-        on_giving_up(self._give_up)
+        on_cancel(self._give_up)
 
     def _claim(self, folder: Path) -> Path:
         own_folder(folder)

@@ -111,7 +111,7 @@ class PendingDigest(Protocol):
         ...
 
 
-def _stand_in(kind: str) -> str:
+def _placeholder(kind: str) -> str:
     return token_urlsafe(KINDS[kind][1] * 3 // 4)
 
 
@@ -129,7 +129,7 @@ class PendingCrc(ReadChecksum):
 
     def __init__(self, source: Source) -> None:
         super().__init__()
-        self.stand_in = _stand_in(CRC32)
+        self.stand_in = _placeholder(CRC32)
         self._source = source
         source.record = self
 
@@ -139,14 +139,14 @@ class PendingCrc(ReadChecksum):
 
 
 @dataclass(eq=False, slots=True)
-class Trail:
+class ProgressiveDigest:
     """How far a file was read, and how far its BLAKE3 has come behind that."""
 
     kind: ClassVar[str] = BLAKE3
     source: Source
     follower: Follower
     hash: blake3 = field(default_factory=new_hash)
-    stand_in: str = field(default_factory=lambda: _stand_in(BLAKE3))
+    stand_in: str = field(default_factory=lambda: _placeholder(BLAKE3))
     reached: int = 0
     done: int = 0
 
@@ -173,7 +173,7 @@ class Follower:
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self.trails = [Trail(source, self) for source in sources]
+        self.trails = [ProgressiveDigest(source, self) for source in sources]
         for trail in self.trails:
             trail.source.record = trail
         self._is_over = self._is_stopped = False

@@ -28,7 +28,7 @@ from aprfmt.errors import ChecksumError, StorageError, storage_errors
 from aprfmt.io import remote_file
 from aprfmt.io.cache import cache_home, own_folder
 from aprfmt.io.remote_file import RemoteFile, new_hash
-from aprfmt.io.source import Source, stand_for
+from aprfmt.io.source import Source, register_remote
 
 try:
     import fcntl
@@ -68,7 +68,7 @@ def register(snapshot: Path, is_text: Callable[[str], bool]) -> None:
                 blob = Path(os.readlink(path))
                 if blob.parent.name == "blobs" and is_digest(blob.name):
                     _stated[os.path.abspath(path)] = blob.name
-                    stand_for(path, partial(_open, is_text=is_text(name)))
+                    register_remote(path, partial(_open, is_text=is_text(name)))
 
 
 def _open(path: str, is_text: bool) -> Source:

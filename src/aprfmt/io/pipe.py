@@ -22,7 +22,7 @@ from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, s
 from aprfmt.io.crc import combine, crc32, crc32_after
 from aprfmt.io.digest import BLAKE3, CRC32, Digest, StreamDigest, altered, crc_digest
 from aprfmt.io.sink import AtomicFile, AtomicFolder, stale_names
-from aprfmt.io.source import Buffer, Source, is_folder, reads_given_up
+from aprfmt.io.source import Buffer, Source, cancelled_reads, is_folder
 from aprfmt.io.system import keep_freed_memory, n_processors
 from aprfmt.types import PathLike
 
@@ -177,7 +177,7 @@ def write_layout(
             altered(layout.name, found.kind), hint="the model was damaged after its import: import the source again"
         )
     for patch in layout.deferred:
-        crc = _put_in(patch, layout, sink, crc)
+        crc = _apply_patch(patch, layout, sink, crc)
     if layout.crc_footer:
         sink.write(struct.pack("<I", crc))
         if progress is not None:
@@ -194,7 +194,7 @@ def _run(layout: FileLayout, flow: Flow, take: Callable[[Buffer, str], None]) ->
     """Hands every piece to `take`, in order; the CRC-32, as far as it is wanted, and the digest of what it was."""
     crc, kind = 0, layout.digest.kind if layout.digest is not None else None
     with_crc = layout.crc_footer or kind == CRC32
-    line = _Line(_pieces(layout.segments), flow, with_crc=with_crc)
+    line = _Pipeline(_pieces(layout.segments), flow, with_crc=with_crc)
     stream = StreamDigest() if kind == BLAKE3 else None
     with stream or nullcontext(), closing(line.batches()) as batches:
         for batch in batches:
@@ -208,7 +208,7 @@ def _run(layout: FileLayout, flow: Flow, take: Callable[[Buffer, str], None]) ->
     return crc, crc_digest(crc) if kind == CRC32 else None
 
 
-def _put_in(patch: DeferredPatch, layout: FileLayout, sink: AtomicFile, crc: int) -> int:
+def _apply_patch(patch: DeferredPatch, layout: FileLayout, sink: AtomicFile, crc: int) -> int:
     """Replaces a stand-in by the bytes that are known now; returns the checksum that follows from `crc`."""
     data = patch.make()
     if len(data) != len(patch.stand_in):
@@ -287,7 +287,7 @@ class _Batch:
         self.items = []
 
 
-class _Line:
+class _Pipeline:
     """Batches on their way from the workers to the writer, in order."""
 
     def __init__(self, pieces: Iterator[tuple[Item, str]], flow: Flow, *, with_crc: bool) -> None:
@@ -319,7 +319,7 @@ class _Line:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
-            with nullcontext() if is_whole else reads_given_up():
+            with nullcontext() if is_whole else cancelled_reads():
                 for thread in started:
                     thread.join()
 
@@ -498,7 +498,7 @@ def write_parts(
             check(str(temporary / first))
 
 
-def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[str]) -> None:
+def check_inputs_kept(target: Path, names: Collection[str], sources: Iterable[str]) -> None:
     """Refuses a folder whose new files, or whose clearing of old weights, would hit one of the sources."""
     if not is_folder(target):
         return

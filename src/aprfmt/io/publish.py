@@ -136,7 +136,7 @@ def _give(path: str | int, owner: int, group: int) -> bool:
     return True
 
 
-def bring_over(old: str, new: str, gone: Collection[str]) -> None:
+def link_kept_files(old: str, new: str, gone: Collection[str]) -> None:
     """Gives `new` by hard links what is in the folder `old`, but for the files named in `gone`.
 
     Subfolders are made again, with their modes, owners and times; those of `new` itself become those of `old`. Raises

@@ -19,7 +19,7 @@ from aprfmt.errors import UsageError, storage_errors
 from aprfmt.io import remote_file
 from aprfmt.io.chunks import LEAST_STORED_BYTES, Store, is_kept_file
 from aprfmt.io.remote_file import RemoteFile
-from aprfmt.io.source import FileIdentity, Source, stand_for
+from aprfmt.io.source import FileIdentity, Source, register_remote
 
 _HEADS_AT_ONCE = 8
 _SHORT_BYTES = 1 << 20  # texts that are fetched before they are asked for
@@ -94,7 +94,7 @@ def place(folder: Path, files: Sequence[RemoteFile], store: Store) -> list[tuple
         path = folder / file.name
         with storage_errors(path):
             try:
-                identity = _stand_in(path, file.size)
+                identity = _placeholder(path, file.size)
             except OSError as error:
                 if error.errno not in _ODD_NAMES:
                     raise
@@ -103,7 +103,7 @@ def place(folder: Path, files: Sequence[RemoteFile], store: Store) -> list[tuple
         if (other := placed.setdefault((identity.device, identity.inode), file.name)) != file.name:
             skipped.append((file, f"the file system reads it as {other}"))
             continue
-        stand_for(path, _maker(file, store, identity))
+        register_remote(path, _maker(file, store, identity))
     return skipped
 
 
@@ -113,7 +113,7 @@ _ODD_NAMES = (
 )
 
 
-def _stand_in(path: Path, size: int) -> FileIdentity:
+def _placeholder(path: Path, size: int) -> FileIdentity:
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
@@ -137,7 +137,7 @@ def limit_stores(sources: Sequence[Source], most_bytes: int | None) -> list[Stor
     return [*stores.values()]
 
 
-def fetch_heads(files: Sequence[RemoteFile], store: Store) -> None:
+def prefetch_headers(files: Sequence[RemoteFile], store: Store) -> None:
     """Fetches headers of weights and short texts, several at once; an error is left to who reads them."""
     left = iter(files)
 

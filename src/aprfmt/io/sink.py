@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from aprfmt.errors import AprError, RefusedError, StorageError, storage_errors
-from aprfmt.io.publish import appear, bring_over, copy_attributes, exists_error, files_below, remove, sync_folder
+from aprfmt.io.publish import appear, copy_attributes, exists_error, files_below, link_kept_files, remove, sync_folder
 from aprfmt.io.source import Buffer, absolute, exists, is_file, is_folder, is_same, watched_paths
 from aprfmt.io.switch import Switch
 from aprfmt.io.system import exchange, is_mounted, link_unnamed, open_unnamed, path_of_unnamed, start_writeback
@@ -56,7 +56,7 @@ def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folde
         raise StorageError("the output's folder does not exist", path=parent, hint=f"mkdir -p {parent}")
 
 
-def check_apart(folder: PathLike, sources: Iterable[PathLike]) -> None:
+def check_no_inputs_inside(folder: PathLike, sources: Iterable[PathLike]) -> None:
     """Refuses an output folder that holds an input, or a link to one, a folder of inputs included.
 
     For a folder in which many files are written and removed. It may itself lie in a folder of inputs. Sources that do
@@ -128,7 +128,7 @@ def check_space(folder: PathLike, n_bytes: int) -> None:
         )
 
 
-def _behind_links(path: str) -> str:
+def _resolve_links(path: str) -> str:
     """`path`, or what it links to, which need not exist. Raises OSError, RefusedError for links that are a trap.
 
     As the kernel does where it protects links: in a folder that all may write to, such as /tmp, only one's own count.
@@ -191,7 +191,7 @@ class AtomicFile:
     def __enter__(self) -> Self:
         with storage_errors(self.target):
             if self._force:
-                self._place = _behind_links(self.target)
+                self._place = _resolve_links(self.target)
         folder = os.path.dirname(self._place)
         sweep(folder)
         check_space(folder, self._n_bytes)
@@ -331,7 +331,7 @@ class AtomicFolder:
     def __enter__(self) -> Path:
         with storage_errors(self.target):
             if self._force or self._shared:
-                self._place = os.path.realpath(_behind_links(self.target))
+                self._place = os.path.realpath(_resolve_links(self.target))
             is_there = exists(self._place, follow=False)
             parent = os.path.dirname(self._place)
             # Into a shared folder nothing is written beside: its parent may belong to somebody else.
@@ -437,7 +437,7 @@ class AtomicFolder:
     def _exchange(self, gone: Collection[str]) -> bool:
         """Exchanges the folders, the new one filled with what stays; returns whether that was possible."""
         try:
-            bring_over(self._place, self._temporary, gone)
+            link_kept_files(self._place, self._temporary, gone)
             exchange(self._temporary, self._place)
         except OSError:
             return False
@@ -447,5 +447,5 @@ class AtomicFolder:
             exchange(self._temporary, self._place)
             raise
         with suppress(OSError):  # what somebody put there meanwhile
-            bring_over(self._temporary, self._place, {*gone, *files_below(self._place)})
+            link_kept_files(self._temporary, self._place, {*gone, *files_below(self._place)})
         return True

@@ -242,7 +242,7 @@ class Source:
 _STAND_INS: dict[str, Callable[[str], Source]] = {}
 
 
-def stand_for(path: PathLike, make: Callable[[str], Source]) -> None:
+def register_remote(path: PathLike, make: Callable[[str], Source]) -> None:
     """From now on `Source.open(path)` gives what `make` gives for the path: bytes that lie elsewhere."""
     _STAND_INS[os.path.abspath(path)] = make
 
@@ -250,13 +250,13 @@ def stand_for(path: PathLike, make: Callable[[str], Source]) -> None:
 _WAITERS: list[Callable[[bool], None]] = []
 
 
-def on_giving_up(call: Callable[[bool], None]) -> None:
+def on_cancel(call: Callable[[bool], None]) -> None:
     """Has `call` called with True when nobody wants any longer what reads wait for, and with False afterwards."""
     _WAITERS.append(call)
 
 
 @contextmanager
-def reads_given_up() -> Iterator[None]:
+def cancelled_reads() -> Iterator[None]:
     """For the block, reads that wait for bytes from elsewhere raise StorageError."""
     for call in _WAITERS:
         call(True)

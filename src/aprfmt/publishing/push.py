@@ -17,7 +17,7 @@ from aprfmt.errors import AprError, CorruptError, MissingDependencyError, NotFou
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.hfdir import OF_TOOLS
 from aprfmt.formats.hub import parse
-from aprfmt.formats.hub_answers import HubPath, failure
+from aprfmt.formats.hub_errors import HubPath, failure
 from aprfmt.formats.hub_files import look_up
 from aprfmt.formats.hub_requests import AnswerError
 from aprfmt.inspection.describe import inspect

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from aprfmt.errors import AprError, MissingDependencyError
-from aprfmt.running.examined import Examined
+from aprfmt.running.examined import ModelUnderTest
 from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.qa_text import ANSWER, FORMATS, USER
 from aprfmt.text import first_few
@@ -26,7 +26,7 @@ class _Exchange(NamedTuple):
     end: float
 
 
-def chat_template(x: Examined) -> GateFinding:
+def chat_template(x: ModelUnderTest) -> GateFinding:
     """Renders a conversation, looks for its markers in the vocabulary, and compares losses with other forms."""
     template = x.metadata("tokenizer.chat_template")
     if not isinstance(template, str) or not template.strip():
@@ -73,7 +73,7 @@ def chat_template(x: Examined) -> GateFinding:
     return GateFinding(than_plain <= BETTER, said, value=max(worse, than_plain), threshold=BETTER)
 
 
-def _rendered(x: Examined, template: str) -> str:
+def _rendered(x: ModelUnderTest, template: str) -> str:
     special = {}
     for role, token in {"bos": x.llama.facts.bos, "eos": x.llama.facts.eos}.items():
         special[role] = x.llama.detokenize([token], special=True) if token >= 0 else ""
@@ -81,18 +81,18 @@ def _rendered(x: Examined, template: str) -> str:
     return ChatTemplate(template, special, path=x.file).render(talk, add_generation_prompt=False)
 
 
-def _ids(x: Examined, text: str) -> list[int]:
+def _ids(x: ModelUnderTest, text: str) -> list[int]:
     ids = x.llama.tokenize(text, add_special=False)
     return ids[1:] if len(ids) == 2 and ids[0] == _space(x) else ids
 
 
-def _space(x: Examined) -> int:
+def _space(x: ModelUnderTest) -> int:
     """What a SentencePiece vocabulary puts before a marker."""
     ids = x.llama.tokenize(" ", add_special=False)
     return ids[0] if len(ids) == 1 else -1
 
 
-def _exchange(x: Examined, head: str, behind: str | None) -> _Exchange:
+def _exchange(x: ModelUnderTest, head: str, behind: str | None) -> _Exchange:
     """Losses of the answer behind `head`, and of `behind` or, where that is empty, the end token; None: of no end."""
     facts = x.llama.facts
     begun = x.llama.tokenize(head, add_special=False)

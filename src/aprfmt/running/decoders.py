@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from aprfmt.errors import UnsupportedError
 from aprfmt.llama.client import Llama, encoder_pooling
-from aprfmt.running.generate import metadata_of, refuse_others
+from aprfmt.running.generate import check_reads_text, metadata_of
 from aprfmt.running.prepared import prepare
 from aprfmt.types import PathLike
 
@@ -29,7 +29,7 @@ def open_decoder(
         AprError: as prepare and Llama.
     """
     prepared = prepare(file, say=say)
-    refuse_others(metadata_of(prepared.path), os.fspath(file))
+    check_reads_text(metadata_of(prepared.path), os.fspath(file))
     pooling, n_bytes = encoder_pooling(prepared.path)
     if pooling is not None:
         raise UnsupportedError(

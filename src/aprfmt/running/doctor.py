@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 import aprfmt
 from aprfmt.codecs import backend
 from aprfmt.errors import AprError, MissingDependencyError
-from aprfmt.formats.hub_answers import cache_folder
+from aprfmt.formats.hub_errors import cache_folder
 from aprfmt.io import child
 from aprfmt.io.cache import cache_home
 from aprfmt.llama.client import PROMPT, Llama

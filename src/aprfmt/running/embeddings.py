@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from aprfmt import formats
 from aprfmt.errors import UsageError
 from aprfmt.llama.client import Llama, pooling_of
-from aprfmt.running.generate import Loading, context_of, metadata_of, refuse_others, require_unicode
+from aprfmt.running.generate import Loading, check_reads_text, context_of, metadata_of, require_unicode
 from aprfmt.running.prepared import prepare, prepare_adapter
 from aprfmt.types import PathLike
 
@@ -98,7 +98,7 @@ def compute(
         require_unicode(text)
     prepared = prepare(file, dtype=loading.dtype, say=say)
     metadata = metadata_of(prepared.path)
-    refuse_others(metadata, path)
+    check_reads_text(metadata, path)
     pooling, encodes = pooling_of(metadata)
     labels = labels_of(metadata)
     if pooling is None or pooling == "none":

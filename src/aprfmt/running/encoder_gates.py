@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aprfmt.convert.logits import matrix_dtypes, tolerance
 from aprfmt.errors import AprError, RunError
-from aprfmt.running.examined import Examined
+from aprfmt.running.examined import ModelUnderTest
 from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.original import NO_ORIGINAL
 from aprfmt.running.qa_text import PAIRS, PROMPTS, UNRELATED
@@ -23,7 +23,7 @@ _COSINES = ((12.0, 0.999), (8.0, 0.995), (6.0, 0.99), (5.0, 0.98), (4.0, 0.96), 
 """(bits per weight, smallest cosine with the original's vectors)."""
 
 
-def pooling(x: Examined) -> GateFinding:
+def pooling(x: ModelUnderTest) -> GateFinding:
     """Without a pooling type llama.cpp gives a vector per token."""
     if x.pooling is None:
         key = f"{x.gguf.metadata['general.architecture']}.pooling_type"
@@ -31,7 +31,7 @@ def pooling(x: Examined) -> GateFinding:
     return GateFinding(True, f"pooling by {x.pooling}")
 
 
-def special_tokens(x: Examined) -> GateFinding:
+def special_tokens(x: ModelUnderTest) -> GateFinding:
     """The first and last token of a text are those of tokenizer.json, or CLS and SEP of a WordPiece vocabulary."""
     text = PROMPTS[0]
     found = x.llama.tokenize(text)
@@ -58,7 +58,7 @@ def special_tokens(x: Examined) -> GateFinding:
     return GateFinding(True, text)
 
 
-def finite_vectors(x: Examined) -> GateFinding:
+def finite_vectors(x: ModelUnderTest) -> GateFinding:
     """Vectors of several texts are finite and not zero."""
     for number, prompt in enumerate(PROMPTS, 1):
         try:
@@ -71,7 +71,7 @@ def finite_vectors(x: Examined) -> GateFinding:
     return GateFinding(True, f"the {x.words} of {n} prompts are finite", value=n, threshold=n)
 
 
-def varies(x: Examined) -> GateFinding:
+def varies(x: ModelUnderTest) -> GateFinding:
     """Different texts have different vectors."""
     by_ids = {tuple(x.ids(prompt)): x.vector(prompt) for prompt in PROMPTS}
     if len(by_ids) < 2:
@@ -84,7 +84,7 @@ def varies(x: Examined) -> GateFinding:
     return GateFinding(least >= VARIES, text, value=least, threshold=VARIES)
 
 
-def repeatable(x: Examined) -> GateFinding:
+def repeatable(x: ModelUnderTest) -> GateFinding:
     """The same text has the same vector again, after other texts."""
     x.vector(PROMPTS[1])
     error = distance(x.vector(PROMPTS[0], again=True), x.vector(PROMPTS[0]))
@@ -93,7 +93,7 @@ def repeatable(x: Examined) -> GateFinding:
     )
 
 
-def batch(x: Examined) -> GateFinding:
+def batch(x: ModelUnderTest) -> GateFinding:
     """A text has the same vector beside another text."""
     ids = [x.ids(prompt) for prompt in (PROMPTS[0], PROMPTS[-1])]
     both = [vectors[0] for vectors in x.llama.vectors(ids)]
@@ -101,7 +101,7 @@ def batch(x: Examined) -> GateFinding:
     return GateFinding(error <= BATCHED, f"batching changes a text by {error:.2g}", value=error, threshold=BATCHED)
 
 
-def similar(x: Examined) -> GateFinding:
+def similar(x: ModelUnderTest) -> GateFinding:
     """Paraphrases are closer than unrelated sentences, on average."""
     if x.pooling is None or x.pooling == "none":
         raise SkippedError("the model was not made for sentence embeddings", required=False)
@@ -112,7 +112,7 @@ def similar(x: Examined) -> GateFinding:
     return GateFinding(alike > unlike, text, value=alike - unlike, threshold=0)
 
 
-def against(x: Examined) -> GateFinding:
+def against(x: ModelUnderTest) -> GateFinding:
     """The vectors of several texts beside the original's."""
     if x.against is None:
         raise SkippedError(NO_ORIGINAL, required=False)

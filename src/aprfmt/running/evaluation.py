@@ -15,9 +15,9 @@ from typing import Protocol
 from aprfmt.errors import CorruptError, RunError, UsageError
 from aprfmt.texts.encoding import Ids
 from aprfmt.texts.records import TEXT_FIELD, Chat, Document, Log, Marked, ReadProgress, RecordReader, is_blank
+from aprfmt.texts.sequences import check_length
 from aprfmt.texts.shards import CorpusSplit, open_corpus, part_of
 from aprfmt.texts.sources import HEADER, check_text_field, list_files
-from aprfmt.texts.windows import check_length
 
 SEQ_LEN = 2048
 """Tokens of a window, if no model was made for fewer."""
@@ -135,7 +135,7 @@ def scoring() -> Iterator[None]:
         raise RunError(f"the evaluation failed, no score: {reason}", hint=hint) from error
 
 
-def window_length(seq_len: int | None, limit: int | None, made_for: Mapping[str, int]) -> int:
+def sequence_length(seq_len: int | None, limit: int | None, made_for: Mapping[str, int]) -> int:
     """Tokens of a window, for models that were made for so many.
 
     Raises RefusedError where it is longer than one of them, UsageError for a limit below one window.

@@ -29,12 +29,12 @@ from aprfmt.running.evaluation import (
     read_part,
     scores_of,
     scoring,
-    window_length,
+    sequence_length,
 )
 from aprfmt.running.scoring import LogitsReader
 from aprfmt.texts.encoding import Encoder, Ids
 from aprfmt.texts.records import LOG_S, TEXT_FIELD, Chat, Document, Marked
-from aprfmt.texts.windows import Windows
+from aprfmt.texts.sequences import Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def score(
         names = ["model", "teacher"]
         facts = [_facts(each, model) for each, model in zip(paths, opened, strict=True)]
         made_for = {who: n for who, model in zip(names, opened, strict=False) if (n := positions_of(model))}
-        length = window_length(seq_len, limit, made_for)
+        length = sequence_length(seq_len, limit, made_for)
         loaded = [
             stack.enter_context(open_decoder(each, n_ctx=length + 8, n_threads=threads, gpu_layers=gpu_layers, say=log))
             for each in paths

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CONTEXT, _VECTOR_CONTEXT = 1024, 256
 
 
-class Examined:
+class ModelUnderTest:
     """A model in llama.cpp, beside the one that it was made from. Use in `with`.
 
     Args:

@@ -25,7 +25,7 @@ from aprfmt.running.encoder_gates import (
     special_tokens,
     varies,
 )
-from aprfmt.running.examined import Examined
+from aprfmt.running.examined import ModelUnderTest
 from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.original import NO_ORIGINAL, header, logits, tensors
 from aprfmt.running.qa_text import ARITHMETIC, COPY, PROMPTS, STORIES
@@ -52,7 +52,7 @@ class Gate:
 
     id: str
     shows: str
-    look: Callable[[Examined], GateFinding]
+    look: Callable[[ModelUnderTest], GateFinding]
     needs: tuple[str, ...] = ()
     mend: str = AGAIN
     kinds: tuple[str, ...] = _TEXT
@@ -72,19 +72,19 @@ _CAUSES = {"values.finite": "nan", "values.zero": "zeros"}
 """Rule of apr validate -> disease."""
 
 
-def _structure(x: Examined) -> GateFinding:
+def _structure(x: ModelUnderTest) -> GateFinding:
     checks = [check for check in x.validation.checks if not check.id.startswith("values.")]
     return _of_checks(checks, f"{len(checks)} rules of apr validate pass")
 
 
-def _weights(x: Examined) -> GateFinding:
+def _weights(x: ModelUnderTest) -> GateFinding:
     checks = [check for check in x.validation.checks if check.id.startswith("values.")]
     if not checks:
         raise SkippedError("no weights to check")
     return _of_checks(checks, f"{len(x.model.tensors.entries):,} tensors: no NaN, no infinity, none all zero")
 
 
-def _loads(x: Examined) -> GateFinding:
+def _loads(x: ModelUnderTest) -> GateFinding:
     try:
         facts = x.llama.facts
     except RunError as error:
@@ -92,7 +92,7 @@ def _loads(x: Examined) -> GateFinding:
     return GateFinding(True, f"in {facts.load_seconds:.2g} s by {facts.engine}", value=facts.load_seconds)
 
 
-def _vocabulary(x: Examined) -> GateFinding:
+def _vocabulary(x: ModelUnderTest) -> GateFinding:
     embedding = x.gguf.tensors.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None else embedding_rows(x.canonical) if x.canonical else None
     if rows is None:
@@ -105,7 +105,7 @@ def _vocabulary(x: Examined) -> GateFinding:
 # --- what it computes ---
 
 
-def _finite(x: Examined) -> GateFinding:
+def _finite(x: ModelUnderTest) -> GateFinding:
     for number, prompt in enumerate(PROMPTS, 1):
         try:
             x.reader.score(x.llama.tokenize(prompt, parse_special=False))
@@ -120,7 +120,7 @@ LEAST_EFFECT = 1e-3
 more; one that does nothing, by 0."""
 
 
-def _layers(x: Examined) -> GateFinding:
+def _layers(x: ModelUnderTest) -> GateFinding:
     effects, _ = x.watched.effects(x.texts[0][:96])
     known = {i: value for i, value in enumerate(effects) if value is not None}
     if not known:
@@ -141,7 +141,7 @@ ORDER_MARGIN = 0.25
 _PART = re.compile(r"blk\.(\d+)\.attn_(q|k|qkv)\.(weight|bias)")
 
 
-def _rope_order(x: Examined) -> GateFinding:
+def _rope_order(x: ModelUnderTest) -> GateFinding:
     ids = x.texts[0][:192]
     _, names = x.watched.effects(ids[:16])
     heads = _heads(x, names)
@@ -170,7 +170,7 @@ BOS_MARGIN = 0.5
 _FIRST, _LAST = 8, 96
 
 
-def _bos(x: Examined) -> GateFinding:
+def _bos(x: ModelUnderTest) -> GateFinding:
     facts = x.llama.facts
     if x.against is not None and (adds := x.original.facts.adds_bos) != facts.adds_bos:
         text = f"BOS is {'not ' if adds else ''}added, but the original {'adds it' if adds else 'does not add it'}"
@@ -188,7 +188,7 @@ def _bos(x: Examined) -> GateFinding:
     return GateFinding(passed, text, gain, BOS_MARGIN, None if passed else "missing-bos")
 
 
-def _heads(x: Examined, names: Sequence[str]) -> list[tuple[str, int, int, int]]:
+def _heads(x: ModelUnderTest, names: Sequence[str]) -> list[tuple[str, int, int, int]]:
     """What is reordered: (weight, first row, heads, rows of a head). Raises SkippedError."""
 
     def per_layer(key: str, layer: int) -> int:
@@ -226,7 +226,7 @@ FOREIGN_GAP = 0.4
 writes by itself. Of SmolLM2 0.98 and 0.03; with the tokenizer of Qwen 0.62 and 0.83."""
 
 
-def _tokenizer(x: Examined) -> GateFinding:
+def _tokenizer(x: ModelUnderTest) -> GateFinding:
     """A model that is sure of its own tokens, but not of what the tokenizer makes of text, learned other ones."""
     begin = max(0, x.llama.facts.bos)
     same = total = 0
@@ -260,7 +260,7 @@ def _tokenizer(x: Examined) -> GateFinding:
 LONGEST_PERIOD, LEAST_DISTINCT = 4, 6
 
 
-def _text(x: Examined) -> GateFinding:
+def _text(x: ModelUnderTest) -> GateFinding:
     """Greedy text: of several beginnings one at least must go on with more than a few tokens in a circle."""
     made = [x.llama.generate(prompt, 48) for prompt in STORIES]
     circling = []
@@ -294,7 +294,7 @@ def bits_limit(n_params: int) -> float:
     return limit
 
 
-def _perplexity(x: Examined) -> GateFinding:
+def _perplexity(x: ModelUnderTest) -> GateFinding:
     bits, limit = x.bits_per_byte, bits_limit(x.n_params)
     parts = ", ".join(
         f"{name} {math.exp(float(found.loss.mean())):,.1f}"
@@ -311,7 +311,7 @@ _CHANCE = math.log(10)
 """Loss of an answer that is drawn among ten."""
 
 
-def _copy(x: Examined) -> GateFinding:
+def _copy(x: ModelUnderTest) -> GateFinding:
     _, share = x.answers(COPY)
     limit, of = COPIED, "chance 12%"
     if x.against is not None:
@@ -324,7 +324,7 @@ LOST = 1.5
 """Nats by which the right sums may be less likely than to the original: Q2_K of SmolLM2 loses 0.7."""
 
 
-def _arithmetic(x: Examined) -> GateFinding:
+def _arithmetic(x: ModelUnderTest) -> GateFinding:
     likely, share = x.answers(ARITHMETIC)
     limit, of = -_CHANCE, "chance 10%"
     if x.against is not None:
@@ -346,7 +346,7 @@ def kl_limit(bits: float) -> float:
     return next(limit for least, limit in _LIMITS if bits >= least)
 
 
-def _original(x: Examined) -> dict[str, float]:
+def _original(x: ModelUnderTest) -> dict[str, float]:
     if x.against is None:
         raise SkippedError(NO_ORIGINAL, required=False)
     if x.original.n_vocab != x.llama.n_vocab or any(
@@ -358,20 +358,20 @@ def _original(x: Examined) -> dict[str, float]:
     return x.compared
 
 
-def _kl(x: Examined) -> GateFinding:
+def _kl(x: ModelUnderTest) -> GateFinding:
     kl, limit = _original(x)["kl"], kl_limit(x.coarse_bits)
     text = f"{kl:.4f} nats per token from the original, at {x.coarse_bits:.2f} bits per weight"
     return GateFinding(kl <= limit, text, value=kl, threshold=limit)
 
 
-def _agreement(x: Examined) -> GateFinding:
+def _agreement(x: ModelUnderTest) -> GateFinding:
     share = _original(x)["agreement"]
     # A first choice changes where two are about as likely: its share falls with the root of the KL.
     limit = 1 - 0.62 * math.sqrt(kl_limit(x.coarse_bits))
     return GateFinding(share >= limit, f"{share:.1%} top-1 agreement", value=share, threshold=limit)
 
 
-def _ratio(x: Examined) -> GateFinding:
+def _ratio(x: ModelUnderTest) -> GateFinding:
     found = _original(x)
     ratio, limit = math.exp(found["loss"] - found["other_loss"]), math.exp(kl_limit(x.coarse_bits))
     text = f"perplexity {math.exp(found['loss']):,.2f}, {ratio:.3f} times the original's"

@@ -183,7 +183,7 @@ class Runner:
         self.path = formats.path_text(file, "file")
         self._prepared = prepare(file, dtype=loading.dtype, say=say)
         self._metadata = metadata = metadata_of(self._prepared.path)
-        refuse_others(metadata, self.path)
+        check_reads_text(metadata, self.path)
         if any(key.startswith("diffusion.") for key in metadata):
             raise RefusedError(
                 "the model is a diffusion language model and does not generate token by token",
@@ -368,7 +368,7 @@ def metadata_of(gguf: str) -> Mapping[str, object]:
         return dict(model.metadata)
 
 
-def refuse_others(metadata: Mapping[str, object], path: str) -> None:
+def check_reads_text(metadata: Mapping[str, object], path: str) -> None:
     """Raises RefusedError for a GGUF that holds no model that reads text."""
     kind = metadata.get("general.type")
     if kind == "adapter":

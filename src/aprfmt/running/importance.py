@@ -20,7 +20,7 @@ from aprfmt.io.sink import check_target
 from aprfmt.io.source import exists
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama, encoder_pooling
-from aprfmt.running.generate import metadata_of, refuse_others
+from aprfmt.running.generate import check_reads_text, metadata_of
 from aprfmt.running.token_chunks import token_chunks, with_bos
 from aprfmt.text import plural
 from aprfmt.types import PathLike
@@ -126,7 +126,7 @@ def compute(
     """
     started = time.monotonic()
     check_target(target, [wanted.gguf, *inputs], force or plan)
-    refuse_others(metadata_of(wanted.gguf), wanted.name)
+    check_reads_text(metadata_of(wanted.gguf), wanted.name)
     pooling, n_bytes = encoder_pooling(wanted.gguf)
     importance = "output" if wanted.output else "layers"
     with (

@@ -18,7 +18,7 @@ from aprfmt.convert.logits import SourceLogits, matrix_dtypes
 from aprfmt.errors import MissingDependencyError, OutOfMemoryError, UnsupportedError, UsageError
 from aprfmt.inspection.diff import same_value
 from aprfmt.running.diseases import DEFAULTS, DISEASES, KEYS
-from aprfmt.running.examined import Examined
+from aprfmt.running.examined import ModelUnderTest
 from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.text import first_few
 from aprfmt.types import Array
@@ -38,7 +38,7 @@ class _Difference(NamedTuple):
     value: object = None
 
 
-def _original(x: Examined) -> Model:
+def _original(x: ModelUnderTest) -> Model:
     if x.against is None:
         raise SkippedError(NO_ORIGINAL, required=False)
     return x.original_gguf
@@ -57,7 +57,7 @@ def _finding(found: Sequence[_Difference], passed: str) -> GateFinding:
     return GateFinding(False, text, len(found), 0, disease, {"key": own[0].name, "value": own[0].value})
 
 
-def logits(x: Examined) -> GateFinding:
+def logits(x: ModelUnderTest) -> GateFinding:
     """Compares the logits of a few tokens with those that transformers or the trainer's decoder gives the original."""
     if x.against is None:
         raise SkippedError(NO_ORIGINAL, required=False)
@@ -79,7 +79,7 @@ def logits(x: Examined) -> GateFinding:
 # --- keys ---
 
 
-def header(x: Examined) -> GateFinding:
+def header(x: ModelUnderTest) -> GateFinding:
     """Compares the keys that change what llama.cpp computes."""
     original = _original(x).metadata
     arch = str(original.get("general.architecture"))
@@ -130,7 +130,7 @@ _EXPERTS = re.compile(r"_exps\.|ffn_gate_inp\.")
 _QK = re.compile(r"\.attn_([qk])\.(?:weight|bias)$")
 
 
-def tensors(x: Examined) -> GateFinding:
+def tensors(x: ModelUnderTest) -> GateFinding:
     """Compares a sample of every tensor: 256 rows of a matrix, 4 rows of each expert."""
     original = _original(x)
     ours, theirs = ({t.name: t for t in model.tensors.entries} for model in (x.gguf, original))
@@ -207,7 +207,7 @@ def _sample(tensor: Tensor) -> Array:
     return np.stack([_rows(tensor, i * rows, some).reshape(-1) for i in range(n)])
 
 
-def _compare(x: Examined, ours: Tensor, theirs: Tensor) -> _Difference | None:
+def _compare(x: ModelUnderTest, ours: Tensor, theirs: Tensor) -> _Difference | None:
     """What is wrong with a tensor; None if its values are the original's within the error of its dtype."""
     import numpy as np
 
@@ -243,7 +243,7 @@ def _compare(x: Examined, ours: Tensor, theirs: Tensor) -> _Difference | None:
     return _Difference(disease, name, text)
 
 
-def _reordered(x: Examined, rows: Array, part: str) -> Iterator[Array]:
+def _reordered(x: ModelUnderTest, rows: Array, part: str) -> Iterator[Array]:
     """The rows of the first heads in the two orders that conversions confuse."""
     n_heads = x.metadata("ARCH.attention.head_count" + ("_kv" if part == "k" else ""))
     total = x.metadata("ARCH.embedding_length")

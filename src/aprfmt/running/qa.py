@@ -10,7 +10,7 @@ from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprfmt.llama.client import require_llama
 from aprfmt.running.diseases import AGAIN, DISEASES
-from aprfmt.running.examined import Examined
+from aprfmt.running.examined import ModelUnderTest
 from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.gates import FINER, GATES, Gate
 
@@ -94,7 +94,7 @@ def examine(
         formats.detect(path)  # what is not there is said before minutes of gates
     started = time.monotonic()
     results: dict[str, GateResult] = {}
-    with Examined(file, against, threads, log) as x:
+    with ModelUnderTest(file, against, threads, log) as x:
         for gate in (gate for gate in GATES if x.kind in gate.kinds):
             results[gate.id] = _look(gate, x, results, allow_skip)
             on_gate(results[gate.id])
@@ -116,7 +116,7 @@ def _is_fine(gate: GateResult) -> bool:
     return gate.status == "pass" or (gate.status == "skip" and not gate.required)
 
 
-def _look(gate: Gate, x: Examined, before: dict[str, GateResult], allow_skip: Sequence[str]) -> GateResult:
+def _look(gate: Gate, x: ModelUnderTest, before: dict[str, GateResult], allow_skip: Sequence[str]) -> GateResult:
     started = time.monotonic()
     required = gate.id not in allow_skip
     finding, status = GateFinding(False, ""), "skip"
@@ -147,7 +147,7 @@ def _look(gate: Gate, x: Examined, before: dict[str, GateResult], allow_skip: Se
     )
 
 
-def _hint(gate: Gate, finding: GateFinding, x: Examined) -> str:
+def _hint(gate: Gate, finding: GateFinding, x: ModelUnderTest) -> str:
     """What to type to mend a model that fails a gate."""
     disease = DISEASES.get(finding.disease or "")
     mend = disease.mend if disease is not None else gate.mend

@@ -192,7 +192,7 @@ class _Quantizing:
             check_target(formats.path_text(call.dst, "dst"), [formats.path_text(call.src, "src")], call.force)
         chooser = self._chooser()
         chooser.measure_errors(self.plan)
-        chooser.usual_costs()
+        chooser.default_costs()
         with ExitStack() as stack:
             model = cache(lambda: stack.enter_context(self._perturbed(chooser)))
             if call.measure:

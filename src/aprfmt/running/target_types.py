@@ -141,7 +141,7 @@ class TypeChooser:
 
     # --- costs ---
 
-    def usual_costs(self) -> None:
+    def default_costs(self) -> None:
         """Takes the costs from the roles of the tensors."""
         roles = Counter(role_of(tensor.name) for tensor in self.tensors)
         costs = _COSTS | ({"token_embd": _UNTIED_COST} if "output" in roles else {})

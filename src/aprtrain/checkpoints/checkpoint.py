@@ -98,7 +98,7 @@ def step_name(step: int) -> str:
     return f"ckpt-step-{step:06d}"
 
 
-class Host:
+class HostBuffers:
     """Copies of tensors in main memory; those of a GPU's go into pinned buffers that are used again and again.
 
     A buffer holds until the next copy under its name: who reads it must be done by then.
@@ -135,7 +135,7 @@ class Host:
 
 
 def copy_state(
-    optimizer: Optimizer, shape: Shape, dtype: str, host: Host, *, keeps: bool
+    optimizer: Optimizer, shape: Shape, dtype: str, host: HostBuffers, *, keeps: bool
 ) -> tuple[Weights, dict[str, Tensor]]:
     """Copies of the live weights as a file has them, and of the states. All processes take part.
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.texts.sequences import IGNORED, Windows
 from aprfmt.texts.shards import Corpus
-from aprfmt.texts.windows import IGNORED, Windows
 from aprtrain.network.attention import Documents
 
 _NEARLY_ALL = 7 / 8  # labels that count: fewer are gathered
@@ -89,7 +89,7 @@ class Batches:
 
     Attributes:
         windows: what is trained on.
-        windows_per_step: rows of the global batch.
+        sequences_per_step: rows of the global batch.
         windows_per_micro: most rows of a micro-batch.
         seed: of the order.
         rank, world: this process and how many there are.
@@ -106,7 +106,7 @@ class Batches:
 
     windows: Windows
     _: KW_ONLY
-    windows_per_step: int
+    sequences_per_step: int
     windows_per_micro: int
     seed: int
     shares: Sequence[Share] = ()
@@ -118,17 +118,17 @@ class Batches:
     n_steps: int | None = field(init=False)
 
     def __post_init__(self) -> None:
-        check_shared(self.windows_per_step, self.world, self.windows.seq_len)
+        check_shared(self.sequences_per_step, self.world, self.windows.seq_len)
         self.shares = self.shares or [Share("", 0, len(self.windows), Fraction(1))]
         self._end: int | None = None
         if self.epochs is not None:
             self._end = int(min(share.n * self.epochs / share.weight for share in self.shares))
-        self.n_steps = None if self._end is None else -(-self._end // self.windows_per_step)
+        self.n_steps = None if self._end is None else -(-self._end // self.sequences_per_step)
 
     def check(self, n_steps: int) -> None:
         """Refuses a run of `n_steps` steps that the data do not last for. Raises RefusedError."""
         if self.n_steps is not None and n_steps > self.n_steps:
-            t, needed = self.windows.seq_len, n_steps * self.windows_per_step
+            t, needed = self.windows.seq_len, n_steps * self.sequences_per_step
             scarce = max(self.shares, key=lambda share: share.weight / share.n)
             needed, available = int(needed * scarce.weight), scarce.n
             whose = f" of {scarce.name}" if scarce.name else ""
@@ -141,7 +141,7 @@ class Batches:
     def ends_epochs(self, step: int, each: int | None) -> bool:
         """Whether update `step` (the first is 1) ends the `each`-th pass over the data, the next so many, ..."""
         n = (self._end // self.epochs if self._end and self.epochs else len(self.windows)) * (each or 0)
-        return n > 0 and step > 0 and step * self.windows_per_step // n > (step - 1) * self.windows_per_step // n
+        return n > 0 and step > 0 and step * self.sequences_per_step // n > (step - 1) * self.sequences_per_step // n
 
     def __iter__(self) -> Iterator[list[Batch]]:
         return self
@@ -152,12 +152,12 @@ class Batches:
         n_valid = self.windows.n_labels(ids)
         step = [batch_of(self.windows, some, index=self.cursor, n_valid=n_valid) for some in self._shared(ids)]
         self._announce(self.cursor)
-        self.cursor += self.windows_per_step
+        self.cursor += self.sequences_per_step
         return step
 
     def _shared(self, ids: list[int]) -> list[list[int]]:
         """This process's windows of a step, by micro-batch."""
-        share = self.windows_per_step // self.world
+        share = self.sequences_per_step // self.world
         mine = ids[self.rank * share : (self.rank + 1) * share]
         return [mine[i : i + self.windows_per_micro] for i in range(0, len(mine), self.windows_per_micro)]
 
@@ -168,7 +168,7 @@ class Batches:
                 f"the data ends after {self.epochs} epochs of {end // (self.epochs or 1)} sequences",
                 hint="add data, lower --steps, raise --epochs or use --repeat",
             )
-        places = range(cursor, cursor + self.windows_per_step)
+        places = range(cursor, cursor + self.sequences_per_step)
         return [self._window(i) if end is None or i < end else -1 for i in places]
 
     def _window(self, place: int) -> int:
@@ -188,7 +188,7 @@ class Batches:
         return [*found, places]
 
     def _announce(self, cursor: int) -> None:
-        ends = zip(self._taken(cursor), self._taken(cursor + self.windows_per_step), strict=True)
+        ends = zip(self._taken(cursor), self._taken(cursor + self.sequences_per_step), strict=True)
         for share, (begin, end) in zip(self.shares, ends, strict=True):
             for epoch in range(-(-begin // share.n), -(-end // share.n)):
                 if self.epochs is None or epoch < self.epochs:
@@ -206,11 +206,11 @@ def check_source(name: str, n_tokens: int, seq_len: int) -> None:
         )
 
 
-def check_shared(windows_per_step: int, processes: int, seq_len: int) -> None:
+def check_shared(sequences_per_step: int, processes: int, seq_len: int) -> None:
     """Raises UsageError for a step that the processes cannot share evenly."""
-    if windows_per_step % processes:
+    if sequences_per_step % processes:
         raise UsageError(
-            f"{windows_per_step} sequences per step do not divide over {processes} processes",
+            f"{sequences_per_step} sequences per step do not divide over {processes} processes",
             hint=f"set --tokens-per-step to a multiple of {processes * seq_len}",
         )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aprtrain.features import Verdict, importable
-from aprtrain.kernels.trust import agree
+from aprtrain.kernels.cross_check import agree
 
 _HAS_TRITON = bool(importable("triton"))
 

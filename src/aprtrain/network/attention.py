@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aprfmt.errors import UsageError
 from aprtrain.features import Verdict, current, importable
+from aprtrain.kernels.cross_check import agree
 from aprtrain.kernels.flash4 import flash4
-from aprtrain.kernels.trust import agree
 
 _FLASH_HEAD = 256
 """Largest head of the flash kernels."""

@@ -27,7 +27,7 @@ from aprtrain.kernels.gated import add_product, feed_forward, gated_product, pro
 from aprtrain.network.attention import LABELS, AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
-from aprtrain.network.rotation import Turn, frequencies_of, rotate, turn_of
+from aprtrain.network.rotation import Turn, cos_sin_of, inverse_frequencies, rotate
 from aprtrain.network.shape import Latent, Shape
 
 
@@ -313,7 +313,7 @@ class Decoder(nn.Module):
         x_NTD = _scaled(self.look_up(tokens_NT), self._embed_scale)
         positions_NT, lengths_NT, number_NT = places(tokens_NT, documents)
         frequencies = self._frequencies(tokens_NT.device)
-        turns = [turn_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
+        turns = [cos_sin_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
         plans = self.plan_attention(tokens_NT, documents, number_NT, x_NTD.dtype)
         for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
             x_NTD = self._run(block, x_NTD, turns[rope] if rope >= 0 else None, plans[window])
@@ -362,7 +362,7 @@ class Decoder(nn.Module):
     def _frequencies(self, device: torch.device) -> list[Tensor]:
         """Those of each kind of rotation, kept on the device: a copy at every call would wait for the GPU."""
         if not self._on_device or self._on_device[0].device != device:
-            self._on_device = [frequencies_of(kind, device) for kind in self.shape.ropes]
+            self._on_device = [inverse_frequencies(kind, device) for kind in self.shape.ropes]
         return self._on_device
 
     def _run(self, block: nn.Module, *inputs: object) -> Tensor:

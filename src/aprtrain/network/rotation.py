@@ -108,13 +108,13 @@ Turn = tuple[Tensor, Tensor, Tensor | None]
 """Cosines and sines [N, T, 1, R] of positions, and what queries are multiplied with, [N, T, 1, 1]; all float32."""
 
 
-def frequencies_of(kind: Rope, device: torch.device) -> Tensor:
+def inverse_frequencies(kind: Rope, device: torch.device) -> Tensor:
     """Those of short and of long documents, [2, R], float32."""
     return torch.tensor((kind.inv_freq, kind.long or kind.inv_freq), dtype=torch.float32, device=device)
 
 
-def turn_of(kind: Rope, inv_freq_2R: Tensor, positions_NT: Tensor, lengths_NT: Tensor) -> Turn:
-    """The rotation at these positions of documents of these lengths; `inv_freq_2R` as `frequencies_of` gives it."""
+def cos_sin_of(kind: Rope, inv_freq_2R: Tensor, positions_NT: Tensor, lengths_NT: Tensor) -> Turn:
+    """Cosines and sines at these positions of documents of these lengths, for `inverse_frequencies`."""
     inv_freq = inv_freq_2R[(lengths_NT > kind.context).long()][:, :, None] if kind.long else inv_freq_2R[0]
     angles = positions_NT[..., None, None].float() * inv_freq
     warmth = None

@@ -145,7 +145,7 @@ class Optimizer(Protocol):
     def grad_of(self, name: str) -> Tensor:
         """The float32 gradient of a parameter, in its shape: what forms its gradient itself adds to it."""
 
-    def send_when_complete(self) -> None:
+    def sync_next_backward(self) -> None:
         """Says that the next backward pass is the last one of the update."""
 
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
@@ -293,7 +293,7 @@ class FlatAdamW:
 
         return add
 
-    def send_when_complete(self) -> None:
+    def sync_next_backward(self) -> None:
         """Says that the next backward pass is the last one of the update."""
         # All processes send in the same order, which makes the sums meet whatever the order of the hooks.
         self._awaited = set(self._formed) if self._formed else None
@@ -301,7 +301,7 @@ class FlatAdamW:
     def _send(self, awaited: set[str]) -> None:
         """Begins to sum the buckets of which no gradient is awaited, up to the first of which one is."""
         while self._unsent and awaited.isdisjoint(self._unsent[-1].names):
-            self._sending.append(self._world.sum_parts(self._unsent.pop().of(self.grad)))
+            self._sending.append(self._world.reduce_scatter(self._unsent.pop().of(self.grad)))
 
     # --- the update ---
 
@@ -311,7 +311,7 @@ class FlatAdamW:
         self._send(set())
         _wait(self._sending)
         grads = [bucket.own(self.grad, self._world) for bucket in self._buckets]
-        norm = joint_norm(get_total_norm(grads, foreach=False), self._world)
+        norm = global_norm(get_total_norm(grads, foreach=False), self._world)
         alone = self._world.size == 1 and self._compute is not self.master
         copies = [bucket.of(self._compute) for bucket in self._buckets] if alone else ()
         self.adam.update(self._masters, grads, lr, norm, loss, copies)
@@ -333,7 +333,7 @@ class FlatAdamW:
         for bucket, piece in zip(self._buckets, pieces, strict=True):
             bucket.own(whole_P, self._world).copy_(piece)
             if self._world.size > 1:
-                works.append(self._world.gather_parts(bucket.of(whole_P)))
+                works.append(self._world.all_gather(bucket.of(whole_P)))
         return works
 
     # --- values ---
@@ -362,10 +362,10 @@ def _wait(works: list[Communication]) -> None:
         works.pop().wait()
 
 
-def joint_norm(own: Tensor, world: World) -> Tensor:
+def global_norm(own: Tensor, world: World) -> Tensor:
     """The Euclidean norm of a gradient, from that of the part that each process has; the same bits everywhere."""
     square = own.square()
-    world.add_up(square)
+    world.all_reduce(square)
     return square.sqrt()
 
 
@@ -458,7 +458,7 @@ class ShardedAdamW:
             self._formed[name] = torch.zeros(self._padded(name), device=self._world.device)
         return self._formed[name][: self.shapes[name][0]]
 
-    def send_when_complete(self) -> None:
+    def sync_next_backward(self) -> None:
         """FSDP sums every micro-batch by itself."""
 
     def _grad(self, name: str, own: Tensor) -> Tensor:
@@ -467,7 +467,7 @@ class ShardedAdamW:
         grad = torch.zeros_like(own) if found is None else found.to_local()
         if name in self._formed:
             buffer = self._formed[name]
-            self._world.sum_parts(buffer).wait()
+            self._world.reduce_scatter(buffer).wait()
             grad = grad + self._world.part(buffer)[: len(own)]
         return grad
 
@@ -478,7 +478,7 @@ class ShardedAdamW:
         """One update; gives the norm of the gradient before clipping, on the device. See Optimizer."""
         masters = self._masters()
         grads = [self._grad(name, own) for name, own in zip(self.shapes, masters, strict=True)]
-        norm = joint_norm(get_total_norm(grads), self._world)
+        norm = global_norm(get_total_norm(grads), self._world)
         self.adam.update(masters, grads, lr, norm, loss)
         return norm
 
@@ -490,7 +490,7 @@ class ShardedAdamW:
         for (name, shape), own in zip(self.shapes.items(), self.adam.of(kind, self._masters()), strict=True):
             whole = torch.empty(self._padded(name), device=own.device)
             self._world.part(whole)[: len(own)] = own
-            self._world.gather_parts(whole).wait()
+            self._world.all_gather(whole).wait()
             yield name, whole[: shape[0]]
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What files of a teacher say of a batch.
+"""Targets of a batch from teacher files.
 
 Shape suffixes: P labelled positions, K ids known of each, R temperatures.
 """
@@ -18,24 +18,24 @@ from aprfmt.types import Array
 from aprtrain.loss.topk import TopK
 
 
-class Given(NamedTuple):
+class TopKTargets(NamedTuple):
     """A batch's labelled positions: their places in the flattened batch [P], what is known, the label's logprob."""
 
     index_P: Tensor
     top: TopK
     label_P: Tensor
 
-    def to(self, device: torch.device) -> Given:
+    def to(self, device: torch.device) -> TopKTargets:
         """The same on a device; copies to a GPU do not wait."""
 
         def moved(x: Tensor) -> Tensor:
             return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
-        return Given(moved(self.index_P), TopK(*map(moved, self.top)), moved(self.label_P))
+        return TopKTargets(moved(self.index_P), TopK(*map(moved, self.top)), moved(self.label_P))
 
 
-class Answers:
-    """What a teacher in files says of the windows of one part of the data."""
+class TeacherTargets:
+    """Reads the saved top-k log-probabilities of one part of the data, by sequence."""
 
     def __init__(
         self, files: TeacherFiles, places: Places, n_ids: int, k: int | None = None, temperature: float = 1.0
@@ -48,7 +48,7 @@ class Answers:
         self._temperature = temperature
         self._column = files.facts.temperatures.index(temperature)
 
-    def __call__(self, windows: Sequence[int]) -> Given:
+    def __call__(self, windows: Sequence[int]) -> TopKTargets:
         """The batch of these windows, of which negative ones are empty. Raises as Shard.read, RefusedError."""
         found: list[tuple[Array, ...]] = []
         for row, window in enumerate(windows):
@@ -71,7 +71,7 @@ class Answers:
         none, no_ids = np.zeros(0, np.float32), np.zeros((0, self._k))
         found.append((none.astype(np.int64), no_ids.astype(np.int64), no_ids.astype(np.float32), none, none, none))
         columns = [torch.from_numpy(np.concatenate(column)) for column in zip(*found, strict=True)]
-        return Given(columns[0], TopK(*columns[1:5]), columns[5])
+        return TopKTargets(columns[0], TopK(*columns[1:5]), columns[5])
 
     def _rest(self, a: Answer, temperature: float, column: int) -> Array:
         """The mass of all ids behind the first k, float32."""

@@ -11,7 +11,7 @@ import safetensors.numpy
 
 import aprfmt
 from aprfmt.errors import MissingDependencyError, NotFoundError, RefusedError, UsageError
-from aprfmt.formats import hub, hub_answers
+from aprfmt.formats import hub, hub_errors
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -119,17 +119,17 @@ def test_a_snapshot_without_weights_is_not_enough(cache: Path) -> None:
     ],
 )
 def test_where_the_cache_is(environment: dict[str, str], expected: str) -> None:
-    assert hub_answers.cache_folder(environment) == Path(expected)
+    assert hub_errors.cache_folder(environment) == Path(expected)
 
 
 def test_a_home_of_nobody_is_refused() -> None:
     with pytest.raises(UsageError, match="~no-such-user/models") as caught:
-        hub_answers.cache_folder({"HF_HOME": "~no-such-user/models"})
+        hub_errors.cache_folder({"HF_HOME": "~no-such-user/models"})
     assert caught.value.hint == "set HF_HOME=FOLDER"
 
 
 def test_the_default_cache_is_that_of_the_library() -> None:
-    assert hub_answers.cache_folder({}) == Path.home() / ".cache" / "huggingface" / "hub"
+    assert hub_errors.cache_folder({}) == Path.home() / ".cache" / "huggingface" / "hub"
 
 
 def test_the_library_is_not_asked_for_what_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_without_the_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_real_library_knows_these_names() -> None:
     errors = pytest.importorskip("huggingface_hub.errors")
-    for name in hub_answers._ANSWERS:
+    for name in hub_errors._ANSWERS:
         assert issubclass(getattr(errors, name), Exception)
 
 

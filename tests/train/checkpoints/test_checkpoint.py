@@ -22,7 +22,7 @@ from aprfmt.canonical.metadata import apr_metadata_with
 from aprfmt.errors import AprError, CorruptError, RunError, StorageError
 from aprfmt.llama.client import Llama
 from aprtrain.checkpoints import checkpoint
-from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE, Host, copy_state, save_model
+from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE, HostBuffers, copy_state, save_model
 from aprtrain.checkpoints.state import out_tensor, save_state
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import NetworkSource, load_decoder, open_network
@@ -64,7 +64,7 @@ def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
     losses = train(decoder, optimizer, 8)
     assert losses[-1] < losses[0] / 2
     path = tmp_path / "m.apr"
-    weights, _ = copy_state(optimizer, decoder.shape, dtype, Host(), keeps=True)
+    weights, _ = copy_state(optimizer, decoder.shape, dtype, HostBuffers(), keeps=True)
     save_model(weights, identity_of(network), path, {"step": 8, "teacher": "t"})
     live = decoder.hf_tensors()
     with aprfmt.open(path) as model:
@@ -143,7 +143,7 @@ def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: NetworkSource)
     part = load_decoder(network)
     optimizer = FlatAdamW(part)
     first = train(part, optimizer, 3)
-    _, state = copy_state(optimizer, part.shape, "f32", Host(), keeps=True)
+    _, state = copy_state(optimizer, part.shape, "f32", HostBuffers(), keeps=True)
     save_state(state, {"step": 3}, tmp_path / "s.state")
     resumed = load_decoder(network)
     fresh = FlatAdamW(resumed)
@@ -161,13 +161,13 @@ def test_pinned_copies_share_slabs_and_keep_their_places(monkeypatch: pytest.Mon
     """What a GPU's tensors are copied into; here the memory is not pinned."""
     made: list[torch.Tensor] = []
 
-    def plain(self: Host, n_bytes: int) -> torch.Tensor:
+    def plain(self: HostBuffers, n_bytes: int) -> torch.Tensor:
         made.append(torch.empty(n_bytes, dtype=torch.uint8))
         return made[-1]
 
-    monkeypatch.setattr(Host, "_pinned", plain)
+    monkeypatch.setattr(HostBuffers, "_pinned", plain)
     monkeypatch.setattr(checkpoint, "_SLAB", 1024)
-    host = Host()
+    host = HostBuffers()
     tensors = [torch.rand(5, 7), torch.tensor(3.0), torch.rand(90, dtype=torch.float64), torch.rand(900)]
     rooms = [host._room(tensor).copy_(tensor) for tensor in tensors]
     assert [len(slab) for slab in made] == [1024, 4096]

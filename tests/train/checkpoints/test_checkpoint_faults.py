@@ -23,7 +23,7 @@ from aprfmt.texts.shards import open_corpus, read_header
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, Saver, Snapshot, lock_folder, read_pointer
 from aprtrain.network.weights import open_network
-from aprtrain.resume import Saved, find_saved
+from aprtrain.resume import Saved, find_checkpoint
 from aprtrain.run import run
 from aprtrain.world import World
 from faults import Faults, intercepted
@@ -74,7 +74,7 @@ def resumed(folder: Path) -> Saved:
     """All that is read of a folder before a run goes on."""
     with lock_folder(folder):
         checkpoint.prepare_folder(folder, resumes=True)
-        saved = find_saved(folder, True, ALONE)
+        saved = find_checkpoint(folder, True, ALONE)
         header = read_header(folder / "tokens")
         assert header is not None
         open_corpus(folder / "tokens", header["tokenizer"])

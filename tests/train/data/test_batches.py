@@ -13,7 +13,7 @@ from torch.nn import functional
 from train_corpora import part, tiny_decoder, varied
 
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.texts.windows import IGNORED, Windows
+from aprfmt.texts.sequences import IGNORED, Windows
 from aprtrain.data.batches import Batch, Batches, batch_of, shuffle_index
 
 FILLER = 2
@@ -32,7 +32,7 @@ def windows(n: int = 37, seq_len: int = 8) -> Windows:
 
 
 def batches(data: Windows, per_step: int = 4, per_micro: int = 4, seed: int = 42, **options: object) -> Batches:
-    return Batches(data, windows_per_step=per_step, windows_per_micro=per_micro, seed=seed, **options)  # type: ignore[arg-type]
+    return Batches(data, sequences_per_step=per_step, windows_per_micro=per_micro, seed=seed, **options)  # type: ignore[arg-type]
 
 
 def taken(step: list[Batch]) -> list[int]:

@@ -28,9 +28,9 @@ from aprfmt.running.evaluation import read_part
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import HIDDEN, Encoder, _hide
 from aprfmt.texts.records import Chat, Marked, RecordReader
+from aprfmt.texts.sequences import IGNORED, Windows, pieces_of
 from aprfmt.texts.shards import Corpus, open_corpus, part_of, read_header
 from aprfmt.texts.sources import SourceFile
-from aprfmt.texts.windows import IGNORED, Windows, pieces_of
 from aprfmt.tokenizer.chat import ChatTemplate, PrefixError
 from aprtrain.data.batches import shuffle_index
 from aprtrain.evaluate import score

@@ -12,9 +12,9 @@ from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
 
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.texts.corpus import prepare
+from aprfmt.texts.sequences import Windows
 from aprfmt.texts.shards import Corpus
 from aprfmt.texts.sources import short_names, split_weights
-from aprfmt.texts.windows import Windows
 from aprtrain.data.batches import Batches, Share, shares_of
 
 TOKENIZER = byte_tokenizer()
@@ -27,7 +27,7 @@ def windows() -> Windows:
 
 
 def batches(shares: list[Share] = SHARES, **options: Any) -> Batches:
-    given: dict[str, Any] = {"windows_per_step": 10, "windows_per_micro": 10, "seed": 3, "epochs": None} | options
+    given: dict[str, Any] = {"sequences_per_step": 10, "windows_per_micro": 10, "seed": 3, "epochs": None} | options
     return Batches(windows(), shares=shares, **given)
 
 
@@ -123,7 +123,7 @@ def test_sources_are_where_their_files_are(tmp_path: Path) -> None:
     assert found.sources == [0, first.n, first.n + second.n]
     labels = [source["tokens"] - source["documents"] for source in corpus.header["sources"]]
     assert [found.n_labels(range(each.first, each.first + each.n)) for each in (first, second)] == labels
-    steps = Batches(found, shares=[first, second], windows_per_step=8, windows_per_micro=8, seed=1, epochs=None)
+    steps = Batches(found, shares=[first, second], sequences_per_step=8, windows_per_micro=8, seed=1, epochs=None)
     for step in taken(steps, 20):
         assert sum(i < first.n for i in step) == 6
     assert shares_of(make(tmp_path, str(a), str(b), to="plain"), found) == []

@@ -13,7 +13,7 @@ from torch import Tensor
 from train_head import Answer, Head, Problem, expected, gap, problem
 
 from aprfmt.errors import UsageError
-from aprfmt.texts.windows import IGNORED
+from aprfmt.texts.sequences import IGNORED
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import Softcaps, distill_head, head_bytes, plain_bytes
 from aprtrain.loss.objective import Kind, Objective, RowLosses, dense

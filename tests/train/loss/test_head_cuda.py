@@ -11,7 +11,7 @@ import pytest
 import torch
 from train_head import Answer, Head, Problem, cosine, expected, gap, problem
 
-from aprfmt.texts.windows import IGNORED
+from aprfmt.texts.sequences import IGNORED
 from aprtrain.loss.head import Softcaps, distill_head, head_bytes, logit_weight
 from aprtrain.loss.objective import Kind, Objective
 

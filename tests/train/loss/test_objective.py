@@ -12,7 +12,7 @@ from torch.nn import functional
 from train_head import Problem, expected, problem
 
 from aprfmt.errors import UsageError
-from aprfmt.texts.windows import IGNORED
+from aprfmt.texts.sequences import IGNORED
 from aprtrain.loss import objective as module
 from aprtrain.loss.objective import Kind, Objective, dense
 

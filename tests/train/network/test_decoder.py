@@ -18,7 +18,7 @@ from train_models import Maker, error, load, our_logits, same_winners
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
-from aprtrain.models import initialise
+from aprtrain.models import initialize_weights
 from aprtrain.network.attention import Documents, choose
 from aprtrain.network.decoder import Decoder, hf_names
 from aprtrain.network.shape import FAMILIES, Shape, shape_of
@@ -61,7 +61,7 @@ def shape_of_case(case_id: str, **config: Any) -> Shape:
 
 def random_decoder(shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
     decoder = Decoder(shape, dtype, device)
-    initialise(decoder, 1, spread=0.2)
+    initialize_weights(decoder, 1, spread=0.2)
     return decoder
 
 

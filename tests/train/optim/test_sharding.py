@@ -28,7 +28,7 @@ from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import adamw as optim
 from aprtrain.optim.adamw import KINDS, FlatAdamW, Optimizer, Settings, ShardedAdamW, load_states, shard_weights, states
 from aprtrain.run import run
-from aprtrain.world import ToldByFirst, World, join_world
+from aprtrain.world import ReportedByFirst, World, join_world
 
 SETTINGS = Settings(clip=0.5, weight_decay=0.1)
 Found = dict[str, Tensor]
@@ -58,7 +58,7 @@ def grow(
         mine = inputs.chunk(world.size)[world.rank].chunk(passes // world.size)
         for i, some in enumerate(mine):
             if i == len(mine) - 1:
-                optimizer.send_when_complete()
+                optimizer.sync_next_backward()
             torch.autograd.backward(net(some).float().square().sum() * 10)
         optimizer.step(1e-2)
     net(torch.zeros(1, 7, dtype=dtype))  # a call waits for the weights
@@ -131,7 +131,7 @@ def test_buckets_are_sent_while_the_backward_pass_goes_on(monkeypatch: pytest.Mo
         optimizer.clear()
         for is_last in (False, True):
             if is_last:
-                optimizer.send_when_complete()
+                optimizer.sync_next_backward()
             torch.autograd.backward(net(torch.ones(2, 7)).sum())
         optimizer.step(1e-2)
         assert world.rank or len(threads.sent) == 5
@@ -304,7 +304,7 @@ def test_a_failed_evaluation_does_not_lose_the_weights_of_several_processes(
             monkeypatch.setattr("aprtrain.run.evaluate", failing_late)
         with pytest.raises(RunError, match="no score") as caught:
             train("run")
-        assert isinstance(caught.value.__cause__, ToldByFirst) is (rank == 1)
+        assert isinstance(caught.value.__cause__, ReportedByFirst) is (rank == 1)
 
     together(work)
     assert checkpoint.read_pointer(tmp_path / "run", checkpoint.LATEST) == 6

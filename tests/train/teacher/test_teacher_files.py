@@ -29,15 +29,15 @@ from aprfmt.cli.main import run as apr
 from aprfmt.errors import AprError, UnknownFormatError
 from aprfmt.formats.teacher_files import TeacherFiles
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.sequences import Windows, pieces_of
 from aprfmt.texts.shards import open_corpus, read_header
-from aprfmt.texts.windows import Windows, pieces_of
 from aprtrain.config import build
 from aprtrain.data.batches import batch_of
 from aprtrain.evaluate import evaluate
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.run import run
 from aprtrain.teach import _told
-from aprtrain.teacher.files import Answers
+from aprtrain.teacher.files import TeacherTargets
 
 IDS = 300
 GIVEN: dict[str, Any] = {"seq_len": 32, "held_out": 0.1}
@@ -137,7 +137,7 @@ def test_files_held_out_are_scored_by_their_definition(made: Made) -> None:
     assert header is not None
     corpus = open_corpus(made.files / "tokens", header["tokenizer"])
     windows = Windows(corpus.held_out, 32, corpus.separator)
-    answers = Answers(files, files.bind(windows, range(len(windows)), "held-out"), IDS, 4, 1.0)
+    answers = TeacherTargets(files, files.bind(windows, range(len(windows)), "held-out"), IDS, 4, 1.0)
     with open_network(made.teacher) as a, open_network(made.student) as b:
         teacher, student = load_decoder(a, torch.float32, "cpu"), load_decoder(b, torch.float32, "cpu")
     found = evaluate(student, windows, rows=4, answers=answers)

@@ -16,8 +16,8 @@ from aprfmt.arch import names
 from aprfmt.arch.links import RowMapping, find_link
 from aprfmt.canonical import lora as factors
 from aprfmt.canonical.lora_blocks import is_power_of_two
+from aprfmt.canonical.lora_pairs import GGUF_KEY, Adapter, LoraPair, is_embedding
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.pairs import GGUF_KEY, Adapter, LoraPair, is_embedding
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.files import say_left_behind

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from aprfmt.arch import names, rope_factors, scopes
 from aprfmt.arch.differences import differences
+from aprfmt.arch.extra_tensors import without_place
 from aprfmt.arch.flat_norms import all_flat_norms
 from aprfmt.arch.loaders import loader_of
-from aprfmt.arch.outside import without_place
 from aprfmt.arch.row import OF_TENSOR, Architecture
 from aprfmt.canonical.drafts import drafts_alone, with_drafts_counted, without_drafts
 from aprfmt.canonical.model import Canonical, from_gguf

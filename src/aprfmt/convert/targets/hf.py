@@ -13,10 +13,10 @@ from aprfmt.arch.fields import as_text
 from aprfmt.arch.heads import MODULE
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import sidecar
+from aprfmt.canonical.depth_pruning import with_layers
 from aprfmt.canonical.drafts import named_drafts, with_drafts_counted
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.packed import HF_QUANT, without_packing
-from aprfmt.canonical.relayered import with_layers
 from aprfmt.canonical.sides import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, extra_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES

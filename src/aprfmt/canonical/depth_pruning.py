@@ -17,13 +17,13 @@ from typing import TypeVar
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.converter import language_part
+from aprfmt.arch.extra_tensors import layer_of
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.grammar import has_layer, layer_kinds, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.layer_sizes import layer_sizes
 from aprfmt.arch.links import Link
 from aprfmt.arch.names import matches
-from aprfmt.arch.outside import layer_of
 from aprfmt.arch.projectors import DEEPSTACK, fed_layers
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.model import Canonical

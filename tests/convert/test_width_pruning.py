@@ -15,7 +15,7 @@ from arch_models import build, find_case, token_ids, transformers_logits, write_
 from safetensors.numpy import save_file
 
 import aprfmt
-from aprfmt.canonical.narrowed import parse_widths
+from aprfmt.canonical.width_pruning import parse_widths
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.types import Array
 
@@ -99,7 +99,7 @@ def test_channels_go_by_the_size_of_their_embedding(base: Base, tmp_path: Path) 
 
 def test_rows_are_chosen_part_by_part(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     aprfmt.prune_model(base("llama"), tmp_path / "whole.apr", width="ffn=64,heads=2,kv_heads=2")
-    monkeypatch.setattr("aprfmt.canonical.narrowed._PIECE", 1000)
+    monkeypatch.setattr("aprfmt.canonical.width_pruning._PIECE", 1000)
     aprfmt.prune_model(base("llama"), tmp_path / "parts.apr", width="ffn=64,heads=2,kv_heads=2")
     assert (tmp_path / "whole.apr").read_bytes() == (tmp_path / "parts.apr").read_bytes()
 

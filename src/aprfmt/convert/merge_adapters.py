@@ -10,11 +10,11 @@ from aprfmt import formats
 from aprfmt.canonical.adapter import read_adapter
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.extracted import Extraction, extracted
+from aprfmt.canonical.lora_pairs import Adapter, Base
 from aprfmt.canonical.merged_adapters import with_adapters
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.canonical.packed import Decoding
-from aprfmt.canonical.pairs import Adapter, Base
 from aprfmt.canonical.read import canonical
 from aprfmt.convert.api import convert
 from aprfmt.convert.files import parts_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aprtrain.features import Verdict
-from aprtrain.kernels.trust import agree
+from aprtrain.kernels.cross_check import agree
 
 
 def right() -> list[Tensor]:

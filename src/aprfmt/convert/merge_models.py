@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from aprfmt import formats
 from aprfmt.canonical.checks import require_config, with_dims_of_tensors
+from aprfmt.canonical.depth_pruning import parse_layers
 from aprfmt.canonical.merge_methods import LINEAR, PASSTHROUGH, SLERP, MergeRule
 from aprfmt.canonical.merged_models import LayerSlice, combined
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.read import canonical
-from aprfmt.canonical.relayered import parse_layers
 from aprfmt.convert.api import convert
+from aprfmt.convert.merge_adapters import given_paths, open_input
 from aprfmt.convert.merge_recipe import (
     PARAMETERS,
     WEIGHTED,
@@ -26,7 +27,6 @@ from aprfmt.convert.merge_recipe import (
     find_method,
     read_recipe,
 )
-from aprfmt.convert.merging import given_paths, open_input
 from aprfmt.convert.options import MergeCall, Options, options_of
 from aprfmt.convert.presets import find_preset
 from aprfmt.convert.report import Report

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from aprfmt.arch.extra_tensors import outside, parts
 from aprfmt.arch.heads import MODULE
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.outside import outside, parts
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES
 
