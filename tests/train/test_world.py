@@ -53,6 +53,7 @@ def test_a_process_that_fails_does_not_wait_for_the_others_to_end(monkeypatch: p
     monkeypatch.setattr("aprtrain.world.device_of", lambda *_: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **options: None)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda *_, **options: None)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: ended.append("destroyed"))
     with join_world("cuda"):
         pass
