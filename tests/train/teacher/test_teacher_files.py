@@ -430,7 +430,7 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "no held-out files": (lambda f: os.unlink(next(f.glob("held*"))), {}, 5, "held_out-00001-of-00001", "to resume"),
     "a missing file": (lambda f: _train(f).rename(f / "train-00002-of-00002.safetensors"), {}, 5,
         "train-00001-of-00002.safetensors is missing", "to resume"),
-    "half a file": (lambda f: os.truncate(_train(f), _train(f).stat().st_size // 2), {}, 4, "the file is cut short", ""),
+    "half a file": (lambda f: os.truncate(_train(f), _train(f).stat().st_size // 2), {}, 4, "is cut short", ""),
     "another tokenizer": (lambda f: _each(f, lambda p: _restate(p, tokenizer="0" * 64)), {}, 5,
         "a different tokenizer", "--student"),
     "files of two teachers": (lambda f: _restate(_train(f), teacher="other"), {}, 5, "teacher or text differs", ""),
