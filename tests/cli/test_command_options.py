@@ -14,7 +14,7 @@ from aprfmt.cli import convert as commands
 from aprfmt.cli import data, imatrix, merge, merge_adapter, prune, quantize, teacher
 from aprfmt.cli.options import Common
 from aprfmt.convert.report import Report
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.schema import OptionRow, option, rows
 from aprfmt.types import PathLike
 
@@ -45,7 +45,7 @@ def test_a_command_passes_on_what_is_set_alone() -> None:
     assert command.given() == {"tensor_type": ["x=q8_0"], "plan": True}
 
 
-@record(frozen=True, kw_only=True)
+@light_dataclass(frozen=True, kw_only=True)
 class Example:
     path: PathLike | None = option(None, "A path.")
     both: int | str | None = option(None, "A size.")

@@ -19,7 +19,7 @@ SRC = ROOT / "src"
 
 # Lowest first; a module may import from its own layer and from those below.
 LAYERS = [
-    {"errors", "limits", "records", "schema", "text", "types"},
+    {"errors", "light_dataclass", "limits", "schema", "text", "types"},
     {"io"},
     {"html"},
     {"codecs", "arch", "tokenizer"},

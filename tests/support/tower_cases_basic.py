@@ -106,6 +106,6 @@ CASES = (
         "VoxtralConfig",
         feed="mel",
         images=_SOUNDS,
-        mtmd_cannot="it averages pairs of frames, which the network does not, and dies of the half that is left over",
+        mtmd_cannot="it averages pairs of frames, which the network does not, and crashes on the remaining half",
     ),
 )

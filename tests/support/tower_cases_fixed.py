@@ -71,6 +71,6 @@ CASES = (
         },  # 7 x 7 on 5 x 5: at halves, so that nothing is rounded
         lost=r"pos_embed",
         patches=tuple(("nemotron", f"_vit_{key} = {a}", f"_vit_{key} = {b}") for key, (a, b) in _RADIO_SIZES.items()),
-        patched="edited: it takes the sizes of the published tower for granted",
+        patched="edited: it hard-codes the sizes of the published tower",
     ),
 )

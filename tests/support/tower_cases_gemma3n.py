@@ -89,7 +89,7 @@ CASES = (
         },
         # With timm 1.0.31 at an eighth of the widths: 7e-4, 9e-4 and 7e-4 for three images in F16.
         mtmd_cannot="transformers builds it with timm, which the suite does not have; with it three images agree",
-        differs={r"layer_scale\.gamma": "it leaves the scales of blocks flat, of which llama.cpp dies"},
+        differs={r"layer_scale\.gamma": "it writes the scales of blocks flat, which crashes llama.cpp"},
         patches=(("gemma", _NAMES, f"{_NAMES}; {_NAMED}"),),
         patched="edited: it has no name for the norms of the first convolutions, which only Gemma 4's have",
     ),

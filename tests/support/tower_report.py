@@ -51,7 +51,7 @@ def page_of(classes: Sequence[str]) -> str:
     lines = [
         *wrap(said, 120),
         "",
-        "| class | row | llama.cpp's converter | mtmd beside transformers |",
+        "| class | row | llama.cpp's converter | mtmd compared with transformers |",
         "|---|---|---|---|",
         *(
             f"| `{name}` | {', '.join(_rows(cases))} | {_converter(cases)} | {_mtmd(cases)} |"

@@ -10,11 +10,11 @@ from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.hyperparams import FIELD, Hyperparams
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.errors import CorruptError, LimitError, RefusedError
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_LAYERS
-from aprfmt.records import record
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Scope:
     """A key of a row, where its value is held, and what a converter may look at besides.
 
@@ -161,7 +161,7 @@ def default(value: object, scope: Scope) -> object:
     return DEFAULT
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Converter:
     """One converter.
 

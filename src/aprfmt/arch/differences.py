@@ -25,7 +25,7 @@ from aprfmt.arch.rope import (
 )
 from aprfmt.arch.row import CONTEXT, FOURTH, POSITIONS, WINDOW, Architecture, Difference
 from aprfmt.arch.scopes import defaults_of
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 
 _RAMP = Difference(
     "llama.cpp's YaRN uses a different ramp: beta_fast 32, beta_slow 1, both bounds rounded; the config has {betas}: "
@@ -85,7 +85,7 @@ GENERAL: tuple[Difference, ...] = (
 """What concerns every family."""
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Found:
     """A difference of one network.
 

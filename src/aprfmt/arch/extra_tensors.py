@@ -19,7 +19,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.scopes import drafts_key
 from aprfmt.arch.table import wrapper_of
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.text import first_few, format_bytes, plural
 from aprfmt.types import Shape
 
@@ -121,7 +121,7 @@ def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams,
     return "" if not layers or min(layers) < h.num_layers else f"{DRAFT_LAYERS} only"
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class ExtraTensors:
     """Tensors outside the network that belong together: what they are, how their names begin, count and bytes."""
 

@@ -8,13 +8,13 @@ from dataclasses import field
 
 from aprfmt.errors import AprError, CorruptError, RefusedError
 from aprfmt.io.jsonx import to_f32
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 
 GgufKey = tuple[str, str | tuple[str, str], object]
 """(key, type name as in GgufType or ("ARRAY", element type name), value)."""
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Misfit:
     """A value that its GGUF key cannot hold, and the error that says so."""
 

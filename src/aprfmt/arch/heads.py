@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from aprfmt.arch.loaders import needs_head
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 
 
 def repeats_embedding(gguf: str, has_tied_head: bool, extra: Mapping[str, object]) -> bool:
@@ -23,7 +23,7 @@ def repeats_embedding(gguf: str, has_tied_head: bool, extra: Mapping[str, object
     return needs_head(gguf) or (has_tied_head and extra.get("scale_decoder_outputs") is False)
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Head:
     """A kind of head.
 

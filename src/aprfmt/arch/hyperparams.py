@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 
 
-@record(slots=True)
+@light_dataclass(slots=True)
 class Hyperparams:
     """Dimensions and constants of a network; None where the source does not say.
 
@@ -54,7 +54,7 @@ class Hyperparams:
         return self.hidden_size // self.num_heads if self.hidden_size and self.num_heads else None
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class HparamField:
     """One number of Hyperparams and all its spellings.
 

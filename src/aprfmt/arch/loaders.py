@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.types import Shape
 
 OUTPUT_HEAD = "output.weight"
@@ -16,7 +16,7 @@ EPSILONS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon")
 _LAYER = re.compile(r"\.\d+(?=\.)")
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Loader:
     """What llama.cpp reads of the GGUFs of one architecture.
 

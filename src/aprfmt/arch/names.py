@@ -15,7 +15,7 @@ from aprfmt.arch.row import ROPE_FACTORS, Architecture, TensorRow, Tower
 from aprfmt.arch.table import LISTED
 from aprfmt.arch.wrappers import BEGINNINGS
 from aprfmt.errors import RefusedError, UnmappedError
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.text import first_few
 from aprfmt.types import Shape
 
@@ -26,7 +26,7 @@ EMBEDDING, OUTPUT_HEAD = "token_embd.weight", "output.weight"
 """GGUF names of the tensors that every kind of language model has."""
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Match:
     """A name found in the table: its row, which of the row's names on that side, layer and expert."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import CorruptError, RefusedError
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 
 LAYERWISE, SPATIAL = "layerwise", "spatial"
 DEEPSTACK = "deepstack_mapping"
@@ -20,7 +20,7 @@ MAP, TARGETS, SPATIAL_LAYER = "deepstack_layer_map", "spatial_target_layers", "s
 VISION_LAYERS, TEXT_LAYERS = "vision_config.num_hidden_layers", "text_config.num_hidden_layers"
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Projector:
     """One of them.
 

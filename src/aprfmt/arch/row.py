@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 
 if TYPE_CHECKING:
     from aprfmt.arch.converter import Converter
@@ -60,7 +60,7 @@ WHOLE_KEYS = ("general.", "tokenizer.", "diffusion.", "xielu.", "vision.pos_emb_
 """Beginnings of GGUF keys that stand without the architecture's prefix."""
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class TensorRow:
     """One correspondence between tensors of a Hugging Face checkpoint and tensors of a GGUF, usually one to one.
 
@@ -126,7 +126,7 @@ class TensorRow:
     first: str = ""
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Key:
     """One hyper-parameter: a GGUF key and the config.json keys that mean the same.
 
@@ -162,7 +162,7 @@ class Key:
         return self.converter.role if self.converter is not None else ""
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Difference:
     """What llama.cpp computes otherwise than transformers, in a network that it loads.
 
@@ -183,7 +183,7 @@ class Difference:
     slight: bool = False
 
 
-@record(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Architecture:
     """A family of networks that share tensor names and hyper-parameter keys.
 
@@ -257,7 +257,7 @@ class Architecture:
     no_vocabulary: bool = False
 
 
-@record(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Listed:
     """What an Architecture is found by, without importing it; fields that are not named here are as there.
 
@@ -279,7 +279,7 @@ class Listed:
     tower: bool = False
 
 
-@record(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Tower(Architecture):
     """The parts of a multimodal network that see or hear, and the projector to its language model.
 
@@ -315,7 +315,7 @@ class Tower(Architecture):
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Wrapper:
     """A network around a language model of the table: one that also sees, hears or speaks. Its config.json names the
     language model in a part of its own, which decides the row.

@@ -7,11 +7,11 @@ from math import prod
 from typing import Protocol, TypedDict
 
 from aprfmt.errors import LimitError, UsageError
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.types import Shape
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Dtype:
     """One tensor dtype.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from typing import TYPE_CHECKING
 
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.schema import BESIDE, MACHINE, MLX, PROVENANCE, QUANTIZATION, SOURCE, TARGET, TOKENIZER, option
 from aprfmt.types import PathLike
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aprfmt.io.pipe import StartProgress
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Running:
     """How every conversion runs."""
 
@@ -39,7 +39,7 @@ class Running:
     fsync: bool = option(True, "Flush the output to disk before exiting.", negatable=True, section=MACHINE)
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Access:
     """Names and files that a conversion carries without knowing them."""
 
@@ -55,7 +55,7 @@ class Access:
     )
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Typed:
     """Target dtype of the weights."""
 
@@ -69,7 +69,7 @@ class Typed:
     )
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Formatted(Typed):
     """Output format."""
 
@@ -81,7 +81,7 @@ class Formatted(Typed):
     )
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Network:
     """Architecture, tokenizer and quantization of a model."""
 
@@ -117,7 +117,7 @@ class Network:
     allow_requantize: bool = option(False, "Requantize quantized tensors, with additional loss.", section=QUANTIZATION)
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Verifiable:
     """What is checked of an output before it gets its name."""
 
@@ -128,7 +128,7 @@ class Verifiable:
     )
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Loadable(Verifiable):
     """How llama.cpp loads the output."""
 
@@ -137,7 +137,7 @@ class Loadable(Verifiable):
     )
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Shaped(Formatted, Loadable):
     """How a format holds the model."""
 
@@ -162,14 +162,14 @@ class Shaped(Formatted, Loadable):
     )
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class WithoutDrafts:
     """MTP layers."""
 
     no_mtp: bool = option(False, "Drop the MTP (nextn) layers.", section=BESIDE)
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Stated:
     """Provenance that overrides that of the source."""
 
@@ -178,7 +178,7 @@ class Stated:
     data_license: str | None = option(None, "License of the training data.", metavar="SPDX", section=PROVENANCE)
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Packaged(Running, Access, Network, Typed, WithoutDrafts, Stated):
     """Options of import and convert only."""
 
@@ -200,7 +200,7 @@ class Packaged(Running, Access, Network, Typed, WithoutDrafts, Stated):
     )
 
 
-@record(frozen=True, kw_only=True)
+@light_dataclass(frozen=True, kw_only=True)
 class Options(Packaged, Shaped):
     """Every option of a conversion. As `parse_options` returns it, sizes are in bytes."""
 
@@ -265,7 +265,7 @@ PROVENANCE_OPTIONS = frozenset(f.name for f in fields(Stated))
 # --- calls ---
 
 
-@record(frozen=True, kw_only=True)
+@light_dataclass(frozen=True, kw_only=True)
 class ImportCall(Packaged, Verifiable):
     """Parameters of import_model."""
 
@@ -276,7 +276,7 @@ class ImportCall(Packaged, Verifiable):
     )
 
 
-@record(frozen=True, kw_only=True)
+@light_dataclass(frozen=True, kw_only=True)
 class ConvertCall(Options):
     """Parameters of convert_model."""
 
@@ -284,7 +284,7 @@ class ConvertCall(Options):
     dst: PathLike = field(kw_only=False)
 
 
-@record(frozen=True, kw_only=True)
+@light_dataclass(frozen=True, kw_only=True)
 class QuantizeCall(Running, Access, Network, Loadable):
     """Parameters of quantize_model."""
 
@@ -338,12 +338,12 @@ class QuantizeCall(Running, Access, Network, Loadable):
     log: Callable[[str], None] = lambda line: None
 
 
-@record(frozen=True, kw_only=True, init=False)
+@light_dataclass(frozen=True, kw_only=True, init=False)
 class Derived(Running, Network, Shaped):
     """Output options of functions that make a new model."""
 
 
-@record(frozen=True, kw_only=True)
+@light_dataclass(frozen=True, kw_only=True)
 class MergeAdapterCall(Derived):
     """Parameters of merge_adapter."""
 
@@ -355,7 +355,7 @@ class MergeAdapterCall(Derived):
     )
 
 
-@record(frozen=True, kw_only=True)
+@light_dataclass(frozen=True, kw_only=True)
 class ExtractAdapterCall(Running, Formatted):
     """Parameters of extract_adapter."""
 
@@ -365,7 +365,7 @@ class ExtractAdapterCall(Running, Formatted):
     rank: int = option(32, "With --unmerge: rank of the adapter.", low=1)
 
 
-@record(frozen=True, kw_only=True)
+@light_dataclass(frozen=True, kw_only=True)
 class MergeCall(Derived):
     """Parameters of merge_models."""
 
@@ -399,7 +399,7 @@ class MergeCall(Derived):
     pad_vocab: bool = option(False, "Pad or truncate embeddings to the first model's vocabulary.")
 
 
-@record(frozen=True, kw_only=True)
+@light_dataclass(frozen=True, kw_only=True)
 class PruneCall(Derived, WithoutDrafts):
     """Parameters of prune_model."""
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from aprfmt.errors import ZERO_BYTE, AprError, CorruptError, NotFoundError, UnknownFormatError, UsageError
 from aprfmt.io import downloads
 from aprfmt.io.source import Source, is_file, is_folder, watch_opened
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_HEADER_BYTES
-from aprfmt.records import record
 from aprfmt.text import first_few
 from aprfmt.types import PathLike
 
@@ -34,7 +34,7 @@ INDEX_SUFFIXES = (HF_INDEX_SUFFIX, PICKLE_INDEX_SUFFIX)
 _HEAD_BYTES = 64
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Candidate:
     """What a reader decides by.
 
@@ -74,7 +74,7 @@ class Reader(Protocol):
         """Opens it. Raises AprError, and leaves no file open then."""
 
 
-@record(slots=True)
+@light_dataclass(slots=True)
 class _BuiltInReader:
     name: str
     suffixes: tuple[str, ...]

@@ -37,9 +37,9 @@ from aprfmt.formats import apr_metadata
 from aprfmt.io import jsonx
 from aprfmt.io.crc import combine, crc32_of, crc32_of_range
 from aprfmt.io.source import Source
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_METADATA_BYTES, MAX_NDIM, MAX_TENSORS
 from aprfmt.model import Model, Tensor
-from aprfmt.records import record
 from aprfmt.text import plural
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def is_file_blob(tensor: Tensor | OutTensor) -> bool:
     return tensor.dtype == "U8" and len(tensor.shape) == 1 and tensor.name.startswith(apr_metadata.FILES_PREFIX)
 
 
-@record
+@light_dataclass
 class Index:
     """A checked index.
 
@@ -137,7 +137,7 @@ class Index:
         return sorted(range(len(tensors)), key=lambda i: (tensors[i].offset, tensors[i].n_bytes > 0, i))
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Header:
     """The 64-byte header as stored, offsets from the start of the file; `crc_ok`: whether its checksum fits."""
 
@@ -154,7 +154,7 @@ class Header:
     crc_ok: bool
 
 
-@record
+@light_dataclass
 class Apr2Native:
     """What only an APR v2 file has, for writers of the same format.
 

@@ -24,9 +24,9 @@ from aprfmt.formats.apr2 import FLAGS, Apr2Native, Index
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY, AprMetadata
 from aprfmt.formats.hf_files import check_file_name, list_names, parse_object, read_text_file
 from aprfmt.io.source import is_folder
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
-from aprfmt.records import record
 from aprfmt.text import plural
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -135,7 +135,7 @@ def _native(shard: Model) -> Apr2Native:
     return native
 
 
-@record
+@light_dataclass
 class JoinedNative(Apr2Native):
     """The one file that the shards were cut from: its header flags, index and metadata, for writers of APR.
 
@@ -259,7 +259,7 @@ def sort_key(name: str) -> bytes:
 # --- the manifest ---
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class ShardInfo:
     """One shard as a manifest has it; `sha256` (hex) and `crc32` are None in manifests of other tools."""
 

@@ -27,9 +27,9 @@ from aprfmt.errors import CorruptError, LimitError, RefusedError, UnknownFormatE
 from aprfmt.formats.gguf_fields import ELEMENT_BYTES, LEAST_BYTES, Cursor, GgufType, KvEntry, KvMapping
 from aprfmt.io.downloads import cut_short
 from aprfmt.io.source import Source, exists, padding
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_KEYS, MAX_NAME_BYTES, MAX_TENSORS
 from aprfmt.model import Model, Tensor
-from aprfmt.records import record
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
@@ -65,7 +65,7 @@ _MAGIC = struct.Struct("<4s")
 # --- the model ---
 
 
-@record(slots=True)
+@light_dataclass(slots=True)
 class GgufPart:
     """One file of a model.
 
@@ -88,7 +88,7 @@ class GgufPart:
     data_start: int
 
 
-@record(slots=True)
+@light_dataclass(slots=True)
 class GgufNative:
     """What writers of GGUF need: every part, in order."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from aprfmt.errors import CorruptError, LimitError, TruncatedError
 from aprfmt.io.source import Buffer, Source
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import (
     MAX_ARRAY_DEPTH,
     MAX_ELEMENT_BYTES,
@@ -19,7 +20,6 @@ from aprfmt.limits import (
     MAX_STRING_BYTES,
     MAX_TEXT_FILE_BYTES,
 )
-from aprfmt.records import record
 
 # What is read of a header at first, and at a time where it is long.
 _FIRST_STEP, _MOST_STEP = 64 << 10, 1 << 20
@@ -84,7 +84,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
-@record(slots=True)
+@light_dataclass(slots=True)
 class KvEntry:
     """Where one pair lies; positions are bytes from the start of the file.
 

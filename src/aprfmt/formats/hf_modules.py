@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.types import Json, JsonObject, Shape
 
 MODULES_NAME = "modules.json"
@@ -35,7 +35,7 @@ _NETWORKS = ("Transformer", "MLMTransformer", "CLIPModel")
 _WITHOUT_CONFIG = ("Normalize",)
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Module:
     """A line of modules.json.
 

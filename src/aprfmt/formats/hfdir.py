@@ -26,9 +26,9 @@ from aprfmt.formats.hf_modules import Problem, module_problems, read_modules
 from aprfmt.formats.safetensors import WeightsFile, read_shard
 from aprfmt.io.names import findings
 from aprfmt.io.source import is_file, is_folder
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_TEXT_BYTES
 from aprfmt.model import Model
-from aprfmt.records import record
 from aprfmt.types import JsonObject
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ OF_TOOLS = (".git", ".hg", ".svn", ".cache")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[a-z]+)", re.DOTALL)
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Kind:
     """A kind of files that hold the weights of a folder.
 
@@ -78,7 +78,7 @@ def _kind_of(path: Path, names: Sequence[str]) -> _Kind:
     return _SAFETENSORS if is_safe or path.name.endswith(HF_INDEX_SUFFIX) else _PICKLES
 
 
-@record(slots=True)
+@light_dataclass(slots=True)
 class HfNative:
     """What writers of folders need.
 

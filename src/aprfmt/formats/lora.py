@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.types import PathLike
 
 CONFIG = "adapter_config.json"
@@ -65,7 +65,7 @@ _NAMES = (
 )  # fmt: skip
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class LoraConfig:
     """What adapter_config.json says of ranks and scales.
 
@@ -210,7 +210,7 @@ def _number(value: object, key: str, path: PathLike) -> float:
 # --- names ---
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class PartName:
     """What a tensor of an adapter is: a factor of what is added to `weight`, or that weight itself."""
 

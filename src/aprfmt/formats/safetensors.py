@@ -21,9 +21,9 @@ from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.downloads import cut_short
 from aprfmt.io.pipe import Literal, Segment
 from aprfmt.io.source import Source, is_file, padding
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_NDIM
 from aprfmt.model import Model, Tensor
-from aprfmt.records import record
 from aprfmt.types import JsonObject, Shape
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ METADATA_KEY = "__metadata__"
 _U64_MAX = (1 << 64) - 1
 
 
-@record(slots=True)
+@light_dataclass(slots=True)
 class SafetensorsNative:
     """What writers of safetensors need.
 
@@ -49,7 +49,7 @@ class SafetensorsNative:
     config_path: Path | None = None
 
 
-@record(slots=True)
+@light_dataclass(slots=True)
 class WeightsFile:
     """One opened file of weights, tensors in the order of their data; `left` names what a pickle holds beside them."""
 

@@ -19,8 +19,8 @@ from aprfmt.inspection.head import HeadInfo, head_info
 from aprfmt.inspection.quality import Quality, quality_of
 from aprfmt.inspection.quantized import QuantizedWeights, count_packed, lattice_weights
 from aprfmt.inspection.tokenizer_info import TokenizerInfo, tokenizer_info
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.model import Model, Tensor
-from aprfmt.records import record
 from aprfmt.types import PathLike
 
 FOOTER_LIMIT_BYTES = 2 << 30
@@ -52,7 +52,7 @@ _HPARAM_FIELDS = (
 _RUNTIME_DTYPES = ("F32", "F16", "BF16", "Q4_K", "Q6_K")
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class TowerInfo:
     """What a GGUF of towers holds.
 
@@ -72,7 +72,7 @@ class TowerInfo:
     classes: Sequence[str]
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Compatibility:
     """Whether the reference runtime can run the file as it is, and every reason why not."""
 
@@ -80,7 +80,7 @@ class Compatibility:
     reasons: list[str]
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Carried:
     """What a file holds beside the network.
 
@@ -96,7 +96,7 @@ class Carried:
     file_bytes: int
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class AdapterInfo:
     """What an adapter changes.
 
@@ -127,7 +127,7 @@ STORED_ITEMS = 64
 """Elements of a list that are shown of a stored key."""
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class StoredKey:
     """One metadata key as the file has it.
 
@@ -144,7 +144,7 @@ class StoredKey:
     value: object
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Inspection:
     """The result of `inspect`; `to_json` is the object of `apr inspect --json`.
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from aprfmt.arch.heads import head_of
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.model import Model
-from aprfmt.records import record
 
 _MAX_LABELS = 64
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class HeadInfo:
     """What stands on a network, and behind it.
 

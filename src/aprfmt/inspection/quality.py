@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 from aprfmt.arch.names import EMBEDDING, spellings
 from aprfmt.inspection.tokenizer_info import TokenizerInfo
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance.spdx import is_spdx
-from aprfmt.records import record
 
 QUALITY_THRESHOLD = 90
 
@@ -22,7 +22,7 @@ _PLACEHOLDERS = (None, "", "unknown", "tbd", "todo", "n/a", "none")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class QualityPart:
     """Points of at most `max`, what was looked at, what was found, what is missing or wrong."""
 
@@ -33,7 +33,7 @@ class QualityPart:
     missing: list[str]
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Quality:
     """How well a file describes itself: the points of each part."""
 

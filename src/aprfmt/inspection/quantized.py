@@ -10,8 +10,8 @@ from dataclasses import replace
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError
 from aprfmt.io.remote import RemoteSource
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.model import Model, Tensor
-from aprfmt.records import record
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _BLOCK_BYTES = 64
@@ -23,7 +23,7 @@ _MISSES = 8
 """Weights without a lattice after which no other is read, if none has one."""
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class QuantizedWeights:
     """Weights of one scheme.
 
@@ -39,7 +39,7 @@ class QuantizedWeights:
     bits_per_weight: float
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class PackedCount:
     """Parameters of a model and the schemes of its quantized weights, most weights first."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aprfmt.formats.apr_metadata import AprMetadata
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.model import Model
-from aprfmt.records import record
 from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.model import Tokenizer
 
 
-@record(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class TokenizerInfo:
     """Counts and special ids of an embedded tokenizer; `chat_template` tells whether it has one."""
 

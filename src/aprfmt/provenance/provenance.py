@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from aprfmt.errors import UsageError
 from aprfmt.formats.gguf_fields import GgufType
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.model import Model
 from aprfmt.provenance.model_card import (
     CARD,
@@ -34,7 +35,6 @@ from aprfmt.provenance.model_card import (
     texts,
 )
 from aprfmt.provenance.spdx import canonical_license, license_warnings
-from aprfmt.records import record
 
 GENERAL = "aprfmt.general"
 INFO_FIELDS = (*("name", "description", "author", "license", "version", "source"), *("data_source", "data_license"))
@@ -60,7 +60,7 @@ _NO_NAMES = ("model", "pytorch_model", "consolidated", "adapter_model")
 KeyValue: TypeAlias = "tuple[str, GgufType | tuple[GgufType, GgufType], object]"
 
 
-@record(slots=True)
+@light_dataclass(slots=True)
 class Provenance:
     """What a source says about itself.
 

@@ -8,8 +8,8 @@ from enum import IntEnum
 from typing import TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, LimitError
+from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_TEMPLATE_CHARS
-from aprfmt.records import record
 from aprfmt.text import plural
 
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-@record(slots=True, repr=False, weakref_slot=True)
+@light_dataclass(slots=True, repr=False, weakref_slot=True)
 class Tokenizer:
     """A tokenizer as data; nothing here encodes text.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.records import record
+from aprfmt.light_dataclass import light_dataclass
 
 
 def made(decorate: Any, **options: Any) -> Any:
@@ -20,8 +20,8 @@ def made(decorate: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{}, {"frozen": True}, {"slots": True}, {"frozen": True, "slots": True}])
-def test_records_are_dataclasses(options: dict[str, bool]) -> None:
-    ours, theirs = made(record, **options), made(dataclass, **options)
+def test_light_dataclasses_behave_like_dataclasses(options: dict[str, bool]) -> None:
+    ours, theirs = made(light_dataclass, **options), made(dataclass, **options)
     assert [f.name for f in fields(ours)] == [f.name for f in fields(theirs)]
     assert hasattr(ours, "__slots__") == hasattr(theirs, "__slots__")
     for kind in (ours, theirs):
@@ -39,11 +39,11 @@ def test_records_are_dataclasses(options: dict[str, bool]) -> None:
 
 
 def test_what_a_class_says_itself_counts() -> None:
-    @record(eq=False, repr=False)
+    @light_dataclass(eq=False, repr=False)
     class Plain:
         x: int
 
-    @record(frozen=True)
+    @light_dataclass(frozen=True)
     class Named:
         x: int
 
@@ -57,11 +57,11 @@ def test_what_a_class_says_itself_counts() -> None:
 
 
 def test_fields_of_a_base_come_first() -> None:
-    @record(frozen=True, kw_only=True)
+    @light_dataclass(frozen=True, kw_only=True)
     class Base:
         x: int
 
-    @record(frozen=True, kw_only=True)
+    @light_dataclass(frozen=True, kw_only=True)
     class Further(Base):
         y: int = 2
 

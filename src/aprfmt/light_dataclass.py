@@ -1,7 +1,8 @@
-"""Dataclasses whose methods are shared: those of the standard library are compiled one by one, for each class anew.
+"""A dataclass decorator that makes imports faster: all classes share `__eq__`, `__hash__` and `__repr__`.
 
-Compiling them takes 0.5 ms a class, a quarter of the time that `apr inspect` takes with the forty classes that it
-imports; so takes 0.1. What differs: nothing stops an assignment to a field of a frozen record but the type checker.
+`dataclasses.dataclass` compiles these methods for every class, 0.5 ms each; here a class takes 0.1 ms, which saves 5 %
+of the CPU time of `apr inspect`. The one difference: `frozen` makes instances hashable, but only the type checker prevents
+assignments to their fields.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ import dataclasses
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["record"]
+__all__ = ["light_dataclass"]
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass as record
+    from dataclasses import dataclass as light_dataclass
 else:
 
-    def record(
+    def light_dataclass(
         cls: type | None = None, /, *, frozen: bool = False, eq: bool = True, repr: bool = True, **more: Any
     ) -> Any:
-        """As dataclasses.dataclass; `frozen` makes records hashable."""
+        """As dataclasses.dataclass; `frozen` makes instances hashable."""
         if cls is None:
-            return lambda cls: record(cls, frozen=frozen, eq=eq, repr=repr, **more)
+            return lambda cls: light_dataclass(cls, frozen=frozen, eq=eq, repr=repr, **more)
         if eq and "__eq__" not in vars(cls):
             cls.__eq__ = _is_equal
             if "__hash__" not in vars(cls):
@@ -29,7 +30,7 @@ else:
         if repr and "__repr__" not in vars(cls):
             cls.__repr__ = _repr
         made = dataclasses.dataclass(cls, eq=False, repr=False, **more)
-        made._values_of_record = staticmethod(_getter([f.name for f in dataclasses.fields(made) if f.compare]))
+        made._compared_values = staticmethod(_getter([f.name for f in dataclasses.fields(made) if f.compare]))
         return made
 
 
@@ -40,11 +41,11 @@ def _getter(names: list[str]) -> Any:
 def _is_equal(self: Any, other: Any) -> Any:
     if other.__class__ is not self.__class__:
         return NotImplemented
-    return self._values_of_record(self) == self._values_of_record(other)
+    return self._compared_values(self) == self._compared_values(other)
 
 
 def _hash(self: Any) -> int:
-    return hash(self._values_of_record(self))
+    return hash(self._compared_values(self))
 
 
 def _repr(self: Any) -> str:
