@@ -145,6 +145,7 @@ class Library:
             "period": int(found[1]) if (found := re.search(r"load_swa_pattern\(ml, (\d+)", hparams)) else 0,
             "full_first": bool(re.search(r"load_swa_pattern\([^)]*\btrue\)", hparams)),
             "square": sorted(self.square(tensors)),
+            "first_rotation": bool(re.search(r"(?<![.>])\bn_rot\b(?!\s*\()", graph)),
             "scores": "attn_factor_org" in graph,
             "scales": sorted(self.scales(graph)),
             "memory": self.memory(enum, hparams),

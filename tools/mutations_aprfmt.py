@@ -566,6 +566,8 @@ APRFMT = (
         "test_differences.py::test_a_least_time_step_is_a_difference", "or 0) > _USUAL_STEP", "or 0) > 1e9"),
     Mutation("long factors serve short texts", "aprfmt/arch/rope.py:_check_long_factors",
         "test_rope.py::test_long_factors_that_every_context_would_have_are_refused", "original < context", "False"),
+    Mutation("all layers rotate as the first does", "aprfmt/arch/gguf_keys.py:_check_rotary_dimensions",
+        "test_gguf_keys.py::test_rotations_that_follow_the_first_layer", "loader.first_rotation and", "False and"),
     Mutation("convolutions without a state are written", "aprfmt/arch/gguf_keys.py:key_problems",
         "test_gguf_keys.py::test_convolutions_without_a_state", "kv.get(key) == 1", "False"),
     Mutation("scores of latent attention lose yarn's factor", "aprfmt/arch/yarn.py:to_runtime",

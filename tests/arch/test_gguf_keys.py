@@ -74,3 +74,14 @@ def test_convolutions_without_a_state(row: str, key: str) -> None:
     name = full_key(ARCHITECTURES[row], key)
     told = [dict(key_problems(ARCHITECTURES[row], {name: size}, {})).get(name, "") for size in (1, 2)]
     assert ["is 1: " in text for text in told] == [True, False]
+
+
+def test_rotations_that_follow_the_first_layer() -> None:
+    row = ARCHITECTURES["laguna"]
+    sizes = {full_key(row, "rope.dimension_count"): 8, full_key(row, "rope.dimension_count_swa"): 16}
+    told = [
+        dict(key_problems(row, sizes | {full_key(row, "attention.sliding_window_pattern"): pattern}, {}))
+        for pattern in ([True, False], [False, True], [True, True])
+    ]
+    name = full_key(row, "rope.dimension_count")
+    assert ["rotates 16 values in every layer" in found.get(name, "") for found in told] == [True, False, False]

@@ -126,6 +126,14 @@ def _check_rotary_dimensions(row: Architecture, loader: Loader, kv: Mapping[str,
         count = kv.get(full_key(row, suffix))
         if isinstance(count, int) and count % 2:
             yield full_key(row, suffix), f"is {count}, an odd number"
+    whole, swa = (kv.get(full_key(row, f"rope.dimension_count{end}")) for end in ("", "_swa"))
+    pattern = kv.get(full_key(row, "attention.sliding_window_pattern"))
+    slides_first = isinstance(pattern, list) and pattern[:1] == [True] and not all(pattern)
+    if loader.first_rotation and slides_first and whole is not None and swa not in (None, whole):
+        yield (
+            full_key(row, "rope.dimension_count"),
+            f"is {whole}, but its {row.gguf!r} rotates {swa} values in every layer: the first has a sliding window",
+        )
     key = next((key for key in (full_key(row, k) for k in ("rope.dimension_count", _HEAD)) if key in kv), _HEAD)
     half = kv.get(key)
     if row.gguf in _HALF_ROTATED and isinstance(half, int) and half % 4:

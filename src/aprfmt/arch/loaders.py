@@ -30,6 +30,7 @@ class Loader:
         period: of the layers with a window where a file does not say it, 0 for none.
         full_first: whether of a period of layers the first sees everything, not the last.
         square: tensors whose two sides are the hidden size.
+        first_rotation: whether full-attention layers rotate as many values of a head as the first layer does.
         scales_scores: whether the graph multiplies attention scores by what yarn makes of positions (see arch.yarn).
         scales: scales of weights ("blk.ffn_down.scale") that the graph multiplies by; it ignores others.
         memory: "hybrid" (attention and recurrent layers), "recurrent", "windowed" (two caches of attention), or "".
@@ -46,6 +47,7 @@ class Loader:
     period: int
     full_first: bool
     square: frozenset[str]
+    first_rotation: bool
     scales_scores: bool
     scales: frozenset[str]
     memory: str
@@ -90,6 +92,7 @@ def loader_of(gguf: str) -> Loader | None:
         period=line["period"],
         full_first=line["full_first"],
         square=frozenset(line["square"]),
+        first_rotation=line["first_rotation"],
         scales_scores=line["scores"],
         scales=frozenset(line["scales"]),
         memory=line["memory"],
