@@ -39,6 +39,8 @@ _ATTENTION = re.compile(r"blk\.(\d{1,6})\.attn_q\.weight")
 
 # One number for all layers, or one a layer.
 _BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "attention.indexer.types")
+_WITHOUT_MTP = "attention.indexer.types"
+"""The one of them that lists the layers without the MTP layers."""
 
 
 _STATES = ("ple.conv_kernel", "shortconv.l_cache")
@@ -62,11 +64,14 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
     for key in wanted:
         if key not in kv:
             yield key, "is missing"
-    layers = kv.get(full_key(row, "block_count"))
-    for key in (full_key(row, suffix) for suffix in _BY_LAYER):
+    layers, mtp = kv.get(full_key(row, "block_count")), kv.get(full_key(row, "nextn_predict_layers"))
+    for suffix in _BY_LAYER:
+        key, n = full_key(row, suffix), layers
+        if suffix == _WITHOUT_MTP and isinstance(layers, int) and isinstance(mtp, int):
+            n = layers - mtp
         value = kv.get(key)
-        if isinstance(value, Sized) and not isinstance(value, str | bytes) and len(value) != layers:
-            yield key, f"has {len(value)} values for {layers} layers"
+        if isinstance(value, Sized) and not isinstance(value, str | bytes) and len(value) != n:
+            yield key, f"has {len(value)} values for {n} layers"
     for key in (full_key(row, suffix) for suffix in _STATES):
         if kv.get(key) == 1:
             yield key, f"is 1: its {row.gguf!r} needs a convolution over at least 2 positions"
