@@ -4,8 +4,8 @@
 
 Reads libllama's source in the material cache (tools/fetch_material.py llama.cpp-source) and writes
 src/aprfmt/arch/loaders.jsonl, one architecture a line: its keys and tensors, required or optional, the rope factors
-that its graph reads, the period of its windows, whether it scales scores by yarn's factor, its caches, and what it
-asserts. `--check` writes nothing; exit 1 when the file differs.
+that its graph reads, the period of its windows, whether all layers rotate as the first does, whether it scales scores
+by yarn's factor, its caches, and what it asserts. `--check` writes nothing; exit 1 when the file differs.
 
 "required" is read whatever the model; what stands behind a condition, or asks for flags that are no literal 0, is
 optional. Names have no layer: "blk.attn_q.weight".
