@@ -94,8 +94,9 @@ def attribute(config: Any, name: str) -> Any:
 def rotation_of(row: Architecture) -> str:
     """What the class of an architecture's first model type rotates of a head: see Architecture.rotates."""
     types = [name for name in row.model_types if name not in NO_CLASS]
-    cases = (case for case in all_cases() if case.row == row.id and case.computable and not types)
-    types += [getattr(quiet_transformers(), case.config_class).model_type for case in cases]
+    if not types:  # a row that only its class names
+        cases = [case for case in all_cases() if case.row == row.id and case.computable]
+        types = [getattr(quiet_transformers(), case.config_class).model_type for case in cases]
     if row.id in REMOTE or not types:
         return ""
     config_class = type(class_config(types[0]))
