@@ -131,7 +131,7 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
             if far := [f"{mass:.0%} at {t}" for t, mass in report.rest.items() if mass > _MAX_REST]:
                 log(
                     f"the {wanted.top_k} most likely tokens leave {', '.join(far)} of the probability to the others, "
-                    "whose shares are not saved; raise --top-k, or lower --temperature"
+                    "whose probabilities are not saved; raise --top-k, or lower --temperature"
                 )
     report.seconds = time.perf_counter() - begin
     return report

@@ -58,7 +58,7 @@ class Windows:
         documents_each: mean number of pieces of documents in a window.
         padding: share of the positions that are padding.
         n_cuts: pieces that begin inside a document that is longer than a window, or was cut to fill one.
-        n_dropped: labels of conversations longer than a window that are not learned.
+        n_dropped: labels beyond `seq_len` in long conversations, which are not trained on.
     """
 
     def __init__(self, part: CorpusSplit, seq_len: int, filler: int) -> None:
@@ -212,7 +212,7 @@ def check_windows(windows: Windows, log: Callable[[str], None] = lambda line: No
         hint = "use a longer --seq-len, or shorter prompts"
         if windows.n_dropped > MAX_DROPPED * n_labels:
             raise RefusedError(words, hint=hint)
-        log(f"{words} and are not learned; {hint}")
+        log(f"{words} and are not trained on; {hint}")
     if windows.padding > MAX_PADDING and n > 1:
         log(f"{windows.padding:.1%} of the positions are padding: few documents fit together into {t} tokens")
     ids = np.unique(np.linspace(0, n - 1, max(1, min(n, _LOOK_AT // t))).astype(np.int64))
