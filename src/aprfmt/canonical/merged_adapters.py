@@ -20,6 +20,8 @@ from aprfmt.canonical import lora as factors
 from aprfmt.canonical.lora_blocks import values_of
 from aprfmt.canonical.lora_pairs import Adapter, Base, LoraPair
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.packed import PackedTensor
+from aprfmt.canonical.requantized import RequantizationErrors
 from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -104,12 +106,21 @@ class MergedTensor:
         base: the weight as it is stored, under whatever name.
         dtype: of what is read: that of the base, or F32.
         deltas: what is added, if anything.
+        errors: counts what quantizing the sum again changes.
     """
 
     name: str
     base: TensorSource
     dtype: str
     deltas: Sequence[Delta] = ()
+    errors: RequantizationErrors | None = None
+
+    @property
+    def quantized_from(self) -> str | None:
+        """What the base is quantized in; None for floats."""
+        if isinstance(self.base, PackedTensor):
+            return self.base.scheme
+        return self.base.dtype if DTYPES[self.base.dtype].kind != "plain" else None
 
     @property
     def shape(self) -> Shape:
@@ -133,7 +144,11 @@ class MergedTensor:
         stored = DTYPES[self.base.dtype].n_bytes((last - first, columns))
         data = bytearray(stored)
         self.base.read_into(first * (stored // (last - first)), memoryview(data))
-        made = encode(self.dtype, self._sum(decode(self.base.dtype, data, (last - first, columns)), first, last))
+        values = self._sum(decode(self.base.dtype, data, (last - first, columns)), first, last)
+        made = encode(self.dtype, values)
+        if self.errors is not None and self.quantized_from and DTYPES[self.dtype].kind != "plain":
+            again = decode(self.dtype, made, values.shape)
+            self.errors.add(self.name, self.quantized_from, self.dtype, values, again)
         start = offset - first * row_bytes
         buffer[:] = memoryview(made)[start : start + len(buffer)]
 
@@ -162,11 +177,12 @@ class _AdapterPlan:
 
 
 def with_adapters(
-    c: Canonical, adapters: Sequence[tuple[Adapter, float]], *, keep: bool
+    c: Canonical, adapters: Sequence[tuple[Adapter, float]], *, keep: bool, errors: RequantizationErrors | None = None
 ) -> tuple[Canonical, list[str]]:
     """`c` with each adapter added at its weight, and a sentence for each loss.
 
-    With `keep` weights keep their dtype, quantized ones too: they are encoded again; else those become F32.
+    With `keep` weights keep their dtype, quantized ones too: they are encoded again, and `errors` counts what that
+    changes; else those become F32.
     Raises RefusedError for an adapter that changes what `c` does not have, and for blocks that cannot be encoded.
     """
     row = c.arch
@@ -181,7 +197,7 @@ def with_adapters(
     for adapter, weight in adapters:
         _add(plan, c, row, adapter, weight, held)
     made: dict[str, MergedTensor] = {}
-    tensors = {name: _merged(tensor, plan, made, keep) for name, tensor in c.tensors.items()}
+    tensors = {name: _merged(tensor, plan, made, keep, errors) for name, tensor in c.tensors.items()}
     for name, tensor in plan.whole.items():
         tensors[name] = tensor
     requantized = sum(DTYPES[source.base.dtype].kind != "plain" for source in made.values())
@@ -337,27 +353,26 @@ def _replace(
     plan.whole[known] = CanonicalTensor(known, (MergedTensor(stored, tensor.as_source(), tensor.dtype),))
 
 
-def _merged(tensor: CanonicalTensor, plan: _AdapterPlan, made: dict[str, MergedTensor], keep: bool) -> CanonicalTensor:
-    if tensor.name in plan.whole and tensor.name in plan.names:
-        whole = plan.whole.pop(tensor.name)
-        return _with_deltas(whole, plan.names[tensor.name], made, keep)
+def _merged(
+    tensor: CanonicalTensor,
+    plan: _AdapterPlan,
+    made: dict[str, MergedTensor],
+    keep: bool,
+    errors: RequantizationErrors | None,
+) -> CanonicalTensor:
     if tensor.name in plan.names:
-        return _with_deltas(tensor, plan.names[tensor.name], made, keep)
+        whole = plan.whole.pop(tensor.name, tensor)
+        merged = replace(merged_tensor(whole.sources[0], plan.names[tensor.name], keep), errors=errors)
+        made[tensor.name] = merged
+        return replace(whole, sources=(merged, *whole.sources[1:]))
     if not _is_of_gguf(tensor) or not any(source.name in plan.sources for source in tensor.sources):
         return tensor
     sources = []
     for source in tensor.sources:
         if source.name in plan.sources and source.name not in made:
-            made[source.name] = merged_tensor(source, plan.sources[source.name], keep)
+            made[source.name] = replace(merged_tensor(source, plan.sources[source.name], keep), errors=errors)
         sources.append(made.get(source.name, source))
     return replace(tensor, sources=tuple(sources))
-
-
-def _with_deltas(
-    tensor: CanonicalTensor, deltas: Sequence[Delta], made: dict[str, MergedTensor], keep: bool
-) -> CanonicalTensor:
-    made[tensor.name] = merged_tensor(tensor.sources[0], deltas, keep)
-    return replace(tensor, sources=(made[tensor.name], *tensor.sources[1:]))
 
 
 @cache

@@ -348,3 +348,27 @@ def scheme_of(settings: Mapping[str, object]) -> ServingScheme | None:
         if scheme.format == form and same and (group.get("input_activations") is None) == (scheme.inputs is None):
             return scheme
     return None
+
+
+def equivalent_scheme(settings: Mapping[str, object]) -> ServingScheme | None:
+    """The scheme that holds the codes of a `quantization_config` without a change of format; that of `scheme_of`, or
+    for GPTQ, AWQ and ModelOpt's NVFP4 the same bits, groups and zero points in compressed-tensors' layout.
+    """
+    method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
+    if method == "modelopt" and settings.get("quant_algo") in ("NVFP4", "W4A16_NVFP4"):
+        return SERVING["nvfp4a16"]
+    if method not in ("gptq", "awq") or bits != 4:
+        return scheme_of(settings)
+    group, symmetric = (
+        settings.get("group_size", settings.get("q_group_size")),
+        method == "gptq" and settings.get("sym"),
+    )
+    return next(
+        (
+            scheme
+            for scheme in _SCHEMES
+            if (scheme.format, scheme.bits, scheme.group) == ("pack-quantized", 4, group)
+            and scheme.symmetric == bool(symmetric)
+        ),
+        None,
+    )

@@ -14,7 +14,8 @@ from aprfmt.codecs import affine, plain
 from aprfmt.codecs.packed_floats import FP4_VALUES
 from aprfmt.types import Array
 
-_RATIOS = (1.0, *(0.5 + 0.05 * i for i in range(10)), 1.05)
+_CLIPPED = tuple(0.5 + 0.05 * i for i in range(10))
+"""Ratios of the scale that the largest value gives, of codes of 4 bits."""
 _FITS = 2
 _E4M3_STEPS = range(-4, 7)
 """Neighbours in E4M3 of the scale that the largest value gives; six steps up reach it with the code 4 instead of 6."""
@@ -88,7 +89,9 @@ def integer_scales(groups: Array, weights: Array, half: int, dtype: str, *, symm
             ratio = upper / lower
         return as_scale(np.where((lower > 0) & (ratio > 0), ratio, scale)), zero
 
-    found = _least(groups, weights, decode, map(with_ratio, _RATIOS))
+    # Where values are whole steps of a scale already, the largest is that of the last code on its side.
+    last = ((half - 0.5) / (half - 1), (half - 0.5) / half) if symmetric else ()
+    found = _least(groups, weights, decode, map(with_ratio, (1.0, *last, *(_CLIPPED if half == 8 else ()))))
     for _ in range(_FITS):
         found = _least(groups, weights, decode, (found, fitted(*found)))
     return found[0], found[1]

@@ -16,6 +16,7 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.read import canonical
+from aprfmt.canonical.requantized import RequantizationErrors
 from aprfmt.convert.api import convert
 from aprfmt.convert.files import parts_of
 from aprfmt.convert.options import ExtractAdapterCall, MergeAdapterCall, options_of
@@ -34,7 +35,8 @@ def merge_adapter(call: MergeAdapterCall) -> Report:
     """Merges one or more adapters into the model `base` and writes `dst` in any output format.
 
     Base and adapters may be in any readable format. Weights keep their dtype; quantized weights are decoded, merged and
-    quantized again, unless `dtype` sets another dtype.
+    quantized again, unless `dtype` sets another dtype: GGML blocks to their own type, weights of a checkpoint that
+    becomes a folder to its scheme. `requantized` of the report has the error of each weight.
 
     Args:
         base: the model.
@@ -50,15 +52,19 @@ def merge_adapter(call: MergeAdapterCall) -> Report:
     if isinstance(call.dtype, str) and find_preset(call.dtype) is not None:
         options["allow_requantize"] = True
 
+    errors = RequantizationErrors()
     with ExitStack() as stack:
 
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             # Opened here, they are among the files that must not change until the output is complete.
             opened = [open_input(stack, path, call.dst, follow_links=call.follow_links) for path in adapters]
             read = [_adapter_for(model, c) for model in opened]
-            return with_adapters(c, list(zip(read, weights, strict=True)), keep=call.dtype == "keep")
+            return with_adapters(c, list(zip(read, weights, strict=True)), keep=call.dtype == "keep", errors=errors)
 
-        return convert(call.base, call.dst, options, edit)
+        report = convert(call.base, call.dst, options, edit)
+    report.requantized = errors.rows()
+    report.losses += errors.sentences()
+    return report
 
 
 @takes(ExtractAdapterCall)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TypedDict
 
 from aprfmt.canonical.packed import BlockChange
+from aprfmt.canonical.requantized import RequantizedWeight
 from aprfmt.codecs.dtypes import DtypeTotals
 from aprfmt.llama.client import Verification
 from aprfmt.text import format_bytes
@@ -58,6 +59,8 @@ class Report:
             tokens keep their order.
         changes: weights that keep the codes of their quantization and whose scales are rounded: `tensor`, `from`, `to`,
             `largest_relative_change` of a value, over the largest that its block may hold.
+        requantized: weights that an adapter was merged into and that were quantized again: `tensor`, `from`, `to`,
+            `relative_error`, the RMSE of that step over the RMS of the values; empty in a plan.
         proven: whether `lossless` was verified: each written file matches the digest that the `.apr` records for its
             source file.
         verify: the result of loading the output in llama.cpp, if requested.
@@ -88,6 +91,7 @@ class Report:
     losses: list[str] = field(default_factory=list)
     differences: list[dict[str, object]] = field(default_factory=list)
     changes: list[BlockChange] = field(default_factory=list)
+    requantized: list[RequantizedWeight] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     written: dict[str, int] = field(default_factory=dict)
     verify: Verification | None = None
@@ -122,7 +126,7 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
-        rare = ("files", "written", "verify", "groups", "predicted_kl", "measured_kl", "rounds")
+        rare = ("requantized", "files", "written", "verify", "groups", "predicted_kl", "measured_kl", "rounds")
         left_out = {"label", *(name for name in rare if not getattr(self, name))}
         if not self.plan:
             left_out |= {"plan", "memory_bytes", "tensors"}

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from aprfmt.arch import names
+from aprfmt.canonical.merged_adapters import MergedTensor
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.packed import PackedTensor, packed_weights
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_matrix, scale_outs
 from aprfmt.codecs import affine, mxfp4, nvfp4
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import INPUT_SCALE, SCALE
+from aprfmt.codecs.packed import INPUT_SCALE, SCALE, flat
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.codecs.serving import NVFP4_MOST, SERVING, ServingScheme
+from aprfmt.codecs.serving import NVFP4_MOST, SERVING, ServingScheme, equivalent_scheme, scheme_of
 from aprfmt.codecs.split import SplitStream
 from aprfmt.convert.options import Options
 from aprfmt.convert.presets import EMBEDDINGS, OUTPUT
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out_tensor import OutTensor
-from aprfmt.io.pipe import run_jobs
-from aprfmt.io.source import Buffer
+from aprfmt.io.pipe import Item, run_jobs
+from aprfmt.io.source import Buffer, Source
+from aprfmt.model import Tensor
 from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
 
@@ -108,6 +111,20 @@ def scale_search(options: Options, scheme: ServingScheme | None) -> ScaleSearch 
     return ScaleSearch(read_imatrix(options.imatrix) if options.imatrix is not None else None)
 
 
+def packed_modules(c: Canonical, options: Options) -> PackedModules:
+    """The modules of a folder as `options` quantize them; those of a merged checkpoint get its scheme again."""
+    if options.dtype != "keep":
+        scheme = serving_scheme(options.dtype)
+        return PackedModules(c, scheme, scale_search(options, scheme))
+    bases = [s.base for t in c.tensors.values() for s in t.sources if isinstance(s, MergedTensor) and s.deltas]
+    found = {equivalent_scheme(base.form.settings) for base in bases if isinstance(base, PackedTensor)}
+    scheme = found.pop() if len(found) == 1 else None
+    if scheme is None:
+        return PackedModules(c, None, scale_search(options, None))
+    # A search finds the scales of codes that an adapter hardly changes; those of the largest value need not be these.
+    return PackedModules(c, scheme, ScaleSearch() if scheme.is_searched or scheme.kind == "int" else None, again=True)
+
+
 @dataclass(slots=True)
 class PackedModules:
     """The modules of a folder whose weights are quantized.
@@ -116,6 +133,7 @@ class PackedModules:
         c: the model.
         scheme: how they are quantized; without one, NVFP4 blocks keep their codes under ModelOpt's names.
         search: how scales are chosen; without one, they are those that the largest value gives.
+        again: whether they were quantized already: only those that were are quantized, others stay floats.
         packed: names of their weights.
         left: names of matrices that stay floats.
         uneven: those of them whose rows the groups do not divide.
@@ -125,6 +143,7 @@ class PackedModules:
     c: Canonical
     scheme: ServingScheme | None = None
     search: ScaleSearch | None = None
+    again: bool = False
     packed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     uneven: list[str] = field(default_factory=list)
@@ -160,6 +179,9 @@ class PackedModules:
         if self.uneven:
             losses.warnings.append(f"{plural(len(self.uneven), 'weight')} not quantized, as {what}: "
                                    f"{first_few(self.uneven)}")  # fmt: skip
+        if self.again:
+            decoded = self.c.packs.losses()
+            losses.others = [sentence for sentence in losses.others if sentence not in decoded]
         if self.search is not None:
             self.search.check(len(self.packed), losses)
         stacks = [t.name for t in self.c.tensors.values() if len(t.shape) == 3 and t.shape[-1] > 4]
@@ -191,11 +213,12 @@ class PackedModules:
         self, scheme: ServingScheme, tensor: CanonicalTensor, name: str, losses: Losses
     ) -> list[OutTensor]:
         """Codes and scales of a weight; [] if it stays in floats: embeddings, heads, extra tensors, uneven rows."""
-        gguf = (names.gguf_name(self.c.arch, tensor.name, self.c.hparams) if self.c.arch else None) or tensor.name
-        if gguf in (*EMBEDDINGS, OUTPUT) or tensor.name in (self.c.embedding, self.c.head):
+        source = tensor.sources[0]
+        packed = source.base if isinstance(source, MergedTensor) else source
+        if not self._is_linear(tensor) or (self.again and not isinstance(packed, PackedTensor)):
             return []
-        if not is_matrix(gguf, tensor.shape) or tensor.name not in self.c.tensors:
-            return []
+        if isinstance(source, PackedTensor) and tensor.mapping is None and scheme_of(source.form.settings) is scheme:
+            return _as_stored(source, name)
         if not scheme.divides(tensor.shape[1]):
             self.uneven.append(name)
             return []
@@ -204,28 +227,52 @@ class PackedModules:
         shape = shape if scheme.format == "pack-quantized" else []
         if (stream := _regrouped(scheme, tensor)) is not None:
             return [*_parts(scheme, base, tensor.shape, "F16", stream), *shape]
-        self._check_source(tensor, scheme)
+        if not self.again:
+            self._check_source(tensor, scheme)
+        return [*self._encoded(scheme, tensor, name, losses), *shape]
+
+    def _is_linear(self, tensor: CanonicalTensor) -> bool:
+        """Whether it is a matrix of the network that engines quantize: no embedding, no head, no extra tensor."""
+        gguf = (names.gguf_name(self.c.arch, tensor.name, self.c.hparams) if self.c.arch else None) or tensor.name
+        if gguf in (*EMBEDDINGS, OUTPUT) or tensor.name in (self.c.embedding, self.c.head):
+            return False
+        return is_matrix(gguf, tensor.shape) and tensor.name in self.c.tensors
+
+    def _encoded(self, scheme: ServingScheme, tensor: CanonicalTensor, name: str, losses: Losses) -> list[OutTensor]:
+        """Codes and scales that are made of the values of a weight."""
+        columns, source, was = tensor.shape[1], tensor.sources[0], tensor.original_dtype
+        merged = source if isinstance(source, MergedTensor) else None
+        packed = merged.base if merged is not None else source
         dtype = tensor.dtype if tensor.dtype in ("BF16", "F16") else "F32"
         overall = self._tensor_scale(tensor, dtype) if scheme.has_tensor_scale else lambda: 1.0
+        if self.again and isinstance(packed, PackedTensor) and tensor.mapping is None:
+            was = packed.scheme
+            overall = partial(_stored_scale, packed) if scheme.has_tensor_scale else overall
+            packed = replace(packed, dtype="F32")  # a sum in bfloat16 would be rounded twice
+            sources = packed if merged is None else replace(merged, base=packed, dtype="F32")
+            tensor = replace(tensor, sources=(sources,))
+        losses.changed[was, scheme.id] += 1
         weights = self.search.weights(self.c, tensor) if self.search is not None else None
+        settings = PackedModules(self.c, scheme).settings()
         out = tensor.out(name, "F32")
-        losses.changed[tensor.original_dtype, scheme.id] += 1
 
         def make(data: Buffer) -> Sequence[Buffer]:
             import numpy as np
 
-            values = np.frombuffer(data, "<f4").reshape(-1, tensor.shape[1])
+            values = np.frombuffer(data, "<f4").reshape(-1, columns)
             if not np.isfinite(values).all():
                 raise _not_finite(name)
-            return scheme.encode(scheme, values, dtype, overall(), weights)
+            parts = scheme.encode(scheme, values, dtype, overall(), weights)
+            if merged is not None and merged.errors is not None:
+                stored = _decoded(scheme, settings, parts, dtype, values.shape, overall())
+                merged.errors.add(name, was, scheme.id, values, stored)
+            return parts
 
         stream = SplitStream(
-            scheme.rows * tensor.shape[1] * 4,
-            lambda unit: out.chunks(),
-            partial(_sizes, scheme, dtype, tensor.shape[1]),
-            make,
+            scheme.rows * columns * 4, lambda unit: out.chunks(), partial(_sizes, scheme, dtype, columns), make
         )
-        made = [*_parts(scheme, base, tensor.shape, dtype, stream), *shape]
+        base = name.removesuffix("weight")
+        made = _parts(scheme, base, tensor.shape, dtype, stream)
         if scheme.has_tensor_scale:
             made.append(_constant(f"{base}weight_global_scale", "F32", (1,), lambda: _float32(overall())))
         return made
@@ -303,6 +350,52 @@ def _regrouped(scheme: ServingScheme, tensor: CanonicalTensor) -> SplitStream | 
             mxfp4.ROW_BYTES, tensor.items, lambda n: [n // mxfp4.ROW_BYTES * size for size in sizes], mxfp4.unpack
         )
     return None
+
+
+def _decoded(
+    scheme: ServingScheme,
+    settings: Mapping[str, object],
+    parts: Sequence[Buffer],
+    dtype: str,
+    shape: Shape,
+    tensor_scale: float,
+) -> Array:
+    """The values of a few rows as a reader of the folder decodes them, 1-d."""
+    stored = [(part.ending, part.dtype or dtype, part.shape(*shape), data)
+              for part, data in zip(scheme.parts, parts, strict=True)]  # fmt: skip
+    if scheme.format == "pack-quantized":
+        stored.append(("weight_shape", "I64", (2,), _int64(shape)()))
+    if scheme.has_tensor_scale:
+        stored.append(("weight_global_scale", "F32", (1,), _float32(tensor_scale)))
+    tensors = {}
+    for ending, kind, form, data in stored:
+        source = Source.from_bytes(memoryview(data).cast("B"), ending)
+        tensors[f".{ending}"] = Tensor(f".{ending}", kind, form, 0, source.size, source)
+    (weight,) = packed_weights(tensors, {"quantization_config": settings})
+    return weight.decoded.between(0, shape[0] * shape[1])
+
+
+def _as_stored(weight: PackedTensor, name: str) -> list[OutTensor]:
+    """The tensors of a weight that has the scheme already, unchanged."""
+    base, own = weight.name.removesuffix("weight"), name.removesuffix("weight")
+    return [
+        OutTensor(own + part.name.removeprefix(base), part.dtype, part.shape, part.n_bytes, partial(_whole, part))
+        for part in weight.sources
+    ]
+
+
+def _whole(part: Tensor) -> Iterable[Item]:
+    return CanonicalTensor(part.name, (part,)).produced.items(1)
+
+
+def _stored_scale(weight: PackedTensor) -> float:
+    """The scale of the tensor that engines expect to be alike in fused weights; it divides."""
+    import numpy as np
+
+    ending = next(e for e in (".weight_global_scale", ".weight_scale_2") if e in weight.form.endings)
+    source = weight.sources[weight.form.endings.index(ending)]
+    value = np.float32(flat(source)[0])
+    return float(value if ending == ".weight_global_scale" else np.float32(1) / value)
 
 
 def _constant(name: str, dtype: str, shape: Shape, make: Callable[[], bytes]) -> OutTensor:

@@ -22,7 +22,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, extra_dtype, plain_
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.files import say_left_behind, tell_differences
-from aprfmt.convert.serving import PackedModules, scale_search, serving_scheme
+from aprfmt.convert.serving import PackedModules, packed_modules
 from aprfmt.convert.source_manifest import SourceManifest, overlay
 from aprfmt.convert.source_manifest_writer import restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
@@ -67,8 +67,7 @@ def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework:
     # A config.json of the source names its classes, which expect the names of its weights.
     params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, manifest) else None
     own_names = names_of_source(c, manifest) if CONFIG in source and params is None else {}
-    scheme = serving_scheme(work.options.dtype)
-    packed = PackedModules(c, scheme, scale_search(work.options, scheme))
+    packed = packed_modules(c, work.options)
     tensors = _hf_tensors(c, "keep" if packed.scheme else work.options.dtype, losses, own_names, packed)
     packed.check(losses)
     texts = sidecar.with_folder_fields(c.model, c.info, with_card(c, with_edits(c, source), losses))
