@@ -1033,7 +1033,7 @@ APRFMT = (
         "aprfmt/convert/serving.py:PackedModules._quantize_weight",
         "test_serving.py::test_quantized_weights_are_not_quantized_again",
         "self._check_source(tensor, scheme)", "pass"),
-    Mutation("fused weights have scales of their own", "aprfmt/convert/serving.py:PackedModules._quantize_weight",
+    Mutation("fused weights have scales of their own", "aprfmt/convert/serving.py:PackedModules._encoded",
         "test_serving.py::test_weights_that_engines_fuse_share_the_scale_of_the_tensor",
         "self._tensor_scale(tensor, dtype)", "partial(_scale_over, [tensor], dtype)"),
     Mutation("a search ignores the importance matrix", "aprfmt/convert/serving.py:ScaleSearch.weights",
