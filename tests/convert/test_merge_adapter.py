@@ -130,7 +130,7 @@ def test_a_quantized_base_is_quantized_again(llama: Built, tmp_path: Path) -> No
     report = aprfmt.merge_adapter(tmp_path / "q.gguf", llama.lora, tmp_path / "merged.gguf")
     rounded, error = report.losses
     assert rounded == "14 quantized weights were dequantized and requantized: the merged weights are rounded"
-    assert error.startswith("14 merged weights quantized again from Q8_0 to Q8_0: relative error 0.5")
+    assert error.startswith("14 merged weights requantized from Q8_0 to Q8_0: relative error 0.5")
     before, after = ({name: row["tensors"] for name, row in aprfmt.inspect(tmp_path / f"{n}.gguf").dtypes.items()}
                      for n in ("q", "merged"))  # fmt: skip
     assert before == after

@@ -87,7 +87,7 @@ def test_a_base_gets_its_scheme_again_and_the_error_is_counted(name: str, source
         assert row["relative_error"] == pytest.approx(error, rel=0.05)
         assert 0 < error < SCHEMES[name]
     assert not any("decoded from" in loss for loss in report.losses)
-    assert any("6 merged weights quantized again from" in loss for loss in report.losses)
+    assert any("6 merged weights requantized from" in loss for loss in report.losses)
     assert report.to_json()["requantized"] == report.requantized
 
 

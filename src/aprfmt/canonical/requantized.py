@@ -43,7 +43,7 @@ class RequantizationErrors:
         for a, b in sorted({(row["from"], row["to"]) for row in rows}):
             own = sorted(row["relative_error"] for row in rows if (row["from"], row["to"]) == (a, b))
             found.append(
-                f"{len(own):,} merged weights quantized again from {a} to {b}: relative error {own[len(own) // 2]:.2%} "
+                f"{len(own):,} merged weights requantized from {a} to {b}: relative error {own[len(own) // 2]:.2%} "
                 f"in the median, {own[-1]:.2%} at most"
             )
         return found
