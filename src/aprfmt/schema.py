@@ -48,6 +48,7 @@ class OptionRow:
         kind: type of a value on the command line: bool, int, float, str or Path.
         many: whether the option is repeatable.
         default: None, () or the value of an option that is not given.
+        shown: the default as --help shows it; "": `default`.
         help: one sentence, for --help and the documentation.
         flags: names besides `flag`.
         metavar: placeholder of the value in --help; "": by `kind`.
@@ -64,6 +65,7 @@ class OptionRow:
     kind: type
     many: bool = False
     default: Any = None
+    shown: str = ""
     help: str
     flags: tuple[str, ...] = ()
     metavar: str = ""

@@ -28,6 +28,7 @@ def evaluate(
     seq_len: int | None = None,
     limit: int | None = None,
     text_field: str = "text",
+    vocab_policy: str = "shared",
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Computes loss and perplexity of the model `file` on the text of `data`.
@@ -44,6 +45,8 @@ def evaluate(
         seq_len: sequence length; None: 2048, or a model's context if shorter.
         limit: number of tokens to score, spread evenly over the data; None: all.
         text_field: field of a record's text.
+        vocab_policy: if the teacher has tokens that the model lacks: refuse ("shared"), or compare over the shared
+            tokens ("renormalise"); `dropped_mass` is the probability of the others.
         log: called with progress lines.
 
     Raises:
@@ -55,13 +58,18 @@ def evaluate(
             raise UsageError(f"{name} must be at least 2 tokens, not {value!r}")
     model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
     other = formats.path_text(teacher, "teacher") if teacher is not None else None
+    if vocab_policy not in ("shared", "renormalise"):
+        raise UsageError(f"unknown vocab_policy {vocab_policy!r:.40}", hint="use shared or renormalise")
+    if vocab_policy != "shared" and teacher is None:
+        raise UsageError("vocab_policy needs a teacher to compare with", hint="add --teacher FILE, or leave it out")
     _check_engine(engine, device)
     if (engine or _engine_for([model, *([other] if other is not None else [])], device)) == "llama":
         from aprfmt.running import evaluation_llama
 
         return evaluation_llama.score(
-            model, text, teacher=other, seq_len=seq_len, limit=limit, text_field=text_field, log=log
-        )
+            model, text, teacher=other, seq_len=seq_len, limit=limit, text_field=text_field, vocab_policy=vocab_policy,
+            log=log,
+        )  # fmt: skip
     if find_spec("torch") is None:
         raise MissingDependencyError("this evaluation needs torch", hint="pip install torch")
     from aprtrain.evaluate import score
@@ -74,6 +82,7 @@ def evaluate(
         seq_len=seq_len,
         limit=limit,
         text_field=text_field,
+        vocab_policy=vocab_policy,
         log=log,
     )
 

@@ -25,6 +25,15 @@ from aprfmt.types import Json, JsonObject, PathLike
 ENV_PREFIX = "APR_DISTILL_"
 _DISTILL, _PRETRAIN = ("distill",), ("pretrain",)
 
+DEFAULTS: dict[str, dict[str, float]] = {
+    "pruned": {"lr": 6e-4, "kd_weight": 0.8, "temperature": 1.0},
+    "fresh": {"lr": 1e-3, "kd_weight": 0.8, "temperature": 1.0},
+    "pretrained": {"lr": 1e-4, "kd_weight": 0.8, "temperature": 1.0},
+}
+"""Defaults by kind of student (`student_kind`); docs/training.md has the same table."""
+
+_USUAL = DEFAULTS["pretrained"]
+
 Value = str | int | float | bool | tuple[str, ...] | None
 _V = TypeVar("_V", bound=Value)
 
@@ -94,13 +103,13 @@ class Config:
     output: str | None = option(None, "Output folder for checkpoints, metrics and the final model.", flags=("-o",))
 
     kd_weight: float = _kd(
-        0.7,
+        _USUAL["kd_weight"],
         "Weight of the distillation loss; cross entropy gets 1 minus this. 0: log the teacher's KL only.",
         low=0,
         high=1,
         flags=("--alpha",),
     )
-    temperature: float = _kd(3.0, "Softmax temperature of the distillation loss.", low=0.05, high=100)
+    temperature: float = _kd(_USUAL["temperature"], "Softmax temperature of the distillation loss.", low=0.05, high=100)
     loss: str = _kd(
         "forward",
         "Distillation loss: forward KL, reverse KL or Jensen-Shannon divergence.",
@@ -110,7 +119,13 @@ class Config:
     logits: str = _what("fp16", "Dtype of the logits on a GPU.", choices=("fp16", "fp32"))
     chunk: int = _what(2048, "Positions per chunk of the loss; smaller saves memory.", low=1)
 
-    lr: float = _what(5e-5, "Peak learning rate.", low=1e-12, high=10)
+    lr: float = _what(
+        _USUAL["lr"],
+        "Peak learning rate.",
+        low=1e-12,
+        high=10,
+        shown=", ".join(f"{kind} student {values['lr']:g}" for kind, values in DEFAULTS.items()),
+    )
     lr_final: float = _what(0.1, "Final learning rate, as a fraction of --lr.", low=0, high=1)
     warmup_steps: int | None = _what(
         None, "Linear warmup steps (default: 2 % of --total-steps, at least 100, but at most 10 %).", low=0
@@ -193,6 +208,12 @@ class Config:
     allow_same_arch: bool = _distill(False, "Allow a student with the teacher's dimensions.")
     allow_weaker_teacher: bool = _distill(False, "Allow a teacher that predicts the data badly.")
     deadline: float = option(600.0, "Time limit of the first step in seconds.", low=0.1)
+    step_deadline: float = option(
+        120.0, "Minimum time limit of a later step in seconds (20 times the median step if longer); 0: off.", low=0
+    )
+    min_utilization: float = option(
+        5.0, "Stop if the GPU's utilization over a minute is below this percentage; 0: off.", low=0, high=100
+    )
 
     # Derived values.
     @property
@@ -269,6 +290,18 @@ def changed_fields(old: Mapping[str, object], new: Config) -> list[str]:
     return [name for name in what_fields() if old.get(name) != to_json(getattr(new, name))]
 
 
+def is_pruned(student_init: str) -> bool:
+    """Whether a --student-init prunes the teacher; else it is the path of a config.json."""
+    return all(word.startswith(("layers:", "width:")) for word in student_init.split("+"))
+
+
+def student_kind(student_init: str | None, shape: str | None) -> str:
+    """The row of DEFAULTS: pruned from the teacher, fresh (random weights), or pretrained."""
+    if student_init is not None:
+        return "pruned" if is_pruned(student_init) else "fresh"
+    return "pretrained" if shape is None else "fresh"
+
+
 def to_json(value: Value) -> Json:
     """A field's value as JSON data."""
     return [*value] if isinstance(value, tuple) else value
@@ -292,9 +325,10 @@ def resolve(config: Config, data_steps: int | None = None) -> Config:
 
 
 def usual_values(config: Config) -> JsonObject:
-    """The default configuration for the same number of steps."""
+    """The default configuration for the same kind of student and number of steps."""
     assert config.total_steps is not None
-    usual = resolve(Config(steps=config.steps, total_steps=config.total_steps))
+    by_kind: dict[str, Any] = DEFAULTS[student_kind(config.student_init, config.shape)]
+    usual = resolve(Config(steps=config.steps, total_steps=config.total_steps, **by_kind))
     return usual.to_json() | {"steps": None, "total_steps": config.steps}
 
 
@@ -325,7 +359,8 @@ def build(
         for name, (_, variable) in from_environment.items()
     ]
     values |= {name: _check(rows[name], value, rows[name].flag) for name, value in from_command.items()}
-    config = Config(**values)
+    by_kind = DEFAULTS[student_kind(values.get("student_init"), values.get("shape"))]
+    config = Config(**{name: value for name, value in by_kind.items() if name in rows} | values)
     _check_together(config, command)
     unused = [rows[name].flag for name in rows if name in values and rows[name].place == "save"]
     if config.smoke is not None and unused:

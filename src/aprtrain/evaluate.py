@@ -212,6 +212,7 @@ def score(
     seq_len: int | None = None,
     limit: int | None = None,
     text_field: str = TEXT_FIELD,
+    vocab_policy: str = "shared",
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Implements `aprfmt.evaluate` with torch; float32 on the CPU, bfloat16 on a GPU.
@@ -233,7 +234,7 @@ def score(
         vocabulary = None
         if other is not None:
             rows = other.shape.vocab_rows, network.shape.vocab_rows
-            vocabulary = align(other.tokenizer, network.tokenizer, *rows)
+            vocabulary = align(other.tokenizer, network.tokenizer, *rows, vocab_policy)
         dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
         with scoring():
             windows = Windows(part, length, separator)

@@ -35,7 +35,6 @@ LEAST_GAIN = 1e-4
 
 _LEAST_GAIN_NATS = 1e-6  # minimum absolute improvement: near a score of 0 the relative one is below rounding errors
 _STALL_FACTOR = 20
-_STALL_LEAST_S = 120.0  # a new shape may have to be compiled
 
 
 def is_better(score: float, best: float | None) -> bool:
@@ -158,13 +157,14 @@ class _MonitorThread:
 
 
 class Watchdog(_MonitorThread):
-    """Calls `on_stall` if a step takes longer than 20 times the median and 2 min; limit of the first two: `first_s`.
+    """Calls `on_stall` if a step takes longer than 20 times the median and `least_s`; limit of the first: `first_s`.
 
-    Use it in `with`, and run each step in `with watchdog.step():`. Time between steps is not limited.
+    The second step has the larger of both limits. Any step may have to compile a new shape, hence `least_s`; 0: only
+    the first is limited. Use it in `with`, and run each step in `with watchdog.step():`. Time between steps is free.
     """
 
-    def __init__(self, first_s: float, on_stall: Callable[[RunError], None] = abort) -> None:
-        self._first_s = first_s
+    def __init__(self, first_s: float, on_stall: Callable[[RunError], None] = abort, *, least_s: float = 120.0) -> None:
+        self._first_s, self._least_s = first_s, least_s or math.inf
         self._on_stall = on_stall
         self._times: deque[float] = deque(maxlen=101)
         self._began: float | None = None
@@ -176,7 +176,7 @@ class Watchdog(_MonitorThread):
         """Time limit of the next step in seconds."""
         if not self._times:
             return self._first_s
-        usual = max(_STALL_LEAST_S, _STALL_FACTOR * statistics.median(self._times))
+        usual = max(self._least_s, _STALL_FACTOR * statistics.median(self._times))
         # Other processes may still be compiling during the second step.
         return max(usual, self._first_s) if len(self._times) == 1 else usual
 
@@ -199,7 +199,7 @@ class Watchdog(_MonitorThread):
                 self._on_stall(
                     RunError(
                         f"{what} takes more than {limit:.0f} s",
-                        hint="the stack traces show where it hangs; increase --deadline if the first step needs longer",
+                        hint="the stack traces show where it hangs; increase --deadline or --step-deadline",
                     )
                 )
                 return
@@ -227,15 +227,21 @@ def nvml_reader(device: torch.device) -> Callable[[], int] | None:
 
 
 class UtilizationMonitor(_MonitorThread):
-    """Samples GPU utilisation once a second; warns once below 50 % over a minute, stops the run below 5 %.
+    """Samples GPU utilisation once a second; warns once below 50 % over a minute, stops the run below `least` %.
 
     `read` returns percent, or a negative number on failure. `wanted` is cleared while the GPU may be idle.
     """
 
     def __init__(
-        self, read: Callable[[], int], warn: Callable[[str], None], *, window: int = 60, interval_s: float = 1.0
+        self,
+        read: Callable[[], int],
+        warn: Callable[[str], None],
+        *,
+        least: float = 5.0,
+        window: int = 60,
+        interval_s: float = 1.0,
     ) -> None:
-        self._read = read
+        self._read, self._least = read, least
         self._warn = warn
         self._samples: deque[int] = deque(maxlen=window)
         self._interval_s = interval_s
@@ -255,10 +261,10 @@ class UtilizationMonitor(_MonitorThread):
         if len(samples) < (self._samples.maxlen or 0):
             return
         mean = sum(samples) / len(samples)
-        if mean < 5:
+        if mean < self._least:
             raise RunError(
                 f"the GPU is idle: {mean:.0f} % utilization over {len(samples)} s",
-                hint="check nvidia-smi: another process may block the GPU",
+                hint="check nvidia-smi: another process may block the GPU; --min-utilization 0 turns this check off",
             )
         if mean < 50 and not self._has_warned:
             self._has_warned = True

@@ -153,7 +153,8 @@ class Trainer:
     def run(self) -> None:
         """Runs all steps, evaluations and periodic saves. Raises RunError (NaN, idle GPU, memory)."""
         with ExitStack() as stack:
-            watchdog = stack.enter_context(Watchdog(self.config.deadline, self.parts.on_stall))
+            limits = self.config.deadline, self.config.step_deadline
+            watchdog = stack.enter_context(Watchdog(limits[0], self.parts.on_stall, least_s=limits[1]))
             self._watch_device(stack)
             self._looked_at = self._saved_at = time.monotonic()
             self.early = self._why_early() if self.progress.step else None  # a run that stopped early may be resumed
@@ -171,7 +172,9 @@ class Trainer:
     def _watch_device(self, stack: ExitStack) -> None:
         read = nvml_reader(self.world.device) if self._on_gpu else None
         if read is not None:
-            self._utilisation = stack.enter_context(UtilizationMonitor(read, self.parts.recorder.say))
+            self._utilisation = stack.enter_context(
+                UtilizationMonitor(read, self.parts.recorder.say, least=self.config.min_utilization)
+            )
         elif self._on_gpu:
             self.parts.recorder.say("GPU utilization is not monitored: NVML is missing or does not support this GPU")
 

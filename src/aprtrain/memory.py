@@ -103,7 +103,9 @@ def memory_plan(
         dtype = teacher_dtype(residency, device)
         resident = teacher_bytes or estimate_bytes(teacher, residency) * (dtype.itemsize // 2)
         held += [
-            MemoryRow(f"teacher: weights, {'f32' if dtype.itemsize == 4 else residency}", resident),
+            MemoryRow(
+                f"teacher: weights, {_residency_words(residency, dtype, known=teacher_bytes is not None)}", resident
+            ),
             MemoryRow(
                 "teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")
             ),
@@ -116,6 +118,12 @@ def memory_plan(
                 [MemoryRow("teacher: comparison with bf16", _comparison_bytes(config, teacher, vocabulary, width))]
             )
     return [*held, *max(phases, key=total), MemoryRow("workspaces", _WORKSPACES if on_gpu else 0)]
+
+
+def _residency_words(residency: str, dtype: torch.dtype, *, known: bool) -> str:
+    if residency == "fp8" and not known:
+        return "fp8 if all parts pass the comparison"
+    return "f32" if dtype.itemsize == 4 else residency
 
 
 def checkpoint_bytes(config: Config, s: Shape) -> int:

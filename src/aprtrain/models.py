@@ -44,7 +44,7 @@ from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
 from aprtrain.checkpoints.checkpoint import ModelIdentity
-from aprtrain.config import Config, command_fields, what_fields
+from aprtrain.config import Config, command_fields, is_pruned, what_fields
 from aprtrain.data.batches import batch_of
 from aprtrain.guards import check_distinct
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts
@@ -237,7 +237,7 @@ def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> Network
     `seed` is for random weights only. Raises UsageError if `how` is malformed, RefusedError if this teacher cannot be
     pruned that way.
     """
-    if not _is_taken(how):
+    if not is_pruned(how):
         return new_student(how, teacher.tokenizer, seed=seed)
     words = [word.partition(":")[::2] for word in how.split("+")]
     said = dict(words)
@@ -253,13 +253,9 @@ def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> Network
     return network_of(c)
 
 
-def _is_taken(how: str) -> bool:
-    return all(word.startswith(("layers:", "width:")) for word in how.split("+"))
-
-
 def without_path(how: str | None) -> str | None:
     """`how` for published metadata: only the file name of a config.json."""
-    return how if how is None or _is_taken(how) else Path(how).name
+    return how if how is None or is_pruned(how) else Path(how).name
 
 
 def _layers(text: str, n_layers: int) -> list[int]:

@@ -38,7 +38,7 @@ from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Kind, Objective
-from aprtrain.memory import memory_plan, total
+from aprtrain.memory import MemoryRow, memory_plan, total
 from aprtrain.models import (
     Origin,
     TrainingPair,
@@ -51,7 +51,7 @@ from aprtrain.models import (
 )
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
-from aprtrain.optim.adamw import load_states
+from aprtrain.optim.adamw import Optimizer, load_states
 from aprtrain.report.metrics import Recorder
 from aprtrain.resume import Saved, check_student, find_checkpoint, is_finished, point_latest_at, state_file
 from aprtrain.selection import note_kernels
@@ -192,13 +192,7 @@ def _train(
         _check_unfinished(config, world, folder, saved)
         check_student(folder, saved, pair.student)
     planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
-    plan = planned()
-    budget.check_fits(plan, memory)
-    student, optimizer = load_student(config, pair, world)
-    teacher = load_teacher(config, pair, held_out, world.device)
-    if teacher is not None and teacher.gate is not None:  # how many parts are e4m3 is known only now
-        plan = planned(teacher_bytes=teacher.n_bytes)
-    _check_resident(student, teacher, world.device)
+    plan, student, optimizer, teacher = _load(config, pair, world, held_out, planned, memory)
 
     kind, saver = cast(Kind, config.loss), None
     if config.smoke is None and world.is_first:
@@ -258,6 +252,26 @@ def _train(
         recorder.say(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
         return _run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
+
+
+def _load(
+    config: Config,
+    pair: TrainingPair,
+    world: World,
+    held_out: Windows,
+    planned: Callable[..., list[MemoryRow]],
+    memory: int | None,
+) -> tuple[list[MemoryRow], Decoder, Optimizer, Teacher | None]:
+    """The memory plan, checked against the device's `memory`, and the loaded models."""
+    plan = planned()
+    budget.check_fits(plan, memory)
+    student, optimizer = load_student(config, pair, world)
+    teacher = load_teacher(config, pair, held_out, world.device)
+    if teacher is not None and teacher.gate is not None:  # how many parts are e4m3 is known only now
+        plan = planned(teacher_bytes=teacher.n_bytes)
+        budget.check_fits(plan, memory)
+    _check_resident(student, teacher, world.device)
+    return plan, student, optimizer, teacher
 
 
 def _check_resident(student: Decoder, teacher: Teacher | None, device: torch.device) -> None:

@@ -42,7 +42,7 @@ from aprfmt.running.teacher import TeacherReport
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder, Int64
 from aprfmt.texts.records import Log
-from aprfmt.texts.sequences import Windows, pieces_of
+from aprfmt.texts.sequences import WindowRows, Windows, pieces_of
 from aprfmt.texts.shards import PARTS, read_header
 from aprfmt.texts.sources import HEADER, list_files
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
@@ -55,7 +55,8 @@ from aprtrain.world import device_of
 
 _SHARD_BYTES = 64 << 20
 _MAX_REST = 0.1  # residual mass above which the saved distribution is a poor teacher
-_POSITIONS = 256  # per chunk of logits
+_POSITIONS = {"cpu": 256, "cuda": 1024}  # per chunk of logits
+_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of a batch in torch
 _TOKENS = "tokens"
 _CHARS = 4  # bytes of text per token, to estimate tokens before tokenizing
 
@@ -83,8 +84,8 @@ class TeacherRequest:
     prompts: Path | None
 
 
-_Answers = Callable[[Windows, int], Answer]
-"""Gives the teacher's saved log-probabilities of one sequence."""
+_Answers = Callable[[Windows, range], Iterator[Answer]]
+"""Yields the log-probabilities to save of these sequences, in order."""
 
 
 def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None, log: Log) -> TeacherReport:
@@ -104,7 +105,7 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
         )  # fmt: skip
         _check_k(wanted.top_k, encoder.n_ids)
         if plan:
-            return _planned(wanted, report)
+            return _planned(wanted, encoder.n_ids, report)
         inputs = [*_inputs(wanted, model, reader)]
         if wanted.prompts is not None:
             check_target(wanted.prompts, inputs, force=True)
@@ -158,7 +159,7 @@ def _check_output(folder: Path) -> set[Path]:
     return old
 
 
-def _planned(wanted: TeacherRequest, report: TeacherReport) -> TeacherReport:
+def _planned(wanted: TeacherRequest, n_ids: int, report: TeacherReport) -> TeacherReport:
     header = read_header(wanted.data[0]) if len(wanted.data) == 1 and (wanted.data[0] / HEADER).is_file() else None
     if header is not None:
         counts = {part: header["parts"][part]["tokens"] for part in PARTS}
@@ -167,12 +168,9 @@ def _planned(wanted: TeacherRequest, report: TeacherReport) -> TeacherReport:
         counts = {"train": n_bytes // _CHARS}
     report.windows = {part: -(-n // report.seq_len) for part, n in counts.items()}
     report.tokens = sum(counts.values())
-    report.bytes = report.tokens * _row_bytes(wanted.top_k, len(wanted.temperatures))
+    facts = TeacherHeader("", "", "", 0, "", "", report.seq_len, n_ids, wanted.top_k, wanted.temperatures)
+    report.bytes = report.tokens * facts.row_bytes
     return report
-
-
-def _row_bytes(k: int, n_temperatures: int) -> int:
-    return 8 * k + 4 * n_temperatures + 8
 
 
 _File = tuple[Path, Windows, range]
@@ -190,7 +188,7 @@ def _todo(
                 f"the folder contains files of a different run: {'; '.join(different)}", path=path,
                 hint="use the same options to resume, or choose another -o",
             )  # fmt: skip
-    each = max(1, _SHARD_BYTES // (facts.seq_len * _row_bytes(facts.k, len(facts.temperatures))))
+    each = max(1, _SHARD_BYTES // (facts.seq_len * facts.row_bytes))
     todo, files = [], dict[Path, list[bytes]]()
     for part, windows in parts.items():
         count = -(-len(windows) // each)
@@ -216,8 +214,8 @@ def _compute(
     loss, rest = 0.0, np.zeros(len(facts.temperatures))
     for path, windows, some in todo:
         answers = []
-        for i in some:
-            answers.append(found := answer(windows, i))
+        for i, found in zip(some, answer(windows, some), strict=True):
+            answers.append(found)
             if fault := fault_of(found, facts):
                 raise RunError(f"sequence {i}: {fault}", path=path, hint="the teacher's weights may be damaged")
             report.tokens += len(found.label_P)
@@ -263,8 +261,8 @@ def _engine(
         with storage_errors(wanted.from_vllm), wanted.from_vllm.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         name = responses.model or wanted.from_vllm.name
-        facts = TeacherHeader(name, digest, "", 0, "vllm", encoder.digest, length, k, temperatures)
-        return facts, lambda windows, i: responses.answer(windows, i, facts)
+        facts = TeacherHeader(name, digest, "", 0, "vllm", encoder.digest, length, encoder.n_ids, k, temperatures)
+        return facts, lambda windows, some: (responses.answer(windows, i, facts) for i in some)
     assert model is not None
     assert wanted.file is not None
     if wanted.engine == "torch":
@@ -273,7 +271,9 @@ def _engine(
         vocabulary = _shared(model, reader, network.shape.vocab_rows)
         residency = residency_of(network) if where.type == "cuda" else "bf16"
         check_residency(residency, where)
-        decoder = Teacher(network, vocabulary, residency, where, dtype=teacher_dtype(residency, where))
+        decoder = Teacher(
+            network, vocabulary, residency, where, dtype=teacher_dtype(residency, where), compiled=where.type == "cuda"
+        )
         logits: _Logits = _of_torch(decoder, where)
         engine = f"torch {where.type}"
     else:
@@ -287,9 +287,10 @@ def _engine(
     _check_k(k, vocabulary.n_real)
     name, architecture, size = Path(wanted.file).name, architecture_of(model), parameters_of(model)
     facts = TeacherHeader(
-        name, edge_fingerprint(model), architecture, size, engine, encoder.digest, length, k, temperatures
+        name, edge_fingerprint(model), architecture, size, engine, encoder.digest, length, vocabulary.n_real, k,
+        temperatures,
     )  # fmt: skip
-    return facts, lambda windows, i: _told(logits(windows, i), vocabulary.n_real, facts)
+    return facts, lambda windows, some: (_told(each, vocabulary.n_real, facts) for each in logits(windows, some))
 
 
 def _check_k(k: int, n_tokens: int) -> None:
@@ -302,39 +303,50 @@ def _shared(model: Model, reader: Model, rows: int) -> SharedVocabulary:
     return align(model.tokenizer, reader.tokenizer, rows, max(own, rows) if reader is model else own)
 
 
-_Logits = Callable[[Windows, int], Iterator[tuple[Int64, Int64, Tensor]]]
+_Chunks = Iterator[tuple[Int64, Int64, Tensor]]
 """Yields (positions [P], labels [P], logits [P, V]) for chunks of the labelled positions of a sequence, in order."""
+
+_Logits = Callable[[Windows, range], Iterator[_Chunks]]
+"""Yields the chunks of each of some sequences, in order."""
 
 
 def _of_torch(teacher: Teacher, device: torch.device) -> _Logits:
     head_VD = teacher.decoder.head_rows(teacher.vocabulary.n_real).float()
 
-    def logits(windows: Windows, number: int) -> Iterator[tuple[Int64, Int64, Tensor]]:
-        batch = batch_of(windows, [number])
-        places = np.flatnonzero(batch.labels_NT[0].numpy() >= 0)
-        labels = batch.labels_NT[0].numpy()[places]
-        batch = batch.to(device)
-        hidden_TD = teacher.hidden(batch.tokens_NT, batch.documents)[0]
-        for start in range(0, len(places), _POSITIONS):
-            some = slice(start, start + _POSITIONS)
-            product = hidden_TD[torch.from_numpy(places[some]).to(device)].float() @ head_VD.t()
-            yield places[some], labels[some], soft_cap(product, teacher.shape.logit_softcap)
+    def chunks(labels_T: Int64, hidden_TD: Tensor) -> _Chunks:
+        places = np.flatnonzero(labels_T >= 0)
+        for start in range(0, len(places), _POSITIONS[device.type]):
+            some = places[start : start + _POSITIONS[device.type]]
+            product = hidden_TD[torch.from_numpy(some).to(device)].float() @ head_VD.t()
+            yield some, labels_T[some], soft_cap(product, teacher.shape.logit_softcap)
+
+    def logits(windows: Windows, numbers: range) -> Iterator[_Chunks]:
+        each = max(1, _TOKENS_AT_ONCE[device.type] // windows.seq_len)
+        for start in range(0, len(numbers), each):
+            ids = [*numbers[start : start + each]]
+            n = len(ids)
+            if device.type == "cuda":  # compiled for one size of batch
+                ids += [-1] * (each - n)
+            batch = batch_of(windows, ids)
+            labels_NT = batch.labels_NT[:n].numpy()
+            batch = batch.to(device)
+            yield from map(chunks, labels_NT, teacher.hidden(batch.tokens_NT, batch.documents))
 
     return logits
 
 
 def _of_llama(reader: LogitsReader) -> _Logits:
-    def logits(windows: Windows, number: int) -> Iterator[tuple[Int64, Int64, Tensor]]:
-        for piece in pieces_of(windows.rows([number]), 0):
-            for begin, (rows,) in reader.logits(piece.ids):
+    def chunks(rows: WindowRows) -> _Chunks:
+        for piece in pieces_of(rows, 0):
+            for begin, (found,) in reader.logits(piece.ids):
                 at = piece.places_P - piece.start - begin
-                inside = (at >= 0) & (at < len(rows))
-                yield piece.places_P[inside], piece.labels_P[inside], torch.from_numpy(rows[at[inside]])
+                inside = (at >= 0) & (at < len(found))
+                yield piece.places_P[inside], piece.labels_P[inside], torch.from_numpy(found[at[inside]])
 
-    return logits
+    return lambda windows, numbers: (chunks(windows.rows([number])) for number in numbers)
 
 
-def _told(found: Iterator[tuple[Int64, Int64, Tensor]], n_real: int, facts: TeacherHeader) -> Answer:
+def _told(found: _Chunks, n_real: int, facts: TeacherHeader) -> Answer:
     answers = []
     for places, labels, logits_PV in found:
         t_PR = logits_PV[:, :n_real]

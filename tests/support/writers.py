@@ -115,7 +115,7 @@ def teacher(name: str) -> Operation:
     """A file of a teacher that knows two ids at each of three positions."""
 
     def operation(at: Place) -> None:
-        facts = TeacherHeader("t", "0" * 64, "llama", 1, "torch", "0" * 64, 8, 2, (1.0,))
+        facts = TeacherHeader("t", "0" * 64, "llama", 1, "torch", "0" * 64, 8, 300, 2, (1.0,))
         column, pairs = np.arange(3), np.full((3, 2), -1.0)
         write_shard(at.out / name, facts, [bytes(32)], [Answer(column, pairs, pairs, column[:, None], column)])
 

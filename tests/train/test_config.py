@@ -12,7 +12,17 @@ import pytest
 
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, UsageError
-from aprtrain.config import Config, build, changed_fields, command_fields, resolve, schema, usual_values, what_fields
+from aprtrain.config import (
+    DEFAULTS,
+    Config,
+    build,
+    changed_fields,
+    command_fields,
+    resolve,
+    schema,
+    usual_values,
+    what_fields,
+)
 from aprtrain.optim.adamw import learning_rate
 
 BASE: dict[str, Any] = {"teacher": "t", "student": "s", "data": "d", "output": "o", "steps": 200}
@@ -228,6 +238,31 @@ def test_the_schedule_warms_up_and_falls_to_its_share() -> None:
     assert rates[4:12] == sorted(rates[4:12], reverse=True)
     assert rates[11] == pytest.approx(0.2)
     assert rates[13] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ({"student": "s"}, "pretrained"), ({"student": None, "student_init": "layers:3"}, "pruned"),
+        ({"student": None, "student_init": "layers:0,+width:hidden=64"}, "pruned"),
+        ({"student": None, "student_init": "a/config.json"}, "fresh"),
+    ],
+)  # fmt: skip
+def test_defaults_are_those_of_the_kind_of_student(how: dict[str, Any], kind: str) -> None:
+    """As the table in docs/training.md says; a report compares with the same values."""
+    config = made(**how)
+    assert {name: getattr(config, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
+    assert made(**how, lr=0.5).lr == 0.5
+    usual = usual_values(resolve(config))
+    assert {name: usual[name] for name in DEFAULTS[kind]} == DEFAULTS[kind]
+    text = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith(f"| {kind}"))
+    assert [float(cell) for cell in row.split("|")[3:6]] == [*DEFAULTS[kind].values()]
+
+
+def test_pretraining_from_scratch_is_that_of_a_fresh_student() -> None:
+    given = {"like": "m", "shape": "config.json", "data": "d", "output": "o", "steps": 1}
+    assert build("pretrain", given)[0].lr == DEFAULTS["fresh"]["lr"]
 
 
 def test_what_follows_from_the_steps_is_no_choice() -> None:

@@ -68,7 +68,7 @@ _LARGE = {"tokens_per_step": 1024, "micro_tokens": 1024}
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "student_init": ({}, {"student_init": "layers:1,"}),
     "kd_weight": ({}, {"kd_weight": 0.2}),
-    "temperature": ({}, {"temperature": 1.0}),
+    "temperature": ({}, {"temperature": 3.0}),
     "loss": ({}, {"loss": "reverse"}),
     "beta": ({"loss": "jsd"}, {"loss": "jsd", "beta": 0.2}),
     "lr": ({}, {"lr": 1e-3}),

@@ -284,6 +284,12 @@ def test_a_step_that_hangs_is_ended_at_its_deadline() -> None:
         time.sleep(0.3)
         assert watchdog.limit_s == 120
     assert len(stalls) == 1
+    for least_s, limit in ((3.0, 3.0), (0.0, math.inf)):
+        with Watchdog(0.2, stalls.append, least_s=least_s) as watchdog:
+            for _ in range(3):
+                with watchdog.step():
+                    pass
+            assert watchdog.limit_s == limit
 
 
 def test_a_step_that_fails_is_no_longer_watched() -> None:
@@ -313,8 +319,8 @@ def test_a_stall_in_a_run_ends_the_process_with_exit_8(
 # --- utilisation and memory ---
 
 
-def watched(percent: int, warnings: list[str]) -> UtilizationMonitor:
-    found = UtilizationMonitor(lambda: percent, warnings.append, window=5, interval_s=0.01)
+def watched(percent: int, warnings: list[str], least: float = 5.0) -> UtilizationMonitor:
+    found = UtilizationMonitor(lambda: percent, warnings.append, least=least, window=5, interval_s=0.01)
     found.wanted.set()
     with found:
         deadline = time.monotonic() + 5
@@ -335,6 +341,8 @@ def test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once() -> None:
     with pytest.raises(RunError, match="idle: 2 %") as caught:
         watched(2, warnings).check()
     assert caught.value.exit_code == 8
+    assert "--min-utilization 0" in str(caught.value.hint)
+    watched(2, warnings, least=0).check()
 
 
 def test_samples_of_pauses_and_of_a_mute_device_do_not_count() -> None:

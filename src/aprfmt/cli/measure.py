@@ -69,6 +69,13 @@ def evaluate(
             help="Evaluate about N tokens, sampled evenly; the text is still tokenized in full. [default: all]",
         ),
     ] = None,
+    vocab_policy: Annotated[
+        str,
+        typer.Option(
+            metavar="shared|renormalise",
+            help="If the teacher has tokens that the model lacks: refuse, or compare over the shared tokens.",
+        ),
+    ] = "shared",
     text_field: TextFieldOption = "text",
     force: ForceOption = False,
 ) -> None:
@@ -100,7 +107,7 @@ def evaluate(
         raise UsageError("--save-logits requires --against MODEL")
     found = aprfmt.evaluate(
         file, data, teacher=teacher, engine=engine, device=device, seq_len=seq_len, limit=limit,
-        text_field=text_field, log=out.progress_line,
+        text_field=text_field, vocab_policy=vocab_policy, log=out.progress_line,
     )  # fmt: skip
     out.result(found.to_json(), _evaluation(found))
 
@@ -162,6 +169,10 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
             ("KL", f"{found.kl:.4g} nats per token, KL(teacher || model)"),
             ("agreement", f"same top-1 token at {found.agreement:.2%} of positions"),
         ]
+    if found.dropped_mass is not None:
+        rows.append(
+            ("dropped", f"{found.dropped_mass:.2%} of the teacher's probability is on tokens that the model lacks")
+        )
     read = f"{plural(found.tokens, 'token')} in {plural(found.windows, 'sequence')} of {found.seq_len:,}"
     data = f"{plural(found.documents, 'document')} of {plural(found.data_tokens, 'token')}"
     left_out = ", ".join(f"{n} {what}" for what, n in found.left_out.items())

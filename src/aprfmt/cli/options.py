@@ -90,7 +90,7 @@ def parameter(row: OptionRow) -> tuple[str, object, None]:
     else:
         metavar = metavar or "|".join(row.choices) or {int: "N", float: "X", Path: "PATH"}.get(row.kind, "TEXT")
     if default not in (None, ()):
-        words += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
+        words += f" [default: {row.shown or (f'{default:g}' if isinstance(default, float) else default)}]"
     completion = complete.COMPLETIONS[row.complete] if row.complete else None
     option = typer.Option(
         *names, metavar=metavar or None, help=words, autocompletion=completion, rich_help_panel=row.section or None

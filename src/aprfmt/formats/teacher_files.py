@@ -29,9 +29,12 @@ from aprfmt.texts.sequences import Windows
 from aprfmt.texts.shards import PARTS
 from aprfmt.types import Array
 
-FORMAT = "aprtrain-teacher/1"
+FORMAT = "aprtrain-teacher/2"
 _SLACK = 1e-3
 """By which the probabilities of a position may miss 1."""
+
+_PER_NAT = 2048
+"""Stored log-probabilities are multiples of its inverse: an error of at most 0.00025 nats, down to -32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class TeacherHeader:
         engine: what computed it.
         tokenizer: SHA-256 of the tokenizer that read the text, as in the header of token shards.
         seq_len: tokens of a window.
+        n_ids: size of the vocabulary; all ids are below it.
         k: ids known at a position.
         temperatures: at which the residual mass is stored; the first is 1.
     """
@@ -55,8 +59,24 @@ class TeacherHeader:
     engine: str
     tokenizer: str
     seq_len: int
+    n_ids: int
     k: int
     temperatures: tuple[float, ...]
+
+    @property
+    def high_bits(self) -> int:
+        """Bits of an id beyond the 16 of `ids`: 0, 1, 2, 4 or 8."""
+        return next(bits for bits in (0, 1, 2, 4, 8) if self.n_ids <= 1 << (16 + bits) or bits == 8)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of each tensor of `_TENSORS`."""
+        return 1, self.k, -(-self.k * self.high_bits // 8), self.k, len(self.temperatures), 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a position."""
+        return sum(n * _NUMPY[dtype][0] for n, dtype in zip(self.widths, _TENSORS.values(), strict=True))
 
     def to_metadata(self) -> dict[str, str]:
         """As strings; numbers as JSON."""
@@ -86,11 +106,35 @@ def answer_of(columns: Iterable[tuple[Array, ...]], facts: TeacherHeader) -> Ans
     none, k, r = np.zeros(0), facts.k, len(facts.temperatures)
     empty = (none, none.reshape(0, k), none.reshape(0, k), none.reshape(0, r), none)
     joined = (np.concatenate(column) for column in zip(empty, *columns, strict=True))
-    return Answer(*(v.astype(_NUMPY[dtype]) for v, dtype in zip(joined, _TENSORS.values(), strict=True)))
+    return Answer(*(v.astype(dtype) for v, dtype in zip(joined, ("<i4", "<i4", "<f4", "<f4", "<f4"), strict=True)))
 
 
-_TENSORS = {"positions": "I32", "ids": "I32", "logprobs": "F32", "rest": "F32", "label_logprobs": "F32"}
-_NUMPY = {"I32": "<i4", "F32": "<f4", "I64": "<i8", "U8": "<u1"}
+_TENSORS = {
+    "positions": "I32", "ids": "U16", "ids_high": "U8", "logprobs": "U16", "rest": "F32", "label_logprobs": "F32",
+}  # fmt: skip
+_NUMPY = {"I32": (4, "<i4"), "F32": (4, "<f4"), "I64": (8, "<i8"), "U8": (1, "<u1"), "U16": (2, "<u2")}
+
+_WIDE = ("ids", "ids_high", "logprobs", "rest")
+
+
+def _stored(answer: Answer, facts: TeacherHeader) -> tuple[Array, ...]:
+    """The columns of a file: ids without their high bits, those bits, multiples of 1 / _PER_NAT."""
+    ids, bits = answer.ids_PK.astype(np.uint32), facts.high_bits
+    high_PW = np.zeros((len(ids), facts.widths[2]), np.uint8)
+    for slot in range(8 // bits if bits else 0):
+        part_PW = (ids[:, slot :: 8 // bits] >> 16) << (slot * bits)
+        high_PW[:, : part_PW.shape[1]] |= part_PW.astype(np.uint8)
+    nats = np.rint(answer.logprobs_PK * np.float32(-_PER_NAT)).clip(0, 65535)
+    return answer.positions_P, ids & 0xFFFF, high_PW, nats, answer.rest_PR, answer.label_P
+
+
+def _restored(columns: Sequence[Array], facts: TeacherHeader) -> Answer:
+    positions_P, low_PK, high_PW, nats_PK, rest_PR, label_P = columns
+    ids_PK, bits = low_PK.astype(np.int32), facts.high_bits
+    for slot in range(8 // bits if bits else 0):
+        part_PK = ids_PK[:, slot :: 8 // bits]
+        part_PK |= (high_PW[:, : part_PK.shape[1]].astype(np.int32) >> (slot * bits) & ((1 << bits) - 1)) << 16
+    return Answer(positions_P, ids_PK, nats_PK.astype(np.float32) / np.float32(-_PER_NAT), rest_PR, label_P)
 
 
 def hashes_of(windows: Windows, ids: Iterable[int]) -> list[bytes]:
@@ -108,24 +152,25 @@ def shard_path(folder: Path, part: str, number: int, count: int) -> Path:
 
 def write_shard(path: Path, facts: TeacherHeader, hashes: Sequence[bytes], answers: Sequence[Answer]) -> None:
     """Writes some windows as one file, which replaces another. Raises StorageError."""
-    columns = [np.concatenate(column) for column in zip(*answers, strict=True)]
+    stored = [_stored(answer, facts) for answer in answers]
+    columns = [np.concatenate(column) for column in zip(*stored, strict=True)]
     tensors: list[tuple[str, str, Array]] = [
         ("windows", "U8", np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)),
         ("counts", "I64", np.array([len(answer.positions_P) for answer in answers])),
-        ("sums", "I64", np.array([_sum(answer) for answer in answers])),
+        ("sums", "I64", np.array([_sum(each) for each in stored])),
         *((name, dtype, column) for (name, dtype), column in zip(_TENSORS.items(), columns, strict=True)),
     ]
     out = []
     for name, dtype, values in tensors:
-        data = values.astype(_NUMPY[dtype]).tobytes()
+        data = values.astype(_NUMPY[dtype][1]).tobytes()
         out.append(OutTensor(name, dtype, values.shape, len(data), lambda data=data: [data]))  # type: ignore[misc]
     metadata = {"format": FORMAT, **facts.to_metadata()}
     write_file(str(path), FileLayout(path.name, layout(out, metadata)), WriteOptions(force=True))
 
 
-def _sum(answer: Answer) -> int:
-    columns = zip(answer, _TENSORS.values(), strict=True)
-    return crc32_of(*(column.astype(_NUMPY[dtype]).tobytes() for column, dtype in columns))
+def _sum(stored: Sequence[Array]) -> int:
+    columns = zip(stored, _TENSORS.values(), strict=True)
+    return crc32_of(*(column.astype(_NUMPY[dtype][1]).tobytes() for column, dtype in columns))
 
 
 class TeacherShard:
@@ -144,8 +189,9 @@ class TeacherShard:
             self.facts = _facts_of(path, shard.metadata)
             found = {t.name: (t.dtype, t.shape) for t in shard.tensors}
             n, rows = ((found[name][1] or (0,))[0] if name in found else 0 for name in ("windows", "ids"))
-            k, r = self.facts.k, len(self.facts.temperatures)
-            shapes = [(rows,), (rows, k), (rows, k), (rows, r), (rows,)]
+            shapes = [
+                (rows, n) if name in _WIDE else (rows,) for name, n in zip(_TENSORS, self.facts.widths, strict=True)
+            ]
             wanted = {"windows": ("U8", (n, 32)), "counts": ("I64", (n,)), "sums": ("I64", (n,))}
             wanted |= {name: (dtype, shape) for (name, dtype), shape in zip(_TENSORS.items(), shapes, strict=True)}
             for name in wanted:
@@ -166,16 +212,16 @@ class TeacherShard:
     def read(self, number: int) -> Answer:
         """A window. Raises ChecksumError, CorruptError for values that are not probabilities, StorageError."""
         start, n = int(self._starts[number]), int(self._counts[number])
-        k, r = self.facts.k, len(self.facts.temperatures)
         columns = []
         with Source.open(self.path) as source:
-            for (name, dtype), width in zip(_TENSORS.items(), (1, k, k, r, 1), strict=True):
-                data = source.read(self._offsets[name] + 4 * width * start, 4 * width * n)
-                values = np.frombuffer(data, _NUMPY[dtype])
-                columns.append(values.reshape(n, width) if name in ("ids", "logprobs", "rest") else values)
-        answer = Answer(*columns)
-        if _sum(answer) != self._sums[number]:
+            for (name, dtype), width in zip(_TENSORS.items(), self.facts.widths, strict=True):
+                each, kind = _NUMPY[dtype]
+                data = source.read(self._offsets[name] + each * width * start, each * width * n)
+                values = np.frombuffer(data, kind)
+                columns.append(values.reshape(n, width) if name in _WIDE else values)
+        if _sum(columns) != self._sums[number]:
             raise ChecksumError(f"sequence {number} of the file was modified", path=self.path, hint=AGAIN)
+        answer = _restored(columns, self.facts)
         if fault := fault_of(answer, self.facts):
             raise CorruptError(f"sequence {number} of the file: {fault}", path=self.path, hint=AGAIN)
         return answer
@@ -195,7 +241,12 @@ def _facts_of(path: Path, metadata: dict[str, str]) -> TeacherHeader:
             f.name: metadata[f.name] if f.type == "str" else json.loads(metadata[f.name]) for f in fields(TeacherHeader)
         }
         facts = TeacherHeader(**values | {"temperatures": tuple(map(float, values["temperatures"]))})
-        is_good = 0 < facts.k < 1 << 20 and 1 < facts.seq_len < 1 << 31 and facts.temperatures[0] == 1
+        is_good = (
+            0 < facts.k <= facts.n_ids <= 1 << 24
+            and facts.k < 1 << 20
+            and 1 < facts.seq_len < 1 << 31
+            and facts.temperatures[0] == 1
+        )
     except (KeyError, TypeError, ValueError, IndexError, RecursionError):
         is_good = False
     if not is_good:
@@ -217,9 +268,8 @@ def fault_of(answer: Answer, facts: TeacherHeader) -> str | None:
             "the log-probabilities of a position do not descend, or that of its label is above 0": (
                 (np.diff(logprobs, axis=1) > 0).any() or (answer.label_P > _SLACK).any()
             ),
-            "negative or duplicate token id at a position": (
-                (ids[:, :1] < 0).any() or (np.diff(ids, axis=1) == 0).any()
-            ),
+            "duplicate token id at a position": (np.diff(ids, axis=1) == 0).any(),
+            f"a token id is not below {facts.n_ids}": (ids[:, :1] < 0).any() or (ids[:, -1:] >= facts.n_ids).any(),
             (
                 f"the probabilities of a position add up to {total[far.argmax()] if len(far) else 0:.4g}, "
                 "residual mass included"

@@ -20,6 +20,7 @@ STATUS = {
 """The words for a status, and their tone."""
 
 _GIB = float(1 << 30)
+_FEW_TOKENS = 10_000  # scored, below which a result is noisy and the page says so
 _LONG = 14  # rows of a table that are shown without folding
 
 
@@ -30,7 +31,7 @@ class RunReport(TypedDict):
         status: done, interrupted, failed, or running (or killed: nobody was left to say so).
         heard_at: seconds since 1970 of the last line.
         tokens_per_s, mfu, utilisation: medians; memory_bytes is the peak.
-        evaluations, resumed: `step`, `at_tokens` and, of an evaluation, SCORES.
+        evaluations, resumed: `step`, `at_tokens` and, of an evaluation, SCORES and `scored_tokens`.
         before, after, change: the first and last evaluation, and the relative difference, absolute for shares.
         teacher, student: name, architecture, parameters; `made` says how a student was made.
         curves: columns of the logged steps, by name.
@@ -161,10 +162,12 @@ def sentence(body: RunReport) -> str:
     for key, words in (("kl", "KL to the teacher"), ("ce", "cross entropy")):
         moved, a, b = ((found or {}).get(key) for found in (body["change"], body["before"], body["after"]))
         if moved is not None and a is not None and b is not None:
+            n = (body["after"] or {}).get("scored_tokens")
+            few = f", on only {n:,.0f} tokens" if n is not None and n < _FEW_TOKENS else ""
             if a == b:
-                return f"held-out {words} stayed at {a:.4g}"
+                return f"held-out {words} stayed at {a:.4g}{few}"
             verb = "fell" if b < a else "rose"
-            return f"held-out {words} {verb} from {a:.4g} to {b:.4g} ({_with_sign(moved)})"
+            return f"held-out {words} {verb} from {a:.4g} to {b:.4g} ({_with_sign(moved)}){few}"
     return "no result yet: fewer than two evaluations"
 
 

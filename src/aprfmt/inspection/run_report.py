@@ -102,7 +102,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
     steps = [(n, e) for n, e in _by_step(of.get("step", [])) if number(e.get("tokens")) is not None]
     at = _clock(steps)
     evaluations: list[Numbers] = [
-        {**_place(e, at), **{name: number(e.get(name)) for name in SCORES}}
+        {**_place(e, at), **{name: number(e.get(name)) for name in SCORES}, "scored_tokens": number(e.get("tokens"))}
         for _, e in _by_step(of.get("evaluation") or _objects(metadata.get("evaluations")))
     ]
     command = str(start.get("command") or metadata.get("command") or "distill")

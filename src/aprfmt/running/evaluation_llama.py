@@ -76,6 +76,7 @@ def score(
     seq_len: int | None = None,
     limit: int | None = None,
     text_field: str = TEXT_FIELD,
+    vocab_policy: str = "shared",
     threads: int = 0,
     gpu_layers: int = 0,
     log: Callable[[str], None] = lambda line: None,
@@ -100,7 +101,7 @@ def score(
         tokenizers = [model.tokenizer for model in opened]
         vocabulary = None
         if teacher is not None:
-            vocabulary = align(tokenizers[1], tokenizers[0], loaded[1].n_vocab, loaded[0].n_vocab)
+            vocabulary = align(tokenizers[1], tokenizers[0], loaded[1].n_vocab, loaded[0].n_vocab, vocab_policy)
         skipped: Counter[str] = Counter()
         encoder = _encoder(tokenizers[0], loaded[0])
         part = read_part(data, encoder, skipped, log, text_field)

@@ -90,12 +90,12 @@ def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> t
     grad_NV.addcmul_(soft.others_NV, slope_NB[:, -1:] / soft.sum_N1)
     grad_NV.scatter_add_(1, top.ids_NK, slope_NB[:, :-1])
 
-    is_top_NK = (top.logprobs_NK == top.logprobs_NK[:, :1]) & (s_NV.gather(1, top.ids_NK) == highest_N1)
     rows = RowLosses(
         ce_N=ce_N,
         kl_N=kl_N,
         kl1_N=forward_kl(logp_NB, logq1_NB, 0)[0],
-        agree_N=is_top_NK.any(1).to(s_NV.dtype),
+        # Files round log-probabilities, so that equal ones are no tie: only the order of the ids tells the first.
+        agree_N=(s_NV.gather(1, top.ids_NK[:, :1]) == highest_N1)[:, 0].to(s_NV.dtype),
         entropy_N=-times_log(logq1_NB.exp(), logq1_NB).sum(1),
     )
     return RowLosses(*(value_N.where(valid_N, 0) for value_N in rows)), grad_NV.mul_(valid_N[:, None])

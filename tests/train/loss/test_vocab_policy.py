@@ -11,7 +11,8 @@ import demo_model
 import pytest
 import train_runs
 
-from aprfmt.errors import RefusedError, RunError
+import aprfmt
+from aprfmt.errors import RefusedError, RunError, UsageError
 from aprtrain.network.weights import open_network
 
 Distil = Callable[..., dict[str, Any]]
@@ -53,6 +54,15 @@ def test_the_shared_tokens_alone_are_learnt_and_the_rest_is_told(
     assert described["resolved"]["vocab_policy"] == "renormalise"
     with open_network(summary["model"]) as network:
         assert network.shape.vocab_rows == 300
+    asked: dict[str, Any] = {"teacher": given["teacher"], "device": "cpu", "seq_len": 32}
+    model, data = summary["model"], tmp_path / "run/tokens"
+    with pytest.raises(RefusedError, match="4 tokens that the student's lacks") as refusal:
+        aprfmt.evaluate(model, data, **asked)
+    assert "--vocab-policy renormalise" in (refusal.value.hint or "")
+    scored = aprfmt.evaluate(model, data, **asked, vocab_policy="renormalise")
+    assert scored.dropped_mass == pytest.approx(summary["last"]["dropped_mass"], rel=0.2), "of all, not some"
+    with pytest.raises(UsageError, match="needs a teacher"):
+        aprfmt.evaluate(model, data, device="cpu", vocab_policy="renormalise")
 
 
 def test_a_teacher_that_uses_its_other_tokens_stops_the_run(distil: Distil, tmp_path: Path, teacher_file: Path) -> None:

@@ -44,7 +44,7 @@ def step(n: int, **more: Any) -> dict[str, Any]:
 
 
 def scores(n: int, **values: Any) -> dict[str, Any]:
-    return {"event": "evaluation", "step": n, "ce": 4.0, "kl": 2.0, "agreement": 0.25, "tokens": 7, **values}
+    return {"event": "evaluation", "step": n, "ce": 4.0, "kl": 2.0, "agreement": 0.25, "tokens": 70_000, **values}
 
 
 def made(folder: Path, events: list[dict[str, Any]], metadata: dict[str, Any] | None = None) -> Path:
@@ -241,6 +241,7 @@ def test_odd_files_give_a_page_all_the_same(tmp_path: Path, metrics: str | None,
     ("last", "words"),
     [
         ({"kl": 2.0}, "held-out KL to the teacher stayed at 2"),
+        ({"kl": 2.5, "tokens": 432}, "held-out KL to the teacher rose from 2 to 2.5 (+25.0 %), on only 432 tokens"),
         ({"kl": 3.0}, "held-out KL to the teacher rose from 2 to 3 (+50.0 %)"),
         ({"kl": None, "ce": None}, "no result yet: fewer than two evaluations"),
     ],

@@ -27,7 +27,7 @@ from train_runs import lines, weights
 import aprfmt
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import AprError, UnknownFormatError
-from aprfmt.formats.teacher_files import TeacherFiles
+from aprfmt.formats.teacher_files import TeacherFiles, TeacherHeader, TeacherShard, answer_of, write_shard
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sequences import Windows, pieces_of
 from aprfmt.texts.shards import open_corpus, read_header
@@ -83,8 +83,10 @@ def losses(folder: Path) -> list[dict[str, Any]]:
 
 
 def close(a: list[dict[str, Any]], b: list[dict[str, Any]], bound: float) -> bool:
-    names = ("loss", "ce", "kl", "kl1", "agreement", "grad_norm")
-    return all(abs(x[n] - y[n]) <= bound * max(1e-2, abs(y[n])) for x, y in zip(a, b, strict=True) for n in names)
+    names = ("loss", "ce", "kl", "kl1", "grad_norm")
+    pairs = [*zip(a, b, strict=True)]
+    same = all(abs(x["agreement"] - y["agreement"]) < 0.03 for x, y in pairs)  # three positions of a step
+    return same and all(abs(x[n] - y[n]) <= bound * max(1e-2, abs(y[n])) for x, y in pairs for n in names)
 
 
 # --- writing and reading ---
@@ -93,7 +95,7 @@ def close(a: list[dict[str, Any]], b: list[dict[str, Any]], bound: float) -> boo
 @pytest.mark.parametrize("loss", ["forward", "reverse", "jsd"])
 def test_files_of_all_ids_teach_what_the_teacher_does(made: Made, distil: Run, tmp_path: Path, loss: str) -> None:
     there, read = distil("there", loss=loss), distil("read", made.files, loss=loss)
-    assert close(losses(tmp_path / "read"), losses(tmp_path / "there"), 1e-4)
+    assert close(losses(tmp_path / "read"), losses(tmp_path / "there"), 2e-3)
     for when in ("first", "last"):
         for name in ("ce", "kl", "agreement", "teacher_ce"):
             assert read[when][name] == pytest.approx(there[when][name], rel=1e-3, abs=1e-4), name
@@ -116,7 +118,7 @@ def test_llama_cpp_says_what_torch_says(made: Made, tmp_path: Path) -> None:
         for name in ("windows", "counts", "positions"):
             assert np.array_equal(a[name], b[name])
         assert (a["ids"][:, 0] == b["ids"][:, 0]).mean() > 0.99
-        assert np.allclose(a["logprobs"], b["logprobs"], atol=0.05)
+        assert np.allclose(a["logprobs"] / -2048, b["logprobs"] / -2048, atol=0.05)
         assert np.allclose(a["rest"], b["rest"], atol=0.01)
 
 
@@ -124,7 +126,7 @@ def test_the_first_ids_of_many_are_the_files_of_a_few(made: Made, distil: Run, t
     aprfmt.teacher(made.teacher, made.text, tmp_path / "few", top_k=8, device="cpu", **GIVEN)
     distil("few-run", tmp_path / "few")
     distil("many-run", made.files, top_k=8)
-    assert close(losses(tmp_path / "few-run"), losses(tmp_path / "many-run"), 1e-5)
+    assert close(losses(tmp_path / "few-run"), losses(tmp_path / "many-run"), 5e-4)
     distil("all-run", made.files)
     whole, part = (losses(tmp_path / f"{name}-run")[0]["kl"] for name in ("all", "few"))
     assert part < whole
@@ -230,18 +232,36 @@ def test_the_documented_form_is_what_is_written(made: Made) -> None:
     n, rows = len(tensors["windows"]), len(tensors["ids"])
     assert {name: (value.dtype.name, value.shape) for name, value in tensors.items()} == {
         "windows": ("uint8", (n, 32)), "counts": ("int64", (n,)), "sums": ("int64", (n,)),
-        "positions": ("int32", (rows,)), "ids": ("int32", (rows, IDS)), "logprobs": ("float32", (rows, IDS)),
+        "positions": ("int32", (rows,)), "ids": ("uint16", (rows, IDS)), "ids_high": ("uint8", (rows, 0)),
+        "logprobs": ("uint16", (rows, IDS)),
         "rest": ("float32", (rows, 4)), "label_logprobs": ("float32", (rows,)),
     }  # fmt: skip
     with safe_open(path, "np") as opened:
         metadata = opened.metadata()
     header = read_header(made.files / "tokens")
     assert header is not None
-    assert metadata["format"] == "aprtrain-teacher/1"
+    assert metadata["format"] == "aprtrain-teacher/2"
     assert metadata["tokenizer"] == header["tokenizer"]
     assert (metadata["k"], metadata["seq_len"]) == (str(IDS), "32")
     assert json.loads(metadata["temperatures"]) == [1, 2, 3, 4]
     assert tensors["counts"].sum() == rows
+
+
+@pytest.mark.parametrize("n_ids", [300, 1 << 16, 151_936, 262_144, 1 << 20, 1 << 24])
+def test_ids_of_any_size_come_back_and_log_probabilities_within_a_step(tmp_path: Path, n_ids: int) -> None:
+    rng = np.random.default_rng(1)
+    facts = TeacherHeader("t", "0" * 64, "llama", 1, "torch", "0" * 64, 8, n_ids, 13, (1.0, 2.0))
+    ids = np.stack([rng.choice(n_ids - 2, 12, replace=False) for _ in range(5)])
+    ids = np.concatenate([ids, np.full((5, 1), n_ids - 1)], 1)
+    logprobs = -np.sort(rng.uniform(3, 31, (5, 13))).astype(np.float32)
+    rest = np.repeat(1 - np.exp(logprobs).sum(1, keepdims=True), 2, 1)
+    answer = answer_of([(np.arange(5), ids, logprobs, rest, logprobs[:, 0])], facts)
+    write_shard(tmp_path / "train-00001-of-00001.safetensors", facts, [bytes(32)], [answer])
+    found = TeacherShard(tmp_path / "train-00001-of-00001.safetensors").read(0)
+    assert np.array_equal(found.ids_PK, ids)
+    assert np.abs(found.logprobs_PK - logprobs).max() <= 1 / 4096 + 1e-6
+    assert np.array_equal(found.rest_PR, answer.rest_PR)
+    assert replace(facts, k=64, n_ids=min(n_ids, 262_144), temperatures=(1.0, 2.0, 3.0, 4.0)).row_bytes <= 300
 
 
 # --- vLLM ---
@@ -313,7 +333,7 @@ def test_what_vllm_says_teaches_what_our_files_of_the_same_numbers_do(
     folder = taken(made, tmp_path / "taken", answered[1], frame)
     distil("ours", made.files, top_k=8, temperature=1.0)
     distil("theirs", folder, temperature=1.0)
-    assert close(losses(tmp_path / "theirs"), losses(tmp_path / "ours"), 2e-5)
+    assert close(losses(tmp_path / "theirs"), losses(tmp_path / "ours"), 5e-3)
     name = TeacherFiles(folder).facts.teacher
     assert name == ("r.jsonl" if frame == "choice" else "org/big")
 
@@ -377,7 +397,7 @@ def damage(path: Path, name: str, change: Callable[[Any], None]) -> None:
     with safe_open(path, "np") as opened:
         metadata = opened.metadata()
     ends = np.cumsum(tensors["counts"])
-    columns = [tensors[each] for each in ("positions", "ids", "logprobs", "rest", "label_logprobs")]
+    columns = [tensors[each] for each in ("positions", "ids", "ids_high", "logprobs", "rest", "label_logprobs")]
     for i, end in enumerate(ends):
         rows = slice(end - tensors["counts"][i], end)
         tensors["sums"][i] = crc32_of(*(column[rows].tobytes() for column in columns))
@@ -386,6 +406,16 @@ def damage(path: Path, name: str, change: Callable[[Any], None]) -> None:
 
 def _all(value: float) -> Callable[[Any], None]:
     return lambda values: values.fill(value)
+
+
+def _add_1(ids: Any) -> None:
+    ids += 1
+
+
+def _wider(folder: Path) -> None:
+    """The files claim a vocabulary of 400 ids, and have 300."""
+    _each(folder, lambda path: _restate(path, n_ids="400"))
+    damage(_train(folder), "ids", _add_1)
 
 
 def _move(positions: Any) -> None:
@@ -405,7 +435,7 @@ def _halve(path: Path) -> None:
     """Keeps every other row, and says so."""
     tensors = load_file(path)
     kept = np.concatenate([np.arange(n) % 2 == 0 for n in tensors["counts"]])
-    for name in ("positions", "ids", "logprobs", "rest", "label_logprobs"):
+    for name in ("positions", "ids", "ids_high", "logprobs", "rest", "label_logprobs"):
         tensors[name] = tensors[name][kept]
     tensors["counts"] = -(-tensors["counts"] // 2)
     with safe_open(path, "np") as opened:
@@ -441,12 +471,13 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "more ids than there are": (lambda f: None, {"--top-k": "301"}, 5, "store 300 ids per position", "--top-k"),
     "another temperature": (lambda f: None, {"--temperature": "2.5"}, 5, "temperature 1, 2, 3, 4, not at 2.5",
         "apr teacher --temperature 2.5"),
-    "NaN": (lambda f: damage(_train(f), "logprobs", _all(np.nan)), {}, 4, "non-finite", "delete the file"),
+    "NaN": (lambda f: damage(_train(f), "rest", _all(np.nan)), {}, 4, "non-finite", "delete the file"),
     "too much mass": (lambda f: damage(_train(f), "rest", _all(1)), {}, 4, "add up to 2", "delete the file"),
     "a negative mass": (lambda f: damage(_train(f), "rest", _all(-1e-2)), {}, 4, "add up to", "delete the file"),
     "a mass that falls": (lambda f: damage(_train(f), "rest", _first_rises), {}, 4, "mass decrease", "delete the file"),
     "ids twice": (lambda f: damage(_train(f), "ids", _all(7)), {}, 4, "duplicate token id", "delete the file"),
-    "no such id": (lambda f: damage(_train(f), "ids", lambda v: v.__iadd__(1)), {}, 5, "id 300", ""),
+    "no such id": (lambda f: damage(_train(f), "ids", _add_1), {}, 4, "id is not below 300", "delete the file"),
+    "an id that the student lacks": (_wider, {}, 5, "id 300", ""),
     "positions that go back": (lambda f: damage(_train(f), "positions", _all(3)), {}, 4, "do not ascend", "delete the"),
     "half of the positions": (lambda f: _halve(_train(f)), {}, 4, "do not match the labels", "delete the file"),
     "other positions": (
