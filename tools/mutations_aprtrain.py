@@ -527,7 +527,7 @@ APRTRAIN = (
         "began is not None and time.monotonic() - began > limit", "False"),
     Mutation("an idle GPU goes unnoticed", "aprtrain/guards.py:UtilizationMonitor.check",
         "test_guards.py::test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once",
-        "if mean < 5:", "if False:"),
+        "if mean < self._least:", "if False:"),
     Mutation("any peak of memory will do", "aprtrain/budget.py:check_peak",
         "test_guards.py::test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors",
         "peak_bytes > SLACK * total(rows)", "False"),
