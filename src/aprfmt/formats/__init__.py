@@ -1,7 +1,7 @@
-"""Containers: the registry of readers, and which of them opens a path, decided by its bytes.
+"""Containers: the registry of readers, and detection of a path's format from its bytes.
 
-A built-in reader is a row of READERS, its module is loaded when it is needed. A package adds one under the entry
-point group `aprfmt.formats`: any object with what `Reader` names. The same group holds the targets of plugins, see
+A built-in reader is a row of READERS; its module is imported when needed. Packages add readers under the entry point
+group `aprfmt.formats`: any object with the attributes of `Reader`. The same group contains targets of plugins, see
 convert.targets.base; one object may be both.
 """
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 HF_INDEX_SUFFIX, APR_MANIFEST_SUFFIX = ".safetensors.index.json", ".apr.index.json"
 PICKLE_INDEX_SUFFIX = ".bin.index.json"
 INDEX_SUFFIXES = (HF_INDEX_SUFFIX, PICKLE_INDEX_SUFFIX)
-"""How the lists of shards end."""
+"""Suffixes of shard indexes."""
 
 _HEAD_BYTES = 64
 
 
 @light_dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a reader decides by.
+    """What detection is based on.
 
     Attributes:
         path: of the file or folder.
         head: the first 64 bytes of a file, b"" for a folder.
         size: of a file in bytes, 0 for a folder.
         names: the files of a folder, relative and sorted, () for a file.
-        source: the open file, for readers that have to look further; None for a folder.
+        source: the open file, for readers that need more than `head`; None for a folder.
     """
 
     path: Path
@@ -58,9 +58,9 @@ class Reader(Protocol):
     """A container that can be read.
 
     Attributes:
-        name: its id, which `aprfmt.detect` gives.
-        suffixes: how its files are usually called; detection goes by the bytes.
-        folder: whether folders hold it too.
+        name: its id, returned by `aprfmt.detect`.
+        suffixes: usual suffixes of its files; detection uses the bytes.
+        folder: whether folders can have this format too.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Reader(Protocol):
     folder: bool
 
     def detect(self, found: Candidate) -> bool:
-        """Whether it is this container. May raise AprError for one that is recognised and cannot be read."""
+        """Whether the candidate has this format. May raise AprError if it is recognized but unreadable."""
 
     def open(self, path: Path) -> Model:
-        """Opens it. Raises AprError, and leaves no file open then."""
+        """Opens it. Raises AprError, leaving no file open."""
 
 
 @light_dataclass(slots=True)
@@ -97,7 +97,7 @@ def _is_safetensors(found: Candidate) -> bool:
 
 
 _PICKLES = (b"PK", b"\x80")
-"""How a file begins that torch.save wrote: as a zip archive or a pickle."""
+"""First bytes of torch.save files: zip archives or pickles."""
 
 
 def _is_hf(found: Candidate) -> bool:
@@ -121,7 +121,7 @@ def _is_apr2(found: Candidate) -> bool:
 
 
 def _apr_form(found: Candidate) -> str | None:
-    """The id of the reader for a file that begins with `APR`. Raises AprError where no form fits."""
+    """The id of the reader for a file that begins with `APR`. Raises AprError if no reader matches."""
     if found.source is None or not found.head.startswith(b"APR"):
         return None
     from aprfmt.formats.apr_legacy import detect_apr
@@ -137,18 +137,18 @@ READERS: tuple[Reader, ...] = (
     _BuiltInReader("apr-legacy", (".apr",), "apr_legacy", lambda found: _apr_form(found) == "apr-legacy"),
     _BuiltInReader("safetensors", (".safetensors",), "safetensors", _is_safetensors),
 )
-"""The containers that we read, in the order in which they are asked: a folder of safetensors may hold a manifest."""
+"""Built-in containers in order of detection: a folder of safetensors may contain a manifest."""
 
 
 def readers() -> Iterator[Reader]:
-    """Every reader, ours before those of plugins, which are loaded only when it comes to them."""
+    """All readers, built-in ones first; plugins are imported only when reached."""
     yield from READERS
     yield from (plugin for plugin in plugins() if isinstance(plugin, Reader))
 
 
 @cache
 def plugins() -> tuple[object, ...]:
-    """What packages register under the entry point group. Raises MissingDependencyError where one does not load."""
+    """The registered plugins. Raises MissingDependencyError if one cannot be imported."""
     from aprfmt.formats.entry_points import load_all
 
     return load_all()
@@ -170,7 +170,7 @@ def open(path: PathLike) -> Model:
 
 @contextmanager
 def open_unchanged(path: PathLike) -> Iterator[Model]:
-    """The same for a block that judges the model. Raises ChangedError where a file that it opened changed meanwhile."""
+    """Opens a model for a block that judges it. Raises ChangedError if an opened file changed meanwhile."""
     with watch_opened() as opened, open(path) as model:
         yield model
         for source in opened:
@@ -178,7 +178,7 @@ def open_unchanged(path: PathLike) -> Iterator[Model]:
 
 
 def detect(path: PathLike) -> str:
-    """The format id of what `path` holds, by its bytes and never by its suffix: the name of a reader.
+    """The format id of `path`, detected from its bytes, never its suffix: the name of a reader.
 
     Raises NotFoundError, UnknownFormatError, or CorruptError for a file that begins like an `.apr` but is not one.
     """
@@ -188,7 +188,7 @@ def detect(path: PathLike) -> str:
 
 
 def path_text(value: object, name: str = "path") -> str:
-    """A path as text. Raises UsageError, which calls it `name`, for any other value."""
+    """Converts a path to text. Raises UsageError, which calls it `name`, for other types."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
         raise UsageError(f"{name} must be a path, not {value!r:.80}")
@@ -198,7 +198,9 @@ def path_text(value: object, name: str = "path") -> str:
 
 
 def resolve(path: PathLike) -> Path:
-    """`path` itself; of `hf://org/repo`, a URL of the hub, or an `org/repo` that is not a path: what stands for it."""
+    """`path` itself; for `hf://org/repo`, a hub URL or an `org/repo` that is not a path, the local folder that
+    represents it.
+    """
     text = path_text(path)
     if isinstance(path, str):
         if text.startswith(("hf://", "https://", "http://")):
@@ -268,7 +270,7 @@ _TOKENS = "tokens.json"
 
 
 def _check_is_no_data(found: Candidate) -> None:
-    """Raises UnknownFormatError for folders of a training whose files look like a model's."""
+    """Raises UnknownFormatError for training data folders whose files look like a model's."""
     if is_file(found.path / _TOKENS):
         hint = f"apr data {found.path} --model FILE summarizes them"
         raise UnknownFormatError("token shards are data, not a model", path=found.path, hint=hint)

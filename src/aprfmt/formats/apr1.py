@@ -1,4 +1,4 @@
-"""APR v1 (`APRN`): one serialised object with MessagePack metadata; signed and encrypted forms too.
+"""APR v1 (`APRN`): one serialized object with MessagePack metadata; signed and encrypted variants too.
 
     0                 header, 32 bytes
     32                metadata (MessagePack map)
@@ -6,18 +6,19 @@
                       [signature 64, public key 32]
     end - 4           CRC-32 of everything before
 
-The payload is opaque here: which struct it holds is known only to the program that saved it.
+The payload is opaque here: only the program that saved it knows the struct.
 
-The metadata is a map with string keys: its fields have a fixed order, and hold float32 or float64. It needs msgpack
-1.2.4: older ones allocate lists of the length that a file claims, at each of up to 1,024 levels, before they see the
+The metadata is a map with string keys: its fields have a fixed order and contain float32 or float64. It needs msgpack
+1.2.4: older versions allocate lists of the length that a file claims, at each of up to 1,024 levels, before they see
+the
 elements.
 
-A payload encrypted by password: salt 16, nonce 12, ciphertext and tag (AES-256-GCM). For a recipient: ephemeral
-X25519 key 32, first 8 bytes of the recipient's public key, nonce 12, ciphertext and tag. Nothing in the file tells
-which of the two it is. `cryptography` is imported on first use. The cost of Argon2id is fixed, no file chooses it.
+A payload encrypted by password: salt 16, nonce 12, ciphertext and tag (AES-256-GCM). For a recipient: ephemeral X25519
+key 32, first 8 bytes of the recipient's public key, nonce 12, ciphertext and tag. The file does not tell which of the
+two it is. `cryptography` is imported on first use. The cost of Argon2id is fixed; no file chooses it.
 
-Encryption covers the payload alone: the format has no associated data, so whoever has the file can change header and
-metadata. A signature covers all three. `V1File.authenticated` names what a given key proves.
+Encryption covers the payload only: the format has no associated data, so anyone can change header and metadata. A
+signature covers all three. `V1File.authenticated` lists what a given key proves.
 """
 
 from __future__ import annotations
@@ -124,14 +125,14 @@ class V1File:
     """A v1 file. Its CRC, header, metadata and signature were checked when it was opened.
 
     Attributes:
-        path: where it came from.
+        path: of the file.
         header: magic (bytes), major, minor, model_type, metadata_size, payload_size, uncompressed_size,
             compression, flags (bit 7 masked away), quality.
-        metadata_bytes: the MessagePack text; `write_v1` takes it as it is.
+        metadata_bytes: the MessagePack bytes; `write_v1` accepts them unchanged.
         metadata: the same, parsed.
-        signature_ok: None where the file is not signed, else True (a bad signature is refused when reading).
-        authenticated: those of "header", "metadata" and "payload" that the caller's keys have proven; of an encrypted
-            file without a signature the payload, once it is decrypted. The key in a signed file proves nothing.
+        signature_ok: None if the file is not signed, else True (reading refuses a bad signature).
+        authenticated: those of "header", "metadata" and "payload" that the caller's keys prove; for an encrypted,
+            unsigned file the payload, once decrypted. The key embedded in a signed file proves nothing.
         warnings: what is odd but readable.
     """
 
@@ -167,7 +168,7 @@ class V1File:
             self.warnings.append(_UNPROVEN)
 
     def _check_expected(self, encrypted: bool, signed: bool) -> None:
-        """Refuses a file that lacks what the caller's keys are for: somebody may have put it in another's place."""
+        """Refuses a file that is not signed or encrypted as the caller's keys require: it may have been substituted."""
         if encrypted and not self.is_encrypted:
             raise RefusedError(
                 "expected an encrypted file, but this one is not encrypted",
@@ -184,11 +185,11 @@ class V1File:
 
     @cached_property
     def stored_payload(self) -> bytes:
-        """The payload as the file has it: compressed, encrypted; read on first use. Raises LimitError."""
+        """The payload as stored: compressed, encrypted; read on first use. Raises LimitError."""
         return self._read(self.payload_offset)
 
     def _read(self, start: int) -> bytes:
-        """From `start` to the end of the payload."""
+        """Reads from `start` to the end of the payload."""
         self._check_size()
         return self._source.read(start, self._payload_end - start)
 
@@ -202,7 +203,7 @@ class V1File:
 
     @cached_property
     def payload(self) -> bytes:
-        """The bincode bytes. Raises RefusedError without the right key, CorruptError for damage."""
+        """The bincode bytes. Raises RefusedError without the right key, CorruptError if damaged."""
         if self.is_encrypted:
             opened = decrypt(self.stored_payload, self.path, password=self._password, private_key=self._private_key)
             stored = packed(opened, self.path)
@@ -219,7 +220,7 @@ class V1File:
         return Packed(self._source, self.payload_offset, self.header["payload_size"])
 
     def _unpacked(self, stored: Packed) -> Source:
-        # A wrong size is only warned about, but must not let a small file take a gigabyte.
+        # A wrong size only causes a warning, but must not make a small file allocate a gigabyte.
         cap = max(self.header["uncompressed_size"], _UNANNOUNCED_BYTES)
         plain = _UNPACK[self.header["compression"]](stored, cap)
         self._compare_size(plain.size)
@@ -231,7 +232,7 @@ class V1File:
             self.warnings.append(f"the header declares {announced} payload bytes, but the file has {n_bytes}")
 
     def payload_tensor(self, source: Source) -> list[Tensor]:
-        """The U8 tensor `payload`, zero-copy over `source` where it is stored plain; none if encrypted."""
+        """The U8 tensor `payload`, zero-copy from `source` if it is stored plain; none if encrypted."""
         if self.is_encrypted:
             self.warnings.append("the payload is encrypted: aprfmt.read_v1 takes its password or private key")
             return []
@@ -262,7 +263,7 @@ def _parse_header(source: Source) -> dict[str, Any]:
 
 
 def _check_layout(source: Source, end: int, header: dict[str, Any], warnings: list[str]) -> None:
-    """Bounds before the checksum, so that a file cut short is called that; the meaning of fields after it."""
+    """Checks bounds before the checksum, so that a truncated file is reported as such; then the fields' values."""
     end += _SIGNATURE_BLOCK if header["flags"] & SIGNED else 0
     path, last = source.path, source.size - _FOOTER
     if end > last:
@@ -303,7 +304,7 @@ def read_v1(
         private_key: 32 raw bytes, X25519 private key of the recipient; takes precedence over `password`. A file that is
             not encrypted is refused.
         public_key: 32 raw bytes, Ed25519: the file must be signed with this key. Without it the embedded key is used,
-            which proves that the file is intact, but not who signed it.
+            which proves that the file is intact but not who signed it.
 
     Raises:
         CorruptError, ChecksumError (also for an invalid or missing signature), UnsupportedError, NotFoundError;
@@ -331,25 +332,26 @@ def write_v1(
     entropy: Entropy = os.urandom,
     force: bool = True,
 ) -> None:
-    """Writes an APR v1 file under its name in one step.
+    """Writes an APR v1 file atomically.
 
     Args:
         path: the output.
         payload: bincode bytes of the model.
         model_type: a key of MODEL_TYPES.
-        metadata: fields of METADATA_FIELDS, or MessagePack bytes to store as they are.
+        metadata: fields of METADATA_FIELDS, or MessagePack bytes to store unchanged.
         compression: 0 none, 1 zstd level 3, 2 zstd level 19, 3 LZ4; before encryption.
         quality: score from 1 to 100, None for a model that was not validated.
-        flags: flag bits; by default LICENSED where the metadata has a license and the file is neither signed
-            nor encrypted. SIGNED and ENCRYPTED follow the keys in any case.
+        flags: flag bits; by default LICENSED if the metadata has a license and the file is neither signed nor
+            encrypted.
+            SIGNED and ENCRYPTED always follow the keys.
         password: encrypts under a password (Argon2id, AES-256-GCM).
         recipient_public_key: 32 raw bytes, X25519: encrypts for its owner.
         signing_key: 32-byte Ed25519 seed: signs header, metadata and stored payload.
         entropy: source of salts, nonces and ephemeral keys; for tests.
-        force: whether an existing file is replaced; else ExistsError.
+        force: replace an existing file instead of raising ExistsError.
 
     Raises:
-        UsageError: a value that the format cannot hold.
+        UsageError: a value that the format cannot store.
         StorageError: the operating system refused.
     """
     if password is not None and recipient_public_key is not None:
@@ -392,10 +394,11 @@ def _check_arguments(model_type: int, compression: int, quality: int | None, n_p
 
 
 def open_model(path: Path) -> Model:
-    """A v1 file as a Model: its payload is one U8 tensor, `payload`, unpacked; absent while encrypted.
+    """Opens a v1 file as a Model with one U8 tensor, `payload`, decompressed; none while encrypted.
 
-    `metadata` holds the header fields, `model_type` by name, and the MessagePack fields; `native` is the
-    V1File. Raises CorruptError, ChecksumError, UnsupportedError, NotFoundError.
+    `metadata` contains the header fields, `model_type` by name, and the MessagePack fields; `native` is the V1File.
+    Raises
+    CorruptError, ChecksumError, UnsupportedError, NotFoundError.
     """
     source = Source.open(path)
     try:

@@ -32,7 +32,7 @@ _INFO = b"apr-v1-encrypt"
 
 
 Entropy = Callable[[int], bytes]
-"""Called with a length, gives that many random bytes."""
+"""Returns the given number of random bytes."""
 
 
 def _key32(key: bytes, what: str) -> bytes:
@@ -60,7 +60,7 @@ def _public(key: X25519PrivateKey | Ed25519PrivateKey) -> bytes:
 
 
 def _shared_key(private: X25519PrivateKey, public: bytes) -> bytes:
-    """HKDF-SHA256 of the X25519 secret, no salt. A public key of small order has no secret: ValueError."""
+    """HKDF-SHA256 of the X25519 secret, no salt. Raises ValueError for a public key of small order."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -76,7 +76,7 @@ def _x25519(private_key: bytes) -> X25519PrivateKey:
 
 
 def decrypt(stored: bytes, path: str, *, password: str | bytes | None, private_key: bytes | None) -> bytes:
-    """The plain payload. Raises RefusedError without a fitting key, CorruptError where it is too short."""
+    """Decrypts the payload. Raises RefusedError without a matching key, CorruptError if it is too short."""
     if private_key is not None:
         key, rest = _recipient_key(stored, path, private_key)
         wrong = "the payload was modified, or not encrypted for this private key"
@@ -119,7 +119,7 @@ def _recipient_key(stored: bytes, path: str, private_key: bytes) -> tuple[bytes,
 
 
 def encrypt_password(plain: bytes, password: str | bytes, entropy: Entropy) -> bytes:
-    """`plain` encrypted under a password; draws the salt, then the nonce."""
+    """Encrypts `plain` under a password; draws the salt, then the nonce."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     salt, nonce = entropy(_SALT), entropy(_NONCE)
@@ -127,7 +127,7 @@ def encrypt_password(plain: bytes, password: str | bytes, entropy: Entropy) -> b
 
 
 def encrypt_recipient(plain: bytes, public_key: bytes, entropy: Entropy) -> bytes:
-    """`plain` encrypted for the owner of an X25519 key; draws the ephemeral private key, then the nonce."""
+    """Encrypts `plain` for the owner of an X25519 key; draws the ephemeral private key, then the nonce."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     public = _key32(public_key, "an X25519 public key")
@@ -140,7 +140,7 @@ def encrypt_recipient(plain: bytes, public_key: bytes, entropy: Entropy) -> byte
 
 
 def sign(message: bytes, signing_key: bytes) -> bytes:
-    """Ed25519 signature block: signature 64, public key 32. `signing_key` is the 32-byte seed."""
+    """Returns the Ed25519 signature block: signature 64, public key 32. `signing_key` is the 32-byte seed."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.from_private_bytes(_key32(signing_key, "an Ed25519 signing key"))

@@ -1,4 +1,4 @@
-"""The metadata of `.apr` v1: MessagePack, with the types of its fields."""
+"""The metadata of `.apr` v1: MessagePack with typed fields."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aprfmt.limits import MAX_JSON_DEPTH
 from aprfmt.types import Json, JsonObject
 
 Kind: TypeAlias = "str | list[Kind] | Fields"
-"""What a field holds. FREE: any JSON value, floats as float64. F32: a float32. FREE_MAP and LIST are left out when
-empty. A tuple of fields is a struct; None fields are left out. [x]: an array of x, left out when None.
+"""Type of a field. FREE: any JSON value, floats as float64. F32: a float32. FREE_MAP and LIST are omitted when empty. A
+tuple of fields is a struct; None fields are omitted. [x]: an array of x, omitted when None.
 """
 
 
@@ -80,11 +80,11 @@ _MAPS = ("training", "hyperparameters", "metrics", "custom", "distillation_info"
 
 
 def dump_metadata(metadata: Mapping[str, object]) -> bytes:
-    """`metadata` as the reference writes it: typed order, unset fields and empty maps left out, maps sorted.
+    """Serializes `metadata` as the reference does: fields in order, unset fields and empty maps omitted, maps sorted.
 
-    A missing `created_at` becomes the Unix time as decimal text, a missing `aprender_version` "aprfmt".
-    Raises UsageError for unknown fields (free ones belong under `custom`) and for values that JSON cannot
-    hold.
+    A missing `created_at` becomes the Unix time as decimal text, a missing `aprender_version` "aprfmt". Raises
+    UsageError
+    for unknown fields (free ones belong under `custom`) and for values that JSON cannot express.
     """
     values = {"created_at": str(int(time.time())), "aprender_version": "aprfmt", **metadata}
     writer = _MetadataWriter()
@@ -148,10 +148,10 @@ class _MetadataWriter:
 
 
 def parse_metadata(raw: bytes, path: str, base: int = 0) -> JsonObject:
-    """The metadata map. `base` is its offset in the file, for messages.
+    """Parses the metadata map. `base` is its offset in the file, for messages.
 
-    Raises CorruptError (TruncatedError, LimitError) unless `raw` is exactly one map of the known shape:
-    string keys, no duplicates, UTF-8 text, at most 127 levels.
+    Raises CorruptError (TruncatedError, LimitError) unless `raw` is exactly one map of the known shape: string keys, no
+    duplicates, UTF-8 text, at most 127 levels.
     """
     try:
         value = _unpack_map(raw)
@@ -169,7 +169,7 @@ def _unpack_map(raw: bytes) -> JsonObject:
     import msgpack
 
     try:
-        # Lengths beyond that of `raw` are refused, and no more is allocated than the elements that follow take.
+        # Lengths beyond that of `raw` are refused, so allocations are bounded by the bytes that follow.
         value: object = msgpack.unpackb(raw, object_pairs_hook=_to_map, strict_map_key=False)
     except CorruptError:
         raise

@@ -65,12 +65,12 @@ FLAGS: dict[str, int] = {
     "layout_row_major": 0x0400,
     "layout_column_major": 0x0800,
 }
-"""Header flags by name; the bits above have no meaning and are kept."""
+"""Header flags by name; higher bits have no meaning and are kept."""
 
-# Up to this size a metadata section is parsed on opening, so that a broken one is refused at once.
+# Metadata up to this size is parsed on opening, so that damage is reported at once.
 _EAGER_METADATA_BYTES = 64 << 10
 HEADER = struct.Struct("<4sBBHIQIQQI20s")
-# Where the true dtypes of a thousand tensors fit.
+# Enough for the true dtypes of a thousand tensors.
 _TAIL_BYTES = 128 << 10
 _U8 = DTYPES["U8"].apr_id
 
@@ -81,33 +81,33 @@ _MAX_ENTRY_BYTES = 2 + 0xFFFF + 2 + 8 * MAX_NDIM + 16
 
 # dims, offset and size of an entry, by ndim.
 _TAILS = tuple(struct.Struct(f"<{ndim + 2}Q") for ndim in range(MAX_NDIM + 1))
-# Dtype id -> name, and bytes of a value, or -1 for dtypes whose size is not a multiple of the number of values.
+# Dtype id -> name, and bytes per value, or -1 if the size is not a multiple of the number of values.
 _KINDS: dict[int, tuple[str, int]] = {
     key: (row.name, row.block_bytes if row.kind == "plain" else -1)
     for key in range(256)
     if (row := DTYPES_BY_APR_ID.get(key)) is not None
 }
-# The first edition of the container gave BF16 another id.
+# The first edition of the container used another id for BF16.
 _FIRST_EDITION_KINDS = {**_KINDS, 2: ("BF16", 2)}
 
 
 def is_file_blob(tensor: Tensor | OutTensor) -> bool:
-    """Whether an entry of the index holds a file that the `.apr` carries beside the model."""
+    """Whether an index entry is a carried file of the `.apr`."""
     return tensor.dtype == "U8" and len(tensor.shape) == 1 and tensor.name.startswith(apr_metadata.FILES_PREFIX)
 
 
 @light_dataclass
 class Index:
-    """A checked index.
+    """A validated index.
 
     Attributes:
         tensors: in index order, duplicates included, offsets from the start of the file.
-        dtype_ids: as stored, one an entry.
+        dtype_ids: as stored, one per entry.
         end: where the last entry ends in the file.
         blobs_end: end of the last blob; data_end: the same with its padding, at least the data offset.
         is_aligned: whether every blob starts at a multiple of 64.
-        stored_shapes: position -> shape in the index, where a true dtype replaced it.
-        joined_order: of shards joined to one index, the positions in the order of their blobs, shard after shard.
+        stored_shapes: position -> shape in the index, if a true dtype replaced it.
+        joined_order: for an index joined from shards, the positions in the order of their blobs, shard after shard.
     """
 
     tensors: list[Tensor]
@@ -120,17 +120,15 @@ class Index:
     joined_order: list[int] | None = None
 
     def model_tensors(self) -> list[Tensor]:
-        """Those that are not files."""
+        """The entries that are tensors of the model, not files."""
         return [tensor for tensor in self.tensors if not is_file_blob(tensor)]
 
     def files(self) -> list[Tensor]:
-        """The files among the entries (see FILES_PREFIX)."""
+        """The entries that are files (see FILES_PREFIX)."""
         return [tensor for tensor in self.tensors if is_file_blob(tensor)]
 
     def blob_order(self) -> list[int]:
-        """Index positions in the order of their blobs; a zero-size tensor stands before the blob it shares a
-        start with.
-        """
+        """Index positions in the order of their blobs; a zero-size tensor precedes the blob at the same offset."""
         tensors = self.tensors
         if self.joined_order is not None:
             return self.joined_order
@@ -139,7 +137,7 @@ class Index:
 
 @light_dataclass(frozen=True, slots=True)
 class Header:
-    """The 64-byte header as stored, offsets from the start of the file; `crc_ok`: whether its checksum fits."""
+    """The 64-byte header as stored, offsets from the start of the file; `crc_ok`: whether its checksum matches."""
 
     magic: bytes
     version: tuple[int, int]
@@ -161,7 +159,7 @@ class Apr2Native:
     Attributes:
         source: the file, or the image unpacked from a legacy wrapper.
         header: as stored.
-        index: the checked index: dtype ids and shapes as stored, order of the blobs, end of the data.
+        index: the validated index: dtype ids and shapes as stored, order of the blobs, end of the data.
     """
 
     source: Source
@@ -184,11 +182,13 @@ class Apr2Native:
             raise
 
     def checksum(self) -> dict[str, str]:
-        """Header and footer state; the first call reads the whole file.
+        """State of the header and footer checksums; the first call reads the whole file.
 
-        The header was checked when the file was opened. The footer is "ok" where the CRC-32 stands right after the last
-        padded blob or in the last four bytes of the file; "absent" where the file ends with the last padded blob, and
-        nothing in it tells that a footer was written; else "bad".
+        The header was checked on opening. The footer is "ok" if the CRC-32 follows the last padded blob or is the last
+        four
+        bytes of the file; "absent" if the file ends with the last padded blob and nothing in it says that a footer was
+        written;
+        else "bad".
         """
         return {"header": "ok", "footer": self._footer}
 
@@ -207,7 +207,7 @@ class Apr2Native:
 
     @cached_property
     def cut(self) -> str | None:
-        """What the end of the file lacks, as a sentence; None for a length that a writer may have given it."""
+        """What is missing at the end of the file, as a sentence; None if a writer may have produced this length."""
         extra = self.source.size - self.index.data_end
         if extra < 0:
             return f"the file is truncated: its padding lacks {plural(-extra, 'byte')}"
@@ -219,7 +219,7 @@ class Apr2Native:
 
 
 def native_of(model: Model) -> Apr2Native | None:
-    """The native view of a current `.apr` v2, in one file or in shards; None for all else, legacy images too."""
+    """The native view of a current `.apr` v2, in one file or in shards; None for everything else, also legacy images."""
     return model.native_as(Apr2Native) if model.format == "apr-v2" else None
 
 
@@ -234,9 +234,7 @@ def open_model(path: Path) -> Model:
 
 
 def open_source(source: Source, path: Path, *, format: str = "apr-v2", label: str = "APR v2") -> Model:
-    """Opens a v2 image; legacy magics are accepted only under another `format`. The caller closes `source`
-    on error.
-    """
+    """Opens a v2 image; legacy magics are accepted only with another `format`. On error the caller closes `source`."""
     try:
         header = read_header(source, legacy=format != "apr-v2")
         index = read_index(
@@ -277,7 +275,7 @@ def open_source(source: Source, path: Path, *, format: str = "apr-v2", label: st
 
 
 def parse_header(source: Source) -> Header | None:
-    """The first 64 bytes as they are, None where there are fewer."""
+    """Parses the first 64 bytes without checks; None if there are fewer."""
     if source.size < HEADER_BYTES:
         return None
     raw = source.read(0, HEADER_BYTES)
@@ -286,10 +284,10 @@ def parse_header(source: Source) -> Header | None:
 
 
 def read_header(source: Source, *, legacy: bool = False) -> Header:
-    """The header, checked in itself and against the file's size.
+    """Reads the header and checks it against itself and the file size.
 
-    Raises TruncatedError, UnknownFormatError (magic), ChecksumError, UnsupportedError (column-major,
-    encrypted), CorruptError (sections outside the file), LimitError (metadata size).
+    Raises TruncatedError, UnknownFormatError (magic), ChecksumError, UnsupportedError (column-major, encrypted),
+    CorruptError (sections outside the file), LimitError (metadata size).
     """
     header = parse_header(source)
     if header is None:
@@ -318,7 +316,7 @@ def read_header(source: Source, *, legacy: bool = False) -> Header:
 
 
 def _check_sections(header: Header, index: Index) -> None:
-    """The metadata must lie apart from the index entries and from the blobs."""
+    """The metadata must not overlap the index entries or the blobs."""
     start, end = header.metadata_offset, header.metadata_offset + header.metadata_size
     for low, high in ((header.tensor_index_offset, index.end), (header.data_offset, index.blobs_end)):
         if low < high and start < high and low < end:
@@ -339,7 +337,7 @@ def _geometry_warnings(native: Apr2Native) -> list[str]:
 
 
 def _true_dtypes(native: Apr2Native) -> dict[str, object]:
-    """The value of the true-dtypes key, without parsing a large section: our writer puts it last."""
+    """The value of the true-dtypes key, without parsing a large section: our writer stores it last."""
     key = apr_metadata.TRUE_DTYPES_KEY
     value: object = None
     if native.header.metadata_size <= _EAGER_METADATA_BYTES:
@@ -349,8 +347,8 @@ def _true_dtypes(native: Apr2Native) -> dict[str, object]:
         for n_bytes in (min(_TAIL_BYTES, native.header.metadata_size), native.header.metadata_size):
             end = native.header.metadata_offset + native.header.metadata_size
             raw = native.source.read(end - n_bytes, n_bytes)
-            # A quote inside a JSON string is escaped, so this is a key, though perhaps one of a nested object:
-            # then the tail does not end where the section ends and is not JSON text.
+            # A quote inside a JSON string is escaped, so this is a key, though perhaps of a nested object:
+            # then the tail does not end where the section ends and is not valid JSON.
             start = raw.rfind(f',"{key}":'.encode())
             if start >= 0:
                 break
@@ -387,8 +385,9 @@ def load_hparams(model: Model) -> Hyperparams:
 def read_index(source: Source, count: int, index_offset: int, data_offset: int, *, first_edition: bool) -> Index:
     """Reads and checks `count` entries between the two offsets of the file.
 
-    Raises CorruptError (unsorted, unknown dtype, size that does not fit the shape, overlapping blobs),
-    TruncatedError (entry or blob beyond its bounds), LimitError (too many entries or dims).
+    Raises CorruptError (unsorted, unknown dtype, size and shape contradict each other, overlapping blobs),
+    TruncatedError
+    (entry or blob out of bounds), LimitError (too many entries or dims).
     """
     room = data_offset - index_offset
     if count * MIN_ENTRY_BYTES > room:
@@ -403,7 +402,7 @@ def read_index(source: Source, count: int, index_offset: int, data_offset: int, 
     pos = blobs_end = starts = 0
     previous = b""
     in_order = True
-    # The hot loop of opening a file: plain arithmetic here, what needs a closer look in functions.
+    # The hot loop of opening a file: plain arithmetic inline, rare cases in functions.
     for _ in range(count):
         start = pos
         try:
@@ -456,15 +455,16 @@ def read_index(source: Source, count: int, index_offset: int, data_offset: int, 
 
 
 def _lossy(raw_name: bytes) -> str:
-    """A name as the reference compares it; a name cut inside a character can move by it."""
+    """A name as the reference compares it; a name cut inside a character can sort differently."""
     return raw_name.decode("utf-8", "replace")
 
 
 def _size_fits(row: Dtype, dims: tuple[int, ...], size: int) -> bool:
     """Whether `size` bytes can hold the shape.
 
-    With 8 dims the writer may have dropped further ones: then any multiple will do, nothing too. K-quants
-    may pad each row to whole blocks.
+    With 8 dims the writer may have dropped further ones, so any multiple is accepted, zero too. K-quants may pad each
+    row to
+    whole blocks.
     """
     n = prod(dims)
     dropped = len(dims) == MAX_NDIM
@@ -483,7 +483,7 @@ def _size_fits(row: Dtype, dims: tuple[int, ...], size: int) -> bool:
 
 
 def check_overlaps(tensors: list[Tensor], path: Path | None = None) -> None:
-    """Tensors may share all their bytes or none; zero-size ones lie anywhere. Raises CorruptError."""
+    """Checks that tensors share all their bytes or none; zero-size ones may be anywhere. Raises CorruptError."""
     spans = sorted((t.offset, t.offset + t.n_bytes, i) for i, t in enumerate(tensors) if t.n_bytes)
     last_start = last_end = -1
     for start, end, i in spans:
@@ -493,11 +493,13 @@ def check_overlaps(tensors: list[Tensor], path: Path | None = None) -> None:
 
 
 def apply_true_dtypes(index: Index, overrides: Mapping[str, object]) -> list[str]:
-    """Gives tensors stored as U8 rows the dtype and shape that the metadata names; returns warnings.
+    """Gives tensors stored as U8 rows the dtype and shape from the metadata; returns warnings.
 
-    `overrides` is {name: {"dtype": "Q4_1", "shape": [...]}}. Entries for tensors that are gone or no longer
-    U8 are stale and only warned about. Raises CorruptError where the stored size contradicts an entry,
-    UnsupportedError for an unknown dtype.
+    `overrides` is {name: {"dtype": "Q4_1", "shape": [...]}}. Entries for tensors that are missing or no longer U8 are
+    stale:
+    they only cause warnings. Raises CorruptError if the stored size contradicts an entry, UnsupportedError for an
+    unknown
+    dtype.
     """
     applied: set[str] = set()
     for position, tensor in enumerate(index.tensors):

@@ -1,8 +1,7 @@
-"""Writing APR v2: the layout of a file, `save_file` and `load_file`.
+"""Writes APR v2: the layout of a file, `save_file` and `load_file`.
 
-Index entries stand in the order of their full UTF-8 names; the blobs too, or in the order given (streaming
-form). Names are cut to 256 bytes and shapes to 8 dims, as the reference writer does. Every section and blob
-is padded to 64 bytes with zeros.
+Index entries are sorted by their full UTF-8 names; the blobs too, or in the given order (streaming form). Names are cut
+to 256 bytes and shapes to 8 dims, as in the reference writer. Every section and blob is padded to 64 bytes with zeros.
 """
 
 from __future__ import annotations
@@ -64,8 +63,9 @@ class _Entry:
 def stored_form(dtype: str, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     """(index dtype id, shape in the index) of a tensor.
 
-    A dtype without an id of its own is stored as U8 rows: [product of the outer dims, bytes of a row], one
-    row for a tensor of one dimension or none. Raises UsageError where blocks do not divide a row.
+    A dtype without an id of its own is stored as U8 rows: [product of the outer dims, bytes of a row], one row for a
+    tensor
+    of at most one dimension. Raises UsageError unless blocks divide the rows.
     """
     row = DTYPES[dtype]
     if row.apr_id is not None:
@@ -78,11 +78,11 @@ def stored_form(dtype: str, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...
 
 
 def true_dtypes(tensors: Iterable[OutTensor]) -> dict[str, dict[str, object]]:
-    """The metadata value that names dtype and shape of every tensor that is stored as U8 rows; {} if there
-    is none.
+    """The metadata value with dtype and shape of every tensor that is stored as U8 rows; {} if none is.
 
-    Raises RefusedError for such a tensor whose name the container cuts inside a character, since no JSON key
-    can hold it, UsageError for one of more than 8 dims.
+    Raises RefusedError for such a tensor whose name the container cuts inside a character, since no JSON key can
+    express
+    it, UsageError for one of more than 8 dims.
     """
     found: dict[str, dict[str, object]] = {}
     for tensor in tensors:
@@ -109,7 +109,7 @@ def layout(metadata: bytes, tensors: Sequence[OutTensor], *, flags: int = 0, str
 
     Args:
         metadata: the JSON text, with TRUE_DTYPES_KEY where `true_dtypes(tensors)` has entries.
-        tensors: duplicates of a name allowed, kept in this order.
+        tensors: duplicate names are allowed and keep this order.
         flags: header flags; LAYOUT_ROW_MAJOR is always added.
         streaming: blobs in the order given instead of the order of the index.
     """
@@ -119,17 +119,16 @@ def layout(metadata: bytes, tensors: Sequence[OutTensor], *, flags: int = 0, str
 
 
 def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | None = None) -> list[Segment]:
-    """An opened v2 file again, without its footer: with nothing changed the same bytes, gaps and all.
+    """Lays out an opened v2 file again, without its footer: unchanged, it yields the same bytes, gaps included.
 
-    With other metadata or flags the sections are laid out anew; the order of index and blobs, the stored
-    dtype ids and the version stay. Files of an older magic come out under the current one, unpacked images
-    without compression flags.
+    With other metadata or flags the sections are laid out anew; the order of index and blobs, the stored dtype ids and
+    the
+    version are kept. Files with an older magic get the current one, decompressed images lose their compression flags.
 
     Args:
         model: of format "apr-v2", or a legacy form with a v2 image.
         metadata: the JSON text, None to keep it.
-        flags: header flags, None to keep them; LAYOUT_ROW_MAJOR is added as soon as anything is laid out
-        anew.
+        flags: header flags, None to keep them; LAYOUT_ROW_MAJOR is added when anything is laid out anew.
     """
     native = model.native_as(Apr2Native)
     if native is None:
@@ -137,7 +136,7 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
     header, source = native.header, native.source
     stored = native.metadata_bytes()
     is_same = metadata in (None, stored) and flags in (None, header.flags)
-    if is_same and model.format == "apr-v2" and type(native) is Apr2Native:  # no joined shards
+    if is_same and model.format == "apr-v2" and type(native) is Apr2Native:  # not joined shards
         end = min(native.index.data_end, source.size)
         tail: list[Segment] = [Zeros(native.index.data_end - end)] if end < native.index.data_end else []
         return [Stream(end, lambda: source_jobs(source, 0, end)), *tail]
@@ -166,7 +165,7 @@ def rewrite(
 ) -> None:
     """Writes an opened v2 file to `path` with a correct footer; see layout_from_model. Refuses its own source.
 
-    A file whose footer is wrong raises ChecksumError, unless `accept_damage` says that it shall get a correct one.
+    A file with a wrong footer raises ChecksumError, unless `accept_damage` is set.
     """
     check_target(path, [source.path for source in model.sources], force)
     model.record_reads()
@@ -263,21 +262,23 @@ def save_file(
     generation: str = "Current",
     force: bool = False,
 ) -> None:
-    """Writes an APR v2 file; it appears under its name only when it is complete.
+    """Writes an APR v2 file atomically.
 
     Args:
-        tensors: by name, or (name, tensor) pairs, which may repeat a name. Arrays keep their dtype; dtypes for which
-            the container has no id are stored as U8 rows with their true dtype in the metadata.
+        tensors: by name, or (name, tensor) pairs, which may repeat a name. Arrays keep their dtype; dtypes without an
+            id in
+            the container are stored as U8 rows with their true dtype in the metadata.
         path: the output, usually `*.apr`.
-        metadata: typed fields and further keys; an AprMetadata is written as the bytes it was.
+        metadata: typed fields and further keys; an AprMetadata is written with its original bytes.
         flags: header flags; LAYOUT_ROW_MAJOR is always added.
-        streaming: blobs in the order given instead of sorted by name.
+        streaming: blobs in the given order instead of sorted by name.
         generation: form of the metadata, a key of apr_metadata.GENERATIONS.
         force: replace an existing file.
 
     Raises:
-        UsageError: a suffix of another format, a value or dtype that the container cannot hold, or bytes that do
-            not fit dtype and shape.
+        UsageError: a suffix of another format, a value or dtype that the container cannot store, or bytes that do not
+            match
+            dtype and shape.
         ExistsError: the output exists, without `force`.
         StorageError: the operating system refused.
     """
@@ -299,7 +300,7 @@ def save_file(
 
 
 def check_suffix(path: PathLike, command: str, hint: str) -> None:
-    """Refuses the suffix of another format for what `command` writes, an `.apr`. Raises UsageError."""
+    """Refuses the suffix of another format for the `.apr` that `command` writes. Raises UsageError."""
     suffix = os.path.splitext(path_text(path, "path"))[1].lower()
     if suffix in WEIGHT_SUFFIXES and suffix != ".apr":
         raise UsageError(f"{command} writes .apr files, but the output is named {suffix}", path=path, hint=hint)
@@ -331,7 +332,7 @@ def _check_data(name: str, row: Dtype, shape: tuple[int, ...], n_bytes: int) -> 
     except AprError:
         if row.apr_id is None or not shape:
             raise
-        # A K-quant of the container may pad each row to whole blocks, or only the last block.
+        # A K-quant in the container may pad each row to whole blocks, or only the last block.
         n_rows = math.prod(shape[:-1])
         expected = {n_rows * -(-shape[-1] // row.block) * row.block_bytes}
         expected.add(-(-n_rows * shape[-1] // row.block) * row.block_bytes)
@@ -358,7 +359,7 @@ def _from_array(name: str, values: object) -> tuple[Dtype, Shape, memoryview]:
 
 
 def load_file(path: PathLike) -> dict[str, Array]:
-    """The decoded tensors of a model file, by name; of a repeated name the first. Raises AprError."""
+    """The decoded tensors of a model file by name; the first of a repeated name. Raises AprError."""
     from aprfmt.formats import open as open_file
 
     with open_file(path) as model:

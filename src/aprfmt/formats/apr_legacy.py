@@ -1,4 +1,4 @@
-"""Which of the many forms that begin with `APR` a file is, and a reader of those that nobody writes any more.
+"""Detects which of the forms that begin with `APR` a file has, and reads the obsolete ones.
 
 APR1                     magic, u32 length, JSON metadata, u32 count, u32 length, JSON index, blobs, CRC-32
 APR2 or APR\\0 wrapper    magic, u8 algorithm, u32 length, a whole APR1 file as it is, LZ4 or zstd
@@ -6,7 +6,7 @@ APR2 or APRN, v2 layout  the v2 container of its first weeks, under another magi
 compressed v2            v2 header, then the rest of the file as one LZ4 block or zstd frame
 converter output         v2-style header, JSON metadata, JSON index with one entry, JSON payload, no footer
 
-Every rule looks at bytes, none at the suffix:
+Every rule uses bytes, none the suffix:
 
 APR\\0  v2, when the header's CRC fits; else a compression wrapper, realizar converter output, a damaged v2
 APRN   v1; with major version 2 the v2 layout of an early writer
@@ -101,7 +101,7 @@ def _open_compressed(source: Source, path: Path, method: str) -> Model:
 
 
 def _compressed(source: Source, start: int) -> Packed:
-    """The file from `start` on. Raises LimitError."""
+    """Decompresses the file from `start` on. Raises LimitError."""
     n_bytes = source.size - start
     if n_bytes > MAX_COMPRESSED_BYTES:
         raise LimitError(
@@ -111,7 +111,7 @@ def _compressed(source: Source, start: int) -> Packed:
 
 
 def _plain_footer_fits(image: Source) -> bool:
-    """Whether the footer is that of the file before it was compressed, when its header lacked the flag."""
+    """Whether the footer is that of the uncompressed file whose header lacked the flag."""
     head = bytearray(image.read(0, apr2.HEADER_BYTES))
     flags = int.from_bytes(head[6:8], "little") & ~(LZ4 | ZSTD)
     head[6:8] = flags.to_bytes(2, "little")
@@ -140,7 +140,7 @@ def _open_wrapper(source: Source, path: Path, algorithm: int) -> Model:
 
 
 def _open_apr1(image: Source, path: Path, file: Source, base: int, label: str) -> Model:
-    """An APR1 container that begins at `base` of `image`; `file` is what lies on disk."""
+    """Opens an APR1 container that begins at `base` of `image`; `file` is the file on disk."""
     if image.read(base, min(4, image.size - base)) != b"APR1":
         raise CorruptError("the wrapper contains no APR1 file", path=path, offset=base)
     end = image.size - _FOOTER
@@ -159,7 +159,7 @@ def _open_apr1(image: Source, path: Path, file: Source, base: int, label: str) -
 
 
 def _section(image: Source, at: int, end: int, limit: int, what: str) -> tuple[bytes, int]:
-    """The bytes of a section that begins with its u32 length, and where it ends."""
+    """The bytes of a section after its u32 length, and the position of its end."""
     length = int.from_bytes(image.read(at, 4), "little")
     if length > limit:
         raise LimitError(f"the {what} has {length} bytes; the limit is {limit}", path=image.path, offset=at)
@@ -184,7 +184,7 @@ def _json(raw: bytes, kind: type[T], what: str, path: Path, offset: int) -> T:
 
 
 def _entry(entry: object, image: Source, data: int, end: int, path: Path) -> Tensor:
-    """One tensor of an APR1 index; its offset counts from `data`, its bytes end before `end`."""
+    """One tensor of an APR1 index; its offset is relative to `data`, its bytes end before `end`."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise CorruptError("an index entry has no name", path=path)
     name, shape = entry["name"], entry.get("shape")
@@ -201,7 +201,7 @@ def _entry(entry: object, image: Source, data: int, end: int, path: Path) -> Ten
         raise TruncatedError("the data extends past the end of the file", path=path, tensor=name, offset=data + offset)
     try:
         expected = row.n_bytes(dims)
-    except AprError as error:  # a row that blocks do not divide, a product of dims beyond 2^63
+    except AprError as error:  # a row that blocks do not divide, or dims whose product exceeds 2^63
         raise CorruptError(error.message, path=path, tensor=name) from error
     if expected != n_bytes:
         raise CorruptError(f"{row.name} {shape} needs {expected} bytes, not {n_bytes}", path=path, tensor=name)
@@ -209,19 +209,19 @@ def _entry(entry: object, image: Source, data: int, end: int, path: Path) -> Ten
 
 
 def _count(value: object) -> int:
-    """`value` where it is a non-negative integer, else -1."""
+    """`value` if it is a non-negative integer, else -1."""
     return value if type(value) is int and value >= 0 else -1
 
 
 def _check_footer(image: Source, base: int) -> dict[str, str]:
-    """The reference never compared this checksum, so a file with a wrong one opens."""
+    """The reference never checked this checksum, so a file with a wrong one opens with a warning."""
     crc = crc32_of_range(image, base, image.size - _FOOTER)
     stored = int.from_bytes(image.read(image.size - _FOOTER, _FOOTER), "little")
     return {"header": "none", "footer": "ok" if stored == crc else "bad"}
 
 
 def _open_json_index(source: Source, path: Path, header: apr2.Header) -> Model:
-    """The payload is one JSON text, given as the U8 tensor of its name."""
+    """The payload is one JSON text, exposed as a U8 tensor."""
     limits = ((header.metadata_size, "metadata"), (header.data_offset - header.tensor_index_offset, "index"))
     for n_bytes, what in limits:
         if n_bytes > MAX_METADATA_BYTES:
@@ -278,9 +278,9 @@ def _model(
 
 
 def wrapper_algorithm(source: Source) -> int | None:
-    """0 none, 1 LZ4 or 2 zstd where the file is a wrapper (magic, algorithm, u32 length, data), else None.
+    """0 none, 1 LZ4 or 2 zstd if the file is a wrapper (magic, algorithm, u32 length, data), else None.
 
-    The first bytes of the data decide, because the magic and the version bytes collide with those of v2.
+    The first bytes of the data decide, because magic and version bytes collide with those of v2.
     """
     if source.size < _WRAPPER_HEAD + 4:
         return None
@@ -295,7 +295,7 @@ def wrapper_algorithm(source: Source) -> int | None:
 
 
 def has_json_index(source: Source, header: apr2.Header) -> bool:
-    """Whether JSON stands where a v2 file has its binary index: the output of realizar's GGUF converter."""
+    """Whether a JSON index replaces the binary index of v2: the output of realizar's GGUF converter."""
     start, end = header.tensor_index_offset, header.data_offset
     if header.flags or not apr2.HEADER_BYTES <= header.metadata_offset < start < end <= source.size:
         return False
@@ -304,7 +304,7 @@ def has_json_index(source: Source, header: apr2.Header) -> bool:
 
 
 def compressed_body(source: Source, header: apr2.Header) -> str | None:
-    """How everything after the header is compressed: "lz4", "zstd", None where it is not."""
+    """How everything after the header is compressed: "lz4", "zstd", or None."""
     if not header.flags & (LZ4 | ZSTD) or _is_plain(source, header):
         return None
     if header.flags & ZSTD and source.read(apr2.HEADER_BYTES, min(4, source.size - apr2.HEADER_BYTES)) == _ZSTD_MAGIC:
@@ -313,7 +313,7 @@ def compressed_body(source: Source, header: apr2.Header) -> str | None:
 
 
 def _is_plain(source: Source, header: apr2.Header) -> bool:
-    """Whether the metadata section looks like a JSON object, which compressed bytes at its place do not."""
+    """Whether the metadata section looks like a JSON object, which compressed bytes do not."""
     start, n_bytes = header.metadata_offset, header.metadata_size
     if n_bytes < 2 or start + n_bytes > source.size:
         return False
@@ -325,9 +325,8 @@ def _is_plain(source: Source, header: apr2.Header) -> bool:
 def detect_apr(source: Source, path: Path) -> str:
     """ "apr-v2", "apr-v1" or "apr-legacy" for a file that begins with `APR`.
 
-    A damaged v2 or v1 file is still called that: its reader says what is wrong. Raises CorruptError where no
-    form fits, UnsupportedError for files that are named so but hold no model, UnknownFormatError for other
-    magics.
+    A damaged v2 or v1 file keeps its id: its reader reports the damage. Raises CorruptError if nothing matches,
+    UnsupportedError for files with this magic that are not models, UnknownFormatError for other magics.
     """
     rule = _RULES.get(source.read(0, min(4, source.size)))
     if rule is not None:
@@ -386,10 +385,9 @@ def _detect_apr1(source: Source, path: Path) -> str:
 
 
 def _is_early_v2(source: Source, path: Path) -> bool:
-    """Whether a v2 header with a good CRC stands under an old magic.
+    """Whether a v2 header with a valid CRC follows an old magic.
 
-    The row-major flag came after those magics were given up: a header with it is a current file with a wrong
-    magic.
+    The row-major flag is newer than those magics: a header with it belongs to a current file with a wrong magic.
     """
     header = apr2.parse_header(source)
     if header is None or not header.crc_ok or header.version != (2, 0):

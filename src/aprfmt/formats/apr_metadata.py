@@ -1,7 +1,8 @@
-"""The metadata section of an APR v2 file: typed fields in a fixed order, then any other key of the user.
+"""The metadata section of an APR v2 file: typed fields in a fixed order, then any other keys.
 
-Five generations of the text differ in which unset fields are written. Files are read in any of them and a
-parsed section that nobody changed is written back as the bytes it was.
+Five generations of the text differ in which unset fields are written. All of them can be read, and a parsed section
+that
+was not changed is written back with its original bytes.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from aprfmt.io.jsonx import LongList
 from aprfmt.limits import MAX_METADATA_BYTES
 
 TRUE_DTYPES_KEY = "aprfmt.tensors"
-"""Custom key with the dtypes that the container has no id for; always the last one of the text."""
+"""Custom key with the dtypes that have no id in the container; always the last key."""
 
 SOURCE_KEY = "aprfmt.source"
-"""Custom key with the record of the source files, see convert.source_manifest."""
+"""Custom key with the source manifest, see convert.source_manifest."""
 
 FOOTER_KEY, FOOTER = "aprfmt.checksum", "aprfmt.crc32"
-"""Custom key and value of an `.apr` that ends with its CRC-32: with them, a footer that is cut off is noticed."""
+"""Custom key and value of an `.apr` that ends with its CRC-32: they reveal a missing footer."""
 
 OWN_PREFIX = "aprfmt."
-"""How the custom keys begin that only this package writes."""
+"""Prefix of the custom keys that only this package writes."""
 
 FILES_PREFIX = "aprfmt.files/"
-"""How the names of tensors begin that hold files; the path of the file follows."""
+"""Name prefix of tensors that store files; the file's path follows."""
 
 _U8, _U32, _U64 = (1 << 8) - 1, (1 << 32) - 1, (1 << 64) - 1
 
@@ -45,7 +46,7 @@ _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "f32": (lambda value: type(value) is float or (type(value) is int and abs(value) <= _U64), "a number"),
 }
 
-# Sub-object -> its fields in writing order: kind, and whether it must be there.
+# Sub-object -> its fields in writing order: kind, and whether it is required.
 _OBJECTS: dict[str, dict[str, tuple[str, bool]]] = {
     "quantization": {
         "quant_type": ("str", True),
@@ -82,17 +83,17 @@ _KINDS: dict[str, str] = {
 }
 
 TYPED_FIELDS: tuple[str, ...] = tuple(_KINDS)
-"""The typed fields in writing order; every other key is the user's."""
+"""The typed fields in writing order; every other key is custom."""
 
 
 def is_text(key: str) -> bool:
-    """Whether the typed field `key` holds text."""
+    """Whether the typed field `key` is text."""
     return _KINDS.get(key) == "str"
 
 
-# Fields that no file may leave null, and what an absent one means.
+# Fields that may not be null, and the meaning of an absent one.
 _REQUIRED: dict[str, object] = {"model_type": "", "total_size": 0, "param_count": 0}
-# Written even when unset, in every generation that knows them.
+# Written even if unset, in every generation that knows them.
 _ALWAYS = {*_REQUIRED, "license", "data_source", "data_license"}
 
 _GEN_B = tuple(name for name in TYPED_FIELDS if name not in ("hf_architecture", "hf_model_type"))
@@ -106,9 +107,7 @@ GENERATIONS: dict[str, tuple[str, ...]] = {
     "GenA": _GEN_A,
     "Gen0": _GEN_0,
 }
-"""Generation -> the typed fields it knows. All but Current write an unset field as null instead of leaving
-it out.
-"""
+"""Generation -> the typed fields it knows. All but Current write an unset field as null instead of omitting it."""
 
 # Typed field -> the names other tools use for it, in order of preference.
 _ALIASES: dict[str, tuple[str, ...]] = {
@@ -124,9 +123,9 @@ _ALIASES: dict[str, tuple[str, ...]] = {
 
 
 class AprMetadata(Mapping[str, object]):
-    """A parsed metadata section, read-only, with every key as the file has it, explicit nulls included.
+    """A parsed metadata section, read-only, with every key as stored, explicit nulls included.
 
-    `dict(metadata)` gives a copy to change; `dump` writes an AprMetadata back as its own bytes.
+    `dict(metadata)` makes a mutable copy; `dump` writes an AprMetadata with its original bytes.
     """
 
     def __init__(self, raw: bytes, values: dict[str, object]) -> None:
@@ -140,7 +139,7 @@ class AprMetadata(Mapping[str, object]):
         return value
 
     def peek(self, key: str) -> tuple[list[object], int] | None:
-        """The first item, if any, of the list that `key` has, and how many there are; None without a list."""
+        """The first item, if any, of the list under `key`, and its length; None unless it is a list."""
         value = self._values.get(key)
         if isinstance(value, LongList):
             return [value.first()], len(value)
@@ -154,7 +153,7 @@ class AprMetadata(Mapping[str, object]):
 
     @cached_property
     def generation(self) -> str:
-        """The generation (a key of GENERATIONS) that writes these fields; Current when nothing tells."""
+        """The generation (a key of GENERATIONS) that writes these fields; Current if it cannot be told."""
         typed = {name for name in TYPED_FIELDS if name in self._values}
         if any(self._values[name] is None for name in typed - _ALWAYS):
             for name in ("GenC", "GenB", "GenA", "Gen0"):
@@ -167,7 +166,7 @@ class AprMetadata(Mapping[str, object]):
 
 
 def parse(raw: bytes | memoryview) -> AprMetadata:
-    """A metadata section as a mapping. Raises CorruptError where it is not a JSON object of the right types."""
+    """Parses a metadata section. Raises CorruptError unless it is a JSON object of the right types."""
     raw = bytes(raw)
     values = jsonx.loads_lazily(raw)
     if not isinstance(values, dict):
@@ -179,9 +178,9 @@ def parse(raw: bytes | memoryview) -> AprMetadata:
 
 
 def has_footer(values: Mapping[str, object]) -> bool:
-    """Whether the metadata are of a file that was written with a footer: every writer of our keys adds one.
+    """Whether the metadata belongs to a file written with a footer: every writer of our keys adds one.
 
-    The key of a damaged file may have lost a bit, or its value; not both.
+    In a damaged file the key or its value may have lost a bit, not both.
     """
     return values.get(FOOTER_KEY) is not None or any(
         key.startswith(OWN_PREFIX) or value == FOOTER for key, value in values.items()
@@ -189,10 +188,11 @@ def has_footer(values: Mapping[str, object]) -> bool:
 
 
 def dump(values: Mapping[str, object], generation: str = "Current") -> bytes:
-    """The metadata section for `values` in a generation's form; an AprMetadata gives its own bytes back.
+    """Serializes `values` in a generation's form; an AprMetadata yields its original bytes.
 
-    Typed fields come first in their order, the other keys sorted after them, TRUE_DTYPES_KEY last. A typed
-    name that an older generation does not know is written among the other keys.
+    Typed fields come first in their order, the other keys sorted after them, TRUE_DTYPES_KEY last. A typed field that
+    an
+    older generation does not know is written among the other keys.
 
     Raises UsageError for values of the wrong type, LimitError beyond MAX_METADATA_BYTES.
     """
@@ -236,7 +236,7 @@ def _field_text(name: str, value: object) -> str:
 
 
 def _find_problem(values: Mapping[str, object]) -> str | None:
-    """What is wrong with the typed fields, in words, or None."""
+    """Describes what is wrong with the typed fields; None if nothing is."""
     for name, kind in _KINDS.items():
         if name not in values:
             continue
@@ -267,7 +267,7 @@ def _find_object_problem(name: str, value: object) -> str | None:
 
 
 def _json_kind(value: object) -> str:
-    """A JSON value in messages: null, booleans and numbers as JSON, else "a string", "an array" or "an object"."""
+    """A JSON value for messages: null, booleans and numbers as JSON, else "a string", "an array" or "an object"."""
     if value is None or isinstance(value, bool | int | float):
         return jsonx.dumps(value) if not isinstance(value, int) else str(value).lower()[:40]
     if isinstance(value, str):
@@ -276,7 +276,7 @@ def _json_kind(value: object) -> str:
 
 
 def canonicalize_aliases(values: Mapping[str, object]) -> dict[str, object]:
-    """`values` without the names that other tools use for typed fields; an unset field takes its first numeric alias.
+    """Resolves other tools' names of typed fields; an unset field gets its first numeric alias.
 
     A file must never contain a typed field together with one of its aliases: the reference reader would drop all
     metadata.

@@ -1,4 +1,4 @@
-"""APR v2 in several files, opened as one model; the module that opens any `.apr` v2.
+"""Opens any `.apr` v2: one file, or shards as one model.
 
 The manifest is the reference's ShardManifest, with `sha256` and `crc32` added to each shard:
 
@@ -35,10 +35,11 @@ _FETCH_AGAIN = "download the manifest and its shards again, all from one revisio
 
 
 def open_model(path: Path) -> Model:
-    """Opens an `.apr` v2 file, or all shards of a model: by its manifest, its folder or any shard beside it.
+    """Opens an `.apr` v2 file, or all shards of a model: by its manifest, its folder or any shard.
 
-    Raises RefusedError (a shard is missing, or not the one of the manifest), CorruptError and its kinds,
-    UnsupportedError, NotFoundError, StorageError.
+    Raises RefusedError (a shard is missing, or does not match the manifest), CorruptError and its kinds,
+    UnsupportedError,
+    NotFoundError, StorageError.
     """
     if is_folder(path):
         return _open_all(_manifest_of(path), path)
@@ -113,14 +114,14 @@ def _altered(path: Path, problem: str) -> RefusedError:
 
 
 def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
-    """What an opened shard and the manifest disagree in; the blobs are not read."""
+    """How an opened shard contradicts the manifest; the blobs are not read."""
     native = _native(model)
     names = [tensor.name for tensor in native.index.tensors]
     if len(names) != len(info.tensors) or set(names) != set(info.tensors):
         return "it contains other tensors"
     if info.crc32 is not None and int.from_bytes(native.source.read(info.size - 4, 4), "little") != info.crc32:
         return "its checksum differs"
-    if info.index == 0:  # its metadata may be large, and what it says is not needed to tell the shards apart
+    if info.index == 0:  # its metadata may be large, and is not needed to tell shards apart
         return None
     stated = native.metadata.get("sharding")
     place = [stated.get(key) for key in ("shard_count", "shard_index")] if isinstance(stated, Mapping) else []
@@ -137,11 +138,11 @@ def _native(shard: Model) -> Apr2Native:
 
 @light_dataclass
 class JoinedNative(Apr2Native):
-    """The one file that the shards were cut from: its header flags, index and metadata, for writers of APR.
+    """The single file that the shards were cut from: its header flags, index and metadata, for writers of APR.
 
     Attributes:
         manifest: path of the manifest.
-        shards: each shard as the manifest has it, and as it was opened.
+        shards: each shard's manifest entry and opened file.
     """
 
     manifest: Path = Path()
@@ -161,12 +162,12 @@ class JoinedNative(Apr2Native):
         return AprMetadata(apr_metadata.dump(values, first.generation), values)
 
     def metadata_bytes(self) -> bytes:
-        """The metadata section of the one file."""
+        """The metadata section of the single file."""
         return self.metadata.raw
 
     @cached_property
     def problems(self) -> list[str]:
-        """A sentence for each shard whose bytes are not those of the manifest; reads every shard."""
+        """A sentence per shard whose bytes do not match the manifest; reads every shard."""
         return [text for info, shard in self.shards if (text := _verify(info, shard)) is not None]
 
     def checksum(self) -> dict[str, str]:
@@ -182,7 +183,7 @@ class JoinedNative(Apr2Native):
 
 
 def _state(info: ShardInfo, shard: Apr2Native) -> str:
-    """State of a shard's footer, which the manifest names too; of one without, whether the sha256 fits."""
+    """State of a shard's footer, which the manifest states too; without one, whether the sha256 matches."""
     if info.crc32 is None and info.sha256 is not None and _verify(info, shard) is not None:
         return "bad"
     return shard.checksum()["footer"]
@@ -233,7 +234,7 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
 
 
 def _join_index(parts: Sequence[Index]) -> Index:
-    """The index that the one file would have."""
+    """The index of the single file."""
     entries = [(shard, i) for shard, part in enumerate(parts) for i in range(len(part.tensors))]
     entries.sort(key=lambda entry: sort_key(parts[entry[0]].tensors[entry[1]].name))
     position = {entry: place for place, entry in enumerate(entries)}
@@ -252,7 +253,7 @@ def _join_index(parts: Sequence[Index]) -> Index:
 
 
 def sort_key(name: str) -> bytes:
-    """What the index of the one file sorts by."""
+    """Sort key of the single file's index."""
     return name.encode("utf-8", "surrogateescape")
 
 
@@ -261,7 +262,7 @@ def sort_key(name: str) -> bytes:
 
 @light_dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One shard as a manifest has it; `sha256` (hex) and `crc32` are None in manifests of other tools."""
+    """A shard's manifest entry; `sha256` (hex) and `crc32` are None in manifests of other tools."""
 
     filename: str
     index: int
@@ -272,7 +273,7 @@ class ShardInfo:
 
 
 def manifest_text(shards: Sequence[ShardInfo], total_size: int) -> bytes:
-    """The manifest of `shards`, whose tensors take `total_size` bytes."""
+    """Serializes the manifest of `shards`, whose tensors have `total_size` bytes."""
     value = {
         "version": "2.0",
         "shard_count": len(shards),

@@ -1,7 +1,7 @@
-"""Readers and targets of other packages: loaded from entry points, and kept from ending or garbling a command.
+"""Readers and targets of other packages: loaded from entry points, isolated from the command.
 
-What a plugin raises becomes an error that names its package, and what it prints goes to standard error: standard
-output holds data.
+Exceptions of a plugin become errors that name its package, and its prints go to standard error: standard output is for
+data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution, EntryPoint
 
 GROUP = "aprfmt.formats"
-"""The group under which packages register readers and targets."""
+"""The entry point group of readers and targets."""
 
 _READS, _WRITES = ("detect", "open"), ("layouts",)
 _TEXTS = ("name", "container", "label")
@@ -31,17 +31,17 @@ _PLAIN: dict[str, Callable[[Any], object]] = {
     "folder": bool,
     "takes": lambda values: frozenset(map(str.__str__, values)),
 }
-"""Attributes, and how each becomes a value whose methods are not the plugin's."""
+"""Attribute -> conversion to a plain built-in value."""
 _SLOW_SECONDS = 5.0
 
 
 def load_all() -> tuple[object, ...]:
-    """Every plugin. Raises MissingDependencyError for one that cannot be loaded, or neither reads nor writes."""
+    """Loads every plugin. Raises MissingDependencyError if one cannot be imported, or neither reads nor writes."""
     from importlib.metadata import distributions, entry_points
 
     try:
         points = entry_points(group=GROUP)
-    except Exception as error:  # of whatever a file of any package holds
+    except Exception as error:  # of arbitrary files of any package
         broken = next(filter(None, map(_unreadable, distributions())), "an installed package")
         what = f"the entry points of {broken} cannot be read: {type(error).__name__}: {error}"
         raise MissingDependencyError(what, hint=f"reinstall or remove {broken}") from error
@@ -49,7 +49,7 @@ def load_all() -> tuple[object, ...]:
 
 
 def _unreadable(package: Distribution) -> str | None:
-    """The name of a package whose entry points cannot be read; None where they can."""
+    """The name of a package whose entry points cannot be read; None if all can."""
     try:
         _ = package.entry_points
     except Exception:
@@ -60,12 +60,12 @@ def _unreadable(package: Distribution) -> str | None:
 def _name_of(package: Distribution | None) -> str | None:
     try:
         return package.name if package is not None else None
-    except Exception:  # its metadata may hold anything
+    except Exception:  # its metadata may be arbitrary
         return None
 
 
 class _Plugin:
-    """A reader, a target or both: the same attributes, and methods that raise nothing but AprErrors."""
+    """A reader, a target or both: the plugin's attributes, and methods that raise only AprErrors."""
 
     def __init__(self, point: EntryPoint) -> None:
         self._package = _name_of(point.dist) or point.value
@@ -118,7 +118,7 @@ class _Plugin:
                 yield
             except (KeyboardInterrupt, Terminated, MemoryError):
                 raise
-            except BaseException as error:  # code of others: whatever it raises, sys.exit too
+            except BaseException as error:  # third-party code: catch anything, sys.exit too
                 if isinstance(error, AprError) and type(error).exit_code in EXIT_CODES:
                     raise
                 reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -134,7 +134,7 @@ class _Plugin:
 
 @contextmanager
 def _stdout_as_stderr() -> Iterator[None]:
-    """What the block writes to standard output, by Python or by libraries, goes to standard error."""
+    """Redirects standard output of the block, from Python or libraries, to standard error."""
     if sys.stdout is not None:
         with suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""GGUF reader, versions 2 and 3, single files and split ones. Nothing is decoded before it is asked for.
+"""GGUF reader, versions 2 and 3, single and split files. Values are decoded on access.
 
 0   4  magic "GGUF"
 4   4  u32 version
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from aprfmt.tokenizer.model import Tokenizer
 
 DEFAULT_ALIGNMENT = 32
-"""Of the tensor data, where `general.alignment` is absent."""
+"""Alignment of the tensor data if `general.alignment` is absent."""
 
 MAX_DIMS = 4
 """GGML_MAX_DIMS."""
@@ -75,8 +75,8 @@ class GgufPart:
         alignment: of the tensor data.
         tensors: in file order.
         kv: the pairs in file order, decoded on access.
-        infos: where the tensor infos begin and end.
-        data_start: where the tensor data begin, behind the padding of the header.
+        infos: start and end of the tensor infos.
+        data_start: start of the tensor data, after the header's padding.
     """
 
     source: Source
@@ -90,7 +90,7 @@ class GgufPart:
 
 @light_dataclass(slots=True)
 class GgufNative:
-    """What writers of GGUF need: every part, in order."""
+    """All parts in order, for writers of GGUF."""
 
     parts: list[GgufPart]
 
@@ -98,8 +98,9 @@ class GgufNative:
 def open_model(path: Path) -> Model:
     """Opens a GGUF file; any part of a split model opens all of them, with the metadata of the first.
 
-    Raises UnsupportedError (version 1, big-endian, unknown tensor type), CorruptError and its kinds,
-    RefusedError (a part is missing or belongs elsewhere), NotFoundError, StorageError.
+    Raises UnsupportedError (version 1, big-endian, unknown tensor type), CorruptError and its kinds, RefusedError (a
+    part is
+    missing or misplaced), NotFoundError, StorageError.
     """
     with ExitStack() as stack:
         parts = _read_all(path, stack)
@@ -115,7 +116,7 @@ def open_model(path: Path) -> Model:
 
 
 def model_of(path: Path, parts: list[GgufPart]) -> Model:
-    """The model of these parts, with the keys of the first."""
+    """Builds the model from its parts, with the keys of the first."""
     tensors = [tensor for part in parts for tensor in part.tensors]
     return Model(
         path=path,
@@ -149,7 +150,7 @@ def _load_hparams(model: Model) -> Hyperparams:
     kv = model.metadata
     entry = kv.entries.get("tokenizer.ggml.tokens") if isinstance(kv, KvMapping) else None
     if entry is not None and entry.count is not None:
-        # Only their number matters here, and decoding 150,000 strings takes longer than all the rest.
+        # Only the number is needed here; decoding 150,000 strings takes longer than everything else.
         kv = ChainMap({"tokenizer.ggml.tokens": range(entry.count)}, kv)  # type: ignore[arg-type]
     return from_gguf(kv, tuple(model.tensors))
 
@@ -231,7 +232,7 @@ def _read_part(path: Path, stack: ExitStack) -> GgufPart:
 
 
 def read_header(cursor: Cursor) -> tuple[int, int, int]:
-    """Version, tensor count, key count; the cursor stands behind them. Raises what `open_model` raises."""
+    """Version, tensor count, key count; leaves the cursor after them. Raises what `open_model` raises."""
     (magic,) = cursor.unpack(_MAGIC, "the magic")
     if magic == b"FUGG":
         raise UnsupportedError("a big-endian GGUF file", path=cursor.path, offset=0, hint=_BIG_ENDIAN_HINT)
@@ -308,7 +309,7 @@ def _tensor(info: _Info, data_start: int, alignment: int, source: Source) -> Ten
             offset=start,
         )
     offset += data_start
-    # An empty tensor may be placed behind padding that the last tensor's writer left out.
+    # An empty tensor may follow padding that the writer of the last tensor omitted.
     return Tensor(name, dtype, ne[::-1], offset if n_bytes else min(offset, source.size), n_bytes, source)
 
 
@@ -332,7 +333,7 @@ def _stored_as(info: _Info, path: str) -> tuple[str, int]:
 
 
 def read_pairs(data: bytes, path: str) -> KvMapping:
-    """The key-value pairs of a GGUF of which `data` holds at least the header; tensors are not looked at."""
+    """Reads the key-value pairs of a GGUF whose header is in `data`; ignores tensors."""
     cursor = Cursor(data, path, more=True)
     _, _, n_kv = read_header(cursor)
     return KvMapping(memoryview(data), _read_entries(cursor, n_kv))

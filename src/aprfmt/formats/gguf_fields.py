@@ -1,4 +1,4 @@
-"""The keys of a GGUF: types, a cursor that checks bounds, and a mapping that decodes values on first use."""
+"""The keys of a GGUF: types, a bounds-checked cursor, and a mapping that decodes values on first use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from aprfmt.limits import (
     MAX_TEXT_FILE_BYTES,
 )
 
-# What is read of a header at first, and at a time where it is long.
+# Bytes of a header to read at first, and per further read.
 _FIRST_STEP, _MOST_STEP = 64 << 10, 1 << 20
 
 
 class GgufType(IntEnum):
-    """Value types, with their numbers in the file (gguf.h)."""
+    """Value types with their enum values (gguf.h)."""
 
     UINT8 = 0
     INT8 = 1
@@ -59,20 +59,20 @@ FORMATS: dict[GgufType, str] = {
 """Scalar types and their `struct` codes."""
 
 
-# Least bytes of one array element: what a count is held against before anything is walked.
+# Minimum bytes of an array element: counts are checked against it before anything is read.
 LEAST_BYTES = {kind: struct.calcsize("<" + code) for kind, code in FORMATS.items()}
 
 
-# What an element of a list takes in memory: its place there, while it is made one in a tuple, and the object.
+# Memory per list element: its slot, its slot in a temporary tuple, and the object.
 ELEMENT_BYTES = dict.fromkeys(GgufType, 48)
 
 
 _CHARACTER_BYTES = 4
-"""Most memory for a character of a string, where one of them lies beyond U+FFFF."""
+"""Maximum memory per character of a string that contains one beyond U+FFFF."""
 
 
 FILE_KEYS = ("tokenizer.huggingface.json", "tokenizer.rwkv.world", "aprfmt.metadata")
-"""Keys whose strings hold a whole file: they may have MAX_TEXT_FILE_BYTES."""
+"""Keys whose string is a whole file: they may have MAX_TEXT_FILE_BYTES."""
 
 
 _TYPES = {int(kind): kind for kind in GgufType}
@@ -86,7 +86,7 @@ _U64 = struct.Struct("<Q")
 
 @light_dataclass(slots=True)
 class KvEntry:
-    """Where one pair lies; positions are bytes from the start of the file.
+    """Location of a pair; positions are bytes from the start of the file.
 
     Attributes:
         key: the key.
@@ -94,7 +94,7 @@ class KvEntry:
         elem_type: of an array's elements, None for scalars.
         count: of an array's elements, None for scalars.
         start: of the whole entry (the key's length field).
-        value_start: of the value, behind the type; for arrays that is the element type.
+        value_start: of the value, after the type; for arrays that is the element type.
         end: one past the entry.
     """
 
@@ -108,10 +108,11 @@ class KvEntry:
 
 
 class Cursor:
-    """Walks the header of a GGUF file; every step is checked against the bytes that are left.
+    """Walks the header of a GGUF file; every step is checked against the remaining bytes.
 
-    `data` begins at the start of the file. Of a `source` it grows with the walk, a step ahead of it and to at most
-    MAX_HEADER_BYTES; `more` says that the file goes on behind what may be walked.
+    `data` begins at the start of the file. With a `source` it grows ahead of the walk, to at most MAX_HEADER_BYTES;
+    `more`
+    says that the file continues beyond what may be walked.
     """
 
     __slots__ = ("_parsed_bytes", "_size", "_source", "data", "more", "path", "pos")
@@ -131,7 +132,7 @@ class Cursor:
         return self._size if self._source is None else self._source.size
 
     def read_to(self, end: int) -> None:
-        """Reads the file as far as byte `end`, for which `need` was asked. Raises CorruptError where it shrank."""
+        """Reads the file up to byte `end`, of which `need` was requested. Raises CorruptError if the file shrank."""
         while len(self.data) < end:
             assert self._source is not None
             assert isinstance(self.data, bytearray)
@@ -140,7 +141,7 @@ class Cursor:
             self.data += self._source.read(start, step)
 
     def need(self, n_bytes: int, what: str) -> None:
-        """Raises TruncatedError (LimitError at the header cap) unless `n_bytes` bytes are left."""
+        """Raises TruncatedError (LimitError at the header limit) unless `n_bytes` bytes are left."""
         left = self._size - self.pos
         if n_bytes <= left:
             return
@@ -151,7 +152,7 @@ class Cursor:
         raise TruncatedError(f"{what} needs {n_bytes} bytes, {left} are left", path=self.path, offset=self.pos)
 
     def unpack(self, form: struct.Struct, what: str) -> tuple[Any, ...]:
-        """The fields of `form` at the cursor, which moves behind them."""
+        """Unpacks the fields of `form` at the cursor and advances it."""
         self.need(form.size, what)
         self.read_to(self.pos + form.size)
         fields = form.unpack_from(self.data, self.pos)
@@ -177,7 +178,7 @@ class Cursor:
         return str(self.data[self.pos - length : self.pos], "utf-8", "surrogateescape")
 
     def entry(self) -> KvEntry:
-        """The pair at the cursor, located but not decoded. Raises CorruptError and its kinds."""
+        """Locates the pair at the cursor without decoding it. Raises CorruptError and its kinds."""
         start = self.pos
         key = self.string(MAX_KEY_BYTES, "a key")
         if not key:
@@ -240,8 +241,8 @@ class Cursor:
             )
 
     def _skip_strings(self, key: str, count: int) -> None:
-        # The hot loop of opening a file: vocabularies have 150,000 strings. A length behind what was read raises: then
-        # more is read, and the loop goes on where it stopped.
+        # The hot loop of opening a file: vocabularies have 150,000 strings. A length beyond what was read raises: then
+        # more is read, and the loop continues where it stopped.
         what, pos, unpack, left = f"the strings of {key!r}", self.pos, _U64.unpack_from, repeat(None, count)
         longest, is_done = 0, False
         while not is_done:
@@ -270,7 +271,7 @@ class Cursor:
 
 
 def check_string(key: str, n_bytes: int, path: str | None = None, offset: int | None = None) -> None:
-    """Raises LimitError for a value of `key` that is a string of more bytes than such a value has."""
+    """Raises LimitError if the string value of `key` exceeds its maximum size."""
     limit = MAX_TEXT_FILE_BYTES if key in FILE_KEYS else MAX_STRING_BYTES
     if n_bytes > limit:
         raise LimitError(
@@ -279,7 +280,7 @@ def check_string(key: str, n_bytes: int, path: str | None = None, offset: int | 
 
 
 def decode(data: Buffer, entry: KvEntry) -> Any:
-    """The value of `entry`, located by a Cursor in `data`: int, float, bool, str or a list of values."""
+    """Decodes the value of `entry`, located by a Cursor in `data`: int, float, bool, str or a list of values."""
     if entry.type is GgufType.ARRAY:
         # A copy, because slices of bytes are several times cheaper than slices of a memoryview.
         return _decode_array(bytes(data[entry.value_start : entry.end]), 0)[0]
@@ -308,9 +309,9 @@ def _decode_array(data: bytes, pos: int) -> tuple[list[Any], int]:
 
 
 class KvMapping(Mapping[str, Any]):
-    """Key-value pairs in file order, each decoded when it is first asked for.
+    """Key-value pairs in file order, each decoded on first access.
 
-    `entries` tells types and counts without decoding; the bytes stay readable after the model is closed.
+    `entries` has types and counts without decoding; the bytes stay readable after the model is closed.
     """
 
     def __init__(self, data: memoryview, entries: dict[str, KvEntry]) -> None:
@@ -331,11 +332,11 @@ class KvMapping(Mapping[str, Any]):
         return None if entry.elem_type is GgufType.ARRAY else (entry.type.name, entry.elem_type.name)
 
     def without(self, is_left_out: Callable[[str], bool]) -> KvMapping:
-        """The pairs but for those whose keys are left out."""
+        """The pairs without the given keys."""
         return KvMapping(self._data, {key: entry for key, entry in self.entries.items() if not is_left_out(key)})
 
     def remember(self, key: str, value: Any) -> None:
-        """Takes `value` for what the entry would be decoded to."""
+        """Caches `value` as the decoded value of the entry."""
         self._values[key] = value
 
     def __getitem__(self, key: str) -> Any:

@@ -23,10 +23,11 @@ KV: TypeAlias = tuple[str, ValueType, object]
 
 
 def encode_value(type: ValueType, value: object, depth: int = 0) -> bytes:
-    """The bytes of `value` without its type; arrays begin with element type and count.
+    """Encodes `value` without its type; arrays begin with element type and count.
 
-    Strings may be given as str (lone surrogates of undecodable bytes become those bytes again) or bytes.
-    `depth` counts the arrays around it. Raises UsageError when the value does not fit the type.
+    Strings may be str (lone surrogates of undecodable bytes become those bytes again) or bytes. `depth` counts
+    enclosing
+    arrays. Raises UsageError if the value does not match the type.
     """
     try:
         if isinstance(type, tuple):
@@ -57,7 +58,7 @@ _LENGTHS = tuple(struct.pack("<Q", n) for n in range(256))
 
 
 def _encode_strings(values: Iterable[object]) -> bytes:
-    """Vocabularies have hundreds of thousands of short strings: their lengths come from a table."""
+    """Vocabularies have hundreds of thousands of short strings: their encoded lengths come from a table."""
     raw = [v.encode("utf-8", "surrogateescape") if isinstance(v, str) else _string_bytes(v) for v in values]
     parts = [b""] * (2 * len(raw))
     try:
@@ -91,7 +92,7 @@ def _spell(kind: ValueType) -> str:
 
 
 def encode_kv(key: str, type: ValueType, value: object) -> bytes:
-    """The bytes of a whole entry: key, type, value. Raises UsageError, LimitError for a string that no reader takes."""
+    """Encodes a whole entry: key, type, value. Raises UsageError, LimitError for a string that readers would refuse."""
     raw = _encode_string(key)
     if not 0 < len(raw) - 8 <= MAX_KEY_BYTES:
         raise UsageError(f"a GGUF key must have 1 to {MAX_KEY_BYTES} bytes, {key[:40]!r} has {len(raw) - 8}")
@@ -107,13 +108,14 @@ def encode_kv(key: str, type: ValueType, value: object) -> bytes:
 def layout(
     kv: Sequence[KV | bytes], tensors: Sequence[OutTensor], *, alignment: int = DEFAULT_ALIGNMENT, version: int = 3
 ) -> list[Segment]:
-    """A GGUF file: header, keys and tensors in the order given, each tensor padded to `alignment`.
+    """A GGUF file: header, keys and tensors in the given order, each tensor padded to `alignment`.
 
-    A pair may be given as the bytes of its entry, copied from another file. An alignment other than 32 has to
-    stand in `kv` as `general.alignment` too.
+    A pair may be given as the encoded entry of another file. An alignment other than 32 must also be in `kv` as
+    `general.alignment`.
 
-    Raises UsageError (doubled names, wrong values), UnsupportedError (a dtype or a dimension count that GGUF
-    does not have).
+    Raises UsageError (duplicate names, wrong values), UnsupportedError (a dtype or number of dimensions that GGUF does
+    not
+    have).
     """
     if version not in (2, 3):
         raise UsageError(f"unsupported GGUF version {version}; supported: 2 and 3")
@@ -152,7 +154,7 @@ def _check_keys(kv: Sequence[KV | bytes], alignment: int) -> None:
 
 
 def _checked_entry(raw: bytes) -> tuple[str, object]:
-    """Key of an encoded entry, and the value if it is the alignment; the entry must be whole."""
+    """Key of an encoded entry, and its value if it is the alignment; the entry must be complete."""
     view = memoryview(raw)
     try:
         entry = Cursor(view, "").entry()
@@ -182,7 +184,7 @@ def _encode_info(tensor: OutTensor, offset: int) -> bytes:
 
 
 def typed_kv(kv: tuple[str, str | tuple[str, str], object]) -> KV:
-    """A key-value pair whose types are given by their names in GgufType."""
+    """A key-value pair whose types are given as names of GgufType."""
     key, kind, value = kv
     if isinstance(kind, tuple):
         return key, (GgufType[kind[0]], GgufType[kind[1]]), value

@@ -1,4 +1,4 @@
-"""Text files of a Hugging Face folder: which ones belong to a model, reading JSON, finding the tokenizer."""
+"""Text files of a Hugging Face folder: which ones belong to a model, JSON parsing, the tokenizer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from aprfmt.tokenizer.model import Tokenizer
 
 TEMPLATE_FOLDER = "additional_chat_templates"
-"""The one subfolder whose files belong to the tokenizer."""
+"""The subfolder with additional chat templates."""
 
 MODULE_FOLDERS = ("[0-9]_*", "speech_tokenizer", "audio_tokenizer")
-"""What the folders of modules are called, codecs among them; of each config.json and weights belong to the model."""
+"""Folders of modules, codecs included; config.json and weights of each belong to the model."""
 
 KEPT_FILES = (
     "*.json",
@@ -46,7 +46,7 @@ KEPT_FILES = (
     ".gitattributes",
     *(f"{folder}/config.json" for folder in MODULE_FOLDERS),
 )
-"""Name patterns of the files that belong to a model beside its weights."""
+"""Name patterns of a model's files other than weights."""
 
 _FILE_SUFFIXES = (".safetensors", ".json", ".jinja", ".model")
 
@@ -54,14 +54,15 @@ WEIGHT_SUFFIXES = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".apr", ".h5", ".msgpack"),
     *(".onnx", ".onnx_data", ".ot", ".npz", ".npy"),
 )
-"""How files of weights end, whatever program made them."""
+"""Suffixes of weight files, whatever program wrote them."""
 
 
 def list_names(folder: Path, needed: Callable[[str], bool] = lambda name: False) -> list[str]:
-    """Plain files of the folder, of its template folder and of its modules' folders, sorted, with forward slashes.
+    """Regular files of the folder, its template folder and its modules' folders, sorted, with forward slashes.
 
-    Raises NotFoundError, StorageError, and RefusedError for what is not a plain file though its name is `needed`: a
-    link to nowhere is not passed over, because the model would be another one without it.
+    Raises NotFoundError, StorageError, and RefusedError for anything but a regular file under a `needed` name: skipping
+    a
+    broken link would yield another model.
     """
     names = []
     with storage_errors(folder):
@@ -79,17 +80,17 @@ def list_names(folder: Path, needed: Callable[[str], bool] = lambda name: False)
 
 
 def belongs(name: str) -> bool:
-    """Whether a file of that name in a folder is a part of the model."""
+    """Whether a file of that name in a folder is part of the model."""
     return name.endswith((".safetensors", ".bin", ".pt", ".pth")) or bool(select_files([name]))
 
 
 def select_files(names: Iterable[str]) -> list[Path]:
-    """Those of `names` that belong to a model beside its weights."""
+    """Those of `names` that belong to a model, without weights."""
     return [Path(n) for n in names if _matches(n, KEPT_FILES) and not n.endswith(WEIGHT_SUFFIXES)]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    # `*` must not reach into the subfolder: its files are named by their own pattern.
+    # `*` must not match into the subfolder: its files have their own pattern.
     return any(name.count("/") == pattern.count("/") and fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -97,7 +98,7 @@ _CONFIGS = ("config.json", "generation_config.json", "preprocessor_config.json")
 
 
 def read_text_file(path: Path) -> bytes:
-    """All bytes of a JSON or text file. Raises NotFoundError; LimitError for more than such a file may have."""
+    """Reads a JSON or text file. Raises NotFoundError; LimitError above the maximum size."""
     limit = MAX_CONFIG_BYTES if path.name in _CONFIGS else MAX_TEXT_FILE_BYTES
     with Source.open(path) as source:
         if source.size > limit:
@@ -108,7 +109,7 @@ def read_text_file(path: Path) -> bytes:
 
 
 def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> JsonObject:
-    """The JSON object in `raw`. Raises CorruptError: no JSON, no object, a doubled key (with `unique`)."""
+    """Parses a JSON object. Raises CorruptError for invalid JSON, another type, a duplicate key (with `unique`)."""
 
     def pairs(items: list[tuple[str, Json]]) -> JsonObject:
         result = dict(items)
@@ -133,7 +134,7 @@ def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> Js
 
 
 def check_file_name(name: str, what: str, path: Path) -> None:
-    """Refuses a name that leads out of its folder, or that none can have. `what` names it in the file `path`.
+    """Refuses a name that leads out of its folder, or is invalid. `what` names it in the file `path`.
 
     Raises CorruptError, LimitError.
     """
@@ -152,12 +153,12 @@ def read_config(path: Path) -> JsonObject:
 
 
 def parse_config(raw: bytes, path: Path) -> JsonObject:
-    """The same from its bytes; of doubled keys the last counts, as in transformers. Raises CorruptError."""
+    """Parses config.json; of duplicate keys the last wins, as in transformers. Raises CorruptError."""
     return parse_object(raw, str(path), "the file", unique=False)
 
 
 def load_tokenizer(folder: Path, config: JsonObject | None) -> Tokenizer | None:
-    """The tokenizer of a folder, None where it has none. Raises UnsupportedError, CorruptError."""
+    """The tokenizer of a folder, None without one. Raises UnsupportedError, CorruptError."""
     from aprfmt.tokenizer import generation
     from aprfmt.tokenizer.hf import is_tokenizer_file, read_files
 

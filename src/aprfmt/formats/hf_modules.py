@@ -1,7 +1,8 @@
-"""sentence-transformers repositories: modules.json lists what comes behind the network, a folder a module.
+"""sentence-transformers repositories: modules.json lists the modules after the network, one folder each.
 
-A network gives a hidden state a token; a Pooling makes one vector of them, Dense layers map it, Normalize gives it the
-length 1. What config.json does not say stands in the config.json of a module's folder.
+The network yields a hidden state per token; Pooling reduces them to one vector, Dense layers project it, Normalize
+scales
+it to unit length. Settings are in the config.json of a module's folder.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from aprfmt.types import Json, JsonObject, Shape
 MODULES_NAME = "modules.json"
 
 TextFile: TypeAlias = Callable[[str], bytes | None]
-"""Gives a file of the folder by its name, or None."""
+"""Returns a file of the folder by name, or None."""
 
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -37,12 +38,12 @@ _WITHOUT_CONFIG = ("Normalize",)
 
 @light_dataclass(frozen=True, slots=True)
 class Module:
-    """A line of modules.json.
+    """An entry of modules.json.
 
     Attributes:
         kind: the class without its package, "Pooling".
-        path: the folder, "" for that of the model.
-        config: what the config.json of the folder says; None if missing, or no JSON object.
+        path: the folder, "" for the model's own.
+        config: the folder's config.json; None if missing, or not a JSON object.
     """
 
     kind: str
@@ -51,24 +52,24 @@ class Module:
 
     @property
     def number(self) -> int | None:
-        """What the folder's name begins with."""
+        """The number at the start of the folder's name."""
         head = self.path.partition("_")[0]
         return int(head) if len(head) == 1 and head.isdecimal() and head.isascii() else None
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is a Dense that only multiplies, and adds a bias where it has one."""
+        """Whether it is a Dense layer without an activation."""
         named = (self.config or {}).get("activation_function", _IDENTITY)
         return self.kind == "Dense" and str(named).rpartition(".")[2] == "Identity"
 
     def width(self, side: str) -> int | None:
-        """Values that a Dense takes ("in") or gives ("out"); None where it does not say."""
+        """Input ("in") or output ("out") width of a Dense; None if not stated."""
         found = (self.config or {}).get(f"{side}_features")
         return found if type(found) is int and found > 0 else None
 
 
 def modules_of(text_file: TextFile) -> list[Module]:
-    """The modules of a folder in their order; [] where it has none. What is not JSON says nothing."""
+    """The modules of a folder in order; [] if it has none. Invalid JSON counts as none."""
     found = _json(text_file(MODULES_NAME))
     return list(_modules(found, text_file)) if isinstance(found, list) else []
 
@@ -82,10 +83,10 @@ def _modules(lines: list[Json], text_file: TextFile) -> Iterator[Module]:
 
 
 def read_modules(text_file: TextFile) -> dict[str, object]:
-    """What the modules of a folder say, under the names of arch.heads.MODULE_KEYS.
+    """Settings of a folder's modules, under the names of arch.heads.MODULE_KEYS.
 
     `pooling` is "mean", "cls", "last", another word, several joined by "+"; `dense_2_in`, `dense_2_out`, `dense_2_bias`
-    describe the linear layer in the folder 2_Dense; `other_modules` are classes that have no other place here.
+    describe the linear layer in the folder 2_Dense; `other_modules` are the remaining classes.
     """
     found: dict[str, object] = {}
     others: list[str] = []
@@ -108,10 +109,11 @@ Problem: TypeAlias = tuple[str, str, str | None]
 def module_problems(
     text_file: TextFile, shapes: Mapping[str, Shape], has_file: Callable[[str], bool], hidden: int | None
 ) -> Iterator[Problem]:
-    """What in the modules of a folder is missing or contradicts itself.
+    """What is missing in the modules of a folder, or contradictory.
 
-    `shapes` are those of the folder's tensors, row-major, a module's behind the name of its folder; `has_file` tells
-    whether a file is there, `hidden` is the width of the network.
+    `shapes` are those of the folder's tensors, row-major, a module's prefixed with its folder; `has_file` tells whether
+    a
+    file exists, `hidden` is the width of the network.
     """
     raw = text_file(MODULES_NAME)
     if raw is not None and _json(raw) is None:
@@ -132,7 +134,7 @@ def module_problems(
 def _dense_problems(
     module: Module, shapes: Mapping[str, Shape], has_file: Callable[[str], bool], width: int | None
 ) -> Iterator[Problem]:
-    """`width` is how many values come before; None where that is unknown."""
+    """`width` is the input width; None if unknown."""
     sizes, path = (module.width("in"), module.width("out")), f"{module.path}/config.json"
     if None in sizes:
         yield path, "lacks valid in_features and out_features", None
@@ -163,9 +165,9 @@ def _word(config: Mapping[str, object]) -> str | None:
 
 
 def module_files(told: Mapping[str, object], width: int) -> dict[str, bytes]:
-    """The files of a folder whose modules say what `told` does (see read_modules), of a network `width` values wide.
+    """The files that describe the modules `told` (see read_modules) of a network `width` values wide.
 
-    {} without either a pooling that sentence-transformers has a word for nor a linear layer.
+    {} without both a pooling that sentence-transformers can name and a linear layer.
     """
     word = told.get("pooling")
     numbers = [n for n in range(1, 10) if told.get(f"dense_{n}_out")]

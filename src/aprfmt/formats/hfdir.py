@@ -1,4 +1,4 @@
-"""Hugging Face folders: safetensors weights, in one file or in shards with an index, beside config.json."""
+"""Hugging Face folders: safetensors weights, in one file or in shards with an index, and config.json."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
 _MAX_DEPTH = 32
-"""Folders in folders that are looked into: the walk of a folder recurses."""
+"""Maximum depth of folders: the walk recurses."""
 
 OF_TOOLS = (".git", ".hg", ".svn", ".cache")
-"""Folders that programs keep for themselves: their state is no part of a model."""
+"""Folders with the state of programs, not part of a model."""
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[a-z]+)", re.DOTALL)
 
 
 @light_dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of files that hold the weights of a folder.
+    """A kind of weight files in a folder.
 
     Attributes:
-        index_suffix, index: how lists of shards end, and what they are called.
-        single: name of a model in one file.
-        holds: whether a file of that name may hold weights.
+        index_suffix, index: suffix of shard indexes, and their usual name.
+        single: name of a single weight file.
+        holds: whether a file of that name may contain weights.
         read: opens one.
     """
 
@@ -71,7 +71,7 @@ _PICKLES = _Kind(
 
 
 def _kind_of(path: Path, names: Sequence[str]) -> _Kind:
-    """Safetensors if there are any, unless a pickle or its index was named."""
+    """Safetensors if present, unless a pickle or its index was named."""
     if path.name.endswith(PICKLE_INDEX_SUFFIX) or (path.name in names and pickles.holds_weights(path.name)):
         return _PICKLES
     is_safe = any(name.endswith((".safetensors", HF_INDEX_SUFFIX)) for name in names)
@@ -85,12 +85,12 @@ class HfNative:
     Attributes:
         folder: the folder.
         config: bytes of config.json, or None.
-        params: bytes of the params.json that stands in its place in Mistral's own layout.
+        params: bytes of the params.json that replaces it in Mistral's own layout.
         index: bytes of the index, or None.
         index_name: file name of the index.
-        shards: the weights, by file name, those of modules in subfolders among them.
+        shards: the weights by file name, including those of modules in subfolders.
         other_files: the other files that belong to the model, relative to the folder, sorted, with config.json.
-        alone: whether one file of weights was named, so that nothing else in its folder need be the model's.
+        alone: whether one weight file was named, so other files in its folder may not belong to the model.
     """
 
     folder: Path
@@ -103,20 +103,20 @@ class HfNative:
     alone: bool = False
 
     def text_file(self, name: str) -> bytes | None:
-        """One of the other files by its name; None if missing."""
+        """One of the other files by name; None if missing."""
         return read_text_file(self.folder / name) if Path(name) in self.other_files else None
 
     def own_names(self) -> list[str]:
-        """The files of the model, relative to the folder: weights, index, and the others."""
+        """The model's files, relative to the folder: weights, index and the others."""
         index = [self.index_name] if self.index_name is not None else []
         return [*self.shards, *index, *(path.as_posix() for path in self.other_files)]
 
     def further_files(self, *, hidden: bool = False) -> list[str]:
-        """What else lies in the folder, relative, sorted; what tools keep in `.git` and the like does not count.
+        """All other files in the folder, relative, sorted; without those that tools keep in `.git` and the like.
 
-        Other hidden folders are looked into with `hidden`, else they are named as they are. Of more than
-        MAX_CARRIED_FILES some are left out. Folders inside that are links, lie too deep or cannot be read are among
-        them as they are. Raises StorageError.
+        Other hidden folders are searched with `hidden`, else listed as a whole. Of more than MAX_CARRIED_FILES some are
+        left out.
+        Folders that are links, nested too deeply or unreadable are listed as a whole. Raises StorageError.
         """
         if self.alone:
             return []
@@ -145,8 +145,8 @@ class HfNative:
 def open_model(path: Path) -> Model:
     """Opens a folder, or the folder around an index or one PyTorch file; config.json may be missing.
 
-    Raises RefusedError (a shard or one of its tensors is missing), CorruptError and its kinds,
-    UnknownFormatError, NotFoundError, StorageError.
+    Raises RefusedError (a shard or one of its tensors is missing), CorruptError and its kinds, UnknownFormatError,
+    NotFoundError, StorageError.
     """
     folder = path if is_folder(path) else path.parent
     with ExitStack() as stack:
@@ -189,7 +189,7 @@ def open_model(path: Path) -> Model:
 
 
 def _label(native: HfNative) -> str:
-    """What users call the folder."""
+    """The user-facing name of the folder's format."""
     kinds = dict.fromkeys((lora.PEFT_WEIGHTS, lora.PEFT_PICKLE), "PEFT adapter")
     kinds[lora.MLX_WEIGHTS] = "MLX adapter"
     weights = lora.weights_of([*native.shards, *(path.as_posix() for path in native.other_files)])
@@ -199,16 +199,16 @@ def _label(native: HfNative) -> str:
 
 
 def _texts(folder: Path, names: Sequence[str], weights: Sequence[str]) -> list[Path]:
-    """Those of the files `names` that are kept as texts of the model; not those whose names io.names refuses."""
+    """Those of `names` that are kept as text files of the model, without names that io.names refuses."""
     found = [path for path in select_files(names) if path.as_posix() not in weights]
-    # README.md beside readme.md, config.json beside CONFIG.json: the name that others look for.
+    # README.md and readme.md, config.json and CONFIG.JSON: keep the name that other tools look for.
     ordered = sorted((path.as_posix() for path in found), key=lambda name: (name != "README.md", name.swapcase()))
     refused = {finding.name for finding in findings(ordered, weights)}
     return [path for path in found if path.as_posix() not in refused and _is_text(folder / path)]
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a file is small enough for a text of the model, or holds its tokenizer."""
+    """Whether a file is small enough for a text of the model, or contains its tokenizer."""
     from aprfmt.tokenizer.hf import is_tokenizer_file
 
     with storage_errors(path):
@@ -224,7 +224,7 @@ def _load_hparams(native: HfNative) -> Hyperparams:
 
 
 def modules_problems(model: Model) -> list[Problem]:
-    """What is missing or contradicts itself in the modules of a folder; [] for anything else."""
+    """What is missing in the modules of a folder, or contradictory; [] for other models."""
     native = model.native_as(HfNative)
     if native is None:
         return []
@@ -238,7 +238,7 @@ def _has_file(folder: Path, name: str) -> bool:
 
 
 def config_of(native: HfNative) -> JsonObject | None:
-    """What config.json says, or params.json in its words, or the tensors of what is published without; else None.
+    """The config from config.json, from params.json translated, or inferred from the tensors; else None.
 
     Raises CorruptError, UnsupportedError.
     """
@@ -255,7 +255,7 @@ def config_of(native: HfNative) -> JsonObject | None:
 
 
 def _find_index(folder: Path, names: Sequence[str], kind: _Kind) -> tuple[str | None, list[str]]:
-    """The index, unless it is left over from shards that are gone and the whole model lies beside it; warnings."""
+    """The index, unless its shards were removed and the folder has the whole model in one file; warnings."""
     found, index = [name for name in names if name.endswith(kind.index_suffix)], kind.index
     if index in found:
         if kind.single not in names:
@@ -287,7 +287,7 @@ def _read_weights(
 
 
 def _modules(folder: Path, names: Sequence[str], known: Collection[str], stack: ExitStack) -> dict[str, WeightsFile]:
-    """The weights of modules in subfolders (sentence-transformers); their tensors are named after the subfolder."""
+    """The weights of modules in subfolders (sentence-transformers); tensor names are prefixed with the subfolder."""
     shards = {}
     for name in names:
         if "/" in name and name.endswith(".safetensors") and name not in known:
@@ -309,7 +309,7 @@ def _read_named_shard(path: Path, index: Path, kind: _Kind, stack: ExitStack) ->
 def _loose_shards(folder: Path, names: Sequence[str], kind: _Kind) -> list[str]:
     """Weights of a folder without an index: one file, or a complete series of numbered ones."""
     if (adapter := lora.weights_of(names)) is not None and SINGLE_NAME not in names and adapter != lora.PEFT_PICKLE:
-        return [adapter]  # mlx_lm leaves those of earlier steps beside it
+        return [adapter]  # mlx_lm leaves those of earlier steps in the folder
     weights = [name for name in names if kind.holds(name)]
     weights = [name for name in weights if "/" not in name] or weights
     if kind.single in weights or len(weights) == 1:
@@ -330,7 +330,7 @@ def _loose_shards(folder: Path, names: Sequence[str], kind: _Kind) -> list[str]:
 
 
 def _owners(shards: Mapping[str, WeightsFile], folder: Path) -> dict[str, str]:
-    """Tensor name -> file that holds it. Raises CorruptError for a tensor in two files."""
+    """Tensor name -> file that contains it. Raises CorruptError for a tensor in two files."""
     owners: dict[str, str] = {}
     for name, shard in shards.items():
         for tensor in shard.tensors:

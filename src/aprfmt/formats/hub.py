@@ -1,4 +1,4 @@
-"""Addresses of repositories: the local Hugging Face cache first, else the hub, read by ranges (`hub_files`).
+"""Hub addresses: resolved in the local Hugging Face cache, else read from the hub by ranges (`hub_files`).
 
 hf://org/repo[@revision][/file][:QUANT]   org/repo[:QUANT]   a URL of the hub's pages
 
@@ -40,7 +40,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf", "*.apr")
 
 
 def looks_like_a_repository(text: str) -> bool:
-    """Whether a path that is not there may mean a repository: org/name, but no file's name and in no folder."""
+    """Whether a missing path may mean a repository: org/name, not a file name, and its folder does not exist."""
     if not _BARE.fullmatch(text) or os.path.exists(text.partition("/")[0]):
         return False
     return not text.lower().endswith((*WEIGHT_SUFFIXES, ".json", ".txt", ".md", ".tmp"))
@@ -61,18 +61,18 @@ _FETCHES = {
 
 
 def hint_at_address(text: str) -> str | None:
-    """What to type for an address that is mistyped, or of a store that apr does not read; None for another path."""
+    """A hint for a mistyped address or an unsupported store; None for other paths."""
     match = _SCHEME.fullmatch(text)
     hint = _FETCHES.get(match["scheme"].lower()) if match is not None else None
     return hint.format(match["rest"]) if match is not None and hint is not None else None
 
 
 def parse(address: str) -> HubPath:
-    """The parts of an address, `hf://` or a URL. Raises UsageError."""
+    """Parses an address, `hf://` or a URL. Raises UsageError."""
     if not address.startswith("hf://"):
         return _of_page(address)
     match = _ADDRESS.fullmatch(address)
-    # `--` stands for the slash in the cache's folder names, `..` would leave them.
+    # `--` replaces the slash in the cache's folder names, `..` would leave them.
     if match is None or ".." in address or "--" in match["repo"] or (match["file"] and match["quant"]):
         hint = "write hf://org/repo, hf://org/repo@revision, hf://org/repo/file or hf://org/repo:Q4_K_M"
         raise UsageError(f"not a repository address: {address!r}", hint=hint)
@@ -81,7 +81,7 @@ def parse(address: str) -> HubPath:
 
 
 def _of_page(url: str) -> HubPath:
-    """What a URL of the hub's pages is about: /org/repo, /org/repo/tree/REV, /org/repo/blob/REV/file, ..."""
+    """Parses a URL of the hub's pages: /org/repo, /org/repo/tree/REV, /org/repo/blob/REV/file, ..."""
     try:
         from huggingface_hub import constants
     except ImportError as error:
@@ -99,16 +99,16 @@ def _of_page(url: str) -> HubPath:
 
 
 def snapshot(address: str) -> Path:
-    """The folder (or file) of an address: of the local cache, or stand-ins for what the hub has.
+    """The folder (or file) of an address: in the local cache, or placeholders for the hub's files.
 
-    Nothing is asked of the network when the cache holds it, or when HF_HUB_OFFLINE is set.
-    Raises UsageError, NotFoundError, MissingDependencyError (huggingface_hub), StorageError.
+    No network request is made if the cache has it, or if HF_HUB_OFFLINE is set. Raises UsageError, NotFoundError,
+    MissingDependencyError (huggingface_hub), StorageError.
     """
     return locate(parse(address), address)
 
 
 def of_bare(text: str) -> Path:
-    """The same of `org/repo[:QUANT]`, where nothing on this disk has that name."""
+    """The same for `org/repo[:QUANT]`, if no local path has that name."""
     try:
         return locate(parse(f"hf://{text}"), text)
     except (NotFoundError, StorageError, MissingDependencyError) as error:
@@ -123,7 +123,7 @@ def locate(wanted: HubPath, address: str) -> Path:
     cache = cache_folder()
     found = _cached(wanted, cache)
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    # Offline an incomplete snapshot is better than none: its reader names the missing shard.
+    # Offline, an incomplete snapshot is better than none: its reader names the missing shard.
     if found is not None and (offline or _is_complete(found)):
         hub_cache.register(_snapshot_folder(wanted, cache) or found, _is_text)
         return found
@@ -137,7 +137,7 @@ def locate(wanted: HubPath, address: str) -> Path:
         repository = hub_files.open_repository(wanted)
     except AprError:
         raise
-    except Exception as error:  # the library passes on whatever its HTTP client raises
+    except Exception as error:  # the library passes through exceptions of its HTTP client
         raise failure(error, wanted, cache, address) from error
     name = wanted.file or _model_of([*repository.files], wanted, address)
     if name and name not in repository.files and not any(file.startswith(f"{name}/") for file in repository.files):
@@ -156,7 +156,7 @@ def _is_wanted(file: str, name: str, below: str) -> bool:
 
 
 def _model_of(names: Iterable[str], wanted: HubPath, address: str) -> str:
-    """Which of a repository's files is meant: "" for the folder, or the GGUF of the quant."""
+    """The file of a repository that is meant: "" for the folder, or the GGUF of the quant."""
     names = [*names]
     models: dict[str, str] = {}
     for name in sorted(names):
@@ -185,7 +185,7 @@ def _model_of(names: Iterable[str], wanted: HubPath, address: str) -> str:
 
 
 def quant_of(name: str) -> str:
-    """The quantization that a GGUF's name ends with, in capitals: "Q4_K_M"; "" where it names none."""
+    """The quantization at the end of a GGUF's name, in capitals: "Q4_K_M"; "" if absent."""
     stem = _PART.sub("", name).removesuffix(".gguf")
     found = _QUANT.findall(stem)
     return str(found[-1]).upper() if found else ""
@@ -206,7 +206,7 @@ def _cached(wanted: HubPath, cache: Path) -> Path | None:
 
 
 def cached_config(repo: str) -> Path | None:
-    """The snapshot of `repo` ("org/name") in the local cache that holds its config.json; nothing is fetched."""
+    """The snapshot of `repo` ("org/name") in the local cache with its config.json; downloads nothing."""
     try:
         wanted = parse(f"hf://{repo}")
     except UsageError:
@@ -231,7 +231,7 @@ def _snapshot_folder(wanted: HubPath, cache: Path) -> Path | None:
 
 
 def _is_complete(found: Path) -> bool:
-    """Whether every shard that an index in the folder names is there; its reader judges a damaged one."""
+    """Whether every shard of the folder's index exists; its reader judges a damaged one."""
     with suppress(AprError):
         for index in found.glob("*.safetensors.index.json"):
             shards = set(read_weight_map(read_text_file(index), index).values())

@@ -1,4 +1,4 @@
-"""What is asked of the hub, where its answers are kept, and why one did not come, in our words."""
+"""Parsed hub addresses, the location of huggingface_hub's cache, and explanations of failed requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HubPath:
         repo: "org/name".
         revision: a branch, a tag, a commit or "refs/pr/N".
         file: relative to the repository, "" for all of it.
-        quant: of which of the repository's GGUFs, "Q4_K_M"; "" for none.
+        quant: which of the repository's GGUFs, "Q4_K_M"; "" for none.
     """
 
     repo: str
@@ -35,9 +35,9 @@ class HubPath:
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Where huggingface_hub keeps repositories: HF_HUB_CACHE, or below HF_HOME, XDG_CACHE_HOME, ~.
+    """huggingface_hub's cache folder: HF_HUB_CACHE, or below HF_HOME, XDG_CACHE_HOME, ~.
 
-    Raises UsageError for a ~ that is the folder of nobody.
+    Raises UsageError if ~ names an unknown user.
     """
     env = os.environ if environment is None else environment
     for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
@@ -58,7 +58,7 @@ def _expanded(path: str) -> Path:
         ) from None
 
 
-# What the library calls an answer of the hub, by the names of its classes; the first that fits counts.
+# huggingface_hub's exception classes by name; the first match counts.
 _ANSWERS = {
     "GatedRepoError": (
         StorageError,
@@ -84,9 +84,9 @@ _ELSEWHERE = "; cached files need no network; or pass the path of a folder"
 
 
 def failure(error: BaseException, wanted: HubPath, cache: Path, address: str, what: str = _NOT_FETCHED) -> AprError:
-    """Why a request failed: the disk, an answer of the hub, or no answer; `what` says what came of it.
+    """Why a request failed: the disk, a response of the hub, or no response; `what` describes the consequence.
 
-    The library wraps most of them in an error that says only that the cache holds nothing: the causes tell.
+    The library wraps most causes in an error about a missing cache entry, so the chain of causes is searched.
     """
     chain = list(_causes(error))
     return _answer(chain, wanted, address) or _local(chain, cache) or _no_answer(chain, address, what)
@@ -139,7 +139,7 @@ _NETWORK = {"ConnectionError", "gaierror", "NetworkError", "ProxyError", "Remote
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it came from, innermost last."""
+    """The error and its causes, innermost last."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -148,6 +148,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of the answer that the error is about."""
+    """The HTTP status of the response behind the error."""
     code = getattr(getattr(error, "response", None), "status_code", None)
     return code if isinstance(code, int) else None

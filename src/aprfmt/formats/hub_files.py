@@ -1,7 +1,8 @@
-"""Repositories of the hub whose files are not on this disk: what is in them, and their bytes by ranges.
+"""Hub repositories that are not on this disk: their file list, and bytes by range requests.
 
-huggingface_hub gives the endpoint, the token, the proxy and the session; nothing here names a host or sees a token.
-The list of files, with their digests, is trusted as the hub's own (TLS); every byte of a file is checked against it.
+huggingface_hub provides the endpoint, token, proxy and session; nothing here names a host or sees a token. The file
+list
+with its digests is trusted as the hub's own (TLS); every byte of a file is checked against it.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from aprfmt.io.remote_file import RemoteFile
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_HUB_NESTED, MAX_TEXT_FILE_BYTES
 
 RETRIES = 5
-"""How often a request that brought nothing is made again."""
+"""How often a request without progress is repeated."""
 
 FIRST_PAUSE_S = 0.5
-"""Before the second repetition in a row; each pause is twice as long as the one before."""
+"""Pause before the second repetition in a row; it doubles each time."""
 
 _MOST_PAUSE_S = 30.0
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
-_STAYS_S = 300.0  # how long a branch is taken to stay where it is
+_STAYS_S = 300.0  # how long a branch is assumed to point to the same commit
 _LEFT_S = 7 * 24 * 3600.0
-_PROGRESS_BYTES = 64 << 10  # after which a broken connection does not count as a repeated failure
+_PROGRESS_BYTES = 64 << 10  # progress after which a broken connection does not count as a repeated failure
 _MOST_FILE_BYTES = 1 << 50
 _SHOWN_CHARS = 60
 
@@ -61,10 +62,10 @@ class Repository:
 
     Attributes:
         name: "org/name".
-        commit: what the revision is.
-        folder: its files' stand-ins.
+        commit: of the revision.
+        folder: the placeholders of its files.
         files: by name.
-        store: what is kept of them.
+        store: their cached chunks.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Repository:
     begun: float = field(default_factory=time.monotonic)
 
     def fetch_ahead(self, names: list[str]) -> None:
-        """Fetches the headers of these files at once, since each costs a round trip."""
+        """Fetches the headers of these files in parallel, since each costs a round trip."""
         prefetch_headers([self.files[name] for name in names if name in self.files], self.store)
 
 
@@ -84,7 +85,7 @@ _by_folder: dict[str, Repository] = {}
 
 
 def repository_of(path: Path | str) -> tuple[Repository, str] | None:
-    """The repository that a stand-in belongs to, and the file's name in it; None for any other path."""
+    """The repository that a placeholder belongs to, and the file's name in it; None for any other path."""
     text = os.path.abspath(path)
     for folder, found in _by_folder.items():
         if text == folder or text.startswith(folder + os.sep):
@@ -93,7 +94,7 @@ def repository_of(path: Path | str) -> tuple[Repository, str] | None:
 
 
 def open_repository(wanted: HubPath) -> Repository:
-    """What the hub says of the revision, with a stand-in for each of its files on this disk.
+    """Looks up the revision and creates a placeholder for each of its files on this disk.
 
     Raises whatever huggingface_hub raises, MissingDependencyError, CorruptError, StorageError.
     """
@@ -116,7 +117,7 @@ def open_repository(wanted: HubPath) -> Repository:
 
 
 class Revision(NamedTuple):
-    """What the hub says of a revision: its commit, and a JSON object for each file."""
+    """The hub's answer about a revision: its commit, and a JSON object per file."""
 
     commit: str
     rows: list[Any]
@@ -129,7 +130,7 @@ class Revision(NamedTuple):
 
 
 def look_up(wanted: HubPath) -> Revision:
-    """What the hub says of a revision. Raises as hub_requests.ask, CorruptError, ChangedError, LimitError."""
+    """Asks the hub about a revision. Raises as hub_requests.ask, CorruptError, ChangedError, LimitError."""
     from huggingface_hub import constants
 
     place = f"{constants.ENDPOINT}/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}"
@@ -182,7 +183,7 @@ def _place(repo: str, commit: str, rows: list[Any]) -> Repository:
 
 
 def _file(repo: str, commit: str, row: Any) -> RemoteFile | str:
-    """A file of the hub's list; its name and the reason where it is left out."""
+    """A file from the hub's list; its name and the reason if it is left out."""
     if not isinstance(row, dict) or not isinstance(name := row.get("rfilename"), str):
         return "a file without a name"
     size, lfs = row.get("size"), row.get("lfs")
@@ -206,11 +207,11 @@ def _file(repo: str, commit: str, row: Any) -> RemoteFile | str:
 
 
 class _CutError(Exception):
-    """The answer ended before its bytes did."""
+    """The response ended early."""
 
 
 def _fetch(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
-    """The bytes [start, end) of a file; goes on where a connection was cut. Raises AprError."""
+    """The bytes [start, end) of a file; reconnects after a cut connection. Raises AprError."""
     failures = 0
     while start < end:
         begun = start
@@ -223,7 +224,7 @@ def _fetch(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> It
         except AprError as error:
             error.path = error.path or file.address
             raise
-        except Exception as error:  # whatever the HTTP client raises
+        except Exception as error:  # anything the HTTP client raises
             failures = 1 if start - begun >= _PROGRESS_BYTES else failures + 1
             pause = _pause(error, failures)
             if pause is None or failures > RETRIES:
@@ -232,7 +233,7 @@ def _fetch(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> It
 
 
 def _pause(error: Exception, failures: int) -> float | None:
-    """Seconds to wait before the request is made again; None where that would not help."""
+    """Seconds until the request is retried; None if a retry would not help."""
     pause = min(FIRST_PAUSE_S * 2 ** (failures - 2), _MOST_PAUSE_S) if failures > 1 else FIRST_PAUSE_S / 10
     response = getattr(error, "response", None)
     if response is None:
@@ -263,7 +264,7 @@ def _request(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> 
 
 
 def _check(answers: Sequence[Any], file: RemoteFile, start: int, end: int) -> None:
-    """Whether the last answer is the part that was asked for, of the file that the hub has listed."""
+    """Checks that the final response is the requested range of the file that the hub listed."""
     for answer in answers:
         stated = _tag(answer.headers)
         if stated is not None and stated != file.digest:
@@ -286,7 +287,7 @@ def _check(answers: Sequence[Any], file: RemoteFile, start: int, end: int) -> No
 
 
 def _tag(headers: Mapping[str, str]) -> str | None:
-    """The digest of the file that an answer names. Servers behind a redirect have tags of their own."""
+    """The digest of the file in a response. Servers behind a redirect use tags of their own."""
     value = headers.get("X-Linked-ETag") or (headers.get("ETag") if "X-Repo-Commit" in headers else None)
     value = (value or "").removeprefix("W/").strip('"')
     return value if is_digest(value) else None
@@ -306,9 +307,9 @@ def _failure(error: Exception, repo: str, commit: str, file: RemoteFile) -> AprE
 
 
 def download(path: str) -> str:
-    """The file on this disk that a stand-in is for, verified, in the cache of huggingface_hub; any other path as it is.
+    """Downloads the file of a placeholder, verified, into huggingface_hub's cache; returns any other path unchanged.
 
-    A file of that cache that `path` names by an address is verified, too. Raises AprError.
+    A file of that cache is verified too. Raises AprError.
     """
     found = repository_of(path)
     if found is None:
@@ -323,7 +324,7 @@ def download(path: str) -> str:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Callable[[int, int], hub_cache.Progress]]:
-    """The library's progress bar, which its own variables turn off."""
+    """The library's progress bar, which its own environment variables disable."""
     from huggingface_hub.utils import tqdm
 
     bars: list[Any] = []

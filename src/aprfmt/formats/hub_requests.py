@@ -1,7 +1,8 @@
-"""Requests to the hub within limits of bytes, seconds and redirects, whatever the server does.
+"""Requests to the hub within limits on bytes, seconds and redirects, whatever the server does.
 
-huggingface_hub gives the session, the proxy and the token; the session takes the token off a request
-that is redirected to another host. Bodies of redirects and errors are never read.
+huggingface_hub provides the session, the proxy and the token; the session drops the token when a request is redirected
+to
+another host. Bodies of redirects and errors are never read.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from aprfmt.errors import StorageError, UnsupportedError, UsageError
 from aprfmt.limits import MAX_HUB_ANSWER_BYTES, MAX_HUB_REDIRECTS, MIN_HUB_PIECE_BYTES, MIN_HUB_RATE
 
 RATE_VARIABLE = "APR_HUB_MIN_RATE"
-"""Environment variable: bytes a second below which a download is given up."""
+"""Environment variable: bytes per second below which a download is aborted."""
 
-_HEADER_TIMEOUTS = 3  # the status and headers of an answer, with all redirects, in the library's timeouts
-_ANSWER_TIMEOUTS = 6  # an answer of the API, whole
+_HEADER_TIMEOUTS = 3  # status and headers of a response, all redirects included, in multiples of the library's timeout
+_ANSWER_TIMEOUTS = 6  # a complete API response
 _FREE_PIECES = 256
 _LOOK_S = 0.5
-_MOST_PROCESSOR_S = 5.0  # to read the status and headers of one answer
+_MOST_PROCESSOR_S = 5.0  # to read the status and headers of one response
 _KINDS = {
     "GatedRepo": "GatedRepoError",
     "RepoNotFound": "RepositoryNotFoundError",
@@ -35,32 +36,32 @@ _KINDS = {
 
 
 class AnswerError(Exception):
-    """An answer whose status is an error.
+    """A response with an error status.
 
     Attributes:
         response: status and headers; the body was not read.
-        kind: the name of huggingface_hub's error for it, "" for none.
+        kind: the name of huggingface_hub's exception for it, "" for none.
     """
 
     def __init__(self, response: Any) -> None:
         super().__init__(f"the hub returned {response.status_code}")
         self.response = response
         self.kind = _KINDS.get(response.headers.get("X-Error-Code", ""), "")
-        # The hub answers 401 for a repository that is missing or private, unless it rejects the token itself.
+        # The hub returns 401 for a missing or private repository, unless it rejects the token itself.
         is_rejected = response.headers.get("X-Error-Message", "").startswith("Invalid credentials")
         if not self.kind and response.status_code == 401 and response.url.scheme == "https" and not is_rejected:
             self.kind = "RepositoryNotFoundError"
 
 
 def timeout() -> float:
-    """Seconds to wait for the next bytes of an answer: HF_HUB_DOWNLOAD_TIMEOUT."""
+    """Seconds to wait for the next bytes of a response: HF_HUB_DOWNLOAD_TIMEOUT."""
     from huggingface_hub import constants
 
     return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
 
 def ask(url: str) -> bytes:
-    """The body of an answer of the API.
+    """The body of an API response.
 
     Raises AnswerError, StorageError, UnsupportedError, and what the HTTP client raises.
     """
@@ -80,7 +81,7 @@ def ask(url: str) -> bytes:
 
 @contextmanager
 def open_answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[Any, list[Any]]]:
-    """The answer to a GET, with its body unread, and the redirects that led to it.
+    """The response to a GET with its body unread, and the redirects that led to it.
 
     Raises AnswerError, StorageError, UnsupportedError, and what the HTTP client raises.
     """
@@ -105,7 +106,7 @@ def open_answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[Any, lis
 
 
 def _own_headers() -> dict[str, str]:
-    """Who asks, and the token. huggingface_hub's function for it makes a request of its own, without limits."""
+    """User agent and token. huggingface_hub's function for them makes an unlimited request of its own."""
     from huggingface_hub import __version__, constants, get_token
 
     import aprfmt
@@ -139,10 +140,11 @@ def _check_redirect(response: Any, redirects: list[Any]) -> None:
 
 
 def _within(seconds: float, send: Callable[[], Any]) -> Any:
-    """What `send` returns. Raises StorageError where it takes longer; its thread is ended then.
+    """Calls `send` in a thread. Raises StorageError, and stops the thread, if it takes longer than `seconds`.
 
-    The client's own timeout is for each read, and a server may send a byte before each runs out, or endless
-    informational answers, which cost processor time.
+    The client's own timeout applies to each read; a server could send a byte before each expires, or endless
+    informational
+    responses, which cost processor time.
     """
     found: list[Any] = []
     errors: list[BaseException] = []
@@ -186,20 +188,20 @@ def _processor_seconds(thread: threading.Thread) -> float:
 
 
 def _end(thread: threading.Thread) -> None:
-    """Raises SystemExit in the thread at its next step: at the latest when its read times out."""
+    """Raises SystemExit in the thread at its next bytecode: at the latest when its read times out."""
     if thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
 
 
 def body(response: Any) -> Iterator[bytes]:
-    """The body of an answer in pieces. Raises StorageError where the server sends it too slowly."""
+    """The body of a response in chunks. Raises StorageError if the server sends it too slowly."""
     rate, free = _least_rate(), _HEADER_TIMEOUTS * timeout()
     waited, n_bytes, n_pieces = 0.0, 0, 0
     pieces = response.iter_raw()
     while True:
         before = time.monotonic()
         data = next(pieces, None)
-        waited += time.monotonic() - before  # not what the caller does with a piece
+        waited += time.monotonic() - before  # excludes the caller's time
         if data is None:
             return
         n_bytes, n_pieces = n_bytes + len(data), n_pieces + 1

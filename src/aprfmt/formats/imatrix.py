@@ -1,4 +1,4 @@
-"""Importance matrices as llama.cpp's llama-imatrix writes them: how much each column of a matrix is used. Both forms.
+"""Importance matrices in both formats of llama-imatrix: how much each column of a matrix is used.
 
 Old form (`.dat`), little-endian:
   i32 entries, then for each: i32 length | name | i32 calls | i32 n | n float32 (mean square times calls)
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SUMS, COUNTS = ".in_sum2", ".counts"
 OLD_SUFFIX = ".dat"
 DEFAULT_CHUNK = 512
-"""Tokens of a piece of text where nobody says otherwise."""
+"""Default tokens per chunk of text."""
 
 KEYS = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
 
@@ -45,11 +45,11 @@ _INT = struct.Struct("<i")
 
 @dataclass(frozen=True, slots=True)
 class ImatrixEntry:
-    """What was seen of one weight.
+    """What was recorded of one weight.
 
     Attributes:
-        sums: [matrices, columns], the sum over all rows of the squares of what the matrix was multiplied with.
-        counts: how many rows that were, of each matrix, or one number for all.
+        sums: [matrices, columns], sums of the squared inputs over all rows.
+        counts: number of rows per matrix, or one number for all.
     """
 
     sums: Array
@@ -61,10 +61,10 @@ class ImatrixSums:
     """An importance matrix that can be added to another.
 
     Attributes:
-        entries: by the name of the weight in a GGUF.
+        entries: by the weight's name in a GGUF.
         datasets: what it was computed on.
-        chunks: how many pieces of text that were, 0 where a file does not say.
-        chunk_size: tokens of such a piece.
+        chunks: number of text chunks, 0 if the file does not say.
+        chunk_size: tokens per chunk.
     """
 
     entries: Mapping[str, ImatrixEntry]
@@ -81,8 +81,8 @@ class Imatrix:
         path: of the file, as given.
         entries: GGUF tensor name -> float32 [matrices * columns], the mean square of each column's input; finite.
         datasets: what it was computed on.
-        chunks: how many pieces of text that were, 0 where the file does not say.
-        counts: of stacks of experts, GGUF tensor name -> the tokens that reached each [matrices].
+        chunks: number of text chunks, 0 if the file does not say.
+        counts: for expert stacks, GGUF tensor name -> tokens routed to each [matrices].
     """
 
     path: str
@@ -93,10 +93,11 @@ class Imatrix:
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
-    """The importance matrix at `path`.
+    """Reads an importance matrix.
 
-    Raises NotFoundError, StorageError, CorruptError and its kinds (cut short, values that are negative, beyond
-    MOST_WEIGHT or no numbers, sums without counts, no importance matrix at all).
+    Raises NotFoundError, StorageError, CorruptError and its kinds (truncated; values that are negative, beyond
+    MOST_WEIGHT or
+    not finite; sums without counts; another kind of file).
     """
     raw = _read(os.fspath(path))
     if isinstance(raw, ImatrixSums):
@@ -117,9 +118,9 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
 
 
 def read_sums(path: str | os.PathLike[str]) -> ImatrixSums:
-    """The importance matrix at `path` with its counts. Raises what read_imatrix does.
+    """Reads an importance matrix with its counts. Raises what read_imatrix does.
 
-    The old form has means and the number of chunks: it counts as if each had had DEFAULT_CHUNK tokens.
+    The old format has means and the number of chunks: each chunk counts as DEFAULT_CHUNK tokens.
     """
     read_imatrix(path)
     found = _read(os.fspath(path))
@@ -136,9 +137,9 @@ def read_sums(path: str | os.PathLike[str]) -> ImatrixSums:
 
 
 def add_sums(parts: Sequence[tuple[str, ImatrixSums]]) -> ImatrixSums:
-    """One importance matrix of several, each with the name that an error calls it by.
+    """Adds importance matrices, each with the name that errors call it by.
 
-    Raises RefusedError where two have the same weight with another number of columns.
+    Raises RefusedError if two have the same weight with different numbers of columns.
     """
     import numpy as np
 
@@ -177,7 +178,7 @@ def _read(name: str) -> Imatrix | ImatrixSums:
 
 
 class _Reader:
-    """Numbers, text and values one behind the other."""
+    """Reads consecutive numbers, texts and values."""
 
     def __init__(self, source: Source) -> None:
         self.path, self.source, self.pos = source.path, source, 0
@@ -284,10 +285,10 @@ def _new_entry(name: str, found: Mapping[str, Tensor], path: str) -> ImatrixEntr
 
 
 def _means(entry: ImatrixEntry) -> Array:
-    """The sums over the counts; matrices that were never used weigh all columns alike."""
+    """The sums divided by the counts; matrices that were never used weigh all columns alike."""
     import numpy as np
 
-    # As llama.cpp does: whole numbers, halves away from zero, then a division in float32.
+    # As llama.cpp does: integers, halves rounded away from zero, then a division in float32.
     counts = entry.counts
     whole = (np.sign(counts) * np.floor(np.abs(counts.astype("<f8")) + 0.5)).astype("<f4")[:, None]
     with np.errstate(all="ignore"):
@@ -299,7 +300,7 @@ def _means(entry: ImatrixEntry) -> Array:
 
 
 def file_of(sums: ImatrixSums, name: str) -> FileLayout:
-    """The file of an importance matrix: the old form where `name` ends with .dat, else a GGUF."""
+    """Serializes an importance matrix: in the old format if `name` ends with .dat, else as a GGUF."""
     if name.lower().endswith(OLD_SUFFIX):
         return FileLayout(name, [Literal(_old_bytes(sums))])
     keys: list[KV] = [

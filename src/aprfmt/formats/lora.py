@@ -1,4 +1,4 @@
-"""Adapters in folders: what adapter_config.json says, and what the names of the tensors mean.
+"""Adapter folders: adapter_config.json and tensor names.
 
     PEFT  adapter_config.json {"peft_type": "LORA", "r", "lora_alpha", ...}, adapter_model.safetensors
           base_model.model.MODULE.lora_A.weight [rank, in], .lora_B.weight [out, rank]
@@ -28,7 +28,7 @@ PEFT_WEIGHTS, PEFT_PICKLE, MLX_WEIGHTS = "adapter_model.safetensors", "adapter_m
 PEFT_PREFIX = "base_model.model."
 
 A, B = ".lora_a", ".lora_b"
-"""How the names of the two tensors end in a GGUF, an `.apr` and in MLX."""
+"""Suffixes of the two factors in a GGUF, an `.apr` and MLX."""
 
 Number = TypeVar("Number", int, float)
 
@@ -37,7 +37,7 @@ Role: TypeAlias = Literal["a", "b", "embedding_a", "embedding_b", "whole"]
 _MAX_PATTERNS = 4096
 _MAX_PATTERN_CHARS = 1024
 
-# Kinds of adapters by `peft_type`, as people call them.
+# Adapter types by `peft_type`, with their usual names.
 _KINDS = {
     "ADALORA": "AdaLoRA", "IA3": "IA3", "LOHA": "LoHa", "LOKR": "LoKr", "OFT": "OFT", "BOFT": "BOFT", "VERA": "VeRA",
     "PREFIX_TUNING": "prefix tuning", "PROMPT_TUNING": "prompt tuning", "P_TUNING": "p-tuning", "POLY": "Poly",
@@ -46,7 +46,7 @@ _KINDS = {
     "BONE": "Bone", "RANDLORA": "RandLoRA", "SHIRA": "SHiRA", "TRAINABLE_TOKENS": "trainable tokens",
 }  # fmt: skip
 
-# Variants of LoRA whose product is not scale * B A, by the key of the config that turns them on.
+# LoRA variants whose product is not scale * B A, by the config key that enables them.
 _VARIANTS = {
     "use_dora": "DoRA", "use_qalora": "QALoRA", "use_bdlora": "BD-LoRA", "velora_config": "VeLoRA",
     "kasa_config": "KaSA", "arrow_config": "Arrow", "monteclora_config": "MonteCLoRA",
@@ -54,10 +54,10 @@ _VARIANTS = {
     "megatron_config": "Megatron layers", "lora_bias": "biases of lora_B",
 }  # fmt: skip
 
-# Ways to begin the training that change the base model; the adapter alone does not tell it.
+# Initializations that change the base model; the adapter alone does not contain the change.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 
-# Kinds of adapters by a piece of their tensors' names, for folders without a config.
+# Adapter types by a part of their tensor names, for folders without a config.
 _NAMES = (
     ("lora_magnitude_vector", "DoRA"), ("hada_", "LoHa"), ("lokr_", "LoKr"), ("ia3_", "IA3"), ("oft_", "OFT"),
     ("boft_", "BOFT"), ("vera_", "VeRA"), ("prompt_embeddings", "prompt tuning"), ("lora_E", "AdaLoRA"),
@@ -67,15 +67,15 @@ _NAMES = (
 
 @light_dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """What adapter_config.json says of ranks and scales.
+    """Ranks and scales from adapter_config.json.
 
     Attributes:
         rank, alpha: of modules that no pattern names.
         rslora: whether the scale is alpha / sqrt(rank) instead of alpha / rank.
-        ranks, alphas: regular expression of the end of a module's name -> its own.
-        parameters: ends of the names of parameters that have no module of their own (stacks of experts), in the order
-            in which modules hold them.
-        scale: of all modules, where the config says it (MLX); None: by alpha.
+        ranks, alphas: regular expression for the end of a module's name -> its own value.
+        parameters: name suffixes of parameters without a module of their own (expert stacks), in the order of their
+            module.
+        scale: of all modules, if the config states it (MLX); None: from alpha.
         base: name or path of the base model.
         body: the whole object.
     """
@@ -95,7 +95,7 @@ class LoraConfig:
         return _by_pattern(self.ranks, module, self.rank)
 
     def scale_of(self, module: str, rank: int) -> float:
-        """What B A of a module of that rank is multiplied by."""
+        """The factor of B A for a module of that rank."""
         if self.scale is not None:
             return self.scale
         alpha = _by_pattern(self.alphas, module, self.alpha)
@@ -108,7 +108,7 @@ def _by_pattern(patterns: Mapping[str, Number], module: str, otherwise: Number) 
 
 
 def read_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
-    """What the config says. Raises RefusedError for a kind that is not a plain LoRA, by its name, CorruptError."""
+    """Parses the config. Raises RefusedError for another type than plain LoRA, by its name, CorruptError."""
     if is_mlx(body):
         return _mlx_config(body, path)
     kind = body.get("peft_type", "LORA")
@@ -178,7 +178,7 @@ def _patterns(body: Mapping[str, object], key: str, path: PathLike) -> Mapping[s
     if not isinstance(found, dict) or len(found) > _MAX_PATTERNS:
         raise CorruptError(f"{key} is not an object of names to numbers", path=path)
     for pattern in found:
-        # A pattern is matched against every name: one that a crafted file could make slow is not run.
+        # A pattern is matched against every name: one that a crafted file could make slow is refused.
         nested = re.search(r"[*+}]\)*[*+{]|\)[*+{]", pattern)
         try:
             if nested is not None or len(pattern) > _MAX_PATTERN_CHARS:
@@ -192,7 +192,7 @@ def _patterns(body: Mapping[str, object], key: str, path: PathLike) -> Mapping[s
 
 
 _LARGEST = 1e30
-"""No scale of an adapter comes near; times a rank it is still a number that float32 holds."""
+"""Above any real scale of an adapter; times a rank it still fits a float32."""
 
 
 def _rank(value: object, key: str, path: PathLike) -> int:
@@ -212,7 +212,7 @@ def _number(value: object, key: str, path: PathLike) -> float:
 
 @light_dataclass(frozen=True, slots=True)
 class PartName:
-    """What a tensor of an adapter is: a factor of what is added to `weight`, or that weight itself."""
+    """The role of an adapter tensor: a factor of the update of `weight`, or a replacement of that weight."""
 
     weight: str
     role: Role
@@ -228,15 +228,15 @@ _ORDER = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def parameter_order(name: str) -> tuple[str, int, str]:
-    """Sort key of parameters: the order in which transformers' modules hold theirs, in which PEFT wraps them."""
+    """Sort key of parameters: the order in which transformers' modules declare theirs and PEFT wraps them."""
     module, _, last = name.rpartition(".")
     return module, _ORDER.index(last) if last in _ORDER else -1, last
 
 
 def peft_part(name: str, parameters: Sequence[str]) -> PartName | None:
-    """What the tensor `name` of a PEFT folder is; None for what belongs to no plain LoRA.
+    """Parses the tensor `name` of a PEFT folder; None if it is not part of a plain LoRA.
 
-    `parameters` are the config's target_parameters in order: of several of one module the first is the innermost.
+    `parameters` are the config's target_parameters in order: of several in one module the first is the innermost.
     """
     inside = name.removeprefix(PEFT_PREFIX)
     found = _FACTOR.fullmatch(inside)
@@ -256,7 +256,7 @@ def peft_part(name: str, parameters: Sequence[str]) -> PartName | None:
 
 
 def mlx_part(name: str) -> PartName | None:
-    """What the tensor `name` of an MLX adapter is; None for what belongs to no plain LoRA."""
+    """Parses the tensor `name` of an MLX adapter; None if it is not part of a plain LoRA."""
     module, _, last = name.rpartition(".")
     if last in ("lora_a", "lora_b"):
         return PartName(f"{module}.weight", "a" if last == "lora_a" else "b", module)
@@ -264,17 +264,17 @@ def mlx_part(name: str) -> PartName | None:
 
 
 def kind_by_names(names: Collection[str]) -> str | None:
-    """The kind of an adapter that is not a plain LoRA, by its tensors' names; None where none tells."""
+    """The type of an adapter that is not a plain LoRA, inferred from tensor names; None if unknown."""
     return next((kind for piece, kind in _NAMES if any(piece in name for name in names)), None)
 
 
 def weights_of(names: Collection[str]) -> str | None:
-    """The file of weights of a folder that holds an adapter, by its files; None where it holds none."""
+    """The weight file of an adapter folder, from its file names; None if it is not one."""
     if CONFIG not in names:
         return None
     return next((name for name in (PEFT_WEIGHTS, MLX_WEIGHTS, PEFT_PICKLE) if name in names), None)
 
 
 def config_path(folder: Path) -> Path:
-    """Where the config of an adapter stands."""
+    """Path of the adapter's config."""
     return folder / CONFIG

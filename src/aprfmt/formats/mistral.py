@@ -1,7 +1,7 @@
-"""Mistral's own layout of a model: params.json beside consolidated.safetensors.
+"""Mistral's own layout of a model: params.json and consolidated.safetensors.
 
-The rows of Q and K stand as in a GGUF: the two values that rotate together are neighbours. So these two get their GGUF
-names here, and the way from there to a checkpoint's order is that of any GGUF. All others get Hugging Face's names.
+Rows of Q and K are ordered as in a GGUF: values that rotate together are neighbours. So these two get their GGUF names
+here and are mapped to a checkpoint's order like any GGUF. All others get Hugging Face names.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ _MOE_KEYS = {
     "num_expert_groups_per_tok": "topk_group",
 }
 _LONGEST_TEXT = 128_000
-"""Positions where params.json says nothing."""
+"""Default number of positions."""
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file of that name holds weights under Mistral's names."""
+    """Whether a file of that name contains weights under Mistral's names."""
     return name.startswith("consolidated") and name.endswith(".safetensors")
 
 
 def to_name(name: str) -> str:
-    """What a tensor is called outside this layout; those of towers keep their names."""
+    """The tensor's name in other layouts; those of towers keep their names."""
     stem, _, end = name.rpartition(".")
     if stem in _NAMES and end in ("weight", "bias"):
         return f"{_NAMES[stem]}.{end}"
@@ -98,7 +98,7 @@ def to_name(name: str) -> str:
 
 
 def to_config(params: JsonObject) -> JsonObject:
-    """What a config.json would say. Raises UnsupportedError for stored forms that nothing here decodes."""
+    """Translates params.json to a config.json. Raises UnsupportedError for quantization that cannot be decoded."""
     config: JsonObject = {own: params[key] for key, own in _KEYS.items() if params.get(key) is not None}
     config |= _quantization(params.get("quantization"))
     positions = params.get("max_position_embeddings") or params.get("max_seq_len") or _LONGEST_TEXT
@@ -124,7 +124,7 @@ def to_config(params: JsonObject) -> JsonObject:
 
 
 def _quantization(told: Json) -> JsonObject:
-    """What a config.json would say of packed weights: 8-bit floats with one scale a tensor."""
+    """The quantization_config for FP8 weights with one scale per tensor."""
     if not isinstance(told, dict):
         return {}
     if told.get("qformat_weight") != "fp8_e4m3":
@@ -138,7 +138,7 @@ def _quantization(told: Json) -> JsonObject:
 
 
 def _experts(moe: JsonObject) -> JsonObject:
-    """Experts beside latent attention. Raises UnsupportedError where not every layer behind the first has them."""
+    """Experts with latent attention. Raises UnsupportedError unless every layer after the first has them."""
     if moe.get("route_every_n", 1) != 1:
         raise UnsupportedError(
             f"params.json has experts in one of every {moe['route_every_n']} layers; only experts in every layer "

@@ -1,4 +1,4 @@
-"""A tensor on its way into a container: every writer takes these."""
+"""A tensor on its way into a container: the input of every writer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from aprfmt.io.pipe import Item, Stream, run_jobs
 class OutTensor:
     """Name, dtype, shape (row-major) and the bytes, produced when they are written.
 
-    `chunks()` gives the stored bytes of `dtype` in order, `n_bytes` in all, as buffers or as the jobs that make
-    them; it may be called more than once. `held_bytes` of memory are taken while they are made, beside the pieces.
+    `chunks()` yields the stored bytes of `dtype` in order, `n_bytes` in all, as buffers or as jobs that produce them;
+    it may
+    be called more than once. `held_bytes` of memory are used meanwhile, in addition to the chunks.
     """
 
     name: str
@@ -24,7 +25,7 @@ class OutTensor:
     held_bytes: int = 0
 
     def data(self) -> bytes:
-        """All of the bytes, made at once."""
+        """All bytes at once."""
         return b"".join(map(bytes, run_jobs(self.chunks())))
 
     def stream(self) -> Stream:
@@ -35,11 +36,11 @@ class OutTensor:
 def group_by_size(
     tensors: Sequence[OutTensor], max_bytes: int, cost: Callable[[OutTensor], int], first: int = 0, other: int = 0
 ) -> list[list[OutTensor]]:
-    """`tensors` in runs for the files of a sharded model: at least one run, and a tensor in each if there are any.
+    """Groups `tensors` into the files of a sharded model: at least one group, none empty if there are tensors.
 
-    A run ends before the tensor that would take its file beyond `max_bytes`. `cost` gives the bytes that a tensor
-    takes in a file, its index entry included; `first` and `other` are the bytes that the first and each further
-    file takes without tensors.
+    A group ends before the tensor that would make its file exceed `max_bytes`. `cost` gives the bytes of a tensor in a
+    file,
+    its index entry included; `first` and `other` are the bytes of the first and each further file without tensors.
     """
     groups: list[list[OutTensor]] = [[]]
     size = first
@@ -54,7 +55,7 @@ def group_by_size(
 
 
 def dominant_dtype(tensors: Iterable[OutTensor]) -> str:
-    """The dtype with most bytes among the matrices."""
+    """The dtype with the most bytes among the matrices."""
     totals: dict[str, int] = {}
     for tensor in tensors:
         if len(tensor.shape) >= 2:

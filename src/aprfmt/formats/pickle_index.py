@@ -1,12 +1,14 @@
-"""What a file of torch.save holds: `python -m aprfmt.formats.pickle_index` is the process in which it is unpickled.
+"""Indexes torch.save files: `python -m aprfmt.formats.pickle_index` is the process that unpickles them.
 
-The unpickler is Python's own; of all that a pickle may name it gets only stand-ins for what torch.save writes, which
-compute nothing. So torch is not needed, and no weight is read. The process limits of memory and time are for what a
-pickle can do without a call: nested tuples whose hash takes years, or a text of three gigabytes.
+The unpickler is Python's own; globals resolve only to placeholders for what torch.save writes, which compute nothing.
+So
+torch is not needed, and weights are not read. The process limits on memory and time guard against what a pickle can do
+without calls: nested tuples whose hash takes years, or a text of three gigabytes.
 
-A zip file holds `NAME/data.pkl` and each storage as a record `NAME/data/KEY`; files from before torch 1.6 hold five
-pickles (a number, a version, sizes, the object, the keys of the storages), and behind them each storage with its count
-of elements before it.
+A zip file contains `NAME/data.pkl` and each storage as a record `NAME/data/KEY`; files from before torch 1.6 contain
+five
+pickles (a number, a version, sizes, the object, the keys of the storages), followed by the storages, each after its
+element count.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from aprfmt.io.serving import serve
 from aprfmt.limits import MAX_NAME_BYTES, MAX_NDIM, MAX_PICKLED_BYTES
 
 NESTED = ("state_dict", "model_state_dict", "model", "module")
-"""Keys under which training programs put the weights beside what else they save."""
+"""Keys under which training programs store the weights next to other state."""
 
 MOST_BYTES = 8 << 20
 """The longest answer: names and shapes of sixty thousand tensors."""
@@ -43,7 +45,7 @@ _CONTIGUOUS = (
     'torch.save({k: v.contiguous() for k, v in torch.load(f, weights_only=True).items()}, f)"'
 )
 
-# Type of a storage -> torch's name of its dtype.
+# Storage type -> torch's dtype name.
 _STORAGES = {
     "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexDouble": "complex128",
@@ -54,7 +56,7 @@ _SIZES = {
     "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "qint32": 4, "uint32": 4,
     "uint64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2,
 }  # fmt: skip
-"""Bytes of an element; 1 for others."""
+"""Bytes per element; 1 for others."""
 
 
 class _Storage:
@@ -62,8 +64,8 @@ class _Storage:
 
     Attributes:
         key: its name in the file.
-        dtype: of its elements, where the pickle gives a type.
-        start, n_bytes: the part of it that is meant.
+        dtype: of its elements, if the pickle states a type.
+        start, n_bytes: the range that is meant.
     """
 
     __slots__ = ("dtype", "key", "n_bytes", "start")
@@ -73,7 +75,7 @@ class _Storage:
 
 
 class _Tensor:
-    """A view of a storage: offset and strides in elements. `odd` names what is no plain tensor."""
+    """A view of a storage: offset and strides in elements. `odd` describes anything but a plain tensor."""
 
     __slots__ = ("dtype", "odd", "offset", "shape", "storage", "strides")
 
@@ -84,18 +86,18 @@ class _Tensor:
 
 
 class _Dict(dict[object, object]):
-    """An OrderedDict, with the attributes that modules put on theirs."""
+    """An OrderedDict with the attributes that modules set on theirs."""
 
 
 class _Other:
-    """A value that is no tensor: a dtype, a device."""
+    """A value other than a tensor: a dtype, a device."""
 
     def __init__(self, *_: object) -> None:
         pass
 
 
 class _Global:
-    """What a pickle gets for a global: a call to make, or the name of a dtype. It cannot be changed or subclassed."""
+    """The placeholder of a global: a function to call, or the name of a dtype. It cannot be modified or subclassed."""
 
     __slots__ = ("call", "name")
 
@@ -173,14 +175,14 @@ _CALLS: dict[str, Callable[..., object]] = {
     "torch._tensor._rebuild_from_type_v2": _odd("a subclass"),
 }
 _KINDS = ("float", "bfloat", "int", "uint", "complex", "bool", "bits", "qint", "quint", "per_")
-"""How torch's names of dtypes and of quantization schemes begin."""
+"""Prefixes of torch's names of dtypes and quantization schemes."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds stand-ins."""
+    """Builds placeholders."""
 
     def find_class(self, module: str, name: str) -> _Global:
-        """The stand-in of a global. Raises RefusedError for any that torch.save does not write for tensors."""
+        """The placeholder of a global. Raises RefusedError for globals that torch.save does not write for tensors."""
         path = f"{'builtins' if module == '__builtin__' else module}.{name}"
         if path in _CALLS:
             return _Global(path, _CALLS[path])
@@ -195,7 +197,7 @@ class _Unpickler(pickle.Unpickler):
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """A storage: ("storage", type, key, device, elements), of old files with (key, offset, elements) of a part."""
+        """A storage: ("storage", type, key, device, elements), in old files with (key, offset, elements) of a part."""
         what, kind, key, _, n_elements, *part = pid
         if what != "storage" or not isinstance(kind, _Global) or type(n_elements) is not int:
             raise CorruptError("it refers to something other than a storage", hint=_AGAIN)
@@ -212,7 +214,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _zip_names(path: str) -> list[str]:
-    """The names of a zip file's records, none for a file that is no sound zip."""
+    """The names of a zip file's records; none if the zip file is invalid."""
     try:
         with zipfile.ZipFile(path) as file:
             return file.namelist()
@@ -268,7 +270,7 @@ def _read_old(path: str) -> tuple[object, dict[str, tuple[int, int]]]:
 
 
 class _Old(_Unpickler):
-    """Keeps the storages, whose sizes in the file are in their own elements."""
+    """Collects the storages, whose sizes in the file are in elements of their own dtype."""
 
     def __init__(self, file: IO[bytes], storages: dict[str, _Storage]) -> None:
         super().__init__(file, encoding="utf-8")
@@ -368,7 +370,7 @@ def _index(path: str, *, is_zip: bool) -> object:
         raise CorruptError(f"its pickle is damaged: {error or 'it is truncated'}", hint=_AGAIN) from error
     except zipfile.BadZipFile as error:
         raise CorruptError(f"not a valid zip file: {error}", hint=_AGAIN) from error
-    except Exception as error:  # whatever the unpickler makes of a damaged or hostile file
+    except Exception as error:  # anything the unpickler makes of a damaged or hostile file
         what = f"its pickle is damaged: {type(error).__name__}: {error}"
         raise CorruptError(what, hint=_AGAIN) from error
     if sum(64 + 6 * len(str(row[0])) for row in tensors) + 7 * sum(map(len, left)) > MOST_BYTES:

@@ -1,7 +1,7 @@
-"""PyTorch pickles (`.bin`, `.pt`, `.pth`): read like any other container, from the index that another process makes.
+"""PyTorch pickles (`.bin`, `.pt`, `.pth`): read like other containers, from an index made by another process.
 
-`formats.pickle_index` unpickles, without torch and within limits of memory and time, and answers with names, dtypes,
-shapes and places. No weight is read for it, and what it says is checked here against the file.
+`formats.pickle_index` unpickles without torch, within limits of memory and time, and returns names, dtypes, shapes and
+offsets. It reads no weights, and its answer is checked here against the file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SUFFIXES = (".bin", ".pt", ".pth")
 
 _ZIP = b"PK\x03\x04"
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The number with which files from before torch 1.6 begin, pickled."""
+"""The number at the start of files from before torch 1.6, pickled."""
 
 _BESIDE = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "random_states")
-"""What files of a training begin with that hold no weights of a model."""
+"""Name prefixes of training state files without weights."""
 
 _DTYPES = {row.torch: row.name for row in DTYPES.values() if row.torch is not None}
 _MOST_BYTES = 16 << 20
@@ -46,15 +46,16 @@ def is_pickle(head: bytes, source: Source | None) -> bool:
 
 
 def holds_weights(name: str) -> bool:
-    """Whether a file of that name in a folder may be the weights of its model."""
+    """Whether a file of that name in a folder may contain the model's weights."""
     return name.endswith(SUFFIXES) and not name.rpartition("/")[2].startswith(_BESIDE)
 
 
 def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
-    """Opens one file; `stack` closes it. What it holds beside tensors is told in the shard's `left`.
+    """Opens one file; `stack` closes it. The shard's `left` lists what it contains besides tensors.
 
-    Raises RefusedError (a call in the pickle, tensors that are not whole runs of a storage), CorruptError and its
-    kinds (LimitError: it takes too much memory or time), UnsupportedError, NotFoundError, StorageError.
+    Raises RefusedError (a call in the pickle, tensors that are not contiguous parts of a storage), CorruptError and its
+    kinds
+    (LimitError: it takes too much memory or time), UnsupportedError, NotFoundError, StorageError.
     """
     source = stack.enter_context(Source.open(path))
     head = source.read(0, min(source.size, len(_OLD)))
@@ -86,7 +87,7 @@ def _tensor(source: Source, name: str, torch_dtype: str, shape: list[int], offse
 
 
 def warnings(left: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """What the user should know of what the files hold beside tensors, by file name."""
+    """Warnings about what the files contain besides tensors, by file name."""
     for name, items in left.items():
         if items:
             yield f"{name} contains more than weights; not converted: {first_few(items)}"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
 
 MAX_LIBRARY_HEADER_BYTES = 100_000_000
-"""Longest header that the safetensors library reads; ours is MAX_HEADER_BYTES, whichever is less."""
+"""Longest header that the safetensors library reads; ours is MAX_HEADER_BYTES; the smaller one applies."""
 
 METADATA_KEY = "__metadata__"
 _U64_MAX = (1 << 64) - 1
@@ -42,7 +42,7 @@ class SafetensorsNative:
 
     Attributes:
         metadata: `__metadata__`.
-        config_path: config.json beside the file, or None.
+        config_path: config.json in the same folder, or None.
     """
 
     metadata: dict[str, str]
@@ -51,7 +51,7 @@ class SafetensorsNative:
 
 @light_dataclass(slots=True)
 class WeightsFile:
-    """One opened file of weights, tensors in the order of their data; `left` names what a pickle holds beside them."""
+    """One opened weight file, tensors in the order of their data; `left` lists what a pickle contains besides them."""
 
     source: Source
     metadata: dict[str, str]
@@ -60,7 +60,7 @@ class WeightsFile:
 
 
 def open_model(path: Path) -> Model:
-    """Opens one safetensors file; config.json and tokenizer files beside it are used when they are there.
+    """Opens one safetensors file; uses config.json and tokenizer files in its folder if present.
 
     Raises CorruptError and its kinds, UnsupportedError (unknown dtype), NotFoundError, StorageError.
     """
@@ -90,7 +90,7 @@ def _load_hparams(native: SafetensorsNative) -> Hyperparams:
 
 
 def config_of(native: SafetensorsNative) -> JsonObject | None:
-    """What the config.json beside the file says; None if missing. Raises CorruptError."""
+    """The config.json in the file's folder; None if missing. Raises CorruptError."""
     return read_config(native.config_path) if native.config_path else None
 
 
@@ -117,7 +117,7 @@ def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
     if not isinstance(stated, dict) or len(metadata) < len(stated):
         raise CorruptError(f"{METADATA_KEY} is not an object of strings", path=source.path)
     tensors = [_tensor(name, info, 8 + header_bytes, source) for name, info in header.items()]
-    # The order of the header's keys means nothing; empty tensors come before the one at the same place.
+    # The order of the header's keys has no meaning; empty tensors come before the one at the same offset.
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.n_bytes))
     _check_contiguous(tensors, 8 + header_bytes, source)
     return WeightsFile(source, metadata, tensors)
@@ -140,7 +140,7 @@ def _tensor(name: str, info: object, data_start: int, source: Source) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _form(spelling: str, shape: Shape) -> tuple[str, Shape, int]:
-    """Name of the dtype, the shape, bytes: once for all the experts of a large model."""
+    """Name of the dtype, the shape, bytes: cached, since the experts of a large model share them."""
     dtype = DTYPES_BY_SAFETENSORS.get(spelling)
     if dtype is None:
         known = ", ".join(row.safetensors for row in DTYPES.values() if row.safetensors)
@@ -195,10 +195,11 @@ def _check_contiguous(tensors: list[Tensor], data_start: int, source: Source) ->
 
 
 def layout(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = None) -> list[Segment]:
-    """A safetensors file with the tensors in the order given; the header is padded to 8 bytes with spaces.
+    """A safetensors file with the tensors in the given order; the header is padded to 8 bytes with spaces.
 
-    Raises UsageError (doubled or reserved name, wrong size), UnsupportedError (a dtype that safetensors has
-    not), LimitError (a header beyond what the library reads).
+    Raises UsageError (duplicate or reserved name, wrong size), UnsupportedError (a dtype that safetensors does not
+    have),
+    LimitError (a header longer than the library reads).
     """
     header: dict[str, object] = {} if metadata is None else {METADATA_KEY: dict(metadata)}
     offset = 0

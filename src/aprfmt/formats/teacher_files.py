@@ -1,9 +1,10 @@
-"""Files of a teacher: what it says at each labelled position of each window, so that it is not needed to train.
+"""Teacher files: a teacher's top-k log-probabilities at each labelled position, so that training needs no teacher.
 
-A folder of safetensors files, PART-NNNNN-of-NNNNN; docs/teacher-files.md tells their tensors and metadata. A window is
-found by its hash, whatever its number in a run, and compared with its checksum whenever it is read.
+A folder of safetensors files, PART-NNNNN-of-NNNNN; docs/teacher-files.md describes their tensors and metadata. A
+sequence
+is found by its hash, whatever its number in a run, and its checksum is compared on every read.
 
-Shape suffixes: P labelled positions of a window, K ids known of each, R temperatures.
+Shape suffixes: P labelled positions of a sequence, K saved ids per position, R temperatures.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from aprfmt.types import Array
 
 FORMAT = "aprtrain-teacher/2"
 _SLACK = 1e-3
-"""By which the probabilities of a position may miss 1."""
+"""How far the probabilities of a position may be from a sum of 1."""
 
 _PER_NAT = 2048
 """Stored log-probabilities are multiples of its inverse: an error of at most 0.00025 nats, down to -32."""
@@ -42,8 +43,8 @@ class TeacherHeader:
     """What all files of a folder share.
 
     Attributes:
-        teacher, sha256: name of the model's file, or of what was imported, and a hash of its content.
-        architecture, parameters: of the model; "" and 0 where they are not known.
+        teacher, sha256: name of the model's file, or of its source, and a hash of its content.
+        architecture, parameters: of the model; "" and 0 if unknown.
         engine: what computed it.
         tokenizer: SHA-256 of the tokenizer that read the text, as in the header of token shards.
         seq_len: tokens of a window.
@@ -84,11 +85,11 @@ class TeacherHeader:
 
 
 class Answer(NamedTuple):
-    """One window: where it has labels, and what the teacher says there.
+    """One sequence: its labelled positions and the teacher's log-probabilities there.
 
     Attributes:
-        positions_P: places in the window, int32, ascending.
-        ids_PK: the most likely ids, int32, the first one first.
+        positions_P: positions in the sequence, int32, ascending.
+        ids_PK: the most likely ids, int32, the most likely first.
         logprobs_PK: their log-probabilities at temperature 1, float32.
         rest_PR: probability of all other ids at each temperature, float32.
         label_P: log-probability of the label, float32.
@@ -102,7 +103,7 @@ class Answer(NamedTuple):
 
 
 def answer_of(columns: Iterable[tuple[Array, ...]], facts: TeacherHeader) -> Answer:
-    """The pieces of a window put together, each as the fields of Answer in any types."""
+    """Concatenates the parts of a sequence, each with the fields of Answer in any dtype."""
     none, k, r = np.zeros(0), facts.k, len(facts.temperatures)
     empty = (none, none.reshape(0, k), none.reshape(0, k), none.reshape(0, r), none)
     joined = (np.concatenate(column) for column in zip(empty, *columns, strict=True))
@@ -138,7 +139,7 @@ def _restored(columns: Sequence[Array], facts: TeacherHeader) -> Answer:
 
 
 def hashes_of(windows: Windows, ids: Iterable[int]) -> list[bytes]:
-    """SHA-256 of each window: its tokens, its labels, the lengths of its documents' pieces, each int32."""
+    """SHA-256 of each sequence: its tokens, its labels, the lengths of its documents' pieces, each int32."""
     return [
         hashlib.sha256(np.concatenate([r.tokens_NT[0], r.labels_NT[0], r.lengths[0]]).astype("<i4").tobytes()).digest()
         for r in (windows.rows([i]) for i in ids)
@@ -146,7 +147,7 @@ def hashes_of(windows: Windows, ids: Iterable[int]) -> list[bytes]:
 
 
 def shard_path(folder: Path, part: str, number: int, count: int) -> Path:
-    """Where the file `number`, from 0, of a part lies."""
+    """Path of the file `number`, from 0, of a part."""
     return folder / f"{part}-{number + 1:05}-of-{count:05}.safetensors"
 
 
@@ -178,7 +179,7 @@ class TeacherShard:
 
     Attributes:
         path, facts: of the file.
-        hashes: of its windows.
+        hashes: of its sequences.
     """
 
     def __init__(self, path: Path) -> None:
@@ -210,7 +211,7 @@ class TeacherShard:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def read(self, number: int) -> Answer:
-        """A window. Raises ChecksumError, CorruptError for values that are not probabilities, StorageError."""
+        """Reads a sequence. Raises ChecksumError, CorruptError for values that are not probabilities, StorageError."""
         start, n = int(self._starts[number]), int(self._counts[number])
         columns = []
         with Source.open(self.path) as source:
@@ -228,7 +229,7 @@ class TeacherShard:
 
 
 AGAIN = "delete the file; apr teacher with the same options writes it again"
-"""The hint about a damaged file."""
+"""The hint for a damaged file."""
 
 
 def _facts_of(path: Path, metadata: dict[str, str]) -> TeacherHeader:
@@ -255,7 +256,7 @@ def _facts_of(path: Path, metadata: dict[str, str]) -> TeacherHeader:
 
 
 def fault_of(answer: Answer, facts: TeacherHeader) -> str | None:
-    """Why these cannot be a teacher's probabilities; None where they can."""
+    """Why these cannot be a teacher's probabilities; None if they can."""
     logprobs, rest, ids = answer.logprobs_PK.astype(np.float64), answer.rest_PR, np.sort(answer.ids_PK, 1)
     ends = np.concatenate([[-1], answer.positions_P, [facts.seq_len]])
     with np.errstate(all="ignore"):
@@ -280,22 +281,22 @@ def fault_of(answer: Answer, facts: TeacherHeader) -> str | None:
 
 
 class Places(NamedTuple):
-    """Windows, and for some of them the file that has what is said of it, and its number there."""
+    """Sequences, and for some of them the file with their answer and its number there."""
 
     windows: Windows
     at: dict[int, tuple[TeacherShard, int]]
 
 
 class TeacherFiles:
-    """A folder of them.
+    """A folder of teacher files.
 
     Attributes:
-        folder: where they lie.
-        facts: what they share.
+        folder: its path.
+        facts: what the files share.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Reads what is beside the answers. Raises NotFoundError, RefusedError (a file is missing), CorruptError."""
+        """Reads everything but the answers. Raises NotFoundError, RefusedError (a file is missing), CorruptError."""
         self.folder = folder
         names = {path.name for path in folder.glob("*-of-*.safetensors")}
         if not names:
@@ -319,7 +320,7 @@ class TeacherFiles:
             self._places.update({window: (shard, i) for i, window in enumerate(shard.hashes)})
 
     def check(self, tokenizer: str, seq_len: int, k: int | None, temperature: float) -> None:
-        """Refuses a run that these files do not fit: by its tokenizer's digest, windows, --top-k, --temperature."""
+        """Refuses a run that these files do not match: by its tokenizer's digest, sequences, --top-k, --temperature."""
         facts = self.facts
         known = ", ".join(f"{t:g}" for t in facts.temperatures)
         for is_wrong, message, hint in (
@@ -337,7 +338,7 @@ class TeacherFiles:
                 raise RefusedError(message, path=self.folder, hint=hint)
 
     def bind(self, windows: Windows, ids: Iterable[int], what: str) -> Places:
-        """Where the windows of these numbers lie. Raises RefusedError where one is missing."""
+        """Locates the sequences with these numbers. Raises RefusedError if one is missing."""
         places = Places(windows, {})
         for i in ids:
             place = self._places.get(hashes_of(windows, [i])[0])

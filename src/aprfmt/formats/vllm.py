@@ -1,8 +1,9 @@
-"""What vLLM computed: JSON lines of responses with `prompt_logprobs`, one for each piece of text that was asked for.
+"""vLLM responses: JSON lines with `prompt_logprobs`, one per requested text.
 
-A line is a choice of /v1/completions (or a whole response, or one in the frame of a batch) with `prompt_token_ids` and
-`prompt_logprobs`: null for the first token, then for each token an object of ids, each with `logprob`. The k most
-likely ids are there, and the prompt's own token.
+A line is a choice of /v1/completions (or a whole response, or one wrapped by a batch) with `prompt_token_ids` and
+`prompt_logprobs`: null for the first token, then for each token an object of ids, each with `logprob`. It contains the
+k
+most likely ids and the prompt's own token.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from aprfmt.limits import MAX_LIST_BYTES
 from aprfmt.texts.sequences import Windows, pieces_of
 
 _RESOLUTION = float(np.finfo(np.float32).eps)
-"""Least residual mass: below it, a sum of float32 probabilities cannot tell the others from nothing."""
+"""Minimum residual mass: below it, float32 rounding hides the probability of the other ids."""
 
 
 class Responses:
-    """A file of them, of which the places of the lines are held in memory.
+    """A file of responses; the line offsets are kept in memory.
 
     Attributes:
-        model: what the lines call the model; "" where they do not.
+        model: the model name in the lines; "" if absent.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +50,7 @@ class Responses:
                 start += len(line)
 
     def answer(self, windows: Windows, number: int, facts: TeacherHeader) -> Answer:
-        """What it says of a window. Raises RefusedError where a piece is missing, UsageError, CorruptError."""
+        """The answer for a sequence. Raises RefusedError if a piece is missing, UsageError, CorruptError."""
         columns = []
         with storage_errors(self.path), self.path.open("rb") as file:
             for piece in pieces_of(windows.rows([number]), 0):

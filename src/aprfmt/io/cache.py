@@ -1,13 +1,13 @@
-"""A folder of files that can be made again: found by a key, made by one process at a time, the oldest removed.
+"""A folder of files that can be rebuilt: looked up by key, built by one process at a time, evicted oldest first.
 
 $APR_CACHE, else $XDG_CACHE_HOME/aprfmt, else ~/.cache/aprfmt
-    KIND/                 mode 0700, of this user alone
-    KIND/KEY.SUFFIX       complete files, mode 0600, used last at their time of modification
-    KIND/KEY.SUFFIX.lock  size and CRC-32 of the file as JSON; locked exclusively while the file is made or removed, and
+    KIND/                 mode 0700, owned by this user
+    KIND/KEY.SUFFIX       complete files, mode 0600; the modification time is the time of last use
+    KIND/KEY.SUFFIX.lock  size and CRC-32 of the file as JSON; locked exclusively while the file is built or removed,
                           shared while it is in use
 
-A file is compared with its CRC-32 each time it is used, so that neither damage nor a power cut goes unnoticed. Nothing
-is used that another user could have written.
+The CRC-32 of a file is checked on each use, so damage and power cuts do not go unnoticed. Files that another user could
+have written are never used.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from aprfmt.types import PathLike
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes may make the same file, and the later one stays
+except ImportError:  # Windows: two processes may build the same file; the later one wins
     fcntl = None  # type: ignore[assignment]
 
 CACHE_VARIABLE = "APR_CACHE"
-"""Environment variable: the folder."""
+"""Environment variable that sets the cache folder."""
 
 
 def cache_home(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder of everything that is cached; it need not exist. Raises UsageError without a home."""
+    """The folder of everything that is cached; it may not exist yet. Raises UsageError without a home folder."""
     env = os.environ if environment is None else environment
     if env.get(CACHE_VARIABLE):
         return _expanded(env[CACHE_VARIABLE])
@@ -45,7 +45,7 @@ def cache_home(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def _expanded(path: str) -> Path:
-    """`path` with its ~ as the folder of the user. Raises UsageError where there is no such user."""
+    """Expands ~ in `path`. Raises UsageError if the user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -57,15 +57,15 @@ def _expanded(path: str) -> Path:
 
 _PAUSE_S = 0.02
 _PATIENCE_S = 2.0
-"""How long a file that is gone is waited for while others, who loaded it before, keep its lock."""
+"""How long to wait for a removed file whose lock is still held by its readers."""
 
 _MOST_RECORD_BYTES = 200
 
 
 def own_folder(path: Path) -> None:
-    """Makes the folder `path`, or takes it, for this user alone: owned by him, mode 0700.
+    """Creates the folder `path`, or checks an existing one: owned by this user, mode 0700.
 
-    Raises StorageError, also for a folder with files to which others could write: any of them may be theirs.
+    Raises StorageError, also for a folder with files that others could have written.
     """
     hint = f"set {CACHE_VARIABLE}=FOLDER to use another one"
     is_foreign = False
@@ -105,16 +105,16 @@ _in_use: weakref.WeakValueDictionary[str, CacheEntry] = weakref.WeakValueDiction
 
 
 def in_use(paths: Iterable[PathLike]) -> list[CacheEntry]:
-    """The entries of the cache among the files at `paths`; whoever keeps one keeps the file."""
+    """The cache entries among the files at `paths`; holding an entry keeps its file."""
     return [entry for path in paths if (entry := _in_use.get(os.path.abspath(path))) is not None]
 
 
 class CacheEntry:
-    """A file of the cache that nobody removes while this object lives.
+    """A file of the cache that is not removed while this object lives.
 
     Attributes:
         path: the file.
-        made: whether it was made just now.
+        made: whether it was built by this call.
     """
 
     def __init__(self, path: Path, lock: int, crc: int, *, made: bool) -> None:
@@ -125,7 +125,7 @@ class CacheEntry:
         self._thread: threading.Thread | None = None
         _in_use[os.path.abspath(path)] = self
         if not made:
-            # A thread that is never started would keep this object, and with it the lock, until a garbage collection.
+            # A thread that never starts would keep this object, and its lock, until garbage collection.
             self._thread = threading.Thread(target=self._check, name="apr-cache", daemon=True)
             self._thread.start()
 
@@ -138,25 +138,25 @@ class CacheEntry:
             self._error = error
 
     def confirm(self) -> None:
-        """Waits until the file has been compared with its checksum, which begins when it is found.
+        """Waits until the checksum of the file has been verified; verification starts when the entry is created.
 
-        Raises ChecksumError, after which the next run makes the file anew, and StorageError.
+        Raises ChecksumError, after which the next run rebuilds the file, and StorageError.
         """
         if self._thread is not None:
             self._thread.join()
         if self._error is None:
             return
-        if _is_at(self._lock, _lock_of(self.path)):  # those who have loaded it keep a file without a name
+        if _is_at(self._lock, _lock_of(self.path)):  # those who have loaded it keep an unlinked file
             _unlink(self.path)
         raise self._error
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Releases the file."""
         self._close()
 
 
 class CacheFolder:
-    """The files of one kind.
+    """The cached files of one kind.
 
     Args:
         kind: the name of the folder below cache_home().
@@ -166,9 +166,9 @@ class CacheFolder:
         self.path = cache_home() / kind
 
     def entry(self, name: str, make: Callable[[Path], None]) -> CacheEntry:
-        """The file `name`, which `make` writes at the path that it gets where there is none; only one process does.
+        """Returns the file `name`; if it is missing, calls `make` with the path to write. Only one process builds it.
 
-        A file that is there becomes the one that was used last. Raises StorageError, and what `make` raises.
+        Marks an existing file as used last. Raises StorageError, and what `make` raises.
         """
         own_folder(self.path)
         target, begun = self.path / name, time.monotonic()
@@ -186,7 +186,7 @@ class CacheFolder:
                 _lock_of(target).unlink(missing_ok=True)
 
     def _take(self, target: Path, lock: int, make: Callable[[Path], None]) -> CacheEntry | None:
-        """The entry, which owns the `lock` then; None where others are in the way."""
+        """The entry, which then owns `lock`; None if other processes interfere."""
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_SH)
         crc = _recorded(target, lock)
@@ -194,7 +194,7 @@ class CacheFolder:
         if crc is None:
             if not _try_lock(lock) or not _is_at(lock, _lock_of(target)):
                 return None
-            crc = _recorded(target, lock)  # somebody may have made it before we had the lock
+            crc = _recorded(target, lock)  # another process may have built it before we got the lock
             if made := crc is None:
                 crc = _made(target, lock, make)
             if fcntl is not None:
@@ -206,9 +206,9 @@ class CacheFolder:
         return CacheEntry(target, lock, crc, made=made)
 
     def trim(self, max_bytes: int) -> list[Path]:
-        """Removes the files that were not used for longest until the rest has at most `max_bytes`; those removed.
+        """Removes the least recently used files until at most `max_bytes` are left; returns those removed.
 
-        What is in use stays, whatever its size.
+        Files in use are kept, whatever their size.
         """
         files = []
         for lock in self.path.glob("*.lock"):
@@ -231,7 +231,7 @@ def _lock_of(target: Path) -> Path:
 
 
 def _open_lock(target: Path) -> int:
-    """The lock's descriptor. Raises StorageError, also for a link and for what another user has put there."""
+    """Opens the lock file and returns its descriptor. Raises StorageError, also for a link or another user's file."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     path = _lock_of(target)
     with storage_errors(path):
@@ -244,7 +244,7 @@ def _open_lock(target: Path) -> int:
 
 
 def _try_lock(lock: int) -> bool:
-    """Whether the lock is ours alone; where it is not, a shared one is lost."""
+    """Tries to turn the lock into an exclusive one; on failure a shared lock is lost."""
     if fcntl is not None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,7 +254,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def _is_at(lock: int, path: Path) -> bool:
-    """Whether the lock is the file at `path`: who removes a file removes its lock with it."""
+    """Whether the lock is the file at `path`: whoever removes a file removes its lock too."""
     try:
         return os.path.samestat(os.fstat(lock), os.lstat(path))
     except FileNotFoundError:
@@ -262,7 +262,7 @@ def _is_at(lock: int, path: Path) -> bool:
 
 
 def _recorded(target: Path, lock: int) -> int | None:
-    """The CRC-32 that the file at `target` should have; None if the file is incomplete or not ours."""
+    """The expected CRC-32 of the file at `target`; None if the file is incomplete or not ours."""
     try:
         record = json.loads(os.pread(lock, _MOST_RECORD_BYTES, 0))
         info = os.lstat(target)
@@ -273,10 +273,10 @@ def _recorded(target: Path, lock: int) -> int | None:
 
 
 def _made(target: Path, lock: int, make: Callable[[Path], None]) -> int:
-    """Has the file made, and records it; its CRC-32."""
+    """Builds the file, records its CRC-32 and returns it."""
     os.ftruncate(lock, 0)
     with storage_errors(target):
-        target.unlink(missing_ok=True)  # a link would lead the writer elsewhere
+        target.unlink(missing_ok=True)  # a link would redirect the write
     make(target)
     with storage_errors(target):
         os.chmod(target, 0o600)
@@ -293,7 +293,7 @@ def _crc_of(path: Path) -> int:
 
 
 def _removed(target: Path) -> bool:
-    """Removes a file that nobody uses; whether it is gone."""
+    """Removes a file that is not in use; returns whether it is gone."""
     try:
         lock = _open_lock(target)
     except StorageError:
@@ -307,7 +307,7 @@ def _removed(target: Path) -> bool:
 
 
 def _unlink(target: Path) -> bool:
-    """Removes a file and its lock; whether that was possible."""
+    """Removes a file and its lock; returns whether that succeeded."""
     try:
         target.unlink(missing_ok=True)
         _lock_of(target).unlink(missing_ok=True)

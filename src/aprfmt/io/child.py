@@ -1,6 +1,7 @@
-"""Python processes of ours: started here alone, asked in JSON lines, with limits of time, memory and what they answer.
+"""Python child processes: all are started here, answer JSON lines, and have limits on time, memory and output.
 
-A child imports from where this process does, and never from the current folder: it may hold a stranger's `torch/`.
+A child imports from the same places as this process, but never from the current folder: that may contain a stranger's
+`torch/`.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from aprfmt.types import JsonObject, PathLike
 
 _SECONDS_TO_END = 5.0
 _SLACK = 6
-"""Seconds of the clock for each second of the processor, on a machine that does other things too."""
+"""Wall-clock seconds allowed per processor second, on a machine that is busy with other work."""
 _LAST_LINE = 300
 
 
 class ChildDiedError(Exception):
-    """A child ended before it answered; the message says how.
+    """A child process ended before it answered; the message says how.
 
     Attributes:
         log: its standard error.
-        late: whether it was ended because it took too long.
+        late: whether it was killed for taking too long.
         full: whether it reached its memory limit.
         seconds: processor time that a Service allowed for the request.
     """
@@ -44,7 +45,7 @@ class ChildDiedError(Exception):
 
 
 def search_path() -> list[str]:
-    """`sys.path` for a child: absolute entries, without the current folder unless this package is imported from it."""
+    """`sys.path` of a child: absolute entries, without the current folder unless this package is imported from it."""
     with suppress(OSError):
         here = os.getcwd()
         own = os.path.dirname(os.path.dirname(os.path.abspath(aprfmt.__file__)))
@@ -64,13 +65,13 @@ def command(arguments: Sequence[str], *, site: bool = True) -> list[str]:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a child and of its own children, which search `search_path` alone; `more` are added."""
+    """The environment of a child and of its own children, which import from `search_path` only; `more` is added."""
     places = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(search_path())}
     return {**os.environ, **places, **(more or {})}
 
 
 def run(arguments: Sequence[str], seconds: float) -> str | None:
-    """Standard output of a child of these arguments; None where it fails or takes longer."""
+    """Runs a child with these arguments; returns its standard output, None if it fails or takes too long."""
     try:
         done = subprocess.run(
             command(arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False,
@@ -82,13 +83,13 @@ def run(arguments: Sequence[str], seconds: float) -> str | None:
 
 
 class Child:
-    """A process that answers one JSON line with one JSON line. Its working folder is that of the Python installation.
+    """A process that answers each JSON line with a JSON line. Its working folder is that of the Python installation.
 
     Args:
-        arguments: of Python, such as ["-m", "aprfmt.llama.worker"]; paths among them are absolute.
-        more: environment variables that are added.
-        site: whether Python imports `site`, as packages with .pth files need.
-        most_bytes: the longest answer; None: any.
+        arguments: for Python, such as ["-m", "aprfmt.llama.worker"]; paths among them are absolute.
+        more: additional environment variables.
+        site: whether Python imports `site`, which packages with .pth files need.
+        most_bytes: the longest answer accepted; None: any.
 
     Raises:
         StorageError: the process cannot be started.
@@ -120,14 +121,14 @@ class Child:
         self._kill_timer = _KillTimer(self._process.kill)
 
     def ask(self, request: object, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
-        """The answer; `on_part` is called with each of the parts before it.
+        """Sends a request and returns the answer; calls `on_part` with each partial answer before it.
 
-        Raises ChildDiedError, also when it is silent for more than `seconds` and was killed for it.
+        Raises ChildDiedError, also if the child sends nothing for `seconds` and is killed.
         """
         return self.ask_in_text(json.dumps(request, default=str), seconds, on_part)
 
     def ask_in_text(self, text: str, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
-        """As `ask`, of a request that is JSON text on one line."""
+        """Like `ask`, for a request that is already JSON text on one line."""
         while True:
             with self._kill_timer.limit(seconds):
                 if text:
@@ -141,7 +142,7 @@ class Child:
                 on_part(answer["part"])
 
     def say(self, line: str) -> None:
-        """Sends a line that is not answered."""
+        """Sends a line that gets no answer."""
         self._say(line)
 
     def _say(self, line: str) -> None:
@@ -166,32 +167,32 @@ class Child:
         return ChildDiedError(how, self.log(), late=late, full=code == EXIT_MEMORY)
 
     def log(self) -> str:
-        """All that it wrote on stderr; if it is about to end by itself, all that it will have written."""
+        """The child's standard error; waits for a child that is about to exit."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
         return self.written()
 
     def written(self) -> str:
-        """What it wrote on stderr so far."""
+        """What the child has written to stderr so far."""
         self._log.seek(0)
         text = self._log.read().decode(errors="replace")
         self._log.seek(0, os.SEEK_END)
         return text
 
     def close(self) -> None:
-        """Ends the process, whatever it does."""
+        """Kills the process."""
         self._kill_timer.close()
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(BrokenPipeError):  # a request that it did not take
+            with suppress(BrokenPipeError):  # a request that it did not read
                 pipe.close()
         self._process.wait()
         self._log.close()
 
 
 class _KillTimer:
-    """Kills a process whose answer takes too long; one thread serves all answers."""
+    """Kills a process that takes too long to answer; one thread serves all answers."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self._end, self._changed = end, threading.Condition()
@@ -201,7 +202,7 @@ class _KillTimer:
         self.is_over = False
 
     def limit(self, seconds: float) -> _KillTimer:
-        """For `with`: the block ends within `seconds`, or the process does."""
+        """A context manager: the block ends within `seconds`, or the process is killed."""
         with self._changed:
             self._until = time.monotonic() + seconds
             if self._thread is None:
@@ -246,17 +247,17 @@ def _ending(code: int) -> str:
 
 
 class Service:
-    """What handles strangers' data in a process with limits: started when it is first asked, and anew after its death.
+    """Handles untrusted data in a child with limits; starts it on first use and again after its death.
 
-    One child serves all threads of this process, in turn; `lock` keeps it for requests that belong together.
+    One child serves all threads of this process in turn; hold `lock` for requests that belong together.
 
     Args:
-        module: runs `serving.serve`.
-        seconds: of the processor that one request may take; see `serving.serve`.
+        module: a module that runs `serving.serve`.
+        seconds: processor time of one request; see `serving.serve`.
         memory: bytes of the child's address space (Linux).
         most_bytes: the longest answer.
-        byte_seconds: of the processor that each byte of a request adds.
-        more: environment variables that are added.
+        byte_seconds: additional processor time per byte of a request.
+        more: additional environment variables.
     """
 
     def __init__(
@@ -277,11 +278,11 @@ class Service:
 
     @property
     def child(self) -> Child | None:
-        """The one that runs for this process; one that was started before a fork belongs to the parent."""
+        """The running child of this process; one that was started before a fork belongs to the parent."""
         return self._child if self._pid == os.getpid() else None
 
     def start(self) -> Child:
-        """Starts the child, if none runs, and does not wait for it. Raises StorageError."""
+        """Starts the child unless it runs, without waiting for it. Raises StorageError."""
         if self.child is None:
             import atexit
 
@@ -294,23 +295,23 @@ class Service:
         return self._child
 
     def ask(self, request: object) -> JsonObject:
-        """The answer. Raises ChildDiedError, StorageError."""
+        """Sends a request and returns the answer. Raises ChildDiedError, StorageError."""
         text = json.dumps(request, default=str)
         seconds = self._seconds + self._byte_seconds * len(text)
         with self.lock:
             try:
                 return self.start().ask_in_text(text, seconds * (_SLACK if has_limits() else 1))
-            except BaseException as error:  # what it still says belongs to no other request
+            except BaseException as error:  # what it still sends belongs to no other request
                 self.close()
                 if isinstance(error, ChildDiedError):
                     error.seconds = seconds
                 raise
 
     def value(self, request: object, task: str, *, path: PathLike | None = None, hint: str | None = None) -> Any:
-        """The value that the child answers with.
+        """Sends a request and returns the value in the answer.
 
-        Raises the error that it answers with instead, and LimitError if it dies or takes too much time or memory for
-        the `task` ("reading the pickle"); StorageError.
+        Raises the error that the child answers with, LimitError if it dies or exceeds its time or memory during `task`
+        ("reading the pickle"), and StorageError.
         """
         try:
             answer: dict[str, Any] = self.ask(request)
@@ -330,13 +331,13 @@ class Service:
         return f"{task} failed: its process {death}" + (f": {line}" if line else "")
 
     def close(self) -> None:
-        """Ends the child."""
+        """Kills the child."""
         if (child := self.child) is not None:
             self._child = None
             child.close()
 
 
 def last_line(log: str) -> str:
-    """The last words of a child, on one line."""
+    """The last non-empty line of a child's log."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return lines[-1][:_LAST_LINE] if lines else ""

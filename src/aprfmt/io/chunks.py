@@ -1,11 +1,11 @@
-"""Chunks of files that lie elsewhere, kept on this disk within a limit.
+"""Chunks of remote files, cached on this disk within a size limit.
 
 FOLDER/DIGEST/00000       the first CHUNK_BYTES of the file with that digest, complete
-FOLDER/DIGEST/00001.part  the next ones, as far as they came
+FOLDER/DIGEST/00001.part  the next chunk, downloaded in part
 FOLDER/.lock              held by the process that uses the folder
 
-FOLDER belongs to this user alone; names of another form in it are left alone. Another process makes a folder of its own
-beside it, under a temporary name.
+FOLDER belongs to this user; other names in it are left alone. A second process creates a folder of its own next to it,
+under a temporary name.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from aprfmt.types import PathLike
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes fetch each for itself
+except ImportError:  # Windows: each of two processes downloads for itself
     fcntl = None  # type: ignore[assignment]
 
 LEAST_STORED_BYTES = 64 << 20
-"""The smallest limit on the disk that a store works with."""
+"""The smallest disk limit that a store works with."""
 
 _AHEAD = 3
 _FOLDER = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _NAME = re.compile(r"[0-9]{5,}(\.part)?")
-_KEPT_BYTES = 16 << 20  # files up to this size stay in the store after a conversion
+_KEPT_BYTES = 16 << 20  # files up to this size are kept after a conversion
 
 
 @dataclass(eq=False, slots=True)
 class _Chunk:
-    """A chunk that is in the store or on its way into it; `users` have read some of it."""
+    """A chunk in the store or being downloaded; `users` have read parts of it."""
 
     file: RemoteFile
     number: int
@@ -61,12 +61,12 @@ class _Chunk:
 
 
 class Store:
-    """Chunks of files on this disk, never more than `most_bytes` of them together.
+    """Chunks of files on this disk, at most `most_bytes` in all.
 
-    What was read, and hashed, goes first where room is needed, then what was not used for longest.
+    When space is needed, chunks that were read and hashed are evicted first, then the least recently used.
 
     Args:
-        folder: where they lie; another process that uses it keeps it, and this one takes a folder of its own.
+        folder: where the chunks are stored; if another process uses it, this one creates a folder of its own.
         most_bytes: the limit.
     """
 
@@ -102,7 +102,7 @@ class Store:
         return folder
 
     def close(self) -> None:
-        """Leaves the folder to others."""
+        """Releases the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -115,7 +115,7 @@ class Store:
             self._changed.notify_all()
 
     def read(self, file: RemoteFile, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer`; fetches the chunks that it takes. Raises AprError."""
+        """Fills `buffer`, downloading the chunks that it needs. Raises AprError."""
         file.is_read = True
         remote_file.traffic.used[file.address] = None
         done = 0
@@ -151,7 +151,7 @@ class Store:
                 self._changed.notify_all()
 
     def _wait_for(self, file: RemoteFile, number: int) -> _Chunk:
-        """The chunk, ready, with this thread among its readers."""
+        """Waits for a chunk and registers this thread as a reader."""
         with self._changed:
             chunk = self._chunks.get((file.digest, number)) or self._begin(file, number, wait=True)
             chunk.readers += 1
@@ -170,7 +170,7 @@ class Store:
             return chunk
 
     def adopt(self, files: Sequence[RemoteFile]) -> None:
-        """Takes over what an earlier run has left of `files`, as far as there is room; removes its other chunks."""
+        """Adopts what an earlier run has left of `files`, as far as space allows; removes its other chunks."""
         known = {file.digest: file for file in files}
         with self._changed, storage_errors(self.folder):
             for folder in sorted(self.folder.iterdir()):
@@ -197,7 +197,7 @@ class Store:
         return True
 
     def _begin(self, file: RemoteFile, number: int, *, wait: bool) -> _Chunk:
-        """Starts to fetch a chunk when there is room; without `wait` only in place of what was used up."""
+        """Starts a download when there is space; without `wait` only in place of a chunk that was used up."""
         n_bytes = file.chunk_bytes(number)
         chunk = _Chunk(file, number, n_bytes, self.folder / file.digest / f"{number:05}", tick=self._tick)
         own = chunk.path.with_suffix(".part")
@@ -238,7 +238,7 @@ class Store:
             chunk.path.unlink()
 
     def _fetch(self, chunk: _Chunk) -> None:
-        """Fetches a chunk behind what an earlier run has left of it, and takes the digest as far as it goes."""
+        """Downloads a chunk, continuing what an earlier run has left, and hashes as far as chunks are in order."""
         error: BaseException | None = None
         try:
             self._write(chunk)
@@ -257,7 +257,7 @@ class Store:
                     self._used += self._parts[part]
             self._changed.notify_all()
         if error is None:
-            with suppress(ChecksumError, OSError):  # `verify` says so again
+            with suppress(ChecksumError, OSError):  # `verify` reports it again
                 chunk.file.hash_chunks(lambda number: self._open(chunk.file, number))
                 with self._changed:
                     self._changed.notify_all()
@@ -297,9 +297,9 @@ class Store:
             return os.open(chunk.path, os.O_RDONLY)
 
     def verify(self, file: RemoteFile) -> None:
-        """Compares a file of which weights were read with its digest; fetches what is missing of it.
+        """Compares a file whose weights were read with its digest, downloading what is missing.
 
-        Raises ChecksumError; nothing of the file is kept then.
+        Raises ChecksumError; the file is then removed from the store.
         """
         try:
             file.hash_chunks(lambda number: self._open(file, number))
@@ -316,7 +316,7 @@ class Store:
             raise
 
     def clear(self, files: Sequence[RemoteFile] | None = None) -> None:
-        """Removes what is kept of `files`, by default of all that have more than one chunk."""
+        """Removes the chunks of `files`, by default of all files with more than one chunk."""
         with self._changed:
             for chunk in [*self._chunks.values()]:
                 wanted = chunk.file.size > _KEPT_BYTES if files is None else chunk.file in files
@@ -327,12 +327,12 @@ class Store:
 
 
 def is_kept_file(path: Path) -> bool:
-    """Whether a path in the folder of a store is where chunks of a file lie."""
+    """Whether a path in the folder of a store is one where chunks are kept."""
     return _FOLDER.fullmatch(path.name) is not None and stat.S_ISDIR(path.lstat().st_mode)
 
 
 def _is_spent(chunk: _Chunk) -> bool:
-    """Whether all of it was read, and hashed: a conversion reads each byte once, but for a header."""
+    """Whether the chunk was fully read and hashed: a conversion reads each byte once, except headers."""
     least = chunk.n_bytes if chunk.number else chunk.n_bytes - chunk.n_bytes // 8
     return chunk.used >= least and chunk.number < chunk.file.hashed
 

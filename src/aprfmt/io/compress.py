@@ -1,7 +1,7 @@
-"""zstd and LZ4 with a cap on what comes out. The libraries are imported on first use.
+"""zstd and LZ4 with a limit on the decompressed size. The libraries are imported on first use.
 
-What is unpacked stays in memory up to MAX_IMAGE_IN_MEMORY. Beyond that it goes to a file without a name among the
-system's temporary files, which is gone when it is closed, also by the death of the process.
+Decompressed data stays in memory up to MAX_IMAGE_IN_MEMORY. Larger data goes to an unnamed temporary file, which
+disappears when it is closed or the process dies.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from aprfmt.io.source import Buffer, Source
 from aprfmt.io.temporary import temporary_place
 from aprfmt.limits import MAX_IMAGE_AHEAD, MAX_IMAGE_IN_MEMORY, MAX_IMAGE_RATIO, MAX_LZ4_BYTES, MAX_UNCOMPRESSED_BYTES
 
-# A block of a zstd frame takes at least 4 bytes and gives at most 128 KiB: 512 bytes of input give at most 16
-# MiB, which is how far the output can run past the cap before it is looked at.
+# A block of a zstd frame takes at least 4 bytes and yields at most 128 KiB, so 512 bytes of input yield at most
+# 16 MiB: that is how far the output can overshoot the limit before it is checked.
 _ZSTD_STEP = 512
 _READ_BYTES = 1 << 20
 _LZ4_MAX_RATIO = 255
 _LZ4_SLACK = 16
-# An empty frame takes 9 bytes and some microseconds.
+# An empty frame takes 9 bytes and a few microseconds.
 _MOST_FRAMES = 1 << 16
 
 
 class Packed(NamedTuple):
-    """Compressed data within a file, read as far as they are needed."""
+    """Compressed data within a file, read as far as needed."""
 
     source: Source
     start: int
@@ -48,7 +48,7 @@ def packed(data: Buffer, path: str) -> Packed:
 
 
 def _cap_of(n_packed: int, cap: int) -> int:
-    """`cap`, or less where so little data cannot be what was packed."""
+    """`cap`, or a smaller limit that no compression ratio can exceed for so little data."""
     return min(cap, MAX_IMAGE_RATIO * n_packed + MAX_IMAGE_AHEAD)
 
 
@@ -58,11 +58,11 @@ def _check_cap(n_bytes: int, cap: int, path: str) -> None:
 
 
 class _Image:
-    """What is unpacked, behind `head`. `source` hands it over; else it is discarded at the end of the block."""
+    """Decompressed data after `head`. `source` hands it over; otherwise it is discarded at the end of the block."""
 
     def __init__(self, path: str, head: bytes) -> None:
         self._path = path
-        self._memory = io.BytesIO()  # whose value is no copy
+        self._memory = io.BytesIO()  # whose value is not a copy
         self._memory.write(head)
         self._file: IO[bytes] | None = None
         self._n_head = len(head)
@@ -97,7 +97,7 @@ class _Image:
                 data = data[self._file.write(data) :]
 
     def source(self) -> Source:
-        """All of it, to be read. The caller closes it."""
+        """Returns all of it as a source. The caller closes it."""
         if self._file is None:
             return Source.from_bytes(self._memory.getvalue(), self._path)
         with _scratch_errors():
@@ -107,7 +107,7 @@ class _Image:
 
 @contextmanager
 def _scratch_errors() -> Iterator[None]:
-    """Raises StorageError that names the folder of temporary files."""
+    """Turns OSErrors into StorageErrors that name the temporary folder."""
     place = temporary_place()
     try:
         with storage_errors(place):
@@ -118,10 +118,10 @@ def _scratch_errors() -> Iterator[None]:
 
 
 def unzstd(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"") -> Source:
-    """The content of one or more zstd frames laid end to end, behind `head`. The caller closes it.
+    """Decompresses one or more concatenated zstd frames, after `head`. The caller closes the source.
 
-    Raises CorruptError for what is not zstd, TruncatedError where a frame ends early, LimitError beyond `cap`, for
-    much more than was read of `data` and for frames without end; StorageError where the scratch file has no room.
+    Raises CorruptError if the data is not zstd, TruncatedError if a frame ends early, LimitError beyond `cap`, beyond a
+    plausible ratio or for endless frames; StorageError if the temporary file does not fit on the disk.
     """
     import zstandard
 
@@ -159,11 +159,12 @@ def _steps(data: Packed) -> Iterator[bytes]:
 
 
 def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"") -> Source:
-    """The content of a size-prepended LZ4 block (u32 length, then the block), behind `head`. The caller closes it.
+    """Decompresses a size-prepended LZ4 block (u32 length, then the block), after `head`. The caller closes the source.
 
-    Raises CorruptError where it does not unpack to exactly that length, LimitError beyond `cap` bytes and where it
-    takes more than MAX_LZ4_BYTES to unpack it; StorageError where the scratch file has no room. Sizes that do
-    not fit each other are refused before the block is read.
+    Raises CorruptError unless it decompresses to exactly that length, LimitError beyond `cap` bytes or MAX_LZ4_BYTES of
+    memory; StorageError if the temporary file does not fit on the disk. Sizes that contradict each other are refused
+    before
+    the block is read.
     """
     from lz4 import block
 
@@ -174,7 +175,7 @@ def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"")
     _check_cap(n_bytes, _cap_of(data.n_bytes, cap), path)
     if n_bytes > _LZ4_MAX_RATIO * n_packed or n_packed > n_bytes + n_bytes // _LZ4_MAX_RATIO + _LZ4_SLACK:
         raise CorruptError(f"{n_packed} bytes of LZ4 cannot decompress to {n_bytes}", path=path)
-    if (needed := n_packed + 2 * n_bytes) > MAX_LZ4_BYTES:  # the library copies what it has unpacked
+    if (needed := n_packed + 2 * n_bytes) > MAX_LZ4_BYTES:  # the library copies its output
         raise LimitError(
             f"decompressing an LZ4 block of {n_packed} bytes to {n_bytes} needs {needed} bytes of memory; the limit is "
             f"{MAX_LZ4_BYTES}",
@@ -193,14 +194,14 @@ def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"")
 
 
 def zstd(data: Buffer, level: int) -> bytes:
-    """`data` as one zstd frame."""
+    """Compresses `data` into one zstd frame."""
     import zstandard
 
     return zstandard.ZstdCompressor(level=level).compress(data)
 
 
 def lz4(data: Buffer) -> bytes:
-    """`data` as a size-prepended LZ4 block."""
+    """Compresses `data` into a size-prepended LZ4 block."""
     from lz4 import block
 
     packed: bytes = block.compress(data, store_size=True)

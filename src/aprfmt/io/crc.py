@@ -1,7 +1,7 @@
-"""CRC-32 (IEEE 802.3, the one of zlib): isal when it is installed, else zlib; equal values.
+"""CRC-32 (IEEE 802.3, as in zlib): isal if installed, else zlib; same values.
 
-A file that is read anyway is not read once more for its checksum: a `ReadChecksum` takes the CRC of each piece while it
-is in the cache, and `crc32_of_range` reads only what is missing between the pieces.
+A file that is read anyway is not read again for its checksum: a `ReadChecksum` computes the CRC of each range while it
+is in the cache, and `crc32_of_range` reads only the gaps.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ except ImportError:
     pass
 
 _POLYNOMIAL = 0xEDB88320
-_ONE = 1 << 31  # the polynomial 1: the lowest power stands in the highest bit
+_ONE = 1 << 31  # the polynomial 1: the lowest power is the highest bit
 
 _PART_BYTES = 8 << 20
-_BUFFER_BYTES = 512 << 10  # stays in the cache
-_LEAST_BYTES = 16 << 10  # to read fewer bytes again takes no longer than to note them
+_BUFFER_BYTES = 512 << 10  # fits the cache
+_LEAST_BYTES = 16 << 10  # rereading fewer bytes is as fast as recording them
 _MOST_PIECES = 4096
-_JOINED_BYTES = 16 << 20  # a piece that reaches beyond a range is read again
-_MOST_THREADS = 4  # two or three take all of the memory's speed
+_JOINED_BYTES = 16 << 20  # a range that extends beyond the requested one is read again
+_MOST_THREADS = 4  # two or three saturate the memory bandwidth
 
 
 def crc32_of(*parts: Buffer) -> int:
-    """CRC-32 of the parts laid end to end."""
+    """CRC-32 of the concatenated parts."""
     value = 0
     for part in parts:
         value = crc32(part, value)
@@ -49,10 +49,10 @@ _last = threading.local()
 
 
 def crc32_after(value: int, data: Buffer) -> int:
-    """crc32(data, value), without a second look at bytes that this thread has just taken it of."""
+    """crc32(data, value), reusing the CRC if this thread has just computed it for the same bytes."""
     if type(data) is not bytes or len(data) < _LEAST_BYTES:
         return crc32(data, value)
-    if getattr(_last, "data", None) is not data:  # held, so that nothing else can stand in its place
+    if getattr(_last, "data", None) is not data:  # keeps the object alive, so that its id cannot be reused
         _last.data, _last.crc = data, crc32(data)
     return combine(value, _last.crc, len(data))
 
@@ -66,9 +66,9 @@ class CrcRange(NamedTuple):
 
 
 class ReadChecksum:
-    """The CRC-32 of what was read of a file, by place. Several threads may add to it.
+    """CRC-32 of the ranges of a file that were read. Thread-safe.
 
-    Reads under _LEAST_BYTES are not worth their place, and of overlapping ones only the first counts.
+    Reads under _LEAST_BYTES are not recorded; of overlapping reads only the first counts.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class ReadChecksum:
         self._lock = threading.Lock()
 
     def add(self, start: int, data: Buffer) -> None:
-        """Notes that `data` stands at `start`."""
+        """Records that `data` was read at `start`."""
         if len(data) < _LEAST_BYTES:
             return
         piece = CrcRange(start, start + len(data), crc32_after(0, data))
@@ -88,16 +88,16 @@ class ReadChecksum:
                 self._most = max(_MOST_PIECES, 2 * len(self._pieces))
 
     def close(self) -> None:
-        """Keeps what it has."""
+        """Stops recording."""
 
     def inside(self, start: int, end: int) -> list[CrcRange]:
-        """The pieces inside [start, end), in order and apart from each other."""
+        """The recorded ranges inside [start, end), in order, without overlaps."""
         with self._lock:
             return [p for p in _joined(self._pieces, 0) if start <= p.start and p.end <= end]
 
 
 def _joined(pieces: list[CrcRange], most_bytes: float = math.inf) -> list[CrcRange]:
-    """The same in order, neighbours as one of up to `most_bytes`; what overlaps an earlier piece is left out."""
+    """Sorts the ranges and joins neighbours up to `most_bytes`; drops ranges that overlap an earlier one."""
     out: list[CrcRange] = []
     for piece in sorted(pieces):
         last = out[-1] if out else None
@@ -111,10 +111,10 @@ def _joined(pieces: list[CrcRange], most_bytes: float = math.inf) -> list[CrcRan
 
 
 def crc32_of_range(source: Source, start: int, end: int) -> int:
-    """CRC-32 of the bytes [start, end) of a file, several parts at a time. Raises TruncatedError, StorageError.
+    """CRC-32 of the bytes [start, end) of a file, computed by several threads. Raises TruncatedError, StorageError.
 
-    What the source has a record of is not read again. The rest is read through small buffers instead of mapping the
-    file: resident memory stays small, and a file that is cut short meanwhile is an error and no signal.
+    Ranges that the source has recorded are not read again. The rest is read through small buffers instead of a mapping:
+    resident memory stays small, and a truncated file raises an error instead of a signal.
     """
     known = source.record.inside(start, end) if isinstance(source.record, ReadChecksum) else []
     bounds = [CrcRange(start, start, 0), *known, CrcRange(end, end, 0)]
@@ -127,7 +127,7 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
     values, errors = [0] * len(parts), list[BaseException]()
 
     def work(first: int) -> None:
-        """Every n-th part, through one buffer that stays in the cache; an error ends all threads."""
+        """Processes every n-th part through one buffer that stays in the cache; an error stops all threads."""
         buffer = memoryview(bytearray(min(_BUFFER_BYTES, end - start)))
         try:
             for number in range(first, len(parts), n_threads):
@@ -138,7 +138,7 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
                     view = buffer[: part.stop - at]
                     source.read_into(at, view)
                     values[number] = crc32(view, values[number])
-        except BaseException as error:  # Ctrl-C too: the other threads must not go on
+        except BaseException as error:  # Ctrl-C too: stop the other threads
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(n,), name="apr-crc") for n in range(1, n_threads)]
@@ -155,9 +155,9 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
 
 
 def combine(first: int, second: int, n_bytes: int) -> int:
-    """CRC-32 of two parts laid end to end, from their own; the second part has `n_bytes` bytes.
+    """CRC-32 of two concatenated parts from their CRCs; the second part has `n_bytes` bytes.
 
-    A CRC is the rest of a polynomial over GF(2) modulo the CRC's; bytes that follow multiply it by x^(8 n).
+    A CRC is a remainder modulo a polynomial over GF(2); appending n bytes multiplies it by x^(8 n).
     """
     return _product(_shift(n_bytes), first) ^ second
 
@@ -175,7 +175,7 @@ def _product(a: int, b: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _shift(n_bytes: int) -> int:
-    """x^(8 n) modulo the CRC's polynomial, by repeated squaring."""
+    """x^(8 n) modulo the CRC polynomial, by repeated squaring."""
     out, square = _ONE, _ONE >> 8
     while n_bytes:
         if n_bytes & 1:

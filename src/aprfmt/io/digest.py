@@ -1,7 +1,8 @@
-"""What tells that a file is the one that was imported: its CRC-32, or its BLAKE3, of bytes that move anyway.
+"""Digests that identify an imported file: its CRC-32 or its BLAKE3, computed from bytes that are moved anyway.
 
-A CRC costs next to nothing and finds accidents. BLAKE3 is made by threads, since it takes a quarter of the time of a
-copy.
+A CRC costs next to nothing and detects accidents. BLAKE3 is computed by threads, since it takes a quarter of the time
+of
+a copy.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ if TYPE_CHECKING:
 CRC32, BLAKE3 = "crc32", "blake3"
 
 KINDS = {CRC32: ("CRC-32", 8), BLAKE3: ("BLAKE3", 64)}
-"""What users call each kind of digest, and how many hexadecimal digits it has."""
+"""The user-facing name of each kind of digest, and its number of hexadecimal digits."""
 
 
 class Digest(NamedTuple):
-    """A digest of a file: a kind of KINDS, and its value in hex."""
+    """A digest of a file: one of KINDS, and its value in hex."""
 
     kind: str
     value: str
 
 
-_BUFFER_BYTES = 512 << 10  # stays in the cache
+_BUFFER_BYTES = 512 << 10  # fits the cache
 _QUEUE_LENGTH = 4
 
 
 def new_hash() -> blake3:
-    """An empty BLAKE3."""
+    """An empty BLAKE3 hash."""
     from blake3 import blake3
 
     return blake3()
 
 
 def digest_of(kind: str, parts: Iterable[Buffer]) -> Digest:
-    """The digest of parts laid end to end."""
+    """The digest of the concatenated parts."""
     if kind == CRC32:
         value = 0
         for part in parts:
@@ -62,12 +63,12 @@ def crc_digest(value: int) -> Digest:
 
 
 def altered(name: str, kind: str) -> str:
-    """What is wrong with a restored file whose digest of that kind does not fit."""
+    """The error text for a restored file whose digest of that kind differs."""
     return f"{name} would differ from the imported file: its {KINDS[kind][0]} differs"
 
 
 class StreamDigest:
-    """BLAKE3 of buffers that are handed over in order and stay as they are; use it in a `with` block."""
+    """BLAKE3 of buffers that are added in order and not modified; use it in a `with` block."""
 
     def __init__(self) -> None:
         self._hash = new_hash()
@@ -79,7 +80,7 @@ class StreamDigest:
             self._hash.update(data)
 
     def add(self, data: Buffer) -> None:
-        """Takes the next bytes; waits where many are left to do."""
+        """Adds the next bytes; blocks while many are pending."""
         self._queue.put(data)
 
     def __enter__(self) -> StreamDigest:
@@ -91,23 +92,23 @@ class StreamDigest:
         self._thread.join()
 
     def digest(self) -> Digest:
-        """The digest, after the block."""
+        """The digest; call it after the block."""
         return Digest(BLAKE3, self._hash.hexdigest())
 
 
 class PendingDigest(Protocol):
-    """A digest of a file that is known when all of it was read; the record of its source.
+    """A digest that is known once the whole file was read; it records the reads of its source.
 
     Attributes:
         kind: of KINDS.
-        stand_in: a text of the digest's length that nobody can foresee, for the place where it will stand.
+        stand_in: a random text of the digest's length that is patched later.
     """
 
     kind: ClassVar[str]
     stand_in: str
 
     def digest(self) -> Digest:
-        """The digest of the whole file; what was not read yet is read now. Raises as Source.read_into."""
+        """The digest of the whole file; reads what was not read yet. Raises as Source.read_into."""
         ...
 
 
@@ -116,14 +117,14 @@ def _placeholder(kind: str) -> str:
 
 
 def follow(kind: str, sources: Sequence[Source]) -> list[PendingDigest]:
-    """Takes the digest of each file while it is read."""
+    """Starts computing the digest of each file while it is read."""
     if kind == BLAKE3:
         return list(Follower(sources).trails)
     return [PendingCrc(source) for source in sources]
 
 
 class PendingCrc(ReadChecksum):
-    """The CRC-32 of what was read of a file, and in the end of all of it."""
+    """The CRC-32 of the parts of a file that were read, and finally of the whole file."""
 
     kind: ClassVar[str] = CRC32
 
@@ -134,13 +135,13 @@ class PendingCrc(ReadChecksum):
         source.record = self
 
     def digest(self) -> Digest:
-        """The digest of the whole file; what was not read yet is read now. Raises as Source.read_into."""
+        """The digest of the whole file; reads what was not read yet. Raises as Source.read_into."""
         return crc_digest(crc32_of_range(self._source, 0, self._source.size))
 
 
 @dataclass(eq=False, slots=True)
 class ProgressiveDigest:
-    """How far a file was read, and how far its BLAKE3 has come behind that."""
+    """Tracks how far a file was read and how far it was hashed."""
 
     kind: ClassVar[str] = BLAKE3
     source: Source
@@ -151,25 +152,25 @@ class ProgressiveDigest:
     done: int = 0
 
     def add(self, start: int, data: Buffer) -> None:
-        """Notes that the bytes from `start` were read."""
+        """Records that the bytes from `start` were read."""
         if start + len(data) > self.reached:
             self.reached = start + len(data)
             self.follower.wake()
 
     def digest(self) -> Digest:
-        """The digest of the whole file; what was not read yet is read now. Raises as Source.read_into."""
+        """The digest of the whole file; reads what was not read yet. Raises as Source.read_into."""
         self.follower.finish()
         return Digest(BLAKE3, self.hash.hexdigest())
 
     def close(self) -> None:
-        """Ends the work without a result."""
+        """Stops without a result."""
         self.follower.stop()
 
 
 class Follower:
-    """Makes the BLAKE3 of files that are read anyway: a thread goes through each behind those who read it.
+    """Computes the BLAKE3 of files that are read anyway, in a thread that follows their readers.
 
-    It reads what they have read before, so the bytes come out of the page cache and the disk has no more to do.
+    It rereads what they have read, so the bytes come from the page cache.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -183,13 +184,13 @@ class Follower:
         self._lock = threading.Lock()
 
     def wake(self) -> None:
-        """There is more to do."""
+        """Signals that there is more to hash."""
         self._news.set()
         if self._thread is None:
             self._start()
 
     def finish(self) -> None:
-        """Waits until all files are done."""
+        """Waits until all files are hashed."""
         self._is_over = True
         self._start()
         self._news.set()
@@ -199,7 +200,7 @@ class Follower:
             raise self._error
 
     def stop(self) -> None:
-        """Ends the thread as soon as can be."""
+        """Stops the thread as soon as possible."""
         self._is_stopped = self._is_over = True
         self._news.set()
         if self._thread is not None:

@@ -1,7 +1,7 @@
-"""What a failed download leaves under a model's name: Git LFS pointers, error pages, archives, unfinished files.
+"""Detects failed downloads: Git LFS pointers, error pages, archives, unfinished files under a model's name.
 
-Nothing here decides whether a file can be read. Readers refuse it first; `explained` then looks at the file again and
-says what it is and how to get the real one.
+Nothing here decides whether a file can be read. Readers refuse it first; `explained` then looks at the file again, says
+what it is and how to get the real one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SIZE = re.compile(rb"^(?:size |filesize = )(\d{1,15})\s*$", re.MULTILINE)
 _TITLE = re.compile(r"<(title|message)>\s*([^<]{1,120}?)\s*</", re.IGNORECASE)
 
 _PARTIAL = (".incomplete", ".part", ".partial", ".crdownload", ".download", ".opdownload", ".aria2")
-"""How programs name a download until it is complete."""
+"""Suffixes of downloads in progress."""
 
 _CONTROL = ".aria2"
-"""What aria2c keeps beside a download and removes at its end; the download has its full size from the start."""
+"""aria2c's control file next to a download: removed at the end; the download has its full size from the start."""
 
 _ZIP, _PICKLES = b"PK\x03\x04", (".bin", ".pt", ".pth")
-"""torch.save writes zip archives, so that a zip archive of this name is one of PyTorch that is damaged."""
+"""torch.save writes zip archives: a zip archive with this suffix is a damaged PyTorch file."""
 
 _ARCHIVES = (
     (0, _ZIP, "a zip archive", "unzip"),
@@ -50,14 +50,16 @@ _ARCHIVES = (
     (0, b"Rar!", "a RAR archive", "unrar x"),
     (257, b"ustar", "a tar archive", "tar -xf"),
 )
-"""Offset, magic, what it is, the program that unpacks it."""
+"""Offset, magic, name of the format, program that unpacks it."""
 
 _AGAIN = "download it again: hf download REPO FILE, or curl -fL -o FILE URL, which fails instead of saving a page"
 
 
 @contextmanager
 def explained(path: PathLike) -> Iterator[None]:
-    """Raises a CorruptError or UnknownFormatError of the block as what a failed download explains, if one does."""
+    """Replaces a CorruptError or UnknownFormatError of the block by an error about the failed download that caused it,
+    if any.
+    """
     try:
         yield
     except ChangedError:
@@ -78,7 +80,7 @@ def check_complete(path: str) -> None:
 
 
 def cut_short(size: int, expected: int, path: PathLike, tensor: str | None = None, *, least: bool = False) -> AprError:
-    """What to raise for a file of `size` bytes that should have `expected`, or with `least` at least as many."""
+    """The error for a file of `size` bytes that should have `expected`, or at least `least`."""
     return TruncatedError(
         f"the file is cut short: {'at least ' * least}{expected - size:,} of its {expected:,} bytes are missing",
         path=path,
@@ -88,7 +90,7 @@ def cut_short(size: int, expected: int, path: PathLike, tensor: str | None = Non
 
 
 def check_no_pointer(head: bytes, path: PathLike, size: int) -> None:
-    """Raises UnknownFormatError if the file of `size` bytes that begins with `head` is a Git LFS or Xet pointer."""
+    """Raises UnknownFormatError if `head`, of a file of `size` bytes, is that of a Git LFS or Xet pointer."""
     if (found := _pointer(head, size, os.fspath(path))) is not None:
         raise found
 
@@ -144,13 +146,13 @@ def _pointer(head: bytes, size: int, path: str) -> AprError | None:
 
 
 def _pointed_bytes(head: bytes) -> int:
-    """The size of the file that a pointer stands for."""
+    """The size of the file that a pointer refers to."""
     match = _SIZE.search(head)
     return int(match[1]) if match else 0
 
 
 def _pointers_in(folder: str) -> list[int]:
-    """The sizes of the files that the Git LFS pointers in a folder stand for."""
+    """The sizes of the files that the Git LFS pointers in a folder refer to."""
     found = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -162,7 +164,7 @@ def _pointers_in(folder: str) -> list[int]:
 
 
 def _page(source: Source, head: bytes) -> AprError | None:
-    """A server's answer that was saved instead of the file: HTML, XML, JSON, or a line of text."""
+    """Detects a server response that was saved instead of the file: HTML, XML, JSON or a line of text."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     answer = head.decode("utf-8", "replace")
     if text[:16].lower().startswith(_PAGES):
@@ -188,7 +190,7 @@ def _is_text(answer: str) -> bool:
 
 
 def _error_in(raw: bytes) -> str:
-    """The error that a server's JSON object reports, "" for another object or no JSON."""
+    """The error in a server's JSON object; "" if it has none or is not JSON."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):

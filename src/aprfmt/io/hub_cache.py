@@ -1,11 +1,11 @@
-"""Files in huggingface_hub's cache, verified: nothing gets a digest's name there before its bytes have that digest.
+"""Verified files in huggingface_hub's cache: a blob gets its digest's name only after its bytes were hashed.
 
 <cache>/models--org--repo/blobs/<digest>              SHA-256 of an LFS file, git's SHA-1 of any other
 <cache>/models--org--repo/snapshots/<commit>/<name>   link to the blob
 $APR_CACHE/hub/verified/<digest>                      device, inode, size and times of a file that had this digest
 
-Other programs fill this cache, too, and do not check what they fetch. Therefore a file that is read from it is hashed
-once, and again after a week or when its record no longer fits: nobody can write to a file and keep its time of change.
+Other programs fill this cache too and do not verify what they download. So a file from the cache is hashed once, and
+again after a week or when its record no longer matches: nobody can modify a file and keep its ctime.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from aprfmt.io.source import Source, register_remote
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes may fetch the same file, and the later one stays
+except ImportError:  # Windows: two processes may download the same file; the later one wins
     fcntl = None  # type: ignore[assignment]
 
 Progress = Callable[[int], object]
-"""Called with the number of bytes that came."""
+"""Called with the number of bytes received."""
 
 _RECORD_S = 7 * 24 * 3600.0
 _AHEAD = 3
@@ -47,19 +47,19 @@ _stated: dict[str, str] = {}
 
 
 class CachedSource(Source):
-    """A file of the cache; `check_unchanged` for an output verifies it."""
+    """A file of the cache; `check_unchanged` verifies it when it decides on an output."""
 
     def check_unchanged(self, *, digest: bool = False) -> None:
-        """As Source.check_unchanged; with `digest` raises ChecksumError where the bytes have another digest."""
+        """Like Source.check_unchanged; with `digest` raises ChecksumError if the bytes have another digest."""
         super().check_unchanged()
         if digest:
             verify(self.path)
 
 
 def register(snapshot: Path, is_text: Callable[[str], bool]) -> None:
-    """Makes Source.open verify the files of a snapshot: texts when they are opened, others before an output is named.
+    """Makes Source.open verify the files of a snapshot: texts when opened, others before an output is published.
 
-    A file that is not a link to a blob was put there by hand, and has no digest.
+    A file that is not a link to a blob was added by hand and has no digest.
     """
     for where, _, names in os.walk(snapshot):
         for name in names:
@@ -78,12 +78,12 @@ def _open(path: str, is_text: bool) -> Source:
 
 
 def is_digest(value: object) -> bool:
-    """Whether it is a SHA-1 or SHA-256 in hex."""
+    """Whether `text` is a SHA-1 or SHA-256 in hex."""
     return isinstance(value, str) and len(value) in (40, 64) and not set(value) - set("0123456789abcdef")
 
 
 def verify(path: str) -> None:
-    """Compares a file of a registered snapshot with its digest; any other path passes.
+    """Compares a file of a registered snapshot with its digest; accepts any other path.
 
     Raises ChecksumError, StorageError.
     """
@@ -119,7 +119,7 @@ def _stamp(info: os.stat_result) -> list[int]:
 
 
 def _recorded(digest: str) -> list[int] | None:
-    """What was noted of the file that was found to have the digest; None for nothing that can be trusted."""
+    """The recorded identity of the verified file; None if it cannot be trusted."""
     with suppress(OSError, ValueError):
         fd = os.open(cache_home() / "hub" / "verified" / digest, os.O_RDONLY | _NO_FOLLOW)
         with open(fd, "rb") as file:
@@ -132,7 +132,7 @@ def _recorded(digest: str) -> list[int] | None:
 
 
 def _record(digest: str, stamp: list[int]) -> None:
-    """Notes that a file has its digest; without a cache that can be written it is hashed again the next time."""
+    """Records that a file has its digest; without a writable cache it is hashed again next time."""
     folder = cache_home() / "hub" / "verified"
     with suppress(OSError):
         own_folder(folder.parent)
@@ -149,10 +149,10 @@ def _record(digest: str, stamp: list[int]) -> None:
 def fetch(
     file: RemoteFile, cache: Path, repo: str, commit: str, progress: Callable[[int, int], Progress] | None = None
 ) -> Path:
-    """The path of a file of the hub in the cache, fetched where it is not there, and verified.
+    """The cache path of a hub file, downloaded if missing and verified.
 
-    `progress` gets the bytes of the file and those that are there. Raises AprError; ChecksumError for other bytes than
-    the hub lists.
+    `progress` gets the size of the file and the bytes already there. Raises AprError; ChecksumError if the bytes differ
+    from the hub's listing.
     """
     root = cache / ("models--" + repo.replace("/", "--"))
     blob, link = root / "blobs" / file.digest, root / "snapshots" / commit / file.name
@@ -180,7 +180,7 @@ def _link(target: str, link: Path, blob: Path) -> None:
 
 
 def _fetch(file: RemoteFile, blob: Path, progress: Callable[[int, int], Progress] | None) -> None:
-    """Fetches a file behind what an interrupted run has left, and names it when its digest is right."""
+    """Downloads a file, continuing an interrupted download, and names it once its digest is verified."""
     part = blob.with_name(f"{blob.name}.apr.incomplete")
     with _locked(part) as fd:
         if blob.is_file():  # another process was faster
@@ -214,7 +214,7 @@ def _fetch(file: RemoteFile, blob: Path, progress: Callable[[int, int], Progress
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The file, held by this process alone."""
+    """Opens and locks the file for this process."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, 0o666)
         try:
@@ -229,7 +229,7 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _in_order(file: RemoteFile, start: int) -> Iterator[bytes]:
-    """The file from `start` by chunks, several of which are fetched at once."""
+    """Yields the file from `start` in order; several chunks are downloaded at once."""
 
     def begin(at: int) -> queue.SimpleQueue[bytes | BaseException]:
         box: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""JSON as the reference reads and writes it: strict parsing, compact text, shortest digits for floats.
+"""JSON as the reference implementation reads and writes it: strict parsing, compact text, shortest digits for floats.
 
 Text rules: `"` and `\\` escaped, `\\b \\f \\n \\r \\t` short, other bytes below 0x20 as `\\u00xx`, all else
 raw UTF-8; keys of nested objects sorted by bytes; with a float written as d.ddd x 10^e, positional for -5 <=
@@ -32,11 +32,12 @@ _MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def loads(raw: Buffer) -> object:
-    """The value of a JSON text in UTF-8.
+    """Parses a JSON text in UTF-8.
 
-    Duplicate keys: the last wins. Integers beyond 64 bits become floats. Raises CorruptError, with the byte
-    offset, for anything RFC 8259 does not allow and for a byte-order mark, lone surrogates, NaN, numbers
-    beyond f64; LimitError for more than MAX_JSON_DEPTH levels or for more than MAX_PARSED_BYTES of memory.
+    Duplicate keys: the last wins. Integers beyond 64 bits become floats. Raises CorruptError with the byte offset for
+    anything that RFC 8259 forbids, and for a byte-order mark, lone surrogates, NaN and numbers beyond f64; LimitError
+    for
+    more than MAX_JSON_DEPTH levels or MAX_PARSED_BYTES of memory.
     """
     check_size(raw)
     try:
@@ -47,7 +48,7 @@ def loads(raw: Buffer) -> object:
         raise CorruptError("the JSON text begins with a byte-order mark", offset=0)
     if _MAYBE_SURROGATE.search(text):
         _check_surrogates(text)
-    # Hooks for numbers double the time of a vocabulary, and hardly a text has numbers that need them.
+    # Number hooks double the time for a vocabulary, and hardly any text needs them.
     if not _MINUS_ZERO.search(text):
         try:
             value = _decode(_PLAIN_DECODER, text)
@@ -60,7 +61,7 @@ def loads(raw: Buffer) -> object:
     return value
 
 
-# A list of strings or of integers, as `"key":[...]` in compact text; no such text stands within a string, where the
+# A list of strings or of integers, as `"key":[...]` in compact text. It cannot occur inside a string, where the
 # quotation mark before the colon would be escaped.
 _LIST = re.compile(rb'"([\w.]+)":\[(?=["\d-])')
 _INTEGERS = re.compile(rb"(?:(?:0|-?[1-9]\d{0,17}+),)*+(?:0|-?[1-9]\d{0,17}+)\]")
@@ -69,7 +70,7 @@ _FIRST = re.compile(rb'\[("(?:[^"\\]|\\.)*+"|[^,\]]+)')
 _ESCAPED = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ALL_BUT_CONTROLS = bytes(range(0x20, 0x100))
 _LONG = 1 << 16
-"""Bytes from which on a list is left unread."""
+"""Lists of at least this many bytes stay unparsed."""
 _ESCAPED_QUOTE = re.compile(rb"\\(.)")
 
 
@@ -77,7 +78,7 @@ _ESCAPED_KEY = re.compile(rb'\\u[0-9a-fA-F]{4}[^"\\]*"\s*:')
 
 
 class LongList:
-    """A list that was checked and not read: the strings of a vocabulary take longer than everything else of a file."""
+    """A list that was checked but not parsed: the strings of a vocabulary take longer than the rest of a file."""
 
     __slots__ = ("_raw",)
 
@@ -90,18 +91,18 @@ class LongList:
         return (self._raw.count(b'"') - _ESCAPED_QUOTE.findall(self._raw).count(b'"')) // 2
 
     def first(self) -> object:
-        """The first item."""
+        """The first item, parsed."""
         found = _FIRST.match(self._raw)
         assert found is not None
         return loads(found[1])
 
     def read(self) -> list[object]:
-        """All items."""
+        """All items, parsed."""
         return cast("list[object]", loads(self._raw))
 
 
 def loads_lazily(raw: bytes) -> object:
-    """As `loads`, but in an object at the top long lists of strings or integers are LongList."""
+    """Like `loads`, but long lists of strings or integers in the top-level object become LongList."""
     long, parts, at = dict[bytes, bytes](), list[bytes](), 0
     for key, start, end in _lists(raw):
         if end - start >= _LONG:
@@ -117,7 +118,7 @@ def loads_lazily(raw: bytes) -> object:
         for text in long.values():
             str(text, "utf-8")
     except (CorruptError, UnicodeDecodeError):
-        return loads(raw)  # which says where
+        return loads(raw)  # reports the offset
     lists = {key.decode(): LongList(text) for key, text in long.items()}
     is_at_top = isinstance(value, dict) and lists.keys() <= value.keys()
     if not is_at_top or any(map(_MAYBE_SURROGATE_BYTES.search, long.values())):
@@ -126,9 +127,9 @@ def loads_lazily(raw: bytes) -> object:
 
 
 def _lists(raw: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Lists of strings alone or of integers alone that have a key, where they begin and end.
+    """Start and end of lists under a key that hold only strings or only integers.
 
-    They are valid, but for their UTF-8 and for surrogates.
+    They are valid except for their UTF-8 and surrogates.
     """
     at = 0
     while found := _LIST.search(raw, at):
@@ -145,9 +146,9 @@ def _end_of_integers(raw: bytes, at: int) -> int | None:
 
 
 def _end_of_strings(raw: bytes, first: int) -> int | None:
-    """Behind the bracket of a list whose first string begins at `first`; None where it is not one of strings.
+    """The position after the bracket of a string list whose first string begins at `first`; None if it is another list.
 
-    From one backslash to the next, in which way nothing but quotation marks is looked for: twice as fast.
+    It jumps from backslash to backslash and looks only for quotation marks in between: twice as fast.
     """
     at, backslash = first, first
     while True:
@@ -166,10 +167,10 @@ def _end_of_strings(raw: bytes, first: int) -> int | None:
 
 
 def check_size(raw: Buffer) -> None:
-    """Raises LimitError for a JSON text that may take more than MAX_PARSED_BYTES when it is parsed.
+    """Raises LimitError for a JSON text that may need more than MAX_PARSED_BYTES when parsed.
 
-    The estimate is from above: the text once as it is and once decoded, an object for each comma and bracket (also for
-    those within strings), and a copy of strings so long that their number does not tell what they take.
+    The estimate is an upper bound: the text once encoded and once decoded, an object per comma and bracket (also inside
+    strings), and a copy of long strings.
     """
     if len(raw) <= _SURELY_SMALL:
         return
@@ -189,13 +190,13 @@ def check_size(raw: Buffer) -> None:
 _WIDE_ESCAPE = re.compile(rb"\\u(?!00)")
 _SURELY_SMALL = 1 << 20
 _BELOW_TWO, _BELOW_FOUR = bytes(range(0xC4)), bytes(range(0xF0))
-"""Bytes of UTF-8 with which Python stores a character of the text in one byte, or in at most two."""
+"""UTF-8 bytes that Python stores with one byte, or with at most two bytes, per character."""
 _OBJECT_BYTES = {b",": 72, b"[": 96, b"{": 240}
 _LONG_STRING_BYTES = 4 << 20
 
 
 def _has_long_string(data: bytes) -> bool:
-    """Whether there is a string, or a gap, of more than 2 * _LONG_STRING_BYTES; of half of that, it may be found."""
+    """Whether there may be a string, or a gap, longer than _LONG_STRING_BYTES; certain beyond twice that."""
     starts = range(0, len(data) - _LONG_STRING_BYTES, _LONG_STRING_BYTES)
     return any(data.find(b'"', start, start + _LONG_STRING_BYTES) < 0 for start in starts)
 
@@ -236,9 +237,7 @@ _PLAIN_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, sepa
 
 
 def _check_surrogates(text: str) -> None:
-    """Every escaped high surrogate must be followed at once by an escaped low one, and no low one stands
-    alone.
-    """
+    """Raises unless each escaped high surrogate is followed by an escaped low one, and no low one stands alone."""
     expected = -1
     for match in _ESCAPE.finditer(text):
         code = int(match[1], 16) if match[1] else 0
@@ -251,9 +250,9 @@ def _check_surrogates(text: str) -> None:
 
 
 def _check(value: Json) -> bool:
-    """Whether every number lies within 64-bit integers. Raises LimitError for deep nesting.
+    """Whether all numbers fit 64-bit integers. Raises LimitError for deep nesting.
 
-    Level by level and group by group: a vocabulary is one list, whose kinds of values a set tells at C speed.
+    It works level by level on groups of values: a set finds the types of a vocabulary at C speed.
     """
     in_range = True
     depth = -1
@@ -287,9 +286,9 @@ def _in_range(numbers: Collection[object]) -> bool:
 
 
 def dumps(value: object, _depth: int = 1) -> str:
-    """`value` as compact JSON text; mappings come out sorted by key.
+    """Serializes `value` as compact JSON; mappings are sorted by key.
 
-    Raises UsageError for what JSON cannot hold (other types, integers beyond 64 bits), LimitError for deep nesting.
+    Raises UsageError for what JSON cannot express (other types, integers beyond 64 bits), LimitError for deep nesting.
     """
     if value is None:
         text = "null"
@@ -309,7 +308,7 @@ def dumps(value: object, _depth: int = 1) -> str:
         keys = [key for key in value if isinstance(key, str)]
         if len(keys) < len(value):
             raise UsageError("the keys of a JSON object must be strings")
-        # Code point order of Python strings is the byte order of their UTF-8 forms.
+        # Code point order of Python strings equals byte order of their UTF-8 forms.
         items = (f"{quote(key)}:{dumps(value[key], _depth + 1)}" for key in sorted(keys))
         text = "{" + ",".join(items) + "}"
     elif isinstance(value, list | tuple):
@@ -322,7 +321,7 @@ def dumps(value: object, _depth: int = 1) -> str:
 
 
 def _is_plain(value: object, depth: int) -> bool:
-    """Whether a list or dict holds strings, integers, lists and dicts alone: json's own encoder then writes the same.
+    """Whether a list or dict contains only strings, integers, lists and dicts: json's own encoder then writes the same.
 
     Level by level, as in _check.
     """
@@ -353,21 +352,21 @@ def _texts(values: Sequence[object], depth: int) -> Iterable[str]:
 
 
 quote = json.encoder.encode_basestring
-"""A string as JSON text, non-ASCII characters raw."""
+"""Serializes a string as JSON, non-ASCII characters unescaped."""
 
 
 def int_text(value: int) -> str:
-    """An integer; raises UsageError outside -2^63 ... 2^64-1."""
+    """Serializes an integer; raises UsageError outside -2^63 ... 2^64-1."""
     if not INT_MIN <= value <= INT_MAX:
         raise UsageError(f"the integer {value} does not fit 64 bits")
     return str(value)
 
 
 def f64_text(value: float) -> str:
-    """Shortest digits that give the same f64."""
+    """The shortest digits that round-trip as f64."""
     if not math.isfinite(value):
         return "null"
-    text = float.__repr__(value)  # numpy's float64 is a float that spells itself differently
+    text = float.__repr__(value)  # numpy's float64 is a float with another repr
     if "e" not in text:  # Python is positional for -4 <= e <= 15, in the same form
         return text
     mantissa, _, exponent = text.partition("e")
@@ -375,7 +374,7 @@ def f64_text(value: float) -> str:
 
 
 def f32_text(value: float) -> str:
-    """Shortest digits that give the same f32 as `value` rounded to f32."""
+    """The shortest digits that round-trip as f32, for `value` rounded to f32."""
     value = to_f32(value)
     if not math.isfinite(value):
         return "null"

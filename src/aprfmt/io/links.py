@@ -1,4 +1,4 @@
-"""Symbolic links that lead out of a model's folder: what they lead to would become a part of what is made of it."""
+"""Symbolic links that lead out of a model's folder: their targets would become part of the output."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aprfmt.text import first_few
 from aprfmt.types import PathLike
 
 FOLLOW = "--follow-links"
-"""The option that takes them."""
+"""The option that accepts such links."""
 
 
 def check_links(folder: PathLike, paths: Iterable[PathLike]) -> None:
-    """Raises RefusedError for files of `folder` that links bring from outside.
+    """Raises RefusedError for files of `folder` that are links to outside.
 
-    A snapshot in the hub's cache (models--ORG--NAME/snapshots/COMMIT) is made of links into the `blobs` beside it.
+    A snapshot in the hub's cache (models--ORG--NAME/snapshots/COMMIT) consists of links into its sibling `blobs`.
     """
     if found := links_out(folder, paths):
         raise RefusedError(
@@ -28,14 +28,14 @@ def check_links(folder: PathLike, paths: Iterable[PathLike]) -> None:
 
 
 def links_out(folder: PathLike, paths: Iterable[PathLike]) -> list[str]:
-    """Those of `paths`, files of `folder`, that links bring from outside, each with where it is."""
+    """Those of `paths`, files of `folder`, that link to outside, each with its target."""
     return [f"{os.path.relpath(path, folder)!r} ({real})" for path, real in _outside(folder, paths)]
 
 
 def check_opened(folder: PathLike, paths: Iterable[PathLike], opened: Iterable[Source]) -> None:
     """The same for those of `paths` that were `opened`, whatever happened to them since.
 
-    Raises ChangedError, too, where a path leads to another file now.
+    Also raises ChangedError if a path now leads to another file.
     """
     own = {os.path.abspath(path) for path in paths}
     sources = {place: source for source in opened if (place := os.path.abspath(source.path)) in own}
@@ -48,7 +48,7 @@ def check_opened(folder: PathLike, paths: Iterable[PathLike], opened: Iterable[S
 
 
 def _outside(folder: PathLike, paths: Iterable[PathLike]) -> Iterator[tuple[PathLike, str]]:
-    """Those of `paths` that lie outside `folder`, and where."""
+    """Those of `paths` outside `folder`, and where they are."""
     roots = tuple(root + os.sep for root in _roots(os.path.realpath(folder)))
     for path in paths:
         real = os.path.realpath(path)

@@ -1,8 +1,9 @@
-"""Which names a model's package may give to files in a user's folder.
+"""File names that a model package may create in a user's folder.
 
-A package names the files that it gives back, and anybody may have written it. `findings` judges such names. Some are
-never written: paths that lead out of the folder, control characters, our own temporary names. Others are written only
-when the user allows it: names that other programs act on, and names that some file system takes for another file.
+A package names the files that it restores, and anybody may have written it. `findings` judges such names. Some are
+never
+written: paths out of the folder, control characters, our own temporary names. Others need the user's permission: names
+that other programs act on, and names that some file system confuses with another.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from aprfmt.text import CONTROLS, first_few
 from aprfmt.types import PathLike
 
 ALLOW = "--allow-names"
-"""The option that allows what may be allowed."""
+"""The option that permits risky names."""
 
 HARMLESS_HIDDEN = (".gitattributes", ".gitignore", ".gitkeep", ".keep")
-"""Hidden files of ordinary repositories. Git takes no commands from them: a filter or driver that .gitattributes names
-has to be defined in the user's own configuration."""
+"""Hidden files of ordinary repositories. Git takes no commands from them: a filter or driver named by .gitattributes
+must be
+defined in the user's own configuration.
+"""
 
 _ACTED_ON = {
     "pytest.ini": "pytest reads options and plugins from it",
@@ -35,7 +38,7 @@ _RUN = {
     "usercustomize": "Python runs it when it starts",
     "conftest": "pytest runs it",
 }
-"""Modules, whether they are a folder, source, bytecode or a library: conftest.cpython-312.pyc."""
+"""Python modules, as folder, source, bytecode or library: conftest.cpython-312.pyc."""
 
 _ACTED_ON_ENDINGS = dict.fromkeys(
     (".lnk", ".scf", ".url", ".desktop", ".library-ms", ".searchconnector-ms"),
@@ -48,16 +51,16 @@ _DEVICES = frozenset(
     )
 )
 _SHORT = re.compile(r"[^.]{1,6}~\d+(\.[^.]{0,3})?")
-"""A name that NTFS and FAT make for a longer one: GIT~1 is .git."""
+"""An 8.3 name of NTFS and FAT: GIT~1 is .git."""
 
 _TEMPORARY = re.compile(r"\..*\.tmp|\.switch|\.replaced", re.DOTALL)
-"""What io.temporary and io.switch call what is not complete."""
+"""Names that io.temporary and io.switch give to incomplete files."""
 
 _CONTROLS = re.compile(f"[{CONTROLS}]")
 
 
 class NameFinding(NamedTuple):
-    """What is wrong with a name; `is_final` where no option allows it."""
+    """A problem of a name; `is_final` if no option permits it."""
 
     name: str
     reason: str
@@ -68,15 +71,15 @@ class NameFinding(NamedTuple):
 
 
 def is_plain(name: str) -> bool:
-    """Whether the name is a relative path of plain parts, which stays inside its folder on every system."""
+    """Whether the name is a relative path of plain parts that stays inside its folder on every system."""
     return not any(part in ("", ".", "..") for part in name.split("/")) and not set(name) & set("\\\0")
 
 
 def findings(names: Iterable[str], kept: Iterable[str] = ()) -> list[NameFinding]:
-    """What is wrong with the relative paths `names`, which are to lie in one folder together.
+    """Problems of the relative paths `names`, which will be in one folder.
 
-    Each name has one finding at most. Of names that collide the first is right; `kept` come before all others, and are
-    not judged.
+    At most one finding per name. Of names that collide the first is right; `kept` precede all others and are not
+    judged.
     """
     names = list(names)
     places = {folded(name): name for name in kept}
@@ -101,7 +104,7 @@ def findings(names: Iterable[str], kept: Iterable[str] = ()) -> list[NameFinding
 
 
 def check(names: Iterable[str], path: PathLike, *, allowed: bool) -> None:
-    """Raises RefusedError, about the model at `path`, where files must not get these names."""
+    """Raises RefusedError, about the model at `path`, if files must not get these names."""
     found = [finding for finding in findings(names) if finding.is_final or not allowed]
     if found:
         may = all(not finding.is_final for finding in found)
@@ -115,7 +118,7 @@ def check(names: Iterable[str], path: PathLike, *, allowed: bool) -> None:
 
 
 def folded(name: str) -> str:
-    """The same text for all spellings that some file system takes for one name.
+    """A normal form: equal for all spellings that some file system treats as one name.
 
     NTFS and APFS ignore case, HFS+ and APFS the form of accents, HFS+ invisible characters, Windows trailing dots and
     spaces.
@@ -132,9 +135,9 @@ def _folders(place: str) -> Iterator[str]:
 
 
 def _heads_of_repositories(places: Collection[str]) -> set[str]:
-    """The `HEAD` of each folder that git takes for a repository, whose `config` names commands that it runs.
+    """The `HEAD` of each folder that git takes for a repository, whose `config` can name commands to run.
 
-    Git asks for `HEAD`, and for `objects` and `refs` beside it or where `commondir` says.
+    Git requires `HEAD`, and `objects` and `refs` in the same folder or where `commondir` points.
     """
     every = {*places, *(folder for place in places for folder in _folders(place))}
     heads = (place for place in places if place.rpartition("/")[2] == "head")
@@ -147,7 +150,7 @@ def _heads_of_repositories(places: Collection[str]) -> set[str]:
 
 
 def _unsafe(name: str) -> str | None:
-    """Why no file may ever get the name."""
+    """Why no file may ever have the name."""
     places = folded(name).split("/")
     if not is_plain(name) or not all(part.strip(". ") for part in places):
         return "not a plain relative path"
@@ -164,7 +167,7 @@ def _unsafe(name: str) -> str | None:
 
 
 def _acted_on(name: str) -> str | None:
-    """Why the name of a file may do more than name it, on some system."""
+    """Why a file of this name may have side effects on some system."""
     place = folded(name)
     parts = place.split("/")
     for part, own in zip(parts, name.split("/"), strict=True):

@@ -1,4 +1,4 @@
-"""Replaces a few bytes of a file where they lie: for edits of a header in front of gigabytes that stay."""
+"""Overwrites a few bytes of a file in place: for header edits in front of gigabytes that stay."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from aprfmt.types import PathLike
 
 
 def overwrite(path: PathLike, offset: int, data: Buffer) -> None:
-    """Writes `data` at byte `offset` of the file `path`, and waits until the disk has it.
+    """Writes `data` at byte `offset` of the file `path` and waits until it is on the disk.
 
-    A kill of this process leaves the old bytes or the new ones: the write is done by a process of its own, in a session
-    of its own, that ignores what can be ignored and that nobody waits for but this one. So does a power cut where the
-    range lies in one sector of the disk. Raises StorageError.
+    If this process is killed, the old or the new bytes remain: a separate process in its own session, which ignores
+    signals, does the write. The same holds for a power cut if the range lies in one disk sector. Raises StorageError.
     """
     with storage_errors(path):
         fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
@@ -33,7 +32,7 @@ def overwrite(path: PathLike, offset: int, data: Buffer) -> None:
 def _written_apart(fd: int, offset: int, data: memoryview) -> int:
     sys.stdout.flush()
     with warnings.catch_warnings():
-        # The child of a process with threads may not use what they hold; this one makes system calls alone.
+        # The child of a threaded process may not touch locks of other threads; this one makes system calls only.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -48,7 +47,7 @@ def _written_apart(fd: int, offset: int, data: memoryview) -> int:
 
 
 def _write(fd: int, offset: int, data: Buffer) -> int:
-    """The number of the error, 0 for none."""
+    """The errno, 0 for success."""
     view = memoryview(data)
     try:
         while view:

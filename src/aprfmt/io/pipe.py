@@ -1,8 +1,9 @@
-"""The one pipeline that writes files: what a file will consist of, the workers that make it, and where it appears.
+"""The pipeline that writes files: their layout, the workers that produce the bytes, and the publication.
 
-A `FileLayout` is decided before a byte is written. Workers make its pieces side by side, and the caller's thread
-writes them in order: a worker takes the next pieces (about 1 MiB), makes their bytes and takes their CRC while they
-are in the cache. Pieces that were made but not yet written are held back by a window, so memory does not grow with
+A `FileLayout` is complete before a byte is written. Workers produce its pieces in parallel, and the caller's thread
+writes them in order: a worker takes the next pieces (about 1 MiB), produces their bytes and computes their CRC while
+they are in the cache. A window limits the pieces that are produced but not yet written, so memory use does not grow
+with
 the model.
 """
 
@@ -31,14 +32,14 @@ from aprfmt.types import PathLike
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`n_bytes` bytes that `run()` makes, in any thread and any order with other jobs."""
+    """`n_bytes` bytes that `run()` produces, in any thread and in any order relative to other jobs."""
 
     n_bytes: int
     run: Callable[[], Buffer]
 
 
 Item: TypeAlias = Buffer | Job
-"""A piece of a stream: bytes, or the job that makes them."""
+"""A piece of a stream: bytes, or the job that produces them."""
 
 
 def item_bytes(item: Item) -> int:
@@ -47,14 +48,14 @@ def item_bytes(item: Item) -> int:
 
 
 def run_jobs(items: Iterable[Item]) -> Iterator[Buffer]:
-    """The bytes of `items`, their jobs run one after the other where they are needed."""
+    """The bytes of `items`; runs jobs one after the other, as needed."""
     for item in items:
         yield item.run() if isinstance(item, Job) else item
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Bytes that are known already (a header, an index)."""
+    """Bytes that are already known (a header, an index)."""
 
     data: Buffer
 
@@ -73,9 +74,9 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """`n_bytes` bytes that `chunks()` gives chunk by chunk when they are written; `label` names the tensor.
+    """`n_bytes` bytes that `chunks()` yields when they are written; `label` names the tensor.
 
-    A buffer must stay untouched after it was given: another thread writes it.
+    A yielded buffer must not be modified: another thread writes it.
     """
 
     n_bytes: int
@@ -88,9 +89,9 @@ Segment: TypeAlias = Literal | Zeros | Stream
 
 @dataclass(frozen=True, slots=True)
 class DeferredPatch:
-    """Bytes of a file that are known only when all of it was streamed.
+    """Bytes of a file that are known only after all of it was streamed.
 
-    `make()` gives them then; until that `stand_in`, as long as they are, takes their place at `offset`.
+    `make()` returns them then; until then `stand_in`, of the same length, is at `offset`.
     """
 
     offset: int
@@ -103,11 +104,11 @@ class FileLayout:
     """One output file.
 
     Attributes:
-        name: of the file, in its folder.
-        segments: what it consists of.
-        crc_footer: a little-endian CRC-32 of everything before it ends the file.
-        deferred: parts of the segments' bytes that are replaced at the end.
-        digest: what the file must have, where that is known.
+        name: in its folder.
+        segments: the content.
+        crc_footer: append a little-endian CRC-32 of everything before it.
+        deferred: ranges of the segments that are replaced at the end.
+        digest: the required digest, if known.
     """
 
     name: str
@@ -133,14 +134,14 @@ Progress = Callable[[int, str], None]
 MOST_THREADS = 32
 WINDOW_BYTES = 32 << 20
 THREAD_BYTES = 16 << 20
-"""What a worker holds beside the pieces in the window: one as read, as float32 and as encoded, and temporaries."""
+"""Buffers of a worker besides the window: one piece as read, as float32 and as encoded, and temporaries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How much of the machine a write may take: worker threads, and bytes made but not yet written."""
+    """Resource limits of a write: worker threads, and bytes produced but not yet written."""
 
-    threads: int = 0  # 0: one a processor
+    threads: int = 0  # 0: one per processor
     window_bytes: int = WINDOW_BYTES
 
     @property
@@ -150,7 +151,7 @@ class Flow:
 
     @property
     def memory_bytes(self) -> int:
-        """What the pipeline may hold at a time."""
+        """Maximum memory of the pipeline at a time."""
         return self.window_bytes + self.n_workers * (THREAD_BYTES + CHUNK_BYTES)
 
 
@@ -160,9 +161,9 @@ DEFAULT_FLOW = Flow()
 def write_layout(
     layout: FileLayout, sink: AtomicFile, progress: Progress | None = None, flow: Flow = DEFAULT_FLOW
 ) -> int:
-    """Writes every segment of `layout` to `sink`; returns the CRC-32 of what stands before a footer, else 0.
+    """Writes every segment of `layout` to `sink`; returns the CRC-32 of everything before a footer, else 0.
 
-    Raises ChecksumError where the file does not come out as `layout.digest` says.
+    Raises ChecksumError if the written file does not have `layout.digest`.
     """
     keep_freed_memory()
 
@@ -186,12 +187,12 @@ def write_layout(
 
 
 def layout_digest(layout: FileLayout, flow: Flow = DEFAULT_FLOW) -> Digest | None:
-    """The digest of the segments of `layout`, of the kind that it must have; nothing is written."""
+    """The digest of the segments of `layout`, of the required kind; nothing is written."""
     return _run(layout, flow, lambda data, label: None)[1]
 
 
 def _run(layout: FileLayout, flow: Flow, take: Callable[[Buffer, str], None]) -> tuple[int, Digest | None]:
-    """Hands every piece to `take`, in order; the CRC-32, as far as it is wanted, and the digest of what it was."""
+    """Passes every piece to `take`, in order; returns the CRC-32, if requested, and the digest."""
     crc, kind = 0, layout.digest.kind if layout.digest is not None else None
     with_crc = layout.crc_footer or kind == CRC32
     line = _Pipeline(_pieces(layout.segments), flow, with_crc=with_crc)
@@ -209,7 +210,7 @@ def _run(layout: FileLayout, flow: Flow, take: Callable[[Buffer, str], None]) ->
 
 
 def _apply_patch(patch: DeferredPatch, layout: FileLayout, sink: AtomicFile, crc: int) -> int:
-    """Replaces a stand-in by the bytes that are known now; returns the checksum that follows from `crc`."""
+    """Replaces a placeholder by the final bytes; returns the updated checksum."""
     data = patch.make()
     if len(data) != len(patch.stand_in):
         raise _wrong_length(len(data), len(patch.stand_in), layout.name)
@@ -217,7 +218,7 @@ def _apply_patch(patch: DeferredPatch, layout: FileLayout, sink: AtomicFile, crc
     if not layout.crc_footer:
         return 0
     n_behind = layout.n_bytes - 4 - patch.offset - len(data)
-    # A CRC is linear: what changes in it is the difference of the parts', moved on by what follows them.
+    # A CRC is linear: it changes by the difference of the parts' CRCs, shifted by the bytes that follow.
     return crc ^ combine(crc32(data) ^ crc32(patch.stand_in), 0, n_behind)
 
 
@@ -249,7 +250,7 @@ def _stream_pieces(segment: Stream) -> Iterator[tuple[Item, str]]:
 
 
 def _with_tensor(error: AprError, label: str) -> AprError:
-    """The error, with the tensor that it is about."""
+    """Adds the tensor's name to an error."""
     if error.tensor is None:
         error.tensor = label or None
     return error
@@ -261,7 +262,7 @@ def _wrong_length(n_bytes: int, expected: int, label: str) -> CorruptError:
 
 @dataclass(slots=True)
 class _Batch:
-    """Neighbouring pieces that one worker makes."""
+    """Neighbouring pieces that one worker produces."""
 
     items: list[tuple[Item, str]]
     n_bytes: int
@@ -298,10 +299,12 @@ class _Pipeline:
         self._changed = threading.Condition()
         self._batches: list[_Batch] = []  # pulled and not yet written, oldest first
         self._held_bytes = 0
-        self._is_over = False  # nothing more to pull
+        self._is_over = False  # nothing left to pull
 
     def batches(self) -> Generator[_Batch, None, None]:
-        """Every batch, made, in order. Raises what a piece raised; no thread is left when it ends."""
+        """Yields every batch, complete, in order. Raises what a piece raised; all threads have ended when it returns or
+        raises.
+        """
         n = self._flow.n_workers
         threads = [threading.Thread(target=self._work, name=f"apr-{i}", daemon=True) for i in range(n)]
         started: list[threading.Thread] = []
@@ -324,7 +327,7 @@ class _Pipeline:
                     thread.join()
 
     def _next(self) -> _Batch | None:
-        """The oldest batch once it is made; the one given before leaves the window."""
+        """The oldest batch once it is complete; the previous one leaves the window."""
         with self._changed:
             while True:
                 if self._batches and self._batches[0].is_done:
@@ -345,7 +348,7 @@ class _Pipeline:
                 self._changed.notify_all()
 
     def _pull(self) -> _Batch | None:
-        """The next pieces, when the window has room; None at the end."""
+        """The next pieces when the window has space; None at the end."""
         with self._pulling:
             with self._changed:
                 while self._held_bytes >= self._flow.window_bytes and not self._is_over:
@@ -384,7 +387,7 @@ _SHA256_DIGITS = 64
 
 
 def is_same_content(a: Source, b: Source) -> bool:
-    """Whether two files hold the same bytes; of one that lies elsewhere its place says the digest."""
+    """Whether two files have the same bytes; for a remote file the digest that its server states is used."""
     if a.size != b.size:
         return False
     stated = {source.stated_digest for source in (a, b)}
@@ -418,7 +421,7 @@ def source_jobs(source: Source, offset: int, n_bytes: int, multiple: int = 1) ->
 # --- files and folders ---
 
 StartProgress = Callable[[int], Progress]
-"""Called with the total bytes before writing; gives the function to call with each piece."""
+"""Called with the total bytes before writing; returns the function to call with each piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,12 +429,12 @@ class WriteOptions:
     """How outputs are written.
 
     Attributes:
-        force: replace what is there.
-        progress: called with the total bytes; gives the function to call with each piece.
-        flow: how much of the machine it may take.
-        fsync: wait until the disk has them; without it a power cut may lose them.
-        confirm: called with the path of the complete output, which has not got its name yet: a file, the first of
-            several, or a folder; when it raises, nothing appears.
+        force: replace existing files.
+        progress: called with the total bytes; returns the function to call with each piece.
+        flow: resource limits.
+        fsync: wait until the data is on the disk; without it a power cut may lose it.
+        confirm: called with the path of the complete output before it gets its name: a file, the first of several, or a
+            folder; if it raises, nothing is published.
     """
 
     force: bool = False
@@ -441,10 +444,10 @@ class WriteOptions:
     confirm: Callable[[str], None] = lambda path: None
 
 
-# Weight files of an older export that must not stay beside new ones.
+# Weight files of an older export that must not remain with new ones.
 _STALE = ("model*.safetensors", "model.safetensors.index.json")
 
-# An old tokenizer beside a new one would be read together with it.
+# An old tokenizer next to a new one would be read together with it.
 _STALE_TOKENIZER = (
     "tokenizer.json",
     "tokenizer.model",
@@ -464,7 +467,7 @@ def write_file(
 ) -> None:
     """Writes `layout` as the file `target`. Raises ExistsError, StorageError.
 
-    `check` gets the path of the complete temporary file; when it raises, the target never appears.
+    `check` gets the path of the complete temporary file; if it raises, the target is not created.
     """
     advance = options.progress(layout.n_bytes) if options.progress else None
     with AtomicFile(target, force=options.force, n_bytes=layout.n_bytes, fsync=options.fsync) as sink:
@@ -484,9 +487,10 @@ def write_parts(
 ) -> None:
     """Writes `layouts` as files of the existing `folder`, all or none of them. Raises like write_file.
 
-    With `force` files whose names fit `stale` (glob patterns) go, unless one of `layouts` replaces them. Nobody can
-    load the files without the first, which is the last to appear.
-    `check` gets the path of the first file while all of them stand, complete, in a temporary folder.
+    With `force`, files that match `stale` (glob patterns) are removed unless one of `layouts` replaces them. The first
+    file
+    appears last: without it nobody can load the others.
+    `check` gets the path of the first file while all of them are complete in a temporary folder.
     """
     n_bytes = sum(layout.n_bytes for layout in layouts)
     advance = options.progress(n_bytes) if options.progress else None
@@ -499,7 +503,7 @@ def write_parts(
 
 
 def check_inputs_kept(target: Path, names: Collection[str], sources: Iterable[str]) -> None:
-    """Refuses a folder whose new files, or whose clearing of old weights, would hit one of the sources."""
+    """Refuses a folder in which new files, or the removal of old weights, would hit one of the sources."""
     if not is_folder(target):
         return
     inputs = {found for source in sources if (found := _inode(source)) is not None}
@@ -512,7 +516,7 @@ def check_inputs_kept(target: Path, names: Collection[str], sources: Iterable[st
 
 
 def _inode(path: PathLike) -> tuple[int, int] | None:
-    """What two names of one file have in common; None if missing."""
+    """Device and inode, equal for two names of one file; None if missing."""
     with storage_errors(path):
         try:
             info = os.stat(path)
@@ -524,7 +528,7 @@ def _inode(path: PathLike) -> tuple[int, int] | None:
 def write_folder(
     target: str, layouts: Sequence[FileLayout], options: WriteOptions, check: Callable[[str], None] | None = None
 ) -> None:
-    """Writes `layouts` as the files of the folder `target`; names may hold `/`. Raises like write_file.
+    """Writes `layouts` as the files of the folder `target`; names may contain `/`. Raises like write_file.
 
     `check` gets the path of the complete temporary folder.
     """

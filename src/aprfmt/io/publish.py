@@ -1,4 +1,4 @@
-"""The steps of a publication: link or rename, sync of the folder, removal; and what an output takes over."""
+"""The steps of a publication: link or rename, sync the folder, remove; and the attributes that an output inherits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from aprfmt.io.source import exists
 from aprfmt.types import PathLike
 
 _MOST_LEVELS = 100
-"""Of subfolders that are brought over: os.walk and shutil.rmtree call themselves for each."""
+"""Depth limit of subfolders that are moved over: os.walk and shutil.rmtree recurse."""
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """Every file below the folder, relative to it. Raises OSError, where a glob would pass over a folder."""
+    """Every file below the folder, relative to it. Raises OSError where a glob would skip a folder."""
     for place, folders, names in os.walk(folder, onerror=_refuse):
         for name in _files_of(place, folders, names):
             yield os.path.relpath(os.path.join(place, name), folder)
 
 
 def _files_of(place: str, folders: list[str], names: list[str]) -> Iterator[str]:
-    """What a step of os.walk found, without folders; links to folders are files to us."""
+    """The files in a step of os.walk; links to folders count as files."""
     yield from names
     yield from (name for name in folders if os.path.islink(os.path.join(place, name)))
 
@@ -38,13 +38,13 @@ def _refuse(error: OSError) -> None:
 def remove(temporary: str) -> None:
     """Removes a temporary file or folder that may be gone already.
 
-    Tried twice, since on network disks a removal can fail once. What cannot be removed stays: the outcome of the
-    write matters more than a stray file.
+    Tries twice, since a removal on a network disk can fail once. What cannot be removed stays: the outcome of the write
+    matters more than a stray file.
     """
     for try_ in range(2):
         try:
             if stat.S_ISDIR(os.lstat(temporary).st_mode):
-                if try_:  # folders that came from an output may be read-only
+                if try_:  # folders of an output may be read-only
                     _make_writable(temporary)
                 shutil.rmtree(temporary)
             else:
@@ -63,10 +63,10 @@ def _make_writable(folder: str) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Makes new names in the folder last through a power cut."""
+    """Makes new names in the folder survive a power cut."""
     try:
         fd = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # a folder that may be written to but not read
+    except PermissionError:  # a folder with write but no read permission
         return
     try:
         os.fsync(fd)
@@ -76,9 +76,9 @@ def sync_folder(folder: str) -> None:
 
 
 def appear(temporary: str, target: str, force: bool, *, keep: bool = False) -> None:
-    """Gives a complete file its name; without `force` never in place of another. Raises ExistsError, OSError.
+    """Gives a complete file its name; without `force` it never replaces another. Raises ExistsError, OSError.
 
-    `keep` leaves the temporary name where the file can have both: it may go when the new one lasts.
+    `keep` keeps the temporary name if the file can have both: it is removed once the new name is durable.
     """
     if force:
         os.replace(temporary, target)
@@ -105,10 +105,11 @@ def exists_error(path: PathLike) -> ExistsError:
 
 
 def copy_attributes(old: str, new: str | int) -> bool:
-    """Gives `new` (a path or a descriptor) mode, owner, group, ACL and other extended attributes of `old`.
+    """Copies mode, owner, group, ACL and other extended attributes of `old` to `new` (a path or a descriptor).
 
-    Returns whether it has the owner and the group, which the system may refuse; the mode then lets in nobody who was
-    kept out. Raises OSError.
+    Returns whether owner and group were copied, which the system may refuse; the mode then grants no one new access.
+    Raises
+    OSError.
     """
     then, now = os.stat(old), os.stat(new)
     mode = stat.S_IMODE(then.st_mode)
@@ -137,10 +138,11 @@ def _give(path: str | int, owner: int, group: int) -> bool:
 
 
 def link_kept_files(old: str, new: str, gone: Collection[str]) -> None:
-    """Gives `new` by hard links what is in the folder `old`, but for the files named in `gone`.
+    """Hard-links everything in the folder `old` into `new`, except the files named in `gone`.
 
-    Subfolders are made again, with their modes, owners and times; those of `new` itself become those of `old`. Raises
-    OSError, also where that would change an owner, and FileExistsError for what `new` has already.
+    Subfolders are created with their modes, owners and times; `new` itself gets those of `old`. Raises OSError, also if
+    that
+    would change an owner, and FileExistsError for names that `new` already has.
     """
     for place, folders, names in os.walk(old, onerror=_refuse):
         inner = os.path.relpath(place, old)

@@ -1,8 +1,9 @@
-"""Files that lie elsewhere: empty stand-ins of their size on this disk, their bytes fetched when they are read.
+"""Remote files: empty placeholders of the right size on this disk, whose bytes are fetched when they are read.
 
-Headers are read by ranges and kept in memory. Weights are read by whole chunks, which stay on the disk until the room
-is needed for others; what an interrupted run leaves is used by the next one. A file's digest is taken as its chunks
-come in order, and compared when a command asks whether its sources are what they were.
+Headers are read by ranges and kept in memory. Weights are read in whole chunks, which stay on the disk until others
+need
+the space; the next run uses what an interrupted run leaves. A file is hashed as its chunks arrive in order, and the
+digest is compared when a command checks that its sources are unchanged.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from aprfmt.io.remote_file import RemoteFile
 from aprfmt.io.source import FileIdentity, Source, register_remote
 
 _HEADS_AT_ONCE = 8
-_SHORT_BYTES = 1 << 20  # texts that are fetched before they are asked for
+_SHORT_BYTES = 1 << 20  # short texts that are prefetched
 
 
 class RemoteSource(Source):
-    """A file elsewhere, read as any other; `view` gives a copy."""
+    """A remote file, read like any other; `view` returns a copy."""
 
     def __init__(self, path: str, file: RemoteFile, store: Store, identity: FileIdentity) -> None:
         super().__init__(path, None, None, file.size, identity)
@@ -36,7 +37,7 @@ class RemoteSource(Source):
         self._is_open = True
 
     def check_unchanged(self, *, digest: bool = False) -> None:
-        """Compares the file with its digest where weights were read, or with `digest` where anything was."""
+        """Compares the file with its digest if weights were read, or with `digest` if anything was."""
         if self.file.is_read or (digest and self.file.is_used):
             self.store.verify(self.file)
 
@@ -45,7 +46,7 @@ class RemoteSource(Source):
         return memoryview(self.read(offset, self.size - offset if n_bytes is None else n_bytes)).toreadonly()
 
     def read(self, offset: int, n_bytes: int) -> bytes:
-        """A copy of `n_bytes` bytes at `offset`, which are a header's; texts are fetched and verified whole."""
+        """A copy of `n_bytes` header bytes at `offset`; texts are fetched and verified whole."""
         self._check_open(offset, n_bytes)
         data = None
         if self.file.is_text:
@@ -65,7 +66,7 @@ class RemoteSource(Source):
         return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset` with bytes of weights."""
+        """Fills `buffer` with bytes of weights from `offset`."""
         self._check_open(offset, len(buffer))
         self.store.read(self.file, offset, buffer)
         if self.record is not None:
@@ -77,16 +78,17 @@ class RemoteSource(Source):
             raise UsageError("the file is closed", path=self.path, hint="use its tensors inside the with block")
 
     def close(self) -> None:
-        """Ends reading."""
+        """Stops reading."""
         self._is_open = False
         super().close()
 
 
 def place(folder: Path, files: Sequence[RemoteFile], store: Store) -> list[tuple[RemoteFile, str]]:
-    """Puts a stand-in for each file into `folder`, and makes Source.open read it elsewhere. Raises StorageError.
+    """Creates a placeholder for each file in `folder` and makes Source.open read the remote file. Raises StorageError.
 
-    A stand-in has the size of its file and no bytes: who opens it otherwise finds zeros and no model. Returns the files
-    that the file system cannot hold beside the others, each with the reason.
+    A placeholder has the size of its file and no bytes: other programs see zeros. Returns the files that the file
+    system
+    cannot hold together with the others, each with the reason.
     """
     skipped: list[tuple[RemoteFile, str]] = []
     placed: dict[tuple[int, int], str] = {}
@@ -129,7 +131,7 @@ def _maker(file: RemoteFile, store: Store, identity: FileIdentity) -> Callable[[
 
 
 def limit_stores(sources: Sequence[Source], most_bytes: int | None) -> list[Store]:
-    """Sets what files that lie elsewhere may take of the disk; None: as much as the largest of them. The stores."""
+    """Sets the disk limit of all stores of remote files, None: the size of the largest file. Returns the stores."""
     stores = {id(source.store): source.store for source in sources if isinstance(source, RemoteSource)}
     for store in stores.values():
         sizes = [source.size for source in sources if isinstance(source, RemoteSource) and source.store is store]
@@ -138,7 +140,7 @@ def limit_stores(sources: Sequence[Source], most_bytes: int | None) -> list[Stor
 
 
 def prefetch_headers(files: Sequence[RemoteFile], store: Store) -> None:
-    """Fetches headers of weights and short texts, several at once; an error is left to who reads them."""
+    """Fetches headers of weights and short texts, several at once; errors are left to the readers."""
     left = iter(files)
 
     def work() -> None:
@@ -167,7 +169,7 @@ def prefetch_headers(files: Sequence[RemoteFile], store: Store) -> None:
 
 
 def remove_old(folder: Path, before: float) -> None:
-    """Removes what runs that were never repeated have left in the stores below `folder`, by its time of change."""
+    """Removes what abandoned runs have left in the stores below `folder`, by ctime."""
     for path in folder.glob("models--*/chunks/*"):
         with suppress(OSError):
             if is_kept_file(path) and path.lstat().st_mtime < before:

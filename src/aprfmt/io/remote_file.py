@@ -1,9 +1,9 @@
-"""A file that lies elsewhere: what is known of it, how its bytes come, and what was fetched so far.
+"""A remote file: its metadata, how its bytes are fetched, and what was fetched so far.
 
-Every byte that is used must be one of those that the file's digest is taken of, though the server may answer two
-requests for the same range differently. Three records hold this: the digest of each unit of a header that was used,
-compared when its chunk is hashed; the state of the hash before each chunk, by which a chunk that is fetched again is
-checked; and the digest of a chunk that was used and dropped before it was hashed.
+Every byte that is used must be covered by the file's digest, although a server may answer two requests for the same
+range differently. Three records ensure this: the digest of each header unit that was used, compared when its chunk is
+hashed; the hash state before each chunk, which checks a chunk that is fetched again; and the digest of a chunk that was
+used and evicted before it was hashed.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from aprfmt.errors import ChecksumError
 from aprfmt.text import first_few, format_bytes, plural
 
 CHUNK_BYTES = 16 << 20
-"""What is fetched of weights at once."""
+"""Size of a fetch of weights."""
 
 BLOCK_BYTES = 128 << 10
-"""What is fetched of a header at once, unless more is asked for."""
+"""Size of a fetch of a header, unless more is requested."""
 
 MOST_HEADER_BYTES = 32 << 20
-"""Longer reads come by chunks, also of a header."""
+"""Longer reads go through chunks, also in a header."""
 
 _MOST_KEPT_BYTES = 32 << 20  # of headers, in memory
 _HASHED_BYTES = 1 << 20
 
 
 class Fetch(Protocol):
-    """Gives the bytes [start, end) of a file in chunks. Raises AprError, after it tried again where that may help."""
+    """Yields the bytes [start, end) of a file in chunks. Raises AprError after its retries."""
 
     def __call__(self, start: int, end: int) -> Iterator[bytes]:
-        """Goes on where a connection was cut."""
+        """Continues after a cut connection."""
         ...
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What was fetched by this process.
+    """What this process fetched.
 
     Attributes:
-        requests, n_bytes: requests for parts of files, and what came of them.
-        reused_bytes: what an earlier run had fetched.
+        requests, n_bytes: range requests, and the bytes they returned.
+        reused_bytes: bytes that an earlier run had fetched.
         used: addresses of the files of which any byte was used.
         verified: addresses of the files whose digest was compared.
         skipped: files of a repository that are left out, each with the reason.
@@ -63,11 +63,11 @@ class Traffic:
 
     @property
     def unverified(self) -> list[str]:
-        """The files that were read in part, so that their digest could not be compared."""
+        """Files that were read in part, so their digest could not be compared."""
         return [address for address in self.used if address not in self.verified]
 
     def to_json(self) -> dict[str, object]:
-        """What the objects of the command line say of it."""
+        """The summary in the command line's JSON."""
         skipped = {"skipped_files": self.skipped} if self.skipped else {}
         return {
             "sources": self.origins,
@@ -80,7 +80,7 @@ class Traffic:
         }
 
     def sentence(self) -> str:
-        """The same for people."""
+        """The summary as a sentence."""
         reused = f", {format_bytes(self.reused_bytes)} from an earlier run" if self.reused_bytes else ""
         verified = f", {plural(len(self.verified), 'digest')} verified" if self.verified else ""
         unverified = (
@@ -96,17 +96,17 @@ traffic = Traffic()
 
 @dataclass(eq=False, slots=True)
 class RemoteFile:
-    """A file elsewhere.
+    """A remote file.
 
     Attributes:
         name: in its repository.
         address: for messages.
         size: in bytes.
-        digest: in hex: SHA-256 of 64 digits, or git's of a blob, SHA-1 of 40 digits.
-        fetch: gives its bytes.
-        is_text: whether it is not a file of weights, of which only the header may be wanted.
+        digest: in hex: SHA-256 (64 digits), or git's SHA-1 of a blob (40 digits).
+        fetch: yields its bytes.
+        is_text: whether it is something other than weights, which may be needed whole.
         is_read: whether more than its header was read.
-        hashed: how many of its first chunks the digest is taken of.
+        hashed: number of leading chunks that are hashed.
         is_verified: whether the digest of the whole file was compared.
     """
 
@@ -129,7 +129,7 @@ class RemoteFile:
 
     @property
     def n_chunks(self) -> int:
-        """Chunks of the file; the last one may be shorter."""
+        """Number of chunks; the last one may be shorter."""
         return -(-self.size // CHUNK_BYTES)
 
     @property
@@ -138,19 +138,20 @@ class RemoteFile:
         return self.is_read or bool(self._used)
 
     def chunk_bytes(self, number: int) -> int:
-        """The length of a chunk."""
+        """Length of a chunk."""
         return min(CHUNK_BYTES, self.size - number * CHUNK_BYTES)
 
     def prefetch(self, n_bytes: int) -> None:
-        """Fetches the first bytes of a header, which are used only when `head` gives them. Raises AprError."""
+        """Fetches the first bytes of a header, which count as used only when `head` returns them. Raises AprError."""
         with self._lock:
             self._kept |= self._fetch_units(range(-(-min(self.size, n_bytes) // _unit())))
 
     def head(self, offset: int, n_bytes: int) -> bytes | None:
-        """Bytes of a header, by units that are kept in memory; None for bytes that have to come by chunks.
+        """Header bytes, by units that are kept in memory; None for bytes that must come from chunks.
 
-        Those are long reads, and parts that were hashed before, with which they could not be compared.
-        Raises AprError; ChecksumError where bytes that are fetched again are other ones.
+        Those are long reads, and ranges that were hashed before, with which they could not be compared. Raises
+        AprError;
+        ChecksumError if bytes that are fetched again differ.
         """
         if n_bytes > MOST_HEADER_BYTES:
             return None
@@ -186,10 +187,10 @@ class RemoteFile:
             raise self.bad()
 
     def hash_chunks(self, open_chunk: Callable[[int], int | None]) -> None:
-        """Takes the digest of the chunks that follow, as long as `open_chunk` gives a file of them.
+        """Hashes the following chunks, as long as `open_chunk` returns a file for them.
 
-        Raises ChecksumError where the digest of the whole file is another one, or where a header that was used has
-        other bytes than the file.
+        Raises ChecksumError if the digest of the whole file differs, or if a header that was used differs from the
+        file.
         """
         with self._hash_lock:
             self._check_good()
@@ -206,7 +207,7 @@ class RemoteFile:
                 self._compare()
 
     def check_chunk(self, number: int, path: Path) -> None:
-        """Raises ChecksumError where a chunk that was fetched again has other bytes than were used or hashed before."""
+        """Raises ChecksumError if a chunk that was fetched again differs from the bytes used or hashed before."""
         with self._hash_lock:
             self._check_good()
             if number not in self._dropped and number >= self.hashed:
@@ -223,7 +224,7 @@ class RemoteFile:
                 raise self.bad()
 
     def note_dropped(self, number: int, path: Path) -> None:
-        """Keeps the digest of a chunk that was used and leaves the disk, where it was not hashed before."""
+        """Keeps the digest of a chunk that was used and is evicted before it was hashed."""
         if number < self.hashed or self._is_bad:
             return
         fd = os.open(path, os.O_RDONLY)
@@ -233,7 +234,7 @@ class RemoteFile:
             os.close(fd)
 
     def _hash_of(self, fd: int, number: int) -> hashlib._Hash:
-        """The state of the hash behind a chunk."""
+        """The hash state after a chunk."""
         if not self._states:
             self._states.append(new_hash(self.digest, self.size))
         state = self._states[number].copy()
@@ -242,7 +243,7 @@ class RemoteFile:
         return state
 
     def _compare_units(self, fd: int) -> None:
-        """Compares the units of a header that were used with the chunk that is hashed."""
+        """Compares the header units that were used with the chunk that is hashed."""
         unit, start = _unit(), self.hashed * CHUNK_BYTES
         for number, digest in self._used.items():
             at = number * unit - start
@@ -261,7 +262,7 @@ class RemoteFile:
             raise self.bad()
 
     def bad(self) -> ChecksumError:
-        """The error for bytes that are not the file's, of which nothing is used from then on."""
+        """The error for bytes that are not the file's; nothing of it is used from then on."""
         self._is_bad = True
         return ChecksumError(
             "the download differs from the file on the hub: digest mismatch",
@@ -271,7 +272,7 @@ class RemoteFile:
 
 
 def _unit() -> int:
-    """The bytes of a header that are compared at once; a chunk has a whole number of them."""
+    """The unit in which header bytes are compared; a chunk is a whole number of units."""
     return min(BLOCK_BYTES, CHUNK_BYTES)
 
 
@@ -283,5 +284,5 @@ def _sha256_of(fd: int) -> bytes:
 
 
 def new_hash(digest: str, size: int) -> hashlib._Hash:
-    """An empty hash of the digest's kind: SHA-256, or the SHA-1 that git names a blob of `size` bytes by."""
+    """An empty hash of the digest's kind: SHA-256, or git's SHA-1 of a blob of `size` bytes."""
     return hashlib.sha256() if len(digest) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)

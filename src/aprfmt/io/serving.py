@@ -1,6 +1,6 @@
-"""The other side of `child.Service`: a process that answers requests about strangers' data, within limits.
+"""The child's side of `child.Service`: answers requests about untrusted data, within limits.
 
-It imports little, since a user waits for its start.
+It imports little, since a user waits for it to start.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Callable
 from typing import Any
 
 EXIT_MEMORY = 77
-"""How a child ends that reaches its memory limit."""
+"""Exit status of a child that reached its memory limit."""
 
 _REFILL = 1 / 40
-"""The part of a request's time that each further request adds again to what is left."""
+"""The fraction of the time budget that each further request restores."""
 
 
 def has_limits() -> bool:
-    """Whether the operating system counts the time of a process; elsewhere the parent's clock is the only limit."""
+    """Whether the operating system limits processor time; elsewhere the parent's clock is the only limit."""
     return hasattr(signal, "setitimer")
 
 
 def serve(answer: Callable[[Any], object]) -> None:
-    """Answers the JSON lines of stdin until it ends; SECONDS, BYTES and BYTE_SECONDS are the arguments of the process.
+    """Answers the JSON lines of stdin until it closes; SECONDS, BYTES and BYTE_SECONDS are arguments of the process.
 
-    A request may take SECONDS of the processor, and BYTE_SECONDS for each of its bytes. What it takes beyond those is
-    missing to the next ones, which get back a fortieth each: many slow requests end the process as one endless one
-    does. Memory that is refused ends it with EXIT_MEMORY, too much time by SIGPROF.
+    A request may take SECONDS of processor time, plus BYTE_SECONDS per byte. Overdrawn time is missing from the next
+    requests, which restore a fortieth each: many slow requests end the process just as an endless one does. The process
+    exits with EXIT_MEMORY when it runs out of memory, and dies of SIGPROF when it runs out of time.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the parent ends this one
     seconds, memory, byte_seconds = float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -54,7 +54,7 @@ def serve(answer: Callable[[Any], object]) -> None:
 
 
 def _limit_memory(n_bytes: int) -> None:
-    """Caps the address space and core dumps; macOS and Windows do not hold the first."""
+    """Limits address space and core dumps; macOS and Windows do not enforce the first."""
     try:
         import resource
     except ImportError:
@@ -63,5 +63,5 @@ def _limit_memory(n_bytes: int) -> None:
         hard = resource.getrlimit(kind)[1]
         try:
             resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-        except (ValueError, OSError):  # macOS refuses what is less than it has mapped
+        except (ValueError, OSError):  # macOS refuses less than what is already mapped
             continue

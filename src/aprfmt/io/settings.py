@@ -1,4 +1,4 @@
-"""Files that people write: a table of options as TOML, YAML or JSON, and YAML with the lines of its values."""
+"""Settings files: a table of options as TOML, YAML or JSON, and YAML with line numbers."""
 
 from __future__ import annotations
 
@@ -19,46 +19,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SettingsNode:
-    """A value of a YAML file, and the line that it stands in; 0 for what does not come from a file."""
+    """A value of a YAML file and its line number; 0 if it does not come from a file."""
 
     value: object
     line: int = 0
 
     def error(self, message: str, hint: str | None = None) -> UsageError:
-        """What is wrong with it."""
+        """A UsageError about this value."""
         return UsageError(f"line {self.line}: {message}" if self.line else message, hint=hint)
 
     def mapping(self, what: str) -> dict[str, SettingsNode]:
-        """Its entries. Raises UsageError for anything else."""
+        """Its entries. Raises UsageError unless it is a mapping."""
         if not isinstance(self.value, dict):
             raise self.error(f"{what} must be a mapping, not {shown(self.value)}")
         return self.value
 
     def items(self, what: str) -> list[SettingsNode]:
-        """Its items. Raises UsageError for anything else, and for none."""
+        """Its items. Raises UsageError unless it is a list with items."""
         if not isinstance(self.value, list) or not self.value:
             raise self.error(f"{what} must be a list with items, not {shown(self.value)}")
         return self.value
 
     def plain(self) -> object:
-        """The value without lines."""
+        """The value without line numbers."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
 
 
 def shown(value: object) -> str:
-    """A value in a few words."""
+    """The value, abbreviated."""
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list" if value else "an empty list"
     return f"{value!r:.40}"
 
 
 def read_settings(path: PathLike) -> dict[str, object]:
-    """The table in a .toml, .yaml or .json file; an empty file has an empty one.
+    """Reads the table in a .toml, .yaml or .json file; an empty file is an empty table.
 
-    Raises NotFoundError, StorageError; UsageError for another suffix, for what is no table, for a key that is there
-    twice, and for more than MAX_SETTINGS_BYTES or MAX_SETTINGS_DEPTH levels.
+    Raises NotFoundError, StorageError; UsageError for another suffix, anything but a table, a duplicate key, and more
+    than
+    MAX_SETTINGS_BYTES or MAX_SETTINGS_DEPTH levels.
     """
     suffix = Path(path).suffix.lower()
     if suffix in (".yaml", ".yml"):
@@ -85,7 +86,7 @@ def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 
 def read_text(path: PathLike, what: str = "file") -> str:
-    """The text of a small file, which errors call `what`. Raises NotFoundError, StorageError, UsageError."""
+    """Reads a small text file, which errors call `what`. Raises NotFoundError, StorageError, UsageError."""
     with storage_errors(path):
         try:
             with open(path, "rb") as file:
@@ -101,7 +102,7 @@ def read_text(path: PathLike, what: str = "file") -> str:
 
 
 def read_yaml(path: PathLike, what: str = "file") -> SettingsNode:
-    """The YAML of a small file, None for an empty one. Raises as `read_text`, UsageError with the line."""
+    """Reads a small YAML file, None if it is empty. Raises as `read_text`, and UsageError with the line."""
     import yaml
 
     text = read_text(path, what)
@@ -119,7 +120,7 @@ def read_yaml(path: PathLike, what: str = "file") -> SettingsNode:
 
 
 def _check_events(text: str) -> None:
-    """Refuses aliases and deep nesting before anything is built: a few bytes of them can mean gigabytes."""
+    """Refuses aliases and deep nesting before anything is built: a few bytes of them can expand to gigabytes."""
     import yaml
 
     depth = 0

@@ -1,9 +1,9 @@
-"""Signatures of this user: what a killed run left is told from what somebody else put there.
+"""Signatures that tell this user's leftovers of a killed run from files that somebody else put there.
 
 $XDG_STATE_HOME/aprfmt/secret, else ~/.local/state/aprfmt/secret
-    32 random bytes that only the user can read, made when the first temporary name is
+    32 random bytes that only the user can read, created with the first temporary name
 
-An unpacked archive can hold any file name and any record, but no signature by this key.
+An unpacked archive can contain any file name and any record, but no signature by this key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAG_BYTES = 8
 
 
 def sign(purpose: str, data: bytes) -> str | None:
-    """The signature of `data` for one `purpose`, as 16 hexadecimal digits; None without a secret."""
+    """Signs `data` for one `purpose`: 16 hexadecimal digits; None without a secret."""
     key = _secret(_folder())[0]
     if key is None:
         return None
@@ -39,35 +39,36 @@ def is_signed(purpose: str, data: bytes, tag: str) -> bool:
 
 
 def why_unsigned() -> str | None:
-    """Why this user cannot sign; None where there is a secret."""
+    """Why this user cannot sign; None if a secret exists."""
     return _secret(_folder())[1]
 
 
 def identity(info: os.stat_result) -> list[int]:
-    """What tells a file from any other one and from itself before a write: inode, size, time of the last write in ns.
+    """Identifies a version of a file: inode, size, mtime in ns.
 
-    Without the device, whose number may change when the machine is booted. A copy has other inodes. So has, on some
-    network disks, a file that was looked at before: what was interrupted there is never completed automatically.
+    Without the device, whose number may change at boot. A copy has other inodes. On some network disks so has a file
+    that
+    was looked at before: interrupted work there is never completed automatically.
     """
     return [info.st_ino, info.st_size, info.st_mtime_ns]
 
 
 def folder_identity(folder: str) -> int:
-    """What tells a folder from its copies, while its files come and go. Raises OSError."""
+    """Distinguishes a folder from its copies while its files change. Raises OSError."""
     return identity(os.stat(folder or os.curdir))[0]
 
 
 def _folder() -> str:
-    """The folder of the secret, "" without a home."""
+    """The folder of the secret, "" without a home folder."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # as the XDG specification asks for
+    if not os.path.isabs(base):  # as the XDG specification requires
         base = os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(base, _FOLDER) if os.path.isabs(base) else ""
 
 
 @cache
 def _secret(folder: str) -> tuple[bytes | None, str | None]:
-    """The secret in `folder`, which is made where it is missing, or why there is none."""
+    """Returns the secret in `folder`, created if missing, or why there is none."""
     if not folder:
         return None, "no home folder found, and XDG_STATE_HOME is not set"
     path = os.path.join(folder, _FILE)
@@ -101,7 +102,7 @@ def _read(path: str) -> tuple[bytes | None, str | None]:
 
 
 def _make(path: str) -> None:
-    """Puts a secret there; of two processes that do, one wins. Raises OSError."""
+    """Creates a secret; of two processes one wins. Raises OSError."""
     new = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
     try:

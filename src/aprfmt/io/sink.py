@@ -1,7 +1,8 @@
-"""Atomic output: written without a name or under a temporary one, synced, published in one step or not at all.
+"""Atomic output: written unnamed or under a temporary name, synced, published in one step or not at all.
 
-Nothing half-written is ever under the name of an output, and a killed process leaves nothing that the next run into
-the same folder does not remove.
+An output's name never refers to a half-written file, and the next run into the same folder removes what a killed
+process
+leaves.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from aprfmt.types import PathLike
 
 _WRITEBACK_BYTES = 16 << 20
 _STRIDE = 1 << 20
-"""Writes end at multiples of this: the kernel then takes large pages; a write that straddles costs twice as much."""
+"""Writes end at multiples of this: the kernel then uses large pages; a write across a boundary costs twice as much."""
 _MOST_PARTS = 512
 _MOST_LINKS = 40
 _PARTS = "parts"
@@ -35,10 +36,11 @@ _SHARED_PLACE = stat.S_ISVTX | stat.S_IWOTH
 
 
 def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folder: bool = False) -> None:
-    """Refuses an output that is an input, exists (without `force`), is of another kind, or has no folder to lie in.
+    """Refuses an output that is an input, exists (without `force`), is of another kind, or has no parent folder.
 
     Inputs are the `sources` and every file opened in a `watch_opened` block around the call. `folder` says that the
-    output is one; a device or a pipe is never replaced.
+    output is
+    a folder; a device or a pipe is never replaced.
     """
     name = os.fspath(target)
     parent = os.path.dirname(absolute(name))
@@ -57,10 +59,11 @@ def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folde
 
 
 def check_no_inputs_inside(folder: PathLike, sources: Iterable[PathLike]) -> None:
-    """Refuses an output folder that holds an input, or a link to one, a folder of inputs included.
+    """Refuses an output folder that contains an input, a link to one, or a folder of inputs.
 
-    For a folder in which many files are written and removed. It may itself lie in a folder of inputs. Sources that do
-    not exist are left out. Raises RefusedError, StorageError.
+    For a folder in which many files are written and removed. It may itself be inside a folder of inputs. Missing
+    sources are
+    ignored. Raises RefusedError, StorageError.
     """
     if not is_folder(folder):
         return
@@ -70,7 +73,7 @@ def check_no_inputs_inside(folder: PathLike, sources: Iterable[PathLike]) -> Non
         for source in filter(exists, sources):
             chain = _chain(source)
             leads_in = own in chain or (is_folder(source) and any(own in link for link in _links_in(source, own)[0]))
-            # A link in the output folder to the input, to a folder around it, or to something in it.
+            # A link in the output folder to the input, to a folder around it, or to something inside it.
             leads_out = any(link[0] in chain or (chain[0] in link and own not in link) for link in linked)
             if leads_in or leads_out or (hard and not hard.isdisjoint(_files_of(source))):
                 raise RefusedError(
@@ -84,13 +87,13 @@ _Inode = tuple[int, int]
 
 
 def _chain(path: PathLike) -> list[_Inode]:
-    """What the path leads to, and every folder around that."""
+    """The target of the path and every folder around it."""
     real = Path(os.path.realpath(path))
     return [(info.st_dev, info.st_ino) for info in map(os.stat, (real, *real.parents))]
 
 
 def _links_in(folder: PathLike, left_out: _Inode | None = None) -> tuple[list[list[_Inode]], set[_Inode]]:
-    """Where the links in a folder lead, and the files in it that have another name."""
+    """The targets of links in a folder, and its files with more than one name."""
     linked, hard = [], set()
     for here, folders, files in os.walk(os.fspath(folder)):
         for name in (*folders, *files):
@@ -117,7 +120,7 @@ def _files_of(source: PathLike) -> Iterator[_Inode]:
 
 
 def check_space(folder: PathLike, n_bytes: int) -> None:
-    """Raises StorageError when `folder`'s disk has less than `n_bytes` bytes free."""
+    """Raises StorageError if less than `n_bytes` bytes are free on `folder`'s disk."""
     with storage_errors(folder):
         free = shutil.disk_usage(folder).free
     if free < n_bytes:
@@ -129,9 +132,9 @@ def check_space(folder: PathLike, n_bytes: int) -> None:
 
 
 def _resolve_links(path: str) -> str:
-    """`path`, or what it links to, which need not exist. Raises OSError, RefusedError for links that are a trap.
+    """Resolves `path`; the target may not exist. Raises OSError, RefusedError for links that are a trap.
 
-    As the kernel does where it protects links: in a folder that all may write to, such as /tmp, only one's own count.
+    As in kernels that protect links: in a world-writable folder such as /tmp only the user's own links are followed.
     """
     for _ in range(_MOST_LINKS):
         try:
@@ -153,7 +156,7 @@ def _resolve_links(path: str) -> str:
 
 
 def stale_names(place: str, patterns: Collection[str]) -> Iterator[str]:
-    """Files of the folder that fit one of `patterns`, relative to it. Raises OSError, StorageError."""
+    """Files of the folder that match one of `patterns`, relative to it. Raises OSError, StorageError."""
     for pattern in patterns:
         inner, pattern = os.path.split(pattern)
         folder = os.path.join(place, inner)
@@ -165,9 +168,11 @@ def stale_names(place: str, patterns: Collection[str]) -> Iterator[str]:
 class AtomicFile:
     """A file that appears under its name only when the `with` block ends without an exception.
 
-    What is replaced with `force` gives the new file its permissions, owner and extended attributes; a link stays, and
-    the file behind it is replaced. Without `fsync` the file may be empty after a power cut. Errors name the target,
-    never the temporary file.
+    With `force` the new file inherits permissions, owner and extended attributes of the old one; a link is kept and the
+    file
+    behind it replaced. Without `fsync` the file may be empty after a power cut. Errors name the target, never the
+    temporary
+    file.
     """
 
     def __init__(self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True) -> None:
@@ -176,16 +181,16 @@ class AtomicFile:
         self._n_bytes = n_bytes
         self._fsync = fsync
         self._fd = -1
-        self._place = self.target  # behind links
-        self._name = ""  # the temporary one, none where a file can do without
+        self._place = self.target  # with links resolved
+        self._name = ""  # the temporary name; none if unnamed files are supported
         self._held: list[memoryview] = []
         self._held_bytes = 0
         self._written = 0
-        self._begun = 0  # bytes that the kernel was told to write
+        self._begun = 0  # bytes whose writeback was started
 
     @property
     def temporary(self) -> str:
-        """Path by which the unfinished file can be opened, for checks before it is published; `flush` first."""
+        """A path that opens the unfinished file, for checks before publication; call `flush` first."""
         return self._name or path_of_unnamed(self._fd)
 
     def __enter__(self) -> Self:
@@ -197,7 +202,7 @@ class AtomicFile:
         check_space(folder, self._n_bytes)
         with storage_errors(folder):
             is_replaced = self._force and is_file(self._place)
-            # The permissions that any new file gets, as the umask allows; none to others until those of the old one.
+            # The permissions of any new file, by the umask; none for others until those of the old file are copied.
             mode = 0o600 if is_replaced else 0o666
             fd = open_unnamed(folder, mode)
             if fd is None:
@@ -214,7 +219,7 @@ class AtomicFile:
         return self
 
     def write(self, data: Buffer) -> None:
-        """Appends all of `data`, which must stay as it is until the file is complete. Raises StorageError."""
+        """Appends all of `data`, which must not be modified until the file is complete. Raises StorageError."""
         view = memoryview(data).cast("B")
         while len(view):
             part = view[: _STRIDE - (self._written + self._held_bytes) % _STRIDE]
@@ -225,7 +230,7 @@ class AtomicFile:
                 self.flush()
 
     def patch(self, offset: int, data: bytes) -> None:
-        """Replaces bytes that were written before. Raises StorageError."""
+        """Replaces bytes that were already written. Raises StorageError."""
         self.flush()
         with storage_errors(self.target):
             while data:
@@ -233,7 +238,7 @@ class AtomicFile:
                 offset, data = offset + n, data[n:]
 
     def flush(self) -> None:
-        """Writes what is held, and lets the kernel begin to store it."""
+        """Writes the buffered bytes and starts their writeback."""
         parts, self._held, self._held_bytes = self._held, [], 0
         with storage_errors(self.target):
             while parts:
@@ -265,7 +270,7 @@ class AtomicFile:
 
     def _publish(self) -> None:
         if self._name:
-            self._close()  # network disks say only here that something could not be stored
+            self._close()  # network disks report failed writes only here
         else:
             try:
                 link_unnamed(self._fd, self._place)
@@ -291,21 +296,24 @@ class AtomicFile:
 
 
 class AtomicFolder:
-    """Files that appear under their names in the folder `target` together, when the `with` block ends well.
+    """Files that appear under their names in the folder `target` together, when the `with` block succeeds.
 
-    They are written in a temporary folder, which the `with` statement gives. Errors name the target. There are three
+    They are written into a temporary folder, which the `with` statement returns. Errors name the target. There are
+    three
     cases:
 
-        no such folder    the temporary folder takes its name
-        `force`           new files replace those of the same name, `stale` names (glob patterns) that the new ones do
-                          not replace go, so that no old shard stays, and all else is kept: the temporary folder gets
-                          it by hard links, and the two folders are exchanged
-        `shared`          the folder exists and is not ours: the files are put into it by a `Switch`, replacing others
-                          and stale ones with `force` only
+        no such folder    the temporary folder gets its name
+        `force`           new files replace those of the same name, files that match `stale` (glob patterns) and are not
+                          replaced are removed, so that no old shard remains, and everything else is kept: it is
+                          hard-linked into the temporary folder, and the two folders are exchanged
+        `shared`          the folder exists and is not ours: a `Switch` moves the files into it, replacing others and
+                          stale ones with `force` only
 
-    A folder that cannot be exchanged (on this file system, as a place where a disk is mounted, as the one in which
-    this process works) is treated as a shared one. `last` is the file that goes first and comes last in a switch: one
-    without which the others cannot be loaded.
+    A folder that cannot be exchanged (unsupported by the file system, a mount point, or this process's working
+    directory) is
+    treated as shared. `last` is the file that is removed first and appears last in a switch: without it the others
+    cannot be
+    loaded.
     """
 
     def __init__(
@@ -324,9 +332,9 @@ class AtomicFolder:
         self._stale = stale
         self._last = last
         self._shared = shared
-        self._place = self.target  # behind links
+        self._place = self.target  # with links resolved
         self._temporary = ""
-        self._is_needed = False  # by the next run, which completes what could be neither done nor undone
+        self._is_needed = False  # by the next run, which completes what could neither be done nor undone
 
     def __enter__(self) -> Path:
         with storage_errors(self.target):
@@ -334,7 +342,7 @@ class AtomicFolder:
                 self._place = os.path.realpath(_resolve_links(self.target))
             is_there = exists(self._place, follow=False)
             parent = os.path.dirname(self._place)
-            # Into a shared folder nothing is written beside: its parent may belong to somebody else.
+            # Nothing is written next to a shared folder: its parent may belong to somebody else.
             inside = self._shared or (is_there and self._force and not self._can_be_exchanged())
         for folder in (self._place, *(() if inside else (parent,))):
             sweep(folder)
@@ -343,7 +351,7 @@ class AtomicFolder:
             self._make(inside=inside)
             if is_there and self._force and not inside:
                 try:
-                    # From now on, so that the files made in it inherit what they would inherit there.
+                    # Set it now, so that the files created inside inherit it.
                     keeps_owner = copy_attributes(self._place, self._temporary)
                 except BaseException:
                     remove(self._temporary)
@@ -359,13 +367,13 @@ class AtomicFolder:
         self._temporary = temporary
 
     def _can_be_exchanged(self) -> bool:
-        """Whether the folder that is there may be replaced by another. Raises OSError when it may not be written to."""
+        """Whether an existing folder may be replaced by another. Raises OSError if it is not writable."""
         if not os.access(self._place, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if not os.access(os.path.dirname(self._place), os.W_OK | os.X_OK) or is_mounted(self._place):
             return False
         with suppress(OSError):
-            # Whoever stands in it, the shell for instance, would be left in the old one.
+            # A process that works in it, such as the shell, would stay in the old one.
             return os.path.commonpath([self._place, os.getcwd()]) != self._place
         return True
 
@@ -406,7 +414,7 @@ class AtomicFolder:
             inside = temporary_beside(os.path.join(self._place, _PARTS))
             os.rename(self._temporary, inside)
             self._temporary = inside
-            sync_folder(self._place)  # before the record is: it holds for this place alone
+            sync_folder(self._place)  # before the record is: it is valid for this place only
         switch = Switch.plan(self._temporary, new, stale, self._last, force=self._force)
         try:
             switch.run()
@@ -417,7 +425,7 @@ class AtomicFolder:
             self._is_needed = switch.is_begun
 
     def _take_over(self, name: str) -> None:
-        """Gives a new file the attributes of the one that it replaces."""
+        """Gives a new file the attributes of the file it replaces."""
         old = os.path.join(self._place, name)
         try:
             mode = os.lstat(old).st_mode
@@ -435,7 +443,7 @@ class AtomicFolder:
             copy_attributes(old, os.path.join(self._temporary, name))
 
     def _exchange(self, gone: Collection[str]) -> bool:
-        """Exchanges the folders, the new one filled with what stays; returns whether that was possible."""
+        """Exchanges the folders, the new one filled with kept files; returns whether that was possible."""
         try:
             link_kept_files(self._place, self._temporary, gone)
             exchange(self._temporary, self._place)
@@ -446,6 +454,6 @@ class AtomicFolder:
         except BaseException:
             exchange(self._temporary, self._place)
             raise
-        with suppress(OSError):  # what somebody put there meanwhile
+        with suppress(OSError):  # files that somebody added meanwhile
             link_kept_files(self._temporary, self._place, {*gone, *files_below(self._place)})
         return True

@@ -1,6 +1,6 @@
-"""What is at a path, and a bounds-checked, read-only view of a file or of bytes in memory.
+"""Looks up paths, and reads files or memory with bounds checks, read-only.
 
-Where `os.path` takes a path that cannot be looked at for an absent one, the functions here raise.
+Where `os.path` treats a path that cannot be accessed as missing, the functions here raise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from another one, and from itself before somebody wrote to it."""
+    """Distinguishes a file from another one, and from itself before a modification."""
 
     size: int
     mtime_ns: int
@@ -39,12 +39,12 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of(cls, info: os.stat_result) -> FileIdentity:
-        """The same from what the operating system says."""
+        """Builds it from a stat result."""
         return cls(info.st_size, info.st_mtime_ns, info.st_dev, info.st_ino)
 
 
 class ReadRecorder(Protocol):
-    """What looks on while a file is read."""
+    """Observes the reads of a file."""
 
     def add(self, start: int, data: Buffer) -> None:
         """The bytes `data` were read from `start`; called by any thread."""
@@ -56,18 +56,18 @@ class ReadRecorder(Protocol):
 class Source:
     """Bytes of one file: `read` and `read_into` copy them, `view` maps them without a copy.
 
-    `view` is for handing tensors to the user, and for nothing else: the memoryview stays valid as long as somebody
-    holds it, also after `close`, but the process dies of SIGBUS where the file is cut short meanwhile. Everything else
-    reads, so that this is an error like any other; it also keeps the resident set small.
+    Use `view` only to hand tensors to the user: the memoryview stays valid after `close`, but the process dies of
+    SIGBUS if the file is truncated meanwhile. Everything else reads, so that truncation raises an error and the
+    resident set stays small.
 
     Attributes:
         path: as it was given, for messages.
-        size: bytes of the file when it was opened; nothing behind them is read.
+        size: bytes of the file when it was opened; later bytes are never read.
         identity: of the file when it was opened, None for bytes in memory.
-        record: where given, is told all that is read without mapping, and closed with the source.
+        record: if given, it observes all reads except mappings, and is closed with the source.
         unpacked: sources of what was unpacked from this one, closed with it.
-        stated_digest: what the place of a file that lies elsewhere says that its SHA-256 is, in hex (of a short one
-            git's digest of a blob, of 40 digits); None for any other.
+        stated_digest: SHA-256 that a remote file's server states, in hex (for short files git's blob digest, 40
+            digits); None for other files.
     """
 
     stated_digest: str | None = None
@@ -115,11 +115,11 @@ class Source:
 
     @classmethod
     def from_bytes(cls, data: Buffer, path: PathLike) -> Self:
-        """The same over bytes in memory, for images that had to be decompressed; `path` is for messages."""
+        """A source over bytes in memory, for images that had to be decompressed; `path` is for messages."""
         return cls(os.fspath(path), None, data, len(data))
 
     def check(self, offset: int, n_bytes: int, what: str = "data", tensor: str | None = None) -> None:
-        """Raises TruncatedError unless [offset, offset + n_bytes) lies inside the file."""
+        """Raises TruncatedError unless [offset, offset + n_bytes) is inside the file."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.size:
             raise TruncatedError(
                 f"{what} needs bytes {offset} to {offset + n_bytes}, but the file has {self.size} bytes",
@@ -129,13 +129,15 @@ class Source:
             )
 
     def check_unchanged(self, *, digest: bool = False) -> None:
-        """Raises ChangedError when the file is not the one that was opened, or was written to since.
+        """Raises ChangedError if the file is not the one that was opened, or was modified since.
 
-        With `digest`, for what decides on an output, a file with a stated digest is compared with it whatever was
-        read: raises ChecksumError.
+        With `digest` (for what decides on an output) a file with a stated digest is compared with it, whatever was
+        read: raises
+        ChecksumError.
 
-        The size, the time of the last write and the inode decide, of the open file and of what is at its path now. A
-        write in the same tick of the file system's clock as the open goes unseen. Works on a closed source, too.
+        Size, mtime and inode decide, of the open file and of what its path refers to now. A write within the same clock
+        tick of
+        the file system as the open goes unnoticed. Works on a closed source too.
         """
         if self.identity is None:
             return
@@ -155,7 +157,7 @@ class Source:
     def view(self, offset: int = 0, n_bytes: int | None = None) -> memoryview:
         """A read-only, zero-copy view of `n_bytes` bytes at `offset` (to the end by default).
 
-        Raises TruncatedError beyond the end, ChangedError where the file was cut short since it was opened.
+        Raises TruncatedError beyond the end, ChangedError if the file was truncated since it was opened.
         """
         n_bytes = self.size - offset if n_bytes is None else n_bytes
         self.check(offset, n_bytes)
@@ -182,7 +184,7 @@ class Source:
             raise self._changed("shrank", self.size) from None
 
     def read(self, offset: int, n_bytes: int) -> bytes:
-        """A copy of `n_bytes` bytes at `offset`; safe to call from several threads."""
+        """A copy of `n_bytes` bytes at `offset`; thread-safe."""
         self.check(offset, n_bytes)
         if self._fd is None:
             return bytes(self.view(offset, n_bytes))
@@ -197,11 +199,11 @@ class Source:
         return data
 
     def read_data(self, offset: int, n_bytes: int) -> bytes:
-        """The same of what tensors hold: large, in order, once. A file that lies elsewhere keeps it on the disk."""
+        """The same for tensor data: large, in order, once. A remote file caches it on disk."""
         return self.read(offset, n_bytes)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset`; safe to call from several threads."""
+        """Fills `buffer` from `offset`; thread-safe."""
         self.check(offset, len(buffer))
         if self._fd is None:
             buffer[:] = self.view(offset, len(buffer))
@@ -221,7 +223,7 @@ class Source:
             done += n
 
     def close(self) -> None:
-        """Closes the file. Views that were handed out keep their mapping until they are dropped."""
+        """Closes the file. Views that were handed out keep their mapping."""
         if self.record is not None:
             self.record.close()
         for source in self.unpacked:
@@ -243,7 +245,7 @@ _STAND_INS: dict[str, Callable[[str], Source]] = {}
 
 
 def register_remote(path: PathLike, make: Callable[[str], Source]) -> None:
-    """From now on `Source.open(path)` gives what `make` gives for the path: bytes that lie elsewhere."""
+    """Makes `Source.open(path)` return what `make` returns for the path: a remote file."""
     _STAND_INS[os.path.abspath(path)] = make
 
 
@@ -251,13 +253,13 @@ _WAITERS: list[Callable[[bool], None]] = []
 
 
 def on_cancel(call: Callable[[bool], None]) -> None:
-    """Has `call` called with True when nobody wants any longer what reads wait for, and with False afterwards."""
+    """Registers `call`: called with True when pending reads should be cancelled, and with False afterwards."""
     _WAITERS.append(call)
 
 
 @contextmanager
 def cancelled_reads() -> Iterator[None]:
-    """For the block, reads that wait for bytes from elsewhere raise StorageError."""
+    """Within the block, reads that wait for remote bytes raise StorageError."""
     for call in _WAITERS:
         call(True)
     try:
@@ -272,7 +274,7 @@ _OPENED: ContextVar[tuple[list[Source], ...]] = ContextVar("opened", default=())
 
 @contextmanager
 def watch_opened() -> Iterator[list[Source]]:
-    """Gives the list of the files that the block opens, also of those that it closes again; blocks may be nested."""
+    """Collects the files that the block opens, including those it closes again; blocks may be nested."""
     opened: list[Source] = []
     token = _OPENED.set((*_OPENED.get(), opened))
     try:
@@ -303,8 +305,9 @@ def read_whole(path: PathLike) -> bytes:
 def absolute(path: PathLike) -> str:
     """The absolute path that the operating system means by `path`.
 
-    `..` stays: behind a link or a missing folder, what is left without it is another file. Raises UsageError for a zero
-    byte; NotFoundError where the folder that this process works in is gone.
+    `..` is kept: behind a link or a missing folder, removing it would name another file. Raises UsageError for a zero
+    byte;
+    NotFoundError if the working directory is gone.
     """
     name = os.fspath(path)
     if "\0" in name:
@@ -318,12 +321,12 @@ def absolute(path: PathLike) -> str:
 
 
 def exists(path: PathLike, *, follow: bool = True) -> bool:
-    """Whether there is anything of that name; without `follow` a link counts whatever it points to."""
+    """Whether the name exists; without `follow` a link counts whatever its target."""
     return _mode(path, follow) is not None
 
 
 def is_file(path: PathLike) -> bool:
-    """Whether the path is a plain file, or a link to one. Raises StorageError."""
+    """Whether the path is a regular file, or a link to one. Raises StorageError."""
     return stat.S_ISREG(_mode(path) or 0)
 
 
@@ -333,7 +336,7 @@ def is_folder(path: PathLike) -> bool:
 
 
 def is_same(a: PathLike, b: PathLike) -> bool:
-    """Whether both paths, which exist, are one file. Raises NotFoundError, StorageError."""
+    """Whether both existing paths are one file. Raises NotFoundError, StorageError."""
     with storage_errors(a):
         return os.path.samefile(a, b)
 
@@ -351,5 +354,5 @@ def _mode(path: PathLike, follow: bool = True) -> int | None:
 
 
 def padding(n_bytes: int, alignment: int) -> int:
-    """Bytes missing from `n_bytes` to the next multiple of `alignment`."""
+    """Bytes from `n_bytes` to the next multiple of `alignment`."""
     return -n_bytes % alignment

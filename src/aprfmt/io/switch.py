@@ -1,12 +1,13 @@
-"""Replaces files of a folder by others, all or none, where the folder itself cannot be exchanged.
+"""Replaces files of a folder, all or none, if the folder itself cannot be exchanged.
 
-The new files lie complete in a temporary folder inside it. First everything that goes is renamed aside, then all that
-comes is renamed in; the file without which nobody can load the others goes first and comes last. So the folder never
-holds old and new files together, and never a part of either that loads. A record in the temporary folder, synced before
-the first rename, says what is to be done: a process that is killed leaves enough for the next run to complete it.
+The complete new files are in a temporary folder inside it. First all old files are renamed away, then all new ones are
+renamed in; the file without which nobody can load the others goes first and comes last. So the folder never has old and
+new files together, and never an incomplete set that loads. A record in the temporary folder, synced before the first
+rename, states the plan: the next run completes the switch of a killed process.
 
-The record is signed and holds the identity of both folders and of every file. The next run moves a file only when all
-of that still holds: a record that came with an archive, or in a copy of the folder, moves nothing.
+The record is signed and contains the identity of both folders and of every file. The next run moves a file only if all
+of
+that still holds: a record from an archive or in a copy of the folder moves nothing.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ _ASIDE = ".replaced"
 
 @dataclass(slots=True)
 class Switch:
-    """New files of the folder around `temporary`, in which they lie.
+    """New files of the folder that contains `temporary`, where they are stored.
 
     Attributes:
         temporary: path of the temporary folder.
-        new: names of the new files with their identities, in the order in which they come.
-        old: names of the files that go with their identities, in the order in which they go.
-        force: whether new files may take the place of files that are not in `old`.
-        is_recovery: whether another process began it: then only files with their identities are moved.
-        is_begun: whether something was done that is neither complete nor taken back.
+        new: names of the new files with their identities, in the order in which they appear.
+        old: names of the files to remove with their identities, in order.
+        force: whether new files may replace files that are not in `old`.
+        is_recovery: whether another process began it: then only files with matching identities are moved.
+        is_begun: whether something was done that is neither complete nor undone.
     """
 
     temporary: str
@@ -52,7 +53,8 @@ class Switch:
 
     @classmethod
     def plan(cls, temporary: str, new: Iterable[str], stale: Iterable[str], last: str, *, force: bool) -> Self:
-        """The switch to the files `new`, which replace those of their names with `force`; `stale` ones go, too.
+        """Plans the switch to the files `new`, which with `force` replace files of the same name; `stale` ones are
+        removed.
 
         `last`: name of the file without which the others cannot be loaded. Raises OSError.
         """
@@ -65,9 +67,9 @@ class Switch:
         return cls(temporary, new_, old, force)
 
     def run(self) -> None:
-        """Does it, or nothing: what was done is taken back before an exception leaves. Raises ExistsError, OSError.
+        """Does it completely or not at all: undoes its steps before an exception leaves. Raises ExistsError, OSError.
 
-        Where that fails, too, the record stays, and the next run completes the switch.
+        If undoing fails too, the record stays, and the next run completes the switch.
         """
         self._record()
         self.is_begun = True
@@ -80,7 +82,7 @@ class Switch:
         self._forget()
 
     def forward(self) -> None:
-        """Does what is left to be done. Raises ExistsError, OSError."""
+        """Does the remaining steps. Raises ExistsError, OSError."""
         firsts = {*list(self.old)[:1], *(self.old.keys() - self.new.keys())}  # of this set, and perhaps of older ones
         for name, known in self.old.items():
             is_placed = name in self.new and not _exists(self._new(name))
@@ -101,7 +103,7 @@ class Switch:
         self._sync(self.new)
 
     def _make_folders(self) -> None:
-        """Makes the folders of new files, and lasting: a file in one that is lost is lost with it."""
+        """Creates the folders of new files, durably: a file in a lost folder is lost with it."""
         folders = {os.path.dirname(self._place(name)) for name in self.new}
         if missing := [folder for folder in folders if not _exists(folder)]:
             for folder in missing:
@@ -109,13 +111,13 @@ class Switch:
             self._sync(self.new)
 
     def check(self) -> None:
-        """Raises RefusedError unless every new file still to come is the one that the record knows; OSError."""
+        """Raises RefusedError unless every pending new file is the one in the record; OSError."""
         for name in self.pending():
             if identity(os.lstat(self._new(name))) != self.new[name]:
                 raise _refused(self.temporary, f"{name} in it was modified")
 
     def superseded(self) -> set[str]:
-        """Names of new files still to come, in whose places somebody else has put others."""
+        """Names of pending new files whose places others have taken."""
         found = set()
         for name in self.pending():
             with suppress(FileNotFoundError):
@@ -125,7 +127,7 @@ class Switch:
         return found
 
     def pending(self) -> set[str]:
-        """Names of new files still to come."""
+        """Names of pending new files."""
         return {name for name in self.new if _exists(self._new(name))}
 
     def _record(self) -> None:
@@ -145,7 +147,7 @@ class Switch:
         sync_folder(os.path.dirname(self.temporary))
 
     def _back(self) -> None:
-        """Puts everything back, in reverse order. Raises OSError where that fails."""
+        """Moves everything back, in reverse order. Raises OSError if that fails."""
         for name in reversed(self.new):
             if not _exists(self._new(name)):
                 _move(self._place(name), self._new(name))
@@ -168,7 +170,7 @@ class Switch:
                 sync_folder(self._place(str(folder)))
 
     def _is_linked(self, name: str) -> bool:
-        """Whether a new file has got its place and kept its old one, too."""
+        """Whether a new file has its final name and still its temporary one."""
         try:
             return os.path.samestat(os.lstat(self._new(name)), os.lstat(self._place(name)))
         except FileNotFoundError:
@@ -185,11 +187,12 @@ class Switch:
 
 
 def recover(temporary: str) -> bool:
-    """Completes the switch that a process began and did not end, if any; returns whether the rest may be removed.
+    """Completes the interrupted switch of another process, if any; returns whether the rest may be removed.
 
-    It may not where the record is another user's, or where somebody has put other files in place of some of the new
-    ones; where others are in place of all of them, the switch is out of date.
-    Raises RefusedError for a record that does not fit this folder and its files; OSError.
+    It may not if the record is another user's, or if others took the places of some of the new files; if they took all
+    of
+    them, the switch is out of date. Raises RefusedError for a record that does not match this folder and its files;
+    OSError.
     """
     record = os.path.join(temporary, _RECORD)
     try:
@@ -201,7 +204,7 @@ def recover(temporary: str) -> bool:
     if body is None:
         if _exists(os.path.join(temporary, _ASIDE)):
             raise _refused(temporary, "its log is damaged")
-        return True  # the record was not complete, so that nothing was moved
+        return True  # the record is incomplete, so nothing was moved
     values = json.loads(body)
     switch = Switch(temporary, values["new"], values["old"], values["force"], is_recovery=True)
     folder = os.path.realpath(os.path.dirname(temporary))
@@ -220,9 +223,9 @@ def recover(temporary: str) -> bool:
 
 
 def check_copy(temporary: str) -> None:
-    """Raises RefusedError where `temporary`, whose name is not signed for its folder, holds a switch of this user.
+    """Raises RefusedError if `temporary`, whose name is not signed for its folder, contains a switch of this user.
 
-    A record that this user did not sign says nothing: anybody can have put it into an archive.
+    A record without this user's signature counts for nothing: anybody can have put it into an archive.
     """
     record = os.path.join(temporary, _RECORD)
     with suppress(OSError):
@@ -235,7 +238,7 @@ def check_copy(temporary: str) -> None:
 
 
 def _signed_body(record: str) -> bytes | None:
-    """The record without its signature; None where that is not this user's. Raises OSError."""
+    """The record without its signature; None if the signature is not this user's. Raises OSError."""
     fd = os.open(record, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with open(fd, "rb") as file:
         tag, _, body = file.read(MAX_SWITCH_BYTES).partition(b"\n")
@@ -252,9 +255,9 @@ def _refused(temporary: str, why: str) -> RefusedError:
 
 
 def _is_inside(folder: str, name: str) -> bool:
-    """Whether `name` is that of a file in `folder`, also where links are followed, which may have come since.
+    """Whether `name` is a file inside `folder` after resolving links, which may have appeared since.
 
-    No link is among the `folder` and those that it lies in.
+    Neither `folder` nor its parents are links.
     """
     return os.path.commonpath([folder, os.path.realpath(os.path.dirname(os.path.join(folder, name)))]) == folder
 
@@ -264,7 +267,7 @@ def _exists(path: str) -> bool:
 
 
 def _move(path: str, to: str) -> None:
-    """Renames a file; tried twice, since on network disks it can fail once. Raises OSError."""
+    """Renames a file, trying twice, since a rename on a network disk can fail once. Raises OSError."""
     os.makedirs(os.path.dirname(to), exist_ok=True)
     try:
         os.rename(path, to)

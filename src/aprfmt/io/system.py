@@ -1,4 +1,4 @@
-"""What the operating system offers beyond the standard library, and who runs on it. All works without, less well."""
+"""Operating system functions beyond the standard library, and process identities. Everything degrades gracefully."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from zlib import crc32
 
 _SYNC_FILE_RANGE_WRITE = 2  # <fcntl.h> of Linux
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
-_LARGEST_PIECE = 32 << 20  # glibc takes no more
+_LARGEST_PIECE = 32 << 20  # glibc's maximum
 _KEPT_BYTES = 256 << 20
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
 _NO_UNNAMED = (errno.EISDIR, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT)
 
 
 def n_processors() -> int:
-    """Processors that this process may use, at least 1."""
+    """Number of processors that this process may use, at least 1."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def start_writeback(fd: int, offset: int, n_bytes: int) -> None:
-    """Lets the kernel begin to write this part of a file to the disk, and does not wait for it (Linux).
+    """Starts writing this part of a file to the disk, without waiting (Linux).
 
-    The disk then works while more is made, so that the fsync at the end finds little left to do.
+    The disk then works in parallel, so the fsync at the end has little left to do.
     """
     call = _function("sync_file_range")
     if call is not None:
@@ -40,7 +40,7 @@ def start_writeback(fd: int, offset: int, n_bytes: int) -> None:
 
 
 def open_unnamed(folder: str, mode: int) -> int | None:
-    """A new file without a name, open to read and write, which is gone when it is closed; None if unsupported.
+    """A new unnamed file, open for reading and writing, which disappears when closed; None if unsupported.
 
     `link_unnamed` gives it a name. Raises OSError.
     """
@@ -57,7 +57,7 @@ def open_unnamed(folder: str, mode: int) -> int | None:
 
 def link_unnamed(fd: int, path: str) -> None:
     """Gives a file of `open_unnamed` a name. Raises FileExistsError, OSError."""
-    # With a src_dir_fd, which an absolute path needs not, the link of /proc is followed.
+    # With a src_dir_fd, which an absolute path does not need, the link in /proc is followed.
     os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
 
 
@@ -67,7 +67,7 @@ def path_of_unnamed(fd: int) -> str:
 
 
 def exchange(a: str, b: str) -> None:
-    """Gives each of two folders the name of the other, in one step. Raises OSError, also where that is not offered."""
+    """Exchanges the names of two folders atomically. Raises OSError, also if unsupported."""
     call = _function("renameat2")
     code = errno.ENOSYS
     if call is not None:
@@ -80,7 +80,7 @@ def exchange(a: str, b: str) -> None:
 
 
 def is_mounted(folder: str) -> bool:
-    """Whether another disk, or a part of one, is mounted at or below `folder`, a path without links."""
+    """Whether `folder`, a path without links, is or contains a mount point."""
     try:
         with open("/proc/self/mountinfo", "rb") as file:
             points = [_unescaped(line.split()[4]) for line in file]
@@ -98,19 +98,19 @@ def _unescaped(field: bytes) -> str:
 
 
 def process_name() -> str:
-    """This process as text that no other process ever has: host, boot and container, id, start.
+    """A globally unique name of this process: host, boot and container, pid, start time.
 
-    `is_running` tells of it whether it still runs.
+    `is_running` tells whether it still runs.
     """
     return f"{_host()}{_boot()}-{os.getpid()}-{_start_of(os.getpid()) or 0}"
 
 
 PROCESS_NAME = r"[0-9a-f]{16}-[0-9]{1,10}-[0-9]{1,20}"
-"""What `process_name` gives, as a regular expression."""
+"""Regular expression for the result of `process_name`."""
 
 
 def is_running(name: str) -> bool | None:
-    """Whether the process of that name runs; None for one of another machine, container or boot."""
+    """Whether the process of that name runs; None if it belongs to another machine, container or boot."""
     place, pid, start = name.split("-")
     if place != _host() + _boot():
         return None
@@ -118,13 +118,13 @@ def is_running(name: str) -> bool | None:
         os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # another user's, whose start may be hidden
+    except PermissionError:  # another user's, whose start time may be hidden
         pass
     return _start_of(int(pid)) in (int(start), None)
 
 
 def is_earlier_boot(name: str, last_change: float) -> bool:
-    """Whether the process of that name ran on this machine before it was booted, to judge by its last change, in s."""
+    """Whether the process of that name ran on this machine before its last boot, judging by its last change, in s."""
     return name.startswith(_host()) and last_change < time.time() - _uptime()
 
 
@@ -140,7 +140,7 @@ def _host() -> str:
 
 @cache
 def _boot() -> str:
-    """This boot of this machine, and the container: ids of processes are those of one container."""
+    """Identity of this boot and container: process ids are unique within one container."""
     text = b""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", "rb") as file:
         text = file.read()
@@ -150,7 +150,7 @@ def _boot() -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process began, in ticks since the boot; 0 for one that has ended, None where that cannot be known."""
+    """Start time of a process, in ticks since boot; 0 if it has ended, None if unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -164,10 +164,11 @@ def _start_of(pid: int) -> int | None:
 
 @cache
 def keep_freed_memory() -> None:
-    """Lets the allocator of this process keep freed pieces for the next ones (glibc), from now on.
+    """Makes the allocator keep freed memory for reuse (glibc), from now on.
 
-    Pieces of a MiB come and go thousands of times; to give each back to the kernel and to fault its pages in anew
-    takes as long as to copy it.
+    Buffers of a MiB are allocated thousands of times; returning each to the kernel and faulting its pages in again
+    takes as
+    long as copying it.
     """
     call = _function("mallopt")
     if call is not None:
@@ -177,7 +178,7 @@ def keep_freed_memory() -> None:
 
 @cache
 def _function(name: str) -> Callable[..., object] | None:
-    """A function of the C library; None where it has none of that name."""
+    """A function of the C library; None if missing."""
     import ctypes
 
     try:

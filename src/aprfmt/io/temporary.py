@@ -1,4 +1,4 @@
-"""Files and folders that are not yet or never published: their names, and the end of those of killed processes."""
+"""Names of unpublished files and folders, and the cleanup after killed processes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NAME = re.compile(
     rf"(?P<signed>\.(?P<label>.*)\.(?P<process>{PROCESS_NAME})-[0-9a-f]{{8}})(?P<tag>[0-9a-f]{{16}})\.tmp", re.DOTALL
 )
 _ABANDONED_S = 24 * 3600
-"""A process that cannot be asked for (another machine's, another container's) is taken to be gone after so long."""
+"""A process that cannot be checked (another machine's, another container's) is assumed dead after this long."""
 
 
 def temporary_beside(target: str) -> str:
-    """A path beside `target` that tells which process works there, signed for this folder.
+    """A path next to `target` that names the process, signed for this folder.
 
-    Without a secret to sign with, nobody removes what a killed process leaves. Raises OSError.
+    Without a secret to sign with, leftovers of a killed process are never removed. Raises OSError.
     """
     folder, name = os.path.split(target)
     label = os.fsencode(name)[:_LABEL_BYTES].decode(errors="ignore")
@@ -42,7 +42,7 @@ def _in_folder(name: str, folder: str) -> bytes:
 
 
 def temporary_place() -> str:
-    """The folder of the system's temporary files. Raises StorageError where none can be written to."""
+    """The system's temporary folder. Raises StorageError if none is writable."""
     try:
         return tempfile.gettempdir()
     except OSError as error:
@@ -53,7 +53,7 @@ def temporary_place() -> str:
 
 @contextmanager
 def scratch_folder(label: str) -> Iterator[str]:
-    """A folder for the block among the system's temporary files, where those of killed processes are removed first.
+    """A temporary folder for the block; first removes those of killed processes.
 
     Raises StorageError.
     """
@@ -69,11 +69,13 @@ def scratch_folder(label: str) -> Iterator[str]:
 
 
 def sweep(folder: PathLike, ours: re.Pattern[str] | None = None) -> None:
-    """Ends what processes that no longer run began in the folder: completes their switches, removes the rest.
+    """Cleans up after processes that no longer run in the folder: completes their switches, removes the rest.
 
-    Only what carries a signature of this user for this folder is touched. `ours`: outputs (the first 64 bytes of their
-    names) that nobody but the caller writes here, so that whatever belongs to them is left over. What cannot be read
-    or removed stays. Raises RefusedError for a switch of this user that must not be completed.
+    Only names signed by this user for this folder are touched. `ours`: outputs (the first 64 bytes of their names) that
+    only
+    the caller writes here, so anything of theirs is a leftover. What cannot be read or removed stays. Raises
+    RefusedError for
+    a switch of this user that must not be completed.
     """
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -91,7 +93,7 @@ def sweep(folder: PathLike, ours: re.Pattern[str] | None = None) -> None:
 
 
 def _is_trusted(path: str) -> bool:
-    """Whether nobody laid this as a trap: in a folder that all may write to, such as /tmp, only one's own counts."""
+    """Whether it cannot be a trap: in a world-writable folder such as /tmp only the user's own files count."""
     is_shared = os.stat(os.path.dirname(path)).st_mode & stat.S_IWOTH
     return not is_shared or os.lstat(path).st_uid == os.geteuid()
 

@@ -1,4 +1,4 @@
-"""Compressed files as streams: memory within one step and the window, and not endlessly much of little."""
+"""Compressed files as streams: memory use is bounded by a step and the window, output by a maximum ratio."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ _Begin = Callable[[], _Decompressor]
 
 
 class _Form(NamedTuple):
-    """How a format is read: what makes the decompressor of each stream of a file, and how much it is given at once.
+    """A compression format: the decompressor of each stream, and how much input it gets at once.
 
-    A step gives at most some 30 MB: 4 bytes of zstd can mean 128 KiB, 1 byte of xz 7 KB, 1 byte of gzip 1 KB.
+    A step yields at most about 30 MB: 4 bytes of zstd can expand to 128 KiB, 1 byte of xz to 7 KB, 1 byte of gzip to 1
+    KB.
     """
 
     open: Callable[[], _Begin]
@@ -44,7 +45,7 @@ class _Form(NamedTuple):
 
 
 def _zstd() -> _Begin:
-    """One context for all frames: a new one takes 30 times as long as an empty frame."""
+    """One context for all frames: creating one takes 30 times as long as an empty frame."""
     import zstandard
 
     begin: _Begin = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj
@@ -58,15 +59,17 @@ _FORMS = {
 }
 
 SUFFIXES = tuple(_FORMS)
-"""Of the formats that are known."""
+"""The supported formats."""
 
 
 class Unpacked(io.RawIOBase):
-    """The content of a compressed file: streams laid end to end, any number of zero bytes after each.
+    """The content of a compressed file: concatenated streams, each followed by any number of zero bytes.
 
-    Reading raises CorruptError for damaged data, for anything else between or after the streams and for a file that is
-    cut short, even to nothing; LimitError for one that unpacks to more than MAX_UNPACKED_RATIO times its size, or has
-    more streams than its content needs.
+    Reading raises CorruptError for damaged data, for anything else between or after the streams and for truncated
+    files,
+    even empty ones; LimitError if it expands to more than MAX_UNPACKED_RATIO times its size, or has more streams than
+    its
+    content needs.
     """
 
     def __init__(self, file: BinaryIO, suffix: str, path: str) -> None:
@@ -83,7 +86,7 @@ class Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]
-        """As of any stream: fills a part of `buffer`; 0 at the end."""
+        """Fills part of `buffer`; returns 0 at the end."""
         assert not isinstance(buffer, bytes)
         while self._used == len(self._plain):
             if not self._fill():
@@ -95,7 +98,7 @@ class Unpacked(io.RawIOBase):
         return n
 
     def _fill(self) -> bool:
-        """Has `_rest` begin with what is unpacked next. Gives False at the end of the file."""
+        """Makes `_rest` the next decompressed data. Returns False at the end of the file."""
         while True:
             self._rest = self._rest or self._file.read(self._form.step_bytes)
             is_between = self._stream is None and self._streams > 0
@@ -109,7 +112,7 @@ class Unpacked(io.RawIOBase):
                 return True
 
     def _unpack(self) -> None:
-        """Replaces `_plain`, which was used up, by what the next step gives."""
+        """Replaces the used-up `_plain` with the output of the next step."""
         if self._stream is None:
             self._stream, self._streams = self._begin(), self._streams + 1
         stream = self._stream
@@ -117,7 +120,7 @@ class Unpacked(io.RawIOBase):
             self._plain, self._used = stream.decompress(self._rest), 0
         except MemoryError:
             raise
-        except Exception as error:  # each library has a class of its own
+        except Exception as error:  # each library has its own exception class
             raise self._damaged(str(error)) from error
         self._read += len(self._rest)
         self._rest = b""

@@ -1,4 +1,4 @@
-"""llama.cpp in a process of its own, which may die, hang or refuse a file while this one goes on.
+"""llama.cpp in a separate process, which may crash, hang or refuse a file without affecting this one.
 
-`client` starts `worker`, which answers one JSON line for each request with one of the engines of `engine.ENGINES`.
+`client` starts `worker`, which answers each JSON line using one of the engines of `engine.ENGINES`.
 """

@@ -1,7 +1,7 @@
-"""llama.cpp's C functions and mtmd's, from whichever Python package has brought the library.
+"""ctypes bindings of llama.cpp and mtmd, for the library in whichever Python package provides it.
 
-Both packages of `engine.ENGINES` hold a shared library that exports llama.h. How a build lays out its structures of
-parameters, ctypes cannot know: the defaults that it gives, of which some are known, tell which layout below it has.
+Both packages of `engine.ENGINES` contain a shared library that exports llama.h. ctypes cannot know how a build lays out
+its parameter structures: their default values, some of which are known, identify one of the layouts below.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 Token = c_int32
 Pointer = c_void_p
 _ROOM = 512
-"""Bytes of a structure of parameters, more than any layout has. Wherever it is an argument, it is the last one, on the
-stack or behind a pointer, so a function does not see what follows the fields that it knows."""
+"""Bytes of a parameter structure, more than any layout has. As an argument it is always the last one, on the stack or
+behind
+a pointer, so a function ignores what follows the fields that it knows.
+"""
 
 EVAL_CALLBACK = ctypes.CFUNCTYPE(c_bool, Pointer, c_bool, Pointer)
 """ggml_backend_sched_eval_callback: (tensor, whether it only asks if the tensor is wanted, user data)."""
@@ -29,7 +31,7 @@ EVAL_CALLBACK = ctypes.CFUNCTYPE(c_bool, Pointer, c_bool, Pointer)
 _CType: TypeAlias = "type[_CDataType]"
 _Field: TypeAlias = "tuple[str, _CType]"
 _Signature: TypeAlias = "tuple[_CType | None, list[_CType]]"
-"""What a function returns, None for nothing, and its arguments."""
+"""Return type, None for nothing, and argument types."""
 
 _MODEL_FIELDS: list[_Field] = [
     ("devices", Pointer),
@@ -74,7 +76,7 @@ def _with(fields: list[_Field], new: _Field, before: str) -> list[_Field]:
 
 _MODEL_LAYOUTS = [_MODEL_FIELDS]
 _CONTEXT_LAYOUTS = [_CONTEXT_FIELDS, _with(_CONTEXT_FIELDS, ("moe_cache_size", c_size_t), "abort_callback")]
-"""By llama.h of b11434 and of b11549."""
+"""In llama.h of b11434 and b11549."""
 
 _KNOWN: dict[str, dict[str, object]] = {
     "llama_model_default_params": {"vocab_only": False, "use_extra_bufts": True, "no_alloc": False},
@@ -83,11 +85,11 @@ _KNOWN: dict[str, dict[str, object]] = {
     "mtmd_context_params_default": {"use_gpu": True, "n_threads": 4, "media_marker": b"<__media__>", "warmup": True}
     | {"image_min_tokens": -1, "image_max_tokens": -1, "cb_eval": None, "progress_callback": None},
 }
-"""Defaults that have not changed for long; another value says that a field lies elsewhere."""
+"""Defaults that have not changed for long; another value means another layout."""
 
 
 class LlamaBatch(Structure):
-    """llama_batch: with no positions and sequences given, the tokens follow those of sequence 0."""
+    """llama_batch: without positions and sequences, the tokens follow those of sequence 0."""
 
     _fields_ = (
         ("n_tokens", c_int32),
@@ -107,13 +109,13 @@ class InputText(Structure):
 
 
 class MediaOptions(Structure):
-    """mtmd_helper_init_opt: how films are read."""
+    """mtmd_helper_init_opt: how videos are read."""
 
     _fields_ = (("fps_target", c_float), ("ffmpeg_bin_dir", c_char_p), ("timestamp_interval_ms", ctypes.c_int64))
 
 
 class Bitmap(Structure):
-    """mtmd_helper_bitmap_wrapper: a picture or sound; `film` where it is one of many pictures."""
+    """mtmd_helper_bitmap_wrapper: an image or audio; `film` if it is one of many frames."""
 
     _fields_ = (("bitmap", Pointer), ("film", Pointer))
 
@@ -177,7 +179,7 @@ _FUNCTIONS: dict[str, _Signature] = {
     "llama_supports_gpu_offload": (c_bool, []),
     "llama_print_system_info": (c_char_p, []),
 }
-"""Name -> (result, arguments) of the functions that take no parameters by value of a layout to be found out."""
+"""Name -> (result, arguments) of functions without parameter structures by value."""
 
 
 _MEDIA_FIELDS: list[_Field] = [
@@ -212,11 +214,11 @@ _MEDIA_FUNCTIONS: dict[str, _Signature] = {
     "mtmd_helper_get_n_tokens": (c_size_t, [Pointer]),
     "mtmd_helper_eval_chunks": (c_int32, [Pointer, Pointer, Pointer, c_int32, c_int32, c_int32, c_bool, _POSITION]),
 }
-"""Of mtmd.h and mtmd-helper.h."""
+"""Functions of mtmd.h and mtmd-helper.h."""
 
 
 class Functions:
-    """Functions of a shared library as attributes, under their names without the prefix that all have.
+    """Functions of a shared library as attributes, under their names without the common prefix.
 
     Args:
         path: the library.
@@ -234,7 +236,7 @@ class Functions:
             self.declare(name, result, arguments)
 
     def declare(self, name: str, result: _CType | None, arguments: list[_CType]) -> None:
-        """Makes a function of the library an attribute. Raises ImportError where the library does not export it."""
+        """Makes a function of the library an attribute. Raises ImportError if the library does not export it."""
         try:
             function = getattr(self._library, name)
         except AttributeError:
@@ -246,7 +248,7 @@ class Functions:
         raise AttributeError(f"{name} is not declared")
 
     def _parameters(self, default: str, layouts: list[list[_Field]]) -> type[Structure]:
-        """The structure whose defaults the function `default` gives, with room behind its fields."""
+        """The structure whose defaults the function `default` returns, with room after its fields."""
         raw = type("Raw", (Structure,), {"_fields_": [("bytes", ctypes.c_uint8 * _ROOM)]})
         function = getattr(self._library, default)
         function.restype, function.argtypes = raw, []
@@ -271,7 +273,7 @@ class LlamaLibrary(Functions):
 
     Raises:
         ImportError: the package is not installed, or has no library that exports llama.h.
-        LayoutError: the library's structures are laid out in a way that is not known here.
+        LayoutError: the layout of the library's structures is unknown.
     """
 
     def __init__(self, package: str) -> None:
@@ -282,10 +284,10 @@ class LlamaLibrary(Functions):
         self.declare("llama_model_load_from_file", Pointer, [c_char_p, self._model_params])
         self.declare("llama_init_from_model", Pointer, [Pointer, self._context_params])
         self.backend_init()
-        self.log_set(None, None)  # a package may have set a filter; what is said on stderr is the client's log
+        self.log_set(None, None)  # a package may have set a filter; the client logs stderr
 
     def callback(self, parameters: Structure, name: str, function: CFuncPtr) -> None:
-        """Sets a field of a structure of parameters to a C callback, which the caller keeps alive."""
+        """Sets a field of a parameter structure to a C callback, which the caller keeps alive."""
         setattr(parameters, name, ctypes.cast(function, Pointer).value)
 
     def model_params(self) -> Structure:
@@ -297,14 +299,14 @@ class LlamaLibrary(Functions):
         return self._context_params.from_buffer_copy(self._defaults[self._context_params])
 
     def sampler_chain(self) -> Any:
-        """An empty chain of samplers."""
+        """An empty sampler chain."""
         return self.sampler_chain_init(_SamplerChainParams(True))
 
 
 class MediaLibrary(Functions):
-    """The functions of mtmd.h and mtmd-helper.h, which make pictures and sound into what a language model takes.
+    """The functions of mtmd.h and mtmd-helper.h, which turn images and audio into input of a language model.
 
-    Raises as Library.
+    Raises as LlamaLibrary.
     """
 
     def __init__(self, package: str) -> None:
@@ -322,8 +324,8 @@ _MEDIA_LIBRARIES = ("xllamacpp*.so", "xllamacpp*.pyd", "lib/libmtmd.so", "lib/li
 
 
 def _library_of(package: str, patterns: tuple[str, ...]) -> Path:
-    """The first shared library in an installed package that has one of these names. Raises ImportError."""
-    module = importlib.import_module(package)  # its own start-up loads what the library needs
+    """The first shared library in an installed package with one of these names. Raises ImportError."""
+    module = importlib.import_module(package)  # its own import loads what the library needs
     folder = Path(module.__file__ or "").parent
     for pattern in patterns:
         if found := next(folder.glob(pattern), None):

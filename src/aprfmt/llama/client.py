@@ -1,4 +1,4 @@
-"""Runs a model in llama.cpp from outside: starts the worker, sets it a time limit and survives its death."""
+"""Runs a model in llama.cpp: starts the worker, limits its time and survives its crashes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from aprfmt.llama.worker import STOP
 from aprfmt.types import Json, JsonObject, PathLike
 
 TIMEOUT_VARIABLE = "APR_LLAMA_TIMEOUT"
-"""Environment variable: seconds that one request to llama.cpp may take."""
+"""Environment variable: time limit of one request to llama.cpp, in seconds."""
 
 _LEAST_SECONDS = 120.0
 _BYTES_PER_SECOND = 20e6
-"""What a slow disk and a slow processor get through: 16 tokens of a 70B model in an hour."""
+"""Lower bounds for slow disks and processors: 16 tokens of a 70B model in an hour."""
 
 _LOG_PREFIX = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] ")
 _REASON = re.compile(r"(?:error loading model(?: \w+)?: )+(.+)|(GGML_ASSERT.+)")
@@ -36,15 +36,15 @@ _NO_MEMORY = re.compile(
     r"failed to allocate|unable to allocate|out of memory|bad_alloc|mem_buffer != NULL|Memory allocation|MemoryError"
 )
 _MOST_THREADS = 512
-"""That ggml knows."""
+"""Tensor types that ggml supports."""
 
 
 class LlamaDiedError(RunError):
-    """llama.cpp ended its process, twice, or did not answer in time."""
+    """llama.cpp crashed twice, or did not answer in time."""
 
 
 def reason_in(log: str) -> str:
-    """What llama.cpp says is wrong; else its last lines, on one line; empty where it is silent."""
+    """The error in llama.cpp's log; else its last lines, joined; empty if it logged nothing."""
     lines = [_LOG_PREFIX.sub("", line).strip()[:_LONGEST_LINE] for line in log.splitlines()]
     for line in reversed(lines):
         if found := _REASON.search(line):
@@ -53,7 +53,7 @@ def reason_in(log: str) -> str:
 
 
 def require_llama() -> None:
-    """Raises MissingDependencyError where no engine is installed."""
+    """Raises MissingDependencyError unless an engine is installed."""
     if not any(find_spec(package) for package in ENGINES):
         raise MissingDependencyError(
             f"this needs llama.cpp: none of {', '.join(ENGINES.values())} is installed", hint=_INSTALL
@@ -62,19 +62,19 @@ def require_llama() -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What llama.cpp says of a model that it has loaded.
+    """Properties of a loaded model.
 
     Attributes:
-        engine: the package that holds it, with its version.
+        engine: the package that provides llama.cpp, with its version.
         n_vocab: tokens in the vocabulary.
-        n_ctx: tokens that the context has room for.
-        n_ctx_train: tokens that the model was trained with.
-        n_threads: threads that compute.
-        load_seconds: time to load it.
+        n_ctx: context length in tokens.
+        n_ctx_train: context length the model was trained with.
+        n_threads: compute threads.
+        load_seconds: load time.
         weight_bytes: size of all tensors.
-        bos, eos: ids of the tokens that begin and end a text; -1 without one.
-        adds_bos: whether a text begins with it.
-        has_encoder: whether an encoder reads the text before a decoder writes.
+        bos, eos: ids of the begin and end tokens; -1 if absent.
+        adds_bos: whether BOS is prepended to a text.
+        has_encoder: whether it is an encoder-decoder.
     """
 
     engine: str
@@ -92,15 +92,15 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """How a model continued a prompt.
+    """A continuation of a prompt.
 
     Attributes:
         ids: the tokens, an end token included.
-        text: their text, without what stopped it.
-        ended: why there are no more: "end" (an end token), "stop" (a word), "length", "context" (no room), "interrupt".
+        text: their text, without the stop string.
+        ended: why generation stopped: "end" (an end token), "stop" (a string), "length", "context" (full), "interrupt".
         prompt_tokens: tokens of the prompt.
-        prompt_seconds: time until the first token could be drawn.
-        seconds: time from then on.
+        prompt_seconds: time to the first token.
+        seconds: time after that.
     """
 
     ids: list[int]
@@ -114,33 +114,35 @@ class Generated:
 class Llama:
     """A model loaded in llama.cpp. Use in `with`.
 
-    A worker that dies is started once more, without the weights repacked for special instructions: on machines whose
-    processor reports AMX and whose kernel does not grant it, llama.cpp dies in its first computation. What the context
-    held is lost then, so a call that builds on it fails.
+    A worker that crashes is restarted once, without weights repacked for special instructions: if the processor reports
+    AMX
+    but the kernel does not grant it, llama.cpp crashes in its first computation. The context is lost then, so a call
+    that
+    depends on it fails.
 
     Args:
         path: a GGUF, or the first of its parts.
-        n_ctx: tokens of the context; 0: those that the model was trained with.
-        pooling: one of engine.POOLINGS, to ask for embeddings.
-        name: what errors call the file: the output that a temporary file becomes.
+        n_ctx: context length in tokens; 0: the training context length.
+        pooling: one of engine.POOLINGS, for embeddings.
+        name: what errors call the file, if `path` is temporary.
         n_bytes: size of all parts, for the time limit.
         adapters: LoRA GGUFs to apply, each with its scale.
-        n_threads: threads that compute; 0: half of the processors.
-        gpu_layers: layers to compute on a GPU, where the build of llama.cpp can.
-        watched: to ask for `effects` and to `reorder`.
-        importance: "layers" or "output" to `collect`.
+        n_threads: compute threads; 0: half of the processors.
+        gpu_layers: layers to offload to a GPU, if the build of llama.cpp supports it.
+        watched: required by `effects` and `reorder`.
+        importance: "layers" or "output", required by `collect`.
         exact, n_seq: as in LoadRequest.
-        tower: GGUF of what sees or hears beside the model, for `media`.
+        tower: GGUF of the vision or audio tower, for `media`.
         engines: packages to try, in this order.
 
     Attributes:
-        facts: what llama.cpp says of the model.
+        facts: properties of the loaded model.
 
     Raises:
         UsageError: a number is out of range.
         MissingDependencyError: no engine is installed, or none works.
         RunError: llama.cpp refuses the file.
-        LlamaDiedError: it died twice, or took too long.
+        LlamaDiedError: it crashed twice, or took too long.
     """
 
     facts: LoadedModel
@@ -204,17 +206,17 @@ class Llama:
         return self.facts.n_vocab
 
     def system(self) -> str:
-        """What llama.cpp says of the processor's instructions that it was built for."""
+        """llama.cpp's list of the processor features it was built for."""
         text: str = self._ask("system")
         return text
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """The ids of a text, with the tokens that begin and end one if `add_special`."""
+        """Encodes a text; `add_special` adds BOS and EOS as the model expects."""
         ids: list[int] = self._ask("tokenize", text=text, add_special=add_special, parse_special=parse_special)
         return ids
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of ids, with that of special tokens if asked for."""
+        """Decodes ids; includes the text of special tokens on request."""
         text: str = self._ask("detokenize", ids=[*ids], special=special)
         return text
 
@@ -233,15 +235,16 @@ class Llama:
         """Continues `prompt`, a text or ids, by at most `n_tokens`. Raises RunError, also for NaN or infinite logits.
 
         Args:
-            prompt: a text, which gets the tokens that begin one, or ids as they are.
-            n_tokens: at most so many.
-            sampling: how tokens are drawn; None: the most likely ones.
-            stop: words that end the text and do not belong to it.
-            reuse: what the context holds of the prompt is not computed again.
-            parse_special: whether the names of special tokens in a text mean those.
-            media: files of pictures and sound; in the prompt, a text that gets no further tokens then,
-                engine.MEDIA_MARKER stands for each.
-            on_text: called with each piece of text as it comes.
+            prompt: a text, to which BOS is added, or ids, used unchanged.
+            n_tokens: maximum number of new tokens.
+            sampling: sampling parameters; None: greedy.
+            stop: stop strings, which are not part of the text.
+            reuse: keep the common prefix that the context already has.
+            parse_special: whether names of special tokens in a text are parsed as those.
+            media: image and audio files; engine.MEDIA_MARKER in the prompt, a text that gets no further tokens then,
+                marks where
+                each belongs.
+            on_text: called with each piece of text as it is generated.
         """
         answer = self._ask(
             "generate",
@@ -257,28 +260,30 @@ class Llama:
         return Generated(**answer)
 
     def interrupt(self) -> None:
-        """Ends the `generate` that is going on, after its next token; for other threads and for handlers of signals."""
+        """Stops the running `generate` after its next token; for other threads and signal handlers."""
         if self._worker is not None:
-            # A handler of signals may stand in the middle of what the lock of the worker's stdin protects.
+            # A signal handler may run while the lock of the worker's stdin is held.
             threading.Thread(target=self._worker.say, args=[STOP]).start()
 
     def embed(self, text: str | Sequence[int]) -> list[float]:
-        """The vector of a text or of ids, of a model loaded with `pooling`. Raises RunError, also for NaN values."""
+        """The embedding of a text or of ids, for a model loaded with `pooling`. Raises RunError, also for NaN."""
         vector: list[float] = self._ask("embed", text=text if isinstance(text, str) else [*text])
         return vector
 
     def vectors(self, texts: Sequence[Sequence[int]]) -> list[list[list[float]]]:
-        """For each text, computed in one batch: its vector, or with pooling "none" those of its tokens."""
+        """Embeds the texts in one batch: one vector each, or with pooling "none" one per token."""
         found: list[list[list[float]]] = self._ask("vectors", texts=[[*ids] for ids in texts])
         return found
 
     def pair(self, query: str, document: str) -> list[int]:
-        """The ids of two texts as a reranker takes them, with the special tokens that its vocabulary asks for."""
+        """The ids of a text pair for a reranker, with the special tokens of its vocabulary."""
         ids: list[int] = self._ask("pair", query=query, document=document)
         return ids
 
     def chat(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
-        """A conversation by one of llama.cpp's own templates, with the beginning of an answer. Raises RunError."""
+        """Renders a conversation with one of llama.cpp's own templates, including the start of an answer. Raises
+        RunError.
+        """
         text: str = self._ask("chat", name=name, messages=[dict(message) for message in messages])
         return text
 
@@ -289,9 +294,9 @@ class Llama:
 
         Args:
             ids: the tokens.
-            path: a file that has the size already; on a file system in memory nothing is written to a disk.
-            follow: go on behind the tokens of the call before.
-            encoded: what the encoder of an encoder-decoder reads first.
+            path: an existing file of the right size; in a memory file system nothing is written to a disk.
+            follow: continue after the tokens of the previous call.
+            encoded: input of the encoder in an encoder-decoder.
         """
         read: Json = [*encoded] if encoded is not None else None
         self._ask("logits", ids=[*ids], path=os.path.abspath(path), follow=follow, encoded=read)
@@ -299,23 +304,23 @@ class Llama:
     def last_logits(self, ids: Sequence[int], path: PathLike) -> None:
         """Writes the logits after the last of `ids` into `path`: float32, n_vocab. Raises RunError.
 
-        Tokens that begin as those of the call before are not computed again.
+        Reuses the common prefix with the previous call.
         """
         self._ask("last_logits", ids=[*ids], path=os.path.abspath(path))
 
     def measure(self, prompt_tokens: int, tokens: int) -> dict[str, float]:
-        """Seconds for a prompt and for a text: see Session.measure."""
+        """Measures the time of a prompt and of generation: see Session.measure."""
         found: dict[str, float] = self._ask("measure", prompt_tokens=prompt_tokens, tokens=tokens)
         return found
 
     def context_bytes(self) -> int | None:
-        """Memory for the context and for what is computed at once, as llama.cpp's log states it; None: it does not."""
+        """Memory of the context and compute buffers, from llama.cpp's log; None if not stated."""
         assert self._worker is not None
         sizes = _BUFFER.findall(self._worker.written())
         return round(sum(map(float, sizes)) * 2**20) if sizes else None
 
     def effects(self, ids: Sequence[int]) -> tuple[list[float | None], list[str]]:
-        """How far each layer moves the states of a text, relative to their size, and the names of the weights."""
+        """How far each layer moves a text's hidden states, relative to their size, and the names of the weights."""
         found = self._ask("effects", ids=[*ids])
         return found["effects"], found["weights"]
 
@@ -330,7 +335,7 @@ class Llama:
         self._ask("replace", name=name, path=os.path.abspath(path))
 
     def collect(self, ids: Sequence[int]) -> dict[str, int]:
-        """See Session.collect. What was collected dies with a worker, so no other one goes on in its place."""
+        """See Session.collect. A crash loses the collected sums, so the worker is not restarted."""
         found: dict[str, int] = self._ask("collect", ids=[*ids], follow=True)
         return found
 
@@ -343,7 +348,7 @@ class Llama:
         self._ask("load_collected", path=os.path.abspath(path))
 
     def _ask(self, call: str | None = None, *, on_part: Callable[[Any], None] | None = None, **arguments: Json) -> Any:
-        """What a call of worker.CALLS gives, or nothing but a loaded model."""
+        """Calls a method of worker.CALLS, or only loads the model."""
         given: list[Any] = []
 
         def give(part: Any) -> None:
@@ -358,7 +363,7 @@ class Llama:
                 return self._reply(call, arguments, give) if call else None
             except ChildDiedError as death:
                 self.close()
-                # What was given already cannot be taken back, and weights that were changed are lost.
+                # Text that was passed on cannot be taken back, and modified weights are lost.
                 is_lost = self._is_changed or arguments.get("follow")
                 if death.late or given or is_lost or not self._request.extra_buffers:
                     reason = reason_in(death.log)
@@ -371,7 +376,7 @@ class Llama:
                 self._request = replace(self._request, extra_buffers=False)
 
     def _start_worker(self) -> None:
-        """Starts a worker that loads the model; `facts` describes it then."""
+        """Starts a worker that loads the model and sets `facts`."""
         # An abort in ggml would start a debugger for a backtrace.
         self._worker = Child(["-m", "aprfmt.llama.worker"], {"GGML_NO_BACKTRACE": "1"})
         try:
@@ -388,7 +393,7 @@ class Llama:
         assert self._worker is not None
         try:
             reply = self._worker.ask([call, arguments], self._seconds, on_part)
-        except BaseException:  # what it still says belongs to no other request
+        except BaseException:  # what it still sends belongs to no other request
             self.close()
             raise
         if "ok" in reply:
@@ -406,7 +411,7 @@ class Llama:
         raise RunError(self._named(message), path=self._name, hint=hint)
 
     def _check_memory(self, text: str) -> None:
-        """Raises OutOfMemoryError where the worker lacked memory under a limit of this process."""
+        """Raises OutOfMemoryError if the worker ran into a memory limit of this process."""
         limit = memory_limit()
         if limit is not None and _NO_MEMORY.search(text):
             raise OutOfMemoryError(
@@ -425,14 +430,16 @@ class Llama:
         self.close()
 
     def close(self) -> None:
-        """Ends the worker."""
+        """Stops the worker."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
 
 def time_limit(n_bytes: int) -> float:
-    """Seconds for a request to a model of this size. Raises UsageError for a variable that is not a number."""
+    """Time limit of a request to a model of this size, in seconds. Raises UsageError for an invalid environment
+    variable.
+    """
     text = os.environ.get(TIMEOUT_VARIABLE)
     if not text:
         return _LEAST_SECONDS + n_bytes / _BYTES_PER_SECOND
@@ -450,11 +457,11 @@ def time_limit(n_bytes: int) -> float:
 PROMPT = "The capital of France is"
 
 _ENCODERS = ("gemma-embedding",)
-"""Architectures whose attention llama.cpp knows to look both ways without a key that says so."""
+"""Architectures with bidirectional attention that needs no key in llama.cpp."""
 
 
 class LogitsComparison(TypedDict):
-    """The outcome of `--verify=logits`: `what` is compared, by which engines, and how far it is apart."""
+    """The result of `--verify=logits`: `what` is compared, by which engines, and the difference."""
 
     what: str
     tokens: int
@@ -465,9 +472,10 @@ class LogitsComparison(TypedDict):
 
 
 class Verification(TypedDict):
-    """What llama.cpp made of a file; decoders have `tokens` and `text`, encoders the vector of the prompt.
+    """The result of running a file in llama.cpp; decoders have `tokens` and `text`, encoders the embedding of the
+    prompt.
 
-    An output that is no GGUF has `logits` alone.
+    Outputs other than GGUF have `logits` only.
     """
 
     loaded: NotRequired[bool]
@@ -482,7 +490,7 @@ class Verification(TypedDict):
 
 
 def pooling_of(metadata: Mapping[str, object]) -> tuple[str | None, bool]:
-    """(how embeddings are pooled by the keys of a GGUF, None where they are silent; whether it is an encoder)."""
+    """(pooling type from the keys of a GGUF, None if absent; whether it is an encoder)."""
     architecture = metadata.get("general.architecture")
     value = metadata.get(f"{architecture}.pooling_type")
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(POOLINGS)
@@ -492,19 +500,20 @@ def pooling_of(metadata: Mapping[str, object]) -> tuple[str | None, bool]:
 
 
 def encoder_pooling(path: PathLike) -> tuple[str | None, int]:
-    """(how the model of a GGUF pools its embeddings, None for one that generates text; bytes of all its parts)."""
+    """(pooling type of a GGUF's model, None for one that generates text; bytes of all its parts)."""
     with formats.open(path) as model:
         name, encodes = pooling_of(model.metadata)
         size = model.size_bytes
-    # Without pooling there is a vector for each token, with "rank" a score: both are asked for their mean.
+    # Without pooling there is one vector per token, with "rank" a score: request the mean for both.
     return (name if name in ("mean", "cls", "last") else "mean") if encodes else None, size
 
 
 def verify_gguf(path: PathLike, embedding_rows: int | None, name: PathLike | None = None) -> Verification:
-    """Loads `path`, which errors call `name`, and runs it: 16 tokens of text, or of an encoder one embedding.
+    """Loads `path`, which errors call `name`, and runs it: 16 tokens of text, or one embedding of an encoder.
 
-    Raises MissingDependencyError without llama.cpp; RunError where it refuses the file, dies, has another number of
-    tokens than `embedding_rows`, or computes what is not a number.
+    Raises MissingDependencyError without llama.cpp; RunError if it refuses the file, crashes, has another number of
+    tokens
+    than `embedding_rows`, or computes NaN or infinite values.
     """
     pooling, n_bytes = encoder_pooling(path)
     with Llama(path, pooling=pooling, name=name, n_bytes=n_bytes) as llama:
@@ -522,5 +531,5 @@ def verify_gguf(path: PathLike, embedding_rows: int | None, name: PathLike | Non
             if not norm:
                 raise RunError("the model computes an embedding of zeros", path=name or path)
             found |= {"embedding_size": len(vector), "embedding_norm": norm}
-        found["engine"] = llama.engine  # a worker that died was replaced meanwhile
+        found["engine"] = llama.engine  # a worker that crashed was replaced meanwhile
         return found

@@ -1,18 +1,18 @@
-"""What a process that runs llama.cpp is asked for: the packages that bring the library, and the words of a request."""
+"""Requests to a llama.cpp process: the packages that provide the library, and the load and sampling parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 ENGINES = {"xllamacpp": "xllamacpp", "llama_cpp": "llama-cpp-python"}
-"""Package that holds the library -> its name on PyPI; the first that works is used."""
+"""Package that provides the library -> its name on PyPI; the first that works is used."""
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
-"""How an encoder makes one vector of a text, by llama.cpp's number."""
+"""Pooling type of an encoder -> llama.cpp's enum value."""
 
 
 MEDIA_MARKER = "<__media__>"
-"""Stands in a prompt for a picture or a sound."""
+"""Marks the position of an image or audio in a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,17 @@ class LoadRequest:
 
     Attributes:
         path: a GGUF, or the first of its parts.
-        n_ctx: tokens of the context, prompt and answer together; 0: those that the model was trained with.
-        pooling: one of POOLINGS for a model that is asked for embeddings; None for one that generates text.
+        n_ctx: context length in tokens, prompt and answer together; 0: the training context length.
+        pooling: one of POOLINGS for embeddings; None for text generation.
         extra_buffers: whether llama.cpp may repack weights for instructions such as AMX.
-        n_threads: threads that compute; 0: half of the processors, since one that waits does so in a busy loop.
-        gpu_layers: layers computed on a GPU, by a build of llama.cpp that can.
+        n_threads: compute threads; 0: half of the processors, since waiting threads spin.
+        gpu_layers: layers to offload to a GPU, if the build supports it.
         adapters: (path of a LoRA GGUF, scale).
-        tower: GGUF of what sees or hears beside the model.
-        watched: whether weights are looked at and reordered in memory, which takes memory of the process's own.
-        exact: whether the KV cache is F32 and attention is computed step by step, for comparisons.
-        n_seq: texts that are computed in one batch.
-        importance: what an importance matrix is made of: "layers", or "output" for the output head too.
+        tower: GGUF of the vision or audio tower.
+        watched: whether weights are inspected and reordered in memory, which needs private memory.
+        exact: use an F32 KV cache and no flash attention, for comparisons.
+        n_seq: sequences per batch.
+        importance: what an importance matrix covers: "layers", or "output" for the output head too.
     """
 
     path: str
@@ -50,13 +50,13 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn; without a temperature it is the most likely one.
+    """Sampling parameters; without a temperature the most likely token is taken.
 
     Attributes:
-        temperature: divides the logits; 0 takes the most likely token.
-        top_k: only the k most likely tokens; 0: all.
-        top_p: only the most likely tokens that have this probability together; 1: all.
-        min_p: only tokens with at least this share of the most likely one's probability; 0: all.
+        temperature: divides the logits; 0: greedy.
+        top_k: keep the k most likely tokens; 0: all.
+        top_p: keep the most likely tokens up to this total probability; 1: all.
+        min_p: keep tokens with at least this fraction of the highest probability; 0: all.
         seed: the same seed draws the same tokens.
     """
 
@@ -72,8 +72,8 @@ class EngineError(Exception):
 
 
 class RoomError(EngineError):
-    """A text has more tokens than the context has room for."""
+    """A text does not fit the context."""
 
 
 class LayoutError(EngineError):
-    """A build of llama.cpp whose structures are laid out in a way that is not known."""
+    """The layout of llama.cpp's structures is unknown in this build."""

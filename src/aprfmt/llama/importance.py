@@ -1,7 +1,7 @@
-"""Sums of squares of what each matrix of a network is multiplied with, taken while llama.cpp computes.
+"""Collects importance matrices: sums of the squared inputs of each weight matrix, while llama.cpp computes.
 
-For an importance matrix every product with a weight is looked at: dense ones (MUL_MAT), and those of experts
-(MUL_MAT_ID), where each token goes to the matrices that a third tensor names.
+It observes every product with a weight: dense ones (MUL_MAT), and those of experts (MUL_MAT_ID), where a third tensor
+selects the matrices of each token.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ GgmlTensor._fields_ = [
 
 @dataclass(slots=True)
 class ActivationSums:
-    """What was seen of one weight: the sums of squares [matrices, columns] and how many rows each matrix met."""
+    """The sums of squared inputs of one weight [matrices, columns], and the number of rows per matrix."""
 
     squares: np.ndarray[Any, np.dtype[np.float64]]
     counts: np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Collector:
-    """Gathers sums by the name of the weight.
+    """Collects sums by the name of the weight.
 
     Args:
         library: llama.cpp.
-        output: whether the output head counts, which llama.cpp's own tool leaves out unless told.
+        output: whether to include the output head, which llama-imatrix excludes by default.
 
     Attributes:
-        callback: what llama.cpp calls for each operation of a graph.
+        callback: called by llama.cpp for each operation of a graph.
         sums: by the name of the weight.
-        failure: what went wrong in the callback, which cannot raise.
+        failure: an exception of the callback, which cannot raise.
     """
 
     def __init__(self, library: LlamaLibrary, output: bool) -> None:
@@ -76,11 +76,11 @@ class Collector:
         self.callback = EVAL_CALLBACK(self._called)
 
     def begin(self) -> None:
-        """A graph begins: what it computes is taken in, and the same addresses hold other values than before."""
+        """Starts collecting from a new graph; cached addresses become invalid."""
         self._last, self._open = None, True
 
     def end(self) -> None:
-        """Nothing is taken in until the next. Raises what went wrong meanwhile."""
+        """Stops collecting. Raises the callback's exception, if any."""
         self._open = False
         if self.failure is not None:
             failure, self.failure = self.failure, None
@@ -94,7 +94,7 @@ class Collector:
             return False
 
     def _see(self, pointer: Any, ask: bool) -> bool:
-        """Whether the result is wanted, when asked; else takes it in and says whether to go on."""
+        """With `ask`, whether the result is wanted; otherwise collects it and returns whether to continue."""
         if not self._open:
             return not ask
         tensor = pointer.contents
@@ -129,7 +129,7 @@ class Collector:
         found.counts += rows[1] * rows[2] * rows[3] // (outer * inner)
 
     def _squares(self, given: Any) -> np.ndarray[Any, Any]:
-        """The sums of squares over the rows; queries, keys and values have the same input."""
+        """The sums of squares over the rows; cached, since queries, keys and values share their input."""
         address = ctypes.addressof(given.contents)
         if self._last is not None and self._last[0] == address:
             return self._last[1]
@@ -169,7 +169,7 @@ class Collector:
         return found
 
     def _values(self, pointer: Any, dtype: Any) -> np.ndarray[Any, Any]:
-        """The values of a tensor [ne3, ne2, ne1, ne0], in place where the processor can read them."""
+        """The values of a tensor [ne3, ne2, ne1, ne0], without a copy if they are in host memory."""
         tensor = pointer.contents
         if tensor.type != (_F32 if dtype is np.float32 else _I32):
             raise EngineError(f"{tensor.name.decode()} has type {tensor.type}")

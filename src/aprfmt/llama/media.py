@@ -1,4 +1,4 @@
-"""Pictures and sound in a prompt, through mtmd, in the process of the worker."""
+"""Images and audio in a prompt, through mtmd, in the worker process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aprfmt.llama.engine import MEDIA_MARKER, EngineError, RoomError
 
 
 class MediaContext:
-    """What sees or hears beside a language model.
+    """A vision or audio tower for a language model.
 
     Args:
         package: a key of engine.ENGINES.
         path: the GGUF of the tower.
         model: llama.cpp's pointer to the language model.
-        n_threads: threads that compute.
-        use_gpu: whether a GPU computes it, by a build of llama.cpp that can.
+        n_threads: compute threads.
+        use_gpu: whether to compute it on a GPU, if the build supports it.
     """
 
     def __init__(self, package: str, path: str, model: Any, n_threads: int, *, use_gpu: bool) -> None:
@@ -33,9 +33,9 @@ class MediaContext:
             raise EngineError(f"mtmd cannot load the tower {path}")
 
     def feed(self, context: Any, prompt: str, files: Sequence[str], n_batch: int, room: int) -> int:
-        """Computes a prompt with a marker for each file, in an empty context; how many tokens it has.
+        """Computes a prompt with a marker per file, in an empty context; returns its number of tokens.
 
-        Raises EngineError, also where it has more tokens than there is `room` for.
+        Raises EngineError, also if it has more than `room` tokens.
         """
         data = prompt.encode()
         text = InputText(data, len(data), False, True)
@@ -88,7 +88,7 @@ class MediaContext:
         return read.bitmap
 
     def _abilities(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
-        """Whether it sees, and whether it hears."""
+        """Whether the tower accepts images, and whether it accepts audio."""
         return (
             ("accepts images", self._c.support_vision(self._context)),
             ("accepts audio", self._c.support_audio(self._context)),

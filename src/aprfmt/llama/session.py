@@ -1,4 +1,4 @@
-"""A model loaded in llama.cpp, in the process of the worker: the methods are what a client can ask for."""
+"""A model loaded in llama.cpp, in the worker process; its methods are the requests that a client can make."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _F32, _NO_FLASH = 0, 0
 """ggml_type, llama_flash_attn_type."""
 
 _BATCH, _MICRO_BATCH = 2048, 512
-"""Tokens that llama.cpp takes in one call, and computes at once: its own defaults."""
+"""Batch size and micro-batch size: llama.cpp's own defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A prompt with pictures or sound that the context begins with, and its tokens there."""
+    """A prompt with images or audio at the start of the context, and its tokens there."""
 
     prompt: str
     media: list[str]
@@ -43,19 +43,19 @@ class _Seen:
 
 
 _NO_TOKEN = -1
-"""In the place of what a picture or a sound became."""
+"""Replaces the tokens of an image or audio."""
 
 
 class Session:
     """A model and a context of llama.cpp.
 
-    The methods named in worker.CALLS take and give JSON; those that are generators give parts before their result.
-    All raise EngineError.
+    The methods named in worker.CALLS take and return JSON; generators yield parts before their result. All raise
+    EngineError.
 
     Args:
         library: the functions of llama.cpp.
         request: what to load.
-        stopped: asked between two tokens whether the client wants no more of them.
+        stopped: polled between tokens: whether the client wants to stop.
     """
 
     def __init__(self, library: LlamaLibrary, request: LoadRequest, stopped: Callable[[], bool]) -> None:
@@ -92,10 +92,10 @@ class Session:
         options = self._c.context_params()
         n_ctx = request.n_ctx or self._c.model_n_ctx_train(self._model)
         options.n_ctx = n_ctx
-        # A whole text goes through an encoder at once, and a chunk where its products are looked at.
+        # An encoder computes a whole text at once, an importance matrix a whole chunk.
         whole = request.pooling or self._collector or self._c.model_has_encoder(self._model)
         options.n_batch = n_ctx if whole else min(n_ctx, _BATCH)
-        # The parts of a picture may see each other, so they are computed at once.
+        # Tokens of an image may attend to each other, so they are computed together.
         options.n_ubatch = options.n_batch if whole or request.tower else min(n_ctx, _MICRO_BATCH)
         options.n_threads = options.n_threads_batch = self._threads
         if request.exact:
@@ -123,7 +123,7 @@ class Session:
                 raise EngineError("llama.cpp cannot apply the adapters")
 
     def facts(self) -> JsonObject:
-        """What a client knows of a loaded model: see client.Facts."""
+        """The properties of a loaded model: see client.LoadedModel."""
         return {
             "n_vocab": self.n_vocab,
             "n_ctx": self._c.n_ctx(self._context),
@@ -138,21 +138,21 @@ class Session:
         }
 
     def system(self) -> str:
-        """What llama.cpp says of the processor's instructions that it was built for."""
+        """llama.cpp's list of the processor features it was built for."""
         text: bytes = self._c.print_system_info()
         return text.decode(errors="replace").strip(" |")
 
     # --- tokens and text ---
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """The ids of a text."""
+        """Encodes a text."""
         data = text.encode()
         ids = (Token * (len(data) + 8))()  # no token is shorter than a byte; some are added
         n = self._c.tokenize(self._vocab, data, len(data), ids, len(ids), add_special, parse_special)
         return list(ids[: max(n, 0)])
 
     def pair(self, query: str, document: str) -> list[int]:
-        """The ids of two texts as a reranker takes them, with the special tokens that its vocabulary asks for."""
+        """The ids of a text pair for a reranker, with the special tokens of its vocabulary."""
         first, second = (self.tokenize(text, add_special=False, parse_special=False) for text in (query, document))
         eos = self._c.vocab_eos(self._vocab)
         end = [eos if eos >= 0 else self._c.vocab_sep(self._vocab)] if self._c.vocab_get_add_eos(self._vocab) else []
@@ -161,7 +161,7 @@ class Session:
         return [token for token in (*begin, *first, *end, *between, *second, *end) if token >= 0]
 
     def chat(self, name: str, messages: Sequence[dict[str, str]]) -> str:
-        """A conversation by one of llama.cpp's own templates, with the beginning of an answer at its end."""
+        """Renders a conversation with one of llama.cpp's own templates, including the start of an answer."""
         said = [ChatMessage(message["role"].encode(), message["content"].encode()) for message in messages]
         given = (ChatMessage * len(said))(*said)
         size = 2 * sum(len(m.role) + len(m.content) for m in said) + _LONGEST_PIECE
@@ -175,7 +175,7 @@ class Session:
             size = n
 
     def detokenize(self, ids: Sequence[int], special: bool = False) -> str:
-        """The text of ids, that of special tokens only if asked for."""
+        """Decodes ids; includes the text of special tokens on request."""
         return b"".join(self._piece(token, special) for token in ids).decode(errors="replace")
 
     def _piece(self, token: int, special: bool = False) -> bytes:
@@ -186,7 +186,7 @@ class Session:
     # --- computing ---
 
     def _compute(self, ids: Sequence[int], every: bool = False) -> None:
-        """Computes ids that follow those of the context, with outputs for the last one or for every one."""
+        """Computes ids that follow the context, with outputs for the last one or for all."""
         memory = (Token * len(ids))(*ids)
         wanted = (ctypes.c_int8 * len(ids))(*([every] * (len(ids) - 1)), True)
         code = self._c.decode(self._context, LlamaBatch(n_tokens=len(ids), token=memory, logits=wanted))
@@ -205,7 +205,7 @@ class Session:
             self._compute(ids[start : start + step])
 
     def _forget(self, keep: int = 0) -> int:
-        """Takes all but the first `keep` tokens out of the context; how many it keeps."""
+        """Removes all but the first `keep` tokens from the context; returns how many were kept."""
         memory = self._c.get_memory(self._context)
         if memory and not (keep and self._c.memory_seq_rm(memory, 0, keep, -1)):  # an encoder has none
             self._c.memory_clear(memory, True)
@@ -215,19 +215,19 @@ class Session:
         return keep
 
     def _row(self, index: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The logits of an output, in memory of llama.cpp that the next call overwrites."""
+        """The logits of an output, in memory that llama.cpp's next call overwrites."""
         pointer = self._c.get_logits_ith(self._context, index)
         if not pointer:
             raise EngineError("llama.cpp returned no logits")
         logits = np.ctypeslib.as_array(pointer, shape=(self.n_vocab,))
-        # A network may rule tokens out by -inf.
+        # A network may mask tokens with -inf.
         if np.isnan(logits).any() or np.isposinf(logits).any() or np.isneginf(logits).all():
             raise EngineError("the model produces NaN or infinite logits")
         return logits
 
     def _begin(self, ids: list[int], reuse: bool) -> None:
-        """Computes a prompt, of which the context may hold the first tokens."""
-        ids = ids or [max(0, self._c.vocab_bos(self._vocab))]  # a vocabulary that cannot spell the prompt
+        """Computes a prompt, reusing the tokens that the context already has."""
+        ids = ids or [max(0, self._c.vocab_bos(self._vocab))]  # a vocabulary that cannot encode the prompt
         if self._c.model_has_encoder(self._model) and self._c.model_has_decoder(self._model):
             self._forget()
             self._encode(ids)
@@ -247,7 +247,7 @@ class Session:
             raise EngineError(f"llama.cpp failed to evaluate the encoder (code {code})")
 
     def _look(self, prompt: str, media: Sequence[str], reuse: bool) -> int:
-        """Computes a prompt with pictures and sound, of which the context may hold the beginning; how many tokens."""
+        """Computes a prompt with images and audio, reusing the start of the context; returns its number of tokens."""
         if self._tower is None:
             raise EngineError("the model has no vision or audio tower")
         seen = self._seen
@@ -273,7 +273,7 @@ class Session:
         parse_special: bool = True,
         media: Sequence[str] = (),
     ) -> Generator[dict[str, str], None, dict[str, object]]:
-        """Continues a prompt. Parts: {"text": what is certain so far}. The result: see client.Generated."""
+        """Continues a prompt. Parts: {"text": text that is final}. The result: see client.Generated."""
         started = time.perf_counter()
         if media:
             n_prompt = self._look(str(prompt), media, reuse)
@@ -292,7 +292,7 @@ class Session:
                 if self._stopped():
                     ended = "interrupt"
                     break
-                self._row(-1)  # only to see that it holds numbers
+                self._row(-1)  # checks for NaN
                 made.append(self._c.sampler_sample(sampler, self._context, -1))
                 if self._c.vocab_is_eog(self._vocab, made[-1]):
                     ended = "end"
@@ -338,11 +338,11 @@ class Session:
         return chain
 
     def embed(self, text: str | list[int]) -> list[float]:
-        """The vector of a text or of ids; of a reranker (pooling "rank") its scores."""
+        """The embedding of a text or of ids; for a reranker (pooling "rank") its scores."""
         return self.vectors([self.tokenize(text) if isinstance(text, str) else text])[0][0]
 
     def vectors(self, texts: list[list[int]]) -> list[list[list[float]]]:
-        """For each text, computed in one batch: its vector, or with pooling "none" those of its tokens."""
+        """Embeds the texts in one batch: one vector each, or with pooling "none" one per token."""
         self._forget()
         texts = [ids or [max(0, self._c.vocab_bos(self._vocab))] for ids in texts]
         n, room = sum(map(len, texts)), self._c.n_ctx(self._context)
@@ -370,7 +370,7 @@ class Session:
         return [float(x) for x in vector]
 
     def _compute_batch(self, texts: list[list[int]]) -> None:
-        """Computes several texts at once, each as a sequence of its own."""
+        """Computes several texts at once, one sequence each."""
         ids = [token for text in texts for token in text]
         n = len(ids)
         rows = [ctypes.c_int32(i) for i, text in enumerate(texts) for _ in text]
@@ -387,10 +387,11 @@ class Session:
         self._past += ids
 
     def logits(self, ids: list[int], path: str, follow: bool = False, encoded: list[int] | None = None) -> int:
-        """Writes the logits after each of `ids` to a file that is there: float32, tokens x vocabulary; the tokens.
+        """Writes the logits after each of `ids` to an existing file: float32, tokens x vocabulary; returns the number
+        of tokens.
 
-        `follow` leaves what the context holds before them; otherwise it begins with them. `encoded` is what the encoder
-        of an encoder-decoder reads first.
+        `follow` keeps the context before them; otherwise it starts with them. `encoded` is the encoder's input in an
+        encoder-decoder.
         """
         if not follow:
             self._forget()
@@ -406,16 +407,16 @@ class Session:
         return len(ids)
 
     def last_logits(self, ids: list[int], path: str) -> None:
-        """Writes the logits after the last of `ids` to a file: float32. The context may hold the first of them."""
+        """Writes the logits after the last of `ids` to a file: float32. Reuses a common prefix in the context."""
         self._begin(ids, reuse=True)
         self._row(-1).tofile(path)
 
     def measure(self, prompt_tokens: int, tokens: int) -> dict[str, float | int]:
-        """Computes a prompt of any tokens and, from an empty context, the most likely text of `tokens` tokens.
+        """Computes a prompt of arbitrary tokens and, from an empty context, greedily generates `tokens` tokens.
 
         Returns:
-            prompt_seconds: for the prompt; first_seconds: until a token was drawn behind it; seconds: for the text.
-            peak_bytes: the most memory that the process has had so far.
+            prompt_seconds: for the prompt; first_seconds: until the first token after it; seconds: for the generation.
+            peak_bytes: peak memory of the process so far.
         """
         ids = np.random.default_rng(0).integers(0, self.n_vocab, prompt_tokens).tolist()
         sampler = self._sampler(Sampling())
@@ -459,7 +460,9 @@ class Session:
         return {"effects": [found.get(i) for i in range(max(found, default=-1) + 1)], "weights": self._watcher.names()}
 
     def reorder(self, heads: list[tuple[str, int, int, int]], halves: bool) -> int:
-        """Reorders rows of weights by Watcher.reorder: (name, first row, heads, rows of a head); how many weights."""
+        """Reorders rows of weights by Watcher.reorder: (name, first row, heads, rows per head); returns the number of
+        weights.
+        """
         assert self._watcher is not None
         for name, first, n_heads, size in heads:
             self._watcher.reorder(name, first, n_heads, size, halves)
@@ -473,10 +476,10 @@ class Session:
     # --- importance ---
 
     def collect(self, ids: list[int], follow: bool = True) -> dict[str, int]:
-        """Computes ids from an empty context and gathers what its products see, beside what was gathered before.
+        """Computes ids from an empty context and adds the inputs of its products to the sums.
 
         Returns:
-            weights: how many were multiplied with something so far; unused: their experts that no token reached.
+            weights: how many have sums so far; unused: their experts that no token reached.
         """
         assert self._collector is not None
         if not follow:
@@ -509,7 +512,7 @@ class Session:
 
 
 class _Words:
-    """Bytes of tokens as text: no half characters, and nothing behind the first of the words that stop it."""
+    """Bytes of tokens as text: no partial characters, and nothing after the first stop string."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -522,7 +525,7 @@ class _Words:
         return self._all
 
     def add(self, data: bytes) -> str:
-        """What is certain to belong to the text and was not given before."""
+        """Adds bytes; returns new text that is certain to be part of the output."""
         return self._new(self._decoder.decode(data), final=False)
 
     def end(self) -> str:
@@ -534,7 +537,7 @@ class _Words:
         found = [at for word in self._stop if (at := self._all.find(word)) >= 0]
         if found:
             self.stopped, self._all = True, self._all[: min(found)]
-        # The end of the text may be the beginning of a word that stops it.
+        # The end of the text may be the start of a stop string.
         held = 0
         if not (found or final):
             held = max(
@@ -546,13 +549,13 @@ class _Words:
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has had; 0 where the system does not tell."""
+    """Peak memory of this process; 0 if the system does not tell."""
     if sys.platform == "win32":
         return 0
     with suppress(OSError), open("/proc/self/status", "rb") as file:
         if found := re.search(rb"VmHWM:\s*(\d+) kB", file.read()):
             return int(found[1]) << 10
-    import resource  # which on Linux counts what the process had that started this one
+    import resource  # which on Linux includes that of the process that started this one
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,6 +1,7 @@
-"""The weights of a loaded model in memory, and what its layers do to the hidden states, seen while it is computed.
+"""Observes a loaded model while it is computed: its weights in memory, and the effect of its layers on the hidden
+states.
 
-Weights are reordered in place, so that a fault in their order is found without a second copy of the model.
+Weights are reordered in place, so that a wrong order is found without a second copy of the model.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from aprfmt.llama.importance import GgmlTensor, plain_name
 
 _F32 = 0
 _STATES, _EMBEDDED = "l_out-", ("inp_embd", "embd", "inp_scaled", "inp_norm")
-"""What llama.cpp calls the hidden states behind a layer, and those before the first."""
+"""llama.cpp's names of the hidden states after a layer, and before the first."""
 
 
 class Watcher:
-    """Finds weights by name and takes hidden states.
+    """Finds weights by name and captures hidden states.
 
     Attributes:
-        callback: what llama.cpp calls for each operation of a graph.
-        failure: what went wrong in the callback, which cannot raise.
+        callback: called by llama.cpp for each operation of a graph.
+        failure: an exception of the callback, which cannot raise.
     """
 
     def __init__(self, library: LlamaLibrary) -> None:
@@ -74,13 +75,13 @@ class Watcher:
         return int(number) if number != name and number.isdigit() else None
 
     def begin(self) -> None:
-        """The next graph's hidden states are wanted."""
+        """Captures the hidden states of the next graph."""
         self._states = {}
 
     def effects(self) -> dict[int, float]:
         """How far each layer moves the states of the graph since `begin`, relative to their size; by layer.
 
-        Raises what went wrong meanwhile.
+        Raises the callback's exception, if any.
         """
         states, self._states = self._states or {}, None
         if self.failure is not None:
@@ -90,7 +91,7 @@ class Watcher:
         for layer, after in states.items():
             before = states.get(layer - 1)
             if before is not None and before.shape == after.shape:
-                # The first token's states are often some thousand times as large as those of the others.
+                # The first token's states are often a thousand times as large as the others'.
                 some = slice(1, None) if len(after) > 1 else slice(None)
                 size = np.linalg.norm(before[some], axis=1)
                 moved = np.linalg.norm(after[some] - before[some], axis=1)
