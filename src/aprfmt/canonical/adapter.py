@@ -1,4 +1,4 @@
-"""Adapters are recognised and read, whatever their container, into the one form of `canonical.lora_pairs`."""
+"""Recognizes and reads adapters of any container into the form of `canonical.lora_pairs`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ from aprfmt.types import Shape
 
 
 def read_adapter(model: Model, base: Base | None = None) -> Adapter:
-    """The adapter that `model` is, for the `base` if known.
+    """Reads the adapter `model`, for its `base` if known.
 
-    Raises RefusedError for another kind than plain LoRA, and where tensors do not make pairs or do not fit the base;
-    CorruptError for a bad config.
+    Raises RefusedError for another type than plain LoRA, for incomplete pairs and for tensors that do not match the
+    base;
+    CorruptError for an invalid config.
     """
     readers = {"gguf": _from_gguf, "apr": _from_apr}
     adapter = readers.get(model.convention, _from_folder)(model, base)
@@ -67,7 +68,7 @@ def _check_pair(pair: LoraPair, model: Model) -> None:
 def _pairs(
     model: Model, found: Mapping[str, Mapping[str, CanonicalTensor]], scale_of: Mapping[str, float]
 ) -> dict[str, LoraPair]:
-    """The pairs of the factors `found`, by weight and "a" or "b". Raises RefusedError for half a pair."""
+    """Pairs the factors `found`, given by weight and "a" or "b". Raises RefusedError for half a pair."""
     out = {}
     for weight, factors in found.items():
         missing = [which for which in ("a", "b") if which not in factors]
@@ -125,7 +126,7 @@ def _from_folder(model: Model, base: Base | None) -> Adapter:
     pairs = _pairs(model, factors, {**dict.fromkeys(factors, 1.0), **scales})
     adapter = Adapter(pairs, whole, config.rank, config.alpha, config.base, config.body, base)
     _check_ranks(model, pairs, config)
-    if config.rslora and pairs:  # alpha / rank is the scale wherever an adapter stands
+    if config.rslora and pairs:  # alpha / rank is the scale of an adapter in any container
         adapter = Adapter(pairs, whole, config.rank, config.alpha * math.sqrt(config.rank), config.base, body, base)
     _check_base(adapter, model)
     return adapter
@@ -151,7 +152,7 @@ def _plain(name: str, tensor: Tensor) -> CanonicalTensor:
 
 
 def _mapped(name: str, tensor: Tensor, mapping: RowMapping) -> CanonicalTensor:
-    """The tensor `name` whose bytes `mapping` would bring into those of the stored `tensor`."""
+    """The tensor `name` that `mapping` turns into the stored `tensor`."""
     row = TensorRow((name,), (tensor.name,), ("",))
     link = Link(row, (name,), (tensor.name,), mapping)
     return CanonicalTensor(name, (tensor,), mapping, 0, inverse=True, link=link)
@@ -221,7 +222,7 @@ def _from_apr(model: Model, base: Base | None) -> Adapter:
 
 
 def _own_base(model: Model) -> Base | None:
-    """The base model that an `.apr` of an adapter describes in its metadata."""
+    """The base model described in the metadata of an adapter's `.apr`."""
     from aprfmt.arch.table import row_of
 
     row = row_of(model.hparams, kv=None, tensor_names=())
@@ -231,7 +232,7 @@ def _own_base(model: Model) -> Base | None:
 def _by_ending(
     model: Model, tensors: Mapping[str, CanonicalTensor]
 ) -> tuple[dict[str, dict[str, CanonicalTensor]], dict[str, CanonicalTensor]]:
-    """The factors by weight, and the tensors that are none."""
+    """The factors by weight, and the remaining tensors."""
     factors: dict[str, dict[str, CanonicalTensor]] = {}
     whole: dict[str, CanonicalTensor] = {}
     for name, tensor in tensors.items():
@@ -274,7 +275,7 @@ def _from_gguf(model: Model, base: Base | None) -> Adapter:
     row = base.row if base is not None else find_gguf(kv)
     factors, whole = _by_ending(model, dict(_gguf_tensors(model, row, base)))
     ranks = {weight: _rank_of(own.get("a")) for weight, own in factors.items()}
-    # llama.cpp takes an alpha of 0 for none: the factors then count as they are.
+    # llama.cpp treats an alpha of 0 as none: the factors are then used without a scale.
     scales = {weight: float(alpha) / rank if alpha else 1.0 for weight, rank in ranks.items()}
     rank = max(ranks.values(), key=list(ranks.values()).count, default=1)
     stored = _stored(kv.get(GGUF_KEY))
@@ -316,7 +317,7 @@ def _stored(value: object) -> Mapping[str, object]:
 
 
 def _read_blocks(value: object) -> dict[str, list[tuple[str, int]]]:
-    """Reads the output of `to_metadata`; {} for anything else."""
+    """Parses the output of `to_metadata`; {} for anything else."""
     out: dict[str, list[tuple[str, int]]] = {}
     for weight, parts in as_mapping(value).items():
         if not isinstance(parts, list):
@@ -331,7 +332,7 @@ def _read_blocks(value: object) -> dict[str, list[tuple[str, int]]]:
 
 
 def _gguf_tensors(model: Model, row: Architecture | None, base: Base | None) -> Iterator[tuple[str, CanonicalTensor]]:
-    """The tensors by Hugging Face name if a weight is one tensor in a checkpoint too, else by GGUF name."""
+    """The tensors by Hugging Face name if the weight is a single tensor in a checkpoint too, else by GGUF name."""
     shapes = _shapes(model)
     done: dict[str, tuple[str, Link | None]] = {}
     for tensor in model.tensors.values():
@@ -349,7 +350,7 @@ def _gguf_tensors(model: Model, row: Architecture | None, base: Base | None) -> 
 
 
 def _shapes(model: Model) -> dict[str, Shape]:
-    """Shapes of the weights of a GGUF's network, as far as the adapter determines them."""
+    """Weight shapes of a GGUF's network, as far as the adapter determines them."""
     out: dict[str, Shape] = {}
     for name, a in model.tensors.items():
         weight = name.removesuffix(lora.A)
@@ -364,14 +365,14 @@ def _shapes(model: Model) -> dict[str, Shape]:
 def _hf_weight(
     weight: str, shapes: Mapping[str, Shape], row: Architecture | None, base: Base | None
 ) -> tuple[str, Link | None]:
-    """Hugging Face name and weight mapping of a GGUF weight, if it is a single weight whose rows are permuted only."""
+    """Hugging Face name and weight mapping of a GGUF weight, if it is a single weight with permuted rows."""
     found = matches(row, weight, "gguf") if row is not None else []
     if len({match.row.hf for match in found}) != 1 or weight not in shapes:
         return weight, None
     try:
         link = link_of(base.hparams if base is not None else Hyperparams(), found[0], shapes)
     except RefusedError:
-        return weight, None  # the head counts are those of the base
+        return weight, None  # the base determines the head counts
     m = link.mapping
     is_simple = len(link.hf) == len(link.gguf) == 1 and not (m.columns or m.maps_values or m.pack or m.flat or m.skip)
     if not is_simple or any(m.after_transposed):
@@ -396,7 +397,7 @@ def _check_names(adapter: Adapter, model: Model, row: Architecture) -> None:
 
 
 def is_of(row: Architecture, weight: str) -> bool:
-    """Whether a network of the row has the `weight`, by either name; stacks of MLX count by what they hold."""
+    """Whether a network of the row has the `weight`, by either name; MLX stacks count by their contents."""
     if canonical_name(row, weight) or matches(row, weight, "gguf") or matches(row, stacked_name(weight), "gguf"):
         return True
     fused = re.fullmatch(r"(?:.*\.)?layers\.(\d+)\..*experts\.(gate_up|down)_proj", weight)
@@ -405,7 +406,7 @@ def is_of(row: Architecture, weight: str) -> bool:
 
 
 def _check_base(adapter: Adapter, model: Model) -> None:
-    """Raises RefusedError where the adapter's names or shapes are not those of its base."""
+    """Raises RefusedError if the adapter's names or shapes do not match its base."""
     if adapter.of is None:
         return
     _check_names(adapter, model, adapter.of.row)

@@ -1,4 +1,4 @@
-"""The model that an adapter is for: given by the user, named by the adapter, or described by the file itself."""
+"""The base model of an adapter: given by the user, named by the adapter, or described by the file itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = "config.json"
 
 
 def read_base(path: PathLike) -> Base:
-    """The base model at `path`: a folder, of which config.json is enough, or a model in any form.
+    """Reads the base model at `path`: a folder (config.json suffices) or a model in any format.
 
     Raises RefusedError for an architecture without a row, and what opening it raises.
     """
@@ -48,14 +48,14 @@ def read_base(path: PathLike) -> Base:
 
 
 def find_base(model: Model, given: PathLike | None) -> Base | None:
-    """The base model of the adapter `model`: `given`, else the one the adapter names if it is on this machine.
+    """Finds the base model of the adapter `model`: `given`, else the one the adapter names if it is on this machine.
 
-    Nothing is fetched. Raises what read_base raises for the one that is given.
+    Downloads nothing. Raises what read_base raises for `given`.
     """
     if given is not None:
         return read_base(given)
     if model.convention == "apr":
-        return None  # it describes its base itself
+        return None  # the file describes its base itself
     place = _named(model)
     if place is None:
         return None
@@ -79,6 +79,6 @@ def _named(model: Model) -> Path | None:
     name = body.get("base_model_name_or_path", body.get("model"))
     if not isinstance(name, str) or not 0 < len(name) <= MAX_PATH_CHARS:
         return None
-    with suppress(AprError, ValueError):  # a text that is not a path on this system
+    with suppress(AprError, ValueError):  # not a valid path on this system
         return next((place for place in (Path(name), own / name) if is_file(place / CONFIG)), hub.cached_config(name))
     return None

@@ -21,7 +21,7 @@ from aprfmt.model import Model
 
 
 def require_config(model: Model, allow_no_config: bool, arch: str | None = None) -> None:
-    """Refuses weights without a config.json, unless the user allows it."""
+    """Refuses weights without a config.json unless the user allows it."""
     if allow_no_config or model.convention != "hf" or model.hparams.hidden_size is not None:
         return
     row = find_row(model, arch)
@@ -57,7 +57,7 @@ def with_dims_of_tensors(c: Canonical) -> Canonical:
     h = replace(c.hparams, extra=dict(c.hparams.extra))
     for word, field_name in FIELD_OF_SIZE.items():
         setattr(h, field_name, sizes.get(word))
-    # None is unknown, which is not what transformers would assume.
+    # None is unknown, which differs from transformers' default.
     own = names.dimension_words(row) - {*FIELD_OF_SIZE, "q", "kv"}
     h.extra |= {word: sizes.get(word) for word in own}
     check_layers(h)
@@ -80,7 +80,7 @@ def check_before_writing(c: Canonical, allow_unmapped: bool) -> list[str]:
 
 
 def check_network(c: Canonical, row: Architecture, *, allow_unmapped: bool = False) -> None:
-    """Raises RefusedError, UnmappedError where the tensors are not those of the network, by name and shape."""
+    """Raises RefusedError, UnmappedError if the tensors do not match the network by name and shape."""
     shapes = network_shapes(c)
     if not allow_unmapped:
         names.check_tensors(row, c.hparams, [n for n in shapes if not names.is_gguf_only(row, n)])
@@ -88,12 +88,12 @@ def check_network(c: Canonical, row: Architecture, *, allow_unmapped: bool = Fal
 
 
 def shapes_after_links(tensors: Mapping[str, CanonicalTensor]) -> dict[str, tuple[int, ...]]:
-    """Shapes that tensors kept under GGUF names will have in a checkpoint, by Hugging Face name."""
+    """The shapes in a checkpoint of tensors kept under GGUF names, by Hugging Face name."""
     found = {id(t.link): t.link for t in tensors.values() if t.link is not None and t.name not in t.link.hf}
     return {
         name: shape
         for link in found.values()
-        if not link.row.pack  # a checkpoint has these as packed parts
+        if not link.row.pack  # a checkpoint has these as quantized parts
         for name, shape in zip(link.hf, link.mapping.before, strict=True)
     }
 
@@ -112,7 +112,7 @@ def network_shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
 def check_vocabulary(c: Canonical) -> list[str]:
     """Warnings about the tokenizer of `c`.
 
-    Its token list may be shorter than the embedding (it is padded on export); RefusedError where it is longer.
+    Its token list may be shorter than the embedding (export pads it); raises RefusedError if it is longer.
     """
     if c.tokenizer is None:
         missing = "no tokenizer: the output is not self-contained; add one with --tokenizer DIR"
@@ -126,7 +126,7 @@ def check_vocabulary(c: Canonical) -> list[str]:
     if embedding is not None:
         size = embedding.shape[0]
         limit = f"but the embedding {size} rows"
-    if size is not None and len(c.tokenizer.tokens) > size and not c.part:  # an adapter may come with new tokens
+    if size is not None and len(c.tokenizer.tokens) > size and not c.part:  # an adapter may add tokens
         raise RefusedError(
             f"the tokenizer has {len(c.tokenizer.tokens)} tokens, {limit}",
             path=c.model.path,

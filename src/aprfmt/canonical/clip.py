@@ -1,4 +1,4 @@
-"""Reads a `clip` GGUF as the towers of a multimodal model, by a row of the table of towers."""
+"""Reads a `clip` GGUF as the towers of a multimodal model, by a row of the tower table."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from aprfmt.types import Shape
 
 @dataclass(frozen=True, slots=True)
 class ClipTowers:
-    """What such a GGUF holds.
+    """The contents of a `clip` GGUF.
 
     Attributes:
-        part: the row, and what the keys say.
-        tensors: by the names of the row; what is made of others (Tower.made) keeps its GGUF name.
-        others: what the row does not have.
+        part: the row and the hyper-parameters from the keys.
+        tensors: by the names of the row; derived tensors (Tower.made) keep their GGUF names.
+        others: tensors that the row does not have.
     """
 
     part: TowerPart
@@ -37,14 +37,14 @@ class ClipTowers:
     others: Mapping[str, CanonicalTensor]
 
     def check(self) -> None:
-        """Raises RefusedError, UnmappedError where the tensors are not those of the towers, by name and shape."""
+        """Raises RefusedError, UnmappedError if the tensors do not match the towers by name and shape."""
         check_towers(self.part.row, self.part.hparams, self.tensors)
 
 
 def read_towers(model: Model, classes: Collection[str] = ()) -> ClipTowers:
-    """The towers of `model`; of several rows with one projector that of the `classes`.
+    """Reads the towers of `model`; if several rows share a projector, the one of the `classes`.
 
-    Raises RefusedError for what is not a GGUF of towers, and for towers that the table does not have.
+    Raises RefusedError for anything but a GGUF of towers, and for unknown towers.
     """
     if not is_clip(model):
         raise RefusedError(
@@ -66,7 +66,7 @@ def read_towers(model: Model, classes: Collection[str] = ()) -> ClipTowers:
 
 
 def projectors(kv: Mapping[str, object]) -> str:
-    """What the keys call the projectors."""
+    """The projector types in the keys."""
     found = (kv.get(f"{CLIP}.{part}projector_type") for part in ("", "vision.", "audio."))
     return first_few([repr(word) for word in found if isinstance(word, str)]) or "None"
 
@@ -94,9 +94,9 @@ def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None
 
 
 def check_towers(row: Tower, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> None:
-    """Raises RefusedError, UnmappedError where the tensors are not those of the tower, by name and shape."""
+    """Raises RefusedError, UnmappedError if the tensors do not match the tower by name and shape."""
     known = {name: t for name, t in tensors.items() if not names.is_gguf_only(row, name)}
-    # What is made of other tensors may have come alone.
+    # Derived tensors may be present without their inputs.
     made = [name for name in tensors if names.is_gguf_only(row, name)]
     lacking = {part.hf for part in row.tensors if not part.gguf} if made else set()
     needed = replace(row, tensors=tuple(part for part in row.tensors if part.hf not in lacking)) if lacking else row

@@ -22,7 +22,7 @@ from aprfmt.model import Model, Tensor
 
 
 def complete_from_apr(model: Model, row: Architecture, hparams: Hyperparams) -> None:
-    """Sizes that the metadata leave out, by the shapes of the tensors."""
+    """Infers sizes missing in the metadata from tensor shapes."""
     if model.metadata.get("head_dim") is None:
         complete_from_shapes(hparams, model.tensors)
     if hparams.num_experts is None and "experts" in names.dimension_words(row):
@@ -33,7 +33,7 @@ def complete_from_apr(model: Model, row: Architecture, hparams: Hyperparams) -> 
 def complete_from_tensors(
     row: Architecture, hparams: Hyperparams, tensors: dict[str, CanonicalTensor], from_gguf: bool
 ) -> None:
-    """What the hyper-parameters have from the tensors, and the tensors from them."""
+    """Completes hyper-parameters from tensors, and tensors from hyper-parameters."""
     _join_numbers(row, hparams, tensors, from_gguf)
     if any(t.link is not None and t.link.row.pack for t in tensors.values()):
         hparams.extra.setdefault("quantization_config", dict(row.packed_config))
@@ -43,7 +43,7 @@ def complete_from_tensors(
 def _join_numbers(
     row: Architecture, hparams: Hyperparams, tensors: dict[str, CanonicalTensor], from_gguf: bool
 ) -> None:
-    """Numbers that a checkpoint holds as tensors of one value and a GGUF as keys: each becomes the other too."""
+    """Converts between one-element tensors of a checkpoint and keys of a GGUF, in whichever direction is missing."""
     import numpy as np
 
     for key in row.keys:
@@ -65,7 +65,7 @@ def _join_numbers(
 
 
 def _join_integers(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTensor], template: str) -> None:
-    """The same of whole numbers of 64 bits, a tensor in one layer and a list in a GGUF."""
+    """The same for 64-bit integers: a tensor per layer and a list in a GGUF."""
     import numpy as np
 
     of = next(one for one in row.tensors if one.hf[0] == template)
@@ -80,7 +80,7 @@ def _join_integers(row: Architecture, h: Hyperparams, tensors: dict[str, Canonic
 
 
 def _join_list(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTensor], template: str) -> None:
-    """The same of a number a layer: a list in a GGUF."""
+    """The same for one number per layer: a list in a GGUF."""
     import numpy as np
 
     spelled = [names.spell(template, layer) for layer in range(h.num_layers or 0)]
@@ -97,13 +97,13 @@ def _join_list(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTe
 
 
 def take_factors(hparams: Hyperparams, row: Architecture, kept: Sidecar) -> None:
-    """Reads what the weights of a GGUF were multiplied by from the sidecar metadata."""
+    """Reads the factors of a GGUF's weights from the sidecar metadata."""
     told = as_mapping(kept.metadata.get(hp.EXTRA_KEY))
     hparams.extra |= {name: told[name] for name in factor_names(row) if name in told}
 
 
 def restore_bits(tensors: dict[str, CanonicalTensor], kept: Sidecar) -> None:
-    """Brings mapped tensors of a GGUF back to the bits in the sidecar metadata."""
+    """Restores the exact bits of mapped tensors of a GGUF from the sidecar metadata."""
     for name in kept.exact:
         tensor = tensors.get(name)
         if tensor is not None and tensor.link is not None and tensor.inverse:
@@ -128,7 +128,7 @@ def complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) ->
 
 
 def complete_from_shapes(hparams: Hyperparams, tensors: Mapping[str, Tensor | CanonicalTensor]) -> None:
-    """The head size of an `.apr` that does not name it: the reference never stores the one of a GGUF."""
+    """Infers the head size of an `.apr` that lacks it: the reference does not store a GGUF's."""
     found = (tensors.get(n) for n in ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight"))
     query = next((tensor for tensor in found if tensor is not None), None)
     if "head_dim" in hparams.extra or query is None or not query.shape or not hparams.num_heads:
@@ -141,7 +141,7 @@ def complete_from_shapes(hparams: Hyperparams, tensors: Mapping[str, Tensor | Ca
 def drop_tied_head(
     row: Architecture | None, tensors: dict[str, CanonicalTensor], hparams: Hyperparams, from_gguf: bool
 ) -> dict[str, str]:
-    """Drops a head that is declared tied and holds the embedding's bytes; a different one is kept and untied."""
+    """Drops a head that is declared tied and equals the embedding byte for byte; a different one is kept and untied."""
     head_name, embedding_name = names.head(row), names.embedding(row)
     head, embedding = tensors.get(head_name), tensors.get(embedding_name)
     if head is None:

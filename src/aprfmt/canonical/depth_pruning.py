@@ -1,8 +1,9 @@
-"""A model with other layers: some left out, repeated, in another order, or taken from several models.
+"""Depth pruning and layer surgery: layers removed, repeated, reordered, or taken from several models.
 
-Each layer of the result is a layer of a source; its tensors, what its config.json says of it and its place in a GGUF
-are numbered anew. No byte of a weight changes. What a network makes of a layer's number alone (a pattern with a period,
-a slope by depth) stays as it was or is refused: a layer never gets another role than the one that it was trained for.
+Each layer of the result is a layer of a source; its tensors, its config.json values and its GGUF index are renumbered.
+The bytes of weights do not change. Anything that depends on a layer's index alone (a periodic pattern, a slope by
+depth)
+keeps its value or is refused: a layer never gets another role than the one it was trained for.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from aprfmt.limits import MAX_LAYERS
 from aprfmt.types import PathLike
 
 SourceLayer = tuple[int, int]
-"""(number of the model, number of its layer), both from 0."""
+"""(index of the model, index of its layer), both from 0."""
 
 T = TypeVar("T")
 
@@ -49,13 +50,15 @@ PER_LAYER = frozenset(
         *("sparse_attention_config.sparse_attention_freq", "sliding_window"),
     )
 )
-"""config.json keys that may have a list, or a text of letters, with an item a layer. Lists under the name of a number
-of the network (`num_key_value_heads`) have one, too."""
+"""config.json keys whose value may be a list, or a string of letters, with one item per layer. Lists under the name of
+a
+scalar of the network (`num_key_value_heads`) count too.
+"""
 
 NUMBERS = frozenset(
     ("mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs", "full_attention_idx", "moe_layers_enum")
 )
-"""config.json keys that list numbers of layers, from 0; a text has commas between them."""
+"""config.json keys that list layer indices from 0; strings are comma-separated."""
 
 NUMBERS_FROM_1 = frozenset(("ple_layer_ids", "linear_attn_config.kda_layers", "linear_attn_config.full_attn_layers"))
 """The same, from 1."""
@@ -63,13 +66,13 @@ NUMBERS_FROM_1 = frozenset(("ple_layer_ids", "linear_attn_config.kda_layers", "l
 LEADING = frozenset(
     ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "num_hash_layers", "max_window_layers")
 )
-"""config.json keys that count layers at the beginning."""
+"""config.json keys that count leading layers."""
 
 TRAILING = "num_kv_shared_layers"
-"""config.json key that counts the layers at the end that use keys and values of an earlier one."""
+"""config.json key that counts the trailing layers that share keys and values of an earlier one."""
 
 LAST = "moe_layer_end_index"
-"""config.json key with the number of the last layer that has experts; negative: all to the end."""
+"""config.json key with the index of the last MoE layer; negative: all to the end."""
 
 BY_NUMBER: Mapping[str, Callable[[Hyperparams, int], object]] = {
     "rescale_every": lambda h, layer: layer // step if (step := _int(h, "rescale_every")) > 0 else 0,
@@ -78,10 +81,10 @@ BY_NUMBER: Mapping[str, Callable[[Hyperparams, int], object]] = {
     DEEPSTACK: lambda h, layer: fed_layers(h).get(layer),
     "deepstack_layers": lambda h, layer: min(layer, _int(h, "deepstack_layers")),
 }
-"""config.json key -> what follows from it and a layer's number, where no list and no tensor tells."""
+"""config.json key -> the role it gives to a layer index, unless a list or tensor does."""
 
 _SLOPES = ("minimax_text_01", "bailing_moe_v3")
-"""Rows whose linear attention forgets at a rate that a layer's number and the number of layers give."""
+"""Rows whose linear attention has a decay that depends on the layer index and the number of layers."""
 
 
 def _int(h: Hyperparams, key: str) -> int:
@@ -116,14 +119,16 @@ class _Stack:
 def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Canonical:
     """The first of `models` with `layers` instead of its own, each given as (model, layer).
 
-    What lies in no layer, the tokenizer and all else stay the first model's. Draft layers (MTP) behind the last stay
-    behind the last. All models must be of one row, and be decoded alike.
+    Tensors outside the layers, the tokenizer and everything else come from the first model. MTP layers after the last
+    layer
+    remain after the last layer. All models must have the same row and dequantization.
 
     Raises:
-        UsageError: for no layer at all, or one that its model does not have.
-        RefusedError: where a layer's role follows from its number and would be another one, with the config.json key
-            that says so; for networks with several stacks of layers, or with weights whose shape is by the number of
-            layers; for models of different rows.
+        UsageError: no layers, or one that its model does not have.
+        RefusedError: a layer's role depends on its index and would change; names the config.json key. Also for networks
+            with
+            several layer stacks, with weights whose shape depends on the number of layers, and for models of different
+            rows.
     """
     first = models[0]
     row = first.arch
@@ -189,7 +194,7 @@ def _sizes(dims: Sequence[str]) -> list[str]:
 
 
 def check_layer(c: Canonical, layer: int) -> None:
-    """Raises UsageError for a layer that the model does not have, RefusedError for one of those that draft."""
+    """Raises UsageError for a layer that the model does not have, RefusedError for an MTP layer."""
     n_layers = c.hparams.num_layers or 0
     if 0 <= layer < n_layers:
         return
@@ -207,7 +212,7 @@ def check_layer(c: Canonical, layer: int) -> None:
 
 
 def _hparams(stack: _Stack) -> Hyperparams:
-    """The first model's, for the new layers."""
+    """The first model's hyper-parameters, for the new layers."""
     old, n_layers = stack.h(0), stack.n_layers(0)
     h = deepcopy(old)
     h.num_layers = len(stack.layers)
@@ -234,13 +239,13 @@ def _hparams(stack: _Stack) -> Hyperparams:
         h.extra[LAST] = _leading(stack, LAST, _int(old, LAST) + 1) - 1
     depth = old.extra.get("scale_depth")
     if isinstance(depth, int | float) and n_layers:
-        # Each layer's output is multiplied by scale_depth / sqrt(layers), which is to stay what it was.
+        # Each layer's output is multiplied by scale_depth / sqrt(layers), which must not change.
         h.extra["scale_depth"] = depth * math.sqrt(len(stack.layers) / n_layers)
     return h
 
 
 def _is_in_one_layer(stack: _Stack, template: str) -> bool:
-    """Whether a list stands for a tensor of a single layer, and not for one number a layer."""
+    """Whether a list belongs to a single layer's tensor instead of giving one number per layer."""
     return any(key.kind == "u64[]" for key in stack.row.keys if template in key.hf)
 
 
@@ -268,7 +273,7 @@ def _picked(stack: _Stack, name: str, value: list[T] | str) -> list[T] | str:
 
 
 def _numbers(stack: _Stack, name: str, value: object, start: int) -> object:
-    """The numbers of those new layers that are listed."""
+    """The indices of the new layers that the list contains."""
     if value is None:
         return None
     parent, _, inner = name.partition(".")
@@ -298,7 +303,8 @@ def _leading(stack: _Stack, name: str, value: int) -> int:
 
 
 def _set_trailing(stack: _Stack, h: Hyperparams) -> None:
-    """How many of the layers at the end share keys and values. Raises RefusedError if they would not be the last."""
+    """Sets the number of trailing layers with shared keys and values. Raises RefusedError unless they remain the last.
+    """
     if not (shared := _int(stack.h(0), TRAILING)):
         return
     among = [layer >= stack.n_layers(m) - _int(stack.h(m), TRAILING) for m, layer in stack.layers]
@@ -309,7 +315,7 @@ def _set_trailing(stack: _Stack, h: Hyperparams) -> None:
 
 
 def _keys_of(h: Hyperparams, layer: int) -> int | None:
-    """The layer whose keys and values a layer shares, or None: the last of its kind with its own."""
+    """The layer whose keys and values a layer shares, or None: the last earlier layer of its kind with its own."""
     end = (h.num_layers or 0) - _int(h, TRAILING)
     if layer < end:
         return None
@@ -318,7 +324,7 @@ def _keys_of(h: Hyperparams, layer: int) -> int | None:
 
 
 def _index_of(h: Hyperparams, layer: int) -> int | None:
-    """The layer whose choice of positions a layer uses, where it makes none: the last before it that does."""
+    """The layer whose indexer selection a layer reuses if it has none: the last earlier one with an indexer."""
     types = h.extra.get("indexer_types")
     if not isinstance(types, list) or layer >= len(types) or types[layer] != "shared":
         return None
@@ -329,14 +335,14 @@ TAKES: Mapping[str, tuple[Callable[[Hyperparams, int], int | None], str]] = {
     TRAILING: (_keys_of, "keys and values"),
     "indexer_types": (_index_of, "selected positions"),
 }
-"""config.json key -> the layer that another layer takes something from, and what it takes."""
+"""config.json key -> the layer that another layer depends on, and for what."""
 
 
 # --- roles ---
 
 
 def _check_roles(stack: _Stack, h: Hyperparams) -> None:
-    """Raises RefusedError where a layer would get another role by its new number."""
+    """Raises RefusedError if a layer's role would change with its index."""
     conditions = sorted({r.layers for r in stack.row.tensors if r.layers})
     kinds = layer_kinds(h.extra, h.num_layers)
     _check_kinds_again(stack, h)
@@ -394,7 +400,7 @@ def _pattern(h: Hyperparams) -> str:
 def with_layers(config: Mapping[str, object], layers: Sequence[int | None]) -> dict[str, object]:
     """The source's `config` with per-layer lists that no row knows, adjusted to the new `layers`.
 
-    What is said of a layer of another model is what is said of the first layer.
+    Entries of a layer from another model are taken from the first layer.
     """
     part = language_part(config)
     if part:
@@ -418,12 +424,12 @@ def _layer_of(c: Canonical, name: str) -> int | None:
 
 
 def renumbered(name: str, old: int, new: int) -> str:
-    """`name` with layer `old` replaced by `new`: the layer is the first number of a name."""
+    """`name` with layer `old` replaced by `new`: the layer is the first number in a name."""
     return re.sub(rf"(?<![^.]){old}(?![^.])", str(new), name, count=1)
 
 
 def _tensors(stack: _Stack) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor]]:
-    """The tensors of the network and those outside it, in the order of the first model."""
+    """The tensors of the network and the extra tensors, in the order of the first model."""
     by_layer: dict[SourceLayer, list[CanonicalTensor]] = {}
     before: list[CanonicalTensor] = []
     behind: list[CanonicalTensor] = []
@@ -451,14 +457,14 @@ def _tensors(stack: _Stack) -> tuple[dict[str, CanonicalTensor], dict[str, Canon
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """A layer of `c` under another number."""
+    """A layer of `c` under another index."""
 
     c: Canonical
     old: int
     new: int
 
     def tensors(self, tensors: Sequence[CanonicalTensor]) -> list[CanonicalTensor]:
-        """Its tensors, and their links, which several of them share."""
+        """Its tensors and their links, which several of them share."""
         if self.old == self.new:
             return list(tensors)
         links: dict[int, Link] = {}
@@ -480,11 +486,11 @@ class _Moved:
         ]
 
     def name(self, name: str) -> str:
-        """A name in this layer; others, and a source's own names of draft layers, stay."""
+        """The name in this layer; other names, and a source's own names of MTP layers, are kept."""
         return renumbered(name, self.old, self.new) if _layer_of(self.c, name) == self.old else name
 
     def renamed(self, source: TensorSource) -> TensorSource:
-        """What is stored, under the name that it would have there: a checkpoint keeps its own spelling."""
+        """The stored tensor under its new name: a checkpoint keeps its own spelling."""
         name = self.name(source.name)
         if name == source.name or not is_dataclass(source) or isinstance(source, type):
             return source
@@ -512,7 +518,7 @@ def parse_layers(text: str, n_layers: int) -> list[int]:
 
 
 def ranges(layers: Sequence[int]) -> str:
-    """Numbers as parse_layers reads them: "10-15, 20"."""
+    """Formats numbers as parse_layers reads them: "10-15, 20"."""
     ordered = sorted(layers)
     if not ordered:
         return ""

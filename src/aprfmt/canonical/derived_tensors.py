@@ -1,8 +1,9 @@
-"""Tensors of a tower's GGUF that no tensor of a checkpoint holds: they follow from a formula, or from other tensors.
+"""Tensors of a tower's GGUF that a checkpoint does not store: computed from a formula or from other tensors.
 
-What a row's `made` gives is the name of a function in MADE and, behind a colon, its arguments: names of a checkpoint's
-tensors or modules, with `{n}` for the layer, or sizes. None of them can be undone: a GGUF that comes in keeps such
-tensors under their GGUF names, beside the others.
+A row's `made` gives the name of a function in MADE and, after a colon, its arguments: names of a checkpoint's tensors
+or
+modules, with `{n}` for the layer, or sizes. They cannot be reversed: an imported GGUF keeps them under their GGUF
+names.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Array
 
 BATCH_NORM_EPS = 1e-5
-"""What torch takes for batch norms whose epsilon nobody sets."""
+"""torch's default epsilon of batch norms."""
 
 
 LEAST_COUNT = 1e-5
-"""What a count of vectors is taken for where none fell to an entry of a codebook."""
+"""The count of a codebook entry that no vector was assigned to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What such a tensor may be made of.
+    """Inputs of derived tensors.
 
     Attributes:
         tensors: the tower's, by the names of its row.
@@ -49,7 +50,7 @@ class Sources:
     tokenizer: Tokenizer | None = None
 
     def values(self, name: str) -> Array | None:
-        """A tensor of the tower in float32, None where it is not there."""
+        """A tensor of the tower in float32, None if missing."""
         tensor = self.tensors.get(name)
         return tensor.produced.values().reshape(tensor.shape) if tensor is not None else None
 
@@ -124,7 +125,7 @@ def _batch_shift(sources: Sources, arguments: Sequence[str]) -> Array | None:
 
 
 def _row_of_token(sources: Sources, arguments: Sequence[str]) -> Array | None:
-    """The row of the language model's embedding for the token whose text is given; None if missing."""
+    """The language model's embedding of the given token text; None if missing."""
     tokens = sources.tokenizer.tokens if sources.tokenizer is not None else []
     if sources.embedding is None or arguments[0] not in tokens:
         return None
@@ -134,9 +135,9 @@ def _row_of_token(sources: Sources, arguments: Sequence[str]) -> Array | None:
 
 
 def _grid(sources: Sources, arguments: Sequence[str]) -> Array | None:
-    """Positions [1, n * n, width] of a square image on a square of another side, linearly between those that are there.
+    """Interpolates the positions [1, n * n, width] of a square image linearly to another size.
 
-    The corners keep their positions.
+    The corners are aligned.
     """
     import numpy as np
 
@@ -160,7 +161,7 @@ def _grid(sources: Sources, arguments: Sequence[str]) -> Array | None:
 
 
 def _sum_of_frames(sources: Sources, arguments: Sequence[str]) -> Array | None:
-    """A matrix over patches of several frames as a convolution over one image, [width, 3, size, size]: their sum."""
+    """Reduces a convolution over several frames to one over a single image, [width, 3, size, size]: their sum."""
     found = sources.values(arguments[0])
     frames, size = map(sources.size, arguments[1:])
     summed: Array | None = None if found is None else found.reshape(len(found), frames, 3, size, size).sum(axis=1)
@@ -168,7 +169,9 @@ def _sum_of_frames(sources: Sources, arguments: Sequence[str]) -> Array | None:
 
 
 def _codebooks(sources: Sources, arguments: Sequence[str]) -> Array | None:
-    """The books of a quantizer, [books, entries, width], of one without the first: sums of vectors by their counts."""
+    """The codebooks of a quantizer, [books, entries, width], without the first: sums of vectors divided by their
+    counts.
+    """
     import numpy as np
 
     books = []
@@ -182,9 +185,9 @@ def _codebooks(sources: Sources, arguments: Sequence[str]) -> Array | None:
 
 
 def _padded_books(sources: Sources, arguments: Sequence[str]) -> Array | None:
-    """The books of a quantizer, [books, entries, width], the shorter ones filled up with zeros.
+    """The codebooks of a quantizer, [books, entries, width], padded with zeros to the same length.
 
-    The arguments are their list, how many there are, and the config key of their numbers of entries.
+    Arguments: their list, their number, and the config key with their lengths.
     """
     import numpy as np
 
@@ -218,4 +221,4 @@ MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
     "codebooks": _codebooks,
     "padded_books": _padded_books,
 }
-"""Name -> what makes the values of a tensor of its arguments, None where something for it is not there."""
+"""Name -> function that computes a derived tensor from its arguments; None if an input is missing."""

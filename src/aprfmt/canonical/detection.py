@@ -1,4 +1,4 @@
-"""Detects the row of the architecture table that fits an opened model, or the part of a network that it holds."""
+"""Detects the architecture row of an opened model, or which part of a network it contains."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def config_of(model: Model) -> Mapping[str, object] | None:
 
 
 def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
-    """A copy of the model's hyper-parameters; those of a checkpoint read as the `row`, whatever its config names."""
+    """A copy of the model's hyper-parameters; those of a checkpoint are read as `row`, whatever its config names."""
     told = deepcopy(model.hparams)
     if row is None or model.convention != "hf" or told.architecture == row.id:
         return told
@@ -52,7 +52,7 @@ def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
 
 
 def find_part(model: Model, row: Architecture | None) -> str:
-    """What the source holds, where that is not a network: its tensors keep their names, whatever they are."""
+    """What the source contains if it is not a network: its tensors keep their names."""
     if looks_like_adapter(model):
         return ADAPTER
     if model.convention == "gguf":
@@ -68,9 +68,10 @@ def name_hint(word: str) -> str:
 
 
 PART_KEY = "aprfmt.part"
-"""APR metadata key that tells what a file holds which is not a network."""
+"""APR metadata key: what a file contains that is not a network."""
 
 
 UNMAPPED_KEY = "aprfmt.unmapped"
-"""APR metadata key of a network without a row, though its architecture has the name of one: a GGUF may say "mixtral",
-which llama.cpp calls "llama"."""
+"""APR metadata key of a network without a row whose architecture has a known name: a GGUF may say "mixtral", which
+llama.cpp calls "llama".
+"""

@@ -12,14 +12,14 @@ from aprfmt.errors import RefusedError
 
 
 def named_drafts(c: Canonical) -> dict[str, CanonicalTensor]:
-    """The tensors of draft layers whose names the row has on both sides."""
+    """The tensors of MTP layers whose names the row has in both naming schemes."""
     if c.arch is None or not names_drafts(c.arch):
         return {}
     return {n: t for n, t in c.extras.items() if t.link is not None or names.matches(c.arch, n)}
 
 
 def with_drafts_counted(c: Canonical) -> Canonical:
-    """`c` for a new container, with the number of draft layers that have names there."""
+    """`c` for a new container, with the number of MTP layers that have names there."""
     if c.arch is None:
         return c
     found = (names.matches(c.arch, n, side) for n in named_drafts(c) for side in ("hf", "gguf"))
@@ -32,7 +32,7 @@ def with_drafts_counted(c: Canonical) -> Canonical:
 
 
 def without_drafts(c: Canonical) -> tuple[Canonical, list[ExtraTensors]]:
-    """`c` without its draft layers, and what they were."""
+    """`c` without its MTP layers, and a description of what was dropped."""
     drafts = {name: t for name, t in c.extras.items() if is_draft(c.arch, name)}
     others = {name: t for name, t in c.extras.items() if name not in drafts}
     known = scopes.drafts_key(c.arch).hf
@@ -42,13 +42,13 @@ def without_drafts(c: Canonical) -> tuple[Canonical, list[ExtraTensors]]:
 
 
 _SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
-"""What draft layers share with the network, by GGUF names."""
+"""GGUF names of the tensors that MTP layers share with the network."""
 
 
 def drafts_alone(c: Canonical) -> tuple[Canonical, int]:
-    """`c` with its draft layers and what they share with the network alone, and how many tensors of it are left out.
+    """`c` reduced to its MTP layers and what they share with the network, and the number of tensors left out.
 
-    Raises RefusedError where there are no draft layers that the row names.
+    Raises RefusedError if the row names no MTP layers.
     """
     drafts = named_drafts(c)
     if c.arch is None or not drafts:

@@ -1,4 +1,4 @@
-"""The adapter that turns one model into another: of each weight the best product of a rank for what changed (SVD)."""
+"""Extracts an adapter from two models: the best low-rank approximation (SVD) of each weight's difference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aprfmt.text import plural
 from aprfmt.types import Array
 
 _HELD = 4
-"""Decompositions that are kept: A and B come of the same, one after the other."""
+"""Cached decompositions: A and B of a weight are read one after the other."""
 
 _COMPARED_BYTES = 1 << 20
 _MORE, _STEPS = 16, 6
@@ -30,10 +30,10 @@ _MORE, _STEPS = 16, 6
 
 @dataclass(slots=True)
 class Extraction:
-    """What is known when all of an adapter is written.
+    """Totals, known once all of an adapter is written.
 
     Attributes:
-        total, kept: sums of squares of what changed, and of what the products hold of it.
+        total, kept: sums of squares of the differences, and of their approximations.
     """
 
     total: float = 0.0
@@ -43,7 +43,7 @@ class Extraction:
     _lock: Lock = field(default_factory=Lock)
 
     def factors(self, name: str, delta: Callable[[], Array], rank: int) -> tuple[Array, Array]:
-        """A and B of a weight, float32; `delta` gives what changed, [(n,) out, in]."""
+        """A and B of a weight, float32; `delta` returns the difference, [(n,) out, in]."""
         import numpy as np
 
         with self._lock:
@@ -65,8 +65,9 @@ class Extraction:
 def decompose(delta: Array, rank: int) -> tuple[Array, Array, Array]:
     """A [rank, in], B [out, rank] and the singular values of the best approximation of `delta` [out, in], float64.
 
-    A small rank of a large matrix comes of a random projection with power iterations (Halko, Martinsson, Tropp:
-    Finding structure with randomness, 2011), always of the same seed.
+    A small rank of a large matrix uses a random projection with power iterations (Halko, Martinsson, Tropp: Finding
+    structure
+    with randomness, 2011), always with the same seed.
     """
     import numpy as np
 
@@ -87,10 +88,10 @@ def decompose(delta: Array, rank: int) -> tuple[Array, Array, Array]:
 
 
 def extracted(base: Canonical, tuned: Canonical, rank: int) -> tuple[Canonical, list[str], Extraction]:
-    """The adapter of `rank` that turns `base` into `tuned`, what is left out, and what is known at the end.
+    """The adapter of `rank` that turns `base` into `tuned`, what is left out, and the totals.
 
-    Weights that are not matrices are held whole. Raises RefusedError for models of different networks, and where
-    nothing changed.
+    Weights that are not matrices are stored whole. Raises RefusedError for models of different networks, and if nothing
+    changed.
     """
     row = base.arch
     if row is None or tuned.arch is not row:

@@ -1,9 +1,10 @@
-"""The factors of an adapter between Hugging Face names and llama.cpp's: what a link does to a weight, done to B A.
+"""Converts LoRA factors between Hugging Face and llama.cpp names: applies a link's weight mapping to B A.
 
-A link of the architecture table moves the rows of weights, cuts some and stacks others. Each matrix of its outcome is
-made of rows of one or more matrices of its source. Of one: it has that one's A, and rows of its B. Of several with
-the same A (a fused projection): that A, and rows of all their B. Of several with different A: all A on top of each
-other, and rows of B each in the columns of its own A; the rank is then the sum of theirs.
+A link of the architecture table permutes, cuts and stacks the rows of weights. Each output matrix consists of rows of
+one
+or more input matrices. From one: it keeps its A, and takes rows of its B. From several with the same A (a fused
+projection): that A, and rows of all their B. From several with different A: all A stacked, and rows of each B in the
+columns of its own A; the rank is then the sum of theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from aprfmt.types import Array, PathLike, Shape
 
 
 def spelled(adapter: Adapter, base: Base) -> dict[str, LoraPair]:
-    """The pairs by the table's spelling of their weights, on either side. Raises RefusedError for two of one weight."""
+    """The pairs by the table's spelling of their weights, in either convention. Raises RefusedError for duplicates."""
     row = base.row
     out: dict[str, LoraPair] = {}
     for pair in adapter.pairs.values():
@@ -47,9 +48,9 @@ def spelled(adapter: Adapter, base: Base) -> dict[str, LoraPair]:
 
 
 def as_linear(base: Base, name: str, pair: LoraPair) -> LoraPair:
-    """The pair of a stack as what reads its `in` and gives its `out`.
+    """The pair of a stack with `in` and `out` as in a linear layer.
 
-    PEFT takes a parameter of three dims for [n, out, in], unless its module says otherwise; Llama 4's does not.
+    PEFT treats a 3-D parameter as [n, out, in] unless its module says otherwise; Llama 4's does not.
     """
     row, h = base.row, base.hparams
     if len(pair.shape) != 3 or not matches(row, name) or not is_turned(row, name):
@@ -62,7 +63,7 @@ def as_linear(base: Base, name: str, pair: LoraPair) -> LoraPair:
 
 
 def swapped(pair: LoraPair) -> LoraPair:
-    """The pair whose product is that of `pair` with the last two dimensions swapped."""
+    """The pair whose product is that of `pair` with its last two dimensions transposed."""
     a, b = pair.a, pair.b
     (*n, rank, inside), out = a.shape, b.shape[-2]
     new_a = made(a.name, shared_dtype([b]), (*n, rank, out), lambda: values_of(b).swapaxes(-1, -2))
@@ -99,13 +100,13 @@ def is_turned(row: Architecture, name: str) -> bool:
 
 
 def stored_shape(row: Architecture, name: str, pair: LoraPair) -> Shape:
-    """The shape of the Hugging Face weight `name` by its pair."""
+    """The shape of the Hugging Face weight `name`, from its pair."""
     *n, out, inside = pair.shape
     return (*n, inside, out) if is_turned(row, name) else (*n, out, inside)
 
 
 def check_shapes(adapter: Adapter, path: PathLike) -> None:
-    """Raises RefusedError where the pairs are not of the shapes of the base's weights."""
+    """Raises RefusedError if the pairs do not match the shapes of the base's weights."""
     base = adapter.of
     if base is None:
         return
@@ -129,7 +130,7 @@ def check_shapes(adapter: Adapter, path: PathLike) -> None:
 
 
 def _check_whole(adapter: Adapter, base: Base, path: PathLike) -> None:
-    """The same of weights that are replaced, but for those whose rows are tokens: there may be more."""
+    """The same for whole weights; those with one row per token may have more rows."""
     tokens = {embedding(base.row), head(base.row)}
     for name, tensor in adapter.whole.items():
         known = canonical_name(base.row, name.replace(".base_layer.", "."))
@@ -154,9 +155,9 @@ def _other_base(reason: str, weight: str, path: PathLike) -> RefusedError:
 
 
 def to_gguf(adapter: Adapter, path: PathLike) -> tuple[dict[str, LoraPair], dict[str, list[tuple[str, int]]]]:
-    """The pairs under llama.cpp's names, and which of them combine several with different A.
+    """The pairs under llama.cpp names, and which of them combine several with different A.
 
-    Raises RefusedError where the row, or what it needs of the base, is unknown.
+    Raises RefusedError if the row, or what it needs of the base, is unknown.
     """
     row, h = _row(adapter, path)
     out: dict[str, LoraPair] = {}
@@ -183,7 +184,7 @@ def to_gguf(adapter: Adapter, path: PathLike) -> tuple[dict[str, LoraPair], dict
 def _with_something(
     found: list[tuple[LoraPair, list[tuple[str, int]]]],
 ) -> list[tuple[LoraPair, list[tuple[str, int]]]]:
-    """Of the parts of one weight, those that the adapter changes."""
+    """The parts of a weight that the adapter changes."""
     kept = [one for one in found if values_of(one[0].b).any()] if len(found) > 1 else found
     return kept or found
 
@@ -201,7 +202,7 @@ def _row(adapter: Adapter, path: PathLike) -> tuple[Architecture, Hyperparams]:
 
 
 def missing_base(adapter: Adapter, path: PathLike) -> RefusedError:
-    """The error where the base model is needed and not found."""
+    """The error if the base model is needed and not found."""
     named = f" ({adapter.base})" if adapter.base else ""
     return RefusedError(
         f"the adapter's base model{named} was not found, and tensor names and row order depend on it",
@@ -227,7 +228,7 @@ def _link(
 def to_hf(adapter: Adapter, path: PathLike) -> dict[str, LoraPair]:
     """The pairs under Hugging Face names, from the adapter, else from the table.
 
-    Raises RefusedError if the base is needed for that and not found.
+    Raises RefusedError if this needs the base and it is not found.
     """
     blocks = adapter.blocks
     if adapter.of is None and not any(map(_is_gguf_name, adapter.pairs)):
@@ -259,9 +260,9 @@ def _is_gguf_name(weight: str) -> bool:
 
 
 def _alternative(adapter: Adapter, name: str, shapes: Mapping[str, Shape], base: Base) -> Link:
-    """The link of a GGUF's weight: of alternatives the one whose names the adapter was made from.
+    """The link of a GGUF weight; of alternatives the one whose names the adapter was made from.
 
-    Where that is not known, it is that of stacks, as the classes of transformers hold experts.
+    If unknown, the one with stacks, since transformers' classes have stacked experts.
     """
     origin = {hf for hf, _ in adapter.blocks.get(name, ())}
     told = adapter.config.get("target_parameters")
@@ -280,7 +281,7 @@ def _alternative(adapter: Adapter, name: str, shapes: Mapping[str, Shape], base:
 
 
 def from_link(link: Link, names: Mapping[str, LoraPair], blocks: Blocks, path: PathLike) -> list[LoraPair]:
-    """The Hugging Face pairs of a link, of those of a GGUF by name."""
+    """The Hugging Face pairs of a link, from those of a GGUF by name."""
     found = []
     given = [names.get(gguf) for gguf in link.gguf]
     for pair, _ in transform(link, given, inverse=True, path=path):
@@ -305,7 +306,7 @@ def _own_rank_slice(pair: LoraPair, link: Link, blocks: Blocks) -> LoraPair | No
 
 
 def _part(pair: LoraPair, own: slice) -> LoraPair:
-    """The product of some rows of A and the columns of B that go with them."""
+    """The product of some rows of A and their columns of B."""
     a, b, rank = pair.a, pair.b, own.stop - own.start
     return replace(
         pair,
@@ -318,7 +319,7 @@ def _part(pair: LoraPair, own: slice) -> LoraPair:
 
 
 def with_scale(pair: LoraPair, scale: float, rank: int | None = None) -> LoraPair:
-    """The same product with that `scale`, and of that `rank` (filled up with zeros)."""
+    """The same product with that `scale` and that `rank` (padded with zeros)."""
     import numpy as np
 
     rank = rank or pair.rank
@@ -347,7 +348,7 @@ def with_scale(pair: LoraPair, scale: float, rank: int | None = None) -> LoraPai
 
 
 def on_top(weight: str, pairs: Sequence[LoraPair]) -> LoraPair | None:
-    """The pair of a weight whose rows are those of several; None where these have not the same A and scale."""
+    """Stacks pairs with the same A and scale; None if they differ."""
     import numpy as np
 
     first = pairs[0]
@@ -369,9 +370,9 @@ def without_zeros(pair: LoraPair, rank: int) -> LoraPair:
 
 
 def at_alpha(pair: LoraPair, alpha: float) -> tuple[LoraPair, bool]:
-    """The same product with the scale alpha / rank, and whether every digit is kept.
+    """The same product with the scale alpha / rank, and whether it is exact.
 
-    Where the rank does not give that scale, zeros are added to it until the rest is a power of two.
+    If the rank does not yield that scale, zeros are added until the quotient is a power of two.
     """
     if pair.scale == alpha / pair.rank:
         return pair, True

@@ -1,4 +1,4 @@
-"""The factors of a LoRA adapter through a weight mapping."""
+"""Transforms the factors of a LoRA adapter by a weight mapping."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def values_of(tensor: CanonicalTensor) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _LoraSide:
-    """The tensors of one side of a link, as rows laid end to end.
+    """The tensors of one side of a link, with their rows concatenated.
 
     Attributes:
         names, shapes: of the tensors.
-        turned: of each, whether rows of the row space are columns of B A.
+        turned: per tensor, whether rows of the row space are columns of B A.
     """
 
     names: Sequence[str]
@@ -46,7 +46,7 @@ class _LoraSide:
     turned: Sequence[bool]
 
     def matrices(self, width: int) -> list[tuple[int, int, int]]:
-        """(tensor, number of the matrix in it, rows) of each matrix."""
+        """(tensor, index of the matrix in it, rows) of each matrix."""
         out = []
         for i, shape in enumerate(self.shapes):
             n = prod(shape[:-2])
@@ -111,7 +111,7 @@ def _is_lookup(gguf: Sequence[str]) -> bool:
 
 
 def _row_factors(link: Link, index: Array, inverse: bool) -> Array | None:
-    """What the rows of B are multiplied by, one number a row of the outcome; None for 1 throughout."""
+    """The factors of the rows of B, one per output row; None if all are 1."""
     import numpy as np
 
     m = link.mapping
@@ -130,7 +130,7 @@ def _row_factors(link: Link, index: Array, inverse: bool) -> Array | None:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """Rows `there` of a matrix: rows `local` of matrix `number` of the pair."""
+    """Rows `there` of an output matrix: rows `local` of matrix `number` of the pair."""
 
     pair: LoraPair
     turned: bool
@@ -157,14 +157,14 @@ class _Section:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A matrix of the outcome: how many rows it has, what they are made of, and what they are multiplied by."""
+    """An output matrix: its number of rows, its sections, and the factors of its rows."""
 
     rows: int
     sections: Sequence[_Section]
     factors: Array | None
 
     def is_shared(self) -> bool:
-        """Whether all sections have the same A, so that the rank stays."""
+        """Whether all sections have the same A, so the rank is unchanged."""
         if len(self.sections) < 2:
             return True
         first = self.sections[0]
@@ -204,7 +204,7 @@ class _Matrix:
 def _joined(
     side: _LoraSide, i: int, matrices: Sequence[_Matrix], width: int, columns: Array | None
 ) -> tuple[LoraPair, list[tuple[str, int]]] | None:
-    """Tensor `i` of a side made of `matrices`; None where no pair has a part in it."""
+    """Tensor `i` of a side, composed of `matrices`; None if no pair contributes."""
     import numpy as np
 
     sections = [section for matrix in matrices for section in matrix.sections]
@@ -252,5 +252,5 @@ def shared_dtype(tensors: Iterable[CanonicalTensor]) -> str:
 
 
 def is_power_of_two(factor: float) -> bool:
-    """Whether values multiplied by `factor` keep their digits."""
+    """Whether multiplication by `factor` is exact."""
     return factor != 0 and math.isfinite(factor) and math.frexp(abs(factor))[0] == 0.5

@@ -1,9 +1,11 @@
-"""Adapters of any container in one form: for each changed weight, its two factors.
+"""Adapters of any container in one form: two factors for each changed weight.
 
-The names of the weights are Hugging Face names, or llama.cpp's where one tensor of a GGUF holds what are several of a
-checkpoint; `canonical.lora` turns one into the other. Shapes are the same everywhere: A [rank, in], B [out, rank], with
-the number of matrices before them where a weight is a stack of such. For an embedding `in` is the vocabulary, as if it
-were a layer that reads one-hot rows; its weight is stored transposed then.
+Weights have Hugging Face names, or llama.cpp names where one GGUF tensor combines several of a checkpoint;
+`canonical.lora` converts between them. Shapes are the same everywhere: A [rank, in], B [out, rank], preceded by the
+number
+of matrices for a stack. For an embedding `in` is the vocabulary, as if it were a layer that reads one-hot rows; its
+weight
+is then stored transposed.
 """
 
 from __future__ import annotations
@@ -20,21 +22,21 @@ from aprfmt.formats import lora
 from aprfmt.types import Shape
 
 APR_KEY = "aprfmt.adapter"
-"""APR metadata key with what lora_rank and lora_alpha do not say."""
+"""APR metadata key for what lora_rank and lora_alpha do not cover."""
 
 GGUF_KEY = "aprfmt.adapter"
-"""GGUF key with the config of the adapter that it was made from, a JSON object."""
+"""GGUF key with the config of the adapter's source, a JSON object."""
 
 INVOCATION = "alora_invocation_tokens"
-"""Config key, and end of a GGUF key, of the tokens after which an activated LoRA counts."""
+"""Config key, and suffix of a GGUF key, of the tokens that activate an aLoRA."""
 
 Blocks = Mapping[str, Sequence[tuple[str, int]]]
-"""llama.cpp's name of a weight made of several with different A -> those, in order, with the rank of each."""
+"""llama.cpp name of a weight combined from several with different A -> those, in order, with the rank of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The model that an adapter is for: its row of the architecture table and its hyper-parameters."""
+    """The base model of an adapter: its architecture row and hyper-parameters."""
 
     row: Architecture
     hparams: Hyperparams
@@ -42,7 +44,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """What is added to the weight `weight`: scale * B A. `a` is [(n,) rank, in], `b` [(n,) out, rank]."""
+    """The update of the weight `weight`: scale * B A. `a` is [(n,) rank, in], `b` [(n,) out, rank]."""
 
     weight: str
     a: CanonicalTensor
@@ -62,16 +64,16 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Adapter:
-    """An adapter. Its tensors are those of the pairs, then the whole ones.
+    """An adapter. Its tensors are those of the pairs, followed by the whole weights.
 
     Attributes:
         pairs: by the name of the weight.
-        whole: weights that are replaced by others (modules_to_save), by their name.
-        rank, alpha: what the container says of most pairs; alpha / rank is their scale.
-        base: name of the base model, as the adapter has it.
-        config: adapter_config.json of the folder that it is, or was made from; {} without one.
+        whole: replaced weights (modules_to_save), by name.
+        rank, alpha: of most pairs, from the container; alpha / rank is their scale.
+        base: name of the base model, as stored in the adapter.
+        config: adapter_config.json of the folder, or of the adapter's source; {} without one.
         of: the base model, if known.
-        blocks: what the weights of a GGUF were made of, as it tells.
+        blocks: the parts of combined weights of a GGUF, as stored in it.
     """
 
     pairs: Mapping[str, LoraPair]
@@ -85,7 +87,7 @@ class Adapter:
 
     @property
     def tensors(self) -> dict[str, CanonicalTensor]:
-        """All tensors, by the names that an `.apr` has them under."""
+        """All tensors, by their names in an `.apr`."""
         found: dict[str, CanonicalTensor] = {}
         for weight, pair in self.pairs.items():
             found |= {weight + lora.A: pair.a, weight + lora.B: pair.b}
@@ -93,7 +95,7 @@ class Adapter:
 
     @property
     def invocation(self) -> list[int]:
-        """The tokens after which an activated LoRA counts; [] for any other."""
+        """The tokens that activate an aLoRA; [] for other adapters."""
         value = self.config.get(INVOCATION)
         return [token for token in value if type(token) is int] if isinstance(value, list) else []
 
@@ -113,7 +115,7 @@ _MLX_STACK = re.compile(r"(?:.*\.)?layers\.(\d+)\..*?\.?(?:switch_mlp|experts)\.
 
 
 def stacked_name(weight: str) -> str:
-    """llama.cpp's name of a stack of experts that MLX calls `weight`; `weight` itself for any other."""
+    """llama.cpp's name of an expert stack that MLX calls `weight`; `weight` itself for any other."""
     found = _MLX_STACK.fullmatch(weight)
     return f"blk.{found[1]}.ffn_{found[2]}_exps.weight" if found is not None else weight
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from aprfmt.types import Array
 
 CHUNK = 1 << 20
-"""Values that one call works on. Threads wait for each other between two calls, so these are few and long."""
+"""Values per call. Threads wait for each other between calls, so calls are few and long."""
 
 
 _RUN = 256
@@ -25,9 +25,9 @@ class Values(Protocol):
 
 
 class _Scratch(local):
-    """Memory of a thread for the values of a chunk, used again for the next one.
+    """A thread's scratch memory for the values of a chunk, reused for the next one.
 
-    Arrays of this size are of large pages, which numpy asks for: they take half the time of fresh small ones.
+    numpy requests large pages for arrays of this size: they take half the time of fresh small ones.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class _Scratch(local):
         self._n_taken = 0
 
     def start(self) -> None:
-        """Takes all of it back."""
+        """Releases everything for reuse."""
         self._n_taken = 0
 
     def take(self, n: int) -> Array:
-        """An array of `n` float32, at most CHUNK, of any values."""
+        """An uninitialized array of `n` float32, at most CHUNK."""
         import numpy as np
 
         if self._n_taken == len(self._arrays):
@@ -49,7 +49,7 @@ class _Scratch(local):
 
     @contextmanager
     def lent(self, n_bytes: int) -> Iterator[memoryview]:
-        """Bytes that are taken back at the end."""
+        """Scratch bytes that are released at the end of the block."""
         import numpy as np
 
         if n_bytes > 4 * CHUNK:
@@ -99,13 +99,14 @@ def bin_of(counts: Array | None, k: int) -> tuple[int, int, int]:
 
 
 _DRAWS = 4
-"""Numbers of 16 bits in each that the generator gives."""
+"""16-bit numbers per output of the generator."""
 
 
 def kept_at_random(seed: int, name: str, model: int, first: int, last: int, density: float) -> Array:
-    """Which of the elements [first, last) of the weight `name` of an input stay: bool, each with chance `density`.
+    """Which of the elements [first, last) of the weight `name` of an input are kept: bool, each with probability
+    `density`.
 
-    The chance is that to 16 bits.
+    The probability has 16 bits.
     """
     import numpy as np
 

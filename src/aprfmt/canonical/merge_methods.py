@@ -1,14 +1,15 @@
-"""The arithmetic of merging: one weight out of the same weight of several models, a range of its values at a time.
+"""The arithmetic of merging: a weight from the same weight of several models, a range of its values at a time.
 
-Everything is computed in float32. What a method has to know of a whole weight is found beforehand in passes over it,
-in constant memory: dot product and lengths for slerp; for TIES the k-th largest magnitude, exactly: a sample says
-between which two values it lies, one pass keeps what is between them, and where that is too much or was misled, the
-upper 15 bits of the floats are counted in one pass and the lower 16 of those that share the threshold's in a second;
-sums of magnitudes where a delta is rescaled. A pass is divided into chunks, which the threads that want the weight
-take in turns.
+Everything is computed in float32. What a method needs to know of a whole weight is found first, in passes with constant
+memory: dot product and norms for slerp; for TIES the exact k-th largest magnitude: a sample brackets it, one pass
+collects the values in between, and if there are too many or the sample misled, one pass counts the upper 15 bits of the
+floats and a second one the lower 16 of those that share the threshold's; sums of magnitudes if a delta is rescaled. A
+pass
+is divided into chunks, which the threads that need the weight share.
 
-What DARE drops follows from seed, weight, model and element alone (PCG64DXSM, which can be advanced to any place), so
-that it is the same whatever the number of threads and the size of the chunks.
+What DARE drops depends only on seed, weight, model and element (PCG64DXSM, which can be advanced to any position), not
+on
+the number of threads or the size of chunks.
 
 Sources: TIES-Merging (Yadav et al., 2023), Language Models are Super Mario (DARE; Yu et al., 2023), Editing Models with
 Task Arithmetic (Ilharco et al., 2022), Animating Rotation with Quaternion Curves (slerp; Shoemake, 1985).
@@ -41,23 +42,26 @@ METHODS = (LINEAR, SLERP, TIES, DARE_LINEAR, DARE_TIES, TASK_ARITHMETIC, PASSTHR
 NORM, DENSITY, NONE = "norm", "density", "none"
 
 RESCALES = (NORM, DENSITY, NONE)
-"""How a delta that lost values is rescaled: to the sum of magnitudes that it had, by 1 / density (the DARE paper), not
-at all."""
+"""How a delta with dropped values is rescaled: to its original sum of magnitudes, by 1 / density (the DARE paper), or
+not.
+"""
 
 _PARALLEL = 0.9995
-"""Cosine from which on two weights are interpolated linearly."""
+"""Cosine above which two weights are interpolated linearly."""
 
 
 _SAMPLE = 1 << 17
 _MARGIN = 6
-"""Places on either side of the sample's threshold, in roots of its size: a dozen standard deviations of a fair sample,
-since values that lie together resemble each other."""
+"""Margin on either side of the sample's threshold, in units of the square root of its size: a dozen standard deviations
+of a
+fair sample, since neighbouring values are similar.
+"""
 
 _MOST_CANDIDATES = 1 << 22
-"""Candidates for the threshold that are held, of 4 bytes each."""
+"""Maximum number of candidates for the threshold, of 4 bytes each."""
 
 _MOST_DRAWN = 1 << 28
-"""Values of a weight of which it is held, a bit each, what DARE keeps of them."""
+"""Maximum size of a weight for which DARE's mask is kept, one bit per value."""
 
 _TINY = 1e-8
 _LEAST_SUM = 1e-7
@@ -69,13 +73,12 @@ class MergeRule:
 
     Attributes:
         method: one of METHODS.
-        base: which of the inputs is the base; None for methods without one.
-        weights, densities: of each input.
-        t: for slerp, from 0, the base, to 1, the other.
-        normalize: whether the result is divided by the sum of the weights that count.
+        base: index of the base among the inputs; None for methods without one. weights, densities: of each input.
+        t: for slerp, from 0 (the base) to 1 (the other).
+        normalize: whether the result is divided by the sum of the weights.
         rescale: one of RESCALES.
-        factor: what the sum of deltas, or for passthrough the weight, is multiplied by.
-        seed: of what DARE drops.
+        factor: factor of the sum of deltas, or for passthrough of the weight.
+        seed: of DARE's random masks.
     """
 
     method: str
@@ -100,12 +103,12 @@ class MergeRule:
 
 @dataclass(frozen=True, slots=True)
 class _Trim:
-    """What stays of a delta.
+    """Which values of a delta are kept.
 
     Attributes:
-        bits: magnitude, as the bits of a float32, from which on values stay.
+        bits: minimum magnitude, as the bits of a float32.
         end: element from which on values of exactly that magnitude are dropped.
-        scale: what the rest is multiplied by.
+        scale: factor of the kept values.
     """
 
     bits: int = 0
@@ -114,11 +117,11 @@ class _Trim:
 
 
 _Found = tuple[tuple[float, ...], "Array | None"]
-"""What a chunk of a pass gives: numbers, which are added up in order, and counts."""
+"""The result of a chunk of a pass: numbers, which are added in order, and counts."""
 
 
 class _Pass:
-    """Chunks of one pass over a weight, done by whichever threads want the result."""
+    """Chunks of one pass over a weight, shared by the threads that need the result."""
 
     def __init__(self, n: int) -> None:
         self._n, self._next, self._done = n, 0, 0
@@ -131,9 +134,9 @@ class _Pass:
     def run(
         self, work: Callable[[int], _Found], finish: Callable[[list[float], Array | None], tuple[float, ...]]
     ) -> tuple[float, ...]:
-        """What `finish` makes of the sums of what `work` gives of all chunks, which are the same each time.
+        """Combines the results of `work` for all chunks, in a fixed order, with `finish`.
 
-        Raises what `work` raises, in every thread that waits.
+        Raises what `work` raises, in every waiting thread.
         """
         with self._changed:
             while self._error is None and self._done < self._n:
@@ -172,7 +175,7 @@ class Combination:
     """A weight merged from `inputs` by `rule`.
 
     Attributes:
-        name: of the weight, from which what DARE drops follows.
+        name: of the weight; it determines DARE's mask.
         n: its elements.
     """
 
@@ -194,14 +197,14 @@ class Combination:
         return np.concatenate([values.copy() for _, values in self.chunks(first, last)])
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[int, Array]]:
-        """The same chunk by chunk, each with its first element; in memory that is used again for the next one."""
+        """The result chunk by chunk, each with its first element; the memory is reused for the next one."""
         import numpy as np
 
         self._prepare()
         for start in range(first, last, CHUNK):
             end = min(start + CHUNK, last)
             SCRATCH.start()
-            with np.errstate(all="ignore"):  # values that are not finite stay so
+            with np.errstate(all="ignore"):  # NaN and infinities propagate
                 values = self._mixed([values_in(of, start, end) for of in self.inputs], start)
             yield start, values
 
@@ -223,14 +226,14 @@ class Combination:
         work: Callable[[int, int], _Found],
         finish: Callable[[list[float], Array | None], tuple[float, ...]],
     ) -> tuple[float, ...]:
-        """Runs pass `number` over the weight; `work` gets the first element of a chunk and its end."""
+        """Runs pass `number` over the weight; `work` gets the first and last element of a chunk."""
         with self._lock:
             while len(self._passes) <= number:
                 self._passes.append(_Pass(-(-self.n // CHUNK)))
         return self._passes[number].run(lambda i: work(i * CHUNK, min((i + 1) * CHUNK, self.n)), finish)
 
     def _spherical(self) -> tuple[float, float]:
-        """What base and other are multiplied by."""
+        """The factors of base and other."""
         assert self.rule.base is not None
         pair = self.inputs[self.rule.base], self.inputs[1 - self.rule.base]
 
@@ -251,7 +254,7 @@ class Combination:
         return math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)
 
     def _trim(self, i: int, number: int) -> tuple[_Trim, int]:
-        """What stays of the delta of input `i`, and the number of the next pass."""
+        """Which values of the delta of input `i` are kept, and the number of the next pass."""
         rule = self.rule
         trim = _Trim()
         if rule.keeps(i) or not self.n or rule.densities[i] <= 0:
@@ -266,12 +269,12 @@ class Combination:
         return trim, number
 
     def _largest(self, i: int, k: int, number: int) -> tuple[_Trim, int]:
-        """The `k` values of largest magnitude of the delta of input `i`; of equal ones those that come first."""
+        """The `k` values of largest magnitude of the delta of input `i`; ties go to those that come first."""
         found = self._among_candidates(i, k, number)
         return (found, number + 2) if found is not None else self._by_counting(i, k, number + 2)
 
     def _among_candidates(self, i: int, k: int, number: int) -> _Trim | None:
-        """The same by way of a sample, around whose threshold lie few values; None where they are many or elsewhere."""
+        """The same using a sample, if few values are near its threshold; None otherwise."""
         import numpy as np
 
         share = min(1.0, max(_SAMPLE / self.n, 1 / 64))
@@ -298,7 +301,7 @@ class Combination:
         def candidates(first: int, last: int) -> _Found:
             bits = self._bits(i, first, last)
             n_above = np.count_nonzero(bits >= high)
-            # One comparison for both ends: below the lower one the difference is a large number.
+            # One comparison for both bounds: below the lower one the difference wraps to a large number.
             bits -= np.int32(low)
             inside = bits.view(np.uint32) < np.uint32(high - low)
             n_inside = np.count_nonzero(inside)
@@ -322,12 +325,12 @@ class Combination:
         return _Trim(threshold, end) if threshold >= 0 else None
 
     def _take_bits(self, i: int, number: int) -> list[Array]:
-        """What the chunks of a pass kept, in order; it is let go."""
+        """What the chunks of a pass kept, in order; releases it."""
         found = sorted(key for key in self._kept_bits if key[:2] == (i, number))
         return [self._kept_bits.pop(key) for key in found]
 
     def _end_of(self, i: int, threshold: int, rest: int, counts: Sequence[int]) -> int:
-        """The element behind the `rest`-th of those that lie on the threshold; `counts`: how many do in each chunk."""
+        """One past the `rest`-th of the values equal to the threshold; `counts`: how many each chunk has."""
         import numpy as np
 
         chunk = int(np.searchsorted(np.cumsum(counts), rest))
@@ -336,7 +339,7 @@ class Combination:
         return first + int(places[rest - sum(counts[:chunk]) - 1]) + 1
 
     def _by_counting(self, i: int, k: int, number: int) -> tuple[_Trim, int]:
-        """The same by counting the upper and then the lower bits of all values."""
+        """The same by counting first the upper, then the lower bits of all values."""
         import numpy as np
 
         def upper(first: int, last: int) -> _Found:
@@ -366,7 +369,7 @@ class Combination:
         return _Trim(threshold, int(self._pass(number + 2, equal, last_kept)[0])), number + 3
 
     def _norm_scale(self, i: int, trim: _Trim, number: int) -> float:
-        """By what the sum of magnitudes of a delta shrank."""
+        """The factor by which the sum of magnitudes of a delta shrank."""
         import numpy as np
 
         def work(first: int, last: int) -> _Found:
@@ -396,7 +399,7 @@ class Combination:
     # --- values ---
 
     def _mixed(self, rows: Sequence[Array], first: int) -> Array:
-        """The result for values of each input, from element `first` on; takes the memory of `rows`."""
+        """The result for values of each input, from element `first` on; reuses the memory of `rows`."""
         import numpy as np
 
         rule = self.rule
@@ -420,7 +423,7 @@ class Combination:
         return total
 
     def _with_deltas(self, rows: Sequence[Array], first: int) -> Array:
-        """The base and the sum of what the others add to it."""
+        """The base plus the sum of the others' contributions."""
         import numpy as np
 
         rule = self.rule
@@ -468,7 +471,7 @@ class Combination:
         total, share = summed, np.zeros_like(summed)
         total.fill(0)
         for i, delta in zip(rule.deltas, deltas, strict=True):
-            # Products with what is true or false take a tenth of the time of np.where.
+            # Multiplying by booleans takes a tenth of the time of np.where.
             agreeing = np.maximum(delta, 0)
             agreeing *= positive
             np.minimum(delta, 0, out=delta)
@@ -483,7 +486,7 @@ class Combination:
         return total
 
     def _kept(self, i: int, delta: Array, first: int, trim: _Trim) -> Array:
-        """The values of a delta that stay, the others 0; rescaled. Takes the memory of `delta`."""
+        """The kept values of a delta, the others 0; rescaled. Reuses the memory of `delta`."""
         import numpy as np
 
         rule = self.rule
@@ -507,7 +510,7 @@ class Combination:
         return delta
 
     def _random(self, i: int, first: int, last: int) -> Array:
-        """What DARE keeps of a range; what a first pass asks for is held, a bit each, until the chunk was merged."""
+        """DARE's mask of a range; the first pass's result is kept, one bit per value, until the chunk is merged."""
         import numpy as np
 
         rule = self.rule

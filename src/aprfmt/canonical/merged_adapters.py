@@ -1,8 +1,7 @@
-"""A model with adapters added to its weights, tensor by tensor, while they are read.
+"""Merges adapters into a model's weights, tensor by tensor, while they are read.
 
-What is added is B A in the order of rows in which the weight is stored: that of a GGUF for tensors that come out of
-one. So nothing is brought into another order for it, and blocks of a quantized weight are decoded and encoded again
-where they stand, a few rows at a time.
+B A is computed in the row order in which the weight is stored: that of a GGUF for tensors of one. So weights are not
+reordered, and blocks of a quantized weight are dequantized and quantized again in place, a few rows at a time.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from aprfmt.text import plural
 from aprfmt.types import Array, PathLike, Shape
 
 _HELD = 6
-"""Pairs of factors that are kept decoded: workers are at a few tensors at a time."""
+"""Factor pairs that are kept decoded: workers process a few tensors at a time."""
 
 
 class _Cache:
-    """The factors of the last pairs that were used, as float32."""
+    """The float32 factors of the most recently used pairs."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[int, tuple[Array, Array]] = OrderedDict()
@@ -58,12 +57,12 @@ class _Cache:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one adapter adds to a stored weight.
+    """The update of a stored weight by one adapter.
 
     Attributes:
         pair: the factors.
         turned: whether the weight is stored as [in, out].
-        weight: what the adapter counts.
+        weight: the adapter's weight.
     """
 
     pair: LoraPair
@@ -73,12 +72,12 @@ class Delta:
 
     @property
     def shape(self) -> Shape:
-        """Of the stored weight."""
+        """Shape of the stored weight."""
         *n, out, inside = self.pair.shape
         return (*n, inside, out) if self.turned else (*n, out, inside)
 
     def rows(self, first: int, last: int) -> Array:
-        """Rows [first, last) of what is added, all matrices of a stack laid end to end: float32 [rows, columns]."""
+        """Rows [first, last) of the update, with all matrices of a stack concatenated: float32 [rows, columns]."""
         import numpy as np
 
         a, b = self.cache.get(self.pair)
@@ -99,14 +98,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class MergedTensor:
-    """A stored weight with something added to it; whatever is read of it is computed, in small memory.
+    """A stored weight plus updates, computed on read in little memory.
 
     Attributes:
         name: of the weight.
-        base: the weight as it is stored, under whatever name.
-        dtype: of what is read: that of the base, or F32.
-        deltas: what is added, if anything.
-        errors: counts what quantizing the sum again changes.
+        base: the stored weight, under whatever name.
+        dtype: of the result: that of the base, or F32.
+        deltas: the updates, if any.
+        errors: records what quantizing the sum again changes.
     """
 
     name: str
@@ -117,7 +116,7 @@ class MergedTensor:
 
     @property
     def quantized_from(self) -> str | None:
-        """What the base is quantized in; None for floats."""
+        """The quantized type of the base; None for floats."""
         if isinstance(self.base, PackedTensor):
             return self.base.scheme
         return self.base.dtype if DTYPES[self.base.dtype].kind != "plain" else None
@@ -163,12 +162,12 @@ class MergedTensor:
 
 @dataclass(slots=True)
 class _AdapterPlan:
-    """What is added to which stored tensors.
+    """Which stored tensors get which updates.
 
     Attributes:
         sources: by the name of the stored tensor (llama.cpp's), for tensors of a GGUF.
         names: by Hugging Face name, for all others.
-        whole: weights that are replaced, by Hugging Face name.
+        whole: replaced weights, by Hugging Face name.
     """
 
     sources: dict[str, list[Delta]] = field(default_factory=dict)
@@ -179,11 +178,13 @@ class _AdapterPlan:
 def with_adapters(
     c: Canonical, adapters: Sequence[tuple[Adapter, float]], *, keep: bool, errors: RequantizationErrors | None = None
 ) -> tuple[Canonical, list[str]]:
-    """`c` with each adapter added at its weight, and a sentence for each loss.
+    """`c` with each adapter merged at its weight, and a sentence per loss.
 
-    With `keep` weights keep their dtype, quantized ones too: they are encoded again, and `errors` counts what that
-    changes; else those become F32.
-    Raises RefusedError for an adapter that changes what `c` does not have, and for blocks that cannot be encoded.
+    With `keep` weights keep their dtype; quantized ones are quantized again, and `errors` records what that changes;
+    else they
+    become F32. Raises RefusedError for an adapter that changes weights that `c` does not have, and for blocks that
+    cannot be
+    encoded.
     """
     row = c.arch
     if row is None:
@@ -244,7 +245,7 @@ def _add(plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, 
     for name, tensor in adapter.whole.items():
         _replace(plan, c, row, name, tensor, weight)
     names = factors.spelled(adapter, Base(row, c.hparams))
-    # What replaces a weight of a GGUF has the order of a checkpoint.
+    # A weight that replaces one of a GGUF has the row order of a checkpoint.
     direct = {
         name: pair
         for name, pair in names.items()
@@ -277,7 +278,7 @@ def _check_factors(c: Canonical, row: Architecture, adapter: Adapter) -> None:
 def _add_rest(
     plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache
 ) -> dict[str, LoraPair]:
-    """Plans the pairs for tensors of a GGUF; gives those for weights that `c` has under other Hugging Face names."""
+    """Plans the pairs for tensors of a GGUF; returns those for weights that `c` has under other Hugging Face names."""
     path = c.model.path
     stored = {source.name: source for t in c.tensors.values() if _is_of_gguf(t) for source in t.sources}
     gguf, _ = factors.to_gguf(adapter, path)
@@ -325,7 +326,7 @@ def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, source: TensorSo
 def _replace(
     plan: _AdapterPlan, c: Canonical, row: Architecture, name: str, tensor: CanonicalTensor, weight: float
 ) -> None:
-    """Plans a weight that an adapter holds whole."""
+    """Plans the replacement of a whole weight."""
     plain = name.replace(".base_layer.", ".")
     known = canonical_name(row, plain) or next((m.row.hf[0] for m in matches(row, plain, "gguf")), plain)
     if known not in c.tensors:
@@ -377,7 +378,7 @@ def _merged(
 
 @cache
 def encodes_alone(dtype: str) -> bool:
-    """Whether values can be written as blocks of `dtype` without an importance matrix."""
+    """Whether values can be encoded as `dtype` without an importance matrix."""
     import numpy as np
 
     try:
@@ -387,9 +388,9 @@ def encodes_alone(dtype: str) -> bool:
 
 
 def merged_tensor(source: TensorSource, deltas: Sequence[Delta], keep: bool) -> MergedTensor:
-    """The weight `source` with the deltas added. Raises RefusedError where its blocks cannot be encoded again."""
+    """The weight `source` plus the deltas. Raises RefusedError if its blocks cannot be encoded again."""
     row = DTYPES[source.dtype]
-    if row.kind == "aprq" or is_padded(row, source.shape):  # whose rows do not stand alone
+    if row.kind == "aprq" or is_padded(row, source.shape):  # whose rows are not independent
 
         def read() -> list[Buffer]:
             return [read_whole(source)]

@@ -1,8 +1,9 @@
 """A model whose weights are computed from those of several models, a chunk at a time, while they are read.
 
-All are brought into Hugging Face order first, so that a folder can be merged with a GGUF, and the result is the same
-whatever forms its sources have. A weight keeps the dtype of the first model; of quantized blocks those are encoded
-again whose values changed, row by row.
+All inputs are brought into Hugging Face order first, so a folder can be merged with a GGUF, and the result does not
+depend
+on the containers. A weight keeps the dtype of the first model; of quantized blocks those whose values changed are
+quantized again, row by row.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from aprfmt.text import plural
 from aprfmt.types import Array, Shape
 
 _OPEN = 8
-"""Tensors in another order than the stored one that are held open: workers are at a few at a time."""
+"""Open reordered tensors: workers process a few at a time."""
 
 _RECENT = 3
-"""Chunks of each that are kept, since ranges that are read seldom end where those do."""
+"""Chunks kept of each, since reads rarely end at chunk boundaries."""
 
 _COMPARED_BYTES = 1 << 20
 _SCALE_BYTES = 4
@@ -48,9 +49,9 @@ class LayerSlice:
     """Some layers of the result, each merged from a layer of every input.
 
     Attributes:
-        inputs: the models, by their numbers.
-        firsts: the layer of each with which the slice begins.
-        n_layers: how many layers it has.
+        inputs: indices of the models.
+        firsts: the first layer of the slice in each.
+        n_layers: number of layers.
     """
 
     inputs: tuple[int, ...]
@@ -59,24 +60,26 @@ class LayerSlice:
 
     @property
     def lead(self) -> int:
-        """Which input the layers look like: the first model where it takes part."""
+        """The input that determines the form of the layers: the first model if it takes part."""
         return self.inputs.index(0) if 0 in self.inputs else 0
 
     def layers(self, i: int) -> list[SourceLayer]:
-        """What layer `i` of the slice is merged from."""
+        """The input layers of layer `i` of the slice."""
         return [(model, first + i) for model, first in zip(self.inputs, self.firsts, strict=True)]
 
 
 Ruling = Callable[[int, str, Sequence[str], float], MergeRule]
-"""(number of the slice, name of the weight in the result, its names in the inputs, place in the slice from 0 to 1) ->
-how it is merged."""
+"""(index of the slice, name of the weight in the result, its names in the inputs, position in the slice from 0 to 1) ->
+the
+merge rule.
+"""
 
 
 # --- values of one model ---
 
 
 class _Opened:
-    """The jobs of a tensor that is brought into another order, and what the last ones gave."""
+    """The jobs of a reordered tensor, and the output of the last ones."""
 
     def __init__(self, produced: Produced, dtype: str) -> None:
         import numpy as np
@@ -118,7 +121,7 @@ class _Opened:
 
 
 class _Orders:
-    """The tensors in another order that were last read."""
+    """The most recently read reordered tensors."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[int, _Opened] = OrderedDict()
@@ -160,7 +163,7 @@ class _Ordered:
 
 
 def _in_order(tensor: CanonicalTensor, orders: _Orders) -> TensorSource:
-    """Its bytes in Hugging Face order, readable at any place; decoded where rows end within blocks."""
+    """Its bytes in Hugging Face order, readable at any offset; decoded if rows end inside blocks."""
     if is_padded(DTYPES[tensor.dtype], tensor.shape):
         return _Ordered(tensor, "F32", orders)
     if tensor.mapping is None or tensor.mapping.is_plain:
@@ -184,7 +187,7 @@ class _Stored:
             return
         low, high = first // row.block * row.block, -(-last // row.block) * row.block
         begin = low // row.block * row.block_bytes
-        # All of an AprQ8 has one scale, which stands before it.
+        # An AprQ8 tensor has one scale, stored before the values.
         scale = _SCALE_BYTES if row.name == "AprQ8" else 0
         with SCRATCH.lent(scale + (high - low) // row.block * row.block_bytes) as data:
             if scale:
@@ -195,7 +198,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """The first `n` values of one model, then those of another: rows of an embedding that the first one lacks."""
+    """The first `n` values of one model, followed by those of another: embedding rows that the first one lacks."""
 
     own: Values
     n: int
@@ -214,14 +217,14 @@ class _Filled:
 
 @dataclass(frozen=True, slots=True)
 class CombinedTensor:
-    """A merged weight; whatever is read of it is computed, in small memory.
+    """A merged weight, computed on read in little memory.
 
     Attributes:
         name: of the weight.
-        dtype: of what is read.
+        dtype: of the result.
         shape: of the weight.
         combination: its values.
-        base: the weight in the first model, whose rows of blocks stay where no value changes; None for plain values.
+        base: the weight in the first model, whose blocks are kept in rows without changes; None for plain values.
     """
 
     name: str
@@ -277,7 +280,7 @@ class CombinedTensor:
 
 @dataclass(slots=True)
 class _Merge:
-    """What is asked for, and what is found on the way."""
+    """The request, and what is found while it is planned."""
 
     models: Sequence[Canonical]
     slices: Sequence[LayerSlice]
@@ -295,12 +298,14 @@ def combined(
 ) -> tuple[Canonical, list[str]]:
     """The first of `models` with the layers of `slices`, each weight merged by `ruling`; and the losses.
 
-    What stands before the layers is merged from the inputs of the first slice, what stands behind them from those of
-    the last. With `keep` weights keep the dtype of the first model, else they become F32. With `pad_vocab` rows of
-    embedding and head that a model lacks are taken from the first one, and those beyond the first one's are left out.
+    Tensors before the layers are merged from the inputs of the first slice, those after them from the last. With `keep`
+    weights keep the dtype of the first model, else they become F32. With `pad_vocab`, rows of embedding and head that a
+    model
+    lacks are taken from the first one, and rows beyond the first one's are left out.
 
-    Raises RefusedError for models of different networks, with the weight that they differ in, and for blocks that
-    cannot be encoded; and as relayered.
+    Raises RefusedError for models of different networks, with the weight in which they differ, and for blocks that
+    cannot be
+    encoded; and as relayered.
     """
     _check_architectures(models)
     models, notes = _under_one_set_of_names(models)
@@ -355,10 +360,9 @@ def _architecture(c: Canonical) -> str:
 
 
 def _under_one_set_of_names(models: Sequence[Canonical]) -> tuple[Sequence[Canonical], list[str]]:
-    """The models with weights of the same names.
+    """The models with weights under the same names.
 
-    Blocks that would have to be decoded to be those of a checkpoint have the names of a GGUF, which all models must
-    have then, or none.
+    Blocks that would have to be decoded for a checkpoint keep their GGUF names, in all models or in none.
     """
     own = [{t.name for t in c.tensors.values() if t.link is not None and t.name in t.link.gguf} for c in models]
     if all(names == own[0] for names in own):
@@ -384,13 +388,13 @@ def _own_head(merge: _Merge, c: Canonical) -> Canonical:
 
 
 def _find(c: Canonical, name: str) -> CanonicalTensor | None:
-    """The tensor of a model; of one whose head is its embedding, that."""
+    """The tensor of a model; for a tied head the embedding."""
     found = c.tensors.get(name)
     return c.tensors.get(c.embedding) if found is None and name == c.head else found
 
 
 _BEFORE = ("token_", "position_", "per_layer_", "rope_", "embd", "embedding")
-"""How llama.cpp's names of what stands before the layers begin."""
+"""Prefixes of llama.cpp's names of the tensors before the layers."""
 
 
 def _slice_of(merge: _Merge, c: Canonical, name: str, places: Sequence[tuple[int, int]]) -> tuple[int, int | None]:
@@ -407,7 +411,7 @@ def _slice_of(merge: _Merge, c: Canonical, name: str, places: Sequence[tuple[int
 
 def _merged(merge: _Merge, c: Canonical, tensor: CanonicalTensor, places: Sequence[tuple[int, int]]) -> CanonicalTensor:
     if c.arch is not None and is_gguf_only(c.arch, tensor.name):
-        return tensor  # it follows from config.json
+        return tensor  # it is derived from config.json
     number, i = _slice_of(merge, c, tensor.name, places)
     part = merge.slices[number]
     names = [tensor.name] * len(part.inputs)
@@ -460,7 +464,7 @@ def _combine(
         if inputs[0][1].name == tensor.name:
             return inputs[0][1]
     source = base.source
-    # A checkpoint keeps its own spelling; a head that was the embedding has none.
+    # A checkpoint keeps its own spelling; a head that was tied has none.
     embedding = c.tensors.get(c.embedding)
     is_new = tensor.name == c.head and embedding is not None and tensor.sources[0] is embedding.sources[0]
     name = tensor.name if tensor.link is not None or is_new else tensor.sources[0].name
@@ -500,7 +504,7 @@ def _check_shape(
 
 
 def _equal(tensor: CanonicalTensor, inputs: Sequence[tuple[Canonical, CanonicalTensor]]) -> CanonicalTensor:
-    """A tensor of integers, which all models must have alike."""
+    """An integer tensor, which must be the same in all models."""
     for c, other in inputs:
         if other is tensor:
             continue
@@ -515,7 +519,7 @@ def _equal(tensor: CanonicalTensor, inputs: Sequence[tuple[Canonical, CanonicalT
 
 
 def _check_complete(merge: _Merge, places: Sequence[tuple[int, int]]) -> None:
-    """Raises RefusedError for weights of a later model, in layers that are merged, that the first input lacks."""
+    """Raises RefusedError for weights of a later model, in merged layers, that the first input lacks."""
     for part in merge.slices:
         lead = merge.models[part.inputs[part.lead]]
         assert lead.arch is not None
@@ -535,7 +539,7 @@ def _check_complete(merge: _Merge, places: Sequence[tuple[int, int]]) -> None:
 
 
 def _extras(merge: _Merge, c: Canonical) -> tuple[dict[str, CanonicalTensor], list[str]]:
-    """Weights outside the layers: merged if all models have the same ones, else those of the first model."""
+    """Extra tensors: merged if all models have the same ones, else those of the first model."""
     if not c.extras:
         return {}, []
     if len(merge.slices) == 1 and len(merge.slices[0].inputs) > 1 and c.layers is None:
@@ -563,7 +567,7 @@ _ALIKE_EXTRA = ("rope_scaling", "rope_parameters", "sliding_window", "hidden_act
 
 
 def _differences(models: Sequence[Canonical]) -> list[str]:
-    """Warnings about numbers of the networks that no shape shows. Raises RefusedError where heads differ."""
+    """Warnings about differing hyper-parameters that shapes do not show. Raises RefusedError if heads differ."""
     first, notes = models[0], []
     for c in models[1:]:
         for key in _SAME:

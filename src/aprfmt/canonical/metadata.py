@@ -21,7 +21,7 @@ def _is_unmapped(c: Canonical) -> bool:
 
 
 def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]:
-    """The metadata of an `.apr` for `c`, without the record of its source files."""
+    """The metadata of an `.apr` for `c`, without the source manifest."""
     further = {
         PART_KEY: c.part or None,
         UNMAPPED_KEY: _is_unmapped(c) or None,
@@ -43,9 +43,9 @@ def apr_metadata_with(
     n_bytes: int,
     n_params: int,
 ) -> dict[str, object]:
-    """The metadata of an `.apr` whose tensors have so many bytes and elements.
+    """The metadata of an `.apr` whose tensors have this many bytes and elements.
 
-    `kind` is what its weights were read from. What is None in `further` is left out.
+    `kind` is the source's container. Fields of `further` that are None are left out.
     """
     metadata = {
         "model_type": h.hf_model_type or h.architecture or "",

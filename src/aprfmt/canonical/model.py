@@ -22,32 +22,32 @@ from aprfmt.tokenizer.model import Tokenizer
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Canonical:
-    """A model ready to be written in any container. Nothing changes one: an edit is `dataclasses.replace`.
+    """A model ready to be written in any container. Immutable: edit it with `dataclasses.replace`.
 
     Attributes:
-        model: what was opened.
-        arch: its row of the architecture table; None when no row fits (names are then the source's own).
-        hparams: a copy of the model's, completed by what its tensors tell.
-        tokenizer: the model's, or the one that the user gave.
+        model: the opened model.
+        arch: its row of the architecture table; None if no row matches (names are then the source's own).
+        hparams: a copy of the model's, completed from its tensors.
+        tokenizer: the model's, or the user's.
         info: descriptive fields under APR's typed names: name, description, author, license, ...
         tensors: the network's by Hugging Face name, in the source's order, without a head that equals the embedding.
-        extras: the source's tensors outside the network (see arch.extra_tensors), under their own names; those of draft
-            layers that the row names as if these were further layers.
-        part: what the source holds where it is not a network ("an adapter"); "" for a network.
-        dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
-        warnings: what the user should know of the source; targets collect theirs in Losses.
-        general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
+        extras: the source's extra tensors (see arch.extra_tensors), under their own names; MTP layers that the row
+            names are numbered as further layers.
+        part: what the source contains if it is not a network ("an adapter"); "" for a network.
+        dropped: omitted tensors of the source by name, with the name of the tensor that has the same bytes.
+        warnings: about the source; targets collect theirs in Losses.
+        general: descriptive facts without a typed name, see provenance; None if the source has none.
         stated: typed fields that the user gave.
-        sidecar: what a GGUF tells of the `.apr` that it was made from.
-        files: what else the source's folder holds, by path, as tensors of bytes named as an `.apr` names them.
+        sidecar: the sidecar metadata of a GGUF that was made from an `.apr`.
+        files: other files of the source's folder, by path, as byte tensors with their names in an `.apr`.
         left_out: files of the source's folder that are not carried, and why, one sentence each.
-        packs: packed weights of the source.
+        packs: quantized weights of the source.
         is_whole: whether none of the source's tensors was left out on request.
-        adapter: what the source is, where that is an adapter; its tensors are then the `extras`.
-        tower: the towers that came from a GGUF of their own; their tensors are among the `extras`, by the names of
-            a checkpoint. None if missing, or where the source's own config.json says what they are.
-        layers: where the network has other layers than the source (see relayered): the number that each has there,
-            None for one of another model.
+        adapter: the adapter, if the source is one; its tensors are then the `extras`.
+        tower: the towers from a separate GGUF; their tensors are among the `extras`, by checkpoint names. None without
+            towers, or if the source's own config.json describes them.
+        layers: if the layers differ from the source's (see relayered): the index of each there, None for a layer of
+            another model.
     """
 
     model: Model
@@ -87,12 +87,12 @@ class Canonical:
 
     @property
     def all_tensors(self) -> dict[str, CanonicalTensor]:
-        """The tensors of the network, then those outside it."""
+        """The tensors of the network, then the extra tensors."""
         return {**self.tensors, **self.extras}
 
     @property
     def stored(self) -> dict[str, CanonicalTensor]:
-        """All that an `.apr` holds as tensors: every tensor, and the files."""
+        """Everything that an `.apr` stores as tensors: all tensors, and the files."""
         return {**self.all_tensors, **{file.name: file for file in self.files.values()}}
 
     @property
@@ -101,7 +101,7 @@ class Canonical:
         return count_elements(self.all_tensors.values(), self.packs)
 
     def extra_parts(self) -> list[ExtraTensors]:
-        """What the tensors outside the network are of, by the names that a checkpoint has them under."""
+        """The parts of the model that the extra tensors belong to, by checkpoint names."""
         own = self.model.convention == "hf"
         sizes = {t.sources[0].name if own else t.name: t.n_bytes for t in self.extras.values()}
         return parts(self.arch, sizes, self.hparams.hf_architecture)

@@ -9,11 +9,11 @@ from aprfmt.io.source import is_file
 from aprfmt.model import Model
 
 CLIP = "clip"
-"""`general.architecture` of every GGUF of towers."""
+"""`general.architecture` of every tower GGUF."""
 
 
 def is_clip(model: Model) -> bool:
-    """Whether `model` is a GGUF of towers."""
+    """Whether `model` is a tower GGUF."""
     return model.convention == "gguf" and model.metadata.get("general.architecture") == CLIP
 
 
@@ -38,7 +38,7 @@ def looks_like_adapter(model: Model) -> bool:
 
 
 def _is_network(model: Model) -> bool:
-    """Whether a folder with an adapter's config holds a model, too."""
+    """Whether a folder with an adapter config also contains a model."""
     from aprfmt.formats import lora
     from aprfmt.formats.hfdir import HfNative
 
@@ -47,7 +47,7 @@ def _is_network(model: Model) -> bool:
 
 
 def adapter_config(model: Model) -> Mapping[str, object] | None:
-    """adapter_config.json of a folder, or beside a file; None if missing. Raises CorruptError."""
+    """adapter_config.json of a folder, or of a file's folder; None if missing. Raises CorruptError."""
     from aprfmt.formats import lora
     from aprfmt.formats.hf_files import parse_object, read_text_file
     from aprfmt.formats.hfdir import HfNative

@@ -34,11 +34,13 @@ def name_tensors(
     extra_names: Collection[str],
     decoding: Decoding = AS_STORED,
 ) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor], dict[str, str]]:
-    """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the others,
-    those of `extra_names`; names of the source that hold the bytes of another one again, and that one's name.
+    """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the extra
+    tensors, those in
+    `extra_names`; and source tensors that duplicate the bytes of another one, with its name.
 
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
-    dimensions that contradict the tensors.
+    dimensions
+    that contradict the tensors.
     """
     if row is None and find_part(model, row) == ADAPTER:
         extra_names = {*model.tensors}
@@ -60,14 +62,14 @@ def name_tensors(
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """What decides the Hugging Face names of stored tensors.
+    """Determines the Hugging Face names of stored tensors.
 
     Attributes:
         model: the model.
         row: its architecture; None: tensors keep their names.
         h: its dimensions.
         packs: its quantized weights.
-        extra_names: names of tensors that are not part of the network.
+        extra_names: names of the extra tensors.
         allow_unmapped: unknown tensors keep their names.
     """
 
@@ -80,17 +82,17 @@ class _Naming:
 
     @property
     def convention(self) -> Literal["gguf", "hf"]:
-        """Whose names the model has."""
+        """The naming convention of the model."""
         return "gguf" if self.model.convention == "gguf" else "hf"
 
     def may_be_scale(self, name: str) -> bool:
-        """Whether a tensor of the name may be the scale of a weight, and not one that the family names itself."""
+        """Whether a tensor of this name may be the scale of a weight, and not a tensor of the family."""
         return self.row is None or not names.matches(self.row, name, self.convention)
 
     def named(self, entries: Sequence[Tensor | PackedTensor]) -> Iterator[CanonicalTensor]:
         """The tensors by their new names, in order. Raises UnmappedError for unknown ones."""
         row, h, packs = self.row, self.h, self.packs
-        # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
+        # An `.apr` may have tensors under GGUF names too: blocks that could not be reordered.
         decoded = packs.parts if packs.decoded else frozenset()
         found = {t.name: self._hf_name(t.name) for t in entries if t.name not in decoded}
         from_gguf = {t.name: t for t in entries if found.get(t.name, "") is None and self._is_linked(t.name)}
@@ -99,7 +101,7 @@ class _Naming:
         for tensor in entries:
             name = found.get(tensor.name)
             if tensor.name in decoded:
-                # The weight comes in place of the first of its parts.
+                # The weight replaces the first of its parts.
                 if (weight := packs.by_first_part.get(tensor.name)) is not None:
                     yield from _decoded(row, h, weight, self._hf_name(weight.name))
             elif row is None or tensor.name in packs.parts:
@@ -107,7 +109,7 @@ class _Naming:
             elif name is not None:
                 yield CanonicalTensor(name, (tensor,))
             elif tensor.name in from_gguf:
-                if tensor.name not in done:  # a link comes in place of the first of its tensors
+                if tensor.name not in done:  # a link replaces the first of its tensors
                     matches = names.in_stacks(names.matches(row, tensor.name, "gguf"), h)
                     link = link_of(h, _matching(row, matches, tensor, h, shapes), shapes)
                     done |= set(link.gguf)
@@ -124,7 +126,7 @@ class _Naming:
                 )
 
     def _hf_name(self, name: str) -> str | None:
-        """The Hugging Face name of a tensor of a checkpoint; None if it has none, or comes through a link."""
+        """The Hugging Face name of a checkpoint tensor; None if it has none, or comes through a link."""
         if self.row is None or self.convention == "gguf":
             return None
         if name in self.extra_names:
@@ -132,7 +134,7 @@ class _Naming:
         return names.canonical_name(self.row, name)
 
     def _is_linked(self, name: str) -> bool:
-        """Whether a tensor without a Hugging Face name is one of those of a GGUF that a link maps."""
+        """Whether a tensor without a Hugging Face name is a GGUF tensor that a link maps."""
         row = self.row
         if row is None or names.is_gguf_only(row, name) or not names.matches(row, name, "gguf"):
             return False
@@ -152,7 +154,7 @@ class _Naming:
 def names_from_mlx(
     row: Architecture | None, h: Hyperparams, tensors: dict[str, CanonicalTensor]
 ) -> dict[str, CanonicalTensor]:
-    """The tensors under the names and in the shapes of a checkpoint, those that mlx_lm has otherwise among them."""
+    """The tensors under the names and in the shapes of a checkpoint, including those that mlx_lm changes."""
     if row is None or mlx.network_of(row) is None:
         return tensors
     shapes = {name: t.shape for name, t in tensors.items()}
@@ -178,7 +180,7 @@ def names_from_mlx(
 
 
 def _decoded(row: Architecture | None, h: Hyperparams, weight: PackedTensor, name: str | None) -> list[CanonicalTensor]:
-    """A decoded weight under its Hugging Face name, in whose row order it comes where it has that of a GGUF."""
+    """A dequantized weight under its Hugging Face name, in that row order if it came from a GGUF."""
     found = names.matches(row, weight.name, "gguf") if row is not None and name is None else []
     if not found:
         return [CanonicalTensor(name or weight.name, (weight,))]
@@ -186,7 +188,7 @@ def _decoded(row: Architecture | None, h: Hyperparams, weight: PackedTensor, nam
 
 
 def check_whole(link_names: Sequence[str], there: Collection[str]) -> None:
-    """Raises RefusedError where some of the tensors of a link are there and others are not."""
+    """Raises RefusedError if only some of the tensors of a link are present."""
     absent = [name for name in link_names if name not in there]
     if absent:
         present = next(name for name in link_names if name in there)
@@ -194,7 +196,7 @@ def check_whole(link_names: Sequence[str], there: Collection[str]) -> None:
 
 
 def to_hf(link: Link, sources: tuple[TensorSource, ...]) -> list[CanonicalTensor]:
-    """The Hugging Face tensors of a link, made of those of the GGUF."""
+    """The Hugging Face tensors of a link, made from those of the GGUF."""
     return [
         CanonicalTensor(name, sources, link.mapping, position, inverse=True, link=link)
         for position, name in enumerate(link.hf)
@@ -202,9 +204,9 @@ def to_hf(link: Link, sources: tuple[TensorSource, ...]) -> list[CanonicalTensor
 
 
 def _from_gguf(tensors: Mapping[str, Tensor | PackedTensor], link: Link) -> list[CanonicalTensor]:
-    """The Hugging Face tensors that the GGUF tensors of a link hold.
+    """The Hugging Face tensors in the GGUF tensors of a link.
 
-    Blocks that cannot come into Hugging Face order without being decoded keep the GGUF name.
+    Blocks that cannot be reordered without dequantization keep the GGUF name.
     """
     check_whole(link.gguf, tensors)
     sources = tuple(tensors[name] for name in link.gguf)
@@ -216,7 +218,7 @@ def _from_gguf(tensors: Mapping[str, Tensor | PackedTensor], link: Link) -> list
 def _matching(
     arch: Architecture, found: list[Match], tensor: TensorSource, h: Hyperparams, there: Collection[str]
 ) -> Match:
-    """The row for the tensor's layer, its dtype (packed rows take what they pack), what is beside it, the config."""
+    """The entry for the tensor's layer, dtype (quantized rows count as what they pack), neighbours and config."""
     return min(
         found,
         key=lambda m: (

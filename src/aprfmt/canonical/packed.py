@@ -1,7 +1,7 @@
-"""Packed weights of Hugging Face checkpoints (FP8, GPTQ, AWQ, ...): kept as they are stored, or decoded on the way.
+"""Quantized weights of Hugging Face checkpoints (FP8, GPTQ, AWQ, ...): carried as stored, or dequantized on read.
 
-A packed weight is several stored tensors: codes, scales, zero points. Here they are found by their names, and the
-weight becomes one lazy tensor that decodes what is read of it.
+A quantized weight is several stored tensors: codes, scales, zero points. They are found by name here, and the weight
+becomes one lazy tensor that dequantizes what is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WAYS = {
     "torchao": f"{_ORIGINAL}, or load it with torchao and save weight.dequantize() of each module; "
     "--dtype keep keeps it quantized",
 }
-"""Method -> what to do where no decoder here handles it."""
+"""Method -> what to do if it is not supported."""
 _CONFIG_HINT = "download config.json and the weights again, from the same revision"
 
 _CT_FORMATS = ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
@@ -48,10 +48,10 @@ _ACCEPTED: dict[str, dict[str, tuple[str, ...]]] = {
     "gptq": {"checkpoint_format": ("gptq", "gptq_v2"), "pack_dtype": ("int32",)},
     "modelopt": {"quant_algo": ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION", "FP8_PER_CHANNEL_PER_TOKEN")},
 }
-"""What settings may say, by method."""
+"""Supported settings by method."""
 _KEYS = ("quantization_config", "compression_config", "quantization")
 
-# Endings that no tensor has but a part of a packed weight; none may be left when all weights are found.
+# Suffixes that only parts of quantized weights have; none may be left when all weights are found.
 _MARKS = (
     ".qweight", ".qzeros", ".scales", ".biases", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv",
     ".weight_scale_2", ".weight_global_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx",
@@ -59,7 +59,7 @@ _MARKS = (
     ".SCB", ".weight_format", ".pre_quant_scale", "_proj_scale_inv", "_proj_blocks", "_proj_scales",
 )  # fmt: skip
 
-# Scales of activations and of the cache: a decoded model computes these in floats and has no use for them.
+# Scales of activations and of the KV cache: a dequantized model computes these in floats and does not need them.
 _ASIDE = (
     ".input_scale", ".input_zero_point", ".input_global_scale", ".input_scale_ub", ".activation_scale",
     "_activation_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale",
@@ -71,13 +71,13 @@ _MLX_METHOD = "mlx"
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """What packed weights have in common; most of those of a large model are of one form.
+    """What quantized weights have in common; most of those of a large model share one form.
 
     Attributes:
-        scheme, settings: decode them.
-        endings: of the names of its stored tensors, as the scheme spells them.
-        shape: row-major, of the decoded weight.
-        dtype: what they were packed from.
+        scheme, settings: how to dequantize them.
+        endings: suffixes of its stored tensors, as the scheme spells them.
+        shape: row-major, of the dequantized weight.
+        dtype: before quantization.
     """
 
     scheme: Scheme
@@ -89,15 +89,15 @@ class PackedForm:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A weight of a packed checkpoint as a lazy tensor: whatever is read of it is decoded, in small memory.
+    """A weight of a quantized checkpoint as a lazy tensor: dequantized on read, in little memory.
 
     Attributes:
         name: its Hugging Face name, "model.layers.0.mlp.up_proj.weight".
-        dtype: F32, F16 or BF16: what it was packed from, or what it is decoded to; that of `blocks` where there are.
+        dtype: F32, F16 or BF16: the dtype before quantization, or the requested one; that of `blocks` if set.
         form: its scheme, shape and settings.
-        sources: the stored tensors it is made of, in the order of the form's endings.
-        values: gives the values; None for a form whose stored tensors tell only their shapes: made when read.
-        blocks: gives GGML blocks of the same codes and scales, of which it then is a tensor.
+        sources: the stored tensors, in the order of the form's endings.
+        values: returns the values; None for a form of which only shapes are needed: made on read.
+        blocks: returns GGML blocks with the same codes and scales, which are then the tensor's bytes.
     """
 
     name: str
@@ -114,46 +114,46 @@ class PackedTensor:
 
     @property
     def scheme(self) -> str:
-        """For sentences, "FP8"."""
+        """Name for messages, "FP8"."""
         return self.form.scheme.label
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the stored tensors it is made of."""
+        """Names of the stored tensors."""
         return tuple(source.name for source in self.sources)
 
     @property
     def is_stored(self) -> bool:
-        """Whether the blocks are those that a source is stored as."""
+        """Whether the blocks are stored as they are in a source."""
         return self.blocks is not None and self.sources[0].dtype == self.dtype
 
     @property
     def scales(self) -> TensorScales:
-        """The scales of the tensor that its blocks need beside them."""
+        """The tensor scales that its blocks need."""
         return self.blocks.scales if self.blocks is not None else {}
 
     @property
     def decoded(self) -> Decoded:
-        """Gives the values."""
+        """Dequantizes the values."""
         form = self.form
         return self.values or form.scheme.decode(dict(zip(form.endings, self.sources, strict=True)), form.settings)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes once decoded."""
+        """Bytes once dequantized."""
         return DTYPES[self.dtype].n_bytes(self.shape)
 
     @property
     def bits_per_value(self) -> float:
-        """Stored bits per value of the decoded weight, scales among them."""
+        """Stored bits per value of the dequantized weight, scales included."""
         return 8 * sum(source.n_bytes for source in self.sources) / max(1, n_elements(self.shape))
 
     def decoded_source(self) -> PackedTensor:
-        """The weight as values instead of blocks, in what it was packed from."""
+        """The weight as values instead of blocks, in its dtype before quantization."""
         return replace(self, dtype=self.form.dtype, blocks=None) if self.blocks is not None else self
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset` of the decoded weight."""
+        """Fills `buffer` from byte `offset` of the dequantized weight."""
         size, end = DTYPES[self.dtype].block_bytes, offset + len(buffer)
         done, decoded = 0, self.decoded
         step = decoded.step // DTYPES[self.dtype].block if self.blocks is not None else STEP
@@ -170,13 +170,13 @@ class PackedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What becomes of packed weights.
+    """How to treat quantized weights.
 
     Attributes:
-        decode: whether they are decoded at all.
-        dtype: to what, before any conversion; None: to what they were packed from.
-        keep_blocks: whether those stay packed that a GGUF of this architecture holds as they are.
-        keep_scales: whether blocks may have a scale of the tensor beside them.
+        decode: whether to dequantize them at all.
+        dtype: to which dtype, before any conversion; None: the one before quantization.
+        keep_blocks: whether to keep weights quantized that a GGUF of this architecture stores unchanged.
+        keep_scales: whether blocks may have a separate tensor scale.
     """
 
     decode: bool = False
@@ -190,18 +190,18 @@ AS_VALUES = Decoding(decode=True, dtype="F32")
 
 
 BlockChange = TypedDict("BlockChange", {"tensor": str, "from": str, "to": str, "largest_relative_change": float})
-"""A weight whose codes are kept and whose scales are rounded: the change of a value over the largest of its block."""
+"""A weight with kept codes and rounded scales: the change of a value relative to the largest of its block."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The packed weights of a model.
+    """The quantized weights of a model.
 
     Attributes:
-        weights: each of them, decodable.
-        parts: names of the stored tensors they are made of, and of those that only a packed model needs.
-        decoded: whether the output gets the decoded weights.
-        warning: what the user should know, None if nothing.
+        weights: each of them, as a lazy tensor.
+        parts: names of their stored tensors, and of those that only a quantized model needs.
+        decoded: whether the output gets the dequantized weights.
+        warning: for the user, None if nothing.
     """
 
     weights: Sequence[PackedTensor] = ()
@@ -211,11 +211,11 @@ class Packing:
 
     @cached_property
     def by_first_part(self) -> dict[str, PackedTensor]:
-        """The packed weights by the name of their first part, in whose place they come."""
+        """The quantized weights by the name of their first part, which they replace."""
         return {weight.sources[0].name: weight for weight in self.weights}
 
     def losses(self) -> list[str]:
-        """A sentence a scheme for the report of an output that holds the weights decoded."""
+        """A sentence per scheme for the report of an output with dequantized weights."""
         counts = Counter(w.scheme for w in self.weights if w.blocks is None) if self.decoded else {}
         sentences = [f"{n} tensors decoded from {scheme}" for scheme, n in sorted(counts.items())]
         changes = self.changes()
@@ -228,7 +228,7 @@ class Packing:
         return sentences
 
     def changes(self) -> list[BlockChange]:
-        """The weights whose blocks hold the codes of the checkpoint, but rounded scales."""
+        """The weights whose blocks have the codes of the checkpoint, but rounded scales."""
         found = [(w, w.blocks) for w in self.weights if self.decoded and w.blocks is not None and w.blocks.change]
         return [
             BlockChange({"tensor": w.name, "from": w.scheme, "to": b.dtype, "largest_relative_change": b.change})
@@ -245,10 +245,12 @@ def packing(
     *,
     allow_unmapped: bool,
 ) -> Packing:
-    """How the quantized weights of `model` travel; those of `extra_names`, outside the network, in a natural dtype.
+    """Plans how the quantized weights of `model` are carried; extra tensors, those of `extra_names`, in their natural
+    dtype.
 
-    Sets `h`'s quantization_config to what the folder says, and takes it away where the weights are decoded.
-    Raises RefusedError for weights that look packed and cannot be decoded, unless they are kept unmapped.
+    Sets `h`'s quantization_config to the folder's, and removes it if the weights are dequantized. Raises RefusedError
+    for
+    weights that look quantized but are not supported, unless they are kept unmapped.
     """
     if model.convention == "gguf":
         return Packing()
@@ -279,7 +281,7 @@ def packing(
 
 
 def _as_blocks(weight: PackedTensor, decoding: Decoding) -> PackedTensor:
-    """The weight as GGML blocks, if such blocks can hold its codes and scales unchanged."""
+    """The weight as GGML blocks, if they can hold its codes and scales unchanged."""
     blocks = weight.decoded.blocks()
     if blocks is None or (blocks.scales and not decoding.keep_scales):
         return weight
@@ -287,7 +289,7 @@ def _as_blocks(weight: PackedTensor, decoding: Decoding) -> PackedTensor:
 
 
 def _has_row(row: Architecture, h: Hyperparams, weight: PackedTensor) -> bool:
-    """Whether the family's table moves the parts to a GGUF as they are."""
+    """Whether the family's table moves the parts to a GGUF unchanged."""
     spelled = (names.draft_name(row, h, part) or part for part in weight.parts)
     return all(any(match.row.pack for match in names.matches(row, part)) for part in spelled)
 
@@ -311,12 +313,14 @@ def packed_weights(
     dtype: str | None = None,
     extra_names: Collection[str] = (),
 ) -> list[PackedTensor]:
-    """The packed weights among `tensors`, in their order; whatever is in no `parts` is an ordinary tensor.
+    """The quantized weights among `tensors`, in their order; anything that is not in `parts` is an ordinary tensor.
 
-    They are decoded to `dtype`, if any, but for those whose first part is in `extra_names`.
-    `config` is config.json, see `with_hf_quant` for the file beside it. Shapes, groups and orders are checked here,
-    values are read later. Raises RefusedError with scheme, tensor and a way on for a scheme without a decoder, a
-    missing part, or parts that do not fit each other or the config.
+    They are dequantized to `dtype`, if given, except those whose first part is in `extra_names`. `config` is
+    config.json, see
+    `with_hf_quant` for hf_quant_config.json. Shapes, groups and orders are checked here, values are read later. Raises
+    RefusedError with scheme, tensor and hint for an unsupported scheme, a missing part, or parts that contradict each
+    other or
+    the config.
     """
     settings = settings_of(config)
     if settings is None:
@@ -355,23 +359,25 @@ def packed_weights(
 
 
 def decode_weight(scheme: Scheme, sources: Mapping[str, Tensor], settings: Mapping[str, object]) -> Decoded:
-    """The weight that `scheme` decodes. Raises CorruptError for stored tensors of a wrong length, as its decoder."""
+    """The weight that `scheme` dequantizes. Raises CorruptError for stored tensors of a wrong length, as its decoder
+    does.
+    """
     for source in sources.values():
         _check_size(source)
     return scheme.decode(sources, settings)
 
 
 def _dtype_of(decoded: Decoded, sources: Sequence[Tensor], natural: str | None) -> str:
-    """What a weight was packed from.
+    """The dtype of a weight before quantization.
 
-    Where neither tensors nor config (`natural`) name it, it is the dtype of the scales: packing tools keep the model's.
+    If neither tensors nor config (`natural`) state it, the dtype of the scales: quantizers keep the model's.
     """
     scales = next((source.dtype for source in sources if source.dtype in ("F16", "BF16")), "F32")
     return decoded.dtype or natural or scales
 
 
 def activation_scales(tensors: Mapping[str, Tensor], config: Mapping[str, object]) -> list[str]:
-    """Tensors that only serve quantized activations or caches: a decoded model has no place for them."""
+    """Tensors that only serve quantized activations or caches: a dequantized model does not need them."""
     if settings_of(config) is None:
         return []
     return [name for name, t in tensors.items() if name.endswith(_ASIDE) and t.n_bytes <= 1 << 20]
@@ -430,7 +436,7 @@ def _refuse_absent(tensors: Mapping[str, Tensor], settings: Mapping[str, object]
 
 
 def _refuse_undescribed(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses quantized weights without a config; a name alone is no proof, its companions must be present."""
+    """Refuses quantized weights without a config; a name alone is not enough, its companions must be present."""
     for name in tensors:
         for scheme in SCHEMES:
             base = name[: len(name) - len(scheme.main)]
@@ -454,7 +460,7 @@ def _refused(scheme: Scheme, tensor: str, what: str) -> RefusedError:
 
 
 def with_hf_quant(config: Mapping[str, object], hf_quant: Mapping[str, object] | None) -> dict[str, object]:
-    """`config` with what hf_quant_config.json, ModelOpt's own file, says where config.json says nothing."""
+    """`config` completed with hf_quant_config.json, ModelOpt's own file."""
     merged = dict(config)
     quantization = (hf_quant or {}).get("quantization")
     if isinstance(quantization, dict) and _stored(config) is None:
@@ -504,7 +510,7 @@ def _stored(config: Mapping[str, object]) -> object:
 
 
 _STORED_BY_AUTOROUND = {"gptq": "gptq", "awq": "awq"}
-"""`packing_format` of AutoRound -> the method whose layout it is."""
+"""`packing_format` of AutoRound -> the method with that layout."""
 
 
 def _method(settings: Mapping[str, object]) -> str:
@@ -524,7 +530,7 @@ def _method(settings: Mapping[str, object]) -> str:
 
 
 def _problem(method: str, settings: Mapping[str, object]) -> str | None:
-    """What of the settings no decoder here handles."""
+    """The first unsupported setting, described."""
     for key, accepted in _ACCEPTED.get(method, {}).items():
         value = settings.get(key)
         if value is not None and value not in accepted:
@@ -557,7 +563,7 @@ def _compressed(settings: Mapping[str, object]) -> str | None:
 
 
 def natural_dtype(config: Mapping[str, object]) -> str | None:
-    """The dtype that the config names for the model's weights."""
+    """The dtype that the config states for the model's weights."""
     for holder in (config, language_part(config)):
         word = holder.get("dtype") or holder.get("torch_dtype")
         if isinstance(word, str) and word.removeprefix("torch.") in FLOATS_BY_TORCH:

@@ -51,16 +51,16 @@ def canonical(
 ) -> Canonical:
     """Reads `model` into canonical form; `arch` names a row of the architecture table to use instead of detection.
 
-    `decoding` says what becomes of packed weights, `base` what an adapter is for.
-    Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one, and for adapters
-    what canonical.adapter.read_adapter raises.
+    `decoding` controls quantized weights, `base` is the base model of an adapter. Raises UnmappedError for an
+    architecture or
+    tensor without a row, naming the nearest known one, and for adapters what canonical.adapter.read_adapter raises.
     """
     if is_adapter(model) and (found := _adapter(model, base, allow_unmapped)) is not None:
         return found
     row = find_row(model, arch)
     if part := find_part(model, row):
         row = None
-    # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
+    # An .apr keeps the names it was imported with, and without tensors nothing needs a name.
     elif row is None and not (allow_unmapped or model.convention == "apr" or not model.tensors):
         raise _unknown_architecture(model)
     hparams = hparams_as(model, row)
@@ -115,12 +115,12 @@ def canonical(
 
 
 def _extra_names(model: Model, row: Architecture, h: Hyperparams) -> set[str]:
-    """The tensors that are not part of the network."""
+    """The names of the extra tensors."""
     return outside(row, h, model.tensors) | unknown_empty(row, {t.name: t.shape for t in model.tensors.values()})
 
 
 def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical | None:
-    """The adapter that `model` is; None for another kind, which is stored unchanged."""
+    """The adapter `model`; None for another type, which is stored unchanged."""
     try:
         adapter = read_adapter(model, base)
     except RefusedError:
@@ -153,7 +153,7 @@ def _unknown_architecture(model: Model) -> UnmappedError:
             path=model.path,
             hint="set it with --arch; list the names with apr architectures",
         )
-    # Of some networks the file of llama.cpp holds products that nothing takes apart.
+    # For some networks llama.cpp's file has fused tensors that cannot be split again.
     known = model.convention == "gguf" and any(row.gguf == word for row in ARCHITECTURES.values())
     fitting = [row.id for row in fitting_rows(model)]
     if fitting:
@@ -170,9 +170,9 @@ def _unknown_architecture(model: Model) -> UnmappedError:
 
 
 def fitting_rows(model: Model) -> list[Architecture]:
-    """The rows whose networks have just the tensors of a checkpoint, by its config.json; [] where none has.
+    """Rows whose networks have exactly the tensors of a checkpoint, by its config.json; [] if none does.
 
-    The rows of the class whose name looks most like the model's come first.
+    The rows whose class name is most similar to the model's come first.
     """
     if model.convention != "hf" or not model.tensors:
         return []

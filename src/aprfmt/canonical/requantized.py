@@ -1,4 +1,4 @@
-"""How much weights change where they are quantized again, counted while they are written."""
+"""Measures how much requantization changes weights, while they are written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RequantizationErrors:
         self._lock = Lock()
 
     def add(self, tensor: str, source: str, target: str, values: Array, stored: Array) -> None:
-        """Counts float32 values of a weight and what they became."""
+        """Adds float32 values of a weight and their requantized values."""
         wide = values.reshape(-1).astype("f8")
         error, size = float(((stored.reshape(-1) - wide) ** 2).sum()), float((wide**2).sum())
         with self._lock:
@@ -29,7 +29,7 @@ class RequantizationErrors:
             sums[1] += size
 
     def rows(self) -> list[RequantizedWeight]:
-        """One row a weight, by name."""
+        """One row per weight, by name."""
         return [
             RequantizedWeight({"tensor": name, "from": a, "to": b, "relative_error": math.sqrt(error / size)})
             for (name, a, b), (error, size) in sorted(self._sums.items())

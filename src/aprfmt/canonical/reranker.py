@@ -1,6 +1,6 @@
-"""Language models that judge: the score of a text is how much likelier "yes" is than "no" as its next token.
+"""Language models as rerankers: the score of a text is how much likelier "yes" is than "no" as its next token.
 
-llama.cpp computes that as a classifier with two outputs, the rows of the output head for these two tokens.
+llama.cpp computes it as a classifier with two outputs, the rows of the output head for these two tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LABELS: dict[str, object] = {
     "num_labels": len(ANSWERS),
 }
 
-# What the model was trained with, as its card has it; programs put query and document in place of the names.
+# The training prompt from the model card; query and document replace the names.
 _PROMPT = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -39,9 +39,9 @@ _PROMPT = (
 
 
 def as_reranker(c: Canonical) -> Canonical | None:
-    """`c` as a classifier, where it is a language model that its names call a reranker; None for all others.
+    """`c` as a classifier, if it is a language model whose name says reranker; None otherwise.
 
-    Raises RefusedError where the tokenizer has no such tokens.
+    Raises RefusedError if the tokenizer lacks these tokens.
     """
     row = ARCHITECTURES.get(_CLASSIFIERS.get(c.arch.id, "")) if c.arch is not None else None
     if row is None or c.tokenizer is None or c.model.convention == "gguf" or not _is_called_reranker(c):
@@ -69,9 +69,10 @@ def as_reranker(c: Canonical) -> Canonical | None:
 
 
 def with_two_outputs(c: Canonical) -> Canonical | None:
-    """`c` with a second output that is always 0, where it is a classifier of one score; None for all others.
+    """`c` with a second output that is always 0, if it is a classifier with one score; None otherwise.
 
-    llama.cpp gives the softmax of the outputs, which of one alone is 1; of a score s and 0 it is 1 / (1 + exp(-s)).
+    llama.cpp returns the softmax of the outputs, which is 1 for a single one; for a score s and 0 it is 1 / (1 +
+    exp(-s)).
     """
     score = c.tensors.get(_SCORE)
     if c.arch is None or c.arch.id not in _CLASSIFIERS.values() or c.model.convention == "gguf" or score is None:

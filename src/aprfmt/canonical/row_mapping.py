@@ -1,7 +1,7 @@
-"""Runs a RowMapping: reads rows of the source tensors in the order of the output, in chunks of about 1 MiB.
+"""Applies a RowMapping: reads rows of the source tensors in the order of the output, in chunks of about 1 MiB.
 
-Rows of stored bytes move as they are, quantized blocks too. What goes below rows (transposed matrices, shuffled
-columns, mapped values) works on single elements: quantized tensors are decoded for it, one tensor at a time.
+Rows of stored bytes move unchanged, quantized blocks too. Operations below rows (transposed matrices, shuffled columns,
+mapped values) work on single elements: quantized tensors are dequantized for them, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from aprfmt.types import Array, Shape
 
 @dataclass(slots=True)
 class BufferedTensor:
-    """A lazy tensor whose bytes are made first (blocks that cannot move, another map) and held while they are read."""
+    """A lazy tensor whose bytes are computed once (blocks that cannot move, another mapping) and held while they are
+    read.
+    """
 
     name: str
     dtype: str
@@ -52,13 +54,13 @@ class BufferedTensor:
         buffer[:] = memoryview(data)[offset : offset + len(buffer)]
 
     def drop(self) -> None:
-        """Frees the memory; the next use makes the bytes again."""
+        """Frees the memory; the next use computes the bytes again."""
         self._data = None
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """One output tensor of a RowMapping: what it will be, its bytes, and the memory that they take to make."""
+    """One output tensor of a RowMapping: its form, its bytes, and the memory needed to produce them."""
 
     dtype: str
     shape: Shape
@@ -81,11 +83,11 @@ class Produced:
         return decode(made.dtype, made.data(), made.shape)
 
     def without_scales(self) -> Produced:
-        """The same values in a dtype that needs no scales of the tensor beside it: F32 where there are some."""
+        """The same values in a dtype without tensor scales: F32 if there are any."""
         return as_it_is(_floats(self.as_source(""))) if self.scales else self
 
     def as_source(self, name: str) -> TensorSource:
-        """Its bytes as something that another RowMapping can read from."""
+        """Its bytes as a source for another RowMapping."""
         return BufferedTensor(name, self.dtype, self.shape, self.chunks, self.scales)
 
 
@@ -93,7 +95,7 @@ _INTEGERS = ("I64", "I32")
 
 
 def keeps_dtype(sources: Sequence[TensorSource], mapping: RowMapping) -> bool:
-    """Whether the output has the stored dtype of the sources: nothing needs to be decoded."""
+    """Whether the output has the stored dtype of the sources: nothing needs to be dequantized."""
     if mapping.pack:
         return True
     dtypes = {source.dtype for source in sources}
@@ -114,7 +116,7 @@ def keeps_dtype(sources: Sequence[TensorSource], mapping: RowMapping) -> bool:
 
 
 def as_it_is(source: TensorSource) -> Produced:
-    """The output of a map that changes nothing; most tensors of a large model are one of these."""
+    """The output of an identity mapping; most tensors of a large model are one."""
     held = source.n_bytes if isinstance(source, BufferedTensor) else 0
     return Produced(
         source.dtype, source.shape, source.n_bytes, partial(_whole, source, source.n_bytes), held, scales_of(source)
@@ -122,7 +124,7 @@ def as_it_is(source: TensorSource) -> Produced:
 
 
 def scales_of(source: TensorSource) -> TensorScales:
-    """The scales of the tensor that the blocks of a source need beside them."""
+    """The tensor scales that the blocks of a source need."""
     return source.scales if isinstance(source, PackedTensor | BufferedTensor) else {}
 
 
@@ -131,7 +133,7 @@ def _scales_after(
 ) -> TensorScales | None:
     """The scales of an output tensor, from those of the sources its rows come from.
 
-    None where rows of one matrix have different ones, which no output has a place for.
+    None if rows of one matrix have different scales, which no output can store.
     """
     import numpy as np
 
@@ -157,7 +159,7 @@ def _scales_after(
 def produce(sources: Sequence[TensorSource], mapping: RowMapping, position: int, *, inverse: bool = False) -> Produced:
     """Output tensor `position` of the GGUF side from the sources of the Hugging Face side; `inverse`: the other way.
 
-    The dtype is the sources' own where keeps_dtype says so, else F32. Raises RefusedError for impossible orders.
+    The dtype is the sources' own if keeps_dtype, else F32. Raises RefusedError for impossible orders.
     """
     shapes = mapping.before if inverse else mapping.after
     shape = shapes[position]
@@ -179,7 +181,7 @@ def produce(sources: Sequence[TensorSource], mapping: RowMapping, position: int,
     held = sum(source.n_bytes for source in sources if isinstance(source, BufferedTensor))
     if mapping.is_plain or prod(shape) == 0:
         return as_it_is(sources[0]) if prod(shape) else Produced(dtype, shape, 0, partial(_whole, sources[0], 0))
-    # The outputs of a map lie end to end in one sequence of rows; this one's begin behind those before it.
+    # The outputs of a mapping are concatenated in one sequence of rows; this one's follow those before it.
     first = sum(map(prod, shapes[:position])) // mapping.row_elements
     rows = range(first, first + prod(shape) // mapping.row_elements)
     run = _Run(sources, mapping, position, inverse, rows)
@@ -191,7 +193,7 @@ def produce(sources: Sequence[TensorSource], mapping: RowMapping, position: int,
 
 
 def _padded(sources: Sequence[TensorSource], mapping: RowMapping, position: int, inverse: bool) -> Produced:
-    """The single GGUF tensor with zero rows before and after those of the sources, or without them."""
+    """The single GGUF tensor with zero rows added before and after those of the sources, or removed."""
     if inverse:
         return _without_zeros(sources[0], mapping, position)
     rows = produce(sources, mapping.inner, 0)
@@ -207,7 +209,7 @@ def _padded(sources: Sequence[TensorSource], mapping: RowMapping, position: int,
 
 
 def _without_zeros(source: TensorSource, mapping: RowMapping, position: int) -> Produced:
-    """A tensor of the Hugging Face side. Making it raises RefusedError where a row that is left out is not zero."""
+    """A tensor of the Hugging Face side. Producing it raises RefusedError if a removed row is not zero."""
     row_bytes = DTYPES[source.dtype].n_bytes((mapping.row_elements,))
     inner = mapping.inner
     inside = _Part(source, mapping.lead * row_bytes, inner.after[0])
@@ -305,7 +307,7 @@ def _whole(source: TensorSource, n_bytes: int, unit: int) -> Iterator[Item]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One output tensor of a map: what it is made from, and which of the map's rows it is."""
+    """One output tensor of a mapping: its inputs and its range of the mapping's rows."""
 
     sources: Sequence[TensorSource]
     mapping: RowMapping
@@ -314,7 +316,7 @@ class _Run:
     rows: range
 
     def _items(self, jobs: Iterator[Job]) -> Iterator[Item]:
-        """`jobs` as they are, but run at once where they read buffered sources: these are dropped at the end."""
+        """`jobs` unchanged, but run at once if they read buffered sources: these are dropped at the end."""
         held = [source for source in self.sources if isinstance(source, BufferedTensor)]
         for job in jobs:
             yield job.run() if held else job
@@ -322,9 +324,9 @@ class _Run:
             source.drop()
 
     def move_rows(self, row_bytes: int, unit: int) -> Iterator[Item]:
-        """Whole rows of `row_bytes`, in chunks that are multiples of `unit` bytes where that can be."""
+        """Whole rows of `row_bytes`, in chunks that are multiples of `unit` bytes if possible."""
         if self.mapping.skip and self.inverse:
-            yield bytes(self.mapping.skip * row_bytes)  # rows that a GGUF does not hold
+            yield bytes(self.mapping.skip * row_bytes)  # rows that a GGUF does not store
         yield from self._items(self._row_jobs(row_bytes, unit))
 
     def _row_jobs(self, row_bytes: int, unit: int) -> Iterator[Job]:
@@ -333,11 +335,11 @@ class _Run:
         mapping, rows = self.mapping, self.rows
         ends = np.cumsum([source.n_bytes // row_bytes for source in self.sources])
         whole = lcm(row_bytes, unit)
-        if whole > CHUNK_BYTES:  # rows and units that seldom meet: the caller regroups
+        if whole > CHUNK_BYTES:  # rows and units that seldom coincide: the caller regroups
             whole = row_bytes
         step = max(1, CHUNK_BYTES // whole) * (whole // row_bytes)
         index = indices(mapping.orders, mapping.n_rows, inverse=self.inverse) if mapping.orders else None
-        # The rows that are skipped stand first on the Hugging Face side, and only there.
+        # Skipped rows come first on the Hugging Face side, and only there.
         if mapping.skip and self.inverse:
             rows = range(rows.stop - mapping.skip)
         elif mapping.skip:
@@ -348,7 +350,7 @@ class _Run:
             yield Job(len(part) * row_bytes, partial(read_rows, self.sources, ends, wanted, row_bytes))
 
     def move_elements(self) -> Iterator[Item]:
-        """Values that move one by one: columns in another order, transposed matrices, mapped values."""
+        """Values that move one by one: permuted columns, transposed matrices, mapped values."""
         return self._items(self._element_jobs())
 
     def _element_jobs(self) -> Iterator[Job]:
@@ -401,7 +403,7 @@ class _Run:
 
 
 def _factors(mapping: RowMapping) -> Array:
-    """What each row of the GGUF side is multiplied by in turn: float32 [numbers, rows]."""
+    """The successive factors of each row of the GGUF side: float32 [numbers, rows]."""
     import numpy as np
 
     runs = [rows for rows, _ in mapping.scales]
@@ -411,14 +413,14 @@ def _factors(mapping: RowMapping) -> Array:
 
 
 def _scaled(block: Array, factors: Array, inverse: bool) -> Array:
-    """Rows times their factors, one after the other, or divided by them from the last to the first."""
+    """Rows multiplied by their factors one after the other, or divided by them in reverse order."""
     for numbers in factors[::-1] if inverse else factors:
         block = block / numbers[:, None] if inverse else block * numbers[:, None]
     return block
 
 
 def _integers(block: Array, bits: int, name: str) -> Array:
-    """Unsigned words as they are stored, as integers of `bits` bits. Raises RefusedError for what they cannot hold."""
+    """Stored unsigned words as integers of `bits` bits. Raises RefusedError for values that do not fit."""
     import numpy as np
 
     signed = block.view(f"<i{block.itemsize}")
@@ -433,7 +435,7 @@ def _integers(block: Array, bits: int, name: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Mxfp4Rows:
-    """MXFP4 rows out of the blocks and scales of a checkpoint, packed as they are read."""
+    """MXFP4 rows from the blocks and scales of a checkpoint, packed as they are read."""
 
     blocks: TensorSource
     scales: TensorSource
@@ -461,8 +463,9 @@ class _Mxfp4Rows:
 def mxfp4_tensor(sources: Sequence[TensorSource], mapping: RowMapping, position: int, *, inverse: bool) -> Produced:
     """MXFP4 rows of the GGUF from values and scales, or the values or the scales from the rows.
 
-    Values are bytes [..., n / 32, 16] or [..., n / 2], scales [..., n / 32]; first all the values, then their scales
-    in the same order. The rows of all `after` tensors are theirs in order.
+    Values are bytes [..., n / 32, 16] or [..., n / 2], scales [..., n / 32]; first all the values, then their scales in
+    the
+    same order. The rows of all `after` tensors are theirs in order.
     """
     half = len(mapping.before) // 2
     matrices = tuple(map(_mxfp4_matrix, mapping.before[:half], mapping.before[half:]))
@@ -487,7 +490,7 @@ def mxfp4_tensor(sources: Sequence[TensorSource], mapping: RowMapping, position:
 
 
 def _mxfp4_matrix(values: Shape, scales: Shape) -> Shape | None:
-    """[rows, n] of a packed tensor; None where the two shapes do not fit."""
+    """[rows, n] of a packed tensor; None if the two shapes do not match."""
     if not scales or values not in ((*scales, mxfp4.PIECE_BYTES), (*scales[:-1], mxfp4.PIECE_BYTES * scales[-1])):
         return None
     return prod(scales[:-1]), scales[-1] * 2 * mxfp4.PIECE_BYTES

@@ -1,15 +1,14 @@
 """Metadata of an `.apr` that a GGUF or a Hugging Face folder has no fields for, kept for exact round trips.
 
-In a folder it is the file `apr_metadata.json`: descriptive fields that the card does not hold, and custom keys.
+In a folder it is the file `apr_metadata.json`: descriptive fields that the model card lacks, and custom keys.
 
-In a GGUF it is one key. The key `aprfmt.metadata` holds a JSON object:
+In a GGUF it is the key `aprfmt.metadata` with a JSON object:
 
     {"keys": sha-256 of all other entries, "metadata": {...}, "dtypes": {tensor: dtype}, "exact": {tensor: [...]}}
 
-`metadata` holds what an import of the other keys would not give, null for what it would give too much; `dtypes`
-names tensors that were widened for llama.cpp, `exact` holds corrections of
-mapped values. Without any of them there is no such key. A GGUF whose keys another program edited does not fit the
-digest any more: then its keys count and this one is ignored.
+`metadata` has what an import of the other keys would miss, null for what it would add; `dtypes` lists tensors that were
+widened for llama.cpp, `exact` has corrections of mapped values. If all are empty the key is omitted. If another program
+edits the GGUF, the digest no longer matches: then its keys count and this one is ignored.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ from aprfmt.types import Array
 KEY = "aprfmt.metadata"
 
 LEFT_ASIDE = "aprfmt.left_aside"
-"""Key of an `.apr` whose GGUF held sidecar metadata that contradict its tensors."""
+"""Key of an `.apr` whose GGUF had sidecar metadata that contradict its tensors."""
 
 MAX_CORRECTED_BYTES = 64 << 20
-"""Largest tensor that is looked at; only norms, decays and position tables are of this kind."""
+"""Largest tensor that is corrected; only norms, decays and position tables are of this kind."""
 
 Corrections = dict[str, list[str]]
 """Hugging Face name -> [dtype, base64 of the deflated differences]."""
@@ -55,8 +54,9 @@ _FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(slots=True)
 class Sidecar:
-    """What the keys of a GGUF do not say: metadata (None: remove it) and, by Hugging Face name, dtypes of widened
-    tensors and corrections of mapped ones."""
+    """What the keys of a GGUF lack: metadata (None: remove it) and, by Hugging Face name, dtypes of widened tensors and
+    corrections of mapped ones.
+    """
 
     metadata: dict[str, object] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Sidecar:
 
 
 def differences(model: Model, derived: Mapping[str, object]) -> dict[str, object]:
-    """What the `.apr` `model` holds otherwise than `derived`, the metadata that an import of its GGUF gives."""
+    """How the `.apr` `model` differs from `derived`, the metadata that an import of its GGUF yields."""
     now = _comparable(apr_metadata.canonicalize_aliases(model.metadata))
     then = _comparable(apr_metadata.parse(apr_metadata.dump(derived)))
     return {key: now.get(key) for key in sorted({*now, *then}) if now.get(key) != then.get(key)}
@@ -81,7 +81,7 @@ def _is_derived(key: str) -> bool:
 
 
 def seal(entries: Sequence[bytes], sidecar: Sidecar) -> list[bytes]:
-    """The entries of a GGUF with the sidecar metadata at their end, without an older one."""
+    """The entries of a GGUF with the sidecar metadata appended, replacing an older one."""
     kept = strip(entries)
     if not (sidecar.metadata or sidecar.dtypes or sidecar.exact):
         return kept
@@ -97,7 +97,7 @@ def strip(entries: Iterable[bytes]) -> list[bytes]:
 
 
 def read_sidecar(kv: KvMapping) -> tuple[Sidecar | None, str | None]:
-    """The sidecar metadata of a GGUF, and a warning if they no longer fit its keys."""
+    """The sidecar metadata of a GGUF, and a warning if they no longer match its keys."""
     if KEY not in kv:
         return None, None
     try:
@@ -105,7 +105,7 @@ def read_sidecar(kv: KvMapping) -> tuple[Sidecar | None, str | None]:
         metadata, dtypes = dict(value["metadata"]), {str(k): str(v) for k, v in value["dtypes"].items()}
         exact = {str(k): [str(v[0]), str(v[1])] for k, v in value.get("exact", {}).items()}
         fits = value["keys"] == _digest([bytes(kv.raw(k)) for k in kv if k != KEY and not k.startswith("split.")])
-        # the rules of a file's own metadata hold here too
+        # the rules for a file's own metadata apply here too
         apr_metadata.parse(apr_metadata.dump({k: v for k, v in metadata.items() if v is not None}))
         if any(dtype not in DTYPES for dtype in dtypes.values()):
             raise ValueError("unknown dtype")
@@ -136,8 +136,9 @@ def _is_own(entry: bytes) -> bool:
 def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -> Corrections:
     """What is needed besides a GGUF with these weight mappings to restore an `.apr` bit by bit.
 
-    `x + 1` and `-exp(x)` round, and rows that a GGUF has no place for are cut. What the inverse gives differs from
-    the original in a few last bits; the differences of the stored integers compress to almost nothing.
+    `x + 1` and `-exp(x)` round, and rows that a GGUF cannot store are cut. The inverse differs from the original in a
+    few last
+    bits; the differences of the stored integers compress to almost nothing.
     """
     out: Corrections = {}
     for link in links:
@@ -165,7 +166,7 @@ def _is_corrected(link: Link) -> bool:
 
 
 def restore(link: Link, sources: Sequence[TensorSource], told: Corrections) -> list[TensorSource] | None:
-    """The original tensors from that of a GGUF and their corrections; None unless they give that tensor again."""
+    """The original tensors from that of a GGUF and their corrections; None unless they yield that tensor again."""
     if not _is_corrected(link):
         return None
     try:
@@ -204,12 +205,12 @@ def _bits(data: bytes, dtype: str) -> Array:
 
 FOLDER_FILE = "apr_metadata.json"
 
-# Typed fields that a folder tells by its card, as far as it has one; the name may be the folder's.
+# Typed fields that a folder stores in its model card, as far as it has one; the name may be the folder's.
 _FOLDER_FIELDS = tuple(name for name in provenance.INFO_FIELDS if name != "name")
 
 
 def folder_fields(metadata: Mapping[str, object]) -> dict[str, object]:
-    """The fields of `metadata` that a folder's file may hold: descriptions and custom keys."""
+    """The fields of `metadata` that the folder's file may contain: descriptions and custom keys."""
     return {
         key: value
         for key, value in metadata.items()
@@ -221,16 +222,16 @@ def folder_fields(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def with_folder_fields(model: Model, info: Mapping[str, object], texts: dict[str, bytes]) -> dict[str, bytes]:
-    """The text files of a folder made from the `.apr` `model`, with what they do not say in one more file."""
+    """The text files of a folder made from the `.apr` `model`, plus one for what they lack."""
     if apr2.native_of(model) is None:
         return texts
     on_card = provenance.card_fields(texts[CARD]) if CARD in texts else {}
     now = folder_fields(dict(model.metadata) | dict(info))
     if texts.keys() - {CARD} and is_location(now.get("source"), info.get("name")):
-        del now["source"]  # the source folder's own place told it, as it told the name
+        del now["source"]  # derived from the source folder's location, as the name is
     missing = {key: value for key, value in sorted(now.items()) if on_card.get(key) != value}
     if FOLDER_FILE in texts and missing.items() <= _read_folder_fields(texts[FOLDER_FILE]).items() <= now.items():
-        return texts  # what the source had, perhaps with what the card says too, or by another program
+        return texts  # the source's own value, perhaps also in the card, or written by another program
     others = {name: data for name, data in texts.items() if name != FOLDER_FILE}
     if not missing:
         return others

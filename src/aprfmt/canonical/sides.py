@@ -1,4 +1,4 @@
-"""The tensors of a GGUF or of a checkpoint that hold those of a canonical model."""
+"""The tensors of a GGUF or of a checkpoint that represent those of a canonical model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from aprfmt.errors import RefusedError
 def _walk(
     row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]
 ) -> Iterator[tuple[str, Link | None]]:
-    """The tensors with a place in a GGUF, in the network's order: the first name of each link, or a name without."""
-    # A name may belong to several rows of the table (stacked or single experts, fused or split projections): which
-    # one holds follows from the names that are there, so links are found with all of them in sight.
+    """The tensors with a GGUF counterpart, in the network's order: the first name of each link, or a name without."""
+    # A name may belong to several entries of the table (stacked or single experts, fused or split projections): which
+    # one applies depends on the names present, so links are found with all of them in view.
     shapes = {name: t.shape for name, t in tensors.items()}
     done: set[str] = set()
     for name in sorted(tensors, key=lambda n: names.order(row, n)):
@@ -38,14 +38,14 @@ def _walk(
 
 
 def links(row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> list[Link]:
-    """Every link that the Hugging Face `tensors` go through on their way to a GGUF."""
+    """Every link that maps the Hugging Face `tensors` to a GGUF."""
     return [link for _, link in _walk(row, h, tensors) if link is not None]
 
 
 def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
-    """The tensors of a GGUF for the Hugging Face `tensors`, in the network's order; unknown names stay.
+    """The tensors of a GGUF for the Hugging Face `tensors`, in the network's order; unknown names are kept.
 
-    Raises RefusedError where a tensor's partners are missing or the hyper-parameters contradict the shapes.
+    Raises RefusedError if a tensor's partners are missing or the hyper-parameters contradict the shapes.
     """
     out: list[CanonicalTensor] = []
     for name, link in _walk(row, h, tensors):
@@ -56,7 +56,7 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
             f"llama.cpp's {row.gguf} network has no separate output head, and this one differs from the embedding",
             tensor=head,
         )
-    # Where llama.cpp's loader insists on a head, a tied one is the embedding once more.
+    # If llama.cpp's loader requires a head, a tied one duplicates the embedding.
     is_tied = bool(h.tied) and h.hf_architecture not in row.bare_classes
     if repeats_embedding(row.gguf, is_tied, h.extra) and head not in tensors and embedding is not None:
         link = find_link(row, h, head, {head: embedding.shape}, "hf") if embedding.link is None else None
@@ -84,10 +84,10 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
 
 
 def to_link(link: Link, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
-    """The tensors on the GGUF side of a link, made of those of the checkpoint. Raises RefusedError where one lacks."""
+    """The tensors on the GGUF side of a link, made from the checkpoint's. Raises RefusedError if one is missing."""
     check_whole(link.hf, tensors)
     parts = [tensors[name] for name in link.hf]
-    if all(part.link is link and part.inverse for part in parts):  # made of these very tensors
+    if all(part.link is link and part.inverse for part in parts):  # made from these very tensors
         return [CanonicalTensor(name, (source,)) for name, source in zip(link.gguf, parts[0].sources, strict=True)]
     if link.mapping.is_plain:
         return [replace(parts[0], name=name, link=None) for name in link.gguf]
@@ -96,14 +96,14 @@ def to_link(link: Link, tensors: Mapping[str, CanonicalTensor]) -> list[Canonica
 
 
 def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
-    """The tensors of a Hugging Face checkpoint: those under GGUF names decoded and brought into order."""
+    """The tensors of a Hugging Face checkpoint: those under GGUF names dequantized and reordered."""
     if row is None:
         return list(tensors.values())
     out: list[CanonicalTensor] = []
     done: set[str] = set()
     for name, tensor in tensors.items():
         if names.is_gguf_only(row, name) or name in done:
-            continue  # derived from config.json by every Hugging Face reader
+            continue  # every Hugging Face reader derives it from config.json
         if tensor.link is None or name in tensor.link.hf:
             out.append(tensor)
             continue

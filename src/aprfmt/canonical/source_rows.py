@@ -1,4 +1,4 @@
-"""Rows of source tensors: read from one or several laid end to end, also out of transposed matrices."""
+"""Reads rows of one or several concatenated source tensors, also of transposed matrices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
 
 _SMALL = 1e-7
-"""Added to the length of a column, which values are divided by."""
+"""Added to the norm of a column before dividing by it."""
 
 
 def column_lengths(lines: list[SourceRows], n_rows: int, row_elements: int) -> Array:
-    """The length of each column, float32 [row_elements], and a little more."""
+    """The norm of each column, float32 [row_elements], plus epsilon."""
     import numpy as np
 
     squares = np.zeros(row_elements)
@@ -30,10 +30,11 @@ def column_lengths(lines: list[SourceRows], n_rows: int, row_elements: int) -> A
 
 
 def read_rows(sources: Sequence[TensorSource], ends: Array, part: Array, row_bytes: int) -> Buffer:
-    """The rows `part` of all sources laid end to end; `ends` are the rows at which the sources end.
+    """The rows `part` of all concatenated sources; `ends` are the rows at which the sources end.
 
-    Rows that stand close together in one source are read with what is between them in one call, and picked from
-    there; else each run of neighbours is a read of its own.
+    Rows that are close together in one source are read in one call with the rows in between, and picked from that;
+    otherwise
+    each run of neighbours is a separate read.
     """
     import numpy as np
 
@@ -60,9 +61,9 @@ _HELD_MATRICES = 2
 
 
 class SourceRows:
-    """A source as rows of `row_elements` elements, which are read when they are wanted.
+    """A source as rows of `row_elements` elements, read on demand.
 
-    A `transposed` source is read matrix by matrix, and the last ones are held: each has a part of all its rows.
+    A `transposed` source is read matrix by matrix, and the last ones are cached: each contributes to all of its rows.
     """
 
     def __init__(self, source: TensorSource, shape: Shape, transposed: bool, row_elements: int) -> None:
@@ -110,7 +111,7 @@ class SourceRows:
 
 
 def take_rows(lines: Sequence[SourceRows], part: Array, row_elements: int) -> Array:
-    """The rows `part` of all sources laid end to end, as [rows, row_elements]."""
+    """The rows `part` of all concatenated sources, as [rows, row_elements]."""
     import numpy as np
 
     counts = [each.count for each in lines]

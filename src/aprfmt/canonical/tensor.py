@@ -1,4 +1,4 @@
-"""One tensor under its Hugging Face name, how its bytes come from the source, and the dtype that it gets."""
+"""One tensor under its Hugging Face name, how its bytes come from the source, and its output dtype."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from aprfmt.types import Array, Shape
 
 @dataclass(frozen=True, slots=True)
 class CanonicalTensor:
-    """A tensor of the network: the stored one, or one of those that a link makes of the tensors of a GGUF.
+    """A tensor of the network: a stored one, or one that a link derives from tensors of a GGUF.
 
     Attributes:
-        name: Hugging Face name; the source's own where there is no such thing.
-        sources: what its bytes are taken from; one that is the tensor itself without a `mapping`.
-        mapping, position: which tensor of the mapping it is; `inverse` tells that the sources are of the GGUF side.
-        link: the link that it comes through, for tensors of a GGUF.
+        name: Hugging Face name; the source's own if it has none.
+        sources: the stored tensors; a single one, unchanged, without a `mapping`.
+        mapping, position: which output of the mapping it is; `inverse` says that the sources are of the GGUF side.
+        link: the link that maps it, for tensors of a GGUF.
     """
 
     name: str
@@ -48,8 +48,8 @@ class CanonicalTensor:
 
     @property
     def produced(self) -> Produced:
-        """What it is in Hugging Face order."""
-        if self.mapping is None:  # quickly made, and a model may have a hundred thousand of these
+        """Its bytes in Hugging Face order."""
+        if self.mapping is None:  # cheap, and a model may have a hundred thousand of these
             return as_it_is(self.sources[0])
         if self._produced is None:
             made = produce(self.sources, self.mapping, self.position, inverse=self.inverse)
@@ -59,7 +59,7 @@ class CanonicalTensor:
 
     @property
     def dtype(self) -> str:
-        """Dtype that it has without conversion."""
+        """Its dtype without conversion."""
         return self.sources[0].dtype if self.mapping is None else self.produced.dtype
 
     @property
@@ -69,12 +69,12 @@ class CanonicalTensor:
 
     @property
     def is_decoded(self) -> bool:
-        """Whether its blocks had to be decoded to be brought into order."""
+        """Whether its blocks had to be dequantized to be reordered."""
         return DTYPES[self.sources[0].dtype].kind != "plain" and self.sources[0].dtype != self.dtype
 
     @property
     def original_dtype(self) -> str:
-        """Dtype of its values before any were decoded."""
+        """Dtype before dequantization."""
         return self.sources[0].dtype if self.is_decoded else self.dtype
 
     @property
@@ -84,19 +84,19 @@ class CanonicalTensor:
 
     @property
     def scales(self) -> TensorScales:
-        """The scales of the tensor that its blocks need beside them."""
+        """The tensor scales that its blocks need."""
         return scales_of(self.sources[0]) if self.mapping is None else self.produced.scales
 
     @property
     def stored(self) -> Tensor | None:
-        """The stored tensor that it is, unchanged; None where it is made of others."""
+        """The stored tensor, if it is used unchanged; None if it is derived from others."""
         source = self.sources[0]
         source = source.sources[0] if isinstance(source, PackedTensor) and source.is_stored else source
         unchanged = self.mapping is None or self.mapping.is_plain
         return source if unchanged and isinstance(source, Tensor) else None
 
     def items(self, unit: int) -> Iterable[Item]:
-        """The same as jobs, in chunks that are multiples of `unit` bytes where that can be."""
+        """Its bytes as jobs, in chunks that are multiples of `unit` bytes if possible."""
         return self.produced.items(unit)
 
     def chunks(self) -> Iterator[Buffer]:
@@ -104,7 +104,7 @@ class CanonicalTensor:
         return self.produced.chunks()
 
     def as_source(self) -> TensorSource:
-        """This tensor as something that another mapping can read from."""
+        """This tensor as a source for another mapping."""
         if self.mapping is None or self.mapping.is_plain:
             return self.sources[0]
         return self.produced.as_source(self.name)
@@ -124,10 +124,11 @@ class CanonicalTensor:
         Args:
             name: in the output file.
             dtype: None keeps the dtype.
-            overflow: gets the number of values that become infinite.
-            weights: importance of the columns, [matrices * cols], for a quantized dtype.
+            overflow: called with the number of values that become infinite.
+            weights: column importances, [matrices * cols], for a quantized dtype.
             padded: pads rows that the block size does not divide, which only an `.apr` can store.
-            rounded: gets the number of rounded Q4_0 blocks of a QAT lattice: off it, or with a scale that F16 lacks.
+            rounded: called with the number of rounded Q4_0 blocks of a QAT lattice: off the lattice, or with a scale
+                that F16 cannot express.
 
         Raises:
             UsageError: the block size does not divide the rows, without `padded`.
@@ -146,20 +147,20 @@ class CanonicalTensor:
 
     @property
     def is_on_lattice(self) -> bool:
-        """Whether Q4_0 holds its bfloat16 values without error, by the first of its blocks."""
+        """Whether Q4_0 can store its bfloat16 values exactly, judging by its first blocks."""
         if self._on_lattice is None:
             fits = self.dtype == "BF16" and len(self.shape) > 1 and self.shape[-1] % DTYPES["Q4_0"].block == 0
             object.__setattr__(self, "_on_lattice", fits and self.n_bytes > 0 and lattice.is_on_lattice(self.items))
         return bool(self._on_lattice)
 
     def decoded(self) -> CanonicalTensor:
-        """The tensor with its quantized sources decoded to what they were quantized from."""
+        """The tensor with its quantized sources dequantized to their original dtype."""
         return replace(
             self, sources=tuple(p.decoded_source() if isinstance(p, PackedTensor) else p for p in self.sources)
         )
 
     def scale_outs(self, made: OutTensor, *, gguf: bool) -> Iterator[OutTensor]:
-        """The scales that `made`, this tensor in a file, needs beside it; a scale of one says nothing."""
+        """The scales that `made`, this tensor in a file, needs as separate tensors; scales of one are omitted."""
         needed = {which: values for which, values in self.scales.items() if any(value != 1 for value in values)}
         return scale_outs(needed if made.dtype == self.dtype else {}, made.name, gguf=gguf)
 
@@ -170,7 +171,7 @@ def scale_outs(scales: TensorScales, weight: str, *, gguf: bool) -> Iterator[Out
 
     for which, values in scales.items():
         data = np.array(values, "<f4").tobytes()
-        shape = () if len(values) == 1 and not gguf else (len(values),)  # as ModelOpt has them
+        shape = () if len(values) == 1 and not gguf else (len(values),)  # as in ModelOpt
         yield OutTensor(scale_name(weight, which, gguf=gguf), "F32", shape, len(data), partial(list, (data,)))
 
 
@@ -179,7 +180,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(slots=True)
 class Losses:
-    """What the report says of an output: what it does not hold exactly, and warnings of the target's planning."""
+    """Losses for the report: what the output does not store exactly, and warnings from the target's planning."""
 
     changed: Counter[tuple[str, str]] = field(default_factory=Counter)
     overflows: int = 0
@@ -191,7 +192,7 @@ class Losses:
     changes: list[BlockChange] = field(default_factory=list)
 
     def add(self, sentence: str) -> None:
-        """Notes what the output does not hold at all."""
+        """Records what the output does not contain at all."""
         self.others.append(sentence)
 
     def note(self, source: str, target: str) -> None:
@@ -207,7 +208,7 @@ class Losses:
             self.note(tensor.original_dtype, target)
 
     def round_blocks(self, n: int) -> None:
-        """Counts blocks of a lattice whose step is rounded."""
+        """Counts blocks of a lattice with a rounded step."""
         self.rounded_blocks += n
 
     def overflow(self, n: int) -> None:
@@ -215,7 +216,7 @@ class Losses:
         self.overflows += n
 
     def sentences(self) -> list[str]:
-        """One sentence a kind of loss."""
+        """One sentence per kind of loss."""
         out = [f"{plural(n, 'tensor')} rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())]
         if self.overflows:
             out.append(f"{self.overflows} values overflowed the target dtype and became infinite or its largest value")
@@ -228,21 +229,21 @@ class Losses:
         return out + self.others
 
 
-# Source dtype -> targets that hold each of its values exactly.
+# Source dtype -> targets that represent each of its values exactly.
 _EXACT = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
 
 
 def is_exact(source: str, target: str) -> bool:
-    """Whether every value of `source` survives in `target`; decoded blocks are exact in F32."""
+    """Whether every value of `source` is exact in `target`; dequantized blocks are exact in F32."""
     if source == target or target in _EXACT.get(source, ()):
         return True
     return DTYPES[source].kind != "plain" and target == "F32"
 
 
 def plain_dtype(dtype: str, also: Sequence[str] = ()) -> str | None:
-    """The dtype row that `--dtype` names where it names no preset, None for "keep".
+    """The dtype row that `--dtype` names unless it names a preset, None for "keep".
 
-    Floats, AprQ4, AprQ8 and `also`, what the container has beside them. Raises UsageError for any other.
+    Floats, AprQ4, AprQ8 and `also`, what the container supports besides. Raises UsageError for any other.
     """
     if dtype == "keep":
         return None
@@ -256,7 +257,7 @@ def plain_dtype(dtype: str, also: Sequence[str] = ()) -> str | None:
     return name
 
 
-# GGUF tensors of two dims and more that llama.cpp's kernels want in F32 whatever the file's dtype.
+# GGUF tensors of two or more dims that llama.cpp's kernels need in F32 whatever the file's dtype.
 _ALWAYS_F32 = (
     "norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight",
     "altup_correct_coef.weight", "altup_predict_coef.weight",
@@ -272,7 +273,7 @@ _ALWAYS_F32 = (
 
 
 def is_matrix(gguf_name: str, shape: tuple[int, ...]) -> bool:
-    """Whether llama.cpp keeps the GGUF tensor in the model's dtype: weights of two dims and more, few excepted."""
+    """Whether llama.cpp keeps the GGUF tensor in the model's dtype: weights of two or more dims, few excepted."""
     return (
         len(shape) >= 2
         and gguf_name.endswith((".weight", ".lora_a", ".lora_b"))
@@ -283,7 +284,7 @@ def is_matrix(gguf_name: str, shape: tuple[int, ...]) -> bool:
 def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
     """The dtype of `tensor` in an `.apr` for `dtype` (not a preset): AprQ4 and AprQ8 apply to matrices only.
 
-    Vectors stay F32 (or become it), integers stay as they are.
+    Vectors are F32, integers keep their dtype.
     """
     target = plain_dtype(dtype)
     if target is None or not is_float(tensor.dtype):

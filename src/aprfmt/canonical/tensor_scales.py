@@ -1,4 +1,4 @@
-"""GGML blocks with a scale of the tensor beside them: a weight and its scales as one tensor."""
+"""GGML blocks with a separate tensor scale: combines a weight and its scales into one tensor."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def scale_name(weight: str, which: str, *, gguf: bool) -> str:
 
 
 def scaled_weights(model: Model, decoding: Decoding, takes: Callable[[str], bool]) -> list[Tensor | PackedTensor]:
-    """The tensors of a GGUF or an `.apr`, with each weight of blocks and its scales as one.
+    """The tensors of a GGUF or an `.apr`, with each weight of blocks and its scales combined.
 
-    `takes` tells whether a name may be that of a scale. Raises RefusedError for scales that do not fit the weight.
+    `takes` tells whether a name may be that of a scale. Raises RefusedError for scales that do not match the weight.
     """
     entries = model.tensors.entries
     gguf, used = model.convention == "gguf", set[str]()

@@ -14,42 +14,42 @@ from aprfmt.arch.table import TOWERS
 from aprfmt.errors import CorruptError
 
 TOWER_KEY = "aprfmt.tower"
-"""APR metadata key of what a GGUF of towers says of them."""
+"""APR metadata key with the hyper-parameters of a tower GGUF."""
 
 
 @dataclass(frozen=True, slots=True)
 class TowerPart:
-    """Towers that stand beside a language model; a source whose config.json tells them needs none.
+    """Towers from a separate file of a language model; unnecessary if the source's config.json describes them.
 
     Attributes:
-        row: their row of the table of towers.
-        hparams: what is known of them; `hidden_size` is the width of the language model.
+        row: their row of the tower table.
+        hparams: known hyper-parameters; `hidden_size` is the width of the language model.
     """
 
     row: Tower
     hparams: Hyperparams
 
     def has(self, name: str) -> bool:
-        """Whether `name` is that of a tensor of the towers, in a checkpoint or in a GGUF."""
+        """Whether `name` is a tensor of the towers, in a checkpoint or in a GGUF."""
         return bool(names.canonical_name(self.row, name) or self.has_in_gguf(name))
 
     def has_in_gguf(self, name: str) -> bool:
-        """Whether `name` is that of a tensor of the towers' GGUF."""
+        """Whether `name` is a tensor of the towers' GGUF."""
         return names.is_gguf_only(self.row, name) or bool(names.matches(self.row, name, "gguf"))
 
     def of(self, all_names: Iterable[str]) -> set[str]:
-        """Those of the names that are the towers'."""
+        """Those of the names that belong to the towers."""
         return {name for name in all_names if self.has(name)}
 
     def text_name(self, name: str) -> str:
-        """What a checkpoint of the whole calls the tensor `name` of its language model."""
+        """The name of the language model's tensor `name` in a checkpoint of the whole model."""
         beginning = self.row.text
         if not self.row.bare and not beginning.startswith("model."):
             return beginning + name
         return beginning + name[len("model.") :] if name.startswith("model.") else name
 
     def to_metadata(self) -> dict[str, object]:
-        """What read_tower reads."""
+        """Metadata that read_tower reads."""
         told = {"projection_dim": self.hparams.hidden_size, "hparams": self.hparams.extra}
         return {TOWER_KEY: {"row": self.row.id, **told}}
 
@@ -61,12 +61,12 @@ def row_spelling(row: Tower, h: Hyperparams, name: str) -> str | None:
 
 
 def checkpoint_spelling(row: Tower, h: Hyperparams, name: str) -> str:
-    """The other way."""
+    """The inverse of row_spelling."""
     return _renumbered(row, h, name, to_layer=False)
 
 
 def _renumbered(row: Tower, h: Hyperparams, name: str, *, to_layer: bool) -> str:
-    """`name` with the layer for the number of an item of a list of layers, or the other way; see Tower.listed."""
+    """`name` with the layer index for the position in a list of layers, or the reverse; see Tower.listed."""
     for beginning, key in row.listed.items():
         if name.startswith(beginning):
             number, dot, rest = name[len(beginning) :].partition(".")

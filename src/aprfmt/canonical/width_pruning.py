@@ -1,8 +1,9 @@
-"""A model with fewer channels, neurons or heads: of each width what matters most, its values as they were.
+"""Width pruning: fewer channels, neurons or heads, keeping the most important ones with unchanged values.
 
-What matters is judged by the size of the weights alone: channels of the hidden state by their embedding, neurons of an
-MLP by the product of the norms of their vectors, heads by the norm of their part of the output projection; groups of
-heads that share keys and values by the sum of that times the norm of their values. A head stays as large as it was.
+Importance is judged by weight magnitudes: channels of the hidden state by their embedding, neurons of an MLP by the
+product of the norms of their vectors, heads by the norm of their part of the output projection; groups of heads that
+share
+keys and values by the sum of that times the norm of their values. The head size is unchanged.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from aprfmt.text import plural
 from aprfmt.types import Array
 
 UNIT = 32
-"""Numbers of channels and of neurons are multiples of it, so that blocks of a quantized type divide their rows."""
+"""Numbers of channels and neurons are multiples of it, so that blocks of a quantized type divide the rows."""
 
 WIDTHS = ("hidden", "ffn", "heads", "kv_heads")
-"""What can be fewer, by the words of table rows."""
+"""What can be pruned, by the size words of table rows."""
 
 _FIELDS = tuple(FIELD_OF_SIZE[name] for name in WIDTHS)
 
@@ -45,16 +46,16 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
     "ffn_gate": ("ffn,hidden", "ffn"), "ffn_up": ("ffn,hidden", "2*ffn,hidden", "ffn"),
     "ffn_down": ("hidden,ffn", "hidden"),
 }  # fmt: skip
-"""Tensors of a network whose widths can be changed, by their GGUF names without layer and ending, and their shapes."""
+"""Tensors of networks that can be pruned, by their GGUF names without layer and suffix, and their shapes."""
 
 _Kept = Mapping[str, Array]
-"""Axis -> indices that are kept of it, rising."""
+"""Axis -> indices to keep, ascending."""
 
 _PIECE = 4 << 20
 
 
 def parse_widths(text: str) -> dict[str, int]:
-    """The widths that a user writes: "hidden=512,heads=8". Raises UsageError."""
+    """Parses widths: "hidden=512,heads=8". Raises UsageError."""
     found: dict[str, int] = {}
     for word in text.split(","):
         name, _, number = word.partition("=")
@@ -68,16 +69,18 @@ def parse_widths(text: str) -> dict[str, int]:
 
 
 def narrowed(c: Canonical, widths: Mapping[str, int]) -> tuple[Canonical, list[str]]:
-    """`c` with `widths` of WIDTHS, what is not named as before; and what a user should know of it, a sentence each.
+    """`c` with `widths` of WIDTHS, everything else unchanged; and warnings.
 
-    Of stored floats the bytes that are kept stay as they are; blocks of which a part is kept become F32. No weight is
-    read before the result's are.
+    Kept bytes of stored floats are unchanged; partially kept blocks become F32. Weights are read only when the result
+    is.
 
     Raises:
-        UsageError: more than there are; heads that cannot share the key-value heads; channels or neurons that are no
+        UsageError: more than the model has; heads that cannot share the key-value heads; channels or neurons that are
+            not a
             multiple of UNIT.
-        RefusedError: a network that is not made of _DIMS, with layers of different widths, or with parts beside it
-            (towers, draft layers); heads of a size that its config.json could not say.
+        RefusedError: a network with other tensors than _DIMS, with layers of different widths, or with extra parts
+            (towers,
+            MTP layers); a head size that its config.json could not express.
     """
     row = _check(c, widths)
     h = deepcopy(c.hparams)
@@ -139,7 +142,7 @@ def _check(c: Canonical, widths: Mapping[str, int]) -> Architecture:
 
 
 class _Choice:
-    """What is kept of each tensor."""
+    """What to keep of each tensor."""
 
     def __init__(self, c: Canonical, tensors: Mapping[str, CanonicalTensor], new: Mapping[str, int]) -> None:
         """Raises RefusedError for a tensor of another kind."""
@@ -163,7 +166,7 @@ class _Choice:
         self._kept = cache(self._choose)  # by whoever reads first; another thread finds the same
 
     def narrow(self, tensor: CanonicalTensor) -> CanonicalTensor:
-        """What is kept of a tensor."""
+        """What to keep of a tensor."""
         layer, axes = self._axes[tensor.name]
         shape = tuple(evaluate(axis, self._new) or 0 for axis in axes)
         if shape == tensor.shape:
@@ -173,7 +176,7 @@ class _Choice:
         return CanonicalTensor(tensor.name, (made,))
 
     def _chunks(self, tensor: CanonicalTensor, dtype: str, layer: int | None, axes: list[str]) -> Iterator[bytes]:
-        """The bytes that are kept, read some rows at a time; a vector is a column."""
+        """The kept bytes, read a few rows at a time; a vector is a column."""
         import numpy as np
 
         made, width = tensor.produced, tensor.shape[1] if len(axes) > 1 else 1
@@ -190,7 +193,7 @@ class _Choice:
             first = last
 
     def _indices(self, axis: str, layer: int | None) -> Array | None:
-        """What is kept of an axis ("q", "2*ffn", "q+2*kv"): indices, None for all."""
+        """Indices to keep of an axis ("q", "2*ffn", "q+2*kv"), None for all."""
         import numpy as np
 
         if evaluate(axis, self._old) == evaluate(axis, self._new):
@@ -205,7 +208,7 @@ class _Choice:
         return np.concatenate(found)
 
     def _choose(self, layer: int | None) -> _Kept:
-        """Indices kept of the pruned axes: of a layer, or of the hidden state if None."""
+        """Indices to keep of the pruned axes: of a layer, or of the hidden state if None."""
         old, new = self._old, self._new
         found: dict[str, Array] = {}
         if layer is None:
@@ -241,7 +244,7 @@ class _Choice:
 
 
 def _squares(tensor: CanonicalTensor, axis: int) -> Array:
-    """The sum of the squares of each column (axis 0) or row (axis 1) in float64, read some rows at a time."""
+    """The sum of the squares of each column (axis 0) or row (axis 1) in float64, read a few rows at a time."""
     import numpy as np
 
     made, width = tensor.produced, tensor.shape[1]
@@ -252,7 +255,7 @@ def _squares(tensor: CanonicalTensor, axis: int) -> Array:
 
 
 def _largest(scores: Array, count: int) -> Array:
-    """Indices of the `count` largest scores, rising."""
+    """Indices of the `count` largest scores, ascending."""
     import numpy as np
 
     found: Array = np.sort(np.argsort(-scores, kind="stable")[:count])

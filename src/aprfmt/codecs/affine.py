@@ -1,7 +1,8 @@
-"""MLX's affine blocks: groups of unsigned codes, each with a scale and a bias, in three tensors; numpy only.
+"""MLX's affine quantization: groups of unsigned codes, each with a scale and a bias, in three tensors; numpy only.
 
 A value is `scale * code + bias`, in the dtype of scale and bias, rounded after each of the two steps as MLX does. Codes
-of 2 to 8 bits run on through 32-bit words, lowest bits first. The quantiser gives the bits that `mx.quantize` gives.
+of
+2 to 8 bits are packed contiguously into 32-bit words, lowest bits first. Quantization is bit-equal to `mx.quantize`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aprfmt.types import Array, Shape
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
 PARTS = ("weight", "scales", "biases")
-"""The tensors of a quantized module, by what follows its name."""
+"""Suffixes of the tensors of a quantized module."""
 
 _LEAST_SCALE = 1e-7
 
@@ -30,7 +31,7 @@ class Affine:
     """How the weights of a module are quantized.
 
     Attributes:
-        bits: of a code, one of BITS.
+        bits: per code, one of BITS.
         group_size: values that share scale and bias, one of GROUP_SIZES.
     """
 
@@ -44,7 +45,7 @@ class Affine:
 
 
 def check(bits: object, group_size: object) -> Affine:
-    """The two numbers as a scheme. Raises UsageError where MLX has no such one."""
+    """Builds a scheme. Raises UsageError if MLX does not support it."""
     if type(bits) is not int or bits not in BITS:
         known = ", ".join(map(str, BITS))
         raise UsageError(f"MLX does not support {bits!r}-bit affine quantization", hint=f"--bits is one of: {known}")
@@ -57,11 +58,11 @@ def check(bits: object, group_size: object) -> Affine:
 
 
 def pack(codes: Array, bits: int) -> Array:
-    """Codes, uint8 [..., n], as 32-bit words [..., n * bits / 32]; n * bits is a multiple of 32."""
+    """Packs codes, uint8 [..., n], into 32-bit words [..., n * bits / 32]; n * bits is a multiple of 32."""
     import numpy as np
 
     fields = np.ascontiguousarray(codes)
-    while bits < 8:  # neighbours move together, two, four and eight of them
+    while bits < 8:  # merge neighbours, then pairs, then quadruples
         fields = fields.view(f"<u{fields.itemsize * 2}")
         kind, n, wide = fields.dtype.type, fields.itemsize // 2, fields.itemsize // 2 * bits
         low = fields & kind((1 << wide) - 1)
@@ -77,9 +78,9 @@ def pack(codes: Array, bits: int) -> Array:
 def quantize(values: Array, affine: Affine) -> tuple[Array, Array, Array]:
     """Codes uint8 [groups, group_size], scales and biases float32 [groups] of float32 values [groups, group_size].
 
-    The end of the range that is farther from zero is hit exactly, and so is zero: the scale is what divides that end
-    without a remainder. Scales and biases are rounded to the weight's dtype by whoever stores them; the codes are of
-    the unrounded ones.
+    The end of the range that is farther from zero is exact, and so is zero: the scale divides that end without a
+    remainder.
+    The caller rounds scales and biases to the weight's dtype; the codes are computed from the unrounded ones.
     """
     import numpy as np
 
@@ -102,14 +103,14 @@ def quantize(values: Array, affine: Affine) -> tuple[Array, Array, Array]:
 
 
 def dequantize(codes: Array, scales: Array, biases: Array, dtype: str) -> Array:
-    """The float32 values that MLX computes in `dtype` from codes and float32 scales and biases that broadcast."""
+    """The float32 values that MLX computes in `dtype` from codes and broadcastable float32 scales and biases."""
     products = rounded(codes * scales, dtype)
     products += biases
     return rounded(products, dtype)
 
 
 def rounded(values: Array, dtype: str) -> Array:
-    """Float32 values as those of `dtype` that are nearest."""
+    """Rounds float32 values to `dtype`."""
     if dtype == "F32":
         return values
     stored = plain.encode(dtype, values.reshape(-1)).view("u1").data
@@ -120,9 +121,10 @@ def rounded(values: Array, dtype: str) -> Array:
 
 
 def quantized(name: str, dtype: str, scheme: Affine, values: Callable[[int], Iterable[Item]]) -> SplitStream:
-    """The PARTS of a weight: `values` gives its stored bytes in `dtype`, whose rows `scheme` divides into whole groups.
+    """The PARTS of a weight: `values` yields its stored bytes in `dtype`, in rows that consist of whole groups.
 
-    Scales and biases are stored in `dtype`. Making them raises RefusedError, which calls the weight `name`, for groups
+    Scales and biases are stored in `dtype`. Producing them raises RefusedError, which calls the weight `name`, for
+    groups
     without a finite scale.
     """
     size = DTYPES[dtype].block_bytes
@@ -152,9 +154,9 @@ def quantized(name: str, dtype: str, scheme: Affine, values: Callable[[int], Ite
 
 BLOCK = 32
 _HALVES = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
-"""Blocks without a minimum: what is taken from a code."""
+"""Offset of the codes of block types without a minimum."""
 BITS_OF_BLOCKS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}
-"""The GGML types that are affine groups of 32, and the bits of their codes."""
+"""GGML types that are affine groups of 32, and the bits of their codes."""
 _FITTING = {2: ("Q4_1",), 3: ("Q4_1",), 4: ("Q4_0", "Q4_1"), 5: ("Q5_0", "Q5_1"), 8: ("Q8_0",)}
 
 
@@ -165,7 +167,7 @@ def _field_names(dtype: str) -> list[tuple[str, str]]:
 
 
 def read_blocks(dtype: str, data: Buffer) -> tuple[Array, Array, Array]:
-    """Codes uint8 [blocks, 32], scales and biases float32 [blocks] of GGML blocks: nothing is rounded."""
+    """Codes uint8 [blocks, 32], scales and biases float32 [blocks] of GGML blocks, exactly."""
     import numpy as np
 
     blocks = np.frombuffer(data, np.dtype(_field_names(dtype)))
@@ -176,13 +178,15 @@ def read_blocks(dtype: str, data: Buffer) -> tuple[Array, Array, Array]:
         codes = np.concatenate([stored & 15, stored >> 4], axis=1)
         if dtype.startswith("Q5"):
             codes |= np.unpackbits(blocks["high"], axis=1, bitorder="little") << 4
-    with np.errstate(invalid="ignore"):  # a scale that is not a number gives a bias that is none
+    with np.errstate(invalid="ignore"):  # a NaN scale yields a NaN bias
         biases = blocks["m"].astype(np.float32) if "m" in (blocks.dtype.names or ()) else scales * -_HALVES[dtype]
     return codes, scales, biases
 
 
 def write_blocks(dtype: str, codes: Array, scales: Array, biases: Array) -> Buffer:
-    """GGML blocks of codes uint8 [blocks, 32] and float32 scales and biases [blocks], which `dtype` holds exactly."""
+    """GGML blocks from codes uint8 [blocks, 32] and scales and biases, float32 [blocks], which must be exact in
+    `dtype`.
+    """
     import numpy as np
 
     blocks = np.empty(len(codes), np.dtype(_field_names(dtype)))
@@ -199,14 +203,15 @@ def write_blocks(dtype: str, codes: Array, scales: Array, biases: Array) -> Buff
 
 
 MOST_CHANGE = 2.0**-10
-"""The change of a value up to which scales are rounded to those of blocks: what two roundings to F16 may make of it."""
+"""The largest accepted change of a value when scales are rounded to F16: that of two roundings."""
 
 
 def fitting_blocks(bits: int, parts: Iterable[tuple[Array, Array]]) -> tuple[str, float] | None:
-    """The GGML type for codes of `bits` bits with these scales and biases, and what rounding them to F16 changes.
+    """The GGML type for codes of `bits` bits with these scales and biases, and the change from rounding them to F16.
 
-    The change is that of a value, relative to the largest that its group may hold. None where the type has no place
-    for a bias, or a change is above MOST_CHANGE. `parts` are float32 or float64, and finite.
+    The change is that of a value, relative to the largest that its group can represent. None if the type cannot store a
+    bias,
+    or a change exceeds MOST_CHANGE. `parts` are float32 or float64, and finite.
     """
     import numpy as np
 
@@ -229,7 +234,7 @@ def fitting_blocks(bits: int, parts: Iterable[tuple[Array, Array]]) -> tuple[str
 
 
 def _is_half(values: Array) -> bool:
-    """Whether every value is one of F16."""
+    """Whether every value is exact in F16."""
     import numpy as np
 
     with np.errstate(over="ignore"):
@@ -238,10 +243,11 @@ def _is_half(values: Array) -> bool:
 
 
 def regrouped(name: str, dtype: str, values: Callable[[int], Iterable[Item]]) -> SplitStream:
-    """The PARTS of a weight of GGML blocks, with groups of 32 and scales in F16; nothing is rounded.
+    """The PARTS of a weight of GGML blocks, with groups of 32 and scales in F16, exactly.
 
-    `dtype` is one of BITS_OF_BLOCKS, `values` gives the blocks. Making them raises RefusedError, which calls the weight
-    `name`, where a bias overflows.
+    `dtype` is one of BITS_OF_BLOCKS, `values` yields the blocks. Producing them raises RefusedError, which calls the
+    weight
+    `name`, if a bias overflows.
     """
     unit, bits = DTYPES[dtype].block_bytes, BITS_OF_BLOCKS[dtype]
 

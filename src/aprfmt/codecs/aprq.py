@@ -25,7 +25,7 @@ _F16_MIN_NORMAL = 2.0**-14
 
 
 def q8_scale(parts: Iterable[Array]) -> float:
-    """The scale of an AprQ8 tensor whose float32 values come in `parts`; NaNs do not count."""
+    """The scale of an AprQ8 tensor whose float32 values come in `parts`; NaNs are ignored."""
     import numpy as np
 
     top = np.float32(0)
@@ -36,7 +36,7 @@ def q8_scale(parts: Iterable[Array]) -> float:
 
 
 def encode_q8(values: Array, scale: float) -> Array:
-    """float32 `values` as signed bytes under `scale`, any part of a tensor."""
+    """Encodes float32 `values`, any part of a tensor, as signed bytes with `scale`."""
     import numpy as np
 
     out = np.empty(values.size, dtype="i1")
@@ -46,7 +46,7 @@ def encode_q8(values: Array, scale: float) -> Array:
 
 
 def decode_q8(data: Buffer, scale: float) -> Array:
-    """Signed bytes of an AprQ8 tensor, the scale left out, as float32."""
+    """Decodes the signed bytes of an AprQ8 tensor, without the scale, to float32."""
     import numpy as np
 
     out = np.frombuffer(data, dtype="i1").astype("<f4")
@@ -56,7 +56,7 @@ def decode_q8(data: Buffer, scale: float) -> Array:
 
 
 def encode_q4(values: Array) -> Array:
-    """float32 `values` as AprQ4 blocks, uint8 [18 * ceil(n / 32)]; only a last block may be partial."""
+    """Encodes float32 `values` as AprQ4 blocks, uint8 [18 * ceil(n / 32)]; only the last block may be partial."""
     import numpy as np
 
     n_blocks = -(-values.size // Q4_VALUES)
@@ -77,7 +77,7 @@ def encode_q4(values: Array) -> Array:
 
 
 def _encode_q4_rows(rows: Array, out: Array) -> None:
-    """Float rows [n, 32] into blocks [n, 18]."""
+    """Encodes float rows [n, 32] as blocks [n, 18]."""
     import numpy as np
 
     top = np.fmax(np.fmax.reduce(np.abs(rows), axis=1), np.float32(0))
@@ -88,7 +88,7 @@ def _encode_q4_rows(rows: Array, out: Array) -> None:
 
 
 def decode_q4(data: Buffer, n: int) -> Array:
-    """AprQ4 blocks as their first `n` values, float32."""
+    """Decodes the first `n` values of AprQ4 blocks, float32."""
     import numpy as np
 
     stored = np.frombuffer(data, dtype="u1").reshape(-1, Q4_BYTES)

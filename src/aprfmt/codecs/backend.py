@@ -1,11 +1,10 @@
-"""Which implementation of a codec runs: numpy (the reference), ggml (libggml-base) or torch. All give equal bytes.
+"""Chooses the implementation of a codec: numpy (the reference), ggml (libggml-base) or torch. All yield equal bytes.
 
-libggml-base is the C library of llama.cpp's tensor types, called through ctypes. It comes with llama-cpp-
-python, and by itself with libggml-python. Neither package is imported: that would load all of llama.cpp. No
-function is called before its symbol was found and, by the caller's known answer, checked (`GgmlLibrary.agrees`);
-libraries of any version that agree are used. Even so a rare block may differ between versions: of IQ1_M 4 in
-1,024 between 0.20.2 and 0.25.3, of the others none. Calls release the GIL. Misused, the library ends the
-process, so callers check arguments before.
+libggml-base is the C library of llama.cpp's tensor types, called through ctypes. It comes with llama-cpp-python, and
+separately with libggml-python. Neither package is imported: that would load all of llama.cpp. Functions are called only
+after their symbol was found and, by the caller's known answer, checked (`GgmlLibrary.agrees`); libraries of any version
+that agree are used. Even so a rare block may differ between versions: of IQ1_M 4 in 1,024 between 0.20.2 and 0.25.3, of
+the others none. Calls release the GIL. Misuse makes the library abort the process, so callers check arguments before.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _NAMES = ("numpy", "ggml", "torch")
 
 
 def forced() -> str | None:
-    """The backend that the environment asks for, None where it leaves the choice. Raises UsageError if unknown."""
+    """The backend requested by the environment variable, None if unset. Raises UsageError if unknown."""
     name = os.environ.get(VARIABLE) or None
     if name is not None and name not in _NAMES:
         raise UsageError(f"{VARIABLE} is {name!r}", hint="one of " + ", ".join(_NAMES))
@@ -36,10 +35,11 @@ def forced() -> str | None:
 
 
 def order(*names: str) -> tuple[str, ...]:
-    """Those of `names`, the backends that have code for something, that may be tried; in the given order.
+    """Those of `names`, the backends with an implementation, that may be tried, in the given order.
 
-    A forced backend leaves only itself, or numpy, the reference, for what it has no code for. Presence is not looked
-    at unless a backend is forced: then its absence raises MissingDependencyError.
+    A forced backend leaves only itself, or numpy, the reference, if it has no implementation. Presence is checked only
+    if a
+    backend is forced: its absence raises MissingDependencyError.
     """
     wanted = forced()
     if wanted is None:
@@ -52,7 +52,7 @@ def order(*names: str) -> tuple[str, ...]:
 
 
 def has_torch() -> bool:
-    """Whether torch is installed; it is not imported."""
+    """Whether torch is installed, without importing it."""
     try:
         return importlib.util.find_spec("torch") is not None
     except (ImportError, ValueError):
@@ -64,7 +64,7 @@ def has_torch() -> bool:
 _SUFFIX = {"win32": ("ggml-base.dll", "libggml-base.dll"), "darwin": ("libggml-base.dylib", "libggml-base.so")}
 
 PACKAGES = {"llama_cpp": "llama-cpp-python", "libggml": "libggml-python"}
-"""Packages with a libggml-base, and their names on PyPI."""
+"""Packages that contain a libggml-base, and their names on PyPI."""
 
 _FOLDERS = ("lib", "lib64", "bin")
 
@@ -77,7 +77,7 @@ _PROTOTYPES: dict[str, tuple[type[object] | None, ...]] = {
     "ggml_quantize_requires_imatrix": (ctypes.c_bool, _TYPE),
     "ggml_quantize_chunk": (ctypes.c_size_t, _TYPE, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS),
 }
-"""What is called by name: the type of its result, then of its arguments."""
+"""Functions called by name: the type of the result, then of the arguments."""
 
 RowFunction = Callable[[int, int, int], None]
 """(address of the source, address of the target, number of values)"""
@@ -88,11 +88,11 @@ class GgmlLibrary:
 
     Attributes:
         path: its file.
-        version: what it calls itself, with its commit.
+        version: as the library reports it, with its commit.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the file cannot be loaded, AttributeError where it is not libggml-base."""
+        """Raises OSError if the file cannot be loaded, AttributeError if it is not libggml-base."""
         self.path = path
         self._dll = ctypes.CDLL(str(path))
         self._verdicts: dict[str, bool] = {}
@@ -116,7 +116,7 @@ class GgmlLibrary:
     def row(self, symbol: str) -> RowFunction | None:
         """The exported function (const void *source, void *target, int64_t values), or None.
 
-        All of `dequantize_row_<type>`, `ggml_fp16_to_fp32_row`, `ggml_fp32_to_bf16_row` ... are of this form.
+        `dequantize_row_<type>`, `ggml_fp16_to_fp32_row`, `ggml_fp32_to_bf16_row` ... all have this signature.
         """
         function = getattr(self._dll, symbol, None)
         if function is None:
@@ -125,25 +125,25 @@ class GgmlLibrary:
         return function  # type: ignore[no-any-return]
 
     def geometry(self, ggml_id: int) -> tuple[str, int, int]:
-        """(name, values in a block, bytes of a block) of a type that the library has; others read beyond a table."""
+        """(name, values per block, bytes per block) of a type that the library has; others read beyond a table."""
         name = self._dll.ggml_type_name(ggml_id) or b""
         size = self._dll.ggml_blck_size(ggml_id), self._dll.ggml_type_size(ggml_id)
         return name.decode("ascii", "replace"), *size
 
     def needs_weights(self, ggml_id: int) -> bool:
-        """Whether `quantize` ends the process without weights."""
+        """Whether `quantize` aborts the process without weights."""
         return bool(self._dll.ggml_quantize_requires_imatrix(ggml_id))
 
     def quantize(self, ggml_id: int, source: int, target: int, rows: int, cols: int, weights: int | None) -> int:
-        """The number of bytes written at `target`: `rows` of `cols` float32 values of `source`, encoded.
+        """Encodes `rows` of `cols` float32 values; returns the number of bytes written at `target`.
 
-        `weights` is the address of `cols` float32 values. All are addresses, all values finite.
+        `weights` points to `cols` float32 values. All arguments are addresses, all values finite.
         """
         self._dll.ggml_quantize_init(ggml_id)
         return int(self._dll.ggml_quantize_chunk(ggml_id, source, target, 0, rows, cols, weights))
 
     def agrees(self, key: str, check: Callable[[], bool]) -> bool:
-        """What `check` says, asked once for each `key`; that takes seconds where tables are made first."""
+        """The result of `check`, computed once per `key`; it takes seconds if tables are built first."""
         if key not in self._verdicts:
             with self._locks.setdefault(key, threading.Lock()):
                 if key not in self._verdicts:
@@ -152,10 +152,11 @@ class GgmlLibrary:
 
 
 def libraries() -> Iterator[GgmlLibrary]:
-    """The libraries that are installed, each opened when it is asked for; `absence` says why there is none.
+    """The installed libraries, each opened on demand; `absence` tells why none is found.
 
-    That of llama-cpp-python comes first: where another libggml is in the process already, under the same name, the
-    loader of the system gives that one to llama_cpp, whose import then fails for missing symbols.
+    That of llama-cpp-python comes first: if the process has already loaded another libggml of the same name, the
+    system's
+    loader gives that one to llama_cpp, whose import then fails for missing symbols.
     """
     for package in PACKAGES:
         found = _find(package)
@@ -164,7 +165,7 @@ def libraries() -> Iterator[GgmlLibrary]:
 
 
 def absence() -> str:
-    """Why there is no library, half a sentence; empty where there is one."""
+    """Why no library is available, half a sentence; empty if one is."""
     found = [_find(package) for package in PACKAGES]
     reasons = [reason for reason in found if isinstance(reason, str)]
     return "; ".join(reasons) if len(reasons) == len(found) else ""
@@ -172,7 +173,7 @@ def absence() -> str:
 
 @cache
 def _find(package: str) -> GgmlLibrary | str:
-    """The library in a package, else why there is none."""
+    """The library in a package, else why none was found."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

@@ -17,17 +17,17 @@ class Dtype:
 
     Attributes:
         name: the name shown to users, `F32`, `Q4_K`, `AprQ8`.
-        apr_id: id in an APR v2 index, None where the container has none.
-        ggml_id: GGML type number, None where GGML has none.
-        safetensors: spelling in a safetensors header, None where it has none.
+        apr_id: id in an APR v2 index, None if the container has none.
+        ggml_id: GGML type number, None if GGML has none.
+        safetensors: spelling in a safetensors header, None if it has none.
         block: values in a block (1 for plain dtypes).
         block_bytes: bytes of a block.
         numpy: numpy dtype string of a plain dtype's stored elements, None for block types.
         kind: "plain" (codecs.plain), "aprq" (codecs.aprq) or "ggml" (codecs.ggml).
         torch: name of a plain dtype in torch, which not every version of it has.
-        answers: of a GGML block type the CRC-32 of what known blocks decode to and of what known values are encoded
-            to (codecs.ggml); None for types that are not decoded.
-        scales: where the f16 scales of such a block stand; llama.cpp loads no block with one that is not finite.
+        answers: for a GGML block type, CRC-32 of the decoded test blocks and of the encoded test values (codecs.ggml);
+            None for types that are not decoded.
+        scales: offsets of the f16 scales in such a block; llama.cpp refuses blocks with a non-finite scale.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Dtype:
         return self.block != 1 or self.kind != "plain"
 
     def n_bytes(self, shape: tuple[int, ...]) -> int:
-        """Stored bytes of a tensor of `shape` (row-major). Raises UsageError where blocks divide no row.
+        """Stored bytes of a tensor of `shape` (row-major). Raises UsageError unless blocks divide the rows.
 
-        AprQ8 has one scale a tensor (4 + n, nothing for n = 0), AprQ4 rounds its flat length up to blocks.
+        AprQ8 has one scale per tensor (4 + n, nothing for n = 0), AprQ4 rounds its flat length up to blocks.
         """
         n = n_elements(shape)
         if self.name == "AprQ8":
@@ -125,7 +125,7 @@ DTYPES: dict[str, Dtype] = {
 }
 
 DTYPES_BY_APR_ID = {row.apr_id: row for row in DTYPES.values() if row.apr_id is not None}
-# Readers must still accept the ids that the two native quants had before they moved out of GGML's range.
+# Readers must still accept the ids that the two native dtypes had before they moved out of GGML's range.
 DTYPES_BY_APR_ID |= {8: DTYPES["AprQ4"], 9: DTYPES["AprQ8"]}
 DTYPES_BY_GGML_ID = {row.ggml_id: row for row in DTYPES.values() if row.ggml_id is not None}
 DTYPES_BY_SAFETENSORS = {row.safetensors: row for row in DTYPES.values() if row.safetensors is not None}
@@ -136,14 +136,14 @@ def _key(name: str) -> str:
 
 
 _SPELLINGS = {"fp32": "F32", "float32": "F32", "fp16": "F16", "float16": "F16", "half": "F16", "bfloat16": "BF16"}
-"""Names of float types in other programs."""
+"""Other programs' names of float dtypes."""
 
 _BY_NAME = {_key(name): row for name, row in DTYPES.items()}
 _BY_NAME |= {spelling: DTYPES[name] for spelling, name in _SPELLINGS.items()}
 
 
 def find_dtype(name: str) -> Dtype:
-    """The row called `name`; case and underscores do not matter (`Q4K`, `apr_q8`, `fp16`). Raises UsageError."""
+    """The row called `name`, ignoring case and underscores (`Q4K`, `apr_q8`, `fp16`). Raises UsageError."""
     row = _BY_NAME.get(_key(name))
     if row is None:
         raise UsageError(f"unknown dtype {name!r}", hint="known: " + ", ".join(DTYPES))
@@ -154,7 +154,7 @@ def find_dtype(name: str) -> Dtype:
 
 
 class Measured(Protocol):
-    """Anything with a dtype and a size: a tensor of a file, a planned one."""
+    """Anything with a dtype and a size: a stored or planned tensor."""
 
     @property
     def dtype(self) -> str:
@@ -170,7 +170,7 @@ class Measured(Protocol):
 
 
 class DtypeTotals(TypedDict):
-    """What a file holds of one dtype."""
+    """Totals of one dtype in a file."""
 
     tensors: int
     params: int
@@ -178,7 +178,7 @@ class DtypeTotals(TypedDict):
 
 
 def dtype_totals(tensors: Iterable[Measured]) -> dict[str, DtypeTotals]:
-    """Totals by dtype, in the order in which the dtypes first occur."""
+    """Totals by dtype, in order of first occurrence."""
     totals: dict[str, DtypeTotals] = {}
     for tensor in tensors:
         row = totals.setdefault(tensor.dtype, DtypeTotals(tensors=0, params=0, bytes=0))

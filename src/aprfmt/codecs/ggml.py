@@ -1,8 +1,8 @@
-"""GGML blocks: which backend decodes or encodes a dtype, and what may be written.
+"""GGML blocks: chooses the backend that decodes or encodes a dtype, and checks what is written.
 
-libggml is used where it gives known answers (`Dtype.answers`), so that one that rounds differently is not used rather
-than writing other bytes. It alone encodes K-quants, IQ types and anything with an importance of columns; without it
-there are `ggml_numpy` and, behind it, gguf-py.
+libggml is used if it reproduces known answers (`Dtype.answers`): one that rounds differently is skipped rather than
+writing other bytes. Only libggml encodes K-quants, IQ types and anything with column importances; without it
+`ggml_numpy` and gguf-py are used.
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 
 _NUMPY_BLOCK = 1 << 17
-"""Values at a time: few enough for the caches, enough for two threads to run side by side."""
+"""Values per call: few enough for the caches, enough for two threads to run in parallel."""
 
 _MOST = 2.0**30
-"""No scale of a block reaches a value beyond this (an f16 times at most 127 * 32)."""
+"""No block scale yields a value beyond this (an f16 times at most 127 * 32)."""
 
 _UNBOUNDED = ("MXFP4", "NVFP4")
-"""Without an f16 scale: MXFP4 reaches what a float32 does, NVFP4 takes the largest it has."""
+"""Types without an f16 scale: MXFP4 covers the range of float32, NVFP4 clamps to its maximum."""
 
 MOST_WEIGHT = 2.0**60
-"""Largest importance of a column: squares of values times it must stay within a float32, or the encoders give NaN."""
+"""Maximum importance of a column: squares of values times it must fit a float32, or the encoders yield NaN."""
 
 _HINT = "pip install libggml-python"
 
 
 def decodable(dtype: str) -> bool:
-    """Whether `decode` knows the GGML dtype; not Q8_1 and Q8_K, which exist only within a computation."""
+    """Whether `decode` supports the GGML dtype; not Q8_1 and Q8_K, which exist only within a computation."""
     return DTYPES[dtype].answers is not None
 
 
 def encodable(dtype: str) -> bool:
-    """Whether `encode` can write the GGML dtype here: some need libggml."""
+    """Whether `encode` can write the GGML dtype on this machine: some need libggml."""
     return dtype in ggml_numpy.ENCODABLE or (
         backend.forced() in (None, "ggml") and any(_find_libraries(dtype, "encode"))
     )
 
 
 def needs_weights(dtype: str) -> bool:
-    """Whether the GGML dtype can only be written with an importance of columns. False where libggml is missing."""
+    """Whether the GGML dtype requires column importances. False if libggml is missing."""
     lib, ggml_id = next(_find_libraries(dtype, "encode"), None), DTYPES[dtype].ggml_id
     return lib is not None and ggml_id is not None and lib.needs_weights(ggml_id)
 
 
 def _find_libraries(dtype: str, direction: str) -> Iterator[GgmlLibrary]:
-    """The libraries that have the function."""
+    """The libraries that export the function."""
     row = DTYPES[dtype]
     if row.answers is not None:
         yield from (lib for lib in backend.libraries() if has_type(lib, row, direction))
 
 
 def _choose(dtype: str, direction: str, *, numpy: bool) -> GgmlLibrary | None:
-    """The library that does it, None for numpy. Raises MissingDependencyError where neither may."""
+    """The library to use, None for numpy. Raises MissingDependencyError if neither is possible."""
     row, check = DTYPES[dtype], decode_agrees if direction == "decode" else encode_agrees
     names = ("numpy", "ggml") if (dtype, direction) in ggml_numpy.FASTER else ("ggml", "numpy")
     for name in backend.order(*(name for name in names if name != "numpy" or numpy)):
         if name == "numpy":
             return None
         for lib in _find_libraries(dtype, direction):
-            # The known answer takes seconds for IQ types, whose tables are made for it.
+            # For IQ types the known answer takes seconds, since tables are built for it.
             if lib.agrees(symbol(row, direction), partial(check, lib, row)):
                 return lib
     raise missing_library(dtype, direction)
 
 
 def missing_library(dtype: str, direction: str) -> MissingDependencyError:
-    """The error for a type that cannot be decoded or encoded here, with the reason."""
+    """The error for a type that cannot be decoded or encoded on this machine, with the reason."""
     libs, forced = [*backend.libraries()], backend.forced()
     if forced not in (None, "ggml"):
         why = f"{backend.VARIABLE}={forced} disables it"
@@ -85,9 +85,9 @@ def missing_library(dtype: str, direction: str) -> MissingDependencyError:
 
 
 def decode(dtype: str, data: Buffer | Array, *, cols: int | None = None, tensor: str | None = None) -> Array:
-    """Whole blocks as float32, 1-d; with `cols` whole rows, whose padding to whole blocks is left out.
+    """Decodes whole blocks to float32, 1-d; with `cols`, whole rows without their padding.
 
-    Raises UnsupportedError for dtypes that no decoder exists for.
+    Raises UnsupportedError for dtypes without a decoder.
     """
     import numpy as np
 
@@ -124,20 +124,20 @@ def encode(
     Args:
         dtype: a GGML block type.
         values: float32, 1-d.
-        cols: values of a row, for `weights`; without them any number of whole blocks will do.
-        weights: float32 [cols], how much an error in each column matters; None: equally.
-        start: where `values` begin in their tensor, for messages.
+        cols: values per row, for `weights`; without them any number of whole blocks.
+        weights: float32 [cols], column importances; None: all equal.
+        start: offset of `values` in their tensor, for messages.
 
     Raises:
         UsageError: blocks do not divide a row.
-        RefusedError: a value is NaN, infinite or beyond what the scales of the type reach; weights that no
-            importance has; no weights for a type that needs them.
-        MissingDependencyError: a type that only libggml writes, without it.
+        RefusedError: a value is NaN, infinite or out of the type's range; weights are invalid, or missing for a type
+            that needs them.
+        MissingDependencyError: the type needs libggml, which is missing.
     """
     import numpy as np
 
     row = DTYPES[dtype]
-    if weights is None:  # every block stands for itself
+    if weights is None:  # all blocks are independent
         cols = row.block
     if cols is None or cols % row.block or values.size % max(cols, 1):
         raise UsageError(
@@ -167,7 +167,7 @@ def encode(
         if written != out.nbytes:
             raise MissingDependencyError(f"{lib.path} wrote {written} of {out.nbytes} bytes of {dtype}", hint=_HINT)
     bad = ~finite_scales(dtype, out)
-    if bad.any():  # llama.cpp does not load such blocks
+    if bad.any():  # llama.cpp refuses such blocks
         raise RefusedError(
             f"the block of value {start + int(np.argmax(bad)) * row.block} exceeds the scale range of {dtype}",
             hint="choose another dtype for it, such as --tensor-type NAME=f32",
@@ -187,7 +187,7 @@ def _check_weights(weights: Array, cols: int) -> Array:
 
 
 def _check_values(dtype: str, values: Array, start: int) -> None:
-    """libggml ends the process, or writes what it refuses to load, when it meets a NaN or an infinity."""
+    """libggml aborts the process on NaN or infinity, or writes what it refuses to load."""
     import numpy as np
 
     if not values.size:
@@ -203,14 +203,14 @@ def _check_values(dtype: str, values: Array, start: int) -> None:
 
 
 def finite_scales(dtype: str, stored: Array) -> Array:
-    """Of each block [n, block_bytes] of a GGML dtype whether llama.cpp takes its scales: a boolean [n]."""
+    """Whether llama.cpp accepts the scales of each block [n, block_bytes] of a GGML dtype: bool [n]."""
     import numpy as np
 
     row = DTYPES[dtype]
     if dtype == "MXFP4":
         return np.asarray(stored[:, 0] != 0xFF)
     good = np.ones(len(stored), dtype=bool)
-    if dtype == "IQ1_M":  # the scale is spread over the topmost bits of four words
+    if dtype == "IQ1_M":  # the scale is spread over the top bits of four words
         words = stored.view("<u2")
         good &= ((words[:, 27] & 0xF000 | (words[:, 26] & 0xF000) >> 4) & 0x7C00) != 0x7C00
     for at in row.scales:
@@ -234,7 +234,7 @@ def _ggml_name(row: Dtype) -> str:
 
 
 def stored_pattern(row: Dtype) -> Array:
-    """The blocks to decode, uint8: every byte value, no pattern that shuffled bits would survive."""
+    """Test blocks to decode, uint8: every byte value, in a pattern that permuted bits would break."""
     import numpy as np
 
     i = np.arange(_N_VALUES // row.block * row.block_bytes)
@@ -242,7 +242,7 @@ def stored_pattern(row: Dtype) -> Array:
 
 
 def value_pattern() -> Array:
-    """The values to encode, float32: small multiples of powers of two, so that few sums round at all."""
+    """Test values to encode, float32: small multiples of powers of two, so that few sums are rounded."""
     import numpy as np
 
     i = np.arange(_N_VALUES)
@@ -251,21 +251,21 @@ def value_pattern() -> Array:
 
 
 def weight_pattern() -> Array:
-    """The importance of the columns, float32."""
+    """Test column importances, float32."""
     import numpy as np
 
     return ((np.arange(_COLS) * 5 % 17 + 1) / 8).astype("f4")
 
 
 def checksum_values(values: Array) -> int:
-    """Of decoded values; any NaN equals any NaN."""
+    """Checksum of decoded values; all NaNs are equal."""
     import numpy as np
 
     return zlib.crc32(np.where(np.isnan(values), np.float32(0), values).astype("<f4").tobytes())
 
 
 def decode_agrees(lib: GgmlLibrary, row: Dtype) -> bool:
-    """Whether the library decodes the pattern as it should."""
+    """Whether the library decodes the test blocks correctly."""
     import numpy as np
 
     run = lib.row(symbol(row, "decode"))
@@ -277,12 +277,12 @@ def decode_agrees(lib: GgmlLibrary, row: Dtype) -> bool:
 
 
 def encode_agrees(lib: GgmlLibrary, row: Dtype) -> bool:
-    """Whether the library encodes the pattern as it should, with weights and without."""
+    """Whether the library encodes the test values correctly, with and without weights."""
     return has_type(lib, row, "encode") and row.answers is not None and checksum_encoding(lib, row) == row.answers[1]
 
 
 def checksum_encoding(lib: GgmlLibrary, row: Dtype) -> int:
-    """CRC-32 of what the library makes of the values: without weights, if the type can do so, then with them."""
+    """CRC-32 of the library's encoding of the test values: without weights, if the type supports it, then with them."""
     import numpy as np
 
     assert row.ggml_id is not None
@@ -298,8 +298,8 @@ def checksum_encoding(lib: GgmlLibrary, row: Dtype) -> int:
 
 
 def has_type(lib: GgmlLibrary, row: Dtype, direction: str) -> bool:
-    """Whether the library has the function, and the type as the dtype table says."""
+    """Whether the library has the function, and the type as in the dtype table."""
     assert row.ggml_id is not None
-    if not lib.has(symbol(row, direction)):  # asked for the geometry, it would read beyond its table
+    if not lib.has(symbol(row, direction)):  # the geometry of an unknown type would be read beyond its table
         return False
     return lib.geometry(row.ggml_id) == (_ggml_name(row), row.block, row.block_bytes)

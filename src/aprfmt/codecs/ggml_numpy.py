@@ -1,8 +1,9 @@
-"""GGML blocks without libggml: numpy code where it is faster or nothing else has the type, gguf-py for the rest.
+"""GGML blocks without libggml: numpy code if faster or the only implementation, gguf-py for the rest.
 
 `stored` is uint8 [n, block_bytes], `values` float32 [n, block]; the target is filled in place. Encoders take finite
-values and give the bytes of llama.cpp's ggml-quants.c: they compute in float32 as it does, the inverse of the scale
-rounded before it is multiplied; where a scale is so small that its inverse is infinite every code is 0.
+values
+and yield the bytes of llama.cpp's ggml-quants.c: they compute in float32 like it, with the inverse of the scale rounded
+before the multiplication; if a scale is so small that its inverse is infinite, every code is 0.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ Run = Callable[[Array, Array], None]
 """(source, target): one of them stored blocks, the other values."""
 
 _BELOW_HALF = 0x3EFFFFFF
-"""Bits of the largest float32 below 0.5: added before truncation it rounds halves away from zero, and only them."""
+"""Bits of the largest float32 below 0.5: adding it before truncation rounds only halves away from zero."""
 
 
 def encoder(row: Dtype) -> Run:
-    """What encodes blocks of the type, one of ENCODABLE."""
+    """The encoder of a type, one of ENCODABLE."""
     return _OWN_ENCODERS.get(row.name) or partial(_encode_gguf, row.name, _gguf_type(row))
 
 
 def decoder(row: Dtype) -> Run:
-    """What decodes blocks of the type."""
+    """The decoder of a type."""
     return _OWN_DECODERS.get(row.name) or partial(_decode_gguf, _gguf_type(row))
 
 
@@ -57,10 +58,10 @@ def _encode_gguf(name: str, kind: gguf.GGMLQuantizationType, values: Array, stor
     import gguf.quants
     import numpy as np
 
-    # Adding 0 makes -0 to 0: gguf-py would take over the sign of a zero where llama.cpp does not.
+    # Adding 0 turns -0 into 0: gguf-py would keep the sign of a zero where llama.cpp does not.
     stored[:] = gguf.quants.quantize((values + np.float32(0)).reshape(1, -1), kind).reshape(stored.shape)
     if name in ("Q4_1", "Q5_1"):
-        # Where the minimum is 0, llama.cpp stores the first of the zeros, with its sign.
+        # If the minimum is 0, llama.cpp stores the first of the zeros, with its sign.
         rows = np.flatnonzero(values.min(axis=1) == 0)
         first = values[rows, (values[rows] == 0).argmax(axis=1)]
         stored[rows, 3] |= np.signbit(first).view("u1") << 7
@@ -70,7 +71,7 @@ def _encode_gguf(name: str, kind: gguf.GGMLQuantizationType, values: Array, stor
 
 
 def _inverse(scale: Array) -> Array:
-    """1 / scale as float32, 0 where that is infinite."""
+    """1 / scale as float32, 0 if that is infinite."""
     import numpy as np
 
     out = np.divide(np.float32(1), scale)
@@ -79,7 +80,7 @@ def _inverse(scale: Array) -> Array:
 
 
 def _round_away(values: Array, out: Array) -> None:
-    """`values` to the nearest integer, halves away from zero, into the integer array `out`. Changes `values`."""
+    """Rounds `values` to the nearest integer, halves away from zero, into the integer array `out`. Changes `values`."""
     import numpy as np
 
     half = np.bitwise_and(values.view("u4"), np.uint32(0x80000000))
@@ -102,18 +103,18 @@ def _largest(values: Array) -> Array:
 
 
 def _put_scale(stored: Array, scale: Array) -> None:
-    """`scale` as the f16 that a block begins with."""
+    """Stores `scale` as the f16 at the start of each block."""
     stored[:, :2] = scale.astype("<f2").view("u1").reshape(-1, 2)
 
 
 def _scale_codes(codes: Array, stored: Array, values: Array) -> None:
-    """values = codes times the f16 that a block begins with."""
+    """values = codes times the f16 at the start of each block."""
     values[:] = codes
     values *= stored[:, :2].copy().view("<f2").astype("f4")
 
 
 def _encode_q8_0(values: Array, stored: Array) -> None:
-    """8 bits a value: -127 .. 127 times d."""
+    """8 bits per value: -127 .. 127 times d."""
     import numpy as np
 
     scale = _largest(values) / np.float32(127)
@@ -122,17 +123,17 @@ def _encode_q8_0(values: Array, stored: Array) -> None:
 
 
 def _encode_q1_0(values: Array, stored: Array) -> None:
-    """A bit a value: its sign. The scale is the mean size."""
+    """One bit per value, its sign. The scale is the mean magnitude."""
     import numpy as np
 
-    # The sum runs in order, as in C; numpy's own sum would pair up.
+    # Sums in order, as in C; numpy's own sum is pairwise.
     sums = np.add.accumulate(np.abs(values), axis=1, dtype="f4")[:, -1]
     _put_scale(stored, sums / np.float32(128))
     stored[:, 2:] = np.packbits(values >= 0, axis=1, bitorder="little")
 
 
 def _decode_q1_0(stored: Array, values: Array) -> None:
-    """Bits 0 are -d, bits 1 are d."""
+    """0 is -d, 1 is d."""
     import numpy as np
 
     signs = np.unpackbits(np.ascontiguousarray(stored[:, 2:]), axis=1, bitorder="little").view("i1")
@@ -142,7 +143,7 @@ def _decode_q1_0(stored: Array, values: Array) -> None:
 
 
 def _encode_q2_0(values: Array, stored: Array) -> None:
-    """2 bits a value: -1, 0, 1 times the largest (2 is never written)."""
+    """2 bits per value: -1, 0, 1 times the largest (2 is never written)."""
     import numpy as np
 
     scale = _largest(values)
@@ -163,7 +164,7 @@ def _decode_q2_0(stored: Array, values: Array) -> None:
 
 @cache
 def _two_bits() -> Array:
-    """Of each byte its four values, int8, as one number."""
+    """The four 2-bit fields of each byte as int8, in one 32-bit number."""
     import numpy as np
 
     byte = np.arange(256)[:, None] >> np.array([0, 2, 4, 6])
@@ -172,12 +173,12 @@ def _two_bits() -> Array:
 
 
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)
-"""Twice the values of a float of 2 bits of exponent and 1 of mantissa, so that they are integers."""
+"""E2M1 values doubled, so that they are integers."""
 
 
 @cache
 def _halved_ue4m3() -> Array:
-    """Half of the unsigned 8-bit float of every code that is a number, 0 .. 0x7E."""
+    """Half of each unsigned 8-bit float 0 .. 0x7E."""
     import numpy as np
 
     code = np.arange(0x7F)
@@ -188,23 +189,23 @@ def _halved_ue4m3() -> Array:
 
 
 def _to_ue4m3(scale: Array) -> Array:
-    """The unsigned 8-bit floats (bias 7, 3 bits of mantissa) of `scale` >= 0; halves go up, from 248 on it is 448."""
+    """Unsigned 8-bit floats (bias 7, 3 mantissa bits) of `scale` >= 0; halves round up, 448 from 248 on."""
     import numpy as np
 
     bits = np.minimum(scale, np.float32(448)).view("i4")
     exponent = (bits >> 23) - 120
-    # The mantissa rounded to 3 bits; a carry goes into the exponent by itself.
+    # Round the mantissa to 3 bits; a carry increments the exponent.
     normal = (exponent << 3) + (bits >> 20 & 7) + (bits >> 19 & 1)
-    normal[normal >= 0x78] = 0x7E  # llama.cpp skips what lies between
+    normal[normal >= 0x78] = 0x7E  # llama.cpp skips the values in between
     small = np.minimum((scale * np.float32(512) + np.float32(0.5)), np.float32(7)).astype("i4")
     out: Array = np.where(exponent <= 0, small, normal).astype("u1")
     return out
 
 
 def _encode_nvfp4(values: Array, stored: Array) -> None:
-    """4-bit floats; each 16 values have a scale, an 8-bit float, that brings the largest to 6.
+    """4-bit floats; each 16 values have an 8-bit float scale that maps the largest to 6.
 
-    Of two values equally near, the smaller is taken.
+    Ties go to the smaller value.
     """
     import numpy as np
 
@@ -217,7 +218,7 @@ def _encode_nvfp4(values: Array, stored: Array) -> None:
         index += size > (scale * np.float32(middle))[:, None]
     index[scale == 0] = 0
     index |= (np.signbit(parts) & (index != 0)).view("u1") << 3
-    # Under the largest scale, differences of huge values round to equal ones: the first of the nearest counts.
+    # With the largest scale, differences of huge values round to equal ones: the first of the nearest wins.
     rows = np.flatnonzero(code == 0x7E)
     if rows.size:
         known = np.array(_E2M1 + tuple(-value for value in _E2M1), dtype="f4")
@@ -233,11 +234,11 @@ _OWN_ENCODERS: dict[str, Run] = {
 _OWN_DECODERS: dict[str, Run] = {"Q1_0": _decode_q1_0, "Q2_0": _decode_q2_0}
 
 ENCODABLE = (*_OWN_ENCODERS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4")
-"""What can be encoded without libggml: these, and those that gguf-py writes."""
+"""Types that can be encoded without libggml: these, and those of gguf-py."""
 
 WEIGHTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
-"""Those of ENCODABLE whose bytes depend on an importance of columns, of which only libggml knows."""
+"""Those of ENCODABLE whose bytes depend on column importances, which only libggml supports."""
 
 FASTER = {("Q1_0", "encode"), ("Q2_0", "encode"), ("Q8_0", "encode"), ("NVFP4", "encode"), ("Q1_0", "decode"),
           ("Q2_0", "decode")}  # fmt: skip
-"""Where numpy beats libggml, which is built for any processor."""
+"""Types for which numpy is faster than libggml, which is built for generic processors."""

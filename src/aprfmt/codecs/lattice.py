@@ -1,7 +1,7 @@
-"""Weights that quantization-aware training left on the values of Q4_0: found, and stored without error.
+"""QAT lattices: weights that quantization-aware training left on Q4_0 values are detected and stored exactly.
 
-A block of 32 lies on a lattice where some step d and integers -8 .. 7 give each of its values once rounded to bfloat16.
-llama.cpp's quantizer takes d from the largest value as if that were 8 steps, which it need not be.
+A block of 32 lies on a lattice if for some step d each value is an integer -8 .. 7 times d, rounded to bfloat16.
+llama.cpp's quantizer derives d from the largest value as if that were 8 steps, which need not be so.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ _BLOCK = affine.BLOCK
 _UNIT = 2 * _BLOCK
 """Bytes of a block in bfloat16."""
 _ULP = 2.0**-8
-"""Twice what rounding to bfloat16 changes, relative to a value."""
+"""Twice the relative rounding error of bfloat16."""
 NEAR, EXACT = 1, 2
 
 
 def find(values: Array) -> tuple[Array, Array, Array]:
-    """Codes uint8 [blocks, 32], steps float32 [blocks] and how well they give the values [blocks, 32]: uint8 [blocks].
+    """Codes uint8 [blocks, 32], steps float32 [blocks] and whether they reproduce the values [blocks, 32]: uint8
+    [blocks].
 
-    `values` are float32 numbers of bfloat16. EXACT: rounded to bfloat16, codes times step are the values; NEAR: F16 has
-    no such step, and the nearest is taken; 0: there is none. Blocks of zeros have none, too.
+    `values` are float32 numbers that are exact in bfloat16. EXACT: code times step, rounded to bfloat16, is the value;
+    NEAR:
+    F16 has no such step, and the nearest is used; 0: no step exists. Blocks of zeros are EXACT with a step of zero, if
+    any.
     """
     import numpy as np
 
@@ -58,7 +61,7 @@ def find(values: Array) -> tuple[Array, Array, Array]:
 
 
 def _common_step(values: Array, whole: Array) -> Array:
-    """The number of F16 in the middle of the steps that give all values once they are rounded."""
+    """The F16 number in the middle of the interval of steps that reproduce all values after rounding."""
     import numpy as np
 
     size, n = np.abs(values), np.abs(whole)
@@ -73,7 +76,7 @@ def _common_step(values: Array, whole: Array) -> Array:
 
 
 def is_on_lattice(items: Callable[[int], Iterable[Item]]) -> bool:
-    """Whether the first blocks of a stream of bfloat16 lie on lattices, and not all are zero."""
+    """Whether the first blocks of a bfloat16 stream lie on lattices, and not all are zero."""
     import numpy as np
 
     data = next(iter(run_jobs(islice(items(_UNIT), 1))), b"")
@@ -84,7 +87,7 @@ def is_on_lattice(items: Callable[[int], Iterable[Item]]) -> bool:
 
 
 def jobs(items: Callable[[int], Iterable[Item]], count: Callable[[int], None]) -> Iterator[Item]:
-    """Q4_0 blocks of a stream of bfloat16; `count` gets the number of blocks that are rounded after all."""
+    """Q4_0 blocks of a bfloat16 stream; calls `count` with the number of blocks that are rounded."""
     for item in whole_units(items(_UNIT), _UNIT, max(1, CHUNK_BYTES // _UNIT) * _UNIT):
         size = item_bytes(item) // _UNIT * DTYPES["Q4_0"].block_bytes
         yield Job(size, partial(_make, item, count))

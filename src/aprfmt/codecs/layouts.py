@@ -1,7 +1,7 @@
-"""What the bytes of a block mean: the fields of each block dtype, and their values, for people to look at.
+"""The fields of each block dtype and their values, for inspection.
 
-`parts_of` takes one block apart in plain Python; `recode.decode` is what computes. Positions and packings are those of
-llama.cpp's ggml-common.h and ggml-quants.c, codes come in the order of the values that they stand for.
+`parts_of` decodes one block in plain Python; `recode.decode` is the fast decoder. Offsets and packings are those of
+llama.cpp's ggml-common.h and ggml-quants.c; codes come in the order of their values.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TypeAlias
 
 Number: TypeAlias = int | float
 Decoded: TypeAlias = Mapping[str, Sequence[Number]]
-"""What a field holds: usually one list of numbers, under its own name."""
+"""Values of a field: usually one list of numbers, under its own name."""
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the codes of IQ4_NL and IQ4_XS stand for."""
+"""The values of IQ4_NL and IQ4_XS codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockField:
-    """A field of a block type: where it stands in the block, and how its bytes are read."""
+    """A field of a block type: its offset in the block, and how its bytes are decoded."""
 
     name: str
     offset: int
@@ -31,12 +31,12 @@ class BlockField:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """A block type: its fields, the codes of its values, and what a value is made of.
+    """A block type: its fields, the codes of its values, and the formula of a value.
 
     Attributes:
         fields: in the order of their bytes.
-        codes: gives the code of each value from the bytes of all fields; None where codes index a table of vectors.
-        formula: how a value follows from its code and the scales.
+        codes: decodes the code of each value from the bytes of all fields; None if codes index a table of vectors.
+        formula: of a value, from its code and the scales.
     """
 
     fields: tuple[BlockField, ...]
@@ -46,7 +46,7 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """A field of one block: its bytes, and what they mean by name.
+    """A field of one block: its bytes and decoded values.
 
     Attributes:
         offset: of the first byte, from the start of the block.
@@ -61,9 +61,9 @@ class BlockPart:
 
 
 def parts_of(dtype: str, block: bytes) -> tuple[list[BlockPart], list[int] | None]:
-    """The fields of one stored block, and the code of each of its values; one field of bytes where there is no layout.
+    """The fields of one stored block, and the code of each of its values; a single field of bytes without a layout.
 
-    None stands for codes that index a table of vectors, or that are not known.
+    The codes are None if they index a table of vectors, or are unknown.
     """
     layout = LAYOUTS.get(dtype)
     if layout is None:
@@ -74,7 +74,7 @@ def parts_of(dtype: str, block: bytes) -> tuple[list[BlockPart], list[int] | Non
 
 
 def formula_of(dtype: str) -> str:
-    """How a value of the dtype follows from the fields; "" where there is nothing to say."""
+    """The formula of a value from the fields; "" if there is nothing to say."""
     layout = LAYOUTS.get(dtype)
     return layout.formula if layout is not None else ""
 
@@ -112,7 +112,7 @@ def _e8m0(data: bytes, name: str) -> Decoded:
 
 
 def _ue4m3(data: bytes, name: str) -> Decoded:
-    """Unsigned floats of 4 bits of exponent (bias 7) and 3 of mantissa; 0x7F is not a number and counts as 0."""
+    """Unsigned floats with 4 exponent bits (bias 7) and 3 mantissa bits; 0x7F is NaN and counts as 0."""
     values = []
     for code in data:
         exponent, mantissa = code >> 3 & 15, code & 7
@@ -122,12 +122,12 @@ def _ue4m3(data: bytes, name: str) -> Decoded:
 
 
 def _halves(data: bytes, name: str) -> Decoded:
-    """Q2_K: four bits of scale below four of minimum."""
+    """Q2_K: 4-bit scale in the low half, 4-bit minimum in the high half."""
     return {name: [code & 15 for code in data], "mins": [code >> 4 for code in data]}
 
 
 def _six_bits(data: bytes, name: str) -> Decoded:
-    """Q4_K, Q5_K: eight scales and eight minima of six bits in twelve bytes."""
+    """Q4_K, Q5_K: eight 6-bit scales and eight 6-bit minima in twelve bytes."""
     scales, mins = [code & 63 for code in data[:4]], [code & 63 for code in data[4:8]]
     for j in range(4):
         scales.append(data[8 + j] & 15 | data[j] >> 6 << 4)
@@ -157,7 +157,7 @@ def _high_scales(data: bytes, name: str) -> Decoded:
 
 
 def _nibbles(data: bytes, run: int) -> list[int]:
-    """Of each `run` bytes the lower halves, then the upper ones."""
+    """The low halves of each `run` bytes, then the high ones."""
     codes: list[int] = []
     for start in range(0, len(data), run):
         part = data[start : start + run]
@@ -166,7 +166,7 @@ def _nibbles(data: bytes, run: int) -> list[int]:
 
 
 def _quarters(data: bytes) -> list[int]:
-    """Of each 32 bytes the lowest two bits, then the next ones."""
+    """The lowest two bits of each 32 bytes, then the next ones."""
     return [
         code >> shift & 3
         for start in range(0, len(data), 32)

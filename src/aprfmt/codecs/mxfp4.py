@@ -1,9 +1,9 @@
-"""MXFP4 in the two layouts that files have: pieces of Hugging Face checkpoints, rows of GGUF. No value changes.
+"""MXFP4 in its two layouts: Hugging Face checkpoints and GGUF rows; lossless in both directions.
 
-A block is 32 4-bit values under one scale, a power of two with the bias 127 in a byte (E8M0):
+A block is 32 4-bit values with one scale, a power of two with the bias 127 in a byte (E8M0):
 
-    Hugging Face   two tensors: 16 bytes a block, values 2j (low half) and 2j + 1 in byte j; 1 byte a block, the scale
-    GGUF           17 bytes a block: the scale, then values j (low half) and j + 16 in byte j
+    Hugging Face   two tensors: 16 bytes per block, values 2j (low half) and 2j + 1 in byte j; 1 scale byte per block
+    GGUF           17 bytes per block: the scale, then values j (low half) and j + 16 in byte j
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 
 PIECE_BYTES, SCALE_BYTES, ROW_BYTES = 16, 1, 17
-"""Bytes of a block: in the piece with the values, in the piece with the scales, in a GGUF row."""
+"""Bytes per block: values and scale in a checkpoint, both in a GGUF row."""
 
 _STEP = 1 << 12
 
 
 def as_halves(pairs: Array) -> Array:
-    """Bytes with 4-bit values 2j and 2j + 1 as bytes with values j and j + n; the last axis has n bytes, a block."""
+    """Converts bytes with 4-bit values 2j and 2j + 1 to bytes with values j and j + n; the last axis has n bytes, a
+    block.
+    """
     import numpy as np
 
     first, second = np.split(pairs, 2, axis=-1)
@@ -39,7 +41,7 @@ def as_pairs(halves: Array) -> Array:
 
 
 def pack(blocks: Buffer, scales: Buffer) -> bytes:
-    """The GGUF blocks of whole Hugging Face blocks, in order. Raises CorruptError where the pieces do not fit."""
+    """Packs whole Hugging Face blocks into GGUF blocks, in order. Raises CorruptError if the sizes do not match."""
     import numpy as np
 
     values, scale = np.frombuffer(blocks, dtype="u1"), np.frombuffer(scales, dtype="u1")
@@ -57,7 +59,7 @@ def pack(blocks: Buffer, scales: Buffer) -> bytes:
 
 
 def unpack(rows: Buffer) -> tuple[bytes, bytes]:
-    """The Hugging Face pieces (values, scales) of whole GGUF blocks. Raises CorruptError for a part of a block."""
+    """Unpacks whole GGUF blocks into (values, scales) of a checkpoint. Raises CorruptError for a partial block."""
     import numpy as np
 
     stored = np.frombuffer(rows, dtype="u1")

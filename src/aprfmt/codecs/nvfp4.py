@@ -1,8 +1,8 @@
-"""NVFP4 in the two layouts that files have: pieces of Hugging Face checkpoints, blocks of GGUF. No value changes.
+"""NVFP4 in its two layouts: Hugging Face checkpoints and GGUF blocks; lossless in both directions.
 
-A group is 16 4-bit floats (E2M1) under one scale, an 8-bit float (E4M3):
+A group is 16 4-bit floats (E2M1) with one scale, an 8-bit float (E4M3):
 
-    Hugging Face   two tensors: 8 bytes a group, values 2j (low half) and 2j + 1 in byte j; 1 byte a group, the scale
+    Hugging Face   two tensors: 8 bytes per group, values 2j (low half) and 2j + 1 in byte j; 1 scale byte per group
     GGUF           36 bytes for four groups: their scales, then values j (low half) and j + 8 of each group in byte j
 """
 
@@ -14,7 +14,7 @@ from aprfmt.errors import CorruptError
 from aprfmt.io.source import Buffer
 
 GROUP = 16
-"""Values under one scale."""
+"""Values per scale."""
 SCALES, CODES, BLOCK_BYTES = 4, 32, 36
 """Bytes of a GGUF block: its scales, its codes, both."""
 
@@ -22,9 +22,9 @@ _STEP = 1 << 12
 
 
 def pack(codes: Buffer, scales: Buffer) -> bytes:
-    """The GGUF blocks of whole groups of a checkpoint, four a block; the sign of a scale is dropped.
+    """Packs whole groups of a checkpoint into GGUF blocks, four per block; the sign of a scale is dropped.
 
-    Raises CorruptError where the pieces do not fit.
+    Raises CorruptError if the sizes do not match.
     """
     import numpy as np
 
@@ -40,7 +40,7 @@ def pack(codes: Buffer, scales: Buffer) -> bytes:
 
 
 def unpack(blocks: Buffer) -> tuple[bytes, bytes]:
-    """The pieces (codes, scales) of whole GGUF blocks. Raises CorruptError for a part of a block."""
+    """Unpacks whole GGUF blocks into (codes, scales). Raises CorruptError for a partial block."""
     import numpy as np
 
     stored = np.frombuffer(blocks, dtype="u1")

@@ -1,9 +1,11 @@
-"""Weights that a checkpoint holds packed, one row a scheme: which tensors belong together, and what decodes them.
+"""Quantized weights of checkpoints, one row per scheme: which tensors belong together, and how they are dequantized.
 
-A packed weight is a matrix of small codes in one stored tensor, with scales (and zero points, and an order of
-columns) in others. The decoders are pure: they check the tensors against each other and against the settings, and give
-float32 tile by tile, so that memory stays small. Figures are those of the schemes' own definitions; where their
-kernels differ, the exact product is given.
+A quantized weight is a matrix of small codes in one stored tensor, with scales (and zero points, and an order of
+columns)
+in others. The decoders are pure: they check the tensors against each other and the settings, and yield float32 tile by
+tile, so memory stays small. Values follow the schemes' own definitions; where their kernels differ, the exact product
+is
+used.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from aprfmt.types import Array
 
 FLOATS = ("F32", "F16", "BF16")
 FLOATS_BY_TORCH = {DTYPES[name].torch: name for name in FLOATS}
-_SHORT_LINE = 1 << 13  # bytes; a call for each line costs more than reading what lies between
+_SHORT_LINE = 1 << 13  # bytes; a call per line costs more than reading what lies in between
 _STRETCH = 1 << 22
 UNPACK_HINT = "download the checkpoint again, or dequantize it with the tool that quantized it and import the result"
 
 
 def region(source: TensorSource, width: int, rows: range, columns: range, dtype: str | None = None) -> Array:
-    """Decoded elements of a rectangle of a stored tensor, seen as a matrix with rows of `width` elements.
+    """A rectangle of a stored tensor, seen as a matrix with rows of `width` elements, decoded.
 
-    `dtype` reads its bytes as elements of another dtype.
+    `dtype` reinterprets its bytes.
     """
     dtype = dtype or source.dtype
     size = DTYPES[dtype].block_bytes
@@ -46,7 +48,7 @@ def region(source: TensorSource, width: int, rows: range, columns: range, dtype:
 
 
 def _read_narrow(source: TensorSource, first: int, stride: int, line: int, out: memoryview) -> None:
-    """Many short lines: whole stretches are read and the lines taken from them."""
+    """Many short lines: reads whole stretches and slices the lines from them."""
     import numpy as np
 
     lines = np.frombuffer(out, dtype="u1").reshape(-1, line)
@@ -59,7 +61,7 @@ def _read_narrow(source: TensorSource, first: int, stride: int, line: int, out: 
 
 
 def flat(source: TensorSource, columns: range | None = None, dtype: str | None = None) -> Array:
-    """Elements of a stored tensor in flat order, 1-d: those of a range, or all of one that is known to be small."""
+    """Elements of a stored tensor in flat order, 1-d: a range, or all of one that is known to be small."""
     size = count(source)
     return region(source, size, range(1), range(size) if columns is None else columns, dtype).reshape(-1)
 
@@ -70,31 +72,31 @@ def count(source: TensorSource) -> int:
 
 
 StoredTensors = Mapping[str, TensorSource]
-"""The stored tensors of one weight by what follows its base name, as the row of the scheme spells it."""
+"""The stored tensors of one weight by suffix, as the row of the scheme spells it."""
 
 Settings = Mapping[str, object]
 """The `quantization_config` of config.json."""
 
 
 SCALE, INPUT_SCALE = "scale", "input_scale"
-"""What follows a weight's name in the names of its scale and of its inputs' scale in a GGUF of llama.cpp."""
+"""Suffixes of a weight's scale and of its inputs' scale in llama.cpp's GGUFs."""
 
 TensorScales = Mapping[str, tuple[float, ...]]
-"""SCALE and INPUT_SCALE of a weight: one value, or one for each matrix of a stack."""
+"""SCALE and INPUT_SCALE of a weight: one value, or one per matrix of a stack."""
 
 Tile = Callable[[range, range], Array]
-"""Gives the float32 values of a rectangle of a weight: rows (all leading dims flattened) and columns."""
+"""The float32 values of a rectangle of a weight: rows (all leading dims flattened) and columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBlocks:
-    """A packed weight as GGML blocks of the same codes and scales.
+    """A quantized weight as GGML blocks with the same codes and scales.
 
     Attributes:
         dtype: of the blocks.
-        between: gives the bytes of blocks start .. stop.
-        scales: of the tensor, by what a GGUF calls them; SCALE multiplies its values.
-        change: the largest change of a value, relative to the largest that its block may hold; 0 where none changes.
+        between: yields the bytes of blocks start .. stop.
+        scales: tensor scales by their GGUF suffix; SCALE multiplies its values.
+        change: the largest change of a value, relative to the largest that its block can represent; 0 if exact.
     """
 
     dtype: str
@@ -105,15 +107,15 @@ class PackedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A weight that can be decoded.
+    """A weight that can be dequantized.
 
     Attributes:
         shape: row-major.
-        tile: gives any rectangle of it.
-        dtype: what it was packed from, where the stored tensors tell.
-        step: most values a tile.
+        tile: decodes any rectangle.
+        dtype: before quantization, if the stored tensors tell.
+        step: maximum values per tile.
         period: rows after which a tile must end, 0 for none.
-        blocks: finds the GGML blocks that hold the same codes and scales, if there are any.
+        blocks: GGML blocks with the same codes and scales, if possible.
     """
 
     shape: tuple[int, ...]
@@ -124,14 +126,14 @@ class Decoded:
     blocks: Callable[[], PackedBlocks | None] = lambda: None
 
     def between(self, start: int, stop: int) -> Array:
-        """The values of flat places start .. stop, 1-d float32."""
+        """The values at flat positions start .. stop, 1-d float32."""
         import numpy as np
 
         width, out = self.shape[-1], np.empty(stop - start, dtype="<f4")
         done = 0
         while done < out.size:
             row, column = divmod(start + done, width)
-            first = column // 32 * 32  # words and blocks are read from their beginning
+            first = column // 32 * 32  # words and blocks are read from their start
             rows, columns = range(row, row + 1), range(first, min(width, column + out.size - done))
             if column == 0 and len(columns) == width:
                 limit = self.period - row % self.period if self.period else out.size
@@ -144,7 +146,7 @@ class Decoded:
 
 
 def refusal(scheme: str, tensor: str, what: str, hint: str = UNPACK_HINT) -> RefusedError:
-    """The error for a packed weight that breaks its scheme's rules."""
+    """The error for a quantized weight that violates its scheme."""
     return RefusedError(f"{scheme}: {what}", tensor=tensor, hint=hint)
 
 
@@ -170,9 +172,10 @@ def positive(scheme: str, name: str, value: object, tensor: str) -> int:
 
 
 def unpack(words: Array, bits: int) -> Array:
-    """Unsigned fields of `bits` bits along the last axis of 32-bit little-endian words, lowest bits first, uint8.
+    """Unpacks unsigned fields of `bits` bits along the last axis of 32-bit little-endian words, lowest bits first,
+    uint8.
 
-    Fields of 3 bits run on from word to word, 32 of them in three words.
+    3-bit fields continue across words, 32 of them in three words.
     """
     import numpy as np
 
@@ -191,7 +194,7 @@ def unpack(words: Array, bits: int) -> Array:
 
 
 def unpack_fields(source: TensorSource, rows: range, columns: range, bits: int, *, down: bool = False) -> Array:
-    """Fields of a matrix of words, uint8 [rows, columns]; with `down` they run down the columns of words instead."""
+    """Unpacks the fields of a matrix of words, uint8 [rows, columns]; with `down` along columns instead of rows."""
     first, stop = columns.start // 32, min(-(-columns.stop // 32) * bits, source.shape[0 if down else 1])
     words = range(first * bits, stop)
     found = region(source, source.shape[1], *((words, rows) if down else (rows, words)))
@@ -201,9 +204,9 @@ def unpack_fields(source: TensorSource, rows: range, columns: range, bits: int, 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Scales (or zero points) of a weight of [lead, rows, columns]: one for each block of `height` x `width`.
+    """Scales (or zero points) of a weight [lead, rows, columns]: one per block of `height` x `width`.
 
-    `order` gives the block of each column where columns were regrouped.
+    `order` gives the block of each column if columns were regrouped.
     """
 
     source: TensorSource
@@ -215,7 +218,7 @@ class Grid:
     dtype: str | None = None
 
     def at(self, rows: range, columns: range) -> Array:
-        """The scale of every element of a tile, float32, of a shape that broadcasts to it."""
+        """The scale of every element of a tile, float32, broadcastable to it."""
         import numpy as np
 
         lines, n_wide = self.lines(rows), self.grid[1]
@@ -245,9 +248,9 @@ class Grid:
 
 
 def grid_of(scheme: str, source: TensorSource, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]] = ()) -> Grid:
-    """How `source` scales a weight of `shape`: as a whole, by rows, columns of stacked weights, or one of `blocks`.
+    """How `source` scales a weight of `shape`: per tensor, rows, columns of stacked weights, or one of `blocks`.
 
-    Raises RefusedError where that is not certain.
+    Raises RefusedError if that is ambiguous.
     """
     rows, columns, lead = shape[-2], shape[-1], shape[:-2]
     dtype = "F8_E8M0" if source.dtype == "U8" else None  # bare exponents
@@ -270,7 +273,7 @@ def grid_of(scheme: str, source: TensorSource, shape: tuple[int, ...], blocks: S
 
 
 def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int, int]]:
-    """The sizes of blocks that the settings name: `weight_block_size`, or groups and blocks of compressed-tensors."""
+    """Block sizes from the settings: `weight_block_size`, or groups and blocks of compressed-tensors."""
     default = [128, 128] if settings.get("quant_method") == "fp8" else None  # as in transformers
     own = settings.get("weight_block_size", default)
     sizes: list[object] = [own] if own is not None else []
@@ -291,7 +294,7 @@ def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int
 
 
 def weight_arguments(settings: Settings) -> list[dict[str, object]]:
-    """What each group of a compressed-tensors config says of its weights."""
+    """The weight settings of each group of a compressed-tensors config."""
     groups = settings.get("config_groups")
     entries = groups.values() if isinstance(groups, dict) else ()
     found = [entry.get("weights") for entry in entries if isinstance(entry, dict)]
@@ -299,7 +302,7 @@ def weight_arguments(settings: Settings) -> list[dict[str, object]]:
 
 
 def require_symmetric(scheme: str, scale: TensorSource, settings: Settings) -> None:
-    """Raises RefusedError for scales without zero points where the config says that every weight has them."""
+    """Raises RefusedError for scales without zero points if the config says that every weight has them."""
     arguments = weight_arguments(settings)
     if arguments and all(weights.get("symmetric") is False for weights in arguments):
         raise refusal(scheme, scale.name, "zero points are missing, but config.json has symmetric false")
@@ -310,20 +313,19 @@ Decoder = Callable[[StoredTensors, Settings], Decoded]
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One way to pack a weight.
+    """A quantization scheme.
 
     Attributes:
         id: short name, `fp8`.
-        label: for sentences, `FP8`.
+        label: for messages, `FP8`.
         methods: `quant_method` of the configs that use it.
-        main: ending of the tensor that tells; what stands before it is the base name.
-        dtypes: what that tensor is stored as.
-        needs: endings of the other tensors, beside the base name.
-        may: endings of tensors that some weights have.
-        result: ending of the decoded weight's name.
-        decode: checks the tensors and gives the weight.
-        by_form: whether it checks no more than their dtypes and shapes, so that what holds for one weight holds for all
-            that are alike.
+        main: suffix of the tensor that identifies it; the base name precedes it.
+        dtypes: stored dtypes of that tensor.
+        needs: suffixes of the other tensors.
+        may: suffixes of optional tensors.
+        result: suffix of the dequantized weight's name.
+        decode: checks the tensors and returns the weight.
+        by_form: whether it checks only dtypes and shapes, so that the result for one weight is valid for all alike.
     """
 
     id: str
@@ -341,7 +343,7 @@ class Scheme:
 # --- 8-bit codes with scales, and 4-bit floats: FP8, INT8, NVFP4, MXFP4 ---
 
 
-TRANSPOSED_STEP = 1 << 20  # fewer, longer reads where columns of the stored tensor become rows
+TRANSPOSED_STEP = 1 << 20  # fewer, longer reads if columns of the stored tensor become rows
 
 
 # --- small integers in 32-bit words: GPTQ, AWQ, pack-quantized of compressed-tensors ---

@@ -1,4 +1,4 @@
-"""GGML blocks that hold the codes of a quantized checkpoint, and blocks with scales of the tensor beside them."""
+"""GGML blocks with the codes of a quantized checkpoint, and blocks with separate tensor scales."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from aprfmt.types import Array, Shape
 
 
 def scaled(sources: StoredTensors, settings: Settings) -> Decoded:
-    """Blocks times the scale of their matrix; the sources are ".weight" and scales, F32 with one value or one a matrix.
+    """Blocks times the scale of their matrix; the sources are ".weight" and scales, F32 with one value or one per
+    matrix.
 
     Raises RefusedError for other shapes, and for scales that are not positive and finite.
     """
@@ -87,10 +88,10 @@ class Integers:
 
     Attributes:
         shape: row-major; groups of `group` values of a row share scale and bias.
-        bits: of a code.
-        fields: gives the codes of a tile, uint8.
-        numbers: gives scales and biases of whole rows, [rows, groups], float32 or float64.
-        exact: whether scales and biases that F16 does not hold have no blocks.
+        bits: per code.
+        fields: decodes the codes of a tile, uint8.
+        numbers: decodes scales and biases of whole rows, [rows, groups], float32 or float64.
+        exact: refuse blocks unless scales and biases are exact in F16.
     """
 
     shape: Shape
@@ -101,7 +102,7 @@ class Integers:
     exact: bool = False
 
     def blocks(self) -> PackedBlocks | None:
-        """The GGML blocks of the same codes, with the scales rounded to F16; None where there are none."""
+        """GGML blocks with the same codes, with the scales rounded to F16; None if no type fits."""
         if self.group % affine.BLOCK:
             return None
         found = affine.fitting_blocks(self.bits, self._all_numbers())

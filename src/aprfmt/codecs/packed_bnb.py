@@ -47,14 +47,14 @@ _CODES = {"nf4": _NF4_VALUES, "fp4": _BNB_FP4_VALUES}
 
 
 def bnb4(kind: str, sources: StoredTensors, settings: Settings) -> Decoded:
-    """4-bit codes of `kind`: "nf4", quantiles of a normal distribution, or "fp4", floats in a coding of their own.
+    """4-bit codes of `kind`: "nf4", quantiles of a normal distribution, or "fp4", floats in their own encoding.
 
     Flat blocks, the high half of a byte first, each with its largest magnitude.
     """
     import numpy as np
 
     weight, state = sources[".weight"], _state(sources[f".weight.quant_state.bitsandbytes__{kind}"], kind)
-    expect(_LABEL, weight, ("U8", "I8", "F16", "BF16", "F32"))  # codes travel as any dtype of whole bytes
+    expect(_LABEL, weight, ("U8", "I8", "F16", "BF16", "F32"))  # codes are stored in any dtype of whole bytes
     dims = state.get("shape")
     if not isinstance(dims, list) or not 1 <= len(dims) <= 4:
         raise refusal(_LABEL, weight.name, f"its quant_state has shape {dims!r}")
@@ -67,7 +67,7 @@ def bnb4(kind: str, sources: StoredTensors, settings: Settings) -> Decoded:
     quant_map = sources[".weight.quant_map"]
     expect(_LABEL, quant_map, ("F32",), (16,))
     code = flat(quant_map)
-    # Kernels have the values built in and never look at the stored ones: they must be the same.
+    # Kernels hard-code the values and ignore the stored ones: they must be equal.
     if not np.allclose(code, _CODES[kind], rtol=0, atol=1e-4):
         raise refusal(_LABEL, quant_map.name, f"values differ from those of {kind}")
     largest = _absmax(sources, state, -(-n // size))
@@ -88,7 +88,7 @@ def bnb4(kind: str, sources: StoredTensors, settings: Settings) -> Decoded:
 
 
 def _state(source: TensorSource, kind: str) -> dict[str, object]:
-    """The JSON object that is stored as a tensor of bytes beside the weight."""
+    """The JSON object stored as a byte tensor with the weight."""
     expect(_LABEL, source, ("U8",), ndim=1)
     if count(source) > _MAX_STATE_BYTES:
         raise refusal(_LABEL, source.name, f"{count(source)} bytes are not a valid quant_state")
@@ -102,7 +102,7 @@ def _state(source: TensorSource, kind: str) -> dict[str, object]:
 
 
 def _absmax(sources: StoredTensors, state: dict[str, object], n_blocks: int) -> Callable[[range], Array]:
-    """A function that gives the largest magnitudes of a range of blocks, themselves packed in 8 bits or not."""
+    """A function that returns the largest magnitudes of a range of blocks, dequantizing them if they have 8 bits."""
     import numpy as np
 
     source, nested = sources[".weight.absmax"], sources.get(".weight.nested_absmax")
@@ -132,7 +132,7 @@ def _absmax(sources: StoredTensors, state: dict[str, object], n_blocks: int) -> 
 
 
 def llm_int8(sources: StoredTensors, settings: Settings) -> Decoded:
-    """LLM.int8: signed bytes, 127 of them for the largest magnitude of the row."""
+    """LLM.int8: signed bytes; 127 is the largest magnitude of the row."""
     import numpy as np
 
     weight, largest, layout = sources[".weight"], sources[".SCB"], sources.get(".weight_format")

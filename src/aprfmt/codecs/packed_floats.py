@@ -36,7 +36,7 @@ from aprfmt.types import Array
 if TYPE_CHECKING:
     import numpy as np
 
-# OCP microscaling formats, E2M1: sign, two bits of exponent, one of mantissa.
+# OCP microscaling formats, E2M1: sign, two exponent bits, one mantissa bit.
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
@@ -47,7 +47,7 @@ FLOATS_OF_8_BITS = ("F8_E4M3", "F8_E5M2")
 
 
 def fp8(sources: StoredTensors, settings: Settings) -> Decoded:
-    """8-bit floats times a scale for the tensor, a row or a block (bare exponents where it is stored as U8).
+    """8-bit floats times a scale per tensor, row or block (exponents if it is stored as U8).
 
     The scale is called inverse in checkpoints that divide by its reciprocal; the product is the same.
     """
@@ -74,7 +74,7 @@ class _Scaled:
 
 
 def int8(sources: StoredTensors, settings: Settings) -> Decoded:
-    """8-bit integers, minus a zero point where there is one, times a scale (compressed-tensors)."""
+    """8-bit integers, minus an optional zero point, times a scale (compressed-tensors)."""
     import numpy as np
 
     weight, scale, zero = sources[".weight"], sources[".weight_scale"], sources.get(".weight_zero_point")
@@ -110,9 +110,9 @@ def int8(sources: StoredTensors, settings: Settings) -> Decoded:
 
 
 def nvfp4(sources: StoredTensors, settings: Settings) -> Decoded:
-    """Pairs of 4-bit floats, an 8-bit float as scale of 16 values, and a scale of the tensor.
+    """Pairs of 4-bit floats, an 8-bit float scale per 16 values, and a tensor scale.
 
-    compressed-tensors divides by the scale of the tensor, ModelOpt multiplies by it.
+    compressed-tensors divides by the tensor scale, ModelOpt multiplies by it.
     """
     import numpy as np
 
@@ -137,7 +137,7 @@ def nvfp4(sources: StoredTensors, settings: Settings) -> Decoded:
 
 
 def _one_scale(scheme: str, source: TensorSource) -> np.float32:
-    """The scale of a whole tensor. Raises RefusedError unless it is one positive finite value."""
+    """The scale of a whole tensor. Raises RefusedError unless it is a single positive finite value."""
     import numpy as np
 
     expect(scheme, source, ("F32",))
@@ -150,7 +150,7 @@ def _one_scale(scheme: str, source: TensorSource) -> np.float32:
 
 
 def _nvfp4_blocks(packed: TensorSource, scale: TensorSource, start: int, stop: int) -> Buffer:
-    """GGML blocks start .. stop of the sources. Raises RefusedError for a scale that they cannot hold."""
+    """GGML blocks start .. stop of the sources. Raises RefusedError for a scale that they cannot store."""
     import numpy as np
 
     def octets(source: TensorSource, per_block: int) -> Array:
@@ -165,7 +165,7 @@ def _nvfp4_blocks(packed: TensorSource, scale: TensorSource, start: int, stop: i
 
 
 def mxfp4_matrix(sources: StoredTensors, settings: Settings) -> Decoded:
-    """Pairs of 4-bit floats, a bare exponent as scale of 32 values (compressed-tensors, DeepSeek V4)."""
+    """Pairs of 4-bit floats, an exponent as the scale of 32 values (compressed-tensors, DeepSeek V4)."""
     return _fp4("MXFP4", sources, MX_BLOCK, ("U8", "F8_E8M0"), lambda values: values)
 
 
@@ -193,14 +193,14 @@ def _fp4(
 
 
 def fp4_values(octets: Array) -> Array:
-    """Two values a byte along the last axis, the low half first, float32."""
+    """Two values per byte along the last axis, the low half first, float32."""
     values: Array = _fp4_pairs()[octets].view("<f4")
     return values
 
 
 @cache
 def _fp4_pairs() -> Array:
-    """The two values of each byte, as one number of eight bytes."""
+    """The two values of each byte, as one 8-byte number."""
     import numpy as np
 
     pairs = [(FP4_VALUES[byte & 15], FP4_VALUES[byte >> 4]) for byte in range(256)]
@@ -210,7 +210,7 @@ def _fp4_pairs() -> Array:
 def mxfp4_experts(sources: StoredTensors, settings: Settings) -> Decoded:
     """Experts of gpt-oss: paired 4-bit floats [experts, out, in / 32, 16], exponents [experts, out, in / 32].
 
-    The decoded weight is [experts, in, out], as the model's own layers hold it.
+    The dequantized weight is [experts, in, out], as in the model's own layers.
     """
     blocks, scale = sources["_blocks"], sources["_scales"]
     expect("MXFP4", blocks, ("U8",), ndim=4)

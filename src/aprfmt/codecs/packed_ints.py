@@ -30,14 +30,14 @@ from aprfmt.codecs.packed_blocks import Integers
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.types import Array
 
-# AWQ's kernels want value i of a word at this place among its eight.
+# AWQ's kernels expect value i of a word at this position of its eight.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def gptq(sources: StoredTensors, settings: Settings) -> Decoded:
-    """Codes packed down the inputs, [in, out]; zero points and scales [groups, out]; the group of each input.
+    """Codes packed along the inputs, [in, out]; zero points and scales [groups, out]; the group of each input.
 
-    The first checkpoint format stores zero points less one, wrapped around in their bits; the second as they are.
+    The first checkpoint format stores zero points minus one, wrapping around; the second stores them unchanged.
     """
     import numpy as np
 
@@ -75,7 +75,7 @@ def gptq(sources: StoredTensors, settings: Settings) -> Decoded:
 
 
 def _biased(scheme: str, source: TensorSource, scale: Array, zero: Array) -> tuple[Array, Array]:
-    """Scales, and the biases of codes with these zero points, float64. Raises RefusedError for scales not finite."""
+    """Scales, and the biases of codes with these zero points, float64. Raises RefusedError for non-finite scales."""
     import numpy as np
 
     wide = scale.astype(np.float64)
@@ -85,7 +85,7 @@ def _biased(scheme: str, source: TensorSource, scale: Array, zero: Array) -> tup
 
 
 def _gptq_bits(codes: TensorSource, zeros: TensorSource, n_out: int, settings: Settings) -> int:
-    """The bits of a code: those that the settings name, for all or by module, which fit the zero points."""
+    """The bits per code: those of the settings, for all or by module, that match the zero points."""
     dynamic = settings.get("dynamic")
     rules = [settings, *(dynamic.values() if isinstance(dynamic, dict) else ())]
     named = {rule["bits"] for rule in rules if isinstance(rule, dict) and type(rule.get("bits")) is int}
@@ -119,7 +119,7 @@ def _gptq_order(sources: StoredTensors, n_in: int, n_groups: int, settings: Sett
 
 
 def _group_size(scheme: str, settings: Settings, scales: TensorSource, n_in: int, n_groups: int) -> int:
-    """Inputs a group: the one among the sizes that the settings name which gives as many groups as are stored."""
+    """Inputs per group: the group size in the settings that yields the stored number of groups."""
     dynamic = settings.get("dynamic")
     rules = [settings, *(dynamic.values() if isinstance(dynamic, dict) else ())]
     named = [r.get("group_size", r.get("q_group_size")) for r in rules if isinstance(r, dict)]
@@ -134,7 +134,7 @@ def _group_size(scheme: str, settings: Settings, scales: TensorSource, n_in: int
 
 
 def awq(sources: StoredTensors, settings: Settings) -> Decoded:
-    """4-bit codes packed across the outputs in AWQ's order, [in, out]; zero points and scales [groups, out]."""
+    """4-bit codes packed along the outputs in AWQ's order, [in, out]; zero points and scales [groups, out]."""
     import numpy as np
 
     codes, zeros, scales = sources[".qweight"], sources[".qzeros"], sources[".scales"]
@@ -178,7 +178,7 @@ def awq(sources: StoredTensors, settings: Settings) -> Decoded:
 
 
 def pack_quantized(sources: StoredTensors, settings: Settings) -> Decoded:
-    """Codes packed along the inputs, [out, in], offset by half their range; the shape is a tensor of its own."""
+    """Codes packed along the inputs, [out, in], offset by half their range; the shape is a separate tensor."""
     import numpy as np
 
     packed, scale, told = sources[".weight_packed"], sources[".weight_scale"], sources[".weight_shape"]
@@ -204,7 +204,7 @@ def pack_quantized(sources: StoredTensors, settings: Settings) -> Decoded:
 
 
 def grid_integers(grid: Grid, shape: tuple[int, int], bits: int, fields: Tile, zero: Tile) -> Integers:
-    """Codes with a grid of scales; `zero` gives the zero points of a tile."""
+    """Codes with a grid of scales; `zero` returns the zero points of a tile."""
     import numpy as np
 
     columns, n_groups = shape[1], grid.grid[1]
@@ -270,7 +270,7 @@ def _packed_grid(sources: StoredTensors, shape: tuple[int, int], settings: Setti
         sizes = [width for height, width in scale_blocks(scheme, settings, scale.name) if height == 1]
         whole = any(weights.get("group_size") in (None, -1) for weights in weight_arguments(settings))
         one = n_groups == 1 and (whole or max(sizes, default=0) >= columns)
-        # Rows that end within a group are not decoded: packing tools refuse to make them.
+        # Rows that end inside a group are not decoded: quantizers refuse to make them.
         if one or (columns % n_groups == 0 and columns // n_groups in sizes):
             order = _packed_order(given, columns, n_groups) if given is not None else None
             return Grid(scale, rows, (rows, n_groups), 1, columns // n_groups, order)
@@ -290,7 +290,7 @@ def _packed_order(given: TensorSource, columns: int, n_groups: int) -> Array | N
 
 
 def _zero_points(sources: StoredTensors, grid: Grid, bits: int, settings: Settings) -> Tile:
-    """What gives what to subtract from the unsigned codes of a tile."""
+    """Returns what to subtract from the unsigned codes of a tile."""
     import numpy as np
 
     half, source = 1 << bits - 1, sources.get(".weight_zero_point")

@@ -26,13 +26,13 @@ _MLX = "MLX"
 
 
 def mlx_settings(settings: Settings, module: str) -> Settings:
-    """What the settings say of `module`: its own entry, else what they say of all of them."""
+    """The settings of `module`: its own entry, else the global one."""
     own = settings.get(module)
     return own if isinstance(own, dict) else settings
 
 
 def _mlx_fields(sources: StoredTensors, bits: int, group: int) -> tuple[Shape, int, Tile]:
-    """The shape of the weight, its rows, and what gives the codes of a tile."""
+    """The shape of the weight, its rows, and a decoder of the codes of a tile."""
     words, scales = sources[".weight"], sources[".scales"]
     expect(_MLX, words, ("U32",))
     *lead, n_words = words.shape
@@ -101,11 +101,11 @@ def mlx_affine(sources: StoredTensors, settings: Settings) -> Decoded:
 
 
 _MLX_FLOATS = {"mxfp4": (4, 32, "F8_E8M0"), "nvfp4": (4, 16, "F8_E4M3"), "mxfp8": (8, 32, "F8_E8M0")}
-"""By mode: bits of a value, values that share a scale, what the scales' bytes are."""
+"""By mode: bits per value, values per scale, encoding of the scales."""
 
 
 def mlx_floats(sources: StoredTensors, settings: Settings) -> Decoded:
-    """MLX's modes of small floats in words, with a byte for the scale of each group, and perhaps one for all."""
+    """MLX's modes with small floats in words, a scale byte per group, and optionally a tensor scale."""
     import numpy as np
 
     words, scales = sources[".weight"], sources[".scales"]

@@ -63,4 +63,4 @@ SCHEMES: tuple[Scheme, ...] = (
 
 
 METHODS = tuple(dict.fromkeys(method for scheme in SCHEMES for method in scheme.methods))
-"""Every `quant_method` that has a row."""
+"""Every `quant_method` with a row."""

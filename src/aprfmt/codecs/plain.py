@@ -1,13 +1,15 @@
 """Plain dtypes: IEEE floats, bfloat16, 8-bit floats, integers, booleans. Arrays are 1-d and little-endian.
 
-Casts run on several backends, with equal bytes. Rounding is to nearest, ties to even; what rounds beyond the largest
-value becomes infinite, in E4M3, which has no infinities, the largest value. A NaN stays one of its sign and is quiet:
-F16 and BF16 keep its top mantissa bits, for 8-bit floats it is the code of all ones, as in torch. BF16 is the upper
-half of a float32, so widening it keeps every bit.
+Casts run on several backends, with equal bytes. Rounding is to nearest, ties to even; overflow becomes infinity, in
+E4M3,
+which has no infinities, the largest value. A NaN keeps its sign and is quiet: F16 and BF16 keep its top mantissa bits,
+in
+8-bit floats it is the code of all ones, as in torch. BF16 is the upper half of a float32, so widening is exact.
 
-16-bit floats are handled as their codes, arrays of u2. From the 65,536 codes of BF16 to 8-bit floats leads a table; a
-float32 is first cut to BF16 with the last bit set where anything was cut off ("round to odd"): with four bits to
-spare the second rounding then gives what one rounding would.
+16-bit floats are handled as their codes, u2 arrays. A table maps the 65,536 codes of BF16 to 8-bit floats; a float32 is
+first cut to BF16 with the last bit set if anything was cut off ("round to odd"): with four spare bits the second
+rounding
+is then equal to rounding once.
 """
 
 from __future__ import annotations
@@ -24,16 +26,19 @@ from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 
 Overflow = Callable[[int], None] | None
-"""Called with how many finite values became infinite; for E4M3 how many, infinities too, became its largest."""
+"""Called with the number of finite values that became infinite; for E4M3 the number of values, infinities included,
+that
+became its largest.
+"""
 
 _Kernel = Callable[[Array, Array], None]
-"""(values, out): both 1-d, contiguous and aligned. For NaN any NaN will do, `_settle` sees to its bits."""
+"""(values, out): both 1-d, contiguous and aligned. Any NaN will do: `_settle` sets its bits."""
 
 _MANTISSA_BITS = {"F8_E4M3": 3, "F8_E5M2": 2}
 EIGHT_BITS = tuple(_MANTISSA_BITS)
 ENCODABLE = ("F32", "F16", "BF16", "F64", *EIGHT_BITS)
 
-# Codes, without sign, of what is too large: infinity, in E4M3 the largest value. Above them there are but NaNs.
+# Codes, without sign, of overflow: infinity, in E4M3 the largest value. Above them are only NaNs.
 _TOP = {"F16": 0x7C00, "BF16": 0x7F80, "F8_E4M3": 0x7E, "F8_E5M2": 0x7C}
 _E4M3_END = 464.0  # half a step above the largest value
 
@@ -46,7 +51,7 @@ _SYMBOLS = {
 
 
 def decode(dtype: str, data: Buffer | Array) -> Array:
-    """Stored bytes as a 1-d array: BF16 and 8-bit floats as float32, BOOL as bool, the rest as a view."""
+    """Decodes stored bytes to a 1-d array: BF16 and 8-bit floats as float32, BOOL as bool, the rest as a view."""
     import numpy as np
 
     raw = np.frombuffer(data, dtype=DTYPES[dtype].numpy)
@@ -58,7 +63,7 @@ def decode(dtype: str, data: Buffer | Array) -> Array:
 
 
 def decode_into(dtype: str, data: Buffer, out: Array) -> None:
-    """`decode` of a float dtype into the float32 array `out`, which is as long."""
+    """`decode` of a float dtype into the float32 array `out` of the same length."""
     import numpy as np
 
     if dtype in ("F16", "BF16"):
@@ -68,7 +73,7 @@ def decode_into(dtype: str, data: Buffer, out: Array) -> None:
 
 
 def encode_into(dtype: str, values: Array, out: memoryview, overflow: Overflow = None) -> None:
-    """`encode` of float32 `values` into the bytes of `out`, which are as many as they take."""
+    """`encode` of float32 `values` into the bytes of `out`, whose length must match."""
     import numpy as np
 
     codes = np.frombuffer(out, DTYPES[dtype].numpy)
@@ -76,14 +81,15 @@ def encode_into(dtype: str, values: Array, out: memoryview, overflow: Overflow =
         _kernel("F32", dtype)(values, codes)
         _settle(dtype, values, codes, overflow)
     else:
-        np.copyto(codes, encode(dtype, values, overflow))  # unlike memoryviews' own copies it lets other threads run
+        np.copyto(codes, encode(dtype, values, overflow))  # unlike memoryview's copy it releases the GIL
 
 
 def encode(dtype: str, values: Array, overflow: Overflow = None) -> Array:
-    """1-d float `values` as the stored elements of `dtype`, one of ENCODABLE.
+    """Encodes 1-d float `values` as `dtype`, one of ENCODABLE.
 
-    F64 goes to BF16 and 8-bit floats through float32. `overflow` is called with how many finite values became
-    infinite, or the largest that E4M3 has.
+    F64 is converted to BF16 and 8-bit floats through float32. `overflow` is called with the number of finite values
+    that
+    became infinite, or E4M3's largest value.
     """
     source = values.dtype.str
     if source == DTYPES[dtype].numpy:
@@ -94,7 +100,7 @@ def encode(dtype: str, values: Array, overflow: Overflow = None) -> Array:
             return values
     if dtype in ("F32", "F64"):
         return _resize(values, dtype, overflow)
-    if source == "<f8" and dtype == "F16":  # rounded once, not by way of float32
+    if source == "<f8" and dtype == "F16":  # rounded once, not through float32
         codes = _resize(values, "F16", None).view("<u2")
         _settle("F16", values, codes, overflow)
         return codes
@@ -102,7 +108,7 @@ def encode(dtype: str, values: Array, overflow: Overflow = None) -> Array:
 
 
 def cast(src: str, dst: str, data: Buffer | Array, overflow: Overflow = None) -> Array:
-    """Stored bytes of one float dtype as the elements of another: `encode` of `decode`, by a shorter way."""
+    """Casts stored bytes from one float dtype to another: `encode` of `decode`, by a shorter way."""
     import numpy as np
 
     if src == "BF16" and dst in EIGHT_BITS:
@@ -132,13 +138,13 @@ def _widen(dtype: str, codes: Array, out: Array | None = None) -> Array:
     codes = np.require(codes, requirements=["C", "A"])
     _kernel(dtype, "F32")(codes, out)
     if dtype == "F16" and _has_special("F16", codes):
-        # Processors set the quiet bit of a NaN while widening, plain C and tables do not.
+        # Processors set the quiet bit of a NaN while widening; plain C and tables do not.
         out.view("<u4")[codes & 0x7FFF > _TOP["F16"]] |= np.uint32(0x400000)
     return out
 
 
 def _narrow(dtype: str, values: Array, overflow: Overflow) -> Array:
-    """Float32 values as codes of F16, BF16 or an 8-bit float."""
+    """Float32 values to codes of F16, BF16 or an 8-bit float."""
     import numpy as np
 
     values = np.require(values, requirements=["C", "A"])
@@ -157,9 +163,9 @@ def _narrow(dtype: str, values: Array, overflow: Overflow) -> Array:
 
 
 def _settle(dtype: str, values: Array, out: Array, overflow: Overflow) -> None:
-    """Gives the NaNs among `out`, the codes of `values`, their bits, and reports overflow.
+    """Sets the bits of NaNs in `out`, the codes of `values`, and reports overflow.
 
-    As a rule there is neither, which two maxima of the codes tell.
+    Usually there are none, which two maxima of the codes tell.
     """
     import numpy as np
 
@@ -178,7 +184,7 @@ def _settle(dtype: str, values: Array, out: Array, overflow: Overflow) -> None:
 
 
 def _has_special(dtype: str, out: Array) -> bool:
-    """Whether a code of _TOP or a NaN is among them: the largest as signed and as unsigned numbers tell."""
+    """Whether a code of _TOP or a NaN is present: the maxima as signed and as unsigned numbers tell."""
     top, sign = _TOP[dtype], 1 << 8 * out.itemsize - 1
     signed = "<i2" if out.itemsize == 2 else "<i1"
     return bool(out.size) and bool(out.view(signed).max() >= top or out.max() >= sign | top)
@@ -188,7 +194,7 @@ def _has_special(dtype: str, out: Array) -> bool:
 
 
 def _kernel(src: str, dst: str) -> _Kernel:
-    """The fastest implementation that is there and agrees with numpy's, which is the reference."""
+    """The fastest available implementation that agrees with numpy, the reference."""
     with_torch = "torch" in sys.modules or backend.forced() == "torch"
     return _chosen(src, dst, backend.order("ggml", *(["torch"] if with_torch else []), "numpy"))
 
@@ -213,13 +219,13 @@ def _ggml(src: str, dst: str) -> _Kernel | None:
 
 @cache
 def _cpu_library() -> ctypes.CDLL | None:
-    """libggml-cpu, beside libggml-base: the vectorised form of the same functions."""
+    """libggml-cpu, in the folder of libggml-base: vectorized versions of the same functions."""
     base = next(backend.libraries(), None)
     if base is None:
         return None
     try:
         library = ctypes.CDLL(str(base.path.with_name(base.path.name.replace("base", "cpu"))))
-        library.ggml_cpu_init()  # fills the table behind what is left over of whole vectors
+        library.ggml_cpu_init()  # initializes the table used for the remainder of whole vectors
     except (OSError, AttributeError):
         return None
     return library
@@ -238,7 +244,7 @@ def _torch(src: str, dst: str) -> _Kernel | None:
         return torch.from_numpy(array.view("<i2")).view(kinds[dtype])
 
     def run(values: Array, out: Array) -> None:
-        if not values.flags.writeable:  # torch warns, though nothing is written
+        if not values.flags.writeable:  # torch warns, although nothing is written
             values = values.copy()
         tensor(out, dst).copy_(tensor(values, src))
 
@@ -246,7 +252,7 @@ def _torch(src: str, dst: str) -> _Kernel | None:
 
 
 def _agrees(src: str, dst: str, kernel: _Kernel) -> bool:
-    """Whether `kernel` gives what numpy gives, NaNs aside: for all codes, or for float32 of every kind."""
+    """Whether `kernel` equals numpy, NaNs aside: for all codes, or for float32 of every kind."""
     import numpy as np
 
     if src == "F32":
@@ -305,7 +311,7 @@ def _f32_to_bf16(values: Array, out: Array) -> None:
         rounded += bits
         rounded >>= np.uint32(16)
         out[part] = rounded
-        # The sum carries a NaN of many ones over to zero.
+        # The sum would carry a NaN of many ones over to zero.
         if bits.view("<i4").max() > 0x7F800000 or bits.max() > 0xFF800000:
             out[part][np.isnan(values[part])] = 0x7FC0
 
@@ -322,7 +328,7 @@ _NUMPY: dict[tuple[str, str], _Kernel] = {
 
 
 def _look_up(dtype: str, codes: Array, overflow: Overflow) -> Array:
-    """Codes of BF16 as those of an 8-bit float."""
+    """Looks up the 8-bit float codes of BF16 codes."""
     import numpy as np
 
     table, lost = _eight_bits(dtype)
@@ -336,24 +342,24 @@ def _look_up(dtype: str, codes: Array, overflow: Overflow) -> Array:
 
 @cache
 def _eight_bits(dtype: str) -> tuple[Array, Array]:
-    """What each code of BF16 becomes, and whether it is beyond the range."""
+    """The 8-bit float of each BF16 code, and whether it overflows."""
     import numpy as np
 
     values = (np.arange(65536, dtype="<u4") << np.uint32(16)).view("<f4")
     nans = np.isnan(values)
     size = np.abs(np.where(nans, 0, values)).astype("<f8")
-    # Infinity counts as the value that would stand there.
+    # Infinity counts as the value that its code would have.
     steps = _magnitudes(dtype)[: _TOP[dtype] + 1]
     middles = (steps[1:] + steps[:-1]) / 2
     low, high = np.searchsorted(middles, size, "left"), np.searchsorted(middles, size, "right")
-    codes = np.where(low % 2 == 0, low, high)  # they differ in a tie: the even one
+    codes = np.where(low % 2 == 0, low, high)  # a tie: use the even one
     lost = size > _E4M3_END if dtype == "F8_E4M3" else (codes == _TOP[dtype]) & np.isfinite(values)
     codes = np.where(nans, 0x7F, codes) | np.signbit(values) * 0x80
     return codes.astype("<u1"), lost
 
 
 def _magnitudes(dtype: str) -> Array:
-    """The values of the codes without sign of an 8-bit float, special codes read as numbers, float64 [128]."""
+    """The values of an 8-bit float's codes without sign, special codes read as numbers, float64 [128]."""
     import numpy as np
 
     bits = _MANTISSA_BITS[dtype]
@@ -368,12 +374,12 @@ def _values_of_codes(dtype: str) -> Array:
     """The 256 values of an 8-bit float (OCP 8-bit floating point and microscaling formats), as float32."""
     import numpy as np
 
-    if dtype == "F8_E8M0":  # a bare power of two, 255 is NaN
+    if dtype == "F8_E8M0":  # a power of two, 255 is NaN
         values = np.ldexp(1.0, np.arange(256) - 127)
         values[255] = np.nan
         return values.astype("<f4")
     values = _magnitudes(dtype)
-    values[127] = np.nan  # of E4M3 the only special code; E5M2 has infinities as IEEE floats do
+    values[127] = np.nan  # E4M3's only special code; E5M2 has infinities like IEEE floats
     if dtype == "F8_E5M2":
         values[124:] = [np.inf, np.nan, np.nan, np.nan]
     return np.concatenate([values, -values]).astype("<f4")

@@ -1,6 +1,6 @@
-"""Tensors by dtype: what their stored bytes must be, decoding in memory, and jobs that change the dtype.
+"""Tensors by dtype: expected stored bytes, decoding in memory, and jobs that change the dtype.
 
-The jobs work on whole blocks side by side, with constant memory.
+The jobs process whole blocks in parallel, with constant memory.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MAX_ARRAY_ELEMENTS = 1 << 59
 
 
 def stored_bytes(dtype: str, shape: tuple[int, ...], *, padded: bool = True) -> int:
-    """Stored bytes of a tensor; where blocks do not divide a row, each row is padded to whole blocks.
+    """Stored bytes of a tensor; if blocks do not divide a row, each row is padded to whole blocks.
 
-    With `padded` False such shapes raise UsageError, as nobody but the reference writes them.
+    Unless `padded`, such shapes raise UsageError, as only the reference writes them.
     """
     row = DTYPES[dtype]
     if padded and is_padded(row, shape):
@@ -42,12 +42,12 @@ def stored_bytes(dtype: str, shape: tuple[int, ...], *, padded: bool = True) -> 
 
 
 def is_padded(row: Dtype, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of GGML blocks needs padding at the end of its rows."""
+    """Whether the rows of a GGML block tensor need padding."""
     return row.kind == "ggml" and bool(shape) and n_elements(shape) > 0 and shape[-1] % row.block != 0
 
 
 def can_encode(dtype: str) -> bool:
-    """Whether the dtype can be written here: floats, AprQ4, AprQ8, GGML's types (most of them by its library)."""
+    """Whether the dtype can be written: floats, AprQ4, AprQ8, GGML types (most need libggml)."""
     row = find_dtype(dtype)
     if row.kind == "ggml":
         return ggml.encodable(row.name)
@@ -55,11 +55,12 @@ def can_encode(dtype: str) -> bool:
 
 
 def decode(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | None = None) -> Array:
-    """The values of a tensor, row-major. Plain dtypes are a view of `data` as stored, without a copy.
+    """Decodes a tensor, row-major. Plain dtypes are a view of `data`, without a copy.
 
-    BF16, 8-bit floats and quantized dtypes become float32, BOOL becomes bool. `tensor` names it in errors.
-    Dims beyond the eighth, which an APR drops, come back as one. Raises CorruptError where the length does
-    not fit dtype and shape, LimitError for dims that no array has, UnsupportedError without a decoder.
+    BF16, 8-bit floats and quantized dtypes become float32, BOOL becomes bool. `tensor` names it in errors. Dims beyond
+    the
+    eighth, which an APR drops, are restored as one. Raises CorruptError if the length does not match dtype and shape,
+    LimitError for dims beyond any array, UnsupportedError without a decoder.
     """
     row = DTYPES[dtype]
     shape = _array_shape(row, data, shape, tensor)
@@ -95,17 +96,17 @@ def _array_shape(row: Dtype, data: Buffer, shape: tuple[int, ...], tensor: str |
 
 
 def _is_flat(row: Dtype, data: Buffer, shape: tuple[int, ...]) -> bool:
-    """Whether GGML blocks of an APR run over the ends of rows: only the last one of the tensor is filled up."""
+    """Whether GGML blocks of an APR continue across rows: only the last one of the tensor is padded."""
     if row.kind != "ggml" or row.apr_id is None or not shape:
         return False
     return memoryview(data).nbytes == -(-n_elements(shape) // row.block) * row.block_bytes
 
 
 def decode_torch(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | None = None) -> torch.Tensor:
-    """The values as a torch tensor: plain dtypes as they are, quantized ones as float32.
+    """Decodes to a torch tensor: plain dtypes unchanged, quantized ones as float32.
 
-    Plain values stay where they are when `data` is writable, else they are copied. Raises MissingDependencyError
-    without torch, otherwise as `decode`.
+    Plain values are not copied if `data` is writable. Raises MissingDependencyError without torch, otherwise as
+    `decode`.
     """
     try:
         import torch
@@ -129,21 +130,21 @@ def decode_torch(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: st
 # --- another dtype ---
 
 OverflowCount = Callable[[int], None]
-"""Called with a number of finite values that became infinite in a narrower dtype."""
+"""Called with the number of finite values that became infinite in a narrower dtype."""
 
 Read = Callable[[], Iterable[Buffer]]
-"""Gives the stored bytes of a tensor in order, in chunks of any size, anew at every call."""
+"""Yields the stored bytes of a tensor in order, in chunks of any size; may be called again."""
 
 Items = Callable[[int], Iterable[Item]]
 """The same with jobs; chunks should be multiples of the given number of bytes."""
 
 
 _COUNTING = Lock()
-"""For callers that count the overflows of many tensors in one place."""
+"""For callers that count the overflows of many tensors together."""
 
 
 def encode(dtype: str, array: Array) -> bytes:
-    """Float values as stored bytes of `dtype`. Raises UsageError, MissingDependencyError (`can_encode`)."""
+    """Encodes float values as `dtype`. Raises UsageError, MissingDependencyError (`can_encode`)."""
     import numpy as np
 
     dtype = find_dtype(dtype).name
@@ -159,9 +160,9 @@ def encode(dtype: str, array: Array) -> bytes:
 def recode(
     src_dtype: str, dst_dtype: str, shape: tuple[int, ...], read: Read, overflow: OverflowCount | None = None
 ) -> Iterator[Buffer]:
-    """The bytes of a tensor in another dtype, in chunks of about 1 MiB; memory does not grow with the tensor.
+    """Converts a tensor to another dtype, in chunks of about 1 MiB; memory does not grow with the tensor.
 
-    `recode_jobs` with its jobs run one after the other. Raises as it does.
+    Runs the jobs of `recode_jobs` one after the other. Raises as it does.
     """
     return run_jobs(recode_jobs(src_dtype, dst_dtype, shape, lambda unit: read(), overflow))
 
@@ -174,15 +175,19 @@ def recode_jobs(
     overflow: OverflowCount | None = None,
     weights: Array | None = None,
 ) -> Iterator[Item]:
-    """The bytes of a tensor in another dtype, as jobs of about 1 MiB that may run side by side.
+    """Converts a tensor to another dtype, as jobs of about 1 MiB that may run in parallel.
 
-    Blocks go through float32, F64 directly to the target. Rows that the target's blocks do not divide are filled
-    up with zeros for the K-quants that an APR has. `weights` [matrices * cols], float32, tells how much each column
-    matters, for targets of GGML blocks. AprQ8 as target calls `items` twice.
+    Blocks go through float32, F64 directly to the target. Rows that the target's blocks do not divide are padded with
+    zeros
+    for the K-quants of an APR. `weights` [matrices * cols], float32, are column importances for GGML targets. AprQ8 as
+    target
+    calls `items` twice.
 
-    Raises UsageError for a shape or dtype that cannot be written, MissingDependencyError for block types that
-    only llama.cpp writes, both at once; while iterating CorruptError where `items` gives too few or too many
-    bytes; in the jobs RefusedError for values that blocks cannot hold.
+    Raises UsageError for a shape or dtype that cannot be written, MissingDependencyError for block types that need
+    libggml,
+    both immediately; while iterating CorruptError if `items` yields too few or too many bytes; in the jobs RefusedError
+    for
+    values that blocks cannot represent.
     """
     src, dst = DTYPES[src_dtype], DTYPES[dst_dtype]
     if src is dst:
@@ -212,7 +217,7 @@ def recode_jobs(
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """Values that are whole blocks on both sides, and their bytes on each."""
+    """The number of values in whole blocks of both dtypes, and their bytes in each."""
 
     values: int
     src_bytes: int
@@ -221,7 +226,7 @@ class _Units:
 
 @dataclass(frozen=True)
 class _Change:
-    """What happens to a tensor."""
+    """A conversion of a tensor."""
 
     src: Dtype
     dst: Dtype
@@ -231,12 +236,12 @@ class _Change:
 
     @property
     def cols(self) -> int:
-        """Values of a row."""
+        """Values per row."""
         return self.shape[-1] if self.shape else 1
 
     @cached_property
     def units(self) -> _Units | None:
-        """The smallest piece that can be changed by itself; None where blocks and rows do not fit each other."""
+        """The smallest piece that can be converted by itself; None if blocks and rows do not align."""
         src, dst, cols = self.src, self.dst, self.cols
         if src.name == "AprQ8" or not cols:
             return None
@@ -249,13 +254,13 @@ class _Change:
         return _Units(n, n // src.block * src.block_bytes, n // dst.block * dst.block_bytes)
 
     def recode(self, data: Buffer, count: int, first: int) -> Array:
-        """Stored bytes of whole units, of which `count` values are the tensor's, as stored elements of the target."""
+        """Converts stored bytes of whole units, with `count` values of the tensor."""
         if self.src.kind == self.dst.kind == "plain":
             return plain.cast(self.src.name, self.dst.name, data, self.overflow)
         return self.encode(self.decode(data)[:count], first)
 
     def decode(self, data: Buffer) -> Array:
-        """Stored bytes of whole units as 1-d floats; padding at the end of rows left out."""
+        """Decodes stored bytes of whole units to 1-d floats, without row padding."""
         src = self.src
         if src.name == "AprQ4":
             return aprq.decode_q4(data, len(data) // src.block_bytes * src.block)
@@ -265,7 +270,7 @@ class _Change:
         return values if values.dtype.kind == "f" else values.astype("<f4")
 
     def encode(self, values: Array, first: int) -> Array:
-        """1-d floats as stored; `first` counts the values of the tensor before them."""
+        """Encodes 1-d floats; `first` is the number of preceding values of the tensor."""
         dst = self.dst
         if dst.kind == "plain":
             return plain.encode(dst.name, values, self.overflow)
@@ -277,7 +282,7 @@ class _Change:
         return self._encode_weighted(values, first // self.cols)
 
     def _encode_weighted(self, values: Array, first_row: int) -> Array:
-        """Rows under the weights of the matrix that each is of; those of the outermost dims repeat."""
+        """Rows with the importances of their matrix; those of the outermost dims repeat."""
         import numpy as np
 
         assert self.weights is not None
@@ -292,7 +297,7 @@ class _Change:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _encode_rows(self, values: Array, weights: Array | None, first: int) -> Array:
-        """Whole rows as blocks, each filled up to whole blocks."""
+        """Whole rows as blocks, each padded to whole blocks."""
         import numpy as np
 
         cols, wide = self.cols, -(-self.cols // self.dst.block) * self.dst.block
@@ -306,7 +311,7 @@ class _Change:
 
 
 def _jobs(change: _Change, items: Items) -> Iterator[Job]:
-    """One job a piece of whole units."""
+    """One job per piece of whole units."""
     units, n = change.units, n_elements(change.shape)
     assert units is not None
     piece = max(1, STEP // units.values) * units.src_bytes
@@ -324,7 +329,7 @@ def _jobs(change: _Change, items: Items) -> Iterator[Job]:
 
 
 def _run(change: _Change, item: Item, first: int, count: int, n_bytes: int) -> Buffer:
-    """The bytes of one piece of `count` values, worked on in parts that stay in the cache."""
+    """Converts one piece of `count` values, in parts that fit the cache."""
     import numpy as np
 
     units = change.units
@@ -355,7 +360,7 @@ def _to_q8(change: _Change, read: Read) -> Iterator[Buffer]:
 def _values(change: _Change, read: Read) -> Iterator[Array]:
     """The decoded values of a tensor in flat order, 1-d float arrays of at most about STEP values.
 
-    Raises CorruptError if the bytes that `read` gives are not as many as dtype and shape ask for.
+    Raises CorruptError if `read` does not yield the number of bytes that dtype and shape require.
     """
     src, shape = change.src, change.shape
     counted = run_jobs(_check_count(read(), stored_bytes(src.name, shape), src))
@@ -383,7 +388,7 @@ def _q8_values(chunks: Iterator[Buffer]) -> Iterator[Array]:
 
 
 def _check_count(items: Iterable[Item], expected: int, src: Dtype) -> Iterator[Item]:
-    """`items`, held against the number of bytes that should come."""
+    """`items`, checked against the expected number of bytes."""
     n_bytes = 0
     for item in items:
         n_bytes += item_bytes(item)

@@ -1,7 +1,7 @@
-"""Weights quantized for serving engines (vLLM, SGLang), in the tensors that they load: to nearest or by a search.
+"""Quantization for serving engines (vLLM, SGLang), in the tensors that they load: round to nearest, or a scale search.
 
 Arithmetic and layouts are those of compressed-tensors; `fp8-block` is that of DeepSeek V3. Each step is rounded to the
-dtype of the weight, as torch does it.
+dtype of the weight, as in torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
 
 NVFP4_MOST = 448.0 * 6.0
-"""The largest value of NVFP4 before the scale of the tensor."""
+"""The maximum of NVFP4 before the tensor scale."""
 
 _BLOCK = 128
 _EPS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23}
@@ -25,12 +25,12 @@ _EPS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the tensors that a weight becomes.
+    """One of the tensors of a quantized weight.
 
     Attributes:
-        ending: what follows the weight's name, or replaces its "weight".
+        ending: suffix of the weight's name, or replacement of its "weight".
         dtype: "" for that of the weight.
-        height, width: values of the weight, down and across, that share an element; a width of 0 is a whole row.
+        height, width: rows and columns of the weight per element; a width of 0 is a whole row.
     """
 
     ending: str
@@ -51,17 +51,17 @@ class ServingScheme:
     """A way to store weights.
 
     Attributes:
-        id: what `--quantize` takes.
+        id: the value of `--quantize`.
         format: compressed-tensors' name of the layout; "fp8" for fp8-block.
         bits, kind: of a code: "int" or "float".
-        group: values of a row that share a scale, 0 for all of them.
-        symmetric: whether there are no zero points.
+        group: values per scale, 0 for a whole row.
+        symmetric: whether zero points are absent.
         parts: tensors of a weight; the first holds the codes.
         encode: makes the parts of float32 [rows, columns], given the weight's dtype, the scale of the tensor and the
             importance of the columns, float32 [columns]; None rounds to nearest.
-        rows: that are made together.
-        inputs: what config.json says of activations; None: they are not quantized.
-        scale_dtype: of scales, where config.json says it.
+        rows: quantized together.
+        inputs: the config of activations; None: not quantized.
+        scale_dtype: of scales, if the config states it.
     """
 
     id: str
@@ -78,28 +78,28 @@ class ServingScheme:
 
     @property
     def strategy(self) -> str:
-        """compressed-tensors' word for what shares a scale."""
+        """compressed-tensors' name of the granularity of scales."""
         if self.format == "fp8":
             return "block"
         return "tensor_group" if self.has_tensor_scale else "group" if self.group else "channel"
 
     @property
     def is_searched(self) -> bool:
-        """Whether scales can be searched for: those of small groups of 4-bit codes."""
+        """Whether scales can be searched: for small groups of 4-bit codes."""
         return self.bits == 4
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether a scale of the tensor is beside those of its groups."""
+        """Whether it has a tensor scale in addition to group scales."""
         return self.format == "nvfp4-pack-quantized"
 
     def divides(self, columns: int) -> bool:
-        """Whether rows of this many values can be stored."""
+        """Whether rows of this length can be quantized."""
         per_element = max(part.width for part in self.parts[:1])
         return columns > 0 and columns % max(self.group, per_element, 1) == 0
 
     def settings(self) -> dict[str, object]:
-        """What config.json says of the weights."""
+        """The config of the weights."""
         found: dict[str, object] = {
             "num_bits": self.bits, "type": self.kind, "symmetric": self.symmetric, "strategy": self.strategy,
             "group_size": self.group or None, "dynamic": False,
@@ -122,7 +122,7 @@ def _largest(groups: Array) -> Array:
 
 
 def _scales(groups: Array, half: float, dtype: str) -> Array:
-    """The scale that brings the largest of a group to `half`."""
+    """The scale that maps the largest value of a group to `half`."""
     import numpy as np
 
     scale = _rounded(_largest(groups) / np.float32(half), dtype)
@@ -169,7 +169,7 @@ def _encode_float8_blocks(
 def _encode_integers(
     scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
 ) -> list[Buffer]:
-    """Codes packed in words, or bytes where there is no more than a scale a row."""
+    """Codes packed into words, or bytes if there is at most one scale per row."""
     import numpy as np
 
     half, groups = 1 << scheme.bits - 1, _grouped(values, scheme.group)
@@ -210,7 +210,7 @@ def _words(codes: Array, bits: int) -> Buffer:
 
 
 def pack_zero_points(zero: Array, bits: int) -> Buffer:
-    """Unsigned zero points [rows, groups] in words down the rows, the last of which may not be full."""
+    """Packs unsigned zero points [rows, groups] into words along the rows, the last of which may be partial."""
     import numpy as np
 
     per_word = 32 // bits
@@ -221,7 +221,7 @@ def pack_zero_points(zero: Array, bits: int) -> Buffer:
 
 
 def _fp4(values: Array) -> Array:
-    """Codes of the nearest E2M1 floats, of two equally near ones the even; uint8, two a byte along the last axis."""
+    """Codes of the nearest E2M1 floats, ties to even; uint8, two per byte along the last axis."""
     import numpy as np
 
     size = np.abs(values)
@@ -258,14 +258,14 @@ _EIGHTH = 0x20
 
 
 def _exponents(groups: Array, dtype: str, offset: int) -> Array:
-    """Biased exponents of the powers of two that bring the largest of a group near the largest code."""
+    """Biased exponents of the powers of two that map the largest value of a group near the largest code."""
     import numpy as np
 
     bits = _largest(groups).astype("f4").view("u4")
-    # 7/4 and more of a power of two count as the next one.
+    # From 7/4 of a power of two on, the next one is used.
     exponent = (bits + (1 << 21) >> 23).astype("i4") - offset
     found: Array = np.clip(exponent, 0, 254).astype("u1")
-    if dtype == "F16":  # where a scale of F16 would be zero
+    if dtype == "F16":  # where a scale in F16 would be zero
         found[found < 127 - 24] = 127
     return found
 

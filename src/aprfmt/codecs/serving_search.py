@@ -1,8 +1,8 @@
-"""Scales of 4-bit groups of least weighted squared error, instead of those that the largest value gives.
+"""Searches the scales of 4-bit groups for the least weighted squared error, instead of deriving them from the maximum.
 
 The error of a group is Σ w (x - x')², with w the importance of a column (mean square of its inputs), else 1. A clipped
-outlier costs less than a coarse step for all others. Ratios of the largest value are tried first; then the best scale
-is fitted to its own codes by least squares, which for given codes q is Σ w x q / Σ w q².
+outlier costs less than a coarse step for all others. Ratios of the maximum are tried first; then the best scale is
+fitted to its own codes by least squares, which for given codes q is Σ w x q / Σ w q².
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from aprfmt.codecs.packed_floats import FP4_VALUES
 from aprfmt.types import Array
 
 _CLIPPED = tuple(0.5 + 0.05 * i for i in range(10))
-"""Ratios of the scale that the largest value gives, of codes of 4 bits."""
+"""Ratios of the scale derived from the maximum, for 4-bit codes."""
 _FITS = 2
 _E4M3_STEPS = range(-4, 7)
-"""Neighbours in E4M3 of the scale that the largest value gives; six steps up reach it with the code 4 instead of 6."""
+"""E4M3 neighbours of the scale derived from the maximum; six steps up map it to 4 instead of 6."""
 _MOST_E4M3 = 0x7E
 
 
 def _least(
     groups: Array, weights: Array, decode: Callable[..., Array], candidates: Iterable[tuple[Array, ...]]
 ) -> tuple[Array, ...]:
-    """Of the candidates, arrays [rows, groups] each, those that give each group its least error."""
+    """Of the candidates, arrays [rows, groups] each, those with the least error per group."""
     import numpy as np
 
     found: tuple[Array, ...] = ()
@@ -78,7 +78,7 @@ def integer_scales(groups: Array, weights: Array, half: int, dtype: str, *, symm
         if symmetric:
             return as_scale(reach * np.float32(ratio / (half - 0.5))), np.zeros_like(reach)
         scale = as_scale((high - low) * np.float32(ratio / (2 * half - 1)))
-        middle = (low + high) / 2  # of which the range is narrowed on both sides
+        middle = (low + high) / 2  # whose range is narrowed on both sides
         zero = np.rint(np.clip(-0.5 - middle / scale, -half, half - 1))
         return scale, zero
 
@@ -89,7 +89,7 @@ def integer_scales(groups: Array, weights: Array, half: int, dtype: str, *, symm
             ratio = upper / lower
         return as_scale(np.where((lower > 0) & (ratio > 0), ratio, scale)), zero
 
-    # Where values are whole steps of a scale already, the largest is that of the last code on its side.
+    # If values are already whole steps of a scale, the largest is that of the last code on its side.
     last = ((half - 0.5) / (half - 1), (half - 0.5) / half) if symmetric else ()
     found = _least(groups, weights, decode, map(with_ratio, (1.0, *last, *(_CLIPPED if half == 8 else ()))))
     for _ in range(_FITS):
@@ -110,9 +110,9 @@ def nearest_fp4(values: Array) -> Array:
 
 
 def e4m3_scales(groups: Array, weights: Array, largest: Array, tensor_scale: float) -> Array:
-    """Codes of positive E4M3 scales, uint8 [rows, groups], for NVFP4 under `tensor_scale`, which divides.
+    """Codes of positive E4M3 scales, uint8 [rows, groups], for NVFP4 with `tensor_scale`, which divides.
 
-    `largest` are the codes that the largest value of each group gives.
+    `largest` are the codes derived from each group's maximum.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""One stream of a weight as several stored tensors: codes, scales, zero points."""
+"""Splits one stream of a weight into several stored tensors: codes, scales, zero points."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from aprfmt.io.source import Buffer
 
 @dataclass(frozen=True, slots=True)
 class SplitStream:
-    """The parts of a stream, all of which are made from a piece of it at once.
+    """The parts of a stream, all computed from the same piece.
 
-    The first part is written first. The others of a piece are kept until they are written, and made again where a
-    piece is asked for that is not there.
+    The first part is written first. The others of a piece are kept until they are written, and recomputed if a missing
+    piece
+    is requested.
 
     Attributes:
-        unit: bytes of the stream that are made together; the last of them may be fewer.
-        values: gives the stream; its pieces had better be whole units.
-        sizes: bytes of each part that so many bytes of the stream become.
-        make: makes them.
+        unit: bytes of the stream that are processed together; the last unit may be shorter.
+        values: yields the stream, preferably in whole units.
+        sizes: bytes of each part for that many bytes of the stream.
+        make: computes them.
     """
 
     unit: int

@@ -1,4 +1,4 @@
-"""Stored bytes of tensors, and regrouping of their streams, so that codecs see whole blocks whatever pieces come."""
+"""Stored bytes of tensors, and regrouping of their streams, so that codecs get whole blocks from any chunks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 
 STEP = 1 << 18
-"""Values a piece: 1 MiB of float32; a multiple of every block size."""
+"""Values per piece: 1 MiB of float32; a multiple of every block size."""
 
 BLOCK = 1 << 16
-"""Values that the arithmetic works on at a time, so that its temporaries stay in the cache."""
+"""Values per arithmetic step, so that temporaries fit the cache."""
 
 
 class TensorSource(Measured, Protocol):
-    """Stored bytes of a tensor that can be read at any place: a tensor of a file, or one made while it is read."""
+    """Stored bytes of a tensor with random access: a tensor of a file, or one computed on read."""
 
     @property
     def name(self) -> str:
@@ -29,23 +29,23 @@ class TensorSource(Measured, Protocol):
 
 
 def read_whole(source: TensorSource) -> memoryview:
-    """All bytes, read into writable memory of their own, which nothing that happens to the file can reach."""
+    """Reads all bytes into private writable memory, unaffected by changes of the file."""
     return read_part(source, 0, source.n_bytes)
 
 
 def read_part(source: TensorSource, start: int, n_bytes: int) -> memoryview:
-    """`n_bytes` bytes from byte `start` on, in writable memory of their own."""
+    """Reads `n_bytes` bytes from byte `start` on into private writable memory."""
     import numpy as np
 
-    data = np.empty(n_bytes, np.uint8).data  # a bytearray would be cleared, and other threads wait for that
+    data = np.empty(n_bytes, np.uint8).data  # a bytearray would be zeroed while other threads wait
     source.read_into(start, data)
     return data
 
 
 def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]:
-    """The same bytes in chunks of multiples of `unit`, at most `piece` (itself a multiple) long.
+    """The same bytes in chunks that are multiples of `unit`, at most `piece` (itself a multiple) long.
 
-    What is left at the end, if it is not a whole unit, comes last.
+    A remainder that is not a whole unit comes last.
     """
     pending = b""
     for chunk in chunks:
@@ -70,7 +70,7 @@ def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]
 
 
 def whole_units(items: Iterable[Item], unit: int, piece: int) -> Iterator[Item]:
-    """The same for items: a job of whole units stays a job, everything else is made at once and regrouped."""
+    """The same for items: a job of whole units is kept, everything else is computed at once and regrouped."""
     pending: Buffer = b""
     for item in items:
         if isinstance(item, Job):
@@ -86,7 +86,7 @@ def whole_units(items: Iterable[Item], unit: int, piece: int) -> Iterator[Item]:
 
 
 def rebatch(arrays: Iterable[Array], unit: int) -> Iterator[Array]:
-    """The same values in 1-d arrays whose lengths are multiples of `unit`; a rest that is none comes last."""
+    """The same values in 1-d arrays whose lengths are multiples of `unit`; a remainder comes last."""
     import numpy as np
 
     pending: Array | None = None

@@ -1,4 +1,4 @@
-"""The values of a stored tensor in constant memory: decoded in chunks of about 64 Ki values, and counted."""
+"""The values of a stored tensor in constant memory: decoded in chunks of about 64 Ki values, and histograms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
 
 BLOCK_VALUES = 1 << 16
-"""Values decoded at a time: a multiple of every block size, small enough to stay in the cache as float64."""
+"""Values decoded at a time: a multiple of every block size, small enough for the cache as float64."""
 
 _BINS = 128
 _DRAWN_BINS = 64
@@ -29,9 +29,9 @@ def values(
     *,
     name: str | None = None,
 ) -> Iterator[Array]:
-    """Decodes the stored bytes that `chunks()` produces; flat arrays of `step` values, the last shorter.
+    """Decodes the stored bytes that `chunks()` yields; flat arrays of `step` values, the last one shorter.
 
-    BF16 and quantized dtypes come as float32, the others as they are stored.
+    BF16 and quantized dtypes become float32, the others are unchanged.
     """
     for block in rebatch(_pieces(dtype, shape, chunks(), name), step):
         for start in range(0, block.size, step):
@@ -41,18 +41,18 @@ def values(
 def _pieces(dtype: str, shape: Shape, chunks: Iterable[Buffer], name: str | None) -> Iterator[Array]:
     row, left, head, stream = DTYPES[dtype], n_elements(shape), b"", iter(chunks)
     unit_shape: Shape = (row.block,)
-    if dtype == "AprQ8":  # one float32 scale for the whole tensor, which each piece needs, then a byte a value
+    if dtype == "AprQ8":  # one float32 scale for the whole tensor, which each piece needs, then one byte per value
         unit_shape, unit_bytes = (1,), 1
         rest: Buffer = b""
         while len(head) < 4 and (part := next(stream, None)) is not None:
             head, rest = head + bytes(part[: 4 - len(head)]), part[4 - len(head) :]
         stream = chain([rest], stream)
-    elif is_padded(row, shape):  # each row was filled up to whole blocks
+    elif is_padded(row, shape):  # each row was padded to whole blocks
         unit_shape, unit_bytes = shape[-1:], stored_bytes(dtype, shape[-1:], padded=True)
     else:
         unit_bytes = row.block_bytes
     size = max(1, BLOCK_VALUES // unit_shape[0]) * unit_bytes
-    for buffer in regroup(stream, size, size):  # whole steps, so that none is put together from two
+    for buffer in regroup(stream, size, size):  # whole steps, so that no array is joined from two pieces
         n_units = len(buffer) // unit_bytes
         n = min(n_units * unit_shape[0], left)
         piece_shape = (n_units, *unit_shape) if is_padded(row, shape) else (n,)
@@ -68,9 +68,9 @@ class HistogramJson(TypedDict):
 
 
 class Histogram:
-    """Counts over 128 equal bins from -reach to reach, which the first block of values decides.
+    """A histogram with 128 equal bins from -reach to reach, which the first block of values determines.
 
-    What lies beyond counts in the end bins, what is not finite nowhere.
+    Values beyond it count in the outer bins; NaN and infinities are ignored.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Histogram:
         self.counts: Array | None = None
 
     def add(self, block: Array) -> None:
-        """Takes the values of `block` in."""
+        """Adds the values of `block`."""
         import numpy as np
 
         values = block.view(block.real.dtype) if block.dtype.kind == "c" else block
@@ -95,20 +95,20 @@ class Histogram:
         self.counts += np.bincount(np.clip(scaled, 0, _BINS - 1).astype(np.int16), minlength=_BINS)
 
     def to_json(self) -> HistogramJson | None:
-        """None where no finite value was seen."""
+        """None without finite values."""
         return None if self.counts is None else {"reach": self.reach, "counts": self.counts.tolist()}
 
     def bulk(self) -> float:
-        """The magnitude below which 99.9 % of the values lie, by the edges of bins; 0 if missing."""
+        """The magnitude below which 99.9 % of the values lie, at the resolution of bins; 0 without values."""
         if self.counts is None:
             return 0.0
         half = _BINS // 2
         from_outside = (self.counts + self.counts[::-1])[:half].cumsum()
-        outer = int((from_outside <= 0.001 * self.counts.sum()).sum())  # bins that hold no more than 0.1 %
+        outer = int((from_outside <= 0.001 * self.counts.sum()).sum())  # bins that contain at most 0.1 %
         return self.reach * max(1, half - outer) / half
 
     def rebin(self, reach: float) -> list[float]:
-        """The counts over 64 bins from -reach to reach, each bin taken as evenly filled."""
+        """The counts in 64 bins from -reach to reach, assuming uniform density within each bin."""
         import numpy as np
 
         if self.counts is None:

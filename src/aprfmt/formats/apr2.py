@@ -219,7 +219,7 @@ class Apr2Native:
 
 
 def native_of(model: Model) -> Apr2Native | None:
-    """The native view of a current `.apr` v2, in one file or in shards; None for everything else, also legacy images."""
+    """The native view of a current `.apr` v2, in one file or in shards; None for other formats, also legacy images."""
     return model.native_as(Apr2Native) if model.format == "apr-v2" else None
 
 

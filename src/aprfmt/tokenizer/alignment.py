@@ -1,7 +1,7 @@
-"""Which ids teacher and student share: found by comparing tokenizers, never by comparing row counts.
+"""The ids that teacher and student share, found by comparing tokenizers, never by comparing row counts.
 
-Embeddings and heads are padded to sizes that suit matrix units, and each size of a family to another one, so row
-counts say nothing about tokens. Two tokenizers are the same when each id stands for the same bytes in both.
+Embeddings and heads are padded to sizes that suit matrix units, which differ within a family, so row counts say nothing
+about tokens. Two tokenizers are the same if each id means the same bytes in both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from aprfmt.errors import RefusedError
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
-_ALIGNMENT = 64  # rows; what the matrix units of a GPU like
+_ALIGNMENT = 64  # rows; a multiple that suits a GPU's matrix units
 _PAD = re.compile(r"\[PAD(\d+)\]|<\|pad_(\d+)\|>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LITERAL = (TokenType.CONTROL, TokenType.USER_DEFINED)
@@ -25,14 +25,15 @@ _SUPERSET = "--vocab-policy renormalise trains on the shared tokens only, if the
 class SharedVocabulary:
     """The ids [0, n_real) that teacher and student share, and the rows of their heads.
 
-    The teacher's distribution lives on [0, n_real) alone. The student is normalised over all of its rows, so that
-    training pushes its padding rows down: runtimes sample over every row.
+    The teacher's distribution covers [0, n_real) only. The student is normalized over all of its rows, so that training
+    pushes
+    its padding rows down: runtimes sample over every row.
 
     Attributes:
         n_real: number of shared ids.
         teacher_rows: rows of the teacher's head, padding included.
         student_rows: rows of the student's head, padding included.
-        dropped: tokens of the teacher at and beyond n_real, which the student lacks.
+        dropped: the teacher's tokens from n_real on, which the student lacks.
     """
 
     n_real: int
@@ -42,12 +43,12 @@ class SharedVocabulary:
 
     @property
     def teacher_width(self) -> int:
-        """Rows of the teacher's head that are multiplied: n_real rounded up to 64 if there are that many."""
+        """Computed rows of the teacher's head: n_real rounded up to 64 if it has that many."""
         return min(-(-self.n_real // _ALIGNMENT) * _ALIGNMENT, self.teacher_rows)
 
     @property
     def dropped_rows(self) -> slice:
-        """Rows of the teacher's head that stand for dropped tokens."""
+        """Rows of the teacher's head for dropped tokens."""
         return slice(self.n_real, min(self.n_real + len(self.dropped), self.teacher_rows))
 
 
@@ -59,12 +60,12 @@ def align(
     Args:
         teacher, student: the tokenizers of the two models.
         teacher_rows, student_rows: rows of their heads.
-        policy: whether the teacher may have tokens that the student lacks: "shared" (control tokens alone) or
-            "renormalise" (any; its distribution is taken over the shared ones).
+        policy: whether the teacher may have tokens that the student lacks: "shared" (control tokens only) or
+            "renormalise" (any; its distribution is restricted to the shared ones).
 
     Raises:
-        RefusedError: a tokenizer is missing, an id stands for different bytes, one side has tokens that the
-            other lacks and may not lack, or a head has fewer rows than there are tokens.
+        RefusedError: a tokenizer is missing, an id means different bytes, one side lacks tokens that it must have, or a
+            head has fewer rows than tokens.
     """
     if teacher is None or student is None:
         side = "teacher" if teacher is None else "student"
@@ -89,10 +90,11 @@ def align(
 
 
 def count_real(tokenizer: Tokenizer, rows: int) -> int:
-    """Ids up to the last token: names that only fill the embedding do not count.
+    """The number of ids up to the last real token, without padding names.
 
-    Nor do control tokens at the end without a row of their own, such as a placeholder for images in the tokenizer
-    of a model that reads text only.
+    Trailing control tokens without a row of their own do not count either, such as an image placeholder in the
+    tokenizer of
+    a text-only model.
     """
     n = len(tokenizer.tokens)
     while n and _is_pad(tokenizer, n - 1):
@@ -104,7 +106,7 @@ def count_real(tokenizer: Tokenizer, rows: int) -> int:
 
 
 def token_bytes(tokenizer: Tokenizer, i: int) -> bytes | None:
-    """What id `i` stands for in text, as UTF-8; None for a hole of the vocabulary."""
+    """The bytes that id `i` means in text, UTF-8; None for a hole in the vocabulary."""
     if _is_pad(tokenizer, i):
         return None
     text, kind = tokenizer.tokens[i], _kind(tokenizer, i)
@@ -151,14 +153,14 @@ def _kind(tokenizer: Tokenizer, i: int) -> int:
 
 
 def _is_pad(tokenizer: Tokenizer, i: int) -> bool:
-    """Converters fill the rows beyond the tokens with names that carry their id; some call their type otherwise."""
+    """Converters pad the vocabulary with names that contain the id; some give them another type."""
     found = _PAD.fullmatch(tokenizer.tokens[i])
     return found is not None and int(found[1] or found[2]) == i
 
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable Latin-1 stands for itself, the others are moved behind U+0100 in order."""
+    """GPT-2's byte alphabet: printable Latin-1 maps to itself, the others to U+0100 and up, in order."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}

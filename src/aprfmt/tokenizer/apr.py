@@ -5,8 +5,7 @@
     chat_template                                                                the typed field
     aprfmt.tokenizer {special, flags, chat_templates, n_added, extra, gguf_keys, pre_note, patches}    the rest
 
-Texts that are not Unicode (a GGUF may hold any bytes) stand in the lists with U+FFFD; `patches` holds their
-bytes.
+Texts that are not Unicode (a GGUF may contain any bytes) are listed with U+FFFD; `patches` has their bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _LOOKS_UNUSED = re.compile(r"\[PAD\d+\]|<\|pad_\d+\|>|")
 
 
 def to_metadata(tok: Tokenizer) -> dict[str, object]:
-    """APR metadata entries for a tokenizer; `files` is not among them.
+    """APR metadata entries for a tokenizer, without `files`.
 
     Raises:
         RefusedError: a model, pre-tokenizer or template name that is not Unicode text.
@@ -78,7 +77,7 @@ def to_metadata(tok: Tokenizer) -> dict[str, object]:
         "pre_note": tok.pre_note if tok.pre is None else "",
         "patches": {name: patch for name, patch in patches.items() if patch},
     }
-    if not tok.model or tok.model.lower() in _MODELS:  # reading would take it for another
+    if not tok.model or tok.model.lower() in _MODELS:  # it would be read as another algorithm
         own["model"] = tok.model
     values[OWN_KEY] = {key: value for key, value in own.items() if value or key == "model"}
     return {key: value for key, value in values.items() if value is not None}
@@ -87,8 +86,9 @@ def to_metadata(tok: Tokenizer) -> dict[str, object]:
 def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
     """The tokenizer in APR metadata, None without a vocabulary; `files` stays empty.
 
-    Files of other writers may spell the algorithm `tokenizer.model_type` and lack types: those are then
-    inferred from the look of the texts, as the reference runtime does it.
+    Files of other writers may call the algorithm `tokenizer.model_type` and lack types: those are then inferred from
+    the
+    texts, as in the reference runtime.
 
     Raises:
         CorruptError: an entry of the wrong type.
@@ -125,7 +125,7 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
         special={
             role: i
             for role, i in _read_values(special, int, "special id").items()
-            if 0 <= i < 1 << 32  # -1 stands for none
+            if 0 <= i < 1 << 32  # -1 means none
         },
         flags=_read_values(flags, bool, "flag"),
         chat_template=template if template is None else _patch_text(template, patches, "chat_template", ""),
@@ -151,7 +151,7 @@ def _keys(value: object) -> list[str]:
 
 
 def _to_json(value: object) -> object:
-    """Bytes, and texts that are not Unicode, as an object; everything else is JSON already."""
+    """Bytes, and texts that are not Unicode, as an object; everything else is already JSON."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
     return {"hex": _bytes(value).hex()} if isinstance(value, str) and not is_unicode(value) else value
@@ -182,9 +182,9 @@ def _extra(stored: Mapping[str, object]) -> dict[str, tuple[KvType, object]]:
 
 
 def _model(metadata: Mapping[str, object], literal: object, merges: bool, scores: bool) -> str:
-    """The algorithm under its GGUF name; what neither key names follows from the lists that are there.
+    """The algorithm's GGUF name; if neither key states it, inferred from the lists present.
 
-    A name that is `literal` is a GGUF's own, however odd.
+    A `literal` name is a GGUF's own, however odd.
     """
     if isinstance(literal, str) and metadata.get("tokenizer.model") == literal:
         return literal
@@ -195,7 +195,7 @@ def _model(metadata: Mapping[str, object], literal: object, merges: bool, scores
 
 
 def _infer_types(tokens: Sequence[str]) -> list[int]:
-    """Types by the look of the texts: `<|...|>` and `<word>` are special, pads and repeated texts unused."""
+    """Types inferred from the texts: `<|...|>` and `<word>` are special, pads and repeated texts unused."""
     first = {text: i for i, text in reversed(list(enumerate(tokens)))}
     repeated = {text for text, n in Counter(tokens).items() if n > 1}
 
@@ -209,7 +209,7 @@ def _infer_types(tokens: Sequence[str]) -> list[int]:
 
 
 def _bytes(text: str) -> bytes:
-    """UTF-8, lone surrogates that stand for a byte as that byte; others come from no file."""
+    """UTF-8, with lone surrogates that represent a byte as that byte; files have no others."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -218,7 +218,7 @@ def _bytes(text: str) -> bytes:
 
 def _patches(keys: Sequence[int | str], texts: Sequence[str]) -> dict[str, str]:
     """Hex of the bytes of each text that is not Unicode."""
-    # One encoding of everything is far cheaper than one a text, and nearly always all that is needed.
+    # One encoding of everything is far cheaper than one per text, and nearly always sufficient.
     if is_unicode("".join(texts)):
         return {}
     pairs = zip(keys, texts, strict=True)

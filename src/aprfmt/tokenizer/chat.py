@@ -1,6 +1,6 @@
-"""Chat templates: a conversation as the text that a model was trained on.
+"""Chat templates: render a conversation as the text that a model was trained on.
 
-A template comes with a model, so it is compiled and run in a process of its own (`tokenizer.rendering`), with limits.
+A template comes with a model, so it is compiled and run in a separate process (`tokenizer.rendering`) with limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aprfmt.types import PathLike
 __all__ = ["ChatTemplate", "Message", "PrefixError", "TemplateSyntaxError", "start"]
 
 _MOST_BYTES = 8 * MAX_CHAT_CHARS
-"""Of an answer: a character takes four bytes of UTF-8, and control characters six of JSON."""
+"""Bytes of an answer: a character takes up to four bytes of UTF-8, a control character six of JSON."""
 
 _service = Service(
     "aprfmt.tokenizer.rendering", seconds=MAX_CHAT_SECONDS, memory=CHAT_MEMORY_BYTES, most_bytes=_MOST_BYTES
@@ -26,19 +26,19 @@ _service = Service(
 
 
 def start() -> None:
-    """Lets the process that renders begin, so that it is ready when it is asked. Raises StorageError."""
+    """Starts the rendering process early, so that it is ready when needed. Raises StorageError."""
     _service.start()
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A Jinja template as the libraries of the field render it.
+    """A Jinja template, rendered as transformers does.
 
     Attributes:
         source: the template.
-        special: role of a special token ("bos", "eos", "pad", ...) -> its text; the template has it as bos_token, ...
+        special: role of a special token ("bos", "eos", "pad", ...) -> its text; the template's bos_token, ...
         name: what errors call it.
-        path: the file that it comes from.
+        path: its file.
     """
 
     source: str
@@ -48,19 +48,19 @@ class ChatTemplate:
     _loaded: list[tuple[Child | None, int]] = field(default_factory=list, compare=False, repr=False)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: object) -> str:
-        """The conversation as text; with the beginning of an answer at its end, or without.
+        """Renders the conversation, optionally followed by the generation prompt.
 
-        Where the template looks for the text in a list of parts, it gets it so.
+        Content is passed as a list of parts if the template expects that.
 
         Args:
-            messages: what was said, the oldest first.
-            add_generation_prompt: whether the model is to answer.
-            variables: what else the template is given, such as enable_thinking. JSON values.
+            messages: the conversation, oldest first.
+            add_generation_prompt: append the start of the model's answer.
+            variables: further template variables, such as enable_thinking. JSON values.
 
         Raises:
             MissingDependencyError: without jinja2.
-            UnsupportedError: the template is none that Jinja understands, or fails; with its line.
-            RefusedError: the template says that such a conversation cannot be.
+            UnsupportedError: invalid Jinja, or the template fails; with its line.
+            RefusedError: the template rejects the conversation.
             LimitError: it exceeds MAX_CHAT_CHARS, MAX_CHAT_SECONDS or CHAT_MEMORY_BYTES.
             StorageError: no process can be started.
         """
@@ -70,20 +70,21 @@ class ChatTemplate:
     def render_answers(
         self, messages: Sequence[Message], *, first: int = 0, tools: object = None
     ) -> tuple[str, list[tuple[int, int]]]:
-        """A whole conversation as text, and the ranges of its characters that the assistant is to write.
+        """Renders a whole conversation; returns its text and the character ranges that the assistant writes.
 
-        Those are what the template has between `{% generation %}` and `{% endgeneration %}`. Of a template without
-        such marks an answer is what the text up to its message has beyond the text before it with the beginning of an
-        answer; line ends behind the mark that ends it are none of it. Where a template leaves something out of earlier
-        answers, those that stand there word for word count.
+        Those are the parts between `{% generation %}` and `{% endgeneration %}`. Without such marks an answer is what
+        the text up
+        to its message adds to the text before it with the generation prompt, without line ends after the end mark. If a
+        template
+        leaves out parts of earlier answers, answers that are present verbatim count.
 
         Args:
-            messages: what was said, the oldest first.
+            messages: the conversation, oldest first.
             first: answers of earlier messages do not count.
-            tools: what the template is told of tools. JSON values.
+            tools: tool definitions for the template. JSON values.
 
         Raises:
-            PrefixError: the conversation up to a message is not the beginning of the whole one.
+            PrefixError: the text up to a message is not a prefix of the whole text.
             And what `render` raises.
         """
         text, spans = self._ask("answers", messages, first=first, tools=tools)
@@ -101,7 +102,7 @@ class ChatTemplate:
         return _service.value(request, f"rendering {self.name}", path=self.path, hint=RAW)
 
     def _number(self) -> int:
-        """The template's number in the process that runs."""
+        """The template's index in the running process."""
         child = _service.start()
         for loaded, number in self._loaded:
             if loaded is child:

@@ -1,7 +1,8 @@
-"""What a chat template writes around each message, found by rendering it: chatml, llama3, gemma, mistral, phi, ...
+"""Infers a chat template's format by rendering it: chatml, llama3, gemma, mistral, phi, ...
 
-A Jinja template is a program, but most of them put fixed texts around messages. These texts are read off what it makes
-of conversations with marks in them, and count only when they give what the template gives for further conversations.
+A Jinja template is a program, but most of them put fixed texts around messages. These texts are read off the rendering
+of
+conversations with markers, and accepted only if they reproduce the template's output for further conversations.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ Message = Mapping[str, str]
 Conversation = Sequence[Message]
 
 MAX_TEMPLATE = 1 << 18
-"""Characters of a template that is rendered."""
+"""Maximum size of a template that is rendered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Texts around messages.
+    """The texts around messages.
 
     Attributes:
-        system, user, assistant: (before, behind) the content; of `system` None if unsupported.
-        folded: whether the content of the system message stands at the beginning of the first user's, between the two
-            texts of `system`.
-        reply: what the answer begins with.
-        start: what a conversation begins with, beside the begin token.
+        system, user, assistant: (before, after) the content; `system` is None if unsupported.
+        folded: whether the system message is put at the start of the first user message, between the two texts of
+            `system`.
+        reply: the start of the answer.
+        start: the start of a conversation, besides BOS.
         default: the system message of a conversation without one; None if missing.
     """
 
@@ -44,7 +45,7 @@ class ChatFormat:
     default: str | None = None
 
     def render(self, conversation: Conversation) -> str:
-        """The text of a conversation that the model is to answer."""
+        """Renders a conversation for the model to answer."""
         out, pending = self.start, None
         messages = list(conversation)
         if self.default is not None and messages[0]["role"] != "system":
@@ -65,7 +66,7 @@ class ChatFormat:
 
 
 def find_format(tokenizer: Tokenizer) -> tuple[ChatFormat | None, str]:
-    """The format of the tokenizer's chat template; without one, why there is none, a clause.
+    """The format of the tokenizer's chat template; if unknown, the reason, a clause.
 
     Raises MissingDependencyError without jinja2.
     """
@@ -86,11 +87,11 @@ def find_format(tokenizer: Tokenizer) -> tuple[ChatFormat | None, str]:
 
 
 class _Failure(Exception):
-    """A template that does not render a conversation."""
+    """The template does not render a conversation."""
 
 
 def template_of(tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The tokenizer's template; None where it has none, or only the name of one of llama.cpp's."""
+    """The tokenizer's template; None without one, or if it only names one of llama.cpp's."""
     template = tokenizer.chat_template
     if template is None or "{" not in template:
         return None
@@ -103,13 +104,13 @@ class _Renderer:
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
         self._bos = ""
-        # A begin token that the tokenizer adds is none of the template's; one that begins each message is.
+        # A BOS that the tokenizer adds is not part of the template; one that begins each message is.
         bos = template.special["bos"]
         if bos and tokenizer.flags.get("add_bos") is not False:
             self._bos = bos if self(_talk(_U, _A, _V)).count(bos) == 1 else ""
 
     def __call__(self, conversation: Conversation, *, reply: bool = True) -> str:
-        """The text of a conversation, without the begin token. Raises _Failure."""
+        """Renders the conversation, without BOS. Raises _Failure."""
         try:
             text = self._template.render(conversation, add_generation_prompt=reply)
         except MissingDependencyError:
@@ -131,7 +132,7 @@ def _talk(*turns: str, system: str | None = None) -> Conversation:
 
 
 def _probes(has_system: bool) -> list[Conversation]:
-    """Conversations that texts around messages must hold for."""
+    """Conversations that the format must reproduce."""
     turns = ("Who are you?", "I am a model.\n\nAsk me!", "1 + 1 = ?", "2", "Café, 你好 {{ x }} <b>")
     systems = [None, "Be brief.\nBe kind."] if has_system else [None]
     return [_talk(*turns[:n], system=system) for n in (1, 3, 5) for system in systems]
@@ -141,14 +142,14 @@ _U, _A, _V, _S = "QuserQ", "QassistantQ", "QagainQ", "QsystemQ"
 
 
 def _read_off(render: _Renderer) -> ChatFormat | None:
-    """The texts around the marks, where they are the same from message to message."""
+    """The texts around the markers, if they are the same for all messages."""
     start, first, between, end = _cut(render(_talk(_U, _A, _V)), _U, _A, _V)
     closed = _cut(render(_talk(_U, _A), reply=False), _A)[1]
     before_user = between.removeprefix(closed)
     if not (between.startswith(closed) and start.endswith(before_user)):  # the end of a text is not that of a message
         before_user = _TAIL.sub("", _common(start[::-1], between[::-1])[::-1])
         closed = between[: len(between) - len(before_user)]
-    # A user's message ends as an answer does, or as one does that no answer follows.
+    # A user message ends like an answer, or like a final answer.
     plain = _cut(render(_talk(_U, _A, _V), reply=False), _V)[1]
     ends = (closed, plain, _common(first, end))
     plain = next(text for text in ends if first.startswith(text) and end.startswith(text) and (text or text == ends[2]))
@@ -163,11 +164,11 @@ def _read_off(render: _Renderer) -> ChatFormat | None:
 
 
 _TAIL = re.compile(r"^[^<\[]*[>\]]")
-"""What is left of a tag that was cut."""
+"""The remainder of a truncated tag."""
 
 
 def _with_system(found: ChatFormat, before: str, behind: str) -> ChatFormat | None:
-    """The format with the texts before and behind a system message; None where they fit in no way."""
+    """The format with the texts around a system message; None if they do not match."""
     start, before_user = found.start, found.user[0]
     if before.startswith(start + before_user):
         inner = before.removeprefix(start + before_user)
@@ -189,7 +190,7 @@ def _common(a: str, b: str) -> str:
 
 
 def _cut(text: str, *marks: str) -> list[str]:
-    """The texts between marks, each of which must be there once. Raises _Failure."""
+    """The texts between the markers, each of which must occur once. Raises _Failure."""
     out = []
     for mark in marks:
         before, found, text = text.partition(mark)

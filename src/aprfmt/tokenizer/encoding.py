@@ -1,4 +1,6 @@
-"""A tokenizer value that encodes and decodes: its tokenizer.json, its own or one made of its lists, in `tokenizers`."""
+"""Encodes and decodes with a tokenizer value through `tokenizers`: its tokenizer.json, its own or one built from its
+lists.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ TOKENIZER_JSON = "tokenizer.json"
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes:
-    """Its tokenizer.json; of one that came without, that of its lists. Raises UnsupportedError as to_hf_files."""
+    """Its tokenizer.json; without one, built from its lists. Raises UnsupportedError as to_hf_files."""
     files = to_hf_files(tokenizer)
     if TOKENIZER_JSON not in files:
         files = to_hf_files(replace(tokenizer, files={}))
@@ -24,7 +26,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes:
 
 
 def hard_texts() -> list[str]:
-    """Texts on which tokenizers that are nearly the same come apart.
+    """Texts on which similar tokenizers differ.
 
     Spaces, digits, contractions, scripts, normal forms, joiners, controls, texts of special tokens, long runs.
     """

@@ -1,7 +1,8 @@
-"""A tokenizer.json that encodes and decodes: in this process where it is known to be quick, else in one with limits.
+"""Runs a tokenizer.json: in this process if it is known to be fast, else in a process with limits.
 
-`python -m aprfmt.tokenizer.fast` is that process. A stranger's regex may take years for a line, and the library ends on
-what it did not expect with a panic, which writes on standard error before it can be caught.
+`python -m aprfmt.tokenizer.fast` is that process. A stranger's regex may take years for a line, and the library reacts
+to
+the unexpected with a panic, which prints to standard error before it can be caught.
 """
 
 from __future__ import annotations
@@ -24,38 +25,38 @@ if TYPE_CHECKING:
 _MEMORY_PER_BYTE = 16
 _MOST_BYTES = 64 << 20
 _REQUEST_CHARS = 1 << 19
-"""Of texts in one request; a longer text has one to itself."""
+"""Texts per request; a longer text has a request of its own."""
 _KEPT = 4
 _HINT = "download the tokenizer from the model's publisher"
 
 
 class Encoded(NamedTuple):
-    """The ids of a text, and the range of its characters that each stands for where they were asked for."""
+    """The ids of a text, and the character range of each, if requested."""
 
     ids: list[int]
     places: list[tuple[int, int]]
 
 
 class FastTokenizer(Protocol):
-    """What runs a tokenizer.json. Methods raise CorruptError where it fails, LimitError where it takes too much."""
+    """Runs a tokenizer.json. Methods raise CorruptError if it fails, LimitError if it takes too much."""
 
     def encode(self, texts: Sequence[str], *, special: bool = False, places: bool = False) -> list[Encoded]:
-        """Each text in tokens; with `special` what is put around it, too."""
+        """Encodes each text; with `special`, adds the post-processor's tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens too."""
+        """Decodes ids, special tokens included."""
 
     def added(self) -> list[int]:
-        """The ids of the tokens that are found in a text before all others, in order."""
+        """The ids of the added tokens in a text, in order."""
 
     def drop_post_processor(self) -> None:
-        """Leaves texts and places as they are from then on: `special` adds nothing."""
+        """Removes the post-processor: from then on `special` adds nothing."""
 
 
 def load(text: bytes) -> FastTokenizer:
-    """The tokenizer of a tokenizer.json, without truncation and padding.
+    """Loads a tokenizer.json, without truncation and padding.
 
-    Raises CorruptError where it is none, LimitError where loading takes too much or it makes endlessly much of a text,
+    Raises CorruptError if invalid, LimitError if loading takes too much or it expands texts without limit,
     MissingDependencyError without `tokenizers`.
     """
     try:
@@ -84,7 +85,7 @@ class _Local:
             raise
         except BaseException as error:  # the library raises nothing more precise, and its panics are not Exceptions
             raise CorruptError(f"tokenizer.json cannot be loaded: {error}") from error
-        # What a crafted file says of them would take any amount of memory.
+        # A crafted file could make these messages arbitrarily large.
         self._library.no_truncation()
         self._library.no_padding()
 
@@ -110,7 +111,7 @@ class _Local:
 
 
 def _failure(error: BaseException) -> BaseException:
-    """What to raise for an error of the library, whose panics are not Exceptions."""
+    """The error for an exception of the library, whose panics are not Exceptions."""
     if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError, UnicodeError)):
         return error
     return CorruptError(f"the tokenizer cannot be run: {error}")
@@ -120,7 +121,7 @@ def _failure(error: BaseException) -> BaseException:
 
 
 class _Process:
-    """The process of one tokenizer.json. What ended it once would end it again, so that it is not started anew."""
+    """The process of one tokenizer.json. It is not restarted: what killed it once would kill it again."""
 
     def __init__(self, text: bytes) -> None:
         self._text, self._memory = text, TOKENIZER_MEMORY_BYTES + _MEMORY_PER_BYTE * len(text)
@@ -134,7 +135,7 @@ class _Process:
         )  # fmt: skip
 
     def ask(self, call: str, *arguments: object) -> Any:
-        """What the call of _CALLS gives. Raises AprError."""
+        """Calls one of _CALLS. Raises AprError."""
         with self.service.lock:
             if self._failure is not None:
                 raise self._failure
@@ -154,7 +155,7 @@ class _Process:
 
 _NAME = "tokenizer.json"
 _processes: dict[bytes, _Process] = {}
-"""The last ones, by the digest of the tokenizer.json."""
+"""The most recent ones, by digest of the tokenizer.json."""
 
 
 def _process_of(text: bytes) -> _Process:
@@ -204,7 +205,7 @@ def _portions(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 class _Server:
-    """What the process holds."""
+    """The state of the process."""
 
     tokenizer: _Local
     post_processor: Any

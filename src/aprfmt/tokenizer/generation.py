@@ -1,7 +1,7 @@
-"""What configs say of generating that a GGUF keeps with its vocabulary: tokens that are never given, ends of turns.
+"""Generation settings in configs that a GGUF stores with its vocabulary: suppressed tokens, ends of turns.
 
 generation_config.json    suppress_tokens: ids
-config.json               eos_token_id: of some families a list, whose other ids end turns
+config.json               eos_token_id: in some families a list, whose further ids end turns
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FILE_NAME = "generation_config.json"
 SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 """Key of the ids, in `Tokenizer.extra`."""
 _TURNS_END_BY_LIST = ("laguna",)
-"""Model types whose turns end with a token that llama.cpp does not know by its text."""
+"""Model types whose end-of-turn token llama.cpp does not recognize by its text."""
 
 
 def suppressed(generation: bytes | None) -> dict[str, tuple[KvType, object]]:
-    """The entry of `Tokenizer.extra` for a generation_config.json; {} where it suppresses nothing, or is damaged."""
+    """The entry of `Tokenizer.extra` for a generation_config.json; {} if it suppresses nothing, or is damaged."""
     try:
         value = json.loads(generation or b"{}")
     except (ValueError, RecursionError):
@@ -33,7 +33,7 @@ def suppressed(generation: bytes | None) -> dict[str, tuple[KvType, object]]:
 
 
 def to_file(tok: Tokenizer) -> bytes | None:
-    """A generation_config.json with the suppressed tokens, and the ids that it overrules; None without any."""
+    """A generation_config.json with the suppressed tokens and the ids that it overrides; None without any."""
     _, ids = tok.extra.get(SUPPRESSED, ("", None))
     if not isinstance(ids, list):
         return None
@@ -42,7 +42,7 @@ def to_file(tok: Tokenizer) -> bytes | None:
 
 
 def turn_end(config: Mapping[str, Json]) -> int | None:
-    """The id that ends turns by a config.json, where the family has one beside the end of a text."""
+    """The end-of-turn id in a config.json, if the family has one besides EOS."""
     ids = config.get("eos_token_id")
     if config.get("model_type") not in _TURNS_END_BY_LIST or not isinstance(ids, list):
         return None

@@ -1,4 +1,4 @@
-"""Tokenizers as GGUF key-value pairs: `tokenizer.ggml.*`, `tokenizer.chat_template*` and what else is there."""
+"""Tokenizers as GGUF key-value pairs: `tokenizer.ggml.*`, `tokenizer.chat_template*` and further keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SPECIAL_KEYS = {
     "suffix": "suffix_token_id",
     "middle": "middle_token_id",
 }
-"""Role -> key; "seperator" is the format's own spelling, the last three are its older names for fim_*."""
+"""Role -> key; "seperator" is the format's own spelling, the last three are older names of fim_*."""
 
 _FLAG_KEYS = {
     "add_bos": "add_bos_token",
@@ -61,7 +61,7 @@ VOCABULARY_KEYS = frozenset(_PREFIX + key for key in _LIST_KEYS)
 _HOLE_SCORE = -10000.0
 _BYTES = (("ARRAY", "UINT8"), ("ARRAY", "INT8"))
 CHARSMAP = _PREFIX + "precompiled_charsmap"
-"""SentencePiece's compiled normalisation, in `Tokenizer.extra`."""
+"""SentencePiece's compiled normalization, in `Tokenizer.extra`."""
 TOKEN_TYPE_COUNT = _PREFIX + "token_type_count"
 """Rows of BERT's segment embedding, in `Tokenizer.extra`."""
 
@@ -69,13 +69,13 @@ _WANTED_BY_NAME = {
     "phi-3": ("</s>", "<unk>", "<s>", "<|endoftext|>"),
     "phi3": ("</s>", "<unk>", "<s>", "<|endoftext|>"),
 }
-"""Part of a model's name, in lower case -> tokens that llama.cpp then looks for; without one it loads no such file."""
+"""Part of a model's name, in lower case -> tokens that llama.cpp then requires; it refuses files without them."""
 _NAME_IS_NOT_READ = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
-"""Pre-tokenizers with which it does not look at the name."""
+"""Pre-tokenizers for which it ignores the name."""
 
 
 def missing_by_name(tok: Tokenizer, name: str) -> tuple[str, list[str]]:
-    """(part of the model's `name`, tokens that llama.cpp looks for because of it and that are not there)."""
+    """(part of the model's `name`, missing tokens that llama.cpp requires because of it)."""
     part = next((part for part in _WANTED_BY_NAME if part in name.lower()), "")
     if not part or tok.model == NO_VOCABULARY or tok.pre in _NAME_IS_NOT_READ:
         return "", []
@@ -88,9 +88,9 @@ _BY_MERGES = ("gpt2", "gemma4")
 
 
 def key_problems(kv: Mapping[str, object], architecture: str, rows: int | None) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong with it) for the keys of a vocabulary that llama.cpp insists on.
+    """(key, what is wrong with it) for the vocabulary keys that llama.cpp requires.
 
-    `rows` is how many rows the token embedding has, or None.
+    `rows` is the number of rows of the token embedding, or None.
     """
     model = kv.get(_PREFIX + "model")
     if model is None:
@@ -129,10 +129,10 @@ def known_keys() -> Iterator[tuple[str, str]]:
 
 
 def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:
-    """The tokenizer of a GGUF file's key-value pairs, None where it has none.
+    """The tokenizer of a GGUF's key-value pairs, None without one.
 
     Raises:
-        CorruptError: a key holds a value of the wrong type, or more types or scores than there are tokens.
+        CorruptError: a key has a value of the wrong type, or there are more types or scores than tokens.
     """
     model = read_value(kv.get(_PREFIX + "model"), str, _PREFIX + "model")
     if model is None:
@@ -141,7 +141,7 @@ def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:
     n = len(tokens)
     ids = {role: i for role, key in _find_keys(kv, SPECIAL_KEYS) if (i := _token_id(kv[key], key)) is not None}
     flags = {flag: read_value(kv.get(key), bool, key) for flag, key in _find_keys(kv, _FLAG_KEYS)}
-    # Some writers pad the tokens and forget the types: what is missing then are the pads.
+    # Some writers pad the tokens but not the types: the missing ones are pads.
     return Tokenizer(
         model=model,
         tokens=tokens,
@@ -164,9 +164,9 @@ def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:
 
 
 def _extra(kv: Mapping[str, object]) -> dict[str, tuple[KvType, object]]:
-    """Keys that no attribute models, with their types; arrays of arrays, or of no Unicode, stay with the file."""
+    """Keys without an attribute, with their types; nested arrays and text that is not Unicode stay in the file."""
     known = {_PREFIX + key for key in (*_LIST_KEYS, *SPECIAL_KEYS.values(), *_FLAG_KEYS.values())}
-    kind_of = getattr(kv, "kind", None)  # of a file: the types that it names
+    kind_of = getattr(kv, "kind", None)  # of a file: its stated types
     found: dict[str, tuple[KvType, object]] = {}
     for key in kv:
         if not key.startswith("tokenizer.") or key in known or key.startswith(_TEMPLATE):
@@ -183,7 +183,7 @@ def _extra(kv: Mapping[str, object]) -> dict[str, tuple[KvType, object]]:
 
 
 def _kind(value: object) -> KvType | None:
-    """The type of a value that comes without one."""
+    """The type of a value without a stated one."""
     if isinstance(value, list) and value:
         inner = _kind(value[0])
         return ("ARRAY", "INT32" if inner == "UINT32" else inner) if isinstance(inner, str) else None
@@ -192,10 +192,10 @@ def _kind(value: object) -> KvType | None:
 
 
 def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.cpp") -> list[KV]:
-    """Key-value pairs for a GGUF, in the order and with the types that llama.cpp's converter uses.
+    """Key-value pairs for a GGUF, in the order and with the types of llama.cpp's converter.
 
-    A tokenizer that came from a GGUF keeps that file's order. llama.cpp gives up on a vocabulary with two
-    equal texts, so later copies of a text are written as unused ids.
+    A tokenizer from a GGUF keeps that file's order. llama.cpp refuses a vocabulary with duplicate texts, so later
+    copies are written as unused ids.
 
     Args:
         tok: the tokenizer.
@@ -219,7 +219,7 @@ def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.c
         keys.append((_PREFIX + "scores", ("ARRAY", "FLOAT32"), scores))
     if types:
         keys.append((_PREFIX + "token_type", ("ARRAY", "INT32"), types))
-    # A SentencePiece vocabulary works by scores: its merges are for Hugging Face files alone.
+    # A SentencePiece vocabulary works by scores: merges are for Hugging Face files only.
     if tok.merges and (tok.model != "llama" or _PREFIX + "merges" in tok.gguf_keys):
         keys.append((_PREFIX + "merges", strings, list(tok.merges)))
     keys += [(_PREFIX + SPECIAL_KEYS[role], "UINT32", i) for role, i in tok.special.items() if role in SPECIAL_KEYS]
@@ -243,7 +243,7 @@ def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.c
 
 
 def _pad(tok: Tokenizer, vocab_size: int | None, style: str) -> tuple[list[str], list[int], list[float]]:
-    """Tokens, types and scores as they go into the file: padded, and without repeated texts."""
+    """Tokens, types and scores for the file: padded, and without duplicate texts."""
     n = len(tok.tokens)
     for name, parallel in (("types", tok.types), ("scores", tok.scores)):
         if parallel and len(parallel) != n:
@@ -263,7 +263,7 @@ def _pad(tok: Tokenizer, vocab_size: int | None, style: str) -> tuple[list[str],
 
 
 def _name_unused(tokens: list[str], types: list[int], n_real: int, template: str) -> None:
-    """Gives pads (ids from `n_real`) and repeated texts names of their own, in place."""
+    """Gives pads (ids from `n_real`) and duplicate texts unique names, in place."""
     seen: set[str] = set()
     taken = set(tokens)
     for i, text in enumerate(tokens):
@@ -280,7 +280,7 @@ def _name_unused(tokens: list[str], types: list[int], n_real: int, template: str
 
 
 def template_key(name: str) -> str:
-    """The GGUF key of a chat template that is not the default one."""
+    """The GGUF key of a chat template other than the default one."""
     return f"{_TEMPLATE}." + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
@@ -299,14 +299,14 @@ def _find_keys(kv: Mapping[str, object], table: Mapping[str, str]) -> Iterable[t
 
 
 def _token_id(value: object, key: str) -> int | None:
-    """The token id; None for -1, which stands for none. Raises CorruptError for what is not an integer."""
+    """The token id; None for -1, which means none. Raises CorruptError for anything but an integer."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise CorruptError(f"{key} is not an integer")
     return value if 0 <= value < 1 << 32 else None
 
 
 def _read_parallel(kv: Mapping[str, object], name: str, kind: type[_T], n: int, missing: _T) -> list[_T]:
-    """An array with one entry a token, filled up with `missing`; empty where the file has none."""
+    """An array with one entry per token, extended with `missing`; empty if the file has none."""
     items = read_list(kv.get(_PREFIX + name), kind, _PREFIX + name)
     if len(items) > n:
         raise CorruptError(f"{_PREFIX}{name} has {len(items)} entries for {n} tokens")

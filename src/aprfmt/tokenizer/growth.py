@@ -1,4 +1,4 @@
-"""By how much the steps of a tokenizer.json can multiply a text: a file of a kilobyte may hold forty that double it."""
+"""How much a tokenizer.json can expand a text: a file of a kilobyte may contain forty steps that each double it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aprfmt.types import Json, JsonObject
 _KEYS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _INNER = ("normalizers", "pretokenizers", "processors", "decoders")
 _FEW = 16
-"""Characters or ids that count as one more text where they are added to each."""
+"""Characters or ids that count as one more text if they are added to each."""
 
 
 def check_growth(parsed: Json, path: str = "tokenizer.json") -> None:
-    """Raises LimitError where one part of a tokenizer.json can make more than MAX_TEXT_GROWTH characters of one."""
+    """Raises LimitError if a part of a tokenizer.json can make more than MAX_TEXT_GROWTH characters of one."""
     for key in _KEYS:
         if isinstance(parsed, dict) and growth(parsed.get(key)) > MAX_TEXT_GROWTH:
             raise LimitError(
@@ -28,7 +28,7 @@ def check_growth(parsed: Json, path: str = "tokenizer.json") -> None:
 
 
 def growth(step: Json) -> int:
-    """The bound for a step with all the steps inside it; beyond MAX_TEXT_GROWTH any larger number."""
+    """The upper bound for a step with its inner steps; beyond MAX_TEXT_GROWTH any larger number."""
     total, left = 1, [step]
     while left and total <= MAX_TEXT_GROWTH:
         step = left.pop()
@@ -60,17 +60,17 @@ def _prepended(step: JsonObject) -> int:
 
 
 def _longest_text(step: JsonObject) -> int:
-    """Bytes of the longest text of a charsmap: u32 length of a trie, trie, texts that end with zeros."""
+    """Bytes of the longest text in a charsmap: u32 length of a trie, trie, zero-terminated texts."""
     stored = step.get("precompiled_charsmap")
     try:
         data = base64.b64decode(stored if isinstance(stored, str) else "")
     except (binascii.Error, ValueError):
-        return 1  # the library takes none of it
+        return 1  # the library uses none of it
     return max(map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
 
 
 def _pieces(step: JsonObject, key: str) -> int:
-    """How often a template has the text in it; and what it adds, as if it were so many texts."""
+    """How often a template contains the text, and its additions as a number of texts."""
     pieces, tokens = step.get(key), step.get("special_tokens")
     texts = added = 0
     for piece in pieces if isinstance(pieces, list) else []:
@@ -89,5 +89,5 @@ _MEASURES: dict[str, Callable[[JsonObject], int]] = {
     "Precompiled": _longest_text,
     "TemplateProcessing": lambda step: max(_pieces(step, "single"), _pieces(step, "pair")),
     "ByteLevel": lambda step: 2,  # each byte of a character beyond ASCII becomes a letter
-    "Metaspace": lambda step: 2,  # a mark is put before each piece
+    "Metaspace": lambda step: 2,  # a prefix is put before each piece
 }

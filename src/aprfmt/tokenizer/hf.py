@@ -1,7 +1,8 @@
-"""Tokenizers out of a Hugging Face folder, whatever form its files have, as llama.cpp's lists.
+"""Reads tokenizers from a Hugging Face folder, in any file format, as llama.cpp's lists.
 
-A function for each algorithm (BPE, Unigram, WordPiece, SentencePiece) gives a Tokenizer with tokens, types, merges or
-scores. Special ids, add-flags and chat templates are chosen as llama.cpp's converter chooses them.
+A function per algorithm (BPE, Unigram, WordPiece, SentencePiece) returns a Tokenizer with tokens, types, merges or
+scores.
+Special ids, add-flags and chat templates are chosen as in llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ TOKENIZER_FILES = frozenset(
         "chat_template.json",
     }
 )
-"""Files of a folder that belong to its tokenizer, beside those that is_tokenizer_file knows otherwise."""
+"""Files of a folder that belong to its tokenizer, besides those that is_tokenizer_file recognizes."""
 
 _UNSUPPORTED_FILES = ("sentencepiece.bpe.model",)
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")
 _VERSIONED = "tokenizer.model.v"
-"""How the names of Mistral's SentencePiece models begin; what follows is the version of its chat format."""
+"""Name prefix of Mistral's SentencePiece models, followed by the version of the chat format."""
 _HEAD = 1 << 13
-"""Bytes of a file by which its kind is known."""
+"""Leading bytes that identify the kind of a file."""
 
 
 def is_tokenizer_file(name: str) -> bool:
@@ -69,7 +70,7 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 def has_vocabulary(names: Iterable[str]) -> bool:
-    """Whether one of the files makes a tokenizer by itself."""
+    """Whether one of the files is sufficient for a tokenizer."""
     return any(
         name in _VOCABULARIES or (is_tokenizer_file(name) and name not in TOKENIZER_FILES and "/" not in name)
         for name in names
@@ -79,16 +80,16 @@ def has_vocabulary(names: Iterable[str]) -> bool:
 def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = None) -> Tokenizer | None:
     """The tokenizer of a folder's files, or None.
 
-    Of several forms RWKV's vocabulary counts, then tokenizer.json, vocab.json with merges.txt, tekken.json, tiktoken
-    files, tokenizer.model, vocab.txt.
+    Order of preference: RWKV's vocabulary, tokenizer.json, vocab.json with merges.txt, tekken.json, tiktoken files,
+    tokenizer.model, vocab.txt.
 
     Args:
-        files: contents by relative path; of others than tokenizer files only generation_config.json counts.
+        files: contents by relative path; besides tokenizer files only generation_config.json matters.
         config: the parsed config.json, for special ids that the tokenizer files leave open.
 
     Raises:
-        CorruptError: a file is not JSON, or holds values of the wrong type, ids out of range, unknown merges.
-        RefusedError: the settings ask for a token that is not in the vocabulary.
+        CorruptError: a file is not JSON, or has values of the wrong type, ids out of range, unknown merges.
+        RefusedError: the settings require a token that is not in the vocabulary.
         UnsupportedError: an algorithm that llama.cpp does not have, or only files of other tokenizer libraries.
     """
     kept = {name: bytes(data) for name, data in files.items() if is_tokenizer_file(name)}
@@ -105,7 +106,7 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = N
 
 
 _KNOWN: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
-"""Tokenizers that somebody holds, by their files: models that are merged or compared have one of a large vocabulary."""
+"""Live tokenizers by their files: merged or compared models share a large vocabulary."""
 
 _CHANGEABLE = ("special", "flags", "chat_templates", "files", "extra", "gguf_keys", "notes")
 
@@ -119,7 +120,7 @@ def _digest(files: Mapping[str, bytes], config: Mapping[str, Json] | None) -> by
 
 
 def _read_files(kept: dict[str, bytes], config: Mapping[str, Json] | None) -> Tokenizer | None:
-    # Roles of special_tokens_map.json count where tokenizer_config.json does not name one.
+    # Roles of special_tokens_map.json apply if tokenizer_config.json does not state them.
     special_map = read_object(kept, "special_tokens_map.json").items()
     settings = {key: value for key, value in special_map if key.endswith(("_token", "_special_tokens"))}
     settings |= read_object(kept, "tokenizer_config.json")
@@ -141,7 +142,7 @@ def _read_files(kept: dict[str, bytes], config: Mapping[str, Json] | None) -> To
         return read_tiktoken(Document(tiktoken, {}, {}, settings, config or {}, kept))
     elif spm is not None:
         tokenizer, added = read_sentencepiece(kept, spm, settings)
-        if spm in versioned:  # their texts begin with a BOS, and what has no pad takes the EOS
+        if spm in versioned:  # their texts begin with BOS, and without a pad token EOS is used
             tokenizer.flags |= {"add_bos": True, "add_eos": False}
             tokenizer.special.setdefault("pad", tokenizer.special.get("eos", 0))
         return _finish(tokenizer, added, Document(spm, {}, {}, settings, config or {}, kept))
@@ -172,7 +173,7 @@ def _read_document(document: Document) -> Tokenizer:
             path=source,
             hint="llama.cpp does not support this tokenizer either",
         )
-    if kind == "Unigram":  # entries of another form are for read_unigram to refuse
+    if kind == "Unigram":  # read_unigram refuses entries of another form
         pieces = stored if isinstance(stored, list) else []
         vocab = {p[0]: i for i, p in enumerate(pieces) if isinstance(p, list) and p and isinstance(p[0], str)}
     else:
@@ -190,12 +191,12 @@ def _read_document(document: Document) -> Tokenizer:
 def _finish(
     tokenizer: Tokenizer, added: list[Added], document: Document, fixed: Mapping[str, int] | None = None
 ) -> Tokenizer:
-    """The algorithm's lists together with what all have in common: special ids, flags and chat templates.
+    """Combines the algorithm's lists with what all share: special ids, flags and chat templates.
 
-    `fixed` special ids are those of the algorithm, whatever the settings say.
+    `fixed` special ids belong to the algorithm, whatever the settings say.
     """
     special, flags = special_ids(document, tokenizer, {token.content: token.id for token in reversed(added)})
-    if tokenizer.model == "t5":  # llama.cpp ends such texts with EOS unless told otherwise
+    if tokenizer.model == "t5":  # llama.cpp ends such texts with EOS by default
         flags = {"add_bos": False, "add_eos": False, **flags}
     end = generation.turn_end(document.config)
     if end is not None and end < len(tokenizer.tokens):
@@ -236,7 +237,9 @@ def _finish(
 
 
 def _tiktoken_file(files: Mapping[str, bytes]) -> str | None:
-    """The file of bytes with ranks: `*.tiktoken`, tiktoken.model, or a tokenizer.model that is not SentencePiece's."""
+    """The file of byte tokens with ranks: `*.tiktoken`, tiktoken.model, or a tokenizer.model that is not
+    SentencePiece's.
+    """
     names = [name for name in files if name.endswith(".tiktoken") or name in ("tiktoken.model", "tokenizer.model")]
     return next((name for name in sorted(names) if ranks.looks_like_ranks(files[name][:_HEAD])), None)
 

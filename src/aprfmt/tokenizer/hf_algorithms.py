@@ -37,7 +37,7 @@ _REACHED_BY_NO_MERGE = -1e6
 
 
 _MERGE_SPACE = "\u0120"
-"""Stands for a space inside a half of a merge, which is itself written as two halves around a space."""
+"""Replaces a space inside half of a merge, which is itself written as two halves around a space."""
 
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -48,7 +48,7 @@ _CLASS_BY_MODEL_TYPE = {
     **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "opt"), "GPT2Tokenizer"),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
 }
-"""What AutoTokenizer takes where tokenizer_config.json names no class."""
+"""AutoTokenizer's default if tokenizer_config.json names no class."""
 
 
 _GREEDY_NOTE = (
@@ -57,7 +57,7 @@ _GREEDY_NOTE = (
 
 
 def read_bpe(document: Document, vocab: Mapping[str, int], added: list[Added], named: set[str]) -> Tokenizer:
-    """A BPE model: "gpt2", or "llama" when it works on pieces with single bytes for what is not a piece.
+    """A BPE model: "gpt2", or "llama" if it works on pieces with byte fallback.
 
     Raises:
         CorruptError: merges of another form or of unknown tokens.
@@ -90,7 +90,7 @@ def read_bpe(document: Document, vocab: Mapping[str, int], added: list[Added], n
 
 
 def _read_merges(merges: Json, texts: set[str], source: str) -> list[str]:
-    """Merges as "left right" whichever way the file spells them; each half and the whole must be a token."""
+    """Merges as "left right" however the file spells them; each half and the result must be a token."""
     if not isinstance(merges, list):
         raise CorruptError("model.merges is not an array", path=source)
     if (whole := _read_plain_merges(merges, texts)) is not None:
@@ -108,7 +108,7 @@ def _read_merges(merges: Json, texts: set[str], source: str) -> list[str]:
 
 
 def _read_plain_merges(merges: list[Json], texts: set[str]) -> list[str] | None:
-    """The same for lists where all is well and no token has a space: hundreds of thousands at a time."""
+    """The same for valid lists without spaces in tokens: hundreds of thousands at a time."""
     pairs = [merge for merge in merges if isinstance(merge, list)]
     lines = [merge for merge in merges if isinstance(merge, str)]
     if pairs and set(map(len, pairs)) == {2} and not any(" " in text for text in texts):
@@ -126,10 +126,11 @@ def _read_plain_merges(merges: list[Json], texts: set[str]) -> list[str] | None:
 
 
 def _scores_of_merges(tokens: list[str], types: list[int], merges: list[str]) -> list[float]:
-    """Scores that make a best-score-first merger do what the ranked merges do: minus the rank.
+    """Scores that make a best-score-first merger equal to the ranked merges: minus the rank.
 
-    llama.cpp's SentencePiece merges the adjacent pair whose joined text has the best score; a text that
-    several merges give takes the rank of the first. Single characters and bytes need no merge and score 0.
+    llama.cpp's SentencePiece merges the adjacent pair whose joined text has the best score; a text that several merges
+    yield
+    gets the rank of the first. Single characters and bytes need no merge and score 0.
     """
     rank: dict[str, int] = {}
     for n, merge in enumerate(merges):
@@ -151,7 +152,7 @@ def _scores_of_merges(tokens: list[str], types: list[int], merges: list[str]) ->
 
 
 def read_unigram(document: Document, added: list[Added], named: set[str]) -> Tokenizer:
-    """A Unigram model: "t5" for llama.cpp, or "llama" where single bytes stand for what is not a piece.
+    """A Unigram model: "t5" for llama.cpp, or "llama" with byte fallback.
 
     Raises CorruptError for entries of another form, LimitError for ids far beyond the pieces.
     """
@@ -201,7 +202,7 @@ def _read_pieces(vocab: Json, source: str) -> list[tuple[str, float]]:
 
 
 def _read_charsmap(parsed: JsonObject, source: str) -> dict[str, tuple[KvType, object]]:
-    """SentencePiece's compiled normalisation, where the normaliser has one."""
+    """SentencePiece's compiled normalization, if the normalizer has one."""
     for step in steps_of(parsed.get("normalizer")):
         stored = step.get("precompiled_charsmap")
         if step.get("type") == "Precompiled" and stored:
@@ -214,8 +215,8 @@ def _read_charsmap(parsed: JsonObject, source: str) -> dict[str, tuple[KvType, o
 
 
 def _charsmap(data: bytes, source: str) -> dict[str, tuple[KvType, object]]:
-    """The entry for a charsmap. Raises CorruptError for one that llama.cpp would not load: u32 length of a trie,
-    trie, texts.
+    """The entry for a charsmap. Raises CorruptError for one that llama.cpp would refuse: u32 length of a trie, trie,
+    texts.
     """
     trie = int.from_bytes(data[:4], "little")
     if len(data) < 5 or trie + 4 >= len(data) or trie % 4:
@@ -224,7 +225,7 @@ def _charsmap(data: bytes, source: str) -> dict[str, tuple[KvType, object]]:
 
 
 def _merges_spaces(parsed: JsonObject) -> bool:
-    """Whether runs of spaces count as one."""
+    """Whether runs of spaces are merged."""
     if any(step.get("type") == "WhitespaceSplit" for step in steps_of(parsed.get("pre_tokenizer"))):
         return True
     return any(
@@ -239,7 +240,7 @@ def _token_type_count(config: Mapping[str, Json]) -> dict[str, tuple[KvType, obj
 
 
 def to_phantom(text: str, kind: int, prefix: str = "##") -> str:
-    """llama.cpp's spelling of a WordPiece token: words begin with U+2581, the rest of a word with nothing."""
+    """llama.cpp's spelling of a WordPiece token: words begin with U+2581, continuations with nothing."""
     if kind != TokenType.NORMAL:
         return text
     return text.removeprefix(prefix) if text.startswith(prefix) else UNDERLINE + text
@@ -267,7 +268,7 @@ def read_wordpiece(document: Document, vocab: Mapping[str, int], added: list[Add
 
 
 def _bert_flags(normalizer: Json) -> dict[str, bool]:
-    """Lower-casing and accents; what strips no accents by itself does it with the lower-casing, as BERT does."""
+    """Lower-casing and accent stripping; if unset, accents are stripped with lower-casing, as in BERT."""
     flags = {"lowercase": False, "strip_accents": False}
     for step in steps_of(normalizer):
         kind = step.get("type")
@@ -281,10 +282,10 @@ def _bert_flags(normalizer: Json) -> dict[str, bool]:
 
 
 def read_sentencepiece(files: Mapping[str, bytes], path: str, settings: JsonObject) -> tuple[Tokenizer, list[Added]]:
-    """A tokenizer.model with added_tokens.json and tokenizer_config.json on top of it.
+    """A tokenizer.model with added_tokens.json and tokenizer_config.json applied.
 
     Raises:
-        CorruptError: not a SentencePiece model, or added tokens of a wrong form.
+        CorruptError: not a SentencePiece model, or invalid added tokens.
         UnsupportedError: the algorithms "word" and "char", or spaces at the ends of words.
     """
     listed = read_object(files, "added_tokens.json")

@@ -26,12 +26,12 @@ class Document:
     """The files of one tokenizer, parsed.
 
     Attributes:
-        source: the name of the file that the vocabulary is from, for messages.
-        parsed: tokenizer.json, or another file in its shape.
+        source: the vocabulary's file name, for messages.
+        parsed: tokenizer.json, or another file converted to its structure.
         model: its `model`.
         settings: tokenizer_config.json over special_tokens_map.json.
         config: config.json.
-        files: all files as they are, by name.
+        files: all files by name, unparsed.
     """
 
     source: str
@@ -56,14 +56,14 @@ def read_json(files: Mapping[str, bytes], name: str) -> Json:
     data = read_bytes(files, name)
     check_size(data)
     try:
-        value: Json = json.loads(data.decode("utf-8"))  # of bytes it takes UTF-16 too
+        value: Json = json.loads(data.decode("utf-8"))  # given bytes it would accept UTF-16 too
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"not valid JSON: {error}", path=name) from error
     return value
 
 
 def read_object(files: Mapping[str, bytes], name: str) -> JsonObject:
-    """The JSON object in a file, {} where the file is not there."""
+    """The JSON object in a file, {} if the file is missing."""
     value = read_json(files, name) if name in files else {}
     if not isinstance(value, dict):
         raise CorruptError("the top level is not a JSON object", path=name)
@@ -87,12 +87,12 @@ def read_bytes(files: Mapping[str, bytes], name: str) -> bytes:
 
 
 def _read_lines(files: Mapping[str, bytes], name: str) -> list[str]:
-    # Not splitlines: a token may hold any of the characters that Unicode counts as line ends.
+    # Not splitlines: a token may contain any of Unicode's line ends.
     return [line.removesuffix("\r") for line in read_text(files, name).split("\n")]
 
 
 def bpe_document(files: dict[str, bytes], settings: JsonObject) -> JsonObject:
-    """vocab.json, merges.txt and added_tokens.json in the shape of a tokenizer.json.
+    """vocab.json, merges.txt and added_tokens.json as a tokenizer.json.
 
     Added tokens are special unless tokenizer_config.json says otherwise.
     """
@@ -108,9 +108,9 @@ def bpe_document(files: dict[str, bytes], settings: JsonObject) -> JsonObject:
 
 
 def wordpiece_document(files: dict[str, bytes], settings: JsonObject) -> JsonObject:
-    """vocab.txt in the shape of a tokenizer.json; BERT's names of special tokens are added to `settings`.
+    """vocab.txt as a tokenizer.json; BERT's names of special tokens are added to `settings`.
 
-    Raises UnsupportedError where tokenizer_config.json names a class that is not WordPiece.
+    Raises UnsupportedError if tokenizer_config.json names a class that is not WordPiece.
     """
     kind = str(settings.get("tokenizer_class") or "BertTokenizer")
     if not any(word in kind for word in _BERT_LIKE) or kind.startswith(_NOT_BERT):
@@ -136,13 +136,13 @@ def wordpiece_document(files: dict[str, bytes], settings: JsonObject) -> JsonObj
 
 
 def token_text(value: Json) -> str | None:
-    """A special token's text, which files give as a string or as an object with `content`."""
+    """A special token's text: a string, or an object with `content`."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 
 
 def named_specials(settings: JsonObject) -> set[str]:
-    """Texts with a role in tokenizer_config.json: special to transformers, whatever their flag says."""
+    """Texts with a role in tokenizer_config.json: special in transformers, whatever their flag says."""
     more = settings.get("additional_special_tokens")
     values = [value for key, value in settings.items() if key.endswith("_token")]
     values += more if isinstance(more, list) else []
@@ -157,7 +157,7 @@ def added_decoder(settings: JsonObject) -> list[JsonObject]:
 
 
 def read_added(parsed: JsonObject, settings: JsonObject, vocab: Mapping[str, int], source: str) -> list[Added]:
-    """Added tokens of tokenizer.json, then those that only tokenizer_config.json lists."""
+    """Added tokens of tokenizer.json, then those only in tokenizer_config.json."""
     listed = parsed.get("added_tokens") or []
     if not isinstance(listed, list):
         raise CorruptError("added_tokens is not an array", path=source)
@@ -187,7 +187,7 @@ def _read_entry(entry: Json, where: str, source: str) -> Added:
 
 
 def _looks_special(text: str) -> bool:
-    """llama.cpp's rule for added tokens that are control tokens although their file does not say so."""
+    """llama.cpp's rule for added tokens that are control tokens although the file does not say so."""
     return (
         text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
         or (text.startswith("<|") and text.endswith("|>"))
@@ -199,10 +199,10 @@ def _looks_special(text: str) -> bool:
 def place_added(
     vocab: Iterable[tuple[str, int]], added: list[Added], named: set[str], source: str
 ) -> tuple[list[str], list[int]]:
-    """Text and GGML type of each id, by llama.cpp's rule; ids that nothing names become unused pads.
+    """Text and GGML type of each id, by llama.cpp's rule; unnamed ids become unused pads.
 
     Raises:
-        CorruptError: no token at all.
+        CorruptError: no tokens.
         LimitError: ids far beyond the number of tokens.
     """
     vocab = list(vocab)
@@ -220,13 +220,13 @@ def place_added(
     for token in added:
         control = token.special or token.content in named or _looks_special(token.content)
         types[token.id] = int(TokenType.CONTROL if control else TokenType.USER_DEFINED)
-        # llama.cpp looks for user-defined texts in the input as it is, where a space is a space.
+        # llama.cpp searches for user-defined texts in the raw input, where a space is a space.
         tokens[token.id] = token.content if control else token.content.replace(UNDERLINE, " ")
     return tokens, types
 
 
 def read_vocab(document: Document) -> dict[str, int]:
-    """model.vocab as id by text. Raises CorruptError unless it is one."""
+    """model.vocab as id by text. Raises CorruptError if invalid."""
     vocab, found = document.model.get("vocab"), {}
     if not isinstance(vocab, dict):
         raise CorruptError("model.vocab is not a JSON object", path=document.source)
@@ -245,7 +245,7 @@ def check_unicode(texts: str, source: str) -> None:
 
 
 def steps_of(step: Json) -> Iterator[JsonObject]:
-    """A normaliser or pre-tokenizer and all the steps inside it; a crafted file nests them thousands deep."""
+    """A normalizer or pre-tokenizer and all inner steps; a crafted file nests them thousands deep."""
     left = [step]
     while left:
         step = left.pop()

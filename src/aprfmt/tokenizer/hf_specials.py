@@ -19,7 +19,7 @@ _LLAMA_TYPES = ("llama", "mistral")
 
 
 _NO_BOS_VOCAB_SIZE = 49152
-"""Small code-model vocabularies under llama classes (Granite, SmolLM): never a BOS in front."""
+"""Small code-model vocabularies under llama classes (Granite, SmolLM): never prepend BOS."""
 
 
 def special_ids(
@@ -27,11 +27,13 @@ def special_ids(
 ) -> tuple[dict[str, int], dict[str, bool]]:
     """Special ids by role, and the add_* flags.
 
-    Ids come from the texts in tokenizer_config.json, then from the ids in config.json (the first of a list).
-    Flags come from the post-processor, then from tokenizer_config.json's add_*_token. What the files name and the
-    vocabulary does not have is added to the tokenizer's notes. `added` holds the ids of the added tokens by text.
+    Ids come from the texts in tokenizer_config.json, then from the ids in config.json (the first of a list). Flags come
+    from
+    the post-processor, then from tokenizer_config.json's add_*_token. Named tokens that the vocabulary lacks are added
+    to the
+    tokenizer's notes. `added` has the ids of the added tokens by text.
 
-    Raises RefusedError where a token that is put around every text is not in the vocabulary.
+    Raises RefusedError if a token that is put around every text is not in the vocabulary.
     """
     settings, config, tokens, notes = document.settings, document.config, tokenizer.tokens, tokenizer.notes
     texts = {role: token_text(settings.get(f"{role}_token")) or None for role in _ROLES}
@@ -71,7 +73,7 @@ def special_ids(
 
 
 def _add_from_config(config: Mapping[str, Json], n: int, found: dict[str, int], notes: list[str]) -> None:
-    """Adds to `found` the ids of config.json for roles that are open."""
+    """Adds to `found` the ids of config.json for unset roles."""
     size, nested = config.get("vocab_size"), config.get("text_config")
     most = max(n, size if isinstance(size, int) else 0)
     for role in _ROLES:
@@ -105,7 +107,7 @@ def _processors(post_processor: Json) -> list[JsonObject]:
 
 
 def _apply_processor(step: JsonObject, texts: dict[str, str | None], flags: dict[str, bool]) -> None:
-    """What a post-processor adds around a text, into `flags`; it may reveal or overrule special texts too."""
+    """Reads the tokens that a post-processor adds into `flags`; it may also reveal or override special texts."""
     kind = step.get("type")
     if kind == "ByteLevel":
         flags.setdefault("add_bos", False)
@@ -137,7 +139,7 @@ def _apply_template(step: JsonObject, texts: dict[str, str | None], flags: dict[
     middle = _separators(pair if isinstance(pair, list) else [], first, last)
     if middle:
         separators = {texts["sep"], texts["eos"]} - {None}
-        # One separator is the end token of A where the template ends with one; a second one always counts.
+        # One separator is the end token of A if the template ends with one; a second one always counts.
         counted = middle[1:2] if last is not None or len(middle) == 2 else middle[:1]
         flags["add_sep"] = any(_special_text(part) in separators for part in counted) or (
             last is None and _special_text(middle[0]) in separators
@@ -145,7 +147,7 @@ def _apply_template(step: JsonObject, texts: dict[str, str | None], flags: dict[
 
 
 def _template_id(part: Json, kind: str) -> str | None:
-    """The id of a template part that is a `kind`: "SpecialToken" (the text that it inserts) or "Sequence"."""
+    """The id of a template part of a `kind`: "SpecialToken" (the inserted text) or "Sequence"."""
     inner = part.get(kind) if isinstance(part, dict) else None
     name = inner.get("id") if isinstance(inner, dict) else None
     return name if isinstance(name, str) else None
@@ -169,8 +171,9 @@ def _separators(pair: Sequence[Json], first: str | None, last: str | None) -> Se
 def chat_templates(files: Mapping[str, bytes], settings: Mapping[str, Json]) -> tuple[str | None, dict[str, str]]:
     """The default chat template and the further ones by name.
 
-    Template files win over tokenizer_config.json, as they do for transformers. Raises CorruptError for files
-    that are not UTF-8 text or not JSON, and for templates that are not text.
+    Template files take precedence over tokenizer_config.json, as in transformers. Raises CorruptError for files that
+    are not
+    UTF-8 text or not JSON, and for templates that are not text.
     """
     folder, suffix = "additional_chat_templates/", ".jinja"
     named = {

@@ -1,4 +1,4 @@
-"""Hugging Face tokenizer files out of a tokenizer that has none, as a GGUF describes it."""
+"""Writes Hugging Face tokenizer files for a tokenizer without any, such as a GGUF's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BYTE_TOKENS = {f"<0x{n:02X}>" for n in range(256)}
 _ADDED = {int(TokenType.CONTROL): True, int(TokenType.UNKNOWN): True, int(TokenType.USER_DEFINED): False}
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
-# What llama.cpp assumes where a file says nothing: special ids, add_bos, add_eos.
+# llama.cpp's defaults: special ids, add_bos, add_eos.
 _ASSUMED: dict[str, tuple[dict[str, int], bool, bool]] = {
     "llama": ({"bos": 1, "eos": 2, "unk": 0}, True, False),
     "gemma4": ({}, True, False),
@@ -35,20 +35,19 @@ _ASSUMED: dict[str, tuple[dict[str, int], bool, bool]] = {
 
 
 def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | None = None) -> dict[str, bytes]:
-    """The tokenizer's files by name: the ones it came with, else ones made from its lists.
+    """The tokenizer's files by name: its original ones, else built from its lists.
 
-    Made files encode as llama.cpp encodes with the same tokenizer. Those of a byte-level BPE have NFC
-    normalisation where the original tokenizers of that pre-tokenizer have it; llama.cpp has none, so text that
-    is not in NFC differs.
+    Built files encode as llama.cpp does with the same tokenizer. Those of a byte-level BPE have NFC normalization if
+    the
+    original tokenizers of that pre-tokenizer have it; llama.cpp has none, so text that is not in NFC differs.
 
     Args:
         tok: the tokenizer.
         max_length: context length for tokenizer_config.json.
-        name: the model's name; llama.cpp knows by it that special tokens swallow the spaces behind them.
+        name: the model's name, from which llama.cpp infers that special tokens swallow following spaces.
 
     Raises:
-        UnsupportedError: an algorithm or splitting rules that have no tokenizer.json form, or lists without
-            what the algorithm needs.
+        UnsupportedError: an algorithm or splitting rules that tokenizer.json cannot express, or missing lists.
     """
     if tok.files:
         return dict(tok.files)
@@ -75,7 +74,7 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
 
 
 def _add_assumed(tok: Tokenizer) -> Tokenizer:
-    """The tokenizer with what llama.cpp takes for granted spelled out."""
+    """The tokenizer with llama.cpp's defaults made explicit."""
     known = rule(tok.pre or UNNAMED)
     ids, add_bos, add_eos = _ASSUMED.get(tok.model, ({}, known is not None and known.add_bos, False))
     special = {role: i for role, i in {**ids, **tok.special}.items() if i < len(tok.tokens)}
@@ -90,7 +89,7 @@ def _add_assumed(tok: Tokenizer) -> Tokenizer:
 
 
 def _dump(value: object) -> bytes:
-    """Indented JSON; what is not Unicode has no place in Hugging Face files and becomes question marks."""
+    """Indented JSON; text that is not Unicode cannot be stored in Hugging Face files and becomes question marks."""
     return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
 
 
@@ -106,7 +105,7 @@ def _tokens_and_types(tok: Tokenizer) -> list[tuple[str, int]]:
 
 
 def _list_added(tok: Tokenizer, name: str) -> list[dict[str, object]]:
-    """Entries of added_tokens: every token that is looked for in the text before it is split."""
+    """Entries of added_tokens: every token that is searched for in the text before it is split."""
     swallows = any(word in name.lower() for word in ("phi-3", "phi3"))
     return [
         {
@@ -158,7 +157,7 @@ def _bpe_parts(tok: Tokenizer) -> Parts:
 
 
 def _words_parts(tok: Tokenizer, step: dict[str, object]) -> Parts:
-    """Merges of the characters of words; a character that is not a token is left out."""
+    """Merges of the characters of words; a character that is not a token is dropped."""
     vocab = _last_ids(tok)
     lower = tok.model == "whitespace" and tok.flags.get("lowercase", False)
     return {
@@ -178,7 +177,7 @@ def _known_merges(halves: Iterable[tuple[str, str]], vocab: Mapping[str, int]) -
 
 
 def _byte_level_parts(tok: Tokenizer, known: PreTokenizerRule) -> Parts:
-    # The first of equal texts keeps its id; pads that only fill the embedding are not tokens.
+    # The first of equal texts keeps its id; padding ids are not tokens.
     entries = [(i, text) for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED]
     vocab = dict(sorted({text: i for i, text in reversed(entries)}.items(), key=lambda entry: entry[1]))
     merges = _known_merges(map(_halves, tok.merges), vocab)
@@ -201,7 +200,7 @@ def _bpe_model(
     pieces: bool = False,
     ignore_merges: bool = False,
 ) -> dict[str, object]:
-    """A BPE of the byte alphabet, or of pieces with single bytes for the rest."""
+    """A BPE of the byte alphabet, or of pieces with byte fallback."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -278,12 +277,13 @@ _STRIP_ONE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 def _llama_parts(tok: Tokenizer) -> Parts:
-    """normalizer, pre_tokenizer, decoder and model of a tokenizer that merges pieces, single bytes for the rest.
+    """normalizer, pre_tokenizer, decoder and model of a tokenizer that merges pieces, with byte fallback.
 
-    llama.cpp joins the two neighbours whose text has the best score; as ranked merges that is every way to cut
-    a token in two tokens, best score first.
+    llama.cpp joins the two neighbours whose text has the best score; as ranked merges that is every way to cut a token
+    into
+    two tokens, best score first.
 
-    Raises UnsupportedError when the 256 byte tokens are not complete.
+    Raises UnsupportedError unless all 256 byte tokens are present.
     """
     missing = _BYTE_TOKENS - set(tok.tokens)
     if missing:
@@ -303,7 +303,7 @@ def _llama_parts(tok: Tokenizer) -> Parts:
 
 
 def _pieces_parts(tok: Tokenizer) -> Parts:
-    """The same of ranked merges of pieces, as Gemma 4's. Without all byte tokens, what is in no token is left out."""
+    """The same for ranked merges of pieces, as in Gemma 4. Without all byte tokens, unknown characters are dropped."""
     vocab = _last_ids(tok)
     unk = tok.tokens[tok.special.get("unk", 0)] if tok.model == "gemma4" else None
     return {
@@ -320,7 +320,7 @@ def _last_ids(tok: Tokenizer) -> dict[str, int]:
 
 
 def _merges_of_scores(tok: Tokenizer, vocab: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """The merges that scores stand for, best first; equal ones by the ids of their halves."""
+    """The merges equivalent to scores, best first; ties by the ids of their halves."""
     scores = tok.scores or [0.0] * len(tok.tokens)
     found = []
     for text, i in vocab.items():
@@ -347,7 +347,7 @@ def _unigram_parts(tok: Tokenizer) -> Parts:
     normal = [score for score, (_, kind) in zip(tok.scores, typed, strict=True) if kind == TokenType.NORMAL]
     worst = min(normal, default=0.0)
     end = max((i + 1 for i, (_, kind) in enumerate(typed) if kind != TokenType.UNUSED), default=0)
-    # What is not a normal piece must not lower the score of unknown text, which hangs on the worst one.
+    # Only normal pieces may lower the score of unknown text, which depends on the lowest one.
     pieces = [
         [text, score if kind == TokenType.NORMAL else max(score, worst)]
         for score, (text, kind) in zip(tok.scores, typed[:end], strict=False)
@@ -371,7 +371,7 @@ def _unigram_normalizers(tok: Tokenizer, prefix: bool) -> list[dict[str, object]
     if merge:
         steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""})
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-    if prefix or merge:  # merged spaces include one before the first word
+    if prefix or merge:  # merging spaces includes one before the first word
         steps.append(_PREPEND)
     return [*steps, _TO_UNDERLINE]
 
@@ -379,11 +379,11 @@ def _unigram_normalizers(tok: Tokenizer, prefix: bool) -> list[dict[str, object]
 # --- WordPiece ---
 
 _LONGEST_WORD = 10_000
-"""llama.cpp has no limit; this one keeps a crafted text from taking quadratic time."""
+"""llama.cpp has no limit; this one prevents quadratic time for a crafted text."""
 
 
 def from_phantom(text: str, kind: int) -> str:
-    """WordPiece's spelling of llama.cpp's token: the tails of words begin with ##, words with nothing."""
+    """WordPiece's spelling of llama.cpp's token: continuations begin with ##, words with nothing."""
     if kind != TokenType.NORMAL:
         return text
     return text[len(UNDERLINE) :] if text.startswith(UNDERLINE) else "##" + text
@@ -424,9 +424,9 @@ def _wordpiece_parts(tok: Tokenizer) -> Parts:
 
 
 def _rwkv_parts(tok: Tokenizer) -> Parts:
-    """The same of RWKV's tokenizer: WordPiece of bytes, without a prefix, takes the longest token too.
+    """The same for RWKV's tokenizer: WordPiece of bytes, without a prefix, also takes the longest token.
 
-    Raises UnsupportedError where a byte is not a token.
+    Raises UnsupportedError if a byte is not a token.
     """
     vocab = rwkv.word_pieces(tok)
     if missing := rwkv.missing_bytes(vocab):

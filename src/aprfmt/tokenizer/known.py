@@ -1,7 +1,8 @@
-"""Which tokenizer.json may run in this process: one whose every step takes time linear in the text and cannot panic.
+"""Decides which tokenizer.json may run in this process: one whose every step is linear in the text and cannot panic.
 
-All others run in a process with limits (`tokenizer.fast`). A regex is trusted by its text alone: what makes one slow
-cannot be told from its form, and those of known models nest repetitions, too.
+All others run in a process with limits (`tokenizer.fast`). A regex is trusted by its exact text: slow ones cannot be
+told
+by their form, and known models nest repetitions too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _INNER = {
 _MOST_STEPS = 32
 _MOST_GROWTH = 8
 _MOST_WORD = 256
-"""Characters of a word that WordPiece cuts, and of a piece of Unigram: the time grows with their square."""
+"""Maximum characters of a word for WordPiece, and of a piece for Unigram: their time is quadratic."""
 
 _SLOW = frozenset((
     r"\s+$", r"(?=(\d{3})+(?!\d))", r"(?=([0-9]{3})+(?![0-9]))", r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
@@ -31,7 +32,7 @@ _SLOW = frozenset((
 
 
 def spell(pattern: str) -> str:
-    """One spelling for those in use: contractions by flag or by class, line ends literal or escaped."""
+    """Normalizes the spellings in use: contractions by flag or by class, line ends literal or escaped."""
     spelled = pattern.replace(SUFFIX_BY_CLASSES, SUFFIX).replace("\r", r"\r").replace("\n", r"\n")
     return "digits" if spelled == r"\p{N}" else spelled
 
@@ -43,7 +44,7 @@ _PATTERNS = frozenset((
 
 
 def load_unique(text: bytes) -> tuple[Json, bool]:
-    """The parsed text, and whether no object names a key twice: readers differ in which one they take.
+    """The parsed text, and whether no object has a duplicate key: readers differ in which one they use.
 
     Raises ValueError, RecursionError.
     """
@@ -59,7 +60,7 @@ def load_unique(text: bytes) -> tuple[Json, bool]:
 
 
 def is_known(parsed: Json) -> bool:
-    """Whether every part of a parsed tokenizer.json is one that is known to be quick and not to panic."""
+    """Whether every part of a parsed tokenizer.json is known to be fast and not to panic."""
     return (
         isinstance(parsed, dict)
         and _is_quick_model(parsed.get("model"))
@@ -112,7 +113,7 @@ def _has_known_pattern(step: JsonObject) -> bool:
 
 
 def _is_plain_template(step: JsonObject) -> bool:
-    """Whether each special token that the template names is one that it lists, and only the first text is asked for."""
+    """Whether the template names only listed special tokens and only the first text."""
     single, listed = step.get("single"), step.get("special_tokens")
     if not isinstance(single, list) or not isinstance(listed, dict):
         return False

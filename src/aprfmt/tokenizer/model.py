@@ -17,10 +17,10 @@ UNDERLINE = "\u2581"
 """SentencePiece's space."""
 
 NO_VOCABULARY = "none"
-"""`Tokenizer.model` of a GGUF that says that it has no vocabulary."""
+"""`Tokenizer.model` of a GGUF that declares no vocabulary."""
 
 NAMED_TEMPLATES = ("rwkv-world", "mistral-v3-tekken", "mistral-v7-tekken")
-"""Names of llama.cpp's own chat templates, which stand in a GGUF in place of one."""
+"""Names of llama.cpp's built-in chat templates, which a GGUF may have instead of a template."""
 
 KvType: TypeAlias = str | tuple[str, str]
 """A GGUF type by name: "UINT32", or ("ARRAY", "STRING")."""
@@ -68,31 +68,30 @@ class TokenType(IntEnum):
 
 @light_dataclass(slots=True, repr=False, weakref_slot=True)
 class Tokenizer:
-    """A tokenizer as data; nothing here encodes text.
+    """A tokenizer as data; it does not encode text.
 
     Attributes:
         model: GGUF's word for the algorithm: "gpt2" (byte-level BPE), "llama" (SentencePiece merges), "t5"
             (Unigram), "bert" (WordPiece; words begin with U+2581 instead of their tails with ##), "gemma4",
             "rwkv", "none".
-        tokens: text of each id, added tokens included; holes hold `[PAD{id}]` with type UNUSED.
+        tokens: text of each id, added tokens included; holes are `[PAD{id}]` with type UNUSED.
         merges: "left right", by rank; empty for non-BPE.
-        types: a TokenType an id; empty when the source says nothing.
-        scores: one an id; empty when the source has none.
-        pre: llama.cpp's pre-tokenizer name, None when it is not known.
+        types: one TokenType per id; empty if the source has none.
+        scores: one per id; empty if the source has none.
+        pre: llama.cpp's pre-tokenizer name, None if unknown.
         special: ids by role under GGUF's names: bos, eos, unk, pad (GGUF: padding), sep, mask, cls, eot, eom,
             fim_pre, fim_suf, fim_mid, fim_pad, fim_rep, fim_sep.
         flags: add_bos, add_eos, add_sep, add_space_prefix, remove_extra_whitespaces, lowercase and
-            strip_accents, where the source says so.
+            strip_accents, if the source states them.
         chat_template: the default Jinja template.
         chat_templates: further templates by name.
-        n_added: how many ids come from added_tokens (0 when the source does not tell).
-        files: Hugging Face tokenizer files as they were, by name: tokenizer.json, tokenizer_config.json, ...
-        extra: further `tokenizer.*` keys of GGUF that nothing here models, as (type name, value); arrays of
-            bytes as `bytes`.
-        gguf_keys: the GGUF keys in the order of the file they came from; only their order, so not compared.
-        pre_note: how `pre` was chosen, or what stands against every known one; one sentence for the user.
-        notes: what is odd but harmless about the files it was read from.
-        shared: the tokenizer whose tokens and merges these are, where files were read that are known.
+        n_added: number of ids from added_tokens (0 if unknown).
+        files: original Hugging Face tokenizer files by name: tokenizer.json, tokenizer_config.json, ...
+        extra: further `tokenizer.*` keys of GGUF without an attribute, as (type name, value); byte arrays as `bytes`.
+        gguf_keys: the GGUF keys in file order; not compared.
+        pre_note: how `pre` was chosen, or why no known one matches; one sentence for the user.
+        notes: harmless oddities of its files.
+        shared: the tokenizer with which it shares tokens and merges, if the same files were read before.
     """
 
     model: str
@@ -114,7 +113,7 @@ class Tokenizer:
     shared: Tokenizer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises LimitError for a chat template that is longer than any."""
+        """Raises LimitError for a chat template above the maximum size."""
         for text in (self.chat_template or "", *self.chat_templates.values()):
             if len(text) > MAX_TEMPLATE_CHARS:
                 raise LimitError(f"a chat template has {len(text):,} characters; the limit is {MAX_TEMPLATE_CHARS:,}")
@@ -128,7 +127,7 @@ class Tokenizer:
 
 
 def without_padding(tok: Tokenizer) -> list[str]:
-    """The tokens of a tokenizer without those at the end that only fill the embedding."""
+    """The tokens without trailing padding of the embedding."""
     end = len(tok.tokens)
     while end and end <= len(tok.types) and tok.types[end - 1] == TokenType.UNUSED:
         end -= 1

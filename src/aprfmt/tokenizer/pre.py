@@ -1,8 +1,8 @@
-"""Which of llama.cpp's pre-tokenizers a tokenizer.json needs: by hash of a probe text, else by structure.
+"""Detects llama.cpp's pre-tokenizer for a tokenizer.json: by the hash of a probe text, else by structure.
 
-A byte-level BPE in a GGUF names its splitting rules by one word (`tokenizer.ggml.pre`); the regexes
-themselves are compiled into llama.cpp. The hash knows tokenizers that llama.cpp has met; the structure of
-`pre_tokenizer` also finds the many fine-tunes and new vocabularies that use one of the same rule lists.
+A byte-level BPE in a GGUF names its splitting rules (`tokenizer.ggml.pre`); the regexes themselves are compiled into
+llama.cpp. The hash identifies tokenizers that llama.cpp knows; the structure of `pre_tokenizer` also finds the many
+fine-tunes and new vocabularies with one of the same rule lists.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ if TYPE_CHECKING:
 _DATA = json.loads(Path(__file__).with_suffix(".json").read_bytes())
 
 PROBE: str = _DATA["probe"]
-"""Text that tells the known pre-tokenizers apart: whitespace runs, emoji, digits, scripts, contractions. It and the
-digests are constants of llama.cpp's Hugging Face converter.
+"""Text that distinguishes the known pre-tokenizers: whitespace runs, emoji, digits, scripts, contractions. It and the
+digests
+are constants of llama.cpp's Hugging Face converter.
 """
 
 HASHES: dict[str, str] = _DATA["hashes"]
-"""SHA-256 of Python's text of the list of the probe's ids, special tokens too -> value of `tokenizer.ggml.pre`."""
+"""SHA-256 of the str() of the list of the probe's ids, special tokens included -> value of `tokenizer.ggml.pre`."""
 
 PRE_NAMES: frozenset[str] = frozenset(_DATA["names"])
-"""The values of `tokenizer.ggml.pre` for byte-level BPE that llama.cpp knows; it loads no model with any other one.
-The other algorithms do not look at the name.
+"""The values of `tokenizer.ggml.pre` for byte-level BPE that llama.cpp knows; it refuses models with any other. Other
+algorithms ignore the name.
 """
 
 
 def check_name(name: str) -> None:
-    """Raises UsageError, with the nearest names, unless llama.cpp knows `name`."""
+    """Raises UsageError, with similar names, unless llama.cpp knows `name`."""
     if name not in PRE_NAMES:
         near = difflib.get_close_matches(name.lower(), sorted(PRE_NAMES), n=3, cutoff=0.5) or ["default"]
         raise UsageError(
@@ -51,7 +52,7 @@ def check_name(name: str) -> None:
 
 
 def age_note(name: str | None) -> str | None:
-    """What the user of an older llama.cpp has to know of a name; None where every one in use loads it."""
+    """What users of an older llama.cpp should know about a name; None if all versions in use load it."""
     if name not in _SINCE:
         return None
     build, older = _SINCE[name]
@@ -63,7 +64,7 @@ def age_note(name: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PreChoice:
-    """The answer of `detect`: llama.cpp's name or None, how it was found, and one sentence for the user."""
+    """The result of `detect`: llama.cpp's name or None, how it was found, and one sentence for the user."""
 
     name: str | None
     how: str
@@ -72,11 +73,12 @@ class PreChoice:
 
 _SHOWN = 60
 _EXACT = {"gpt-4o": "granite-embed-multi-97m"}
-"""llama.cpp's rule of the first name leaves combining marks out of words, though the regex of the tokenizers
-has them in; the rule of the second has them in. It takes whole tokens before merges, so it fits where every
-token is also what its merges give. tests/tokenizer/test_tokenizer_ids.py holds the count of both."""
+"""llama.cpp's rule of the first name excludes combining marks from words, unlike the tokenizers' regex; the rule of the
+second includes them. It takes whole tokens before merges, so it is correct if every token is also the result of its
+merges. tests/tokenizer/test_tokenizer_ids.py counts both.
+"""
 _SINCE = {"granite-embed-multi-97m": (9484, "gpt-4o")}
-"""Names that not every llama.cpp in use knows: the build that is the first to load them, and the nearest older name."""
+"""Names that only newer llama.cpp versions know: the first build that loads them, and the nearest older name."""
 
 
 def detect(tokenizer_json: bytes, parsed: JsonObject | None = None) -> PreChoice:
@@ -84,7 +86,7 @@ def detect(tokenizer_json: bytes, parsed: JsonObject | None = None) -> PreChoice
 
     Args:
         tokenizer_json: the file's bytes.
-        parsed: the same, parsed, where the caller has it.
+        parsed: the same, parsed, if available.
 
     Returns:
         how = "hash" (known tokenizer), "structure" (same rules as a known one), or "none" with name None: not
@@ -104,14 +106,14 @@ def detect(tokenizer_json: bytes, parsed: JsonObject | None = None) -> PreChoice
 
 
 def _choose(tokenizer_json: bytes, parsed: JsonObject, ignore_merges: bool) -> PreChoice:
-    """The hash's answer where it fits the merge rule, else the structure's, else the hash's all the same."""
+    """The hash's result if it is compatible with the merge rule, else the structure's, else the hash's anyway."""
     alike = _by_structure(parsed, ignore_merges)
     if alike in _EXACT and _merges_give_every_token(parsed):
         detail = f"its splitting rules match {_EXACT[alike]}, and its merges produce every token"
         return PreChoice(_EXACT[alike], "structure", detail)
     hashed = hash_name(tokenizer_json, parsed)
     row = rule(hashed)
-    # The probe text does not tell all rules apart: the structure may fit another one than the hash's.
+    # The probe text does not distinguish all rules: the structure may match another one than the hash.
     contradicts = alike is not None and row is not None and row.splits != RULES[alike].splits
     if hashed is not None and ignore_merges == (hashed in IGNORE_MERGES) and not contradicts:
         return PreChoice(hashed, "hash", f"its ids of the probe text match {hashed}")
@@ -124,14 +126,14 @@ def _choose(tokenizer_json: bytes, parsed: JsonObject, ignore_merges: bool) -> P
 
 
 def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
-    """Why no known rule fits: the nearest one and what differs."""
+    """Why no known rule matches: the nearest one and how it differs."""
     own = _spell_steps(parsed.get("pre_tokenizer"))
     if not own:
         return "it has no splitting rules, which llama.cpp requires of a byte-level BPE"
     known = {name: [*map(spell, row.splits), _final(row)] for name, row in RULES.items() if row.letters == "bytes"}
     mine = [part for step in own for part in _alternatives(step)]
     parts = {name: [part for step in steps for part in _alternatives(step)] for name, steps in known.items()}
-    # Equal alternatives count first, then how alike the spellings are.
+    # Count equal alternatives first, then compare the spellings.
     name = max(parts, key=lambda name: (_alike(mine, parts[name]), _alike("".join(mine), "".join(parts[name]))))
     difference = _difference(mine, parts[name])
     if (normalizer := parsed.get("normalizer")) and not _is_nfc(normalizer):
@@ -151,7 +153,7 @@ def _is_nfc(normalizer: Json) -> bool:
 
 
 def _merges_give_every_token(parsed: JsonObject) -> bool:
-    """Whether merging the characters of each token gives that token; False without `tokenizers`."""
+    """Whether merging the characters of each token yields that token; False without `tokenizers`."""
     try:
         from tokenizers import Tokenizer, models
 
@@ -168,9 +170,9 @@ def _merges_give_every_token(parsed: JsonObject) -> bool:
 
 
 def hash_name(tokenizer_json: bytes, parsed: JsonObject | None = None) -> str | None:
-    """llama.cpp's own choice, by the ids of the probe text; None when unknown or without `tokenizers`.
+    """llama.cpp's own choice, by the ids of the probe text; None if unknown or without `tokenizers`.
 
-    With `parsed`, the same as an object whose tokens and merges were checked, only what matters of it is built.
+    With `parsed`, the same as an object with verified tokens and merges, only the relevant part of it is built.
     """
     try:
         check_growth(json.loads(tokenizer_json) if parsed is None else parsed)
@@ -181,13 +183,13 @@ def hash_name(tokenizer_json: bytes, parsed: JsonObject | None = None) -> str | 
             ids = load(tokenizer_json).encode([PROBE], special=True)[0].ids
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException:  # a bare Exception for a file that it cannot use, its own kind for a Rust panic
+    except BaseException:  # a bare Exception for a file that it cannot use, its own class for a Rust panic
         return None
     return HASHES.get(hashlib.sha256(str(ids).encode()).hexdigest())
 
 
 def _by_structure(parsed: JsonObject, ignore_merges: bool) -> str | None:
-    """The first rule with the same steps, or None; a normaliser other than NFC means different ids."""
+    """The first rule with the same steps, or None; a normalizer other than NFC changes the ids."""
     if parsed.get("normalizer") and not _is_nfc(parsed.get("normalizer")):
         return None
     steps = _steps(parsed.get("pre_tokenizer"))
@@ -201,7 +203,7 @@ def _by_structure(parsed: JsonObject, ignore_merges: bool) -> str | None:
 
 
 def _parts(pre_tokenizer: Json) -> list[JsonObject]:
-    """The steps of a pre-tokenizer, [] when it has another form."""
+    """The steps of a pre-tokenizer, [] for another structure."""
     if not isinstance(pre_tokenizer, dict):
         return []
     inner = pre_tokenizer.get("pretokenizers") if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
@@ -210,7 +212,7 @@ def _parts(pre_tokenizer: Json) -> list[JsonObject]:
 
 
 def _spell_steps(pre_tokenizer: Json) -> list[str]:
-    """The steps in canonical form; those of another kind by their name and settings."""
+    """The steps in canonical form; unknown ones by their name and settings."""
     return [
         _step(part) or " ".join(f"{key}={value}" for key, value in sorted(part.items(), key=str))[:400]
         for part in _parts(pre_tokenizer)
@@ -218,7 +220,7 @@ def _spell_steps(pre_tokenizer: Json) -> list[str]:
 
 
 def _steps(pre_tokenizer: Json) -> list[str] | None:
-    """The steps in canonical form, ending in the byte-level one; None when a step is of another kind."""
+    """The steps in canonical form, ending in the byte-level one; None for unknown steps."""
     parts = _parts(pre_tokenizer)
     if not parts:
         return None
@@ -237,7 +239,7 @@ def _step(part: JsonObject) -> str | None:
         return "digits"
     pattern = part.get("pattern")
     regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-    # Removing what lies between the matches is isolating the matches when the regex covers every text.
+    # Removing the text between matches equals isolating the matches if the regex covers every text.
     isolates = (part.get("behavior"), part.get("invert")) in (("Isolated", False), ("Removed", True))
     return spell(regex) if kind == "Split" and isinstance(regex, str) and isolates else None
 
@@ -250,7 +252,7 @@ def _alike(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def _difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
-    """One clause on the first alternative in which llama.cpp's rule differs."""
+    """A clause about the first alternative in which llama.cpp's rule differs."""
     for kind, a, b, c, d in difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
         here, there = _shorten(mine[a:b]), _shorten(theirs[c:d])
         if kind == "replace":
@@ -268,7 +270,7 @@ def _shorten(parts: Sequence[str]) -> str:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """The alternatives of a regex at its top level, cut at every `|` outside of groups and classes."""
+    """The top-level alternatives of a regex, split at every `|` outside of groups and classes."""
     start, depth, in_class, escaped = 0, 0, False, False
     for i, c in enumerate(pattern):
         if escaped:
@@ -291,15 +293,17 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 _MOST_PARTS = 200_000
-"""Parts of all pieces; a normaliser that makes the text longer, before no splitter, leaves millions."""
+"""Maximum parts of all pieces; a normalizer that expands the text, without a splitter, leaves millions."""
 
 
 def probe_ids(parsed: JsonObject) -> list[int] | None:
-    """Ids of the probe text by the BPE tokenizer `parsed` (tokenizer.json); None where this way does not serve.
+    """Ids of the probe text by the BPE tokenizer `parsed` (tokenizer.json); None if this shortcut does not apply.
 
-    A library that builds the whole tokenizer takes longer for it than everything else that an import does before it
-    moves bytes. Pieces of the probe text are what the tokenizer's own normaliser and pre-tokenizer make of it; only
-    tokens that are parts of them, and merges whose result is one, can take part.
+    Building the whole tokenizer takes longer than everything else that an import does before it moves bytes. The
+    tokenizer's
+    own normalizer and pre-tokenizer split the probe text; only tokens that are parts of the pieces, and merges whose
+    result is
+    one, can take part.
     """
     model = parsed.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
@@ -312,7 +316,7 @@ def probe_ids(parsed: JsonObject) -> list[int] | None:
     parts = {piece[i:j] for piece in set(pieces) for i in range(len(piece)) for j in range(i + 1, len(piece) + 1)}
     vocab, merges = _lists(parsed)
     if model.get("unk_token") is None and not all(char in vocab for piece in pieces for char in piece):
-        return None  # what is in no token is left out, and its neighbours may merge
+        return None  # unknown characters are dropped, and their neighbours may merge
     kept = [merge for merge in merges if "".join(_halves(merge)) in parts]
     small = _with_model(parsed, {text: vocab[text] for text in parts if text in vocab}, kept)
     ids: list[int] = small.encode(PROBE).ids
@@ -320,7 +324,7 @@ def probe_ids(parsed: JsonObject) -> list[int] | None:
 
 
 def _pieces(parsed: JsonObject) -> list[str] | None:
-    """What the model sees of the probe text; None where added tokens cut it."""
+    """The model's input for the probe text; None if added tokens split it."""
     shell = _with_model(parsed, {}, [])
     text = PROBE if shell.normalizer is None else shell.normalizer.normalize_str(PROBE)
     if any(content in PROBE or content in text for content in _added_texts(parsed)):
@@ -337,7 +341,7 @@ def _added_texts(parsed: JsonObject) -> set[str]:
 
 
 def _lists(parsed: JsonObject) -> tuple[JsonObject, list[Json]]:
-    """Vocabulary and merges of a BPE model; empty ones where they are of another form."""
+    """Vocabulary and merges of a BPE model; empty if they have another form."""
     model = parsed["model"]
     assert isinstance(model, dict)
     vocab, merges = model.get("vocab"), model.get("merges")

@@ -1,12 +1,12 @@
-"""Tokenizers that are given as bytes with ranks: tiktoken files and Mistral's tekken.json.
+"""Tokenizers given as byte tokens with ranks: tiktoken files and Mistral's tekken.json.
 
 tiktoken    a line a token: base64 of its bytes, a space, its rank, which is its id too
 tekken      {"config": {"default_vocab_size", "default_num_special_tokens", "version", "pattern"},
              "vocab": [{"rank", "token_bytes": base64}, ...], "special_tokens": [{"rank", "token_str"}, ...]}
             the ids begin with the special tokens, those of the vocabulary follow by rank
 
-Two neighbours are joined whose bytes together have the lowest rank. As merges of two tokens that is either the one by
-which the merges before it reach the token (tiktoken), or every way to cut it in two (tekken); the ids are the same.
+The neighbours whose joined bytes have the lowest rank are merged. As merges of two tokens that is either the single
+merge by which earlier merges reach the token (tiktoken), or every way to cut it in two (tekken); the ids are the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|\Z)")
 _LONGEST_TOKEN = 1 << 10
-"""Bytes of a token: the merges of one take time with the square of its length."""
+"""Maximum bytes of a token: finding its merges takes quadratic time."""
 
 
 def _byte_letters() -> list[str]:
@@ -52,7 +52,7 @@ _LETTERS = dict(enumerate(BYTE_LETTERS))
 
 
 def in_letters(token: bytes) -> str:
-    """A token's bytes as a text of BYTE_LETTERS."""
+    """A token's bytes in BYTE_LETTERS."""
     return token.decode("latin-1").translate(_LETTERS)
 
 
@@ -62,9 +62,9 @@ class Family:
 
     Attributes:
         pre: llama.cpp's name for its splitting rules.
-        specials: texts of the special tokens from the id of the first one on, by the number of ranks.
-        roles: special ids that the code takes, whatever the files say.
-        assumed: special ids that it takes where the files say nothing.
+        specials: texts of the special tokens in order of their ids, given the number of ranks.
+        roles: special ids set by the code, whatever the files say.
+        assumed: special ids used if the files state none.
     """
 
     pre: str
@@ -95,7 +95,7 @@ _LLAMA3_SPECIALS = (
     "<|finetune_right_pad_id|>", "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eom_id|>", "<|eot_id|>", "<|python_tag|>", *(f"<|reserved_special_token_{i}|>" for i in range(3, 248)),
 )  # fmt: skip
-"""As Llama 3.1 to 3.3 name them; Llama 3.0 reserves ids 128004, 128008 and 128010."""
+"""As named by Llama 3.1 to 3.3; Llama 3.0 reserves ids 128004, 128008 and 128010."""
 _FAMILIES_BY_SIZE = {
     ("llama", 128000): Family(
         "llama-bpe",
@@ -155,7 +155,7 @@ def _check_ranks(ranks: Mapping[bytes, int], path: str) -> None:
 
 
 def merges_of_ranks(ranks: Mapping[bytes, int], *, every_cut: bool = False) -> list[str]:
-    """Merges "left right" in the order of the ranks: one a token, or with `every_cut` all ways to cut it in two."""
+    """Merges "left right" in the order of the ranks: one per token, or with `every_cut` all ways to cut it in two."""
     found = _every_cut(ranks) if every_cut else _reached(ranks)
     return [f"{in_letters(left)} {in_letters(right)}" for left, right in found]
 
@@ -190,7 +190,7 @@ OLD_SPECIALS = (
 )  # fmt: skip
 """Of files that list none."""
 _TEMPLATES = {"v3": "mistral-v3-tekken", "v7": "mistral-v7-tekken"}
-"""llama.cpp's own chat templates by the version of the file."""
+"""llama.cpp's built-in chat templates by the version of the file."""
 
 
 def read_tekken(parsed: JsonObject, path: str) -> Tokenizer:
@@ -248,7 +248,7 @@ def _tekken_ranks(vocab: Json, n: int, path: str) -> dict[bytes, int]:
 
 
 def _tekken_specials(listed: Json, n: int, path: str) -> list[str]:
-    """Texts of the special tokens by rank; those that the file does not name are `<SPECIAL_n>`."""
+    """Texts of the special tokens by rank; unnamed ones are `<SPECIAL_n>`."""
     entries: list[Json] = (
         listed if isinstance(listed, list) else [{"rank": i, "token_str": t} for i, t in enumerate(OLD_SPECIALS)]
     )

@@ -1,7 +1,7 @@
 """Renders chat templates: `python -m aprfmt.tokenizer.rendering` is the process in which they run.
 
-A template is a stranger's program. It gets a sandbox of Jinja, and the process limits of memory and time; both are set
-by `tokenizer.chat`, whose requests `_answer` takes.
+A template is an untrusted program. It runs in a Jinja sandbox, within process limits on memory and time, set by
+`tokenizer.chat`, whose requests `_answer` handles.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     import jinja2
 
 Message = Mapping[str, object]
-"""One turn: "role" ("system", "user", "assistant", ...) and "content", a text."""
+"""A message: "role" ("system", "user", "assistant", ...) and "content", a text."""
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
-"""Around what a template marks as the assistant's, while it is rendered for its marks. No text has these characters."""
+"""Markers around the assistant's parts while a template is rendered for them. No text contains these characters."""
 
 _FILE = "<template>"
-"""What Jinja calls a template without a file in a traceback, whose lines are then the template's."""
+"""Jinja's file name in tracebacks of a template without a file; the lines are then the template's."""
 
 _MARK = re.compile(r"\{%-?\s*generation\b")
 
 
 class PrefixError(RefusedError):
-    """A template that does not say what the assistant's part of a conversation is."""
+    """The assistant's parts of a conversation cannot be determined from the template."""
 
 
 class TemplateSyntaxError(UnsupportedError):
-    """A template that Jinja cannot parse, whatever the conversation."""
+    """A template that Jinja cannot parse."""
 
 
 class Template:
@@ -46,14 +46,14 @@ class Template:
     Args:
         source: the template.
         name: what errors call it.
-        tokens: special tokens, by the names of the template's variables (bos_token, ...).
+        tokens: special tokens, by template variable (bos_token, ...).
     """
 
     def __init__(self, source: str, name: str, tokens: Mapping[str, str]) -> None:
         self.source, self.name, self.tokens = source, name, tokens
 
     def render(self, messages: Sequence[Message], values: Mapping[str, object]) -> str:
-        """The conversation as text; content is given in parts where the template needs it so. Raises AprError."""
+        """Renders the conversation; content is passed in parts if the template requires it. Raises AprError."""
         text = self._render(messages, values)
         last = messages[-1].get("content") if messages else None
         if isinstance(last, str) and last.strip() and last.strip() not in text:
@@ -87,7 +87,7 @@ class Template:
             if text.startswith(through) and through.startswith(before) and mark is not None:
                 spans.append((len(before), len(before) + len(_answer_in(through[len(before) :], content.strip()))))
                 continue
-            # The template has thoughts before the last answer alone.
+            # The template keeps reasoning only before the last answer.
             said = next(
                 (s for s in (content, content.strip()) if s and text.startswith(before + s + (mark or ""))), None
             )
@@ -106,19 +106,19 @@ class Template:
         return self.render(messages, _values(tools, reply=reply))
 
     def _end_mark(self, messages: Sequence[Message], text: str, tools: object) -> str | None:
-        """What the template puts behind the last answer, "" where that is not seen; None where it begins another."""
+        """What the template puts after the last answer, "" if unknown; None if it begins another."""
         content = str(messages[-1].get("content") or "")
         if messages[-1].get("role") != "assistant" or not content.strip():
             return ""
         content = content if content in text else content.strip()
-        asks = self._of(messages, tools) == text  # whether an answer is to follow makes no difference
+        asks = self._of(messages, tools) == text  # independent of a following answer
         more = [*messages, {"role": "user", "content": "?"}]
         if asks and not self._of(more, tools, reply=False).startswith(text.rstrip()):
             return None
         return text.rpartition(content)[2].rstrip()
 
     def _marks(self, text: str, marked: str) -> list[tuple[int, int]]:
-        """The ranges of `text` between the marks of `marked`, which is the same beside them."""
+        """The ranges of `text` between the markers of `marked`, which is otherwise equal."""
         pieces = re.split(f"[{OPEN}{CLOSE}]", marked)
         if "".join(pieces) != text or [c for c in marked if c in (OPEN, CLOSE)] != [OPEN, CLOSE] * (len(pieces) // 2):
             raise PrefixError(f"{self.name} changes the text between its generation tags")
@@ -169,7 +169,7 @@ def _values(tools: object, *, reply: bool) -> dict[str, object]:
 
 
 def _answer_in(text: str, content: str) -> str:
-    """An answer with the mark that ends it, without the line ends behind."""
+    """An answer with its end mark, without the line ends after it."""
     trimmed = text.rstrip()
     return text if content and trimmed.endswith(content) else trimmed
 
@@ -180,7 +180,7 @@ def _in_parts(message: Message) -> Message:
 
 
 def _at_line(error: BaseException) -> str:
-    """Where in the template an exception arose."""
+    """The template line of an exception."""
     lines, frame = [], error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == _FILE:
@@ -207,7 +207,7 @@ def _environment(marked: bool) -> jinja2.Environment:
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks what the assistant says, for training; it prints what is inside."""
+        """`{% generation %}` marks the assistant's text for training; it renders its content."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -255,7 +255,7 @@ def _strftime_now(form: str) -> str:
 # --- the process ---
 
 _templates: list[Template] = []
-"""Those that were sent, which requests name by their numbers."""
+"""Templates received so far, which requests reference by index."""
 
 
 def _answer(request: Any) -> object:
@@ -284,7 +284,7 @@ _CALLS: dict[str, Any] = {"load": _load, "render": _render, "answers": _answers}
 
 
 def _main() -> None:
-    with suppress(ImportError):  # which the first answer reports
+    with suppress(ImportError):  # reported by the first answer
         _environment(False)  # while the parent does something else
     serve(_answer)
 

@@ -1,4 +1,4 @@
-"""How llama.cpp's pre-tokenizers split text, in the terms of tokenizer.json."""
+"""How llama.cpp's pre-tokenizers split text, in terms of tokenizer.json."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = [
 ]
 
 UNNAMED = "default"
-"""The rule that llama.cpp takes for a byte-level BPE that names none."""
+"""llama.cpp's default rule for a byte-level BPE."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerRule:
-    """How one pre-tokenizer of llama.cpp works, in the terms of tokenizer.json.
+    """One of llama.cpp's pre-tokenizers, in terms of tokenizer.json.
 
     Attributes:
         splits: regexes applied one after the other, each isolating its matches; "digits" for single digits.
         gpt2_regex: whether the final byte-level step also splits by GPT-2's regex.
         ignore_merges: whether a piece that is a whole token is taken before any merge is tried.
-        add_bos: what llama.cpp does when the file does not say.
-        always_bos: whether llama.cpp puts a BOS before every text, whatever the file says.
-        nfc: whether the original tokenizers normalise to NFC (llama.cpp itself never does).
+        add_bos: llama.cpp's default.
+        always_bos: whether llama.cpp prepends BOS to every text, whatever the file says.
+        nfc: whether the original tokenizers normalize to NFC (llama.cpp never does).
         letters: "bytes" for GPT-2's alphabet of bytes; "pieces" for the text itself with U+2581 for spaces and
             `<0xNN>` tokens for what is in no token; "words" for the text itself.
-        llama: the regexes that llama.cpp has for `splits` where they split otherwise, for some texts.
+        llama: llama.cpp's own regexes for `splits` if they split some texts differently.
     """
 
     splits: tuple[str, ...] = ()
@@ -66,13 +66,13 @@ _QWEN35 = (
 
 
 def _by_case(upper: str, lower: str, suffix: str, digits: str, symbols: str = _SLASH) -> str:
-    """Words that a capital begins or ends, as GPT-4o's."""
+    """Words split by capitals, as in GPT-4o."""
     return rf"{_CASED}{upper}*{lower}+{suffix}|{_CASED}{upper}+{lower}*{suffix}|{digits}|{symbols}"
 
 
 _GPT4O = _by_case(_UPPER, _LOWER, SUFFIX + "?", r"\p{N}{1,3}")
 _TEKKEN = _by_case(_UPPER, _LOWER, "", r"\p{N}")
-# llama.cpp has no classes of capitals: it takes a-z and A-Z out of the letters.
+# llama.cpp has no classes of capitals: it removes a-z and A-Z from the letters.
 _NOT_LOWER, _NOT_UPPER = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
 _GPT4O_IN_LLAMA = _by_case(_NOT_LOWER, _NOT_UPPER, SUFFIX_BY_CLASSES + "?", r"\p{N}{1,3}")
 _TEKKEN_IN_LLAMA = _by_case(_NOT_LOWER, _NOT_UPPER, "", r"\p{N}")
@@ -88,7 +88,7 @@ _DEEPSEEK3_WORDS = _ASCII_SYMBOL + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M
 _DEEPSEEK3 = _DEEPSEEK3_WORDS + r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|" + _SPACES
 _KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# llama.cpp takes white space beyond ASCII for a vertical tab wherever a regex has no class of letters.
+# llama.cpp maps non-ASCII white space to a vertical tab if a regex has no class of letters.
 _CJK_IN_LLAMA = _CJK.replace("]", r"&&[^\s]]", 1)
 _CASED_LETTERS: str = json.loads(Path(__file__).with_name("pre.json").read_bytes())["cased"]
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|" + _SPACES
@@ -102,7 +102,7 @@ _YOUTU = (
     "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
     "|[\u3105-\u312f]+|" + _KANA
 )
-# Digits in threes from the right. llama.cpp leaves what stands before a number in one piece with its first group.
+# Digits in threes from the right. llama.cpp keeps what precedes a number in one piece with its first group.
 _THREES = r"\d{1,3}(?=(?:\d{3})*\b)"
 _THREES_IN_LLAMA = r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _ASIAN = (
@@ -144,7 +144,7 @@ def _deepseek_llm(wide_symbols: str, cjk: str) -> tuple[str, ...]:
 
 
 LINES = r"[^\n]+|[\n]+"
-"""Runs of line ends, and what stands between them."""
+"""Runs of line ends, and the text between them."""
 
 RULES: dict[str, PreTokenizerRule] = {
     "llama-bpe": PreTokenizerRule((_LLAMA3,), ignore_merges=True, add_bos=True),
@@ -204,7 +204,7 @@ RULES: dict[str, PreTokenizerRule] = {
     "sarvam-moe": PreTokenizerRule((LINES,), letters="pieces"),
     "whitespace": PreTokenizerRule((r"\S+",), letters="words"),
 }
-"""By name; where several names share one rule list the structure is answered with the first."""
+"""By name; detection by structure returns the first of several names with the same rules."""
 
 _SAME_AS = {
     "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",

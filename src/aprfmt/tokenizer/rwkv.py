@@ -1,4 +1,4 @@
-"""RWKV's vocabularies: of the text that is left the longest token that it begins with is taken, in bytes.
+"""RWKV vocabularies: encoding repeatedly takes the longest token that the remaining bytes begin with.
 
 rwkv_vocab_*.txt    a line a token: its id from 1 on, a Python literal of its text or bytes, its length in bytes
 GGUF                the bytes as Python spells them, without the quotes: letters, \\n, \\x80
@@ -29,7 +29,7 @@ _NAMED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 def is_vocabulary(name: str) -> bool:
-    """Whether a file of that name is a vocabulary of RWKV."""
+    """Whether a file of that name is an RWKV vocabulary."""
     return name.startswith("rwkv_vocab") and name.endswith(".txt")
 
 
@@ -83,7 +83,7 @@ def _entries(tok: Tokenizer) -> list[tuple[int, str]]:
 
 
 def to_vocabulary(tok: Tokenizer) -> str | None:
-    """The vocabulary file, without id 0 and the pads; None where the other ids do not count from 1 on."""
+    """The vocabulary file, without id 0 and the pads; None unless the other ids count from 1."""
     lines = []
     for n, (i, text) in enumerate(_entries(tok)):
         token = from_escaped(text)
@@ -104,10 +104,10 @@ _OTHER = "O"
 
 
 def splits(tokens: list[bytes]) -> str:
-    """A regex for the places of a text that no token reaches across, empty if missing."""
+    """A regex for the positions of a text that no token spans, empty if none."""
     crossed = set()
     for token in tokens:
-        # Parts of a code point do not matter, only that something beyond ASCII stands there.
+        # Parts of a code point do not matter, only that it is not ASCII.
         kinds = [_class_of(c) for c in token.decode("utf-8", "replace")]
         crossed |= set(pairwise(kinds))
     classes = {**_CLASSES, _OTHER: "^\\x00-\\x7f"}
@@ -123,10 +123,10 @@ def _class_of(char: str) -> str:
 
 
 def word_pieces(tok: Tokenizer) -> Mapping[str, int]:
-    """Ids by text in letters of bytes, the pads left out; of equal tokens llama.cpp finds the last."""
+    """Ids by text in byte letters, without pads; of equal tokens llama.cpp finds the last."""
     return {in_letters(from_escaped(text)): i for i, text in _entries(tok)}
 
 
 def missing_bytes(vocabulary: Mapping[str, int]) -> list[int]:
-    """Bytes that are not tokens: nothing can stand for them."""
+    """Bytes that are not tokens."""
     return [byte for byte, letter in enumerate(BYTE_LETTERS) if letter not in vocabulary]

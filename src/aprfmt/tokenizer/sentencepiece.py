@@ -25,7 +25,7 @@ _NAMES: dict[int, dict[int, str]] = {
     2: {3: "model_type", 24: "suffix", 35: "byte_fallback", 40: "unk", 41: "bos", 42: "eos", 43: "pad"},
     3: {2: "charsmap", 3: "add_dummy_prefix", 4: "remove_extra_whitespaces", 5: "escape_whitespaces"},
 }
-"""Of trainer_spec and normalizer_spec: an attribute of SentencePiece, or the role of an id, by field number."""
+"""Fields of trainer_spec and normalizer_spec by number: an attribute of SentencePiece, or the role of an id."""
 _MAX_VARINT_BYTES = 10
 
 Field = tuple[int, int, int | memoryview, int]
@@ -43,7 +43,7 @@ class VocabularyPiece:
 
 @dataclass(slots=True)
 class SentencePiece:
-    """A tokenizer.model, with the defaults of the format for what it does not say."""
+    """A tokenizer.model, with the format's defaults."""
 
     pieces: list[VocabularyPiece] = field(default_factory=list)
     model_type: int = UNIGRAM
@@ -105,7 +105,7 @@ def _read_settings(model: SentencePiece, names: Mapping[int, str], data: memoryv
         if hasattr(model, name):
             setattr(model, name, type(getattr(model, name))(value))
         else:
-            # the id of a role; a negative one, which is written as ten bytes, stands for none
+            # the id of a role; a negative one, which is written as ten bytes, means none
             model.ids.pop(name, None)
             if isinstance(value, int) and value < 1 << 31:
                 model.ids[name] = value

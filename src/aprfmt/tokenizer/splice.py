@@ -1,7 +1,7 @@
-"""Tokenizer files without the lists that the tokenizer holds already, rebuilt from them byte for byte.
+"""Stores tokenizer files without the lists that the tokenizer already has, and rebuilds them byte for byte.
 
-A tokenizer.json is cut into pieces: literal text, and references to runs of the vocabulary or of the merges
-together with the file's own punctuation and indentation. The same is done to vocab.json and merges.txt.
+A tokenizer.json is split into literal text and references to runs of the vocabulary or the merges, with the file's own
+punctuation and indentation. vocab.json and merges.txt likewise.
 
     "..."                                          literal text
     {"list": "vocabulary", "runs", "colon", "between", "ascii", "patch"}       "text": id, ...
@@ -33,7 +33,7 @@ Piece: TypeAlias = str | Mapping[str, object]
 
 _MAX_RUNS = 4096
 _MAX_PLACES = 16
-"""How many places of a file are tried for a list: each costs as much as writing the list."""
+"""Positions of a file that are tried for a list: each costs as much as writing the list."""
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _VOCAB_ENTRY = re.compile(rf"{_STRING}(?P<colon>\s*:\s*)\d+(?P<between>\s*,\s*)?")
@@ -46,8 +46,9 @@ _PUNCTUATION = re.compile(r"[\s,:\[\]]{0,256}")
 
 
 def split(text: bytes, tok: Tokenizer) -> list[tuple[Piece, int]] | None:
-    """The pieces of a tokenizer.json, vocab.json, merges.txt or vocab.txt, each with the number of bytes that it
-    stands for; None where `tok` cannot give the file again: other lists, or an unusual layout.
+    """The pieces of a tokenizer.json, vocab.json, merges.txt or vocab.txt, each with its length in the file; None if
+    `tok` cannot
+    reproduce the file: other lists, or an unusual layout.
     """
     try:
         decoded = text.decode("utf-8")
@@ -66,14 +67,14 @@ def split(text: bytes, tok: Tokenizer) -> list[tuple[Piece, int]] | None:
     at = 0
     for start, stop, piece in [*found, (len(decoded), len(decoded), "")]:
         pieces += [(decoded[at:start], len(decoded[at:start].encode()))]
-        if piece:  # compared with its place in the text
+        if piece:  # compared at its position in the text
             pieces += [(piece, len(decoded[start:stop].encode()))]
         at = stop
     return pieces
 
 
 def join(pieces: Sequence[Piece], tok: Tokenizer) -> bytes:
-    """The file that `split` took apart. Raises CorruptError for pieces that `split` cannot have made."""
+    """Rebuilds the file that `split` took apart. Raises CorruptError for pieces that `split` cannot have made."""
     try:
         return "".join(piece if isinstance(piece, str) else _render(piece, tok) for piece in pieces).encode()
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -84,7 +85,7 @@ _Part = tuple[int, int, Piece]
 
 
 def _json_parts(text: str, parsed: Json, tok: Tokenizer) -> list[_Part | None]:
-    """Where the vocabulary and the merges stand in a JSON file, and how to write them; None for a list of others."""
+    """The location of the vocabulary and the merges in a JSON file, and how to write them; None for lists of others."""
     model = parsed.get("model") if isinstance(parsed, dict) else None
     holder = model if isinstance(model, dict) else {"vocab": parsed}
     vocab, merges = holder.get("vocab"), holder.get("merges")
@@ -101,7 +102,7 @@ def _json_parts(text: str, parsed: Json, tok: Tokenizer) -> list[_Part | None]:
 def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokenizer) -> _Part | None:
     ids, tokens = list(vocab.values()), _texts(tok)
     runs, patch = [[0, len(ids)]], {}
-    if ids != list(range(len(ids))) or list(vocab) != list(tokens[: len(ids)]):  # hardly ever
+    if ids != list(range(len(ids))) or list(vocab) != list(tokens[: len(ids)]):  # rarely
         starts = [0, *(n for n in range(1, len(ids)) if ids[n] != ids[n - 1] + 1)]
         if len(set(ids)) < len(ids) or min(ids) < 0 or max(ids) >= len(tokens) or len(starts) > _MAX_RUNS:
             return None
@@ -111,7 +112,7 @@ def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokeni
 
 
 def _texts(tok: Tokenizer) -> Sequence[str]:
-    """The texts as Hugging Face files spell them."""
+    """The texts as spelled in Hugging Face files."""
     if tok.model != "bert" or len(tok.types) != len(tok.tokens):
         return tok.tokens
     return [from_phantom(text, kind) for text, kind in zip(tok.tokens, tok.types, strict=True)]
@@ -144,7 +145,7 @@ def _merges_part(text: str, merges: list[Json], tok: Tokenizer) -> _Part | None:
 
 
 def _locate(text: str, opening: str, entry: re.Pattern[str], piece: dict[str, object], tok: Tokenizer) -> _Part | None:
-    """The piece with the file's own punctuation, where what it gives stands in the text."""
+    """The piece with the file's own punctuation, if it reproduces the text at its position."""
     found = ((m, f) for m in re.finditer(opening, text) if (f := entry.match(text, m.end())) is not None)
     for match, first in islice(found, _MAX_PLACES):
         for ascii_only in (False, True):
@@ -176,7 +177,7 @@ def _lines(text: str, tok: Tokenizer) -> _Part | None:
 
 
 def _render(piece: Mapping[str, object], tok: Tokenizer) -> str:
-    """The text that a reference stands for. Raises what `join` catches for a piece of another form."""
+    """The text of a reference. Raises what `join` catches for an invalid piece."""
     quote: Callable[[str], str] = encode_basestring_ascii if piece.get("ascii") else encode_basestring
     between, form, patch = _punctuation(piece, "between"), piece.get("form"), _checked(piece["patch"], dict)
     if form in ("scored", "pair"):
@@ -210,7 +211,7 @@ def _checked(value: object, kind: type[_T]) -> _T:
 
 
 def _punctuation(piece: Mapping[str, object], name: str) -> str:
-    """Keeps a crafted piece from putting anything large, or anything but punctuation, between the entries."""
+    """Ensures that a crafted piece adds only short punctuation between the entries."""
     text = _checked(piece[name], str)
     if not _PUNCTUATION.fullmatch(text):
         raise ValueError(f"{name} is not punctuation")
@@ -218,7 +219,7 @@ def _punctuation(piece: Mapping[str, object], name: str) -> str:
 
 
 def _apply_patch(items: Sequence[_T], patch: Mapping[str, object], kind: type[_T]) -> Sequence[_T]:
-    """The items with some of them replaced by position."""
+    """The items with some of them replaced, by position."""
     if not patch:
         return items
     changed = list(items)
